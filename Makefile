@@ -1,0 +1,32 @@
+# Two commands: `make studio` opens the studio on the sample, `make test` runs every test.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+PORT ?= 8501
+
+.PHONY: studio test lint clean
+
+studio: $(VENV)/.studio
+	$(PYTHON) -m streamlit run app/main.py --server.port $(PORT) -- --sample
+
+test: $(VENV)/.test
+	./tests/system_packages.sh
+	$(PYTHON) -m pytest
+
+lint: $(VENV)/.test
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+$(VENV)/bin/python:
+	python3 -m venv $(VENV)
+
+$(VENV)/.studio: requirements.txt | $(VENV)/bin/python
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+$(VENV)/.test: requirements-test.txt requirements.txt | $(VENV)/bin/python
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	touch $@ $(VENV)/.studio
+
+clean:
+	rm -rf $(VENV) .switchyard .pytest_cache .ruff_cache .hypothesis

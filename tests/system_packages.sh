@@ -1,0 +1,17 @@
+#!/bin/sh
+# The browser tests need Chromium, and network tests iproute2. Installs them where it may; without them those tests are
+# skipped, and say so.
+set -u
+missing=""
+command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || missing="$missing chromium"
+command -v tc >/dev/null 2>&1 || missing="$missing iproute2"
+[ -z "$missing" ] && exit 0
+if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
+    echo "installing$missing"
+    # shellcheck disable=SC2086
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing; } \
+        >/dev/null || echo "could not install$missing: their tests will be skipped"
+else
+    echo "not root or no apt-get: without$missing the tests that need them will be skipped"
+fi
+exit 0
