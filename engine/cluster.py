@@ -1,0 +1,80 @@
+"""The cluster: nodes of GPUs of any mix of types on one non-blocking fabric, with optional faster links in a node."""
+
+from functools import cached_property
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from engine.schema import Frozen
+
+BITS_PER_DTYPE = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
+
+
+class Gpu(Frozen):
+    """One accelerator. Bandwidths in bytes/s, memory in bytes, dense peak rates in FLOP/s."""
+
+    type: str = Field(min_length=1, max_length=40)
+    memory: float = Field(gt=0)
+    memory_bandwidth: float = Field(gt=0)
+    flops_fp32: float = Field(gt=0)
+    flops_fp16: float = Field(gt=0, description="dense rate at 16 bits (fp16, and bf16 where the chip has it)")
+    flops_fp8: float = Field(default=0, ge=0, description="0: no 8-bit units, 8-bit data computes at the 16-bit rate")
+    send_bandwidth: float = Field(gt=0, description="to the fabric")
+    receive_bandwidth: float = Field(gt=0, description="from the fabric")
+
+    def flops(self, dtype: str) -> float:
+        """Dense peak FLOP/s for numbers of `dtype`."""
+        bits = BITS_PER_DTYPE[dtype]
+        if bits == 32:
+            return self.flops_fp32
+        return self.flops_fp8 if bits == 8 and self.flops_fp8 > 0 else self.flops_fp16
+
+
+class Node(Frozen):
+    """GPUs of one machine. With `link_bandwidth` they reach each other over links of their own (NVLink, PCIe) that do
+    not load the fabric; without it they meet on the fabric like everybody else (Aurora's big switch)."""
+
+    name: str = Field(min_length=1, max_length=60)
+    gpus: tuple[Gpu, ...] = Field(min_length=1)
+    link_bandwidth: float | None = Field(default=None, gt=0, description="bytes/s per GPU and direction")
+    link_latency: float = Field(default=0, ge=0, description="seconds to start one transfer inside the node")
+
+
+class Cluster(Frozen):
+    """Nodes on one fabric. GPUs are numbered from 0 in the order of the nodes."""
+
+    name: str = Field(min_length=1, max_length=80)
+    nodes: tuple[Node, ...] = Field(min_length=1)
+    latency: float = Field(default=0, ge=0, description="seconds to start one transfer over the fabric")
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "Cluster":
+        names = [node.name for node in self.nodes]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"two nodes are called '{twice}'; give every node its own name")
+        return self
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Every GPU, in rank order."""
+        return tuple(gpu for node in self.nodes for gpu in node.gpus)
+
+    @cached_property
+    def node_of_gpu(self) -> np.ndarray:
+        """int64[gpu]: index of the node that a GPU sits in."""
+        return np.repeat(np.arange(len(self.nodes)), [len(node.gpus) for node in self.nodes])
+
+    @property
+    def gpu_names(self) -> tuple[str, ...]:
+        """Lane names such as `GPU 3 · A100-40`."""
+        return tuple(f"GPU {rank} · {gpu.type}" for rank, gpu in enumerate(self.gpus))
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether every GPU has the same numbers."""
+        return len(set(self.gpus)) == 1
+
+    def values(self, field: str) -> np.ndarray:
+        """float64[gpu]: one numeric field of every GPU, for example `send_bandwidth`."""
+        return np.array([getattr(gpu, field) for gpu in self.gpus], dtype=np.float64)

@@ -1,0 +1,8 @@
+"""The one exception a person is meant to read."""
+
+
+class InputError(ValueError):
+    """What a person gave cannot be used. The message is one line that says where the fault is and why.
+
+    Pages show it, the command line prints it and exits with 2. Any other exception is a bug.
+    """

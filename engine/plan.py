@@ -1,0 +1,175 @@
+"""The plan: what to do, as independent optional parts, immutable and named by its content."""
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from engine.result import Provenance, Status
+from engine.schema import Frozen
+
+
+class Placement(Frozen):
+    """Which experts sit on which GPU, per MoE layer. Replicas and different numbers of slots per GPU are allowed."""
+
+    experts: int = Field(ge=1, le=4096)
+    experts_of_gpu: tuple[tuple[tuple[int, ...], ...], ...] = Field(
+        min_length=1, description="[MoE layer][gpu] -> the experts in its slots"
+    )
+    model_layers: tuple[int, ...] = Field(description="the model layer of every MoE layer")
+
+    @model_validator(mode="after")
+    def _every_expert_has_a_home(self) -> "Placement":
+        if len(self.model_layers) != len(self.experts_of_gpu):
+            raise ValueError("model_layers and experts_of_gpu must have one entry per MoE layer")
+        gpus = len(self.experts_of_gpu[0])
+        for layer, row in enumerate(self.experts_of_gpu):
+            if len(row) != gpus:
+                raise ValueError(f"layer {layer} is placed on {len(row)} GPUs, layer 0 on {gpus}")
+            placed = {expert for slots in row for expert in slots}
+            if missing := set(range(self.experts)) - placed:
+                raise ValueError(f"layer {layer}: expert {min(missing)} is on no GPU")
+            if unknown := placed - set(range(self.experts)):
+                raise ValueError(
+                    f"layer {layer}: there is no expert {max(unknown)} (experts are 0 … {self.experts - 1})"
+                )
+        return self
+
+    @classmethod
+    def from_gpu_of_expert(cls, gpu_of_expert: np.ndarray, gpus: int, model_layers: tuple[int, ...]) -> "Placement":
+        """A placement without replicas. gpu_of_expert: int[layer, expert]."""
+        experts_of_gpu = tuple(
+            tuple(tuple(np.flatnonzero(row == gpu).tolist()) for gpu in range(gpus)) for row in gpu_of_expert
+        )
+        return cls(experts=gpu_of_expert.shape[1], experts_of_gpu=experts_of_gpu, model_layers=model_layers)
+
+    @property
+    def layers(self) -> int:
+        return len(self.experts_of_gpu)
+
+    @property
+    def gpus(self) -> int:
+        return len(self.experts_of_gpu[0])
+
+    @cached_property
+    def share(self) -> np.ndarray:
+        """float64[layer, expert, gpu]: which part of an expert's tokens each GPU serves; replicas share equally."""
+        slots = np.zeros((self.layers, self.experts, self.gpus))
+        for layer, row in enumerate(self.experts_of_gpu):
+            for gpu, experts in enumerate(row):
+                np.add.at(slots[layer, :, gpu], list(experts), 1.0)
+        return slots / slots.sum(axis=2, keepdims=True)
+
+    def moved_experts(self, other: "Placement") -> int | None:
+        """(layer, expert, GPU) copies of `other` that this placement does not have; None for other sizes."""
+        if (self.layers, self.gpus, self.experts) != (other.layers, other.gpus, other.experts):
+            return None
+        return int(((other.share > 0) & (self.share == 0)).sum())
+
+    @cached_property
+    def slots(self) -> np.ndarray:
+        """int64[layer, gpu]: expert slots in use."""
+        return np.array([[len(experts) for experts in row] for row in self.experts_of_gpu], dtype=np.int64)
+
+
+class Schedule(Frozen):
+    """The sends of one all-to-all, in order, as columns of equal length.
+
+    In a phased order `phase` groups sends that run side by side, and `duration[phase]` is the planned time of a phase
+    in seconds without start-up latency. In a sequential order every sender works through its own sends as listed.
+    """
+
+    src: tuple[int, ...] = ()
+    dst: tuple[int, ...] = ()
+    bytes: tuple[float, ...] = ()
+    phase: tuple[int, ...] = ()
+    duration: tuple[float, ...] = ()
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> "Schedule":
+        if len({len(self.src), len(self.dst), len(self.bytes), len(self.phase)}) > 1:
+            raise ValueError("src, dst, bytes and phase must have one entry per send")
+        if self.phase and (min(self.phase) < 0 or max(self.phase) >= max(len(self.duration), 1)):
+            raise ValueError("a send names a phase that has no duration")
+        return self
+
+    @property
+    def phases(self) -> int:
+        return len(self.duration)
+
+    @property
+    def makespan(self) -> float:
+        """Seconds of all phases, start-up latency left out."""
+        return float(sum(self.duration))
+
+
+OrderMode = Literal["matched", "shared", "sequential", "concurrent"]
+
+
+class SendOrder(Frozen):
+    """When bytes move in every all-to-all.
+
+    matched: phases in which a GPU sends to at most one peer and receives from at most one (over the fabric; the links
+        inside a node are a second network with a matching of their own)
+    shared: phases in which a GPU serves several peers at once, each at a constant rate
+    sequential: every sender sends to one peer after another and receivers share their bandwidth (RCS, SJF)
+    concurrent: everything at once (a plain all-to-all); needs no schedules
+    """
+
+    mode: OrderMode
+    dispatch: tuple[Schedule, ...] = Field(default=(), description="one per MoE layer")
+    combine: tuple[Schedule, ...] = Field(default=(), description="one per MoE layer")
+
+    @model_validator(mode="after")
+    def _scheduled(self) -> "SendOrder":
+        if len(self.dispatch) != len(self.combine):
+            raise ValueError("dispatch and combine must have one schedule per MoE layer each")
+        if self.mode == "concurrent" and self.dispatch:
+            raise ValueError("a concurrent order has no schedules")
+        if self.mode != "concurrent" and not self.dispatch:
+            raise ValueError(f"a {self.mode} order needs a schedule for every MoE layer")
+        return self
+
+
+class Claim(Frozen):
+    """What the optimiser says of its plan: predicted seconds and a proven lower bound over the plans it chose from.
+    Never trusted: `validate` and `simulate` recompute the objective.
+
+    scope: what the bound covers: every send order of the plan's own placement, or also every other placement with as
+    many slots per GPU."""
+
+    status: Status
+    objective: float = Field(ge=0)
+    bound: float = Field(ge=0)
+    scope: Literal["order", "placement and order"]
+
+
+class Plan(Frozen):
+    """What to do on a cluster for a model. Its id is the SHA-256 of its canonical JSON, claim and name left out."""
+
+    name: str = Field(min_length=1, max_length=120)
+    placement: Placement
+    send_order: SendOrder
+    provenance: Provenance
+    claim: Claim | None = None
+    parent: str | None = Field(default=None, description="id of the plan that this one was derived from")
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> "Plan":
+        scheduled = len(self.send_order.dispatch)
+        if scheduled and scheduled != self.placement.layers:
+            raise ValueError(f"the order covers {scheduled} MoE layers, the placement {self.placement.layers}")
+        gpus = self.placement.gpus
+        for schedule in self.send_order.dispatch + self.send_order.combine:
+            ends = schedule.src + schedule.dst
+            if ends and not (min(ends) >= 0 and max(ends) < gpus):
+                raise ValueError(f"a send names a GPU outside 0 … {gpus - 1}")
+        return self
+
+    @cached_property
+    def id(self) -> str:
+        content = self.model_dump(mode="json", exclude_none=True, exclude={"claim", "name"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,77 @@
+"""What every system plans for: a workload on a cluster for a model, with a source of costs."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from engine.cluster import Cluster
+from engine.costs import CostModel
+from engine.errors import InputError
+from engine.model import MoEModel
+from engine.plan import Placement, Plan
+from engine.simulate.network import Network
+from engine.workload import Workload
+
+MEMORY_SHARE = 0.9
+"""Part of a GPU's memory that expert weights may take; the rest is for activations, buffers and the runtime."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Checked on construction: raises InputError when the workload, the cluster and the model do not fit each other."""
+
+    workload: Workload
+    cluster: Cluster
+    model: MoEModel
+    cost: CostModel
+
+    def __post_init__(self) -> None:
+        self.model.check_recording(self.workload.layers, self.workload.num_experts, self.workload.k, self.workload.name)
+        self.demand  # noqa: B018  raises when the recorded ranks do not fit the cluster
+
+    @cached_property
+    def demand(self) -> np.ndarray:
+        """float64[layer, rank, expert]: token copies from every source rank for every expert."""
+        return self.workload.demand(len(self.cluster.gpus))
+
+    @cached_property
+    def tokens_of_rank(self) -> np.ndarray:
+        """float64[layer, rank]: tokens (not copies) that every rank holds."""
+        return self.demand.sum(axis=2) / self.model.experts_per_token
+
+    @cached_property
+    def network(self) -> Network:
+        return self.cost.network(self.cluster)
+
+    def traffic(self, placement: Placement) -> np.ndarray:
+        """float64[layer, src, dst]: bytes of the dispatch all-to-all; the diagonal is what stays. Combine is its
+        transpose (Aurora §2.2). Every token copy is sent on its own, as plain all-to-all implementations do."""
+        return self.demand @ placement.share * self.model.bytes_per_token
+
+    def expert_slots_of_gpu(self) -> np.ndarray:
+        """int64[gpu]: experts per layer that fit each GPU's memory when all layers hold as many."""
+        per_slot = self.model.bytes_per_expert * self.workload.layers
+        return (self.cluster.values("memory") * MEMORY_SHARE // per_slot).astype(np.int64)
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raise InputError unless the plan is for as many GPUs, layers and experts, and its experts fit the memory."""
+        placement = plan.placement
+        found = (placement.gpus, placement.layers, placement.experts)
+        wanted = (len(self.cluster.gpus), self.workload.layers, self.workload.num_experts)
+        for what, mine, theirs in zip(("GPUs", "MoE layers", "experts"), wanted, found, strict=True):
+            if mine != theirs:
+                raise InputError(f"the plan {plan.name} is for {theirs} {what}, but there are {mine}")
+        self.check_memory(placement)
+
+    def check_memory(self, placement: Placement) -> None:
+        """Raise InputError when the experts of a GPU do not fit its memory."""
+        held = placement.slots.sum(axis=0) * self.model.bytes_per_expert
+        room = self.cluster.values("memory") * MEMORY_SHARE
+        if np.any(held > room):
+            gpu = int((held / room).argmax())
+            raise InputError(
+                f"{self.cluster.gpu_names[gpu]} would hold {held[gpu] / 1e9:.3g} GB of expert weights, but only "
+                f"{room[gpu] / 1e9:.3g} GB ({MEMORY_SHARE:.0%} of its memory) can be used; add GPUs, use GPUs with more "
+                "memory or a smaller dtype"
+            )

@@ -1,0 +1,73 @@
+"""What every optimisation kernel returns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from importlib.metadata import version
+from typing import Generic, TypeVar
+
+from pydantic import Field
+
+from engine.schema import Frozen
+
+Solution = TypeVar("Solution")
+
+Stop = Callable[[], bool]
+"""Asked between steps of long work; True means: return the best found so far, with status CANCELLED."""
+
+
+def never() -> bool:
+    """The `Stop` of work that nobody can cancel."""
+    return False
+
+
+class Status(StrEnum):
+    OPTIMAL = "OPTIMAL"
+    FEASIBLE = "FEASIBLE"
+    INFEASIBLE = "INFEASIBLE"
+    TIME_LIMIT = "TIME_LIMIT"
+    CANCELLED = "CANCELLED"
+
+
+class Provenance(Frozen):
+    """Where an answer came from: enough to make it again."""
+
+    optimiser: str
+    options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    seed: int = 0
+    versions: dict[str, str] = Field(default_factory=dict)
+    inputs: dict[str, str] = Field(default_factory=dict, description="digest of every input, by role")
+
+
+@cache
+def library_versions() -> dict[str, str]:
+    """Versions of the libraries that can change an answer."""
+    return {name: version(name) for name in ("numpy", "scipy", "ortools")}
+
+
+@dataclass(frozen=True)
+class Result(Generic[Solution]):
+    """An answer with the proof of how good it is.
+
+    For a minimisation `bound <= optimum <= objective`; `runtime` is in seconds, `solution` is None when there is none.
+    """
+
+    status: Status
+    objective: float
+    bound: float
+    runtime: float
+    solution: Solution
+    provenance: Provenance = field(default_factory=lambda: Provenance(optimiser=""))
+
+    @property
+    def gap(self) -> float:
+        """(objective - bound) / bound; 0 when both are 0, infinite when only the bound is."""
+        return relative_gap(self.objective, self.bound)
+
+
+def relative_gap(objective: float, bound: float) -> float:
+    """How far `objective` is above `bound`, relative to `bound`; never negative (round-off is cut at 0)."""
+    if objective <= bound:
+        return 0.0
+    return (objective - bound) / bound if bound > 0 else float("inf")

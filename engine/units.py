@@ -1,0 +1,47 @@
+"""Numbers for people: three significant digits and the unit that fits."""
+
+TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+SIZE = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+
+
+def scale_of(value: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    """The largest unit that is not above |value|, the smallest for tiny values: (factor, name)."""
+    return next((unit for unit in units if abs(value) >= unit[0] * 0.9995), units[-1] if value else units[0])
+
+
+def seconds(value: float) -> str:
+    """`1.23 ms`."""
+    factor, name = scale_of(value, TIME)
+    return f"{digits(value / factor)} {name}"
+
+
+def size(value: float) -> str:
+    """`1.23 MB`."""
+    factor, name = scale_of(value, SIZE)
+    return f"{digits(value / factor)} {name}"
+
+
+def bandwidth(value: float) -> str:
+    """Bytes/s as `100 Gb/s`."""
+    return f"{digits(value * 8 / 1e9)} Gb/s"
+
+
+def share(value: float) -> str:
+    """`43 %`; one decimal below ten percent; what would round to nothing is said to be less than a tenth."""
+    if 0 < value < 0.0005:
+        return "< 0.1 %"
+    return f"{value:.0%}".replace("%", " %") if abs(value) >= 0.1 else f"{value:.1%}".replace("%", " %")
+
+
+def ratio(value: float) -> str:
+    """`1.38×`."""
+    return f"{digits(value)}×"
+
+
+def digits(value: float) -> str:
+    """Three significant digits, no exponent for ordinary sizes, thousands separated."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.2e}"

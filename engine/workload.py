@@ -1,0 +1,174 @@
+"""The workload: what was recorded. A routing trace, expert loads or traffic matrices, all reducible to one tensor of
+(source rank, expert) token counts per layer, which is all that planning needs."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from engine.errors import InputError
+
+
+def digest_of(*parts: np.ndarray | str | int | None) -> str:
+    """SHA-256 over the bytes, dtypes and shapes of the parts."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            hasher.update(f"{part.dtype}{part.shape}".encode())
+            hasher.update(np.ascontiguousarray(part).data)
+        else:
+            hasher.update(f"|{part}|".encode())
+    return hasher.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingTrace:
+    """Which experts every token chose.
+
+    experts: int16[token, layer, k], -1 = no choice (padding); layers are MoE layers
+    num_experts: logical experts per layer
+    sequence: int32[token] or None: which sequence a token belongs to
+    source_rank: int32[token] or None: which rank held the token when it was recorded
+    """
+
+    name: str
+    experts: np.ndarray
+    num_experts: int
+    sequence: np.ndarray | None = None
+    source_rank: np.ndarray | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.experts.shape[0]
+
+    @property
+    def layers(self) -> int:
+        return self.experts.shape[1]
+
+    @property
+    def k(self) -> int:
+        return self.experts.shape[2]
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_of("trace", self.experts, self.num_experts, self.sequence, self.source_rank)
+
+    @cached_property
+    def load(self) -> np.ndarray:
+        """float64[layer, expert]: token copies that every expert receives."""
+        return self.demand(1)[:, 0, :]
+
+    def rank_of_token(self, ranks: int) -> np.ndarray:
+        """int64[token]: the source rank when the tokens live on `ranks` ranks.
+
+        Recorded ranks are used when there are any (the recording must name fewer than `ranks`); otherwise sequences go
+        round-robin to ranks, and without sequences every token counts as one.
+        """
+        if self.source_rank is not None:
+            highest = int(self.source_rank.max(initial=0))
+            if highest >= ranks:
+                raise InputError(
+                    f"{self.name}: tokens come from source rank {highest}, but the cluster has only {ranks} GPUs "
+                    f"(ranks 0 … {ranks - 1}); add GPUs or drop the source_rank column"
+                )
+            return self.source_rank.astype(np.int64)
+        unit = np.arange(self.tokens) if self.sequence is None else np.unique(self.sequence, return_inverse=True)[1]
+        return unit % ranks
+
+    def demand(self, ranks: int) -> np.ndarray:
+        """float64[layer, rank, expert]: token copies from every source rank for every expert."""
+        rank = np.broadcast_to(self.rank_of_token(ranks)[:, None], (self.tokens, self.k)) if ranks > 1 else 0
+        counts = np.empty((self.layers, ranks, self.num_experts))
+        for layer in range(self.layers):
+            chosen = self.experts[:, layer, :].astype(np.int64)
+            key = np.where(chosen >= 0, rank * self.num_experts + chosen, ranks * self.num_experts)
+            flat = np.bincount(key.ravel(), minlength=ranks * self.num_experts + 1)
+            counts[layer] = flat[:-1].reshape(ranks, self.num_experts)
+        return counts
+
+    def head(self, tokens: int) -> "RoutingTrace":
+        """The same recording cut to its first `tokens` tokens."""
+
+        def cut(column: np.ndarray | None) -> np.ndarray | None:
+            return None if column is None else column[:tokens]
+
+        return RoutingTrace(
+            self.name, self.experts[:tokens], self.num_experts, cut(self.sequence), cut(self.source_rank)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertLoad:
+    """How many token copies every expert received; where they came from is unknown.
+
+    load: float64[layer, expert]; layers are MoE layers
+    model_layers: the model layer of every row (dense layers left out)
+    """
+
+    name: str
+    load: np.ndarray
+    model_layers: tuple[int, ...]
+
+    k: None = None
+
+    @property
+    def layers(self) -> int:
+        return self.load.shape[0]
+
+    @property
+    def num_experts(self) -> int:
+        return self.load.shape[1]
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_of("load", self.load, str(self.model_layers))
+
+    def demand(self, ranks: int) -> np.ndarray:
+        """float64[layer, rank, expert]: every source rank is taken to send an equal share, since none was recorded."""
+        return np.repeat(self.load[:, None, :] / ranks, ranks, axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class TrafficMatrix:
+    """Bytes of the dispatch all-to-all. Column j is the traffic for expert j, which sits on GPU j where it was
+    recorded (Aurora's inputs, §4): as many experts as ranks.
+
+    bytes: float64[layer, src, dst]; the diagonal is local work, never traffic
+    bytes_per_token: how many bytes one token copy is
+    """
+
+    name: str
+    bytes: np.ndarray
+    bytes_per_token: float
+
+    k: None = None
+
+    @property
+    def layers(self) -> int:
+        return self.bytes.shape[0]
+
+    @property
+    def num_experts(self) -> int:
+        return self.bytes.shape[2]
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_of("traffic", self.bytes, str(self.bytes_per_token))
+
+    @cached_property
+    def load(self) -> np.ndarray:
+        """float64[layer, expert]: token copies that every expert receives."""
+        return self.bytes.sum(axis=1) / self.bytes_per_token
+
+    def demand(self, ranks: int) -> np.ndarray:
+        """float64[layer, rank, expert]: token copies; raises InputError unless `ranks` is the matrix's size."""
+        if ranks != self.bytes.shape[1]:
+            raise InputError(
+                f"{self.name}: a traffic matrix between {self.bytes.shape[1]} ranks cannot be laid on {ranks} GPUs; "
+                f"use a cluster of {self.bytes.shape[1]} GPUs"
+            )
+        return self.bytes / self.bytes_per_token
+
+
+Workload = RoutingTrace | ExpertLoad | TrafficMatrix
