@@ -1,0 +1,186 @@
+"""Tables with one row a fact, as columns: (token, layer, expert) is one routing choice, (layer, src, dst, bytes) one
+flow. Whole columns are checked at once; only a fault looks for its row."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.formats.recording import (
+    MAX_EXPERTS,
+    MAX_K,
+    MAX_LAYERS,
+    check_amounts,
+    check_ranks,
+    routing_trace,
+    traffic_matrix,
+)
+from engine.formats.source import MAX_UNPACKED_BYTES, Source
+from engine.workload import RoutingTrace, TrafficMatrix
+
+Columns = dict[str, np.ndarray]
+PlaceOfRow = Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which columns make a table: `telling` ones give it away, `needed` ones must be there."""
+
+    what: str
+    telling: tuple[str, ...]
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]
+
+
+ROUTING = Form(
+    "a routing log", ("token", "expert"), ("token", "layer", "expert"), ("rank_in_topk", "sequence", "source_rank")
+)
+TRAFFIC = Form("traffic", ("src", "dst", "bytes"), ("src", "dst", "bytes"), ("layer",))
+
+
+def routing_from_columns(source: Source, columns: Columns, place: PlaceOfRow) -> RoutingTrace:
+    """A trace from int64[row] columns `token`, `layer`, `expert` (-1 = no choice) and any of `rank_in_topk`,
+    `sequence`, `source_rank`.
+
+    Tokens and layers are renumbered 0, 1, … in ascending order. Without `rank_in_topk` a token's choices are ranked as
+    they come. Every token must have the same number of rows in every layer.
+    """
+    _check_range(source, columns, "token", 0, 2**62, place)
+    _check_range(source, columns, "layer", 0, 2**62, place)
+    limit = MAX_EXPERTS if source.num_experts is None else source.num_experts
+    _check_range(source, columns, "expert", -1, limit, place)
+    tokens, token = _renumber(columns["token"])
+    layers, layer = _renumber(columns["layer"])
+    if len(layers) > MAX_LAYERS:
+        raise source.fault(f"names {len(layers)} layers, at most {MAX_LAYERS} are possible")
+    sequence, source_rank = (
+        _column_of_token(source, columns, name, tokens, token, place) for name in ("sequence", "source_rank")
+    )
+    pair = token * len(layers) + layer
+
+    def name_of(pair: int) -> str:
+        return f"token {tokens[pair // len(layers)]}, layer {layers[pair % len(layers)]}"
+
+    pairs, rows = len(tokens) * len(layers), len(pair)
+    if pairs > rows or not (counts := np.bincount(pair, minlength=pairs)).all():
+        missing = _first_missing(pair)
+        raise source.fault("there is no row; every token needs every layer (expert −1 for no choice)", name_of(missing))
+    if "rank_in_topk" in columns:
+        _check_range(source, columns, "rank_in_topk", 0, MAX_K, place)
+        rank = columns["rank_in_topk"]
+        _check_distinct(source, pair * MAX_K + rank, lambda row: f"{name_of(pair[row])}, rank {rank[row]}", place)
+    else:
+        rank = _order_of_appearance(pair, counts)
+    k = int(np.bincount(np.minimum(counts, MAX_K + 1)).argmax())
+    if k > MAX_K:
+        raise source.fault(f"has {counts[0]} rows, at most {MAX_K} are possible", name_of(0))
+    if (uneven := counts != k).any():
+        at = int(uneven.argmax())
+        raise source.fault(
+            f"has {counts[at]} rows where most have {k}; every token needs as many choices in every layer "
+            "(expert −1 for no choice)",
+            name_of(at),
+        )
+    if rank.max() >= k:
+        row = int((rank >= k).argmax())
+        raise source.fault(f"rank_in_topk is {rank[row]}; it counts from 0, with k = {k} up to {k - 1}", place(row))
+    experts = np.empty(pairs * k, np.int16)
+    experts[pair * k + rank] = columns["expert"]
+    return routing_trace(source, experts.reshape(len(tokens), len(layers), k), sequence, source_rank)
+
+
+def traffic_from_columns(source: Source, columns: Columns, place: PlaceOfRow) -> TrafficMatrix:
+    """Traffic from `src`, `dst` int64[row], `bytes` float64[row] and `layer` int64[row] (without it: one layer). Ranks
+    are 0 … the largest one named; a pair that has no row sends nothing."""
+    src, dst = columns["src"], columns["dst"]
+    for name in ("src", "dst"):
+        _check_range(source, columns, name, 0, 2**62, place)
+    if "layer" in columns:
+        _check_range(source, columns, "layer", 0, 2**62, place)
+    ranks = int(max(src.max(), dst.max())) + 1
+    check_ranks(source, ranks)
+    layers, layer = _renumber(columns.get("layer", np.zeros_like(src)))
+    if len(layers) * ranks**2 * 8 > MAX_UNPACKED_BYTES:
+        raise source.fault(f"{len(layers)} layers of {ranks} × {ranks} ranks are too large to hold in memory")
+    key = (layer * ranks + src) * ranks + dst
+    _check_distinct(
+        source, key, lambda row: f"layer {layers[layer[row]]}, from rank {src[row]} to rank {dst[row]}", place
+    )
+    check_amounts(source, columns["bytes"], "column 'bytes'", lambda index: place(index[0]))
+    amounts = np.zeros(len(layers) * ranks**2)
+    amounts[key] = columns["bytes"]
+    return traffic_matrix(source, amounts.reshape(len(layers), ranks, ranks))
+
+
+def _check_range(source: Source, columns: Columns, name: str, low: int, end: int, place: PlaceOfRow) -> None:
+    """Every number of an int64 column in low … end − 1."""
+    column = columns[name]
+    if column.min() >= low and column.max() < end:
+        return
+    row = int(((column < low) | (column >= end)).argmax())
+    if name == "expert" and column[row] >= 0:
+        raise source.fault(f"expert {column[row]} is out of range, experts are 0 … {end - 1}", place(row))
+    least = "−1 (no choice)" if low == -1 else "0"
+    most = f" and at most {end - 1}" if name == "rank_in_topk" else ""
+    raise source.fault(f"column '{name}' must be at least {least}{most}, not {column[row]}", place(row))
+
+
+def _renumber(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct values in ascending order and int64[row] the index of every row's value among them."""
+    low, span = int(column.min()), int(column.max()) - int(column.min()) + 1
+    if span > 2 * len(column) + 1000:
+        return np.unique(column, return_inverse=True)
+    # Values lie close together, so a look-up table beats sorting by far.
+    present = np.zeros(span, bool)
+    present[column - low] = True
+    values = np.flatnonzero(present) + low
+    return values, column - low if len(values) == span else (np.cumsum(present) - 1)[column - low]
+
+
+def _column_of_token(
+    source: Source, columns: Columns, name: str, tokens: np.ndarray, token: np.ndarray, place: PlaceOfRow
+) -> np.ndarray | None:
+    """int64[token] from int64[row], or None without such a column; the rows of a token must agree."""
+    if (column := columns.get(name)) is None:
+        return None
+    _check_range(source, columns, name, 0, 2**31, place)
+    value = np.empty(len(tokens), np.int64)
+    value[token] = column
+    differs = value[token] != column
+    if differs.any():
+        row = int(differs.argmax())
+        raise source.fault(
+            f"token {tokens[token[row]]} has {name} {column[row]} here and {value[token[row]]} elsewhere; "
+            "number the tokens through the whole recording",
+            place(row),
+        )
+    return value
+
+
+def _first_missing(key: np.ndarray) -> int:
+    """The least number of 0, 1, 2, … that is not in `key`."""
+    present = np.unique(key)
+    gaps = present != np.arange(len(present))
+    return int(gaps.argmax()) if gaps.any() else len(present)
+
+
+def _check_distinct(source: Source, key: np.ndarray, describe: Callable[[int], str], place: PlaceOfRow) -> None:
+    """No number of int64[row] appears twice."""
+    if np.all(key[1:] > key[:-1]):
+        return
+    order = np.argsort(key, kind="stable")
+    again = key[order[1:]] == key[order[:-1]]
+    if again.any():
+        row = int(order[1:][again].min())
+        raise source.fault(f"a second row for {describe(row)}", place(row))
+
+
+def _order_of_appearance(key: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """int64[row]: how many rows with the same key come before. counts: int64[key]."""
+    start = np.cumsum(counts) - counts
+    if np.all(key[1:] >= key[:-1]):
+        return np.arange(len(key)) - start[key]
+    order = np.argsort(key, kind="stable")
+    rank = np.empty(len(key), np.int64)
+    rank[order] = np.arange(len(key)) - start[key[order]]
+    return rank

@@ -1,0 +1,149 @@
+"""From arrays to workloads, with the checks that every format shares."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.formats.source import Source, quoted
+from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+
+MAX_EXPERTS = 32768
+"""Expert ids are int16."""
+MAX_LAYERS = 1000
+MAX_K = 64
+MAX_RANKS = 4096
+
+Place = Callable[[tuple[int, ...]], str]
+"""From the index of a faulty number to where a person finds it."""
+
+
+def place_in(*axes: str) -> Place:
+    """Places such as `token 17, layer 3` for an array whose axes are called `axes`; further axes are left out."""
+    return lambda index: ", ".join(f"{axis} {at}" for axis, at in zip(axes, index, strict=False))
+
+
+def first(faulty: np.ndarray) -> tuple[int, ...]:
+    """Index of the first true value of bool[...]."""
+    return tuple(int(at) for at in np.unravel_index(int(faulty.argmax()), faulty.shape))
+
+
+def whole_numbers(source: Source, numbers: np.ndarray, what: str, place: Place) -> np.ndarray:
+    """`numbers` as integers (any shape); floats pass when they have no fraction, else InputError at the first other."""
+    if numbers.dtype.kind in "iu":
+        return numbers
+    if numbers.dtype.kind != "f":
+        raise source.fault(f"{what} must be integers, not {numbers.dtype}")
+    with np.errstate(all="ignore"):
+        faulty = ~(np.abs(numbers) < 2**53) | (numbers != np.rint(numbers))
+    if faulty.any():
+        at = first(faulty)
+        raise source.fault(f"{what} must be whole numbers, not {numbers[at]}", place(at))
+    return numbers.astype(np.int64)
+
+
+def routing_trace(
+    source: Source,
+    experts: np.ndarray,
+    sequence: np.ndarray | None = None,
+    source_rank: np.ndarray | None = None,
+    recorded_experts: int | None = None,
+) -> RoutingTrace:
+    """A trace from int[token, layer, k], or int[token, layer] for top-1; -1 = no choice.
+
+    sequence, source_rank: int[token] or None
+    recorded_experts: logical experts per layer as the file says; without it and without `source.num_experts` it is
+        the largest id + 1
+    """
+    experts = experts[:, :, None] if experts.ndim == 2 else experts
+    if experts.ndim != 3 or 0 in experts.shape:
+        raise source.fault(f"experts must be [tokens, layers, k] with at least one of each, not {list(experts.shape)}")
+    tokens, layers, k = experts.shape
+    if layers > MAX_LAYERS or k > MAX_K:
+        raise source.fault(
+            f"experts is {list(experts.shape)}: that would be {layers} layers and {k} experts per token "
+            f"(at most {MAX_LAYERS} and {MAX_K}); the axes must be [tokens, layers, k]"
+        )
+    place = place_in("token", "layer")
+    experts = whole_numbers(source, experts, "experts", place)
+    num_experts = _experts_of(source, experts, recorded_experts, place)
+    return RoutingTrace(
+        source.name,
+        np.ascontiguousarray(experts, dtype=np.int16),
+        num_experts,
+        None if sequence is None else _per_token(source, sequence, tokens, "sequence"),
+        None if source_rank is None else _per_token(source, source_rank, tokens, "source_rank"),
+    )
+
+
+def _experts_of(source: Source, experts: np.ndarray, recorded: int | None, place: Place) -> int:
+    """Logical experts per layer, after checking that every id is one of them (or -1)."""
+    wanted = source.num_experts
+    if wanted is not None and recorded is not None and wanted != recorded:
+        raise source.fault(f"recorded with {recorded} experts, but the model has {wanted}")
+    known = wanted if wanted is not None else recorded
+    lowest, highest = int(experts.min()), int(experts.max())
+    if lowest < -1:
+        at = first(experts < -1)
+        raise source.fault(f"expert {experts[at]} is negative (−1 alone may be, for no choice)", place(at))
+    if highest < 0:
+        raise source.fault("every choice is −1: no token chose any expert")
+    if highest >= (limit := MAX_EXPERTS if known is None else known):
+        at = first(experts >= limit)
+        hint = "" if known is not None else "; if this is a traffic matrix, save it as float64"
+        raise source.fault(f"expert {experts[at]} is out of range, experts are 0 … {limit - 1}{hint}", place(at))
+    return highest + 1 if known is None else known
+
+
+def _per_token(source: Source, column: np.ndarray, tokens: int, what: str) -> np.ndarray:
+    """int32[token]"""
+    if column.shape != (tokens,):
+        raise source.fault(f"{what} must have one entry per token, [{tokens}], not {list(column.shape)}")
+    column = whole_numbers(source, column, what, place_in("token"))
+    faulty = (column < 0) | (column >= 2**31)
+    if faulty.any():
+        at = first(faulty)
+        raise source.fault(f"{what} {column[at]} is out of range, it counts from 0", f"token {at[0]}")
+    return column.astype(np.int32)
+
+
+def expert_load(
+    source: Source, load: np.ndarray, model_layers: tuple[int, ...], place: Place | None = None
+) -> ExpertLoad:
+    """Loads from float64[layer, expert], token copies; `model_layers` names every row. Rows of zeros only are dense
+    layers and left out."""
+    check_amounts(source, load, "a load", place or place_in("layer", "expert"))
+    if source.num_experts is not None and load.shape[1] != source.num_experts:
+        raise source.fault(f"has loads of {load.shape[1]} experts, but the model has {source.num_experts}")
+    moe = np.flatnonzero(load.any(axis=1))
+    if not len(moe):
+        raise source.fault("every load is 0: no layer has any tokens")
+    return ExpertLoad(source.name, load[moe], tuple(model_layers[layer] for layer in moe))
+
+
+def traffic_matrix(source: Source, amounts: np.ndarray, place: Place | None = None) -> TrafficMatrix:
+    """Traffic from float64[layer, src, dst], or float64[src, dst] for one layer, in bytes."""
+    if place is None:
+        place = place_in("row", "column") if amounts.ndim == 2 else place_in("layer", "row", "column")
+    if amounts.ndim not in (2, 3) or amounts.shape[-1] != amounts.shape[-2] or 0 in amounts.shape:
+        raise source.fault(
+            f"a traffic matrix must be square, [n, n] or [layers, n, n], not {list(amounts.shape)}; "
+            "a routing log must be integers"
+        )
+    check_ranks(source, amounts.shape[-1])
+    amounts = amounts.astype(np.float64)
+    check_amounts(source, amounts, "a byte count", place)
+    return TrafficMatrix(source.name, amounts.reshape(-1, *amounts.shape[-2:]), source.bytes_per_token)
+
+
+def check_ranks(source: Source, ranks: int) -> None:
+    """Raise InputError when a traffic matrix has fewer or more ranks than can be planned for."""
+    if not 2 <= ranks <= MAX_RANKS:
+        raise source.fault(f"a traffic matrix needs 2 … {MAX_RANKS} ranks, this one has {ranks}")
+
+
+def check_amounts(source: Source, amounts: np.ndarray, what: str, place: Place) -> None:
+    """Every number finite and not negative."""
+    faulty = ~(np.isfinite(amounts) & (amounts >= 0))
+    if faulty.any():
+        at = first(faulty)
+        raise source.fault(f"{what} must be a number of at least 0, not {quoted(amounts[at])}", place(at))

@@ -1,0 +1,158 @@
+"""The file being read: what is checked before any parsing, and the one way to complain about it."""
+
+import csv
+import json
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from engine.errors import InputError
+
+MAX_FILE_BYTES = 200 * 1024**2
+MAX_UNPACKED_BYTES = 2 * 1024**3
+"""What a compressed file may grow to in memory; a few kilobytes can claim to hold terabytes."""
+
+MAGIC = {
+    ".npz": (b"PK", "a NumPy .npz archive"),
+    ".npy": (b"\x93NUMPY", "a NumPy .npy array"),
+    ".parquet": (b"PAR1", "a Parquet file"),
+}
+"""First bytes of the binary formats and what to call them."""
+
+PARSER_ERRORS = (
+    ValueError,
+    OSError,
+    EOFError,
+    MemoryError,
+    RecursionError,
+    OverflowError,
+    NotImplementedError,
+    RuntimeError,
+    SyntaxError,
+    csv.Error,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+    pa.ArrowException,
+)
+"""What zipfile, json, csv, NumPy and pyarrow raise on damaged files."""
+
+
+def fault(path: Path, text: str, place: str = "") -> InputError:
+    """The InputError `FILE, PLACE: TEXT` on one line."""
+    where = f"{path.name or path}, {place}" if place else path.name or path
+    return InputError(one_line(f"{where}: {text}"))
+
+
+def one_line(text: str) -> str:
+    """`text` with every run of blanks and line ends as one blank, and control characters made harmless."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in " ".join(text.split()))
+
+
+def quoted(value: object) -> str:
+    """A value out of a file, short enough for a message."""
+    text = str(value)
+    return f"'{text[:40]}…'" if len(text) > 40 else f"'{text}'"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A workload file and what is known of it from elsewhere.
+
+    name: what the workload will be called
+    member: which of the workloads inside the file to take, None when it was not said
+    num_experts: logical experts per layer of the open model, None when there is none
+    bytes_per_token: bytes of one token copy, for traffic matrices, which do not record it
+    """
+
+    path: Path
+    name: str
+    member: str | None = None
+    num_experts: int | None = None
+    bytes_per_token: float = 1.0
+
+    def fault(self, text: str, place: str = "") -> InputError:
+        """See `fault`."""
+        return fault(self.path, text, place)
+
+
+@contextmanager
+def one_clear_line(path: Path) -> Iterator[None]:
+    """Turn whatever a parser raises about `path` into an InputError."""
+    try:
+        yield
+    except InputError as error:
+        # Names and keys out of the file may be part of the message, line ends and all.
+        raise InputError(one_line(str(error))) from None
+    except MemoryError:
+        raise fault(path, "too large to hold in memory; cut the recording to fewer tokens") from None
+    except RecursionError:
+        raise fault(path, "the JSON is nested too deeply") from None
+    except PARSER_ERRORS as error:
+        # Only the operating system numbers its errors; pyarrow raises bare OSErrors on damaged files.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise fault(path, f"cannot be read or written ({error.strerror})") from None
+        raise fault(path, f"damaged or not what its extension says ({str(error)[:160]})") from None
+
+
+def check_file(path: Path, extensions: Collection[str]) -> str:
+    """The extension of `path` in lower case, once the file is there, of a known kind, of a bearable size and begins
+    as its extension promises; raises InputError otherwise."""
+    if path.is_dir():
+        raise fault(path, "is a folder; give a file")
+    if not path.exists():
+        raise fault(path, "there is no such file")
+    if not path.is_file():
+        raise fault(path, "is not a regular file")
+    extension = path.suffix.lower()
+    if extension not in extensions:
+        raise fault(path, f"unknown extension {quoted(extension)}; known here: {', '.join(sorted(extensions))}")
+    size = path.stat().st_size
+    if size == 0:
+        raise fault(path, "the file is empty")
+    if size > MAX_FILE_BYTES:
+        raise fault(
+            path,
+            f"{size / 1024**2:.0f} MB, more than the limit of {MAX_FILE_BYTES // 1024**2} MB; "
+            "cut the recording to fewer tokens, or save it as .npz or Parquet, which are smaller",
+        )
+    _check_beginning(path, extension)
+    return extension
+
+
+def _check_beginning(path: Path, extension: str) -> None:
+    with path.open("rb") as file:
+        head = file.read(4096)
+    found = next((kind for kind, (magic, _) in MAGIC.items() if head.startswith(magic)), None)
+    if extension in MAGIC and found != extension:
+        is_instead = f"it is {MAGIC[found][1]}" if found else "text?" if b"\0" not in head else "unknown bytes"
+        raise fault(path, f"is not {MAGIC[extension][1]} although it is named {extension} ({is_instead})")
+    if extension not in MAGIC:
+        if found:
+            raise fault(path, f"is {MAGIC[found][1]}, not text; name it {found}")
+        if b"\0" in head:
+            raise fault(path, "is not UTF-8 text; save it as UTF-8")
+
+
+def read_json_object(path: Path) -> dict:
+    """The JSON object in a file; raises InputError when there is something else in it."""
+    try:
+        data = json.loads(path.read_bytes())
+    except json.JSONDecodeError as error:
+        raise fault(path, f"not valid JSON ({error.msg})", f"line {error.lineno}, column {error.colno}") from None
+    except UnicodeDecodeError:
+        raise fault(path, "is not UTF-8 text; save it as UTF-8") from None
+    if not isinstance(data, dict):
+        raise fault(path, f"a JSON object {{…}} is needed, this is {_JSON_KINDS.get(type(data), 'a number')}")
+    return data
+
+
+_JSON_KINDS = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}

@@ -1,0 +1,274 @@
+"""CSV and Parquet tables: routing logs, traffic matrices and expert loads.
+
+Told apart by the column names (any order, further columns are ignored):
+
+* `token, layer, expert`, optionally `rank_in_topk`, `sequence`, `source_rank`: a routing log in long form
+* `src, dst, bytes`, optionally `layer`: traffic in long form
+* `expert_0, expert_1, …` or `0, 1, …`, optionally `layer`: expert loads, one row a layer
+* CSV without a header, n rows of n numbers: traffic of one layer in bytes
+
+A first line `0, 1, …, n−1` over n−1 further lines could be either of the last two and is refused.
+"""
+
+import csv
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from engine.formats.long_form import ROUTING, TRAFFIC, routing_from_columns, traffic_from_columns
+from engine.formats.recording import MAX_EXPERTS, MAX_RANKS, expert_load, traffic_matrix, whole_numbers
+from engine.formats.source import MAX_UNPACKED_BYTES, Source, quoted
+from engine.workload import Workload
+
+_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+_MAX_LINE_BYTES = 1024**2
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """A CSV file whose header (None: there is none) has been looked at."""
+
+    source: Source
+    header: tuple[str, ...] | None
+    width: int
+
+    def read(self, kinds: dict[int, pa.DataType], words: bool = False) -> list[np.ndarray]:
+        """One array a column, for the columns (by position) in `kinds`, int64 or float64; every cell is filled and a
+        number. `words`: take the slow way, which finds the cell at fault."""
+        names = [str(position) for position in range(self.width)]
+        first_line = next(number for number, _ in _lines(self.source.path))
+        try:
+            table = pacsv.read_csv(
+                self.source.path,
+                pacsv.ReadOptions(column_names=names, skip_rows=first_line - (self.header is None)),
+                convert_options=pacsv.ConvertOptions(
+                    include_columns=[names[position] for position in kinds],
+                    column_types={names[at]: pa.string() if words else kind for at, kind in kinds.items()},
+                    null_values=[""],
+                    strings_can_be_null=True,
+                ),
+            )
+        except pa.ArrowInvalid:
+            if words:
+                raise
+            self._check_shape()
+            return self.read(kinds, words=True)
+        if table.num_rows == 0:
+            raise self.source.fault("has a header but no rows")
+        columns = []
+        for position, kind in kinds.items():
+            column = table.column(names[position])
+            if column.null_count:
+                row = pc.index(pc.is_null(column), True).as_py()
+                raise self.source.fault(f"{self.title(position)} is empty", self.place(row))
+            columns.append((self._numbers(column, position, kind) if words else column).to_numpy())
+        return columns
+
+    def title(self, position: int) -> str:
+        """What to call a column in a message."""
+        return f"column {position + 1}" if self.header is None else f"column '{self.header[position]}'"
+
+    def place(self, row: int) -> str:
+        """`line N` of a data row; blank lines are not rows but do count as lines."""
+        wanted = row if self.header is None else row + 1
+        lines = (number for number, _ in _lines(self.source.path))
+        return f"line {next(itertools.islice(lines, wanted, None), wanted + 1)}"
+
+    def _check_shape(self) -> None:
+        """Raise InputError at the first line with another number of columns."""
+        for number, line in _lines(self.source.path):
+            text = line.decode("latin-1")
+            if (width := len(next(csv.reader([text]))) if '"' in text else text.count(",") + 1) != self.width:
+                raise self.source.fault(f"has {width} columns, the first line {self.width}", f"line {number}")
+
+    def _numbers(self, column: pa.ChunkedArray, position: int, kind: pa.DataType) -> pa.ChunkedArray:
+        """Text as numbers of `kind`. Whole numbers may be written `3.0`, as tables with gaps once were."""
+        numeric = pc.match_substring_regex(column, _NUMBER)
+        if not pc.all(numeric).as_py():
+            row = pc.index(numeric, False).as_py()
+            wanted = "a whole number" if pa.types.is_integer(kind) else "a number"
+            raise self.source.fault(
+                f"{self.title(position)} is {quoted(column[row].as_py())}, not {wanted}", self.place(row)
+            )
+        numbers = pc.cast(pc.utf8_trim_whitespace(column), pa.float64())
+        return _whole(self, numbers, position) if pa.types.is_integer(kind) else numbers
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    """A Parquet file; the same face as `CsvTable`."""
+
+    source: Source
+    file: pq.ParquetFile
+    header: tuple[str, ...]
+
+    def read(self, kinds: dict[int, pa.DataType]) -> list[np.ndarray]:
+        rows = self.file.metadata.num_rows
+        if rows == 0:
+            raise self.source.fault("has no rows")
+        if rows * len(kinds) * 8 > MAX_UNPACKED_BYTES:
+            raise self.source.fault(
+                f"{rows} rows would unpack to {rows * len(kinds) * 8 / 1024**3:.1f} GB, more than the limit of "
+                f"{MAX_UNPACKED_BYTES // 1024**3} GB; cut the recording to fewer tokens"
+            )
+        names = self.file.schema_arrow.names
+        table = self.file.read(columns=[names[position] for position in kinds])
+        columns = []
+        for position, kind in kinds.items():
+            column = table.column(names[position])
+            if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+                raise self.source.fault(f"{self.title(position)} is {column.type}, not numbers")
+            if column.null_count:
+                row = pc.index(pc.is_null(column), True).as_py()
+                raise self.source.fault(f"{self.title(position)} is empty", self.place(row))
+            if pa.types.is_integer(kind) and pa.types.is_floating(column.type):
+                column = _whole(self, pc.cast(column, pa.float64()), position)
+            columns.append(pc.cast(column, kind).to_numpy())
+        return columns
+
+    def title(self, position: int) -> str:
+        """What to call a column in a message."""
+        return f"column '{self.header[position]}'"
+
+    def place(self, row: int) -> str:
+        """`row N`, counting from 0."""
+        return f"row {row}"
+
+
+Table = CsvTable | ParquetTable
+
+
+def read_csv(source: Source) -> Workload:
+    """A routing trace, traffic matrix or expert load from a CSV file."""
+    first_line = _first_line(source)
+    cells = tuple(cell.strip() for cell in next(csv.reader([first_line])))
+    if not all(re.match(_NUMBER, cell) or cell.lower() in ("", "nan", "inf", "-inf") for cell in cells):
+        return _by_columns(CsvTable(source, _header(source, cells), len(cells)))
+    if len(cells) > MAX_RANKS:
+        raise source.fault(f"the first line has {len(cells)} numbers; a traffic matrix may have {MAX_RANKS}")
+    counted = len(cells) > 1 and cells == tuple(str(at) for at in range(len(cells)))
+    bare = CsvTable(source, None, len(cells))
+    amounts = np.column_stack(bare.read(dict.fromkeys(range(len(cells)), pa.float64())))
+    if counted and amounts.shape[0] != amounts.shape[1]:
+        return _by_columns(CsvTable(source, cells, len(cells)))
+    if counted:
+        raise source.fault(
+            f"the first line 0 … {len(cells) - 1} may be a header of expert loads or traffic; "
+            "head the columns expert_0, expert_1, … or layer, src, dst, bytes"
+        )
+    if amounts.shape[0] != amounts.shape[1]:
+        raise source.fault(
+            f"{amounts.shape[0]} rows of {amounts.shape[1]} numbers; a traffic matrix without a header must be square, "
+            "expert loads need a header expert_0, expert_1, …"
+        )
+    return traffic_matrix(source, amounts, lambda index: f"{bare.place(index[0])}, column {index[1] + 1}")
+
+
+def read_parquet(source: Source) -> Workload:
+    """A routing trace, traffic matrix or expert load from a Parquet file."""
+    with pq.ParquetFile(source.path) as file:
+        names = tuple(str(name) for name in file.schema_arrow.names)
+        return _by_columns(ParquetTable(source, file, _header(source, names)))
+
+
+def _by_columns(table: Table) -> Workload:
+    """The workload that the column names promise."""
+    at = {name: position for position, name in enumerate(table.header)}
+    for form, read in ((ROUTING, routing_from_columns), (TRAFFIC, traffic_from_columns)):
+        if not set(form.telling) & set(at):
+            continue
+        if missing := [name for name in form.needed if name not in at]:
+            raise table.source.fault(
+                f"column '{missing[0]}' is missing; {form.what} needs {', '.join(form.needed)} "
+                f"(found: {', '.join(table.header)[:120]})"
+            )
+        names = [name for name in form.needed + form.optional if name in at]
+        kinds = {at[name]: pa.float64() if name == "bytes" else pa.int64() for name in names}
+        return read(table.source, dict(zip(names, table.read(kinds), strict=True)), table.place)
+    numbered = [(int(found[1]), at[name]) for name in at if (found := re.fullmatch(r"(?:expert_)?(\d{1,5})", name))]
+    if not numbered:
+        raise table.source.fault(
+            "the columns must be token, layer, expert (routing), or src, dst, bytes (traffic), or expert_0, expert_1, "
+            f"… (loads); found: {', '.join(table.header)[:120]}"
+        )
+    return _loads(table, numbered, at.get("layer"))
+
+
+def _loads(table: Table, numbered: list[tuple[int, int]], layer: int | None) -> Workload:
+    """Expert loads, one row a layer. numbered: every expert with the position of its column."""
+    source, experts = table.source, dict(numbered)
+    if len(experts) < len(numbered):
+        raise source.fault("two columns are for the same expert")
+    if missing := set(range(max(experts) + 1)) - set(experts):
+        raise source.fault(f"column 'expert_{min(missing)}' is missing; there must be one for every expert")
+    kinds = dict.fromkeys((experts[expert] for expert in range(len(experts))), pa.float64())
+    columns = table.read(kinds if layer is None else {**kinds, layer: pa.int64()})
+    load = np.column_stack(columns[: len(experts)])
+    model_layers = np.arange(len(load)) if layer is None else columns[-1]
+    order = np.argsort(model_layers, kind="stable")
+    if (model_layers < 0).any():
+        raise source.fault("layers count from 0", table.place(int((model_layers < 0).argmax())))
+    if (again := np.flatnonzero(np.diff(model_layers[order]) == 0)).size:
+        row = int(order[again[0] + 1])
+        raise source.fault(f"layer {model_layers[row]} appears twice", table.place(row))
+    return expert_load(
+        source,
+        load[order],
+        tuple(model_layers[order].tolist()),
+        lambda index: f"{table.place(int(order[index[0]]))}, {table.title(experts[index[1]])}",
+    )
+
+
+def _whole(table: Table, numbers: pa.ChunkedArray, position: int) -> pa.ChunkedArray:
+    """Floats without a fraction as int64; raises InputError at the first other."""
+    title = table.title(position)
+    return pa.chunked_array(
+        [whole_numbers(table.source, numbers.to_numpy(), title, lambda index: table.place(index[0]))]
+    )
+
+
+def _first_line(source: Source) -> str:
+    """The first line that is not blank."""
+    line = next((line for _, line in _lines(source.path)), b"")
+    if not line.strip():
+        raise source.fault("holds no numbers")
+    if len(line) >= _MAX_LINE_BYTES:
+        raise source.fault("the first line is over a megabyte long; a table has one row a line")
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        raise source.fault("is not UTF-8 text; save it as UTF-8", "line 1") from None
+    if "\r" in text:
+        raise source.fault("lines end in a carriage return alone; end them in a line feed", "line 1")
+    if "," not in text and (other := next((mark for mark in ";\t" if mark in text), None)):
+        name = "tabs" if other == "\t" else "semicolons"
+        raise source.fault(f"the columns are separated by {name}; separate them by commas", "line 1")
+    return text
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, which are those that pyarrow reads, with their numbers from 1."""
+    with path.open("rb") as file:
+        file.seek(3 if file.read(3) == b"\xef\xbb\xbf" else 0)
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), 1):
+            if line := line.rstrip(b"\r\n"):
+                yield number, line
+
+
+def _header(source: Source, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Column names in lower case; raises InputError when there are too many or two alike."""
+    if len(names) > MAX_EXPERTS:
+        raise source.fault(f"{len(names)} columns are too many (at most {MAX_EXPERTS})")
+    lower = tuple(name.strip().lower() for name in names)
+    if len(set(lower)) < len(lower):
+        twice = next(name for at, name in enumerate(lower) if name in lower[:at])
+        raise source.fault(f"two columns are called {quoted(twice)}")
+    return lower

@@ -1,0 +1,214 @@
+"""Models from Hugging Face configs and from our own JSON."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError
+from engine.formats import read_cluster, read_model, read_plan
+from engine.formats.huggingface import model_of_config
+from engine.model import MoEModel
+from tests.formats.faults import refused
+
+MIXTRAL = {
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "torch_dtype": "bfloat16",
+}
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "n_shared_experts": 1,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {"quant_method": "fp8"},
+}
+QWEN2_MOE = {
+    "model_type": "qwen2_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "experts_per_token": 4,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
+OLMOE = {
+    "model_type": "olmoe",
+    "hidden_size": 2048,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 16,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "torch_dtype": "float32",
+}
+LLAMA_4 = {
+    "model_type": "llama4",
+    "dtype": "float16",
+    "vision_config": {"hidden_size": 1},
+    "text_config": {
+        "model_type": "llama4_text",
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 4,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+    },
+}
+
+
+def written(folder, data, name="config.json"):
+    path = folder / name
+    path.write_text(json.dumps(data))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            MIXTRAL,
+            {
+                "name": "mixtral",
+                "layers": 32,
+                "experts": 8,
+                "experts_per_token": 2,
+                "d_model": 4096,
+                "d_ff": 14336,
+                "dense_layers": (),
+                "shared_experts": 0,
+                "dtype": "bf16",
+                "ffn_matrices": 3,
+            },
+        ),
+        (DEEPSEEK_V3, {"experts": 256, "d_ff": 2048, "dense_layers": (0, 1, 2), "shared_experts": 1, "dtype": "fp8"}),
+        (QWEN2_MOE, {"experts": 60, "d_ff": 1408, "shared_experts": 4, "dense_layers": ()}),
+        (GPT_OSS, {"experts": 128, "experts_per_token": 4, "d_ff": 2880, "dtype": "bf16"}),
+        (OLMOE, {"experts": 64, "dtype": "fp32"}),
+        (LLAMA_4, {"experts": 16, "dense_layers": (0, 2), "shared_experts": 1, "dtype": "fp16", "d_model": 5120}),
+        ({**QWEN2_MOE, "decoder_sparse_step": 2, "mlp_only_layers": [1]}, {"dense_layers": (0, 1, *range(2, 24, 2))}),
+        (
+            {**DEEPSEEK_V3, "num_hidden_layers": 6, "first_k_dense_replace": 1, "moe_layer_freq": 2},
+            {"dense_layers": (0, 1, 3, 5)},
+        ),
+        ({**MIXTRAL, "num_hidden_layers": 3, "moe_layer_freq": [0, 1, 1, 1]}, {"dense_layers": (0,)}),
+        ({**MIXTRAL, "num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"]}, {"dense_layers": (0,)}),
+        (
+            {**MIXTRAL, "num_hidden_layers": 4, "expert_layer_period": 2, "expert_layer_offset": 1},
+            {"dense_layers": (0, 2)},
+        ),
+        ({**MIXTRAL, "num_hidden_layers": 4, "moe_layers_enum": "2,3"}, {"dense_layers": (0, 1)}),
+        (
+            {**MIXTRAL, "hybrid_override_pattern": "ME*E", "mlp_hidden_act": "relu2"},
+            {"layers": 4, "dense_layers": (0, 2), "ffn_matrices": 2},
+        ),
+        (
+            {**MIXTRAL, "num_experts_per_tok": [2, 2], "_name_or_path": "mistralai/Mixtral-8x7B"},
+            {"experts_per_token": 2, "name": "Mixtral-8x7B"},
+        ),
+    ],
+)
+def test_families(tmp_path, config, expected):
+    model = read_model(written(tmp_path, config))
+    assert {field: getattr(model, field) for field in expected} == expected
+
+
+def without(config, key):
+    return {name: value for name, value in config.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        ({"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32}, ("not an MoE", "num_local_experts")),
+        ({**MIXTRAL, "num_local_experts": 1}, ("not an MoE",)),
+        (without(MIXTRAL, "num_experts_per_tok"), ("experts_per_token is missing", "num_experts_per_tok")),
+        (without(MIXTRAL, "hidden_size"), ("d_model is missing", "hidden_size")),
+        ({**MIXTRAL, "num_local_experts": "8"}, ("num_local_experts", "'8'")),
+        ({**MIXTRAL, "num_experts_per_tok": [1, 2]}, ("num_experts_per_tok", "differs")),
+        ({**MIXTRAL, "num_hidden_layers": 10**9}, ("1000000000 layers",)),
+        ({**MIXTRAL, "decoder_sparse_step": 0}, ("decoder_sparse_step",)),
+        ({**MIXTRAL, "moe_layer_freq": [1]}, ("moe_layer_freq", "per layer")),
+        ({**MIXTRAL, "mlp_only_layers": 3}, ("mlp_only_layers", "list")),
+        ({**MIXTRAL, "moe_layers": 3}, ("moe_layers", "list")),
+        ({**MIXTRAL, "torch_dtype": "int4"}, ("torch_dtype", "'int4'")),
+        ({**MIXTRAL, "num_experts_per_tok": 9}, ("only 8 experts",)),
+        ({"name": "mine", "experts": 4}, ("layers", "Field required")),
+        ([], ("JSON object",)),
+    ],
+)
+def test_bad_models(tmp_path, config, parts):
+    refused(written(tmp_path, config), *parts, read=read_model)
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 5000) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+KEYS = sorted(
+    {
+        *MIXTRAL,
+        *DEEPSEEK_V3,
+        *QWEN2_MOE,
+        *LLAMA_4,
+        "mlp_layer_types",
+        "moe_layers",
+        "moe_layers_enum",
+        "layers_block_type",
+        "hybrid_override_pattern",
+        "expert_layer_offset",
+        "_name_or_path",
+    }
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from((MIXTRAL, DEEPSEEK_V3, QWEN2_MOE, LLAMA_4)), st.dictionaries(st.sampled_from(KEYS), ODD, max_size=3)
+)
+def test_odd_values_are_refused_or_used(config, odd):
+    with contextlib.suppress(InputError):
+        model_of_config({**config, **odd}, Path("config.json"))
+
+
+def test_own_model_round_trip(tmp_path):
+    model = MoEModel(name="mine", layers=4, dense_layers=(0,), experts=8, experts_per_token=2, d_model=64, d_ff=128)
+    path = tmp_path / "model.json"
+    path.write_text(model.to_json())
+    assert read_model(path) == model
+
+
+@pytest.mark.parametrize("read", [read_cluster, read_plan, read_model])
+@pytest.mark.parametrize("text", [b"[]", b"{}", b"{", b"[" * 100_000, b'{"name": 1e999}', b"\xed\xa0\x80"])
+def test_bad_json(tmp_path, read, text):
+    path = tmp_path / "input.json"
+    path.write_bytes(text)
+    refused(path, read=read)

@@ -1,0 +1,55 @@
+"""Chrome Trace Event JSON out of a timeline."""
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+
+import pandas as pd
+import pytest
+
+from engine.formats.perfetto import write_trace
+from engine.timeline import COLUMNS, Timeline
+
+EVENTS = [
+    (0, "compute", 0.0, 1e-3, "gate", 0, -1, 0.0),
+    (1, "compute", 0.0, 2e-3, "gate", 0, -1, 0.0),
+    (0, "network", 2e-3, 4e-3, "dispatch", 0, 1, 100.0),
+    (0, "network", 3e-3, 5e-3, "dispatch", 0, 2, 200.0),
+    (0, "network", 4e-3, 6e-3, "dispatch", 0, 1, 300.0),
+]
+
+
+@pytest.fixture
+def trace():
+    events = pd.DataFrame(EVENTS, columns=list(COLUMNS))
+    return json.loads(write_trace(Timeline(events, ("GPU 0 · A", "GPU 1 · B"), "simulated", "datasheet")))
+
+
+def test_events_in_microseconds(trace):
+    first = next(event for event in trace["traceEvents"] if event["ph"] == "X" and event["name"].startswith("dispatch"))
+    assert (first["ts"], first["dur"], first["pid"]) == pytest.approx((2000, 2000, 0))
+    assert first["args"] == {"layer": 0, "peer": 1, "bytes": 100.0}
+    assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == len(EVENTS)
+
+
+def test_every_thread_and_process_is_named(trace):
+    labels = [event for event in trace["traceEvents"] if event["ph"] == "M"]
+    assert {event["args"]["name"] for event in labels if event["name"] == "process_name"} == {"GPU 0 · A", "GPU 1 · B"}
+    named = {(event["pid"], event["tid"]) for event in labels if event["name"] == "thread_name"}
+    assert named == {(event["pid"], event["tid"]) for event in trace["traceEvents"] if event["ph"] == "X"}
+
+
+def test_slices_of_a_thread_do_not_overlap(trace):
+    threads = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            threads[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for spans in threads.values():
+        spans.sort()
+        assert all(before[1] <= after[0] + 1e-6 for before, after in pairwise(spans))
+    assert len(threads) == 4
+
+
+def test_no_events():
+    timeline = Timeline(pd.DataFrame(columns=list(COLUMNS)), ("GPU 0",), "measured", "this machine")
+    assert [event["ph"] for event in json.loads(write_trace(timeline))["traceEvents"]] == ["M"]

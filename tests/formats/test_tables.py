@@ -1,0 +1,183 @@
+"""CSV and Parquet tables, good and bad."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.formats import read_workload
+from engine.formats.long_form import routing_from_columns
+from engine.formats.source import Source
+from tests.formats.faults import refused
+
+
+def csv(folder, text):
+    path = folder / "trace.csv"
+    path.write_text(text)
+    return path
+
+
+def parquet(folder, **columns):
+    pq.write_table(pa.table(columns), folder / "trace.parquet")
+    return folder / "trace.parquet"
+
+
+def long_form(experts, **extra):
+    token, layer, rank = (axis.ravel() for axis in np.indices(experts.shape))
+    return {"token": token, "layer": layer, "expert": experts.ravel(), "rank_in_topk": rank, **extra}
+
+
+def test_csv_with_columns_in_any_order(tmp_path):
+    trace = read_workload(csv(tmp_path, "weight,Expert, layer ,token\n.1,3,7,0\n,1,3,0\n.2,2,3,5\n.1,0,7,5\n"))
+    np.testing.assert_array_equal(trace.experts[:, :, 0], [[1, 3], [2, 0]])
+    assert trace.num_experts == 4
+
+
+def test_byte_order_mark_blank_lines_and_windows_line_ends(tmp_path):
+    trace = read_workload(csv(tmp_path, "\ufeff\r\ntoken,layer,expert\r\n\r\n0,0,3\r\n\r\n1,0,3.0\r\n\r\n"))
+    assert trace.experts.shape == (2, 1, 1)
+
+
+def test_choices_without_rank_keep_their_order(tmp_path):
+    trace = read_workload(csv(tmp_path, "token,layer,expert\n0,0,5\n1,0,2\n0,0,1\n1,0,-1\n"))
+    np.testing.assert_array_equal(trace.experts[:, 0], [[5, 1], [2, -1]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 3), st.randoms(use_true_random=False), st.booleans())
+def test_any_row_order_gives_the_same_trace(tokens, layers, k, random, spread):
+    experts = np.array([random.randrange(9) for _ in range(tokens * layers * k)]).reshape(tokens, layers, k)
+    order = list(range(experts.size))
+    random.shuffle(order)
+    columns = {name: column[order] for name, column in long_form(experts).items()}
+    if spread:
+        columns["token"] = columns["token"] * 10**9
+    trace = routing_from_columns(Source(None, "t"), columns, str)
+    np.testing.assert_array_equal(trace.experts, experts)
+
+
+def test_sequence_and_source_rank(tmp_path):
+    trace = read_workload(csv(tmp_path, "token,layer,expert,sequence,source_rank\n1,0,0,4,1\n0,0,1,3,0\n"))
+    np.testing.assert_array_equal(trace.sequence, [3, 4])
+    np.testing.assert_array_equal(trace.source_rank, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("token,layer,expert\n" + "0,0,1\n" * 15 + "0,1,\n", ("line 17: column 'expert' is empty",)),
+        ("token,layer,expert\n0,0,1\n\n\n0,1,\n", ("line 5: column 'expert' is empty",)),
+        ("token,layer,expert\n0,0,1\n0,1,x\n", ("line 3: column 'expert' is 'x', not a whole number",)),
+        ("token,layer,expert\n0,0,1\n0,1,NaN\n", ("line 3", "'NaN'")),
+        ("token,layer,expert\n0,0,1\n0,1,1.5\n", ("line 3", "whole numbers, not 1.5")),
+        ("token,layer,expert\n0,0,1\n0,1\n", ("line 3: has 2 columns, the first line 3",)),
+        ("token,layer,expert\n0,0,1\n0,1,-2\n", ("line 3", "-2")),
+        ("token,layer,expert\n0,0,1\n0,-1,2\n", ("line 3", "'layer'", "-1")),
+        ("token,layer,expert\n0,0,1\n0,1,2\n3,1,2\n", ("token 3, layer 0", "no row")),
+        ("token,layer,expert\n0,0,1\n0,1,2\n9,4,2\n", ("token 0, layer 4", "no row")),
+        ("token,layer,expert\n0,0,1\n0,1,2\n0,2,2\n0,1,2\n", ("token 0, layer 1: has 2 rows where most have 1",)),
+        ("token,layer,expert,rank_in_topk\n0,0,1,0\n0,0,2,0\n", ("line 3", "second row", "token 0, layer 0, rank 0")),
+        ("token,layer,expert,rank_in_topk\n0,0,1,1\n0,0,2,2\n", ("line 3", "counts from 0")),
+        ("token,layer,expert,rank_in_topk\n0,0,1,99\n", ("line 2", "99")),
+        ("token,layer,expert,sequence\n0,0,1,0\n0,1,2,1\n", ("line 2", "token 0", "sequence")),
+        ("token,layer,expert\n0,0,40000\n", ("line 2", "40000", "out of range")),
+        ("token,layer,expert\n", ("header but no rows",)),
+        ("token,expert\n0,1\n", ("column 'layer' is missing",)),
+        ("token,layer,expert,token\n0,0,1,1\n", ("two columns", "'token'")),
+        ("token;layer;expert\n0;0;1\n", ("semicolons",)),
+        ("a,b\n0,1\n", ("token, layer, expert", "src, dst, bytes", "expert_0", "a, b")),
+        ("src,dst,bytes\n0,1,5\n1,0,-7\n", ("line 3", "'bytes'", "-7")),
+        ("src,dst,bytes\n0,1,nan\n1,0,7\n", ("line 2", "nan")),
+        ("src,dst,bytes\n0,1,5\n0,1,7\n", ("line 3", "second row", "rank 0 to rank 1")),
+        ("src,dst,bytes\n0,1000000000,5\n", ("1000000001",)),
+        ("src,dst,bytes\n0,-1,5\n", ("line 2", "'dst'")),
+        ("0,5,2\n3,0,4\n", ("square", "2 rows of 3")),
+        ("0,5\n3,0\n5,6\n", ("expert_0",)),
+        ("0,1,2\n3,0,4\n5,,0\n", ("line 3: column 2 is empty",)),
+        ("0,1\n-3,0\n", ("header",)),
+        ("0,5\n-3,0\n", ("line 2, column 1", "-3")),
+        ("0,5\nnan,0\n", ("line 2, column 1", "nan")),
+        ("0,1\n1,0\n", ("header", "expert_0")),
+        ("expert_0,expert_2\n1,2\n", ("'expert_1' is missing",)),
+        ("expert_0,1,expert_1\n1,2,3\n", ("same expert",)),
+        ("layer,expert_0,expert_1\n3,1,2\n3,1,2\n", ("line 3", "layer 3 appears twice")),
+        ("expert_1,expert_0\n1,2\n3,-4\n", ("line 3, column 'expert_0'", "-4")),
+        ("expert_0,expert_1\n0,0\n", ("every load is 0",)),
+        ("\n\n", ("no numbers",)),
+    ],
+)
+def test_bad_csv(tmp_path, text, parts):
+    refused(csv(tmp_path, text), *parts)
+
+
+def test_expert_out_of_the_models_range(tmp_path):
+    refused(
+        csv(tmp_path, "token,layer,expert\n0,0,64\n"),
+        "line 2: expert 64 is out of range, experts are 0 … 63",
+        num_experts=64,
+    )
+    refused(csv(tmp_path, "expert_0,expert_1\n1,2\n"), "2 experts", "model has 3", num_experts=3)
+
+
+def test_wide_traffic(tmp_path):
+    traffic = read_workload(csv(tmp_path, "0,1.5,2\n3,0,4\n5,6e2,0\n"), bytes_per_token=2)
+    np.testing.assert_array_equal(traffic.bytes, [[[0, 1.5, 2], [3, 0, 4], [5, 600, 0]]])
+
+
+def test_long_traffic_without_layer_and_with_gaps(tmp_path):
+    traffic = read_workload(csv(tmp_path, "dst,src,bytes\n1,0,5\n2,1,7\n"))
+    np.testing.assert_array_equal(traffic.bytes, [[[0, 5, 0], [0, 0, 7], [0, 0, 0]]])
+
+
+@pytest.mark.parametrize("header", ["expert_0,expert_1", "0,1"])
+def test_loads_leave_dense_layers_out(tmp_path, header):
+    load = read_workload(csv(tmp_path, f"{header}\n0,0\n1,2\n3,0.5\n"))
+    np.testing.assert_array_equal(load.load, [[1, 2], [3, 0.5]])
+    assert load.model_layers == (1, 2)
+
+
+def test_loads_with_layer_and_columns_in_any_order(tmp_path):
+    load = read_workload(csv(tmp_path, "expert_1,layer,expert_0\n1,9,2\n3,4,0\n"))
+    np.testing.assert_array_equal(load.load, [[0, 3], [2, 1]])
+    assert load.model_layers == (4, 9)
+
+
+def test_parquet_routing_and_loads(tmp_path):
+    experts = np.random.default_rng(0).integers(6, size=(10, 3, 2))
+    np.testing.assert_array_equal(read_workload(parquet(tmp_path, **long_form(experts))).experts, experts)
+    floats = {name: column.astype(float) for name, column in long_form(experts).items()}
+    np.testing.assert_array_equal(read_workload(parquet(tmp_path, **floats)).experts, experts)
+    assert read_workload(parquet(tmp_path, expert_0=[1.0], expert_1=[2.0])).load.tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "parts"),
+    [
+        ({"token": [0, 1], "layer": [0, 0], "expert": [1, None]}, ("row 1: column 'expert' is empty",)),
+        ({"token": [0, 1], "layer": [0, 0], "expert": ["1", "2"]}, ("'expert' is string",)),
+        ({"token": [0, 1], "layer": [0, 0], "expert": [1, 2.5]}, ("row 1", "2.5")),
+        ({"token": [0, 1], "layer": [0, 0]}, ("'expert' is missing",)),
+        (
+            {"token": pa.array([], pa.int64()), "layer": pa.array([], pa.int64()), "expert": pa.array([], pa.int64())},
+            ("no rows",),
+        ),
+        ({"src": [0], "dst": [1], "bytes": [-1.0]}, ("row 0", "-1")),
+    ],
+)
+def test_bad_parquet(tmp_path, columns, parts):
+    refused(parquet(tmp_path, **columns), *parts)
+
+
+def test_truncated_parquet(tmp_path):
+    path = parquet(tmp_path, token=[0], layer=[0], expert=[1])
+    path.write_bytes(path.read_bytes()[:-30])
+    refused(path, "damaged")
+
+
+def test_parquet_that_unpacks_to_too_much(tmp_path):
+    zeros = pa.array(np.zeros(10**6, np.int64))
+    table = pa.table({name: pa.chunked_array([zeros] * 100) for name in ("token", "layer", "expert")})
+    pq.write_table(table, tmp_path / "bomb.parquet")
+    refused(tmp_path / "bomb.parquet", "would unpack to 2.2 GB")
