@@ -1,0 +1,26 @@
+"""A schedule made for one traffic matrix, carried out on another: what happens to a plan at run time."""
+
+import numpy as np
+
+from engine.plan import Schedule
+
+
+def replay(schedule: Schedule, traffic: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The sends (src int64, dst int64, bytes float64, phase int64; each [send]) that carry `traffic` in the schedule's
+    order. traffic: float64[src, dst] bytes with a zero diagonal.
+
+    A pair keeps its place and its split over phases, scaled to the bytes there really are. Pairs that the schedule does
+    not know go last, all in one phase of their own. Sends without bytes disappear.
+    """
+    n = len(traffic)
+    src, dst = np.array(schedule.src, dtype=np.int64), np.array(schedule.dst, dtype=np.int64)
+    planned = np.array(schedule.bytes)
+    pair = src * n + dst
+    total = np.bincount(pair, planned, n * n)
+    size = planned / total[pair] * traffic[src, dst]
+    unknown_src, unknown_dst = np.nonzero((traffic > 0) & (total.reshape(n, n) == 0))
+    src, dst = np.concatenate([src, unknown_src]), np.concatenate([dst, unknown_dst])
+    size = np.concatenate([size, traffic[unknown_src, unknown_dst]])
+    phase = np.concatenate([np.array(schedule.phase, dtype=np.int64), np.full(len(unknown_src), schedule.phases)])
+    real = size > 0
+    return src[real], dst[real], size[real], phase[real]

@@ -1,0 +1,124 @@
+"""t = α + β·size: a start-up time and a time per unit, fitted to measurements (PipeMoE §IV-A, §V-B)."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from pydantic import Field
+
+from engine.cluster import Cluster, Gpu
+from engine.costs.base import CostModel
+from engine.errors import InputError
+from engine.model import MoEModel
+from engine.schema import Frozen
+from engine.simulate.network import Network
+
+
+class Line(Frozen):
+    """seconds = alpha + beta · size. `error` is the mean relative error of the fit on its own points."""
+
+    alpha: float = Field(ge=0)
+    beta: float = Field(ge=0)
+    error: float = Field(default=0, ge=0)
+
+    def seconds(self, size: np.ndarray) -> np.ndarray:
+        """float64[...]: time of work of `size` (float64[...]); no work takes no time."""
+        size = np.asarray(size, dtype=np.float64)
+        return np.where(size > 0, self.alpha + self.beta * size, 0.0)
+
+
+def fit_line(size: np.ndarray, seconds: np.ndarray) -> Line:
+    """The line through measured points that is best in relative error, with neither coefficient negative.
+
+    size: float64[point], seconds: float64[point] > 0; at least two different sizes, else InputError.
+    Relative, because sizes span decades and an absolute fit would only see the largest.
+    """
+    from scipy.optimize import nnls
+
+    size, seconds = np.asarray(size, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
+    if len(np.unique(size)) < 2:
+        raise InputError("a line needs measurements of at least two different sizes")
+    scale = size.max()
+    (alpha, beta), _ = nnls(np.column_stack([1 / seconds, size / scale / seconds]), np.ones(len(size)))
+    line = Line(alpha=alpha, beta=beta / scale)
+    return line.model_copy(update={"error": float(np.mean(np.abs(line.seconds(size) / seconds - 1)))})
+
+
+class CostProfile(Frozen):
+    """Fitted lines of one kind of machine.
+
+    gemm: over m·n·k, by GPU type; gate: the same for the router, whose narrow GEMM comes with a softmax (absent: as
+    `gemm`); memory: over bytes, by GPU type; network: over the bytes of one send between two ranks while all ranks
+    send (absent: the drawn bandwidths count).
+
+    ranks, cores: that many ranks worked at once on that many processors while the lines were measured. With more ranks
+    than processors the lines contain waiting, which `AlphaBeta` takes out again and adds where ranks really meet.
+    """
+
+    name: str = Field(min_length=1, max_length=80)
+    origin: str = Field(min_length=1, description="where and when it was measured")
+    gemm: dict[str, Line] = Field(min_length=1)
+    gate: dict[str, Line] = Field(default_factory=dict)
+    memory: dict[str, Line] = Field(min_length=1)
+    network: Line | None = None
+    ranks: int = Field(default=1, ge=1)
+    cores: int = Field(default=1, ge=1)
+
+    @property
+    def alone(self) -> float:
+        """What is left of a line's time for a rank that has a processor of its own."""
+        return min(1.0, self.cores / self.ranks)
+
+
+@dataclass(frozen=True)
+class AlphaBeta(CostModel):
+    """Costs from a fitted profile."""
+
+    profile: CostProfile
+
+    @property
+    def source(self) -> str:
+        fitted = [*self.profile.gemm.values(), *self.profile.gate.values(), *self.profile.memory.values()]
+        fitted += [self.profile.network] if self.profile.network else []
+        worst = max(line.error for line in fitted)
+        return f"α–β profile {self.profile.name} ({self.profile.origin}); fit error up to {worst:.0%}"
+
+    def _line(self, table: dict[str, Line], gpu: Gpu) -> Line:
+        if gpu.type not in table:
+            raise InputError(
+                f"the cost profile {self.profile.name} has no times for {gpu.type} (it has {', '.join(sorted(table))}); "
+                "use the datasheet costs or a profile measured on that GPU"
+            )
+        return table[gpu.type]
+
+    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
+        work = np.asarray(m, dtype=np.float64) * n * k
+        return self._line(self.profile.gemm, gpu).seconds(work) * self.profile.alone
+
+    def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        if not self.profile.gate:
+            return super().gate(gpu, tokens, model)
+        work = np.asarray(tokens, dtype=np.float64) * model.experts * model.d_model
+        return self._line(self.profile.gate, gpu).seconds(work) * self.profile.alone
+
+    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
+        return self._line(self.profile.memory, gpu).seconds(size) * self.profile.alone
+
+    def together(self, seconds: np.ndarray) -> np.ndarray:
+        """Processor sharing: while more ranks compute than there are processors, all get an equal part of them."""
+        if self.profile.cores >= self.profile.ranks:
+            return seconds
+        order = np.argsort(seconds, axis=-1)
+        ascending = np.take_along_axis(seconds, order, axis=-1)
+        steps = np.diff(ascending, axis=-1, prepend=0.0)
+        at_work = seconds.shape[-1] - np.arange(seconds.shape[-1])
+        ends = np.cumsum(steps * np.maximum(1.0, at_work / self.profile.cores), axis=-1)
+        shared = np.empty_like(seconds)
+        np.put_along_axis(shared, order, ends, axis=-1)
+        return shared
+
+    def network(self, cluster: Cluster) -> Network:
+        network = Network.of(cluster)
+        if self.profile.network is None:
+            return network
+        measured = np.full(len(cluster.gpus), 1 / max(self.profile.network.beta, 1e-15))
+        return replace(network, send=measured, receive=measured, latency=self.profile.network.alpha)

@@ -1,0 +1,48 @@
+"""The contract of every cost source, and what follows from a GEMM and a pass over memory."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from engine.cluster import Cluster, Gpu
+from engine.model import MoEModel
+from engine.simulate.network import Network
+
+
+class CostModel(ABC):
+    """Times of the parts of an MoE layer on a given GPU, in seconds."""
+
+    @property
+    @abstractmethod
+    def source(self) -> str:
+        """One line for people: where the times come from, with the assumptions made."""
+
+    @abstractmethod
+    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
+        """float64[...]: seconds of C[m, n] = A[m, k] B[k, n]; 0 where m is 0. m: float64[...] rows."""
+
+    @abstractmethod
+    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
+        """float64[...]: seconds to move `size` bytes through the GPU's memory; 0 where size is 0."""
+
+    def network(self, cluster: Cluster) -> Network:
+        """The fabric as this source sees it: the drawn bandwidths and latencies unless it measured its own."""
+        return Network.of(cluster)
+
+    def together(self, seconds: np.ndarray) -> np.ndarray:
+        """float64[..., gpu]: how long computations that start at once on all GPUs take, from what each takes on its own
+        (float64[..., gpu]). The same, unless the source was measured on ranks that share processors."""
+        return seconds
+
+    def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        """float64[...]: seconds for one expert to process `tokens` token copies (float64[...])."""
+        inward = self.gemm(gpu, tokens, (model.ffn_matrices - 1) * model.d_ff, model.d_model, model.dtype)
+        return inward + self.gemm(gpu, tokens, model.d_model, model.d_ff, model.dtype)
+
+    def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        """float64[...]: seconds for the router to score `tokens` tokens (float64[...])."""
+        return self.gemm(gpu, tokens, model.experts, model.d_model, model.dtype)
+
+    def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        """float64[...]: seconds to sum the k expert outputs of `tokens` tokens (float64[...]): k reads, one write."""
+        return self.memory_pass(gpu, tokens * (model.experts_per_token + 1) * model.bytes_per_token)
