@@ -1,0 +1,34 @@
+"""How fast one all-to-all can possibly be: lower bounds on its makespan, start-up latency left out.
+
+In all functions traffic is float64[src, dst] in bytes (the diagonal is ignored: those tokens stay on their GPU) and
+send, receive are float64[gpu] in bytes/s, one rate per direction.
+"""
+
+import numpy as np
+
+
+def pair_seconds(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> np.ndarray:
+    """float64[src, dst]: seconds of every transfer alone, at the slower of its two ends; 0 on the diagonal."""
+    seconds = traffic / np.minimum(send[:, None], receive[None, :])
+    np.fill_diagonal(seconds, 0.0)
+    return seconds
+
+
+def matched_bound(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> float:
+    """Seconds of the busiest end when a GPU sends to one peer and receives from one peer at a time.
+
+    The transfers of a line of `pair_seconds` share an end and can only follow one another. With preemption the bound
+    is reached (Gonzalez and Sahni 1976; the pairwise form used in the proof of Aurora's Theorem 5.2).
+    """
+    seconds = pair_seconds(traffic, send, receive)
+    return float(max(seconds.sum(axis=1).max(initial=0.0), seconds.sum(axis=0).max(initial=0.0)))
+
+
+def shared_bound(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> float:
+    """Seconds of the busiest end when a GPU serves any number of peers at once within its bandwidth.
+
+    This is the formula that Aurora's Theorem 5.2 states. Never above `matched_bound`; equal to it when all rates are.
+    """
+    moved = np.array(traffic, dtype=np.float64)
+    np.fill_diagonal(moved, 0.0)
+    return float(max((moved.sum(axis=1) / send).max(initial=0.0), (moved.sum(axis=0) / receive).max(initial=0.0)))

@@ -1,0 +1,42 @@
+"""Matched orders: distance from the bound, phases, seconds. Run `python -m tests.benchmarks.bench_order`."""
+
+import time
+
+import numpy as np
+
+from engine.communication.algorithm1 import algorithm1
+from engine.communication.order import order
+
+KINDS = ("uniform", "zipf")
+SIZES = (8, 40, 64, 128, 256)
+LARGEST_PRINTED_RULE = 64
+BANDWIDTH = 50e9
+
+
+def instance(n: int, kind: str) -> np.ndarray:
+    """float64[n, n] bytes: all pairs alike, or receivers with Zipf popularity."""
+    traffic = np.random.default_rng(n).random((n, n)) * 1e6
+    if kind == "zipf":
+        traffic /= np.arange(1, n + 1)
+    return traffic
+
+
+def main() -> None:
+    print(f"{'n':>4} {'kind':<8} {'makespan/bound - 1':>18} {'phases':>7} {'seconds':>8}   Algorithm 1: ratio, seconds")
+    for n in SIZES:
+        rate = np.full(n, BANDWIDTH)
+        for kind in KINDS:
+            traffic = instance(n, kind)
+            started = time.perf_counter()
+            result = order(traffic, rate, rate)
+            seconds = time.perf_counter() - started
+            excess = result.objective / result.bound - 1
+            line = f"{n:>4} {kind:<8} {excess:>18.1e} {result.solution.phases:>7} {seconds:>8.4f}"
+            if n <= LARGEST_PRINTED_RULE:
+                printed = algorithm1(traffic, rate, rate)
+                line += f"   {printed.objective / printed.bound:.3f}, {printed.runtime:.3f}"
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
