@@ -1,0 +1,246 @@
+"""Which expert goes on which GPU of a mixed cluster, one expert to a GPU: exact.
+
+Aurora section 5.1. With barriers between the steps of a layer its time is a constant plus max F + 2 max N (equation 3),
+where F is a GPU's expert computation and N its share of one all-to-all. The paper sorts experts by tokens and GPUs by
+speed (Theorem 5.1), which is optimal only while one number per expert decides both F and N. Tokens start on fixed GPUs,
+so N depends on the pair, and the exact answer is a bottleneck assignment under the best threshold on F.
+"""
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InputError
+from engine.result import Provenance, Result, Status, Stop, library_versions, never
+
+
+@dataclass(frozen=True)
+class AssignmentInstance:
+    """One MoE layer whose experts are to be assigned to GPUs; all times in seconds, all arrays finite.
+
+    compute: float64[gpu, expert], computation the GPU needs for the expert's tokens, at least 0.
+    receive: float64[gpu, expert], receiving the expert adds to the GPU in one all-to-all, at least 0.
+    send_total: float64[gpu], sending of the GPU if it keeps no token.
+    send_saved: float64[gpu, expert], sending the GPU saves if the expert lives on it, at least 0.
+
+    Raises InputError if a shape or a value is wrong.
+    """
+
+    compute: NDArray[np.float64]
+    receive: NDArray[np.float64]
+    send_total: NDArray[np.float64]
+    send_saved: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        for name in ("compute", "receive", "send_saved", "send_total"):
+            value = np.asarray(getattr(self, name), dtype=np.float64)
+            object.__setattr__(self, name, value)
+            wanted = self.compute.shape[:1] if name == "send_total" else self.compute.shape
+            if self.compute.ndim != 2 or self.compute.size == 0 or value.shape != wanted:
+                raise InputError(f"{name}: shape {value.shape}; wanted [gpu, expert], for send_total [gpu], none empty")
+            if not np.isfinite(value).all() or value.min() < 0:
+                raise InputError(f"{name}: every value must be finite and at least 0")
+
+    @classmethod
+    def from_tokens(
+        cls,
+        tokens: NDArray[np.float64],
+        compute: NDArray[np.float64],
+        send_bandwidth: NDArray[np.float64],
+        receive_bandwidth: NDArray[np.float64],
+    ) -> "AssignmentInstance":
+        """The instance of a routing.
+
+        tokens: float64[source gpu, expert], what the tokens starting on a GPU send to an expert, in tokens or bytes.
+        compute: float64[gpu, expert] seconds.
+        send_bandwidth, receive_bandwidth: float64[gpu], in the unit of `tokens` per second, positive.
+        """
+        tokens = np.asarray(tokens, dtype=np.float64)
+        if tokens.ndim != 2 or tokens.size == 0 or not np.isfinite(tokens).all() or tokens.min() < 0:
+            raise InputError("tokens: wanted a table [source gpu, expert] of finite values of at least 0")
+        rates = {"send_bandwidth": send_bandwidth, "receive_bandwidth": receive_bandwidth}
+        for name, rate in rates.items():
+            rates[name] = rate = np.asarray(rate, dtype=np.float64)
+            if rate.shape != tokens.shape[:1] or not np.isfinite(rate).all() or rate.min() <= 0:
+                raise InputError(f"{name}: wanted one positive value for each of the {len(tokens)} GPUs")
+        sent, received = rates["send_bandwidth"], rates["receive_bandwidth"]
+        elsewhere = np.maximum(tokens.sum(axis=0) - tokens, 0.0)
+        return cls(compute, elsewhere / received[:, None], tokens.sum(axis=1) / sent, tokens / sent[:, None])
+
+    @property
+    def gpus(self) -> int:
+        return self.compute.shape[0]
+
+    @property
+    def experts(self) -> int:
+        return self.compute.shape[1]
+
+    def network(self) -> NDArray[np.float64]:
+        """float64[gpu, expert] seconds of one all-to-all on the GPU if the expert is its only one."""
+        return np.maximum(self.send_total[:, None] - self.send_saved, self.receive)
+
+    def cost(self, gpu_of_expert: NDArray[np.int64]) -> float:
+        """max F + 2 max N in seconds of any assignment int64[expert], with any number of experts on a GPU."""
+        expert = np.arange(self.experts)
+
+        def per_gpu(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+            return np.bincount(gpu_of_expert, weights=seconds[gpu_of_expert, expert], minlength=self.gpus)
+
+        network = np.maximum(self.send_total - per_gpu(self.send_saved), per_gpu(self.receive))
+        return float(per_gpu(self.compute).max() + 2 * network.max())
+
+
+def assign(instance: AssignmentInstance, stop: Stop = never) -> Result[NDArray[np.int64]]:
+    """One expert to each GPU so that max F + 2 max N is least, proven; `solution` is gpu_of_expert int64[expert].
+
+    A box is a range of thresholds on F times a range of thresholds on N that may still hold a better answer. The box
+    with the lowest corner is split at its middle F threshold, where the least possible N is found by bisection over
+    matchings; what is dominated by that point or infeasible beside it leaves the search. Boxes are few, for the least N
+    falls as F rises.
+
+    Raises InputError unless there are as many experts as GPUs. When `stop` answers True the status is CANCELLED and the
+    answer legal, with the bound proven so far.
+    """
+    start = time.perf_counter()
+    if instance.gpus != instance.experts:
+        raise InputError(
+            f"{instance.experts} experts on {instance.gpus} GPUs: one expert to a GPU needs equal numbers of both"
+        )
+    compute, network = instance.compute, instance.network()
+    matching = _Matching(compute, network)
+    best = np.arange(instance.gpus)
+    objective, bound, cancelled = instance.cost(best), 0.0, False
+
+    def feasible(f: float, n: float) -> bool:
+        nonlocal best, objective
+        if stop():
+            raise _Cancelled
+        if not matching.fit(f, n):
+            return False
+        gpu_of_expert = np.array(matching.gpu_of_expert)
+        cost = instance.cost(gpu_of_expert)
+        if cost < objective:
+            best, objective = gpu_of_expert, cost
+        return True
+
+    try:
+        f_values, n_values = _candidates(compute), _candidates(network)
+        bound = float(f_values[0] + 2 * n_values[0])
+        f_values = f_values[_least(f_values, 0, len(f_values) - 1, lambda f: feasible(f, np.inf)) :]
+        n_values = n_values[_least(n_values, 0, len(n_values) - 1, lambda n: feasible(np.inf, n)) :]
+        boxes = [(float(f_values[0] + 2 * n_values[0]), 0, len(f_values) - 1, 0, len(n_values) - 1)]
+        while boxes and boxes[0][0] < objective:
+            bound, f_low, f_high, n_low, n_high = boxes[0]
+            f_high = min(f_high, int(np.searchsorted(f_values + 2 * n_values[n_low], objective)) - 1)
+            n_high = min(n_high, int(np.searchsorted(f_values[f_low] + 2 * n_values, objective)) - 1)
+            f_mid = (f_low + f_high) // 2
+            f, n = f_mid, _least(n_values, n_low, n_high + 1, lambda n, f=f_values[f_mid]: feasible(f, n))
+            if n <= n_high:
+                f = _least(f_values, f_low, f_mid, lambda f, n=n_values[n]: feasible(f, n))
+            # The box stays on the heap until it is split, so that a cancelled search still has its bound.
+            heapq.heappop(boxes)
+            if f_low < f and n < n_high:
+                corner = float(f_values[f_low] + 2 * n_values[n + 1])
+                heapq.heappush(boxes, (corner, f_low, f - 1, n + 1, n_high))
+            if f_mid < f_high and n_low < n:
+                corner = float(f_values[f_mid + 1] + 2 * n_values[n_low])
+                heapq.heappush(boxes, (corner, f_mid + 1, f_high, n_low, n - 1))
+        bound = objective
+    except _Cancelled:
+        cancelled = True
+    return Result(
+        status=Status.CANCELLED if cancelled else Status.OPTIMAL,
+        objective=objective,
+        bound=min(bound, objective),
+        runtime=time.perf_counter() - start,
+        solution=best,
+        provenance=Provenance(optimiser="assign", versions=library_versions()),
+    )
+
+
+class _Cancelled(Exception):  # noqa: N818 - not an error
+    """`stop` answered True."""
+
+
+def _candidates(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The values a bottleneck can have, rising: none below what some GPU or some expert cannot avoid."""
+    unavoidable = max(seconds.min(axis=0).max(), seconds.min(axis=1).max())
+    return np.unique(seconds[seconds >= unavoidable])
+
+
+def _least(values: NDArray[np.float64], low: int, high: int, feasible: Callable[[float], bool]) -> int:
+    """Least index in low..high whose value is feasible; `high` is returned untested if no lower one is."""
+    while low < high:
+        middle = (low + high) // 2
+        if feasible(values[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+class _Matching:
+    """Perfect matchings of GPUs to experts under two thresholds, each test starting from what the last one left.
+
+    Rows of the bipartite graph are Python integers, one bit an expert: an augmenting path visits an expert in under a
+    microsecond, and neighbouring thresholds need only a few paths.
+    """
+
+    def __init__(self, compute: NDArray[np.float64], network: NDArray[np.float64]) -> None:
+        self.compute = compute
+        self.network = network
+        self.size = len(compute)
+        self.expert_of_gpu = [-1] * self.size
+        self.gpu_of_expert = [-1] * self.size
+
+    def fit(self, f: float, n: float) -> bool:
+        """Is there a perfect matching with F <= f and N <= n on every GPU? If so it is in `gpu_of_expert`."""
+        allowed = np.packbits((self.compute <= f) & (self.network <= n), axis=1, bitorder="little")
+        width, packed = allowed.shape[1], allowed.tobytes()
+        rows = [int.from_bytes(packed[i : i + width], "little") for i in range(0, len(packed), width)]
+        if not all(rows):
+            return False
+        free = (1 << self.size) - 1
+        unmatched = []
+        for gpu, expert in enumerate(self.expert_of_gpu):
+            if expert >= 0 and rows[gpu] >> expert & 1:
+                free ^= 1 << expert
+                continue
+            unmatched.append(gpu)
+            if expert >= 0:
+                self.expert_of_gpu[gpu] = self.gpu_of_expert[expert] = -1
+        for gpu in unmatched:
+            # A GPU without an augmenting path now has none later either (Berge), so one failure settles it.
+            expert = self._augment(gpu, rows, free)
+            if expert < 0:
+                return False
+            free ^= 1 << expert
+        return True
+
+    def _augment(self, root: int, rows: list[int], free: int) -> int:
+        """Match the GPU `root` along a shortest augmenting path; the free expert at its end, or -1 if there is none."""
+        unseen = (1 << self.size) - 1
+        gpu_before = {}
+        queue = [root]
+        for gpu in queue:
+            fresh = rows[gpu] & unseen
+            if fresh & free:
+                expert = end = (fresh & free & -(fresh & free)).bit_length() - 1
+                while True:
+                    before = self.expert_of_gpu[gpu]
+                    self.expert_of_gpu[gpu], self.gpu_of_expert[expert] = expert, gpu
+                    if gpu == root:
+                        return end
+                    expert, gpu = before, gpu_before[before]
+            unseen ^= fresh
+            while fresh:
+                lowest = fresh & -fresh
+                fresh ^= lowest
+                expert = lowest.bit_length() - 1
+                gpu_before[expert] = gpu
+                queue.append(self.gpu_of_expert[expert])
+        return -1

@@ -1,0 +1,84 @@
+"""CP-SAT, run so that it can be stopped, watched and repeated."""
+
+import threading
+from collections.abc import Callable, Mapping
+
+from ortools.sat.python.cp_model import CpModel, CpSolver, CpSolverSolutionCallback, CpSolverStatus, IntVar
+
+from engine.result import Stop, never
+
+POLL_SECONDS = 0.02
+DETERMINISTIC_SHARE = 0.5
+"""Deterministic seconds given for each wall second: on ordinary cores the deterministic limit is met first."""
+
+
+def solve(
+    model: CpModel,
+    time_limit: float,
+    seed: int = 0,
+    stop: Stop = never,
+    hint: Mapping[IntVar, int] | None = None,
+    linearization_level: int = 1,
+    on_progress: Callable[[float, float], None] | None = None,
+) -> tuple[CpSolverStatus, CpSolver]:
+    """Solve `model` with one worker within `time_limit` seconds: its status, and the solver to read the values from.
+
+    One worker, a fixed seed and a deterministic limit make equal calls give equal answers wherever the machine is fast
+    enough for that limit to come before `time_limit`, which holds in any case. `hint` replaces the hints of the model.
+    `linearization_level` 2 puts every constraint into the linear relaxation, for models whose difficulty is in sums.
+    `on_progress(objective, bound)` is called in the calling thread, in the units of the model, after an improvement.
+
+    The search runs in a helper thread: the calling thread stays free to receive signals, asks `stop` and passes its
+    True on to the solver, whose best answer so far is kept.
+    """
+    if hint is not None:
+        model.clear_hints()
+        for variable, value in hint.items():
+            model.add_hint(variable, value)
+    solver = CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    solver.parameters.max_time_in_seconds = time_limit
+    solver.parameters.max_deterministic_time = time_limit * DETERMINISTIC_SHARE
+    solver.parameters.linearization_level = linearization_level
+    solver.parameters.catch_sigint_signal = False
+    watch = _Watch()
+    outcome: list[CpSolverStatus | BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(solver.solve(model, watch if on_progress else None))
+        except BaseException as error:
+            outcome.append(error)
+
+    helper = threading.Thread(target=work, daemon=True)
+    helper.start()
+    reported = None
+    try:
+        while helper.is_alive():
+            helper.join(POLL_SECONDS)
+            if on_progress and watch.latest != reported:
+                reported = watch.latest
+                on_progress(*reported)
+            if stop():
+                solver.stop_search()
+    except BaseException:
+        # An exception here (a signal handler's, or the caller's own) must not leave the solver running behind it.
+        while helper.is_alive():
+            solver.stop_search()
+            helper.join(POLL_SECONDS)
+        raise
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0], solver
+
+
+class _Watch(CpSolverSolutionCallback):
+    """Keeps the last solution's objective and bound for the calling thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest: tuple[float, float] | None = None
+
+    def on_solution_callback(self) -> None:
+        self.latest = (self.objective_value, self.best_objective_bound)

@@ -1,0 +1,192 @@
+"""Several experts to a GPU: against every grouping, the bound, real recordings, and interruption."""
+
+import time
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel
+
+from engine.errors import InputError
+from engine.placement.assignment import AssignmentInstance, assign
+from engine.placement.baselines import linear_assignment, sorted_assignment
+from engine.placement.grouped_assignment import assign_groups
+from engine.result import Status
+from engine.solver import solve
+from tests.placement.test_assignment import SPEEDS, mixed_instance, routing
+
+RECORDING = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-v2-lite-routing.npz"
+
+
+def brute_force(instance: AssignmentInstance, slots: np.ndarray, exact_slots: bool) -> float:
+    lowest = np.inf
+    for choice in product(range(instance.gpus), repeat=instance.experts):
+        held = np.bincount(choice, minlength=instance.gpus)
+        if (held == slots).all() if exact_slots else (held <= slots).all():
+            lowest = min(lowest, instance.cost(np.array(choice)))
+    return lowest
+
+
+def four_speeds(experts: int, gpus: int, seed: int) -> tuple[AssignmentInstance, np.ndarray]:
+    """A layer with skewed popularity on a cluster of four speeds, equal slots."""
+    rng = np.random.default_rng(seed)
+    popularity = rng.dirichlet(np.full(experts, 4.0))
+    tokens = np.stack([rng.multinomial(8192, rng.dirichlet(200 * popularity)) for _ in range(gpus)])
+    speed = np.array(SPEEDS)[np.arange(gpus) * 4 // gpus]
+    return mixed_instance(tokens, speed), np.full(gpus, experts // gpus)
+
+
+@pytest.mark.parametrize(
+    ("slots", "exact_slots"),
+    [
+        ([2, 2, 2], True),
+        ([3, 3], True),
+        ([3, 1, 2], True),
+        ([5, 0, 1], True),
+        ([6], True),
+        ([3, 3, 3], False),
+        ([4, 1, 2], False),
+        ([9, 9], False),
+        ([6, 0, 2], False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["integer", "float", "skewed"])
+def test_equals_every_grouping(slots, exact_slots, kind):
+    slots = np.array(slots)
+    for seed in range(3):
+        instance = mixed_instance(*routing(len(slots), 6, seed, kind), computation=[0.2, 1.0, 3.0][seed])
+        result = assign_groups(instance, slots, exact_slots, time_limit=2.0)
+        held = np.bincount(result.solution, minlength=len(slots))
+        optimum = brute_force(instance, slots, exact_slots)
+        assert (held == slots).all() if exact_slots else (held <= slots).all()
+        assert result.status is Status.OPTIMAL
+        assert result.objective == instance.cost(result.solution) == pytest.approx(optimum, rel=1e-6)
+        assert result.bound <= optimum * (1 + 1e-12)
+
+
+def test_one_slot_each_is_the_exact_assignment():
+    for seed in range(5):
+        instance = mixed_instance(*routing(9, 9, seed, "float"))
+        result = assign_groups(instance, np.ones(9, dtype=np.int64))
+        assert result.objective == assign(instance).objective
+        upper = assign_groups(instance, np.ones(9, dtype=np.int64), exact_slots=False, time_limit=2.0)
+        assert upper.objective == pytest.approx(result.objective, rel=1e-6)
+
+
+def test_renaming_and_units():
+    instance, slots = four_speeds(16, 8, 0)
+    rng = np.random.default_rng(1)
+    gpu, expert = rng.permutation(8), rng.permutation(16)
+    cells = np.ix_(gpu, expert)
+    renamed = AssignmentInstance(
+        3 * instance.compute[cells],
+        3 * instance.receive[cells],
+        3 * instance.send_total[gpu],
+        3 * instance.send_saved[cells],
+    )
+    first, second = assign_groups(instance, slots), assign_groups(renamed, slots)
+    assert first.status is second.status is Status.OPTIMAL
+    assert second.objective == pytest.approx(3 * first.objective, rel=1e-6)
+
+
+def test_upper_limits_are_never_worse_than_filling_them():
+    instance, slots = four_speeds(16, 8, 3)
+    filled = assign_groups(instance, slots)
+    loose = assign_groups(instance, slots + 2, exact_slots=False)
+    assert loose.bound <= filled.objective
+    assert loose.objective <= filled.objective * (1 + 1e-6)
+    assert np.bincount(loose.solution, minlength=8).max() <= 4
+
+
+def test_same_seed_same_answer_and_close_to_the_bound():
+    instance, slots = four_speeds(64, 8, 1)
+    heard = []
+    first = assign_groups(instance, slots, time_limit=4.0, on_incumbent=lambda *pair: heard.append(pair))
+    second = assign_groups(instance, slots, time_limit=4.0)
+    assert first.solution.tolist() == second.solution.tolist()
+    assert first.bound == second.bound
+    assert first.gap < 0.005
+    assert all(bound <= objective for objective, bound in heard)
+    assert heard[-1][0] == pytest.approx(first.objective, rel=1e-6)
+    others = [sorted_assignment(instance.compute.min(axis=0), 1 / instance.compute.max(axis=1), slots)]
+    others.append(linear_assignment(64, slots))
+    assert all(instance.cost(other) > first.objective for other in others)
+
+
+@pytest.mark.skipif(not RECORDING.exists(), reason=f"no recording at {RECORDING.name} beside the project")
+def test_a_real_layer_on_four_speeds():
+    experts = np.load(RECORDING)["intent"][:, 13].astype(np.int64)
+    source = np.broadcast_to(np.arange(len(experts))[:, None] % 8, experts.shape)
+    tokens = np.zeros((8, 64))
+    np.add.at(tokens, (source, experts), 1)
+    instance, slots = mixed_instance(tokens, np.repeat(SPEEDS, 2)), np.full(8, 8)
+    result = assign_groups(instance, slots, time_limit=4.0)
+    by_rule = instance.cost(sorted_assignment(tokens.sum(axis=0), np.repeat(SPEEDS, 2), slots))
+    print(f"DeepSeek-V2-Lite layer 13: {result.objective:.0f}, gap {result.gap:.5f}, rule of 5.1 {by_rule:.0f}")
+    assert result.gap < 0.005
+    assert by_rule > result.objective
+
+
+@pytest.mark.parametrize(("experts", "gpus", "after"), [(64, 8, 0.0), (64, 8, 0.2), (128, 32, 2.0), (256, 64, 0.5)])
+def test_cancelled_within_half_a_second(experts, gpus, after):
+    instance, slots = four_speeds(experts, gpus, 1)
+    start = time.perf_counter()
+    result = assign_groups(instance, slots, time_limit=60.0, stop=lambda: time.perf_counter() - start >= after)
+    assert time.perf_counter() - start < after + 1.0  # half a second, and as much again for a busy machine
+    assert result.status is Status.CANCELLED
+    assert (np.bincount(result.solution, minlength=gpus) == slots).all()
+    assert 0 < result.bound <= result.objective == instance.cost(result.solution)
+
+
+def test_time_limit_holds():
+    instance, slots = four_speeds(64, 8, 2)
+    result = assign_groups(instance, slots, time_limit=0.3)
+    assert result.runtime < 1.0
+    assert result.bound <= result.objective
+
+
+def test_no_tokens_at_all():
+    result = assign_groups(mixed_instance(np.zeros((2, 4)), np.ones(2)), np.array([2, 2]))
+    assert (result.objective, result.status) == (0.0, Status.OPTIMAL)
+
+
+def test_bad_slots_say_what_would_do():
+    instance, _ = four_speeds(16, 8, 0)
+    with pytest.raises(InputError, match="8 places for 16 experts; give the GPUs 8 more slots"):
+        assign_groups(instance, np.ones(8, dtype=np.int64))
+    with pytest.raises(InputError, match="take 8 slots away"):
+        assign_groups(instance, np.full(8, 3))
+    with pytest.raises(InputError, match="8 GPUs"):
+        assign_groups(instance, np.array([8, 8]))
+    with pytest.raises(InputError, match="whole number"):
+        assign_groups(instance, np.full(8, 2.0))
+
+
+def knapsack() -> tuple[CpModel, list]:
+    rng = np.random.default_rng(0)
+    weight, value = rng.integers(10**6, 10**7, (2, 300)).tolist()
+    model = CpModel()
+    taken = [model.new_bool_var(f"taken{i}") for i in range(300)]
+    for shift in range(20):
+        model.add(sum(w * taken[(i * (shift + 1)) % 300] for i, w in enumerate(weight)) <= sum(weight) // 3)
+    model.maximize(sum(v * t for v, t in zip(value, taken, strict=True)))
+    return model, taken
+
+
+def test_solver_stops_when_asked_and_keeps_its_answer():
+    model, taken = knapsack()
+    start = time.perf_counter()
+    status, solver = solve(model, 60.0, stop=lambda: time.perf_counter() - start > 0.7, hint=dict.fromkeys(taken, 0))
+    assert time.perf_counter() - start < 2.0
+    assert status in (FEASIBLE, OPTIMAL)
+    assert solver.objective_value >= 0
+
+
+def test_solver_passes_on_an_exception_of_the_caller():
+    def stop() -> bool:
+        raise KeyboardInterrupt
+
+    model, _ = knapsack()
+    with pytest.raises(KeyboardInterrupt):
+        solve(model, 60.0, stop=stop)
