@@ -1,0 +1,228 @@
+"""Aurora (Li et al., 2024), exclusive models: one model's experts on a homogeneous (§4) or heterogeneous (§5) cluster.
+
+Two decisions: which GPU takes which experts, and in which order the bytes of every all-to-all move. The printed rules
+(Theorem 5.1, Algorithm 1, Theorem 5.2) are not optimal in general; `aurora` solves both problems exactly or with a
+proven bound and says how far the printed rules, kept as `aurora-printed`, are from it.
+"""
+
+import numpy as np
+
+from engine.communication.algorithm1 import algorithm1
+from engine.communication.two_networks import order_on
+from engine.errors import InputError
+from engine.placement.assignment import AssignmentInstance, assign
+from engine.placement.baselines import linear_assignment, sorted_assignment
+from engine.placement.grouped_assignment import assign_groups
+from engine.plan import Placement, Plan, Schedule, SendOrder
+from engine.problem import Problem
+from engine.result import Provenance, Status, Stop
+from engine.simulate.inference import compute_seconds, simulate
+from engine.systems.base import SEED, Draft, Option, Report, System, Value
+
+SLOTS = Option(
+    "slots", "even", "experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds",
+    choices=("even", "uneven"),
+)  # fmt: skip
+ORDER = Option(
+    "order", "best", "when bytes move; best: simulate each and take the fastest",
+    choices=("best", "matched", "shared", "concurrent"),
+)  # fmt: skip
+TIME_LIMIT = Option("time_limit", 20.0, "seconds for the placement of all layers together", low=0.1, high=3600)
+
+
+def aurora(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Aurora with exact kernels, for both exclusive scenarios."""
+    gpu_of_expert, bound, notes, cancelled = assign_layers(problem, settings, stop, report)
+    placement = to_placement(gpu_of_expert, problem)
+    if cancelled:
+        return Draft(placement, SendOrder(mode="concurrent"), bound, notes, cancelled=True)
+    order, times = best_order(placement, problem, str(settings["order"]), stop, report)
+    notes |= {f"with {mode} order, seconds": seconds for mode, seconds in times.items()}
+    notes |= compare_with_printed(gpu_of_expert, problem)
+    return Draft(placement, order, bound, notes, cancelled=stop())
+
+
+def aurora_printed(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Theorem 5.1's sorted assignment and Algorithm 1's order, to the letter."""
+    slots = slots_of_gpu(problem, "even")
+    load = problem.demand.sum(axis=1)
+    speed = problem.cluster.values("flops_fp16")
+    placement = to_placement(np.array([sorted_assignment(row, speed, slots) for row in load]), problem)
+    network = problem.network
+    traffic = problem.traffic(placement)
+    dispatch = tuple(algorithm1(matrix, network.send, network.receive).solution for matrix in traffic)
+    return Draft(placement, SendOrder(mode="matched", dispatch=dispatch, combine=tuple(map(reverse, dispatch))))
+
+
+def to_placement(gpu_of_expert: np.ndarray, problem: Problem) -> Placement:
+    """int[layer, expert] as a `Placement` of the problem's model."""
+    return Placement.from_gpu_of_expert(gpu_of_expert, len(problem.cluster.gpus), problem.model.moe_layers)
+
+
+def slots_of_gpu(problem: Problem, kind: str) -> np.ndarray:
+    """int64[gpu]: expert slots per layer. Raises InputError when the experts do not fit the cluster's memory."""
+    experts, gpus = problem.workload.num_experts, len(problem.cluster.gpus)
+    fits = problem.expert_slots_of_gpu()
+    slots = fits if kind == "uneven" else np.full(gpus, -(-experts // gpus))
+    if np.any(slots > fits) or slots.sum() < experts:
+        tight = int(fits.argmin())
+        raise InputError(
+            f"{experts} experts a layer do not fit: {problem.cluster.gpu_names[tight]} has memory for {fits[tight]} per "
+            f"layer, all GPUs together for {fits.sum()}; add GPUs or memory, use a smaller dtype"
+            + ("" if kind == "uneven" else ", or set slots=uneven")
+        )
+    return np.minimum(slots, experts)
+
+
+def instance_of_layer(problem: Problem, layer: int) -> AssignmentInstance:
+    """The assignment problem of one layer (Aurora §5.1), as a relaxation where needed so that its bound always holds.
+
+    Dispatch and combine together take max(sent, received) · (1/send + 1/receive) at a GPU, hence the harmonic mean.
+    On nodes with links of their own only what arrives from other nodes is sure to load the fabric, whatever the rest of
+    the placement; a cluster that is one such node uses its links as the fabric.
+    """
+    network, tokens = problem.network, problem.demand[layer]
+    size = tokens * problem.model.bytes_per_token
+    compute = np.array(
+        [problem.cost.expert_ffn(gpu, tokens.sum(axis=0), problem.model) for gpu in problem.cluster.gpus]
+    )
+    linked = network.linked
+    if linked.all():
+        return AssignmentInstance.from_tokens(size, compute, network.link, network.link)
+    rate = 2 / (1 / network.send + 1 / network.receive)
+    if not linked.any():
+        return AssignmentInstance.from_tokens(size, compute, rate, rate)
+    from_elsewhere = size.sum(axis=0) - np.where(linked | np.eye(network.gpus, dtype=bool), 1.0, 0.0) @ size
+    nothing = np.zeros(network.gpus)
+    return AssignmentInstance(compute, from_elsewhere / rate[:, None], nothing, np.zeros_like(size))
+
+
+def assign_layers(
+    problem: Problem, settings: dict[str, Value], stop: Stop, report: Report
+) -> tuple[np.ndarray, float, dict[str, str | float], bool]:
+    """Experts to GPUs for every layer: (int64[layer, expert], proven bound on the total seconds of any such plan with
+    any order, notes, cancelled). Layers not reached before a stop keep contiguous blocks."""
+    slots = slots_of_gpu(problem, str(settings["slots"]))
+    layers, experts = problem.workload.layers, problem.workload.num_experts
+    exact_slots = settings["slots"] == "even" and slots.sum() == experts
+    start = linear_assignment(experts, spread_evenly(slots, experts))
+    gpu_of_expert = np.tile(start, (layers, 1))
+    fixed = _fixed_seconds(problem)
+    objective, bound, proven = 0.0, float(fixed.sum()), 0
+    for layer in range(layers):
+        instance = instance_of_layer(problem, layer)
+        if stop():
+            # The largest single step on the fastest GPU is all that is known of a layer that was not planned.
+            bound += float(instance.compute.min(axis=0).max())
+            continue
+        report(0.8 * layer / layers, f"placing layer {layer + 1} of {layers}", None, None)
+        if experts == len(slots) and np.all(slots == 1):
+            result = assign(instance, stop)
+        else:
+            limit = float(settings["time_limit"]) / layers
+            result = assign_groups(instance, slots, exact_slots, limit, int(settings["seed"]), stop)
+        gpu_of_expert[layer] = result.solution
+        objective += result.objective
+        bound += result.bound
+        proven += result.status is Status.OPTIMAL
+    notes: dict[str, str | float] = {
+        "placement": f"proven optimal in {proven} of {layers} layers (max FFN + 2 · max all-to-all, no start-up times)",
+        "placement objective, seconds": objective,
+    }
+    return gpu_of_expert, bound, notes, stop()
+
+
+def spread_evenly(slots: np.ndarray, experts: int) -> np.ndarray:
+    """int64[gpu]: how many experts each GPU takes, in order, when GPUs are filled as evenly as `slots` allow."""
+    taken = np.zeros_like(slots)
+    while taken.sum() < experts:
+        room = np.flatnonzero(taken < slots)
+        fewest = room[taken[room] == taken[room].min()]
+        taken[fewest[: experts - taken.sum()]] += 1
+    return taken
+
+
+def _fixed_seconds(problem: Problem) -> np.ndarray:
+    """float64[layer]: gate and aggregation, which no plan changes, and one start-up of dispatch and of combine where
+    some token must leave its GPU wherever the experts are."""
+    home = np.zeros((problem.workload.layers, problem.workload.num_experts), dtype=np.int64)
+    seconds = compute_seconds(to_placement(home, problem), problem)
+    network = problem.network
+    must_leave = (problem.demand.sum(axis=1) - problem.demand.max(axis=1)).sum(axis=1) > 0
+    pairs = network.start_up(*np.nonzero(~np.eye(network.gpus, dtype=bool)))
+    return seconds["gate"].max(axis=1) + seconds["aggregate"].max(axis=1) + 2 * must_leave * pairs.min(initial=0.0)
+
+
+def best_order(
+    placement: Placement, problem: Problem, mode: str, stop: Stop, report: Report
+) -> tuple[SendOrder, dict[str, float]]:
+    """The send order of a placement and the simulated seconds of every order that was tried.
+
+    With equal GPUs `matched` meets the bound of every order and needs no pacing, so `shared` is tried only on mixed
+    ones, where a fast receiver can serve two slow senders at once.
+    """
+    tried = ("matched", "concurrent") if problem.cluster.homogeneous else ("matched", "shared", "concurrent")
+    times, orders = {}, {}
+    for step, candidate in enumerate(tried if mode == "best" else (mode,)):
+        report(0.8 + 0.2 * step / len(tried), f"ordering sends: {candidate}", min(times.values(), default=None), None)
+        orders[candidate] = phased_order(placement, problem, candidate, stop)
+        trial = Plan(
+            name="trial", placement=placement, send_order=orders[candidate], provenance=Provenance(optimiser="")
+        )
+        times[candidate] = simulate(trial, problem).total
+    return orders[min(times, key=times.get)], times
+
+
+def phased_order(placement: Placement, problem: Problem, mode: str, stop: Stop) -> SendOrder:
+    """Exact orders for every layer. Combine is dispatch backwards where every port is as fast out as in."""
+    if mode == "concurrent":
+        return SendOrder(mode="concurrent")
+    network = problem.network
+    symmetric = np.array_equal(network.send, network.receive)
+    traffic = problem.traffic(placement)
+    dispatch = tuple(order_on(network, matrix, mode, stop)[0] for matrix in traffic)
+    if symmetric:
+        combine = tuple(map(reverse, dispatch))
+    else:
+        combine = tuple(order_on(network, matrix.T, mode, stop)[0] for matrix in traffic)
+    return SendOrder(mode=mode, dispatch=dispatch, combine=combine)
+
+
+def reverse(schedule: Schedule) -> Schedule:
+    """The same schedule with every send turned round: the combine of a dispatch (Aurora §2.2)."""
+    return schedule.model_copy(update={"src": schedule.dst, "dst": schedule.src})
+
+
+def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem) -> dict[str, str | float]:
+    """How far the paper's rules are from ours on this problem: Theorem 5.1 by the placement objective, Algorithm 1 by
+    the makespan of the dispatches of our placement."""
+    load, speed = problem.demand.sum(axis=1), problem.cluster.values("flops_fp16")
+    held = slots_of_gpu(problem, "even") if problem.workload.num_experts % len(speed) == 0 else None
+    notes: dict[str, str | float] = {}
+    if held is not None:
+        instances = [instance_of_layer(problem, layer) for layer in range(len(load))]
+        ours = sum(one.cost(row) for one, row in zip(instances, gpu_of_expert, strict=True))
+        theirs = sum(one.cost(sorted_assignment(row, speed, held)) for one, row in zip(instances, load, strict=True))
+        notes["Theorem 5.1's placement, relative to ours"] = theirs / ours if ours else 1.0
+    network = problem.network
+    traffic = problem.traffic(to_placement(gpu_of_expert, problem))
+    printed = [algorithm1(matrix, network.send, network.receive) for matrix in traffic]
+    best = sum(result.bound for result in printed)
+    notes["Algorithm 1's order, relative to the optimal one"] = (
+        sum(r.objective for r in printed) / best if best else 1.0
+    )
+    return notes
+
+
+SYSTEMS = (
+    System(
+        "aurora", "Aurora",
+        "puts experts on the GPUs that suit them and orders every all-to-all so that no receiver is contended",
+        "Aurora §4, §5", aurora, (SLOTS, ORDER, TIME_LIMIT, SEED),
+    ),
+    System(
+        "aurora-printed", "Aurora as printed",
+        "the paper's own rules, for comparison: experts sorted by tokens, Algorithm 1's greedy order",
+        "Aurora Algorithm 1, Theorem 5.1", aurora_printed,
+    ),
+)  # fmt: skip

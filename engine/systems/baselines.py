@@ -1,0 +1,91 @@
+"""What Aurora is compared with (§8.1): random and shortest-job-first sends, random GPU assignment, and doing nothing."""
+
+import numpy as np
+
+from engine.communication.baselines import random_order, shortest_first
+from engine.placement.baselines import linear_assignment, random_assignment
+from engine.plan import Placement, SendOrder
+from engine.problem import Problem
+from engine.result import Stop
+from engine.systems.aurora import (
+    SLOTS,
+    TIME_LIMIT,
+    assign_layers,
+    phased_order,
+    slots_of_gpu,
+    spread_evenly,
+    to_placement,
+)
+from engine.systems.base import SEED, Draft, Option, Report, System, Value
+
+PLACEMENT = Option(
+    "placement", "linear", "experts in contiguous blocks, or where Aurora puts them (shows the effect of the order alone)",
+    choices=("linear", "aurora"),
+)  # fmt: skip
+
+
+def linear(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Contiguous blocks of experts and a plain all-to-all: what serving engines do unless told otherwise."""
+    return Draft(linear_placement(problem), SendOrder(mode="concurrent"))
+
+
+def rcs(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Random communication scheduling."""
+    seed = int(settings["seed"])
+    return _sequential(problem, settings, stop, report, lambda matrix, step: random_order(matrix, seed + step))
+
+
+def sjf(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Shortest job first."""
+    return _sequential(problem, settings, stop, report, lambda matrix, step: shortest_first(matrix))
+
+
+def rga(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Random GPU assignment with Aurora's order, as in Figure 11b."""
+    slots = _even_slots(problem)
+    seed, experts = int(settings["seed"]), problem.workload.num_experts
+    rows = [random_assignment(experts, slots, seed + layer) for layer in range(problem.workload.layers)]
+    placement = to_placement(np.array(rows), problem)
+    return Draft(placement, phased_order(placement, problem, "matched", stop), cancelled=stop())
+
+
+def _even_slots(problem: Problem) -> np.ndarray:
+    return spread_evenly(slots_of_gpu(problem, "even"), problem.workload.num_experts)
+
+
+def linear_placement(problem: Problem) -> Placement:
+    """Experts in contiguous blocks, the same in every layer."""
+    row = linear_assignment(problem.workload.num_experts, _even_slots(problem))
+    return to_placement(np.tile(row, (problem.workload.layers, 1)), problem)
+
+
+def _sequential(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report, schedule) -> Draft:
+    if settings["placement"] == "aurora":
+        placement = to_placement(assign_layers(problem, settings, stop, report)[0], problem)
+    else:
+        placement = linear_placement(problem)
+    traffic = problem.traffic(placement)
+    dispatch = tuple(schedule(matrix, 2 * layer) for layer, matrix in enumerate(traffic))
+    combine = tuple(schedule(matrix.T, 2 * layer + 1) for layer, matrix in enumerate(traffic))
+    return Draft(placement, SendOrder(mode="sequential", dispatch=dispatch, combine=combine), cancelled=stop())
+
+
+SYSTEMS = (
+    System(
+        "linear", "Linear placement",
+        "experts in contiguous blocks, a plain all-to-all: what engines do unless told otherwise",
+        "common practice", linear, baseline=True,
+    ),
+    System(
+        "rcs", "Random order (RCS)", "every GPU sends to its peers one by one in a random order",
+        "Aurora §8.1", rcs, (PLACEMENT, SLOTS, TIME_LIMIT, SEED), baseline=True,
+    ),
+    System(
+        "sjf", "Shortest job first (SJF)", "every GPU sends to the peer with the fewest bytes first",
+        "Aurora §8.1", sjf, (PLACEMENT, SLOTS, TIME_LIMIT, SEED), baseline=True,
+    ),
+    System(
+        "rga", "Random GPUs (RGA)", "experts on random GPUs, sends in Aurora's order",
+        "Aurora §8.1", rga, (SEED,), baseline=True,
+    ),
+)  # fmt: skip
