@@ -1,0 +1,192 @@
+"""What a job's folder holds and how it is written: the only thing the runner and the worker share.
+
+Whoever can read the folder can tell how the job stands, so nothing else has to live as long as the job does.
+"""
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic import Field, ValidationError
+
+from engine.schema import Frozen
+
+REQUEST = "request.json"  # what was asked for; a folder without it is not a job
+PID = "pid"  # JSON: the worker's process id, and when it started so that a recycled id is noticed
+PROGRESS = "progress.jsonl"  # one Progress a line
+LOG = "log.txt"  # the worker's standard output and standard error
+CANCELLED = "cancelled"  # marker: somebody asked for the job to stop
+RESULT = "result.json"  # the best result so far
+FINAL = "final"  # marker: the result is the complete one
+ERROR = "error.json"  # JSON: the message of the exception that ended the job
+EXIT = "exit"  # the worker's exit code, known only where it was started
+
+# The boot time is given in whole seconds and may tick over between the two readings that are compared.
+START_TOLERANCE = 2.0
+
+TAIL = 65536  # bytes
+
+
+class Request(Frozen):
+    """What a job is to do. `arguments` is plain JSON; `created` is in seconds since the epoch."""
+
+    kind: str
+    arguments: dict[str, Any]
+    created: float
+
+
+class Progress(Frozen):
+    """One report of a running job: the share done, and the value and the proven limit of the best result so far."""
+
+    time: float
+    done: float | None = Field(default=None, ge=0, le=1)
+    message: str = ""
+    incumbent: float | None = None
+    bound: float | None = None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file by `text`: a reader sees the old content or the new, also when the writer is killed midway."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def append_progress(folder: Path, progress: Progress) -> None:
+    """Add one line, in a single write so that the lines of several threads or processes never mix."""
+    line = progress.to_json() + "\n"
+    file = os.open(folder / PROGRESS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+
+
+def read_progress(folder: Path) -> list[Progress]:
+    """Every whole report, oldest first; a line torn by a kill or a full disk is passed over."""
+    try:
+        return _whole_reports((folder / PROGRESS).read_bytes())
+    except FileNotFoundError:
+        return []
+
+
+def latest_progress(folder: Path) -> Progress | None:
+    """The newest whole report, without reading a long history."""
+    reports = _whole_reports(tail(folder / PROGRESS))
+    return reports[-1] if reports else None
+
+
+def tail(path: Path) -> bytes:
+    """The end of a file, as much as anybody wants to see; empty when there is no file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL))
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def _whole_reports(lines: bytes) -> list[Progress]:
+    reports = []
+    for line in lines.splitlines():
+        with contextlib.suppress(ValidationError):
+            reports.append(Progress.model_validate_json(line))
+    return reports
+
+
+def write_pid(folder: Path, pid: int) -> None:
+    """Note which process works on the job; raises psutil.NoSuchProcess when it has ended already."""
+    identity = {"pid": pid, "start": _start_since_boot(psutil.Process(pid))}
+    write_atomically(folder / PID, json.dumps(identity))
+
+
+def living_worker(folder: Path) -> psutil.Process | None:
+    """The process that works on the job, or None when it is gone or was never noted."""
+    try:
+        identity = json.loads((folder / PID).read_text())
+        process = psutil.Process(identity["pid"])
+        same = abs(_start_since_boot(process) - identity["start"]) < START_TOLERANCE
+    except (OSError, ValueError, psutil.Error):
+        return None
+    return process if same and is_alive(process) else None
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether this very process still runs; a dead one that nobody has reaped yet does not."""
+    try:
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _start_since_boot(process: psutil.Process) -> float:
+    # Counted from boot because the time since the epoch moves when the clock is set.
+    return process.create_time() - psutil.boot_time()
+
+
+class Context:
+    """What the work knows of its job: where to write, when to stop, whom to tell. Safe to use from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stop = False
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def stop(self) -> bool:
+        """Ask between steps; once True, return the best result so far within a second."""
+        return self._stop
+
+    def ask_to_stop(self) -> None:
+        """Make `stop()` True. Takes no lock: a signal handler calls it."""
+        self._stop = True
+
+    def report(
+        self, done: float | None, message: str, incumbent: float | None = None, bound: float | None = None
+    ) -> None:
+        """Tell how far the work is. Call it at a pace that a person can follow; `inf` and `nan` count as unknown."""
+        share = _finite(done)
+        progress = Progress(
+            time=time.time(),
+            done=None if share is None else min(max(share, 0.0), 1.0),
+            message=message,
+            incumbent=_finite(incumbent),
+            bound=_finite(bound),
+        )
+        # Hours of work must not be lost because a line that only informs finds the disk full.
+        with contextlib.suppress(OSError):
+            append_progress(self.folder, progress)
+
+    def keep(self, result: dict[str, Any]) -> None:
+        """Store the best result so far, so that it outlives a cancel, a crash or a kill."""
+        self._store(result, closing=False)
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Store what the work returned: the final result, or the best so far when it was asked to stop."""
+        self._store(result, closing=True)
+
+    def _store(self, result: dict[str, Any], closing: bool) -> None:
+        text = json.dumps(result)
+        with self._lock:
+            if self._closed:  # a thread that was left behind must not overwrite the final result
+                return
+            write_atomically(self.folder / RESULT, text)
+            if closing:
+                # A polite signal from outside, such as a shutdown, leaves the same marker as the cancel button.
+                (self.folder / (CANCELLED if self._stop else FINAL)).touch()
+                self._closed = True
+
+
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None

@@ -1,0 +1,306 @@
+"""Starts, finds, watches and cancels jobs: long work, each in a process of its own.
+
+A job is a folder (see `engine.jobs.protocol`). Its state is derived from the files there and from whether its worker
+lives, never stored: it is the same for every page, after a reload, and for a server that was started after the job.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from engine.errors import InputError
+from engine.jobs.protocol import (
+    CANCELLED,
+    ERROR,
+    EXIT,
+    FINAL,
+    LOG,
+    PID,
+    REQUEST,
+    RESULT,
+    Progress,
+    Request,
+    is_alive,
+    latest_progress,
+    living_worker,
+    read_progress,
+    tail,
+    write_atomically,
+    write_pid,
+)
+
+PROJECT = Path(__file__).resolve().parents[2]
+ID = re.compile(r"\d{8}T\d{12}-[0-9a-f]{8}", re.ASCII)
+
+MARK = "SWITCHYARD_JOB"
+"""Environment variable every process of a job inherits: finds those that outlived the parent that linked them to it."""
+
+STARTING_LIMIT = 30.0  # seconds in which a job without a noted process may still be on its way
+
+_unreaped: set[Path] = set()  # jobs started by this process whose end has not been noted yet
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has come to its end, so that nothing about it will change."""
+        return self in (State.DONE, State.CANCELLED, State.FAILED)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job, by its folder. Every property reads the files anew."""
+
+    id: str
+    folder: Path
+
+    @property
+    def state(self) -> State:
+        """How the job stands."""
+        # Liveness first: what a dead worker left can no longer change while it is being read.
+        noted = self._has(PID)
+        alive = self.folder in _unreaped or living_worker(self.folder) is not None
+        if alive or (not noted and time.time() - self.request.created < STARTING_LIMIT):
+            if self._has(CANCELLED):
+                return State.CANCELLING
+            return State.RUNNING if noted else State.STARTING
+        if self._has(FINAL):
+            return State.DONE
+        return State.CANCELLED if self._has(CANCELLED) else State.FAILED
+
+    @property
+    def request(self) -> Request:
+        """What was asked for."""
+        return Request.from_json(_read(self.folder / REQUEST), f"job {self.id}, {REQUEST}")
+
+    @property
+    def progress(self) -> Progress | None:
+        """The latest report."""
+        return latest_progress(self.folder)
+
+    @property
+    def history(self) -> list[Progress]:
+        """Every report, oldest first."""
+        return read_progress(self.folder)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The result: the final one of a job that is done, otherwise the best that was kept so far."""
+        return json.loads(_read(self.folder / RESULT)) if self._has(RESULT) else None
+
+    @property
+    def error(self) -> str | None:
+        """One line that says why the job failed; None unless it did."""
+        if self.state is not State.FAILED:
+            return None
+        if self._has(ERROR):
+            return json.loads(_read(self.folder / ERROR))["message"]
+        if not self._has(EXIT):
+            return "the process is gone"
+        code = int(_read(self.folder / EXIT))
+        if code < 0:
+            return f"the worker was killed by signal {-code}"
+        return f"the worker ended with exit code {code}"
+
+    @property
+    def started(self) -> float:
+        """When the job was started, in seconds since the epoch."""
+        return self.request.created
+
+    @property
+    def finished(self) -> float | None:
+        """When the job wrote its last file, in seconds since the epoch; None while it runs."""
+        if not self.state.finished:
+            return None
+        # Hidden files are drafts that another process may be renaming at this moment.
+        return max(path.stat().st_mtime for path in self.folder.iterdir() if not path.name.startswith("."))
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the start to the end, or to now."""
+        finished = self.finished
+        return max(0.0, (time.time() if finished is None else finished) - self.started)
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines the worker and its children printed."""
+        return "\n".join(tail(self.folder / LOG).decode(errors="replace").splitlines()[-lines:])
+
+    def _has(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+
+def start(kind: str, arguments: dict[str, Any], root: Path, module: str = "engine.jobs.worker") -> Job:
+    """Start a job in a new folder under `root`/jobs; `module` is the worker to run. Raises InputError if it cannot."""
+    now = datetime.now(UTC)
+    id = f"{now:%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
+    folder = root.resolve() / "jobs" / id
+    request = Request(kind=kind, arguments=arguments, created=now.timestamp())
+    text = json.dumps(request.model_dump(), allow_nan=False)
+    process = None
+    _unreaped.add(folder)
+    try:
+        folder.mkdir(parents=True)
+        write_atomically(folder / REQUEST, text)
+        process = _spawn(module, folder)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # The worker notes itself too, but may die before it gets there.
+            write_pid(folder, process.pid)
+    except OSError as error:
+        if process is not None:
+            process.kill()
+            process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+        _unreaped.discard(folder)
+        raise InputError(f"the job cannot be started in {folder}: {error.strerror or error}") from None
+    # A daemon: the job goes on when the server ends.
+    threading.Thread(target=_reap, args=(process, folder), name=f"reap {id}", daemon=True).start()
+    return Job(id, folder)
+
+
+def find(id: str, root: Path) -> Job:
+    """The job with this id under `root`; raises InputError when there is none."""
+    folder = root.resolve() / "jobs" / id if ID.fullmatch(id) else None
+    if folder is None or not (folder / REQUEST).is_file():
+        raise InputError(f"there is no job {id[:40]!r}")
+    return Job(id, folder)
+
+
+def jobs(root: Path, kind: str | None = None) -> list[Job]:
+    """All jobs under `root`, or those of one kind, newest first; one whose request is unreadable is left out."""
+    folder = root.resolve() / "jobs"
+    paths = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
+    found = []
+    for job in [Job(path.name, path) for path in paths if ID.fullmatch(path.name)]:
+        with contextlib.suppress(InputError):
+            if kind in (None, job.request.kind):
+                found.append(job)
+    return found
+
+
+def cancel(job: Job, grace: float = 1.0) -> None:
+    """Ask the job to stop, and make it stop after `grace` seconds. Returns at once; harmless to repeat.
+
+    Should the server be killed in between, the job shows as cancelling while it lives, and can be cancelled again.
+    """
+    if job.state.finished:
+        return
+    processes = _processes(job.folder)  # now: once the worker is dead, nothing leads to its children
+    with contextlib.suppress(OSError):  # on a full disk it is all the more important that the job ends
+        (job.folder / CANCELLED).touch()
+    worker = living_worker(job.folder)
+    if worker is not None:
+        with contextlib.suppress(OSError):
+            os.killpg(worker.pid, signal.SIGTERM)
+    # Not a daemon: a server that shuts down in good order still ends what it was asked to end.
+    threading.Thread(target=_kill_after, args=(job.folder, processes, grace), name=f"cancel {job.id}").start()
+
+
+def wait(job: Job, timeout: float) -> State:
+    """Wait until the job has finished, at most `timeout` seconds; returns its state."""
+    deadline = time.monotonic() + timeout
+    while not (state := job.state).finished and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return state
+
+
+def remove(job: Job) -> None:
+    """Delete a finished job with all its files; raises InputError when it still runs or cannot be deleted."""
+    if not job.state.finished:
+        raise InputError(f"job {job.id} is still {job.state}: cancel it first")
+    _kill(job.folder, [])
+    try:
+        shutil.rmtree(job.folder)
+    except OSError as error:
+        raise InputError(f"job {job.id} cannot be deleted: {error.strerror or error}") from None
+
+
+def _spawn(module: str, folder: Path) -> subprocess.Popen[bytes]:
+    paths = [str(PROJECT), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONUNBUFFERED": "1",  # the log is read while it is written, and must be whole when the worker is killed
+        MARK: str(folder),
+    }
+    with (folder / LOG).open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, str(folder)],
+            cwd=PROJECT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _reap(process: subprocess.Popen[bytes], folder: Path) -> None:
+    try:
+        code = process.wait()
+        with contextlib.suppress(OSError):
+            write_atomically(folder / EXIT, str(code))
+        _kill(folder, [])  # a job's processes end with its worker, also when that was killed
+    finally:
+        _unreaped.discard(folder)
+
+
+def _processes(folder: Path, known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
+    """The living processes of a job: `known`, the worker, whatever carries the mark, and all their descendants."""
+    worker = living_worker(folder)
+    found = {*known, worker} if worker is not None else set(known)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == str(folder):
+                found.add(process)
+    for process in list(found):
+        with contextlib.suppress(psutil.Error):
+            found.update(process.children(recursive=True))
+    return [process for process in found if is_alive(process)]
+
+
+def _kill_after(folder: Path, processes: list[psutil.Process], grace: float) -> None:
+    # psutil's own waiting would reap the worker and so take its exit code from the thread that writes it down.
+    deadline = time.monotonic() + grace
+    while time.monotonic() < deadline and any(is_alive(process) for process in processes):
+        time.sleep(0.02)
+    _kill(folder, processes)
+
+
+def _kill(folder: Path, processes: list[psutil.Process]) -> None:
+    for _ in range(5):  # again, for what was forked between the look and the blow
+        processes = _processes(folder, processes)
+        if not processes:
+            return
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.05)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -1,0 +1,102 @@
+"""What jobs do: plan and launch. Arguments and results are plain JSON."""
+
+from typing import Any
+
+from engine import store
+from engine.cluster import Cluster
+from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet
+from engine.jobs.protocol import Context
+from engine.launch import local
+from engine.launch.compare import compare
+from engine.launch.devices import attached
+from engine.model import MoEModel
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.simulate.inference import simulate
+from engine.simulate.metrics import metrics
+from engine.systems import SYSTEMS, Outcome, run
+
+
+def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Run systems one after another.
+
+    arguments: workload (digest in the data folder), cluster, model (JSON), cost (profile JSON or None for the
+    datasheet), systems: [{name, options}]. Result: {"candidates": [candidate...]}, see `candidate`.
+    """
+    problem = Problem(
+        store.load_workload(arguments["workload"]),
+        Cluster.from_dict(arguments["cluster"], "cluster"),
+        MoEModel.from_dict(arguments["model"], "model"),
+        cost_model(arguments.get("cost")),
+    )
+    wanted = arguments["systems"]
+    found: list[dict[str, Any]] = []
+    for index, choice in enumerate(wanted):
+        system = SYSTEMS[choice["name"]]
+        fastest = min((one["metrics"]["total"] for one in found), default=None)
+
+        def report(done, message, incumbent=None, bound=None, index=index, system=system, fastest=fastest) -> None:
+            best = min((value for value in (incumbent, fastest) if value is not None), default=None)
+            context.report((index + done) / len(wanted), f"{system.title}: {message}", best, bound)
+
+        report(0.0, "started")
+        outcome = run(system, problem, choice.get("options", {}), context.stop, report)
+        found.append(candidate(outcome, problem))
+        context.keep({"candidates": found})
+        if context.stop():
+            break
+    return {"candidates": found}
+
+
+def candidate(outcome: Outcome, problem: Problem) -> dict[str, Any]:
+    """One row of the candidate table: the plan, what its optimiser says and what the simulation says."""
+    result = outcome.result
+    timeline = simulate(result.solution, problem)
+    return {
+        "plan": result.solution.model_dump(mode="json", exclude_none=True),
+        "status": result.status.value,
+        "runtime": result.runtime,
+        "notes": outcome.notes,
+        "metrics": metrics(result.solution, problem, timeline).to_dict(),
+    }
+
+
+def cost_model(profile: dict[str, Any] | None) -> CostModel:
+    """The α–β model of a profile, or the datasheet without one."""
+    return Datasheet() if profile is None else AlphaBeta(CostProfile.from_dict(profile, "cost profile"))
+
+
+def launch(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Run a plan on this machine.
+
+    arguments: workload (digest), model, plan (JSON), ranks, tokens (None: default), repeats, limit (seconds).
+    """
+    prepared = local.prepare(
+        Plan.from_dict(arguments["plan"], "plan"),
+        store.load_workload(arguments["workload"]),
+        MoEModel.from_dict(arguments["model"], "model"),
+        attached(),
+        ranks=arguments["ranks"],
+        tokens=arguments.get("tokens"),
+        repeats=arguments.get("repeats", 3),
+        limit=arguments.get("limit", 900.0),
+    )
+    return describe_run(local.run(prepared, context.folder / "run", context.stop, context.report))
+
+
+def describe_run(run: local.Run) -> dict[str, Any]:
+    """A finished launch as JSON: both timelines, the comparison and what it was measured on."""
+    laid = compare(run.predicted, run.measured)
+    return {
+        "predicted": run.predicted.to_dict(),
+        "measured": run.measured.to_dict(),
+        "by_kind": laid.by_kind.to_dict("list"),
+        "predicted_seconds": laid.predicted,
+        "measured_seconds": laid.measured,
+        "waiting_seconds": laid.waiting,
+        "pass_seconds": list(run.totals),
+        "difference": run.difference,
+        "device": run.device,
+        "tokens": run.tokens,
+        "profile": run.profile.model_dump(mode="json", exclude_none=True),
+    }

@@ -1,0 +1,72 @@
+"""The process of one job: `python -m engine.jobs.worker FOLDER`. Started by `engine.jobs.runner`.
+
+It exits with 0 when the work returned, 2 on bad input and 1 on any other exception.
+"""
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.errors import InputError
+from engine.jobs.protocol import CANCELLED, ERROR, REQUEST, Context, Request, write_atomically, write_pid
+
+Handler = Callable[[dict[str, Any], Context], dict[str, Any]]
+
+# The only work a job can do, by kind. Named rather than imported: a job loads what it needs and no more.
+HANDLERS = {
+    "optimise": "engine.jobs.tasks:optimise",
+    "launch": "engine.jobs.tasks:launch",
+}
+
+
+def main(folder: Path) -> int:
+    """Do the job in `folder`; returns the exit code."""
+    return run(folder, HANDLERS)
+
+
+def run(folder: Path, handlers: Mapping[str, str]) -> int:
+    """Do the job in `folder` by the handler of its kind, given as `module:function`; returns the exit code."""
+    context = Context(folder)
+    signal.signal(signal.SIGTERM, lambda number, frame: context.ask_to_stop())
+    faulthandler.enable()
+    write_pid(folder, os.getpid())
+    try:
+        request = Request.from_json((folder / REQUEST).read_bytes(), REQUEST)
+        handler = _load(request.kind, handlers)
+        if (folder / CANCELLED).exists():
+            return 0
+        context.finish(handler(request.arguments, context))
+    except InputError as error:
+        _leave_error(folder, str(error))
+        print(error, file=sys.stderr)
+        return 2
+    except Exception as error:
+        _leave_error(folder, f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _load(kind: str, handlers: Mapping[str, str]) -> Handler:
+    if kind not in handlers:
+        raise InputError(f"{REQUEST}: no job is of the kind '{kind}'; the kinds are {', '.join(sorted(handlers))}")
+    module, function = handlers[kind].split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _leave_error(folder: Path, message: str) -> None:
+    # On a full disk the exit code and what the log still takes have to do.
+    with contextlib.suppress(OSError):
+        write_atomically(folder / ERROR, json.dumps({"message": " ".join(message.split())}))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,99 @@
+"""The data folder: recordings by digest, jobs, runs. `SWITCHYARD_DATA` says where; nothing is written outside it."""
+
+import os
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.jobs.protocol import write_atomically
+from engine.schema import Frozen
+from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
+
+Document = TypeVar("Document", bound=Frozen)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def data_folder() -> Path:
+    """The folder from SWITCHYARD_DATA, or `.switchyard` in the project's root; made if missing."""
+    folder = Path(os.environ.get("SWITCHYARD_DATA") or Path(__file__).parent.parent / ".switchyard").resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"the data folder {folder} cannot be made ({error.strerror}); set SWITCHYARD_DATA") from None
+    return folder
+
+
+def save_workload(workload: Workload) -> str:
+    """Keep a recording under its digest and return the digest."""
+    path = _path(workload.digest)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parts = {field.name: getattr(workload, field.name) for field in fields(workload)}
+        arrays = {name: np.asarray(value) for name, value in parts.items() if value is not None}
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        with partial.open("wb") as file:
+            np.savez_compressed(file, kind=np.asarray(type(workload).__name__), **arrays)
+        partial.replace(path)
+    return workload.digest
+
+
+def load_workload(digest: str) -> Workload:
+    """The recording with this digest; InputError when the data folder does not have it."""
+    path = _path(digest)
+    if not path.exists():
+        raise InputError("this recording is no longer in the data folder; upload it again")
+    with np.load(path, allow_pickle=False) as file:
+        parts = dict(file)
+    kind, name = str(parts["kind"]), str(parts["name"])
+    if kind == "RoutingTrace":
+        return RoutingTrace(
+            name, parts["experts"], int(parts["num_experts"]), parts.get("sequence"), parts.get("source_rank")
+        )
+    if kind == "ExpertLoad":
+        return ExpertLoad(name, parts["load"], tuple(parts["model_layers"].tolist()))
+    return TrafficMatrix(name, parts["bytes"], float(parts["bytes_per_token"]))
+
+
+def save_document(document: Frozen) -> str:
+    """Keep a cluster or a model under its digest and return the digest."""
+    path = data_folder() / "documents" / f"{document.digest}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, document.to_json())
+    return document.digest
+
+
+def load_document(kind: type[Document], digest: str) -> Document:
+    """The cluster or model with this digest; InputError when the data folder does not have it."""
+    path = data_folder() / "documents" / f"{digest}.json"
+    if not _DIGEST.fullmatch(digest) or not path.exists():
+        raise InputError(f"the {kind.__name__} of this plan is not in the data folder")
+    return kind.from_json(path.read_bytes(), path.name)
+
+
+def save_session(token: str, text: str) -> None:
+    """Keep what a browser session has open (JSON text) under its token, so that a reload finds it again."""
+    path = _session(token)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text)
+
+
+def load_session(token: str) -> str | None:
+    """The JSON text kept for a session, or None."""
+    path = _session(token)
+    return path.read_text() if path.exists() else None
+
+
+def _session(token: str) -> Path:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{8,40}", token):
+        raise InputError("this session link is not valid")
+    return data_folder() / "sessions" / f"{token}.json"
+
+
+def _path(digest: str) -> Path:
+    if not _DIGEST.fullmatch(digest):
+        raise InputError("not the digest of a recording")
+    return data_folder() / "workloads" / f"{digest}.npz"

@@ -1,0 +1,64 @@
+"""A worker with jobs to try the runner on: `python -m tests.jobs.handlers FOLDER`."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from engine.errors import InputError
+from engine.jobs.protocol import Context
+from engine.jobs.worker import run
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL, {options})
+print(child.pid, flush=True)
+{then}
+"""
+
+
+def count(arguments: dict, context: Context) -> dict:
+    """Counts to `steps`, keeping and reporting every step, until asked to stop."""
+    reached = 0
+    while reached < arguments["steps"] and not context.stop():
+        reached += 1
+        context.keep({"reached": reached})
+        context.report(reached / arguments["steps"], f"step {reached}", incumbent=reached, bound=float("inf"))
+        time.sleep(arguments["pause"])
+    return {"reached": reached, "returned": True}
+
+
+def refuse(arguments: dict, context: Context) -> dict:
+    """Finds the input wrong."""
+    raise InputError("load.csv, line 3:\nexpert 9 of 8")
+
+
+def crash(arguments: dict, context: Context) -> dict:
+    """Has a bug."""
+    print("before the bug")
+    return {"answer": {}["missing"]}
+
+
+def leave(arguments: dict, context: Context) -> dict:
+    """Ends the process with an exit code and not a word."""
+    os._exit(3)
+
+
+def cling(arguments: dict, context: Context) -> dict:
+    """Ignores SIGTERM, and has descendants in other sessions: one without environment, one without parent."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    scripts = PARENT.format(options="env={}", then="child.wait()"), PARENT.format(options="", then="")
+    parents = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for script in scripts]
+    pids = [int(parent.stdout.readline()) for parent in parents]
+    parents[1].wait()
+    context.keep({"reached": 1})
+    context.report(None, " ".join(map(str, pids)))
+    time.sleep(60)
+    return {}
+
+
+if __name__ == "__main__":
+    names = ("count", "refuse", "crash", "leave", "cling")
+    sys.exit(run(Path(sys.argv[1]), {name: f"tests.jobs.handlers:{name}" for name in names}))

@@ -1,0 +1,273 @@
+"""Jobs as real processes: what a page sees while they run, fail, are cancelled, or outlive the server."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.errors import InputError
+from engine.jobs import protocol, runner
+from engine.jobs.protocol import Context, Progress, Request
+from engine.jobs.runner import Job, State
+
+WORKER = "tests.jobs.handlers"
+ID = "20250102T030405000006-0123abcd"
+LONG = {"steps": 1000, "pause": 0.05}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts jobs of `tests/jobs/handlers.py`; whatever still runs at the end of the test is killed."""
+    started = []
+
+    def begin(kind: str, arguments: dict | None = None) -> Job:
+        started.append(runner.start(kind, arguments or {}, tmp_path, module=WORKER))
+        return started[-1]
+
+    yield begin
+    for job in started:
+        if job.folder.exists():
+            runner.cancel(job, grace=0)
+            assert runner.wait(job, 5).finished
+
+
+def until(condition, timeout=8.0):
+    """Wait for a condition and return what it gave."""
+    deadline = time.monotonic() + timeout
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return answer
+
+
+def by_hand(root: Path) -> Job:
+    """The folder of a job that no process works on."""
+    job = Job(ID, root / "jobs" / ID)
+    job.folder.mkdir(parents=True)
+    request = Request(kind="count", arguments={}, created=time.time())
+    (job.folder / protocol.REQUEST).write_text(request.to_json())
+    return job
+
+
+def in_another_process(code: str, *arguments: object) -> str:
+    run = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], cwd=runner.PROJECT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_progress_and_the_best_so_far_are_seen_while_running_and_the_result_at_the_end(start):
+    job = start("count", {"steps": 8, "pause": 0.1})
+    seen = until(lambda: job.progress)
+    assert job.state is State.RUNNING and job.finished is None and job.error is None
+    assert 0 < seen.done < 1 and seen.message.startswith("step") and seen.bound is None
+    assert 1 <= job.result["reached"] < 8
+    assert runner.wait(job, 8) is State.DONE
+    assert job.result == {"reached": 8, "returned": True}
+    assert [report.incumbent for report in job.history] == list(range(1, 9)) and job.progress.done == 1
+    assert job.started < job.finished <= time.time() and job.elapsed == job.finished - job.started > 0.8
+    assert not psutil.pid_exists(json.loads((job.folder / "pid").read_text())["pid"])
+
+
+def test_bad_input_a_bug_and_a_silent_exit_are_failures_with_a_reason(start):
+    refused, crashed, left, unknown = start("refuse"), start("crash"), start("leave"), start("dance")
+    assert {runner.wait(job, 8) for job in (refused, crashed, left, unknown)} == {State.FAILED}
+    assert refused.error == "load.csv, line 3: expert 9 of 8" and "Traceback" not in refused.log_tail()
+    assert crashed.error == "KeyError: 'missing'" and crashed.log_tail(1) == "KeyError: 'missing'"
+    assert crashed.log_tail().startswith("before the bug\nTraceback") and crashed.result is None
+    assert left.error == "the worker ended with exit code 3"
+    assert "no job is of the kind 'dance'" in unknown.error
+
+
+def test_a_worker_killed_from_outside_has_failed_with_its_descendants_gone_and_its_best_kept(start):
+    job = start("cling")
+    descendants = [psutil.Process(int(pid)) for pid in until(lambda: job.progress).message.split()]
+    os.kill(protocol.living_worker(job.folder).pid, signal.SIGKILL)
+    assert runner.wait(job, 5) is State.FAILED
+    assert job.error == "the worker was killed by signal 9" and job.result == {"reached": 1}
+    assert not any(map(protocol.is_alive, descendants))
+
+
+def test_cancel_stops_a_cooperative_worker_and_keeps_its_best(start):
+    job = start("count", LONG)
+    until(lambda: job.progress)
+    before = time.monotonic()
+    runner.cancel(job)
+    assert job.state in (State.CANCELLING, State.CANCELLED)
+    assert runner.wait(job, 5) is State.CANCELLED
+    assert time.monotonic() - before < 2
+    assert job.result["returned"] and job.result["reached"] >= 1 and job.error is None
+
+
+def test_cancel_stops_a_worker_that_ignores_it_and_descendants_in_other_sessions(start):
+    job = start("cling")
+    descendants = [psutil.Process(int(pid)) for pid in until(lambda: job.progress).message.split()]
+    before = time.monotonic()
+    runner.cancel(job)
+    assert time.monotonic() - before < 0.5
+    assert job.state is State.CANCELLING and all(map(protocol.is_alive, descendants))
+    with pytest.raises(InputError, match="still cancelling"):
+        runner.remove(job)
+    assert runner.wait(job, 5) is State.CANCELLED
+    until(lambda: not any(map(protocol.is_alive, descendants)), timeout=1)
+    assert time.monotonic() - before < 2
+    assert job.result == {"reached": 1}
+
+
+def test_cancel_before_the_worker_is_up_and_after_the_end(start):
+    early = start("count", LONG)
+    runner.cancel(early)
+    assert runner.wait(early, 5) is State.CANCELLED and early.result is None
+    done = start("count", {"steps": 1, "pause": 0})
+    assert runner.wait(done, 8) is State.DONE
+    runner.cancel(done)
+    assert done.state is State.DONE
+
+
+def test_a_polite_signal_from_outside_counts_as_a_cancel(start):
+    job = start("count", LONG)
+    until(lambda: job.progress)
+    protocol.living_worker(job.folder).terminate()
+    assert runner.wait(job, 5) is State.CANCELLED and job.result["returned"]
+
+
+def test_a_job_outlives_the_server_that_started_it(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from engine.jobs import runner\n"
+        "for pause in (0.05, 10):\n"
+        "    job = runner.start('count', {'steps': 30, 'pause': pause}, Path(sys.argv[1]), module=sys.argv[2])\n"
+        "    print(job.id, flush=True)\n"
+        "os._exit(0)"
+    )
+    first, second = (runner.find(id, tmp_path) for id in in_another_process(code, tmp_path, WORKER).split())
+    assert first.state is State.RUNNING
+    assert [job.id for job in runner.jobs(tmp_path)] == [second.id, first.id]
+    assert runner.jobs(tmp_path, kind="count") and not runner.jobs(tmp_path, kind="launch")
+    until(lambda: second.progress)
+    protocol.living_worker(second.folder).kill()
+    assert runner.wait(second, 5) is State.FAILED and second.error == "the process is gone"
+    assert runner.wait(first, 8) is State.DONE and first.result["reached"] == 30
+
+
+def test_a_fresh_process_sees_and_cancels_a_job_it_did_not_start(start, tmp_path):
+    job = start("count", LONG)
+    until(lambda: job.progress)
+    code = (
+        "import sys; from pathlib import Path; from engine.jobs import runner\n"
+        "job = runner.find(sys.argv[2], Path(sys.argv[1])); print(job.state, job.progress.done > 0)\n"
+        "runner.cancel(job); print(runner.wait(job, 5), job.result['returned'])"
+    )
+    assert in_another_process(code, tmp_path, job.id) == "running True\ncancelled True"
+    assert runner.wait(job, 2) is State.CANCELLED
+
+
+def test_a_recycled_process_id_is_not_taken_for_the_worker(tmp_path):
+    job = by_hand(tmp_path)
+    protocol.write_pid(job.folder, os.getpid())
+    assert job.state is State.RUNNING
+    identity = json.loads((job.folder / "pid").read_text())
+    (job.folder / "pid").write_text(json.dumps(identity | {"start": identity["start"] - 60}))
+    assert job.state is State.FAILED and job.error == "the process is gone"
+    runner.cancel(job)
+    assert job.state is State.FAILED
+
+
+def test_a_job_whose_worker_never_came_has_failed_after_a_while(tmp_path):
+    job = by_hand(tmp_path)
+    assert job.state is State.STARTING and job.elapsed < 5
+    (job.folder / protocol.REQUEST).write_text(job.request.model_copy(update={"created": 0.0}).to_json())
+    assert job.state is State.FAILED
+
+
+def test_torn_lines_of_progress_are_passed_over(tmp_path):
+    assert protocol.read_progress(tmp_path) == [] and protocol.latest_progress(tmp_path) is None
+    reports = [Progress(time=float(i), message="ü" * i) for i in range(3)]
+    for report in reports:
+        protocol.append_progress(tmp_path, report)
+    with (tmp_path / protocol.PROGRESS).open("ab") as file:
+        file.write('{"time": 3, "message": "ü'.encode()[:-1])
+    assert protocol.read_progress(tmp_path) == reports and protocol.latest_progress(tmp_path) == reports[-1]
+
+
+def test_lines_of_many_threads_do_not_mix(tmp_path):
+    context = Context(tmp_path)
+    threads = [threading.Thread(target=lambda: [context.report(7, "x" * 5000) for _ in range(20)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(protocol.read_progress(tmp_path)) == 160 and protocol.latest_progress(tmp_path).done == 1
+
+
+def test_a_thread_left_behind_does_not_overwrite_the_final_result(tmp_path):
+    context = Context(tmp_path)
+    context.finish({"best": 1})
+    context.keep({"best": 2})
+    assert json.loads((tmp_path / protocol.RESULT).read_text()) == {"best": 1}
+
+
+def test_one_damaged_folder_does_not_hide_the_other_jobs(tmp_path):
+    job = by_hand(tmp_path)
+    for name, text in ((ID.replace("1", "2"), "{"), (ID.replace("1", "3"), None), ("notes", None)):
+        (tmp_path / "jobs" / name).mkdir()
+        if text:
+            (tmp_path / "jobs" / name / protocol.REQUEST).write_text(text)
+    assert runner.jobs(tmp_path) == runner.jobs(tmp_path, "count") == [job] == [runner.find(ID, tmp_path)]
+
+
+@pytest.mark.parametrize("id", ["", "..", "../x", f"{ID}/..", f"{ID}\n", ID.upper(), ID.replace("1", "2")])
+def test_ids_that_are_not_ids_find_nothing(tmp_path, id):
+    by_hand(tmp_path)
+    with pytest.raises(InputError, match="there is no job"):
+        runner.find(id, tmp_path)
+
+
+def test_a_finished_job_can_be_removed_and_a_running_one_cannot(start, tmp_path):
+    job = start("count", LONG)
+    with pytest.raises(InputError, match="cancel it first"):
+        runner.remove(job)
+    runner.cancel(job, grace=0)
+    runner.wait(job, 5)
+    runner.remove(job)
+    assert runner.jobs(tmp_path) == []
+    with pytest.raises(InputError, match="there is no job"):
+        runner.find(job.id, tmp_path)
+
+
+@pytest.mark.parametrize("moment", [runner, protocol], ids=["before the process", "after the process"])
+def test_a_full_disk_is_bad_input_and_leaves_nothing_behind(tmp_path, monkeypatch, moment):
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(moment, "write_atomically", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        runner.start("count", LONG, tmp_path, module=WORKER)
+    assert list((tmp_path / "jobs").iterdir()) == [] and not runner._unreaped
+    assert not psutil.Process().children()
+
+
+def test_a_place_that_cannot_be_written_is_bad_input(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be started"):
+        runner.start("count", LONG, tmp_path / "file")
+
+
+def test_work_goes_on_when_its_progress_finds_the_disk_full(tmp_path):
+    (tmp_path / protocol.PROGRESS).symlink_to("/dev/full")
+    Context(tmp_path).report(0.5, "half")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_draft(tmp_path):
+    protocol.write_atomically(tmp_path / "file", "old")
+    with pytest.raises(UnicodeEncodeError):
+        protocol.write_atomically(tmp_path / "file", "new \ud800")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
