@@ -1,0 +1,55 @@
+"""A plan for many GPUs on fewer ranks: neighbouring GPUs share a rank, which keeps the experts, the sources and the
+order of sends; what their sends were to each other becomes local."""
+
+import numpy as np
+
+from engine.plan import Plan, Schedule, SendOrder
+from engine.workload import RoutingTrace
+
+
+def rank_of_gpu(gpus: int, ranks: int) -> np.ndarray:
+    """int64[gpu]: which rank a GPU's part of the plan runs on; equal blocks in GPU order."""
+    return np.arange(gpus) * ranks // gpus
+
+
+def fold_plan(plan: Plan, ranks: int) -> Plan:
+    """The plan with its GPUs merged onto `ranks` ranks; its parent is the plan itself. Unchanged when they agree."""
+    gpus = plan.placement.gpus
+    if ranks == gpus:
+        return plan
+    rank = rank_of_gpu(gpus, ranks)
+    experts_of_gpu = tuple(
+        tuple(tuple(sorted({e for gpu in np.flatnonzero(rank == r) for e in row[gpu]})) for r in range(ranks))
+        for row in plan.placement.experts_of_gpu
+    )
+    order = plan.send_order
+    return plan.model_copy(
+        update={
+            "placement": plan.placement.model_copy(update={"experts_of_gpu": experts_of_gpu}),
+            "send_order": SendOrder(
+                mode=order.mode,
+                dispatch=tuple(_fold_schedule(schedule, rank) for schedule in order.dispatch),
+                combine=tuple(_fold_schedule(schedule, rank) for schedule in order.combine),
+            ),
+            "claim": None,
+            "parent": plan.id,
+        }
+    )
+
+
+def fold_trace(trace: RoutingTrace, gpus: int, ranks: int) -> RoutingTrace:
+    """The trace with the source rank of every token written down, folded like the plan."""
+    source = rank_of_gpu(gpus, ranks)[trace.rank_of_token(gpus)].astype(np.int32)
+    return RoutingTrace(trace.name, trace.experts, trace.num_experts, trace.sequence, source)
+
+
+def _fold_schedule(schedule: Schedule, rank: np.ndarray) -> Schedule:
+    src, dst = rank[np.array(schedule.src, dtype=np.int64)], rank[np.array(schedule.dst, dtype=np.int64)]
+    keep = src != dst
+    return Schedule(
+        src=tuple(src[keep].tolist()),
+        dst=tuple(dst[keep].tolist()),
+        bytes=tuple(np.array(schedule.bytes)[keep].tolist()),
+        phase=tuple(np.array(schedule.phase, dtype=np.int64)[keep].tolist()),
+        duration=schedule.duration,
+    )

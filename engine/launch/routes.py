@@ -1,0 +1,85 @@
+"""Who sends which rows to whom: the token copies of one layer, laid out for an exchange between ranks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.communication.replay import replay
+from engine.plan import OrderMode, Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """Token copies of one layer, sorted by (source, destination, expert, token).
+
+    token, choice, expert: int64[copy]; choice indexes a token's k experts
+    counts: int64[src, dst] copies; first: int64[src, dst] where a pair's copies begin
+    """
+
+    token: np.ndarray
+    choice: np.ndarray
+    expert: np.ndarray
+    counts: np.ndarray
+    first: np.ndarray
+
+    def outgoing(self, rank: int) -> np.ndarray:
+        """int64[row]: the copies that a rank sends (its own share included), ordered by destination."""
+        begin = self.first[rank, 0]
+        return np.arange(begin, begin + self.counts[rank].sum())
+
+    def incoming(self, rank: int) -> np.ndarray:
+        """int64[row]: the copies that a rank receives (its own share included), ordered by source."""
+        parts = [np.arange(self.first[src, rank], self.first[src, rank] + self.counts[src, rank])
+                 for src in range(len(self.counts))]  # fmt: skip
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows [begin, end) of what src sends to dst, in a phase of the order."""
+
+    phase: int
+    src: int
+    dst: int
+    begin: int
+    end: int
+
+
+def route(experts: np.ndarray, source: np.ndarray, share: np.ndarray) -> Route:
+    """Lay out one layer. experts: int[token, k], -1 = none; source: int[token] rank; share: float64[expert, rank] of
+    `Placement.share`. The copies that a rank has for a replicated expert go to its hosts in turn."""
+    ranks = share.shape[1]
+    token, choice = np.nonzero(experts >= 0)
+    expert = experts[token, choice].astype(np.int64)
+    src = source[token].astype(np.int64)
+    hosts = share > 0
+    host_count = hosts.sum(axis=1)
+    host_list = np.argsort(~hosts, axis=1, kind="stable")
+    group = src * len(share) + expert
+    by_group = np.argsort(group, kind="stable")
+    first_of_group = np.searchsorted(group[by_group], group[by_group])
+    turn = np.empty(len(group), dtype=np.int64)
+    turn[by_group] = np.arange(len(group)) - first_of_group
+    dst = host_list[expert, turn % host_count[expert]]
+    order = np.lexsort((token, expert, dst, src))
+    counts = np.bincount(src * ranks + dst, minlength=ranks * ranks).reshape(ranks, ranks)
+    first = np.concatenate([[0], np.cumsum(counts.ravel())[:-1]]).reshape(ranks, ranks)
+    return Route(token[order], choice[order], expert[order], counts, first)
+
+
+def pieces(mode: OrderMode, schedule: Schedule | None, counts: np.ndarray) -> list[Piece]:
+    """The exchange of `counts` (int64[src, dst] rows) cut and ordered as the schedule says; whole rows, none lost."""
+    wanted = np.where(np.eye(len(counts), dtype=bool), 0, counts)
+    if mode == "concurrent":
+        src, dst = np.nonzero(wanted)
+        return [Piece(0, int(i), int(j), 0, int(wanted[i, j])) for i, j in zip(src, dst, strict=True)]
+    src, dst, rows, phase = replay(schedule, wanted.astype(np.float64))
+    done = np.zeros(counts.shape)
+    cut = []
+    for step, (i, j) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
+        begin = round(done[i, j])
+        done[i, j] += rows[step]
+        end = round(done[i, j])
+        if end > begin:
+            cut.append(Piece(int(phase[step]), i, j, begin, end))
+    return cut
