@@ -1,0 +1,307 @@
+"""engine/record.py against routing recomputed by hand, on tiny randomly initialised models."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from engine.errors import InputError
+from engine.record import RoutingRecorder
+
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY = 50
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+}
+LATENT_ATTENTION = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+                    "qk_nope_head_dim": 8, "v_head_dim": 8, "n_shared_experts": 1, "n_routed_experts": 8,
+                    "moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}  # fmt: skip
+FAMILIES = {
+    "Mixtral": {"num_local_experts": 8},
+    "Qwen2Moe": {"num_experts": 8, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24},
+    "Qwen3Moe": {"num_experts": 8, "moe_intermediate_size": 24, "head_dim": 8, "mlp_only_layers": [0]},
+    "Olmoe": {"num_experts": 8},
+    "GptOss": {"num_local_experts": 8, "head_dim": 8},
+    "DeepseekV2": LATENT_ATTENTION,
+    "DeepseekV3": LATENT_ATTENTION,
+}
+DENSE_FIRST = ("Qwen3Moe", "DeepseekV2", "DeepseekV3")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Models this small lose far more to waiting threads than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def build(family: str) -> nn.Module:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**COMMON, **FAMILIES[family]})
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+def words(batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(1, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def recomputed(model: nn.Module, passes: list[torch.Tensor], k: int = 2) -> np.ndarray:
+    """int64[token, layer, k], ids sorted: top-k of what every router's weights make of every router's input."""
+    gates = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
+    seen: dict[nn.Module, list[torch.Tensor]] = {gate: [] for gate in gates}
+    handles = [gate.register_forward_pre_hook(lambda gate, args: seen[gate].append(args[0])) for gate in gates]
+    with torch.no_grad():
+        for input_ids in passes:
+            model(input_ids=input_ids)
+    for handle in handles:
+        handle.remove()
+    layers = []
+    for gate, inputs in seen.items():
+        x = torch.cat([part.reshape(-1, part.shape[-1]) for part in inputs])
+        layers.append((x @ gate.weight.T + getattr(gate, "bias", 0)).topk(k).indices)
+    return torch.stack(layers, dim=1).sort(dim=-1).values.numpy()
+
+
+def hook_count(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_of_transformers(family):
+    model, passes = build(family), [words(2, 7), words(3, 5, seed=1)]
+    before = hook_count(model)
+    with RoutingRecorder(model) as recorder, torch.no_grad():
+        for input_ids in passes:
+            model(input_ids=input_ids)
+    assert hook_count(model) == before
+    trace = recorder.trace(family)
+    dense = int(family in DENSE_FIRST)
+    assert trace.experts.dtype == np.int16
+    assert trace.experts.shape == (2 * 7 + 3 * 5, 3 - dense, 2)
+    assert trace.num_experts == 8
+    assert len(recorder.routers) == 3 - dense
+    np.testing.assert_array_equal(np.sort(trace.experts, axis=-1), recomputed(model, passes))
+    np.testing.assert_array_equal(trace.sequence, np.repeat(np.arange(5), [7, 7, 5, 5, 5]))
+    assert trace.sequence.dtype == np.int32
+
+
+def test_against_the_models_own_router_logits():
+    model, input_ids = build("Mixtral"), words(2, 6)
+    with RoutingRecorder(model) as recorder, torch.no_grad():
+        logits = model(input_ids=input_ids, output_router_logits=True).router_logits
+    expected = torch.stack([layer.topk(2).indices for layer in logits], dim=1)
+    np.testing.assert_array_equal(recorder.trace("own").experts, expected.numpy())
+
+
+def test_padding_has_no_choice():
+    model, input_ids = build("Mixtral"), words(2, 6)
+    mask = torch.ones_like(input_ids)
+    mask[1, 4:] = 0
+    with RoutingRecorder(model) as recorder, torch.no_grad():
+        model(input_ids=input_ids, attention_mask=mask)
+    experts = recorder.trace("padded").experts
+    np.testing.assert_array_equal((experts == -1).all(axis=(1, 2)), mask.reshape(-1).numpy() == 0)
+    assert (experts[:10] >= 0).all()
+
+
+def test_text_generation_continues_its_sequences():
+    model, input_ids = build("Qwen3Moe"), words(2, 4)
+    with RoutingRecorder(model) as recorder, torch.no_grad():
+        model.generate(input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=3, do_sample=False)
+        model(input_ids=words(1, 2))
+    sequence = recorder.trace("generated").sequence
+    np.testing.assert_array_equal(sequence, [0, 0, 0, 0, 1, 1, 1, 1, 0, 1, 0, 1, 2, 2])
+
+
+def test_hooks_go_after_an_exception():
+    model = build("Mixtral")
+    before = hook_count(model)
+    with pytest.raises(RuntimeError, match="stop"), RoutingRecorder(model) as recorder:
+        model(input_ids=words(1, 3))
+        raise RuntimeError("stop")
+    assert hook_count(model) == before
+    model(input_ids=words(1, 3))
+    assert recorder.trace("first").tokens == 3
+
+
+class Keeps(nn.Module):
+    """An MoE layer that keeps its choice as an attribute and returns only hidden vectors."""
+
+    def __init__(self, experts: int = 6, k: int = 2) -> None:
+        super().__init__()
+        self.scores, self.k, self.topk_idx = nn.Linear(8, experts), k, None
+
+    def forward(self, x):
+        self.topk_idx = self.scores(x).topk(self.k, dim=-1).indices
+        return x * self.topk_idx.sum()
+
+
+class Returns(nn.Module):
+    """A router whose return value is made by `answer`, from logits [..., experts] and their top-k indices."""
+
+    def __init__(self, answer, experts: int = 6, k: int = 2) -> None:
+        super().__init__()
+        self.linear, self.answer, self.k = nn.Linear(8, experts), answer, k
+
+    def forward(self, x):
+        logits = self.linear(x)
+        return self.answer(logits, logits.topk(self.k, dim=-1).indices)
+
+
+class Net(nn.Module):
+    """Layers that get the same input; what they return is dropped."""
+
+    def __init__(self, **layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict(layers)
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            layer(x)
+        return x
+
+
+def record(net: nn.Module, x: torch.Tensor, **options) -> RoutingRecorder:
+    with RoutingRecorder(net, **options) as recorder, torch.no_grad():
+        net(x)
+    return recorder
+
+
+def test_a_kept_attribute():
+    net, x = Net(a=Keeps(), b=Keeps()), torch.randn(2, 5, 8)
+    trace = record(net, x).trace("kept", num_experts=6)
+    assert trace.experts.shape == (10, 2, 2)
+    np.testing.assert_array_equal(trace.experts[:, 1], net.layers["b"].topk_idx.reshape(10, 2))
+    np.testing.assert_array_equal(trace.sequence, np.repeat([0, 1], 5))
+    with pytest.raises(InputError, match="num_experts"):
+        record(net, x).trace("kept")
+
+
+@pytest.mark.parametrize("answer", [
+    lambda logits, index: index.to(torch.int32),
+    lambda logits, index: (logits, index),
+    lambda logits, index: {"weights": logits, "topk_indices": index},
+    lambda logits, index: (nn.functional.one_hot(index, 6).sum(dim=-2).bool(), logits),
+])  # fmt: skip
+def test_ways_to_return_a_choice(answer):
+    net, x = Net(router=Returns(answer)), torch.randn(4, 8)
+    net.layers["router"].num_experts = 6
+    trace = record(net, x).trace("returned")
+    expected = net.layers["router"].linear(x).topk(2).indices
+    np.testing.assert_array_equal(np.sort(trace.experts[:, 0]), expected.sort().values)
+    assert trace.sequence is None
+
+
+def test_a_dropped_token_of_a_one_hot_mask_has_no_choice():
+    mask = torch.tensor([[0, 1, 0], [0, 0, 0], [0, 0, 1]])
+    router = Returns(lambda logits, index: (mask, logits), experts=3)
+    router.num_experts = 3
+    assert record(Net(router=router), torch.randn(3, 8)).trace("dropped").experts.ravel().tolist() == [1, -1, 2]
+
+
+def test_integers_of_other_modules_are_no_routing():
+    net = Net(indexer=Returns(lambda logits, index: index), gate=Returns(lambda logits, index: (logits, index)))
+    assert record(net, torch.randn(4, 8)).routers == ("layers.gate",)
+
+
+def test_logits_alone_need_k():
+    net, x = Net(gate=nn.Linear(8, 6)), torch.randn(2, 3, 8)
+    with pytest.raises(InputError, match=r"layers\.gate.*k="):
+        record(net, x).trace("logits")
+    trace = record(net, x, k=3).trace("logits")
+    assert trace.num_experts == 6
+    np.testing.assert_array_equal(trace.experts[:, 0], net.layers["gate"](x).topk(3).indices.reshape(6, 3))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Keeps()
+
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=True)
+
+
+def test_a_cache_from_before_the_recording_starts_new_sequences():
+    model = build("Qwen3Moe")
+    with torch.no_grad():
+        past = model(input_ids=words(2, 4), use_cache=True).past_key_values
+        with RoutingRecorder(model) as recorder:
+            model(input_ids=words(2, 1), past_key_values=past)
+    assert recorder.trace("later").sequence.tolist() == [0, 1]
+
+
+def test_a_pass_that_fails_leaves_nothing():
+    net = Net(a=Keeps(), b=nn.Linear(3, 3))
+    with RoutingRecorder(net) as recorder, torch.no_grad():
+        with pytest.raises(RuntimeError):
+            net(torch.randn(4, 8))
+        net.layers["b"] = nn.Linear(8, 3)
+        net(torch.randn(5, 8))
+    assert recorder.trace("second", num_experts=6).tokens == 5
+
+
+def test_recomputation_is_not_counted_twice():
+    net, runs = Checkpointed(), []
+    net.layer.register_forward_hook(lambda *_: runs.append(1))
+    with RoutingRecorder(net) as recorder:
+        net(torch.randn(2, 5, 8, requires_grad=True)).sum().backward()
+    assert len(runs) == 2
+    assert recorder.trace("trained", num_experts=6).tokens == 10
+
+
+def test_named_routers():
+    net, x = Net(one=Returns(lambda logits, index: index), two=Keeps()), torch.randn(4, 8)
+    assert record(net, x).routers == ("layers.two",)
+    assert record(net, x, routers=r"one$").routers == ("layers.one",)
+    with pytest.raises(InputError, match="matches no module"):
+        RoutingRecorder(net, routers="three")
+    with pytest.raises(InputError, match="not a regular expression"):
+        RoutingRecorder(net, routers="(")
+
+
+def test_nothing_recorded():
+    net = Net(a=nn.Linear(8, 8))
+    with pytest.raises(InputError, match="no forward pass"):
+        RoutingRecorder(net).trace("none")
+    with pytest.raises(InputError, match="found no router"):
+        record(net, torch.randn(4, 8)).trace("none")
+
+
+def test_layers_that_disagree():
+    x = torch.randn(4, 8)
+    with pytest.raises(InputError, match=r"layers\.b has 4 tokens × 3"):
+        record(Net(a=Keeps(), b=Keeps(k=3)), x).trace("k", num_experts=6)
+    fewer = Returns(lambda logits, index: index[:2])
+    with pytest.raises(InputError, match=r"layers\.gate has 2 tokens"):
+        record(Net(a=Keeps(), gate=fewer), x).trace("tokens", num_experts=6)
+    with pytest.raises(InputError, match="only 2 experts"):
+        record(Net(a=Keeps()), x).trace("range", num_experts=2)
+    answer = Returns(lambda logits, index: (logits, index), experts=9)
+    with pytest.raises(InputError, match=r"layers\.gate: 9"):
+        record(Net(a=Keeps(), gate=answer), x).trace("experts")
+
+
+def test_save(tmp_path):
+    model = build("Mixtral")
+    with RoutingRecorder(model) as recorder, torch.no_grad():
+        model(input_ids=words(2, 6))
+    recorder.save(tmp_path / "mine.npz")
+    with np.load(tmp_path / "mine.npz") as saved:
+        assert sorted(saved) == ["experts", "num_experts", "sequence"]
+        assert saved["experts"].dtype == np.int16
+        assert saved["experts"].shape == (12, 3, 2)
+        assert saved["num_experts"] == 8
+        np.testing.assert_array_equal(saved["sequence"], np.repeat([0, 1], 6))
