@@ -1,0 +1,273 @@
+"""The command line: everything a page does, in scripts and on a login node.
+
+Answers go to standard output (`--json`: one JSON object), progress and logs to standard error. Exit 0: done, 2: bad
+input (one line says where and why), 3: infeasible.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine import formats, report, store
+from engine.cluster import Cluster
+from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet
+from engine.errors import InputError
+from engine.inspection import inspect
+from engine.jobs.protocol import write_atomically
+from engine.jobs.tasks import candidate, describe_run
+from engine.launch import local
+from engine.launch.devices import attached
+from engine.model import MoEModel
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.result import Status
+from engine.simulate.inference import simulate
+from engine.simulate.metrics import metrics
+from engine.solve import KERNELS, Options, solve
+from engine.systems import SYSTEMS, run
+from engine.workload import Workload
+
+INFEASIBLE = 3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    given = parser().parse_args(arguments)
+    try:
+        code = given.function(given)
+        sys.stdout.flush()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # Whoever read our output has closed it (`| head`): nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(
+        prog="python -m engine", description="Plan Mixture-of-Experts models on GPU clusters."
+    )
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, function: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help, description=help)
+        command.set_defaults(function=function)
+        command.add_argument("--json", action="store_true", help="print one JSON object")
+        return command
+
+    def add_inputs(command: argparse.ArgumentParser, required: bool) -> None:
+        more = "" if required else " (default: what the plan was made from)"
+        command.add_argument("--workload", required=required, metavar="FILE[::NAME]", help="the recording" + more)
+        command.add_argument("--cluster", required=required, type=Path, metavar="FILE", help="cluster JSON" + more)
+        command.add_argument(
+            "--model",
+            required=required,
+            type=Path,
+            metavar="FILE",
+            help="model JSON or Hugging Face config.json" + more,
+        )
+        command.add_argument(
+            "--cost", type=Path, metavar="FILE", help="an α–β cost profile (default: datasheet roofline)"
+        )
+
+    command = add("inspect", inspect_files, "what a recording is, its checks, its skew and affinity")
+    command.add_argument("files", nargs="+", metavar="FILE[::NAME]")
+
+    command = add("plan", plan, "run one system, or all of them and rank their plans")
+    add_inputs(command, required=True)
+    command.add_argument("--system", required=True, choices=[*SYSTEMS, "all"])
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
+    command.add_argument("-o", "--output", type=Path, metavar="plan.json", help="where the (best) plan goes")
+
+    command = add("simulate", simulate_plan, "timeline and metrics of a plan on any workload")
+    command.add_argument("plan", type=Path)
+    add_inputs(command, required=False)
+    command.add_argument("-o", "--output", type=Path, metavar="timeline.json")
+
+    command = add("compare", compare, "plans side by side, with the differences to the first")
+    command.add_argument("plans", nargs="+", type=Path, metavar="PLAN")
+    add_inputs(command, required=False)
+
+    command = add("launch", launch, "run a plan as a torch.distributed job; measured beside predicted")
+    command.add_argument("plan", type=Path)
+    add_inputs(command, required=False)
+    command.add_argument("--on", choices=["local"], default="local")
+    command.add_argument("--ranks", type=int, metavar="N", help="default: the plan's GPUs, at most 4 on a CPU")
+    command.add_argument("--tokens", type=int, metavar="N", help="tokens to replay (default: what takes some seconds)")
+    command.add_argument("--repeats", type=int, default=3, metavar="N", help="timed passes (default 3)")
+    command.add_argument("--limit", type=float, default=900.0, metavar="SECONDS", help="time limit (default 900)")
+
+    command = add("solve", solve_kernel, "one kernel on its bare problem: JSON on standard input, JSON out")
+    command.add_argument("kernel", choices=list(KERNELS))
+    command.add_argument("--options", default="{}", help='for example {"time_limit": 10, "seed": 0, "exact": true}')
+    return top
+
+
+def inspect_files(given: argparse.Namespace) -> int:
+    found = [inspect(read_recording(file)) for file in given.files]
+    answer(given, {"recordings": [one.to_dict() for one in found]}, report.recordings)
+    return 0
+
+
+def plan(given: argparse.Namespace) -> int:
+    model = formats.read_model(given.model)
+    problem = Problem(
+        read_recording(given.workload, model), formats.read_cluster(given.cluster), model, read_cost(given)
+    )
+    settings = dict(split_setting(text) for text in given.settings)
+    systems = list(SYSTEMS.values()) if given.system == "all" else [SYSTEMS[given.system]]
+    own = [{option.name for option in system.options} for system in systems]
+    for name in settings:
+        if not any(name in names for names in own):
+            has = ", ".join(sorted(set().union(*own))) or "none"
+            raise InputError(f"{given.system} has no option '{name}' (it has: {has})")
+    asked_to_stop: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: asked_to_stop.append(number))
+    outcomes = []
+    for system, names in zip(systems, own, strict=True):
+        options = {name: value for name, value in settings.items() if name in names}
+        outcomes.append(run(system, problem, options, lambda: bool(asked_to_stop), tell))
+        if asked_to_stop:
+            break
+    outcomes.sort(key=lambda outcome: outcome.result.objective)
+    best = outcomes[0].result
+    remember(problem)
+    if given.output:
+        write(given.output, best.solution.to_json())
+    rows = [candidate(outcome, problem) for outcome in outcomes]
+    for row, outcome in zip(rows, outcomes, strict=True):
+        made = outcome.result.solution
+        del row["plan"]
+        row |= {"name": made.name, "system": made.provenance.optimiser, "id": made.id}
+    answer(given, {"plans": rows, "saved": str(given.output) if given.output else None}, report.candidates)
+    return INFEASIBLE if best.status is Status.INFEASIBLE else 0
+
+
+def simulate_plan(given: argparse.Namespace) -> int:
+    made = formats.read_plan(given.plan)
+    problem = problem_of(given, made)
+    timeline = simulate(made, problem)
+    if given.output:
+        write(given.output, json.dumps(timeline.to_dict()))
+    found = {"name": made.name, "id": made.id, "metrics": metrics(made, problem, timeline).to_dict()}
+    answer(given, found | {"cost_source": timeline.cost_source, "events": len(timeline.events)}, report.simulated)
+    return 0
+
+
+def compare(given: argparse.Namespace) -> int:
+    plans = [formats.read_plan(path) for path in given.plans]
+    problem = problem_of(given, plans[0])
+    rows = []
+    for path, made in zip(given.plans, plans, strict=True):
+        found = metrics(made, problem, simulate(made, problem)).to_dict()
+        rows.append(
+            {"file": path.name, "name": made.name, "id": made.id, "order": made.send_order.mode, "metrics": found}
+        )
+    first = rows[0]["metrics"]
+    for made, row in zip(plans, rows, strict=True):
+        row["speedup"] = first["total"] / row["metrics"]["total"]
+        row["moved_experts"] = plans[0].placement.moved_experts(made.placement)
+    answer(given, {"plans": rows}, report.comparison)
+    return 0
+
+
+def launch(given: argparse.Namespace) -> int:
+    made = formats.read_plan(given.plan)
+    model, workload = inputs_of(given, made)
+    prepared = local.prepare(
+        made, workload, model, attached(), given.ranks, given.tokens, given.repeats, given.limit
+    )  # fmt: skip
+    for check in prepared.checks:
+        print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.text}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="run-", dir=store.data_folder()) as folder:
+        print("$ " + " ".join(prepared.command(Path(folder))), file=sys.stderr)
+        finished = local.run(prepared, Path(folder), lambda: False, tell)
+    answer(given, describe_run(finished), report.launched)
+    return 0
+
+
+def solve_kernel(given: argparse.Namespace) -> int:
+    options = Options.from_json(given.options, "--options")
+    try:
+        instances = json.load(sys.stdin)
+    except ValueError as error:
+        raise InputError(f"standard input is not valid JSON ({error})") from None
+    print(json.dumps(solve(given.kernel, instances, options)))
+    return 0
+
+
+def read_recording(file: str, model: MoEModel | None = None) -> Workload:
+    """A recording by FILE or FILE::NAME, checked against the model's experts when there is a model."""
+    path, member = formats.split_member(file)
+    if model is None:
+        return formats.read_workload(path, member=member)
+    return formats.read_workload(path, member=member, num_experts=model.experts, bytes_per_token=model.bytes_per_token)
+
+
+def read_cost(given: argparse.Namespace) -> CostModel:
+    """The profile given by --cost, or the datasheet."""
+    if not given.cost:
+        return Datasheet()
+    return AlphaBeta(CostProfile.from_json(formats.read_text(given.cost), given.cost.name))
+
+
+def inputs_of(given: argparse.Namespace, made: Plan) -> tuple[MoEModel, Workload]:
+    """Model and workload from the options, or those that the plan was made from."""
+    known = made.provenance.inputs
+    model = formats.read_model(given.model) if given.model else store.load_document(MoEModel, known.get("model", ""))
+    workload = (
+        read_recording(given.workload, model) if given.workload else store.load_workload(known.get("workload", ""))
+    )
+    return model, workload
+
+
+def problem_of(given: argparse.Namespace, made: Plan) -> Problem:
+    """The problem from the options, with what they leave open taken from the plan's own inputs."""
+    model, workload = inputs_of(given, made)
+    digest = made.provenance.inputs.get("cluster", "")
+    cluster = formats.read_cluster(given.cluster) if given.cluster else store.load_document(Cluster, digest)
+    return Problem(workload, cluster, model, read_cost(given))
+
+
+def remember(problem: Problem) -> None:
+    """Keep the inputs in the data folder, so that later commands need only the plan."""
+    store.save_workload(problem.workload)
+    store.save_document(problem.cluster)
+    store.save_document(problem.model)
+
+
+def split_setting(text: str) -> tuple[str, str]:
+    """KEY=VALUE as (KEY, VALUE)."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text}: write KEY=VALUE")
+    return key, value
+
+
+def write(path: Path, text: str) -> None:
+    """Write an output file; InputError when it cannot be written."""
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def answer(given: argparse.Namespace, found: dict[str, Any], show: Callable[[dict[str, Any]], str]) -> None:
+    """Print the answer as JSON or as text."""
+    print(json.dumps(found) if given.json else show(found))
+
+
+def tell(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
+    """Progress for people, on standard error."""
+    print(f"\r{done:4.0%} {message:<60}", end="\n" if done >= 1 else "", file=sys.stderr, flush=True)

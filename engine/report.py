@@ -1,0 +1,101 @@
+"""Answers of the command line as text for people."""
+
+from typing import Any
+
+from engine.units import ratio, seconds, share, size
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Columns of even width, the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = []
+    for row in [header, *rows]:
+        cells = [cell.ljust(width) if column == 0 else cell.rjust(width)
+                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def recordings(found: dict[str, Any]) -> str:
+    return "\n\n".join(_recording(one) for one in found["recordings"])
+
+
+def _recording(one: dict[str, Any]) -> str:
+    skew = one["max_over_mean"]
+    sizes = f"{one['layers']} MoE layers × {one['experts']} experts"
+    sizes = f"{one['tokens']:,} tokens × {sizes}, top-{one['k']}" if one["tokens"] is not None else sizes
+    lines = [f"{one['name']}: {one['kind']}, {sizes}"]
+    lines.append(f"  skew (busiest expert / mean): {ratio(min(skew))} to {ratio(max(skew))}")
+    if one["foretold_share"]:
+        mean = sum(one["foretold_share"]) / len(one["foretold_share"])
+        lines.append(f"  affinity: the likeliest next expert is right for {share(mean)} of tokens (by chance: "
+                     f"{share(1 / one['experts'])})")  # fmt: skip
+    lines += [f"  {check['level']}: {check['text']}" for check in one["checks"]]
+    return "\n".join(lines)
+
+
+def candidates(found: dict[str, Any]) -> str:
+    rows = []
+    for one in found["plans"]:
+        figures = one["metrics"]
+        rows.append([
+            one["name"], seconds(figures["total"]), seconds(figures["bound"]), share(figures["gap"]),
+            share(figures["order_gap"]), f"{figures['balancedness']:.3f}", share(figures["kept_local"]),
+            seconds(one["runtime"]), one["status"],
+        ])  # fmt: skip
+    header = ["plan", "time", "bound", "gap", "order gap", "balanced", "kept local", "found in", "status"]
+    lines = [table(header, rows)]
+    for one in found["plans"]:
+        for name, note in one["notes"].items():
+            if isinstance(note, float):
+                note = seconds(note) if name.endswith("seconds") else f"{note:.4g}"
+            lines.append(f"{one['name']}: {name.removesuffix(', seconds')}: {note}")
+    if found["saved"]:
+        lines.append(f"saved the fastest plan: {found['saved']}")
+    return "\n".join(lines)
+
+
+def simulated(found: dict[str, Any]) -> str:
+    figures = found["metrics"]
+    lines = [f"{found['name']} ({found['id'][:12]}): {seconds(figures['total'])} simulated"]
+    lines.append(f"  no order of sends is below {seconds(figures['order_bound'])} ({share(figures['order_gap'])} away)")
+    if figures["bound"] is not None:
+        lines.append(f"  no plan is below {seconds(figures['bound'])} ({share(figures['gap'])} away)")
+    lines.append("  " + ", ".join(f"{kind} {seconds(value)}" for kind, value in figures["seconds"].items()))
+    lines.append(f"  utilisation {share(figures['utilisation'])}, balancedness {figures['balancedness']:.3f}, "
+                 f"kept local {share(figures['kept_local'])}, up to {size(figures['memory'])} of experts on a GPU")  # fmt: skip
+    lines.append(f"  costs: {found['cost_source']}")
+    return "\n".join(lines)
+
+
+def comparison(found: dict[str, Any]) -> str:
+    rows = []
+    for one in found["plans"]:
+        figures = one["metrics"]
+        rows.append([
+            f"{one['file']} ({one['name']})", one["order"], seconds(figures["total"]), ratio(one["speedup"]),
+            share(figures["order_gap"]), f"{figures['balancedness']:.3f}", share(figures["kept_local"]),
+            share(figures["utilisation"]), str(one["moved_experts"]),
+        ])  # fmt: skip
+    header = ["plan", "order", "time", "speed", "order gap", "balanced", "kept local", "utilisation", "moved experts"]
+    return table(header, rows)
+
+
+def launched(found: dict[str, Any]) -> str:
+    kinds = found["by_kind"]
+    rows = [
+        [kind, seconds(predicted), seconds(measured), ratio(factor)]
+        for kind, predicted, measured, factor in zip(
+            kinds["kind"], kinds["predicted"], kinds["measured"], kinds["ratio"], strict=True
+        )
+    ]
+    total = found["measured_seconds"] / found["predicted_seconds"]
+    rows.append(["waiting between steps", "", seconds(found["waiting_seconds"]), ""])
+    rows.append(["total", seconds(found["predicted_seconds"]), seconds(found["measured_seconds"]), ratio(total)])
+    spread = f"{seconds(min(found['pass_seconds']))} to {seconds(max(found['pass_seconds']))}"
+    return "\n".join([
+        table(["step", "predicted", "measured", "measured / predicted"], rows),
+        f"{found['tokens']:,} tokens on {found['device']}, median of {len(found['pass_seconds'])} passes ({spread})",
+        f"output differs from the unplanned one by {found['difference']:.2g} of its largest number",
+        f"predicted with {found['predicted']['cost_source']}",
+    ])  # fmt: skip
