@@ -1,0 +1,147 @@
+"""Engine calls whose answers are kept between runs, keyed by content digests; the data itself is passed unhashed."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import streamlit as st
+
+from app import state
+from engine import store
+from engine.cluster import Cluster
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.inspection import Inspection
+from engine.inspection import inspect as engine_inspect
+from engine.jobs import runner
+from engine.launch.devices import Devices
+from engine.launch.devices import attached as engine_attached
+from engine.model import MoEModel
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.simulate.inference import simulate as engine_simulate
+from engine.simulate.metrics import Metrics
+from engine.simulate.metrics import metrics as engine_metrics
+from engine.timeline import Timeline
+from engine.workload import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A plan of the session and how it came about."""
+
+    plan: Plan
+    status: str
+    runtime: float
+    notes: dict[str, str | float]
+
+
+def workload() -> Workload | None:
+    """The open recording; None when there is none or the data folder has lost it."""
+    digest = state.workload_digest()
+    try:
+        return _workload(digest) if digest else None
+    except InputError:
+        return None
+
+
+@st.cache_resource(max_entries=16, show_spinner="Reading the recording")
+def _workload(digest: str) -> Workload:
+    return store.load_workload(digest)
+
+
+def inspection() -> Inspection:
+    return _inspection(state.workload_digest(), workload())
+
+
+@st.cache_resource(max_entries=16, show_spinner="Checking the recording")
+def _inspection(digest: str, _workload: Workload) -> Inspection:
+    return engine_inspect(_workload)
+
+
+def demand(ranks: int) -> np.ndarray:
+    """float64[layer, rank, expert] of the open recording."""
+    return _demand(state.workload_digest(), ranks, workload())
+
+
+@st.cache_resource(max_entries=16, show_spinner="Counting tokens")
+def _demand(digest: str, ranks: int, _workload: Workload) -> np.ndarray:
+    return _workload.demand(ranks)
+
+
+def problem() -> Problem | None:
+    """What is open, as a problem; None while something is missing. Raises InputError when the parts do not fit."""
+    recording, cluster, model = workload(), state.cluster(), state.model()
+    if recording is None or cluster is None or model is None:
+        return None
+    return _problem(recording.digest, cluster.digest, model.digest, recording, cluster, model)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _problem(
+    workload: str, cluster: str, model: str, _workload: Workload, _cluster: Cluster, _model: MoEModel
+) -> Problem:
+    return Problem(_workload, _cluster, _model, Datasheet())
+
+
+def simulate(plan: Plan, problem: Problem) -> Timeline:
+    return _simulate(plan.id, _key(problem), plan, problem)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Simulating")
+def _simulate(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Timeline:
+    return engine_simulate(_plan, _problem)
+
+
+def metrics(plan: Plan, problem: Problem) -> Metrics:
+    return _metrics(plan.id, _key(problem), plan, problem)
+
+
+@st.cache_resource(max_entries=256, show_spinner="Simulating")
+def _metrics(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Metrics:
+    return engine_metrics(_plan, _problem, simulate(_plan, _problem))
+
+
+def _key(problem: Problem) -> tuple[str, ...]:
+    return problem.workload.digest, problem.cluster.digest, problem.model.digest, problem.cost.source
+
+
+def candidates() -> dict[str, Candidate]:
+    """Every plan that the session's jobs have found so far, by id, newest job first."""
+    found: dict[str, Candidate] = {}
+    for job in jobs(state.plan_jobs()):
+        path = job.folder / "result.json"
+        if path.exists():
+            for candidate in _candidates(job.id, path.stat().st_mtime_ns, path.read_bytes()):
+                found.setdefault(candidate.plan.id, candidate)
+    return found
+
+
+@st.cache_resource(max_entries=64, show_spinner="Reading plans")
+def _candidates(id: str, written: int, _result: bytes) -> list[Candidate]:
+    return [
+        Candidate(Plan.from_dict(one["plan"], "plan"), one["status"], one["runtime"], one["notes"])
+        for one in json.loads(_result)["candidates"]
+    ]
+
+
+def jobs(ids: list[str]) -> list[runner.Job]:
+    """The jobs of these ids that still exist."""
+    found = []
+    for id in ids:
+        try:
+            found.append(runner.find(id, store.data_folder()))
+        except InputError:
+            continue
+    return found
+
+
+def open_plan() -> Plan | None:
+    """The open plan; None when none is open or its job is gone."""
+    candidate = candidates().get(state.plan_id() or "")
+    return candidate.plan if candidate else None
+
+
+@st.cache_resource(ttl=60, show_spinner="Looking for devices")
+def attached() -> Devices:
+    return engine_attached()

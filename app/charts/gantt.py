@@ -1,0 +1,111 @@
+"""Timelines as Gantt charts: lanes grouped by GPU, network above compute, several plans on one time axis."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, finish, plain
+from engine.timeline import KINDS, Timeline
+from engine.units import TIME, scale_of, seconds, size
+
+MOST_BARS = 5000
+"""Events drawn as bars; a browser gets slow above, so longer stretches must be chosen by layer."""
+
+
+def layers_that_fit(timelines: list[Timeline]) -> int:
+    """How many layers, from the first, can be drawn as bars for all timelines together."""
+    per_layer = sum(len(one.events) / max(one.events["layer"].nunique(), 1) for one in timelines)
+    return max(1, int(MOST_BARS / max(per_layer, 1)))
+
+
+def gantt(
+    timelines: dict[str, Timeline], first: int, last: int, title: str, bounds: dict[str, float] | None = None
+) -> go.Figure:
+    """The timelines by name, one above the other, from layer `first` to layer `last` (both included).
+
+    Simulated bars are outlined, measured ones solid. bounds: seconds from a timeline's own start of the chosen layers,
+    drawn as a dashed line with its value.
+    """
+    parts = {name: _stretch(one, first, last) for name, one in timelines.items()}
+    longest = max((events["end"].max() for events in parts.values() if len(events)), default=0.0)
+    factor, unit = scale_of(longest, TIME)
+    lanes = max(len(one.resources) for one in timelines.values())
+    figure = make_subplots(
+        len(parts), 1, shared_xaxes=True, vertical_spacing=min(0.08, 0.2 / len(parts)),
+        subplot_titles=[f"{plain(name)} · {seconds(parts[name]['end'].max())}" if len(parts[name]) else plain(name)
+                        for name in parts],
+    )  # fmt: skip
+    seen: set[str] = set()
+    for row, (name, events) in enumerate(parts.items(), start=1):
+        _draw(figure, row, events, timelines[name], factor, unit, seen)
+        if bounds and name in bounds:
+            figure.add_vline(
+                x=bounds[name] / factor, line={"dash": "dash", "width": 1.5, "color": MARK}, row=row, col=1,
+                annotation={"text": f"bound {seconds(bounds[name])}", "font": {"color": MARK, "size": 11}},
+                annotation_position="bottom right",
+            )  # fmt: skip
+    figure.update_xaxes(range=[0, longest / factor * 1.02])
+    figure.update_xaxes(title=f"time, {unit}", row=len(parts))
+    for annotation in figure.layout.annotations[: len(parts)]:
+        annotation.update(x=0, xanchor="left", font_size=13)
+    height = max(170, 26 * lanes + 60) * len(parts) + 110
+    return finish(
+        figure, title, height, barmode="overlay", bargap=0.1,
+        top=84,
+        legend={"orientation": "h", "yref": "container", "y": 1 - 34 / height, "yanchor": "top", "x": 0, "xanchor": "left"},
+    )  # fmt: skip
+
+
+def _stretch(timeline: Timeline, first: int, last: int) -> pd.DataFrame:
+    events = timeline.events
+    events = events[(events["layer"] >= first) & (events["layer"] <= last)]
+    origin = events["start"].min() if len(events) else 0.0
+    return events.assign(start=events["start"] - origin, end=events["end"] - origin)
+
+
+def _draw(
+    figure: go.Figure, row: int, events: pd.DataFrame, timeline: Timeline, factor: float, unit: str, seen: set[str]
+) -> None:
+    measured = timeline.source == "measured"
+    short = [name.split(" · ")[0] for name in timeline.resources]
+    for kind in KINDS:
+        some = events[events["kind"] == kind]
+        if not len(some):
+            continue
+        # The network lane lies in the upper half of a GPU's row, computation in the lower half.
+        network = (some["stream"] == "network").to_numpy()
+        colour = KIND_COLOURS[kind]
+        figure.add_bar(
+            x=(some["end"] - some["start"]) / factor,
+            base=some["start"] / factor,
+            y=some["resource"] + np.where(network, -0.2, 0.2),
+            width=0.36,
+            orientation="h",
+            marker={"color": colour, "opacity": 1.0 if measured else 0.55, "line": {"color": colour, "width": 1.2}},
+            name=KIND_TITLES[kind],
+            legendgroup=kind,
+            showlegend=kind not in seen,
+            customdata=_hover(some, short),
+            hovertemplate="%{customdata}<extra></extra>",
+            row=row,
+            col=1,
+        )
+        seen.add(kind)
+    figure.update_yaxes(
+        tickvals=list(range(len(short))), ticktext=[plain(name) for name in timeline.resources],
+        range=[len(short) - 0.45, -0.55], showgrid=False, zeroline=False, row=row, col=1,
+    )  # fmt: skip
+
+
+def _hover(events: pd.DataFrame, names: list[str]) -> list[str]:
+    texts = []
+    for event in events.itertuples():
+        length = seconds(event.end - event.start)
+        where = names[event.resource]
+        if event.peer >= 0:
+            where = f"{where} → {names[event.peer]} · {size(event.bytes)}"
+        texts.append(
+            f"{KIND_TITLES[event.kind]}, layer {event.layer}<br>{where}<br>{length}, from {seconds(event.start)}"
+        )
+    return texts

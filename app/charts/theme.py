@@ -1,0 +1,62 @@
+"""One meaning, one colour, in every chart and in both themes."""
+
+import html
+
+import plotly.graph_objects as go
+
+KIND_COLOURS = {
+    "gate": "#8C6BB1",
+    "dispatch": "#0072B2",
+    "ffn": "#009E73",
+    "combine": "#56B4E9",
+    "aggregate": "#CC79A7",
+}
+KIND_TITLES = {
+    "gate": "Gate",
+    "dispatch": "Dispatch all-to-all",
+    "ffn": "Expert FFN",
+    "combine": "Combine all-to-all",
+    "aggregate": "Aggregate",
+}
+
+_GPU_COLOURS = (
+    ("2080", "#BBCC33"), ("V100", "#EEDD88"), ("L40S", "#FFAABB"), ("A100", "#44BB99"), ("H100", "#77AADD"),
+    ("H200", "#99DDFF"), ("B200", "#EE8866"), ("B300", "#EE8866"),
+)  # fmt: skip
+OTHER_GPU = "#DDDDDD"
+
+TEAL = "#00897B"
+SEQUENTIAL = [[0.0, "rgba(0,137,123,0.04)"], [1.0, TEAL]]
+"""From the page's own background to teal, so that it suits light and dark."""
+
+NEUTRAL = "#8A9694"
+MARK = "#D55E00"
+
+CONFIG = {
+    "displaylogo": False,
+    "modeBarButtons": [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
+}
+
+
+def gpu_colour(type_name: str) -> str:
+    """The colour of a GPU type; text on it is dark."""
+    return next((colour for part, colour in _GPU_COLOURS if part in type_name), OTHER_GPU)
+
+
+def plain(text: str) -> str:
+    """A person's text for plotly, which would read tags in it as markup."""
+    return html.escape(text)
+
+
+def finish(figure: go.Figure, title: str, height: int, top: int = 44, **layout) -> go.Figure:
+    """The common look: a title that states the finding, tight margins, the page's own background."""
+    figure.update_layout(
+        title={"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 1 - 6 / height, "yanchor": "top"},
+        height=height,
+        margin={"l": 8, "r": 8, "t": top, "b": 8},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        hoverlabel={"align": "left"},
+        **layout,
+    )
+    return figure

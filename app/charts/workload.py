@@ -1,0 +1,98 @@
+"""Charts of a recording: how popular every expert is, and who sends how much to whom."""
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from app.charts.theme import MARK, NEUTRAL, SEQUENTIAL, TEAL, finish
+from engine.units import SIZE, digits, ratio, scale_of, size
+
+SMALL_MULTIPLES = 32
+"""Layers shown as bars; more become rows of a heatmap."""
+
+
+def popularity(load: np.ndarray) -> go.Figure:
+    """Token copies per expert, one small bar chart a layer on a shared axis. load: float64[layer, expert]."""
+    layers, experts = load.shape
+    mean = load.mean(axis=1)
+    skew = np.divide(load.max(axis=1), mean, out=np.ones(layers), where=mean > 0)
+    worst = int(skew.argmax())
+    title = f"Layer {worst} is the most skewed: its busiest expert gets {ratio(skew[worst])} the mean"
+    if layers > SMALL_MULTIPLES:
+        figure = go.Figure(
+            go.Heatmap(z=load, colorscale=SEQUENTIAL, zmin=0, colorbar={"title": "token copies"},
+                       hovertemplate="layer %{y}, expert %{x}: %{z:,.0f} copies<extra></extra>")
+        )  # fmt: skip
+        figure.update_xaxes(title="expert")
+        figure.update_yaxes(title="MoE layer", autorange="reversed")
+        return finish(figure, title, 640)
+    columns = min(4, layers)
+    rows = -(-layers // columns)
+    figure = make_subplots(
+        rows, columns, shared_xaxes=True, shared_yaxes="all", horizontal_spacing=0.02,
+        vertical_spacing=min(0.09, 0.5 / rows),
+        subplot_titles=[f"Layer {layer} · {ratio(value)}" for layer, value in enumerate(skew)],
+    )  # fmt: skip
+    for layer in range(layers):
+        colours = np.where(load[layer] == load[layer].max(), MARK, TEAL)
+        figure.add_bar(
+            x=np.arange(experts), y=load[layer], marker={"color": colours, "line": {"width": 0}}, showlegend=False,
+            hovertemplate=f"layer {layer}, expert %{{x}}: %{{y:,.0f}} copies<extra></extra>",
+            row=layer // columns + 1, col=layer % columns + 1,
+        )  # fmt: skip
+        figure.add_hline(
+            y=mean[layer], line={"dash": "dot", "width": 1, "color": NEUTRAL}, row=layer // columns + 1,
+            col=layer % columns + 1,
+        )  # fmt: skip
+    figure.update_annotations(font_size=12)
+    figure.update_yaxes(title="token copies", col=1, nticks=4)
+    figure.update_xaxes(title="expert", row=rows)
+    return finish(figure, title, 130 * rows + 110, bargap=0.15)
+
+
+def traffic(matrix: np.ndarray, names: tuple[str, ...]) -> go.Figure:
+    """Who sends how much to whom, with what every GPU sends and receives beside it and the busiest one marked.
+
+    matrix: float64[src, dst] bytes; the diagonal is local work and left empty.
+    """
+    n = len(matrix)
+    off = np.where(np.eye(n, dtype=bool), 0.0, matrix)
+    sends, receives = off.sum(axis=1), off.sum(axis=0)
+    factor, unit = scale_of(max(sends.max(), receives.max()), SIZE)
+    shown = np.where(np.eye(n, dtype=bool), np.nan, matrix) / factor
+    short = [name.split(" · ")[0] for name in names]
+    figure = make_subplots(
+        2, 2, column_widths=[0.8, 0.2], row_heights=[0.2, 0.8], horizontal_spacing=0.02, vertical_spacing=0.03,
+        shared_xaxes=True, shared_yaxes=True,
+    )  # fmt: skip
+    hover = [[f"{names[i]} → {names[j]}: {size(matrix[i, j])}" for j in range(n)] for i in range(n)]
+    figure.add_heatmap(
+        z=shown, x=short, y=short, colorscale=SEQUENTIAL, zmin=0, text=hover, hovertemplate="%{text}<extra></extra>",
+        colorbar={"title": unit, "len": 0.75, "y": 0.37}, row=2, col=1,
+    )  # fmt: skip
+    receiving = receives.max() >= sends.max()
+    worst = int((receives if receiving else sends).argmax())
+    for values, row, col, marked in ((receives, 1, 1, receiving), (sends, 2, 2, not receiving)):
+        colours = [MARK if marked and gpu == worst else TEAL for gpu in range(n)]
+        across = (
+            {"x": short, "y": values / factor} if row == 1 else {"x": values / factor, "y": short, "orientation": "h"}
+        )
+        figure.add_bar(
+            **across, marker_color=colours, showlegend=False, row=row, col=col, text=[size(v) for v in values],
+            textposition="none", hovertemplate="%{text}<extra></extra>",
+        )  # fmt: skip
+    edge = {"line": {"color": MARK, "width": 3}, "fillcolor": "rgba(0,0,0,0)"}
+    if receiving:
+        figure.add_shape(type="rect", x0=worst - 0.5, x1=worst + 0.5, y0=-0.5, y1=n - 0.5, row=2, col=1, **edge)
+    else:
+        figure.add_shape(type="rect", y0=worst - 0.5, y1=worst + 0.5, x0=-0.5, x1=n - 0.5, row=2, col=1, **edge)
+    figure.update_yaxes(autorange="reversed", title="source", row=2, col=1)
+    figure.update_yaxes(autorange="reversed", row=2, col=2)
+    figure.update_xaxes(title="destination", row=2, col=1)
+    figure.update_yaxes(title=f"receives, {unit}", row=1, col=1)
+    figure.update_xaxes(title=f"sends, {unit}", row=2, col=2)
+    mean = (receives if receiving else sends).mean()
+    times = ratio((receives if receiving else sends).max() / mean) if mean else "0×"
+    verb = "receives" if receiving else "sends"
+    title = f"{short[worst]} {verb} {times} the mean; {digits(off.sum() / factor)} {unit} leave their GPU"
+    return finish(figure, title, 560, bargap=0.25)

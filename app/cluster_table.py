@@ -1,0 +1,116 @@
+"""The cluster as an editable table: one row a GPU. Cells that say what the datasheet says are left empty, so that
+changing a GPU's type changes its numbers."""
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from app import state
+from engine import catalogue
+from engine.cluster import Cluster, Gpu, Node
+from engine.errors import InputError
+
+_GBIT, _GIB, _TERA, _GIGA = 1e9 / 8, 2.0**30, 1e12, 1e9
+
+# column -> (field of Gpu, unit, title); an empty cell means the catalogue's value for the type
+_NUMBERS = {
+    "send": ("send_bandwidth", _GBIT, "Send, Gb/s"),
+    "receive": ("receive_bandwidth", _GBIT, "Receive, Gb/s"),
+    "memory": ("memory", _GIB, "Memory, GiB"),
+    "memory_bandwidth": ("memory_bandwidth", _GIGA, "Memory, GB/s"),
+    "flops_fp16": ("flops_fp16", _TERA, "16-bit, TFLOP/s"),
+    "flops_fp32": ("flops_fp32", _TERA, "32-bit, TFLOP/s"),
+    "flops_fp8": ("flops_fp8", _TERA, "8-bit, TFLOP/s"),
+}
+_ALWAYS_SHOWN = ("send", "receive")
+
+
+def base_frame() -> pd.DataFrame:
+    """The table of the cluster that was last opened from outside the table. It stays the same object while the table
+    is edited, since a data editor whose input changes drops every second edit."""
+    return _base(state.edit_round(), state.cluster())[0]
+
+
+def base_latency() -> float:
+    """µs, as `base_frame`."""
+    return _base(state.edit_round(), state.cluster())[1]
+
+
+def _base(edit_round: int, cluster: Cluster) -> tuple[pd.DataFrame, float]:
+    kept = state.table_base()
+    if kept is None or kept[0] != edit_round:
+        kept = (edit_round, to_frame(cluster), cluster.latency * 1e6)
+        state.keep_table_base(kept)
+    return kept[1], kept[2]
+
+
+def columns() -> dict:
+    """How the columns are shown and checked in the browser."""
+    numbers = {
+        column: st.column_config.NumberColumn(title, min_value=0.0, format="%.4g")
+        for column, (_, _, title) in _NUMBERS.items()
+    }
+    return {
+        "node": st.column_config.TextColumn("Node", required=True, max_chars=60),
+        "type": st.column_config.SelectboxColumn("GPU", options=_types(), required=True),
+        **numbers,
+        "link": st.column_config.NumberColumn(
+            "Node's links, GB/s", min_value=0.0, format="%.4g", help="per GPU and direction; the same for all of a node"
+        ),
+    }
+
+
+def _types() -> list[str]:
+    own = [gpu.type for gpu in state.cluster().gpus]
+    return list(dict.fromkeys([*catalogue.gpu_types(), *own]))
+
+
+def to_frame(cluster: Cluster) -> pd.DataFrame:
+    """One row a GPU, in rank order."""
+    known = catalogue.gpu_types()
+    rows = []
+    for node in cluster.nodes:
+        for gpu in node.gpus:
+            row = {"node": node.name, "type": gpu.type}
+            for column, (field, unit, _) in _NUMBERS.items():
+                value = getattr(gpu, field)
+                usual = column not in _ALWAYS_SHOWN and gpu.type in known and value == getattr(known[gpu.type], field)
+                row[column] = np.nan if usual else value / unit
+            row["link"] = np.nan if node.link_bandwidth is None else node.link_bandwidth / _GIGA
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float) -> Cluster:
+    """The cluster that the table describes; name and link latencies are those of `before`. Raises InputError."""
+    known = catalogue.gpu_types()
+    own = {gpu.type: gpu for gpu in before.gpus}
+    latencies = {node.name: node.link_latency for node in before.nodes}
+    gpus: dict[str, list[Gpu]] = {}
+    links: dict[str, list[float]] = {}
+    for index, row in enumerate(frame.to_dict("records"), start=1):
+        node, type_name = row["node"], row["type"]
+        if not isinstance(node, str) or not node.strip() or not isinstance(type_name, str):
+            raise InputError(f"Row {index}: give the GPU a node and a type.")
+        base = known[type_name].gpu() if type_name in known else own[type_name]
+        numbers = {
+            field: row[column] * unit
+            for column, (field, unit, _) in _NUMBERS.items()
+            if row[column] is not None and not np.isnan(row[column])
+        }
+        gpu = Gpu.from_dict(base.model_dump() | numbers, f"Row {index}")
+        gpus.setdefault(node.strip(), []).append(gpu)
+        link = row["link"]
+        links.setdefault(node.strip(), []).append(0.0 if link is None or np.isnan(link) else float(link) * _GIGA)
+    if not gpus:
+        raise InputError("A cluster needs at least one GPU.")
+    nodes = tuple(
+        Node(
+            name=name,
+            gpus=tuple(members),
+            link_bandwidth=max(links[name]) or None,
+            link_latency=latencies.get(name, 0.0),
+        )
+        for name, members in gpus.items()
+    )
+    return Cluster(name=before.name, nodes=nodes, latency=latency * 1e-6)

@@ -1,0 +1,30 @@
+"""The studio: path, page config, navigation, run."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+if str(ROOT) not in sys.path:
+    # `streamlit run app/main.py` puts app/ on the path; everything is imported from the project's root.
+    sys.path.insert(0, str(ROOT))
+
+import streamlit as st  # noqa: E402
+
+from app import samples, state  # noqa: E402
+
+st.set_page_config(page_title="Switchyard", page_icon=str(ROOT / "app" / "icon.png"), layout="wide")
+state.restore()
+if "--sample" in sys.argv[1:] and state.is_empty():
+    samples.open_sample()
+
+PAGES = ROOT / "pages"
+st.navigation(
+    [
+        st.Page(PAGES / "workload.py", title="Workload", icon=":material/database:", url_path="workload", default=True),
+        st.Page(PAGES / "cluster.py", title="Cluster", icon=":material/dns:", url_path="cluster"),
+        st.Page(PAGES / "optimise.py", title="Optimise", icon=":material/tune:", url_path="optimise"),
+        st.Page(PAGES / "timeline.py", title="Timeline", icon=":material/view_timeline:", url_path="timeline"),
+        st.Page(PAGES / "launch.py", title="Launch", icon=":material/rocket_launch:", url_path="launch"),
+    ],
+    position="top",
+).run()

@@ -1,0 +1,57 @@
+"""The sample gallery: the recordings that ship with Switchyard and the catalogue's presets."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import streamlit as st
+
+from app import state
+from engine import catalogue, formats
+from engine.catalogue import ClusterPreset, ModelPreset
+
+FOLDER = Path(__file__).parent.parent / "sample_traces"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A shipped recording with the model that it was recorded from."""
+
+    file: str
+    title: str
+    text: str
+    model: str
+
+
+RECORDINGS = (
+    Sample("tiny-moe/alpha-code.npz", "Alpha on code", "top-1 of 16 experts, Python source", "tiny-moe-alpha.json"),
+    Sample("tiny-moe/alpha-prose.npz", "Alpha on prose", "the same model on documentation", "tiny-moe-alpha.json"),
+    Sample("tiny-moe/alpha-man.npz", "Alpha on man pages", "text it was not trained on", "tiny-moe-alpha.json"),
+    Sample("tiny-moe/alpha-early-code.npz", "Alpha at step 251", "early in training, on code", "tiny-moe-alpha.json"),
+    Sample("tiny-moe/alpha-mid-code.npz", "Alpha at step 485", "half-way, on code", "tiny-moe-alpha.json"),
+    Sample("tiny-moe/beta-prose.npz", "Beta on prose", "a second model, top-2 of 16", "tiny-moe-beta.json"),
+    Sample("tiny-moe/beta-man.npz", "Beta on man pages", "top-2 of 16 experts", "tiny-moe-beta.json"),
+    Sample("tiny-moe/beta-code.npz", "Beta on code", "text it was not trained on", "tiny-moe-beta.json"),
+)
+
+
+def open_recording(sample: Sample) -> None:
+    """Open a shipped recording and its model."""
+    model = formats.read_model(FOLDER / sample.model)
+    state.open_model(model)
+    state.open_workload(formats.read_workload(FOLDER / sample.file, num_experts=model.experts))
+
+
+def open_sample() -> None:
+    """Open everything the main job needs: a recording, its model and the mixed cluster."""
+    open_recording(RECORDINGS[0])
+    state.open_cluster(formats.read_cluster(FOLDER / "mixed-8.json"))
+
+
+@st.cache_resource(show_spinner=False)
+def clusters() -> dict[str, ClusterPreset]:
+    return catalogue.cluster_presets()
+
+
+@st.cache_resource(show_spinner=False)
+def models() -> dict[str, ModelPreset]:
+    return catalogue.model_presets()

@@ -1,0 +1,186 @@
+"""What a browser session has open. The only file that names session keys.
+
+Everything but pictures of the moment is also kept in the data folder under a token in the address, so that a reload,
+another tab or a restarted server finds the session as it was.
+"""
+
+import json
+import secrets
+
+import streamlit as st
+
+from engine import store
+from engine.cluster import Cluster
+from engine.errors import InputError
+from engine.model import MoEModel
+from engine.workload import Workload
+
+_WORKLOADS, _WORKLOAD, _CLUSTER, _MODEL = "workloads", "workload", "cluster", "model"
+_PLAN_JOBS, _LAUNCH_JOBS, _PLAN = "plan_jobs", "launch_jobs", "plan"
+_NOTICE, _EDIT_ROUND, _TOKEN = "notice", "edit_round", "token"
+_TABLE_BASE, _UPLOADS, _WATCHED = "table_base", "uploads", "watched"
+_PARAMETER = "session"
+
+
+def restore() -> None:
+    """Bring back the session that the address names, or begin an empty one; call once per run, before anything else."""
+    if _TOKEN not in st.session_state:
+        token = st.query_params.get(_PARAMETER, "")
+        kept = None
+        try:
+            kept = store.load_session(token) if token else None
+        except InputError:
+            token = ""
+        st.session_state[_TOKEN] = token or secrets.token_urlsafe(12)
+        _fill(json.loads(kept) if kept else {})
+    # Navigation drops the query, so it is written on every run.
+    if st.query_params.get(_PARAMETER) != st.session_state[_TOKEN]:
+        st.query_params[_PARAMETER] = st.session_state[_TOKEN]
+
+
+def _fill(kept: dict) -> None:
+    session = st.session_state
+    session[_WORKLOADS] = kept.get(_WORKLOADS, {})
+    session[_WORKLOAD] = kept.get(_WORKLOAD)
+    session[_CLUSTER] = Cluster.from_dict(kept[_CLUSTER], "session") if kept.get(_CLUSTER) else None
+    session[_MODEL] = MoEModel.from_dict(kept[_MODEL], "session") if kept.get(_MODEL) else None
+    session[_PLAN_JOBS], session[_LAUNCH_JOBS] = kept.get(_PLAN_JOBS, []), kept.get(_LAUNCH_JOBS, [])
+    session[_PLAN] = kept.get(_PLAN)
+    session[_EDIT_ROUND] = 0
+
+
+def _keep() -> None:
+    session = st.session_state
+    kept = {key: session[key] for key in (_WORKLOADS, _WORKLOAD, _PLAN_JOBS, _LAUNCH_JOBS, _PLAN)}
+    for key in (_CLUSTER, _MODEL):
+        kept[key] = session[key].model_dump(mode="json", exclude_none=True) if session[key] else None
+    store.save_session(session[_TOKEN], json.dumps(kept))
+
+
+def is_empty() -> bool:
+    """Whether nothing at all is open."""
+    return not workloads() and cluster() is None and model() is None
+
+
+def workloads() -> dict[str, str]:
+    """Name of every recording in the session, by digest."""
+    return st.session_state[_WORKLOADS]
+
+
+def workload_digest() -> str | None:
+    """Digest of the open recording."""
+    return st.session_state[_WORKLOAD]
+
+
+def open_workload(workload: Workload) -> None:
+    """Add a recording to the session and open it."""
+    digest = store.save_workload(workload)
+    st.session_state[_WORKLOADS] = {**workloads(), digest: workload.name}
+    choose_workload(digest)
+
+
+def choose_workload(digest: str) -> None:
+    """Open a recording that the session already has."""
+    st.session_state[_WORKLOAD] = digest
+    _keep()
+
+
+def cluster() -> Cluster | None:
+    return st.session_state[_CLUSTER]
+
+
+def open_cluster(cluster: Cluster, edited: bool = False) -> None:
+    """Open a cluster; `edited` when it comes from the table, which then must keep its own state."""
+    st.session_state[_CLUSTER] = cluster
+    st.session_state[_EDIT_ROUND] += not edited
+    _keep()
+
+
+def edit_round() -> int:
+    """Changes whenever a cluster is opened from outside the table: the table's key."""
+    return st.session_state[_EDIT_ROUND]
+
+
+def model() -> MoEModel | None:
+    return st.session_state[_MODEL]
+
+
+def open_model(model: MoEModel) -> None:
+    st.session_state[_MODEL] = model
+    _keep()
+
+
+def plan_jobs() -> list[str]:
+    """Ids of the optimisation jobs of this session, newest first."""
+    return st.session_state[_PLAN_JOBS]
+
+
+def add_plan_job(id: str) -> None:
+    st.session_state[_PLAN_JOBS] = [id, *(known for known in plan_jobs() if known != id)]
+    _keep()
+
+
+def launch_jobs() -> list[str]:
+    """Ids of the launches of this session, newest first."""
+    return st.session_state[_LAUNCH_JOBS]
+
+
+def add_launch_job(id: str) -> None:
+    st.session_state[_LAUNCH_JOBS] = [id, *launch_jobs()]
+    _keep()
+
+
+def plan_id() -> str | None:
+    """Id of the open plan."""
+    return st.session_state[_PLAN]
+
+
+def open_plan(id: str | None) -> None:
+    if id != st.session_state[_PLAN]:
+        st.session_state[_PLAN] = id
+        _keep()
+
+
+def table_base() -> tuple | None:
+    """What the cluster table started from, see `app.cluster_table`."""
+    return st.session_state.get(_TABLE_BASE)
+
+
+def keep_table_base(base: tuple) -> None:
+    st.session_state[_TABLE_BASE] = base
+
+
+def first_time(file_id: str) -> bool:
+    """True once per uploaded file: an upload stays in its widget, but is read only once."""
+    seen = st.session_state.setdefault(_UPLOADS, {})
+    if file_id in seen:
+        return False
+    seen[file_id] = None
+    return True
+
+
+def complain(file_id: str, text: str) -> None:
+    """Remember why an uploaded file could not be used, for as long as it is in its widget."""
+    st.session_state[_UPLOADS][file_id] = text
+
+
+def complaints(file_ids: list[str]) -> list[str]:
+    """The complaints about these files."""
+    seen = st.session_state.get(_UPLOADS, {})
+    return [seen[id] for id in file_ids if seen.get(id)]
+
+
+def newly_finished(job: str, finished: bool) -> bool:
+    """True once for a job that was seen running before and has finished now."""
+    watched = st.session_state.setdefault(_WATCHED, {})
+    before, watched[job] = watched.get(job), finished
+    return before is False and finished
+
+
+def notice(text: str) -> None:
+    """Say something after the next rerun."""
+    st.session_state[_NOTICE] = text
+
+
+def take_notice() -> str | None:
+    return st.session_state.pop(_NOTICE, None)

@@ -1,0 +1,78 @@
+"""Files that a person drops on a page: kept for a moment in the data folder, read by the engine, then removed."""
+
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from app import state
+from engine import formats, store
+from engine.cluster import Cluster
+from engine.errors import InputError
+from engine.workload import Workload
+
+TYPES = [extension.removeprefix(".") for extension in formats.WORKLOAD_EXTENSIONS]
+
+
+def receive(name: str, content: bytes) -> str:
+    """Open an uploaded file as what it is (a recording, a model or a cluster) and say what was opened.
+
+    Raises InputError with one line; what the session had open stays open.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="upload-", dir=store.data_folder()))
+    try:
+        # The name is the browser's word: only its last part, and only harmless characters, reach the disk.
+        path = folder / re.sub(r"[^\w.\- ()]", "_", Path(name.replace("\\", "/")).name)[-100:]
+        path.write_bytes(content)
+        return _open(path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _open(path: Path) -> str:
+    kind = _kind_of_json(path) if path.suffix.lower() == ".json" else "recording"
+    if kind == "cluster":
+        cluster = formats.read_cluster(path)
+        state.open_cluster(cluster)
+        return f"opened the cluster {cluster.name}"
+    if kind == "model":
+        model = formats.read_model(path)
+        state.open_model(model)
+        return f"opened the model {model.name}"
+    parts = formats.members(path) or (None,)
+    opened = [_read(path, part) for part in parts]
+    for workload in opened:
+        state.open_workload(workload)
+    names = " and ".join(workload.name for workload in opened)
+    return f"opened {names}"
+
+
+def _read(path: Path, member: str | None) -> Workload:
+    """The recording, with the open model's number of experts if it fits that model; a recording of another model is no
+    fault, so its own sizes count then."""
+    model = state.model()
+    if model is None:
+        return formats.read_workload(path, member=member)
+    try:
+        return formats.read_workload(
+            path, member=member, num_experts=model.experts, bytes_per_token=model.bytes_per_token
+        )
+    except InputError:
+        return formats.read_workload(path, member=member, bytes_per_token=model.bytes_per_token)
+
+
+def _kind_of_json(path: Path) -> str:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return "recording"  # whose reader says what is wrong with it
+    keys = set(found) if isinstance(found, dict) else set()
+    if "nodes" in keys:
+        return "cluster"
+    return "recording" if "logical_count" in keys or not keys else "model"
+
+
+def as_json(document: Cluster) -> str:
+    """A cluster as a file that `receive` opens again."""
+    return document.model_dump_json(indent=1, exclude_none=True)

@@ -1,0 +1,259 @@
+"""Pieces that several pages share."""
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from app import cached, samples, state
+from app.charts.theme import CONFIG
+from engine import store, units
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.jobs.runner import State
+from engine.plan import Placement, Plan
+from engine.problem import Problem
+from engine.systems import Option
+from engine.systems.baselines import linear_placement
+from engine.workload import RoutingTrace
+
+STATE_COLOURS = {
+    State.STARTING: "gray", State.RUNNING: "blue", State.CANCELLING: "orange", State.DONE: "green",
+    State.CANCELLED: "orange", State.FAILED: "red",
+}  # fmt: skip
+
+
+def plain(text: str) -> str:
+    """A person's text where markdown is read: nothing in it is markup."""
+    return re.sub(r"([\\`*_{}\[\]()<>#+\-.!|~$:^&=\"'])", r"\\\1", " ".join(text.split()))
+
+
+def chart(figure: go.Figure, key: str) -> None:
+    """A plotly chart with the common toolbar; its title is its description for screen readers."""
+    st.plotly_chart(figure, key=key, config=CONFIG, alt=figure.layout.title.text)
+
+
+def header(title: str, question: str) -> None:
+    """The strip, then what this page is for."""
+    strip()
+    st.header(title, anchor=False)
+    st.caption(question)
+    if text := state.take_notice():
+        st.toast(plain(text))
+
+
+def strip() -> None:
+    """workload ▸ cluster ▸ model ▸ plan: what is open, each with its key figures and a way to change it."""
+    places = st.columns(4, gap="small")
+    with places[0]:
+        _workload_popover()
+    with places[1]:
+        _cluster_popover()
+    with places[2]:
+        _model_popover()
+    with places[3]:
+        _plan_popover()
+
+
+def _workload_popover() -> None:
+    workload = cached.workload()
+    name = plain(workload.name) if workload else "No workload"
+    with st.popover(name, icon=":material/database:", width="stretch"):
+        for digest, known in state.workloads().items():
+            if st.button(plain(known), key=f"strip-workload-{digest}", disabled=digest == state.workload_digest()):
+                state.choose_workload(digest)
+                st.rerun()
+        st.page_link("../pages/workload.py", label="Upload or pick a sample", icon=":material/upload:")
+    if workload:
+        tokens = f"{workload.tokens:,} tokens × " if isinstance(workload, RoutingTrace) else ""
+        st.caption(f"{tokens}{workload.layers} layers × {workload.num_experts} experts")
+
+
+def _cluster_popover() -> None:
+    cluster = state.cluster()
+    with st.popover(plain(cluster.name) if cluster else "No cluster", icon=":material/dns:", width="stretch"):
+        for name, preset in samples.clusters().items():
+            if st.button(plain(name), key=f"strip-cluster-{name}", help=plain(preset.description)):
+                state.open_cluster(preset.cluster)
+                st.rerun()
+        st.page_link("../pages/cluster.py", label="Describe your own", icon=":material/edit:")
+    if cluster:
+        types = [gpu.type for gpu in cluster.gpus]
+        st.caption(" · ".join(f"{types.count(one)} × {plain(one)}" for one in dict.fromkeys(types)))
+
+
+def _model_popover() -> None:
+    model = state.model()
+    with st.popover(plain(model.name) if model else "No model", icon=":material/account_tree:", width="stretch"):
+        for name, preset in samples.models().items():
+            if st.button(plain(name), key=f"strip-model-{name}"):
+                state.open_model(preset.model)
+                st.rerun()
+        st.page_link("../pages/workload.py", label="Upload a config.json", icon=":material/upload:")
+    if model:
+        st.caption(
+            f"d_model {model.d_model:,} · {model.experts} experts, top-{model.experts_per_token} · {model.dtype}"
+        )
+
+
+def _plan_popover() -> None:
+    found = cached.candidates()
+    plan = cached.open_plan()
+    with st.popover(plain(plan.name) if plan else "No plan", icon=":material/route:", width="stretch"):
+        for id, candidate in found.items():
+            label = f"{plain(candidate.plan.name)} · {id[:8]}"
+            if st.button(label, key=f"strip-plan-{id}", disabled=id == state.plan_id()):
+                state.open_plan(id)
+                st.rerun()
+        st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
+    if plan and plan.claim:
+        gap = units.share(found[plan.id].plan.claim.objective / plan.claim.bound - 1) if plan.claim.bound else "—"
+        st.caption(f"{units.seconds(plan.claim.objective)} simulated · {gap} above its bound")
+
+
+def needed_problem() -> Problem:
+    """What is open as a problem; where something is missing or does not fit, says so, offers the sample, and stops."""
+    missing = [
+        name
+        for name, there in (("workload", cached.workload()), ("cluster", state.cluster()), ("model", state.model()))
+        if there is None
+    ]
+    if missing:
+        st.info(f"Open a {' and a '.join(missing)} first, or start from the sample.", icon=":material/info:")
+        sample_button()
+        st.stop()
+    try:
+        return cached.problem()
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        st.caption("Choose parts that fit each other in the row above.")
+        st.stop()
+
+
+def sample_button() -> None:
+    """One click to a session with everything in it."""
+    if st.button("Open the sample", type="primary", icon=":material/science:"):
+        samples.open_sample()
+        st.rerun()
+
+
+def placement_to_show(plan: Plan | None, problem: Problem) -> tuple[Placement, str]:
+    """The placement of the open plan where it fits, else the linear one; and what to call it."""
+    if plan is not None:
+        try:
+            problem.check_plan(plan)
+            return plan.placement, f"the open plan, {plain(plan.name)}"
+        except InputError:
+            pass
+    return linear_placement(problem), "a linear placement (no plan is open)"
+
+
+def option_input(system: str, option: Option) -> str | int | float | bool:
+    """The input widget of one option."""
+    key, label = f"option-{system}-{option.name}", option.name.replace("_", " ")
+    if option.choices:
+        index = option.choices.index(option.default)
+        return st.selectbox(label, option.choices, index, key=key, help=option.help, width=180)
+    if isinstance(option.default, bool):
+        return st.checkbox(label, option.default, key=key, help=option.help)
+    kind = type(option.default)
+    high = None if option.high == float("inf") else kind(option.high)
+    return st.number_input(label, kind(option.low), high, option.default, key=key, help=option.help, width=180)
+
+
+def plans_of(job: runner.Job) -> list[Plan]:
+    """The plans that a finished job found."""
+    return [Plan.from_dict(one["plan"], "plan") for one in (job.result or {"candidates": []})["candidates"]]
+
+
+def usual_baselines(plans: dict[str, Plan], plan: Plan) -> list[str]:
+    """Ids of the newest RCS and SJF plans, which a plan is looked at beside unless a person chooses others."""
+    found = {}
+    for id, one in plans.items():
+        if one.provenance.optimiser in ("rcs", "sjf") and id != plan.id:
+            found.setdefault(one.provenance.optimiser, id)
+    return list(found.values())
+
+
+def other_jobs(kind: str, known: list[str], adopt: Callable[[str], None]) -> None:
+    """Jobs that other sessions on this data folder have running, with a button that watches one here."""
+    others = [job for job in runner.jobs(store.data_folder(), kind) if job.id not in known and not job.state.finished]
+    if others:
+        with st.expander(f"{len(others)} running in other sessions", icon=":material/group:"):
+            for job in others:
+                if st.button(f"Watch the job of {describe_time(job.started)}", key=f"adopt-{job.id}"):
+                    adopt(job.id)
+                    st.rerun()
+
+
+def describe_time(moment: float) -> str:
+    """Seconds since the epoch as a time of day on the server's clock."""
+    return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
+
+
+def describe_launch(job: runner.Job) -> str:
+    """One launch in a list."""
+    request = job.request.arguments
+    return f"{describe_time(job.started)} · {request['plan']['name']} · {request['ranks']} ranks"
+
+
+def candidate_table(table: pd.DataFrame) -> pd.DataFrame:
+    """The figures of the candidate plans as text with units, the open one marked."""
+    factor, unit = units.scale_of(float(table["Time"].max()), units.TIME)
+    memory, memory_unit = units.scale_of(float(table["Experts"].max()), units.SIZE)
+    return pd.DataFrame({
+        "": table["open"].map({True: "▸", False: ""}),
+        "Plan": table["Plan"],
+        f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
+        "Above bound": table["Gap"].map(units.share, na_action="ignore"),
+        f"Bound, {unit}": (table["Bound"] / factor).map(units.digits, na_action="ignore"),
+        "Bound covers any": table["Scope"],
+        "Order": table["Order"],
+        "Balancedness": table["Balancedness"].map(units.digits),
+        "Kept local": table["Kept local"].map(units.share),
+        "Utilisation": table["Utilisation"].map(units.share),
+        f"Experts per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
+        "Found in": table["Found in"].map(units.seconds),
+        "Status": table["Status"],
+    })  # fmt: skip
+
+
+def plan_notes(row: pd.Series) -> None:
+    """What the optimiser found out about the open plan."""
+    lines = [f"**{plain(row['Plan'])}** · `{row['id'][:12]}`"]
+    for name, note in row["notes"].items():
+        if isinstance(note, float):
+            note = units.seconds(note) if name.endswith(", seconds") else units.ratio(note)
+        lines.append(f"- {plain(name.removesuffix(', seconds'))}: {plain(note)}")
+    st.markdown("\n".join(lines))
+
+
+def job_row(job: runner.Job) -> None:
+    """One job: state, progress, a way to stop it, and why it failed."""
+    found, progress = job.state, job.progress
+    parts = [f":{STATE_COLOURS[found]}[{found.value}]", units.seconds(job.elapsed)]
+    if progress and not found.finished:
+        parts.append(plain(progress.message))
+        if progress.incumbent is not None:
+            parts.append(f"best so far {units.seconds(progress.incumbent)}")
+    with st.container(border=True):
+        left, right = st.columns([5, 1], vertical_alignment="center")
+        with left:
+            if found.finished:
+                st.markdown(" · ".join([*parts, describe_time(job.started)]))
+            else:
+                st.progress((progress.done or 0.0) if progress else 0.0, text=" · ".join(parts))
+        with right:
+            if not found.finished and st.button("Stop", key=f"stop-{job.id}", icon=":material/stop:"):
+                runner.cancel(job)
+                st.rerun(scope="fragment")
+        if found is State.FAILED:
+            st.error(plain(job.error or "it failed"), icon=":material/error:")
+            st.caption("The end of its log:")
+            st.code(job.log_tail() or "(empty)", language=None)
+        if found is State.CANCELLED:
+            kept = "The best plan found until then is kept." if job.result else "It had found nothing yet."
+            st.caption(f"Stopped. {kept}")

@@ -1,0 +1,75 @@
+"""Why is it that fast?"""
+
+import streamlit as st
+
+from app import cached, state, widgets
+from app.charts import gantt as charts
+from engine import units
+from engine.errors import InputError
+from engine.formats.perfetto import write_trace
+from engine.simulate.inference import bound_of_layers
+
+widgets.header("Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis.")
+problem = widgets.needed_problem()
+
+fitting = {}
+for id, candidate in cached.candidates().items():
+    try:
+        problem.check_plan(candidate.plan)
+        fitting[id] = candidate.plan
+    except InputError:
+        continue
+plan = fitting.get(state.plan_id() or "")
+if plan is None:
+    st.info("Open a plan first: choose one in the row above or make one.", icon=":material/info:")
+    st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
+    st.stop()
+
+baselines = widgets.usual_baselines(fitting, plan)
+beside = st.multiselect(
+    "Beside it", [id for id in fitting if id != plan.id], default=baselines,
+    format_func=lambda id: f"{fitting[id].name} · {id[:8]}", placeholder="Compare with other plans",
+)  # fmt: skip
+shown = {fitting[id].name if fitting[id].name != plan.name or id == plan.id else f"{fitting[id].name} {id[:8]}": fitting[id]
+         for id in (plan.id, *beside)}  # fmt: skip
+timelines = {name: cached.simulate(one, problem) for name, one in shown.items()}
+
+figures = cached.metrics(plan, problem)
+with st.container(horizontal=True, gap="large"):
+    st.metric("Total, simulated", units.seconds(figures.total), help=problem.cost.source)
+    st.metric("Bound for this placement", units.seconds(figures.order_bound),
+              help="no order of sends can be faster: every all-to-all at the time of its busiest port")  # fmt: skip
+    if figures.bound is not None and plan.claim.scope != "order":
+        st.metric("Bound for any placement", units.seconds(figures.bound),
+                  help="proven by the optimiser, for placements with as many slots per GPU")  # fmt: skip
+    st.metric("Exposed communication", units.share(figures.exposed_communication / figures.total),
+              help="share of the time in which the network is busy and nothing computes")  # fmt: skip
+    st.metric("Overlap", units.share(figures.overlap), help="share of communication hidden under computation")
+    st.metric(
+        "GPU utilisation", units.share(figures.utilisation), help="compute time / total, mean over GPUs (Aurora §8.1)"
+    )
+
+last_layer = problem.workload.layers - 1
+fits = charts.layers_that_fit(list(timelines.values()))
+first, last = 0, last_layer
+if last_layer > 0:
+    first, last = st.slider("MoE layers", 0, last_layer, (0, min(last_layer, fits - 1, 1)))
+if last - first + 1 > fits:
+    st.warning(f"Showing layers {first} to {first + fits - 1}: more than {charts.MOST_BARS:,} bars would stall the browser. "
+               "The Perfetto file has everything.", icon=":material/warning:")  # fmt: skip
+    last = first + fits - 1
+others = [one.total for name, one in timelines.items() if name != plan.name]
+title = f"{plan.name} takes {units.seconds(figures.total)}"
+if others:
+    title += f"; the plans beside it take {' and '.join(units.ratio(other / figures.total) for other in others)} that"
+bounds = {name: bound_of_layers(one.placement, problem)[first : last + 1].sum() for name, one in shown.items()}
+widgets.chart(charts.gantt(timelines, first, last, title, bounds), "gantt")
+
+longest = max(figures.seconds, key=figures.seconds.get)
+share = units.share(figures.seconds[longest] / figures.total)
+st.caption(f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). Outlined bars are simulated. A bar on a "
+           "network lane is a send; its receiver is in the hover text.")  # fmt: skip
+st.download_button(
+    "Perfetto file of the open plan", lambda: write_trace(timelines[plan.name]), "timeline.json", "application/json",
+    icon=":material/download:",
+)  # fmt: skip

@@ -1,0 +1,120 @@
+"""A studio of its own for every test module, and a browser page that fails the test on any error or outside request."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).parents[2]
+SCREENSHOTS = Path(__file__).parent / "screenshots"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIET = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--no-first-run",
+]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+            if CHROMIUM is None:
+                item.add_marker(
+                    pytest.mark.skip(reason="no Chromium on this machine (Debian: apt-get install chromium)")
+                )
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def start_studio(data_folder: Path) -> Iterator[Callable[..., str]]:
+    """Start a studio on a free port: `start_studio("--sample")` returns its address."""
+    servers = []
+
+    def start(*arguments: str) -> str:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        log = (data_folder.parent / f"studio-{port}.log").open("wb")
+        server = subprocess.Popen(
+            [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--", *arguments],
+            cwd=ROOT, env=os.environ | {"SWITCHYARD_DATA": str(data_folder)}, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        servers.append(server)
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"{address}/_stcore/health", timeout=1)
+                return address
+            except OSError:
+                time.sleep(0.1)
+        raise RuntimeError(Path(log.name).read_text())
+
+    yield start
+    for server in servers:
+        server.terminate()
+        server.wait(10)
+
+
+@pytest.fixture
+def page(browser: Browser, start_studio) -> Iterator[Page]:
+    """A page of 1440 × 900 whose errors, and any request off the machine, fail the test at its end.
+
+    It closes before the studio does, since a lost connection is an error too.
+    """
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
+    page.on("console", lambda message: _note_console(message, faults))
+    page.on("request", lambda request: _note_request(request.url, faults))
+    yield page
+    context.close()
+    assert not faults, "\n".join(faults)
+
+
+def _note_console(message, faults: list[str]) -> None:
+    # Streamlit asks for its health below the page's own path first when a subpage is opened by address.
+    if message.type == "error" and "_stcore" not in message.location.get("url", ""):
+        faults.append(f"console: {message.text} ({message.location.get('url')})")
+
+
+def _note_request(url: str, faults: list[str]) -> None:
+    if not url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:")):
+        faults.append(f"request off the machine: {url}")
+
+
+def settle(page: Page) -> None:
+    """Wait until the app has stopped running and what it drew stands still."""
+    page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]')
+    page.wait_for_timeout(600)
+
+
+def shoot(page: Page, name: str) -> None:
+    """A screenshot of the whole page, for people to look at."""
+    SCREENSHOTS.mkdir(exist_ok=True)
+    height = page.evaluate("document.querySelector('[data-testid=\"stMain\"]').scrollHeight")
+    page.set_viewport_size({"width": 1440, "height": min(max(900, height + 60), 4000)})
+    page.wait_for_timeout(800)
+    page.screenshot(path=SCREENSHOTS / f"{name}.png")
+    page.set_viewport_size({"width": 1440, "height": 900})
