@@ -137,7 +137,9 @@ def check_plan(plan: Plan, problem: Problem) -> float:
         for gpu in gpus:
             for expert in row[gpu]:
                 traffic[:, gpu] += copies[:, expert] / hosts[expert] * model.bytes_per_token
-                ffn[gpu] += float(cost.expert_ffn(problem.cluster.gpus[gpu], copies[:, expert].sum() / hosts[expert], model))
+                ffn[gpu] += float(
+                    cost.expert_ffn(problem.cluster.gpus[gpu], copies[:, expert].sum() / hosts[expert], model)
+                )
         held = copies.sum(axis=1) / model.experts_per_token
         gate = np.array([float(cost.gate(problem.cluster.gpus[gpu], held[gpu], model)) for gpu in gpus])
         last = np.array([float(cost.aggregate(problem.cluster.gpus[gpu], held[gpu], model)) for gpu in gpus])
