@@ -6,11 +6,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from app import state
+from app import cached, state
 from engine import formats, store
 from engine.cluster import Cluster
 from engine.errors import InputError
-from engine.workload import Workload
+from engine.workload import RoutingTrace, Workload
 
 TYPES = [extension.removeprefix(".") for extension in formats.WORKLOAD_EXTENSIONS]
 
@@ -38,6 +38,14 @@ def _open(path: Path) -> str:
         return f"opened the cluster {cluster.name}"
     if kind == "model":
         model = formats.read_model(path)
+        workload = cached.workload()
+        if workload is not None:
+            try:
+                model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
+            except InputError as error:
+                raise InputError(
+                    f"{path.name}: {error}; the open model stays (open the model's recording first)"
+                ) from None
         state.open_model(model)
         return f"opened the model {model.name}"
     parts = formats.members(path) or (None,)
@@ -49,17 +57,19 @@ def _open(path: Path) -> str:
 
 
 def _read(path: Path, member: str | None) -> Workload:
-    """The recording, with the open model's number of experts if it fits that model; a recording of another model is no
-    fault, so its own sizes count then."""
+    """The recording. One with the layers and k of the open model is held against that model's number of experts; one of
+    another model is no fault, so its own sizes count then."""
     model = state.model()
     if model is None:
         return formats.read_workload(path, member=member)
-    try:
-        return formats.read_workload(
-            path, member=member, num_experts=model.experts, bytes_per_token=model.bytes_per_token
-        )
-    except InputError:
-        return formats.read_workload(path, member=member, bytes_per_token=model.bytes_per_token)
+    workload = formats.read_workload(path, member=member, bytes_per_token=model.bytes_per_token)
+    same = isinstance(workload, RoutingTrace) and (workload.layers, workload.k) == (
+        len(model.moe_layers),
+        model.experts_per_token,
+    )
+    if not same or workload.num_experts == model.experts:
+        return workload
+    return formats.read_workload(path, member=member, num_experts=model.experts)
 
 
 def _kind_of_json(path: Path) -> str:

@@ -36,7 +36,7 @@ def save_workload(workload: Workload) -> str:
         arrays = {name: np.asarray(value) for name, value in parts.items() if value is not None}
         partial = path.with_suffix(f".{os.getpid()}.partial")
         with partial.open("wb") as file:
-            np.savez_compressed(file, kind=np.asarray(type(workload).__name__), **arrays)
+            np.savez(file, kind=np.asarray(type(workload).__name__), **arrays)
         partial.replace(path)
     return workload.digest
 

@@ -23,9 +23,11 @@ with drop:
         type=uploads.TYPES,
         accept_multiple_files=True,
         key="recordings",
-        help="npz, npy, CSV, Parquet or SGLang statistics JSON, up to 200 MB each",
+        help="npz, npy, CSV, Parquet or SGLang statistics JSON",
     )
-    for file in files:
+    st.caption("A red file is above 200 MB: cut it to fewer tokens, or save it as .npz or Parquet, which are smaller.")
+    # Recordings before JSON, so that a recording and its model can be dropped together in any order.
+    for file in sorted(files, key=lambda file: file.name.lower().endswith(".json")):
         if state.first_time(file.file_id):
             try:
                 state.notice(uploads.receive(file.name, file.getvalue()))

@@ -1,0 +1,83 @@
+"""Files that cannot be used: each is answered in the page, and what the session had open stays."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import settle, shoot
+
+SAMPLE = "12,288 tokens × 8 layers × 16 experts"
+
+
+def pickled_array(path: Path) -> None:
+    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+
+
+def too_large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(300 * 1024**2)
+
+
+def model_of_another_recording(path: Path) -> None:
+    config = {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 14336, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    path.write_text(json.dumps(config))
+
+
+def text(content: str):
+    return lambda path: path.write_text(content)
+
+
+CASES = {
+    "hole.csv": (text("token,layer,expert\n0,0,1\n0,1,\n"), "line 3"),
+    "range.csv": (
+        text("token,layer,expert\n" + "".join(f"0,{layer},{layer + 9}\n" for layer in range(8))),
+        "out of range",
+    ),
+    "negative.csv": (text("0,5\n-3,0\n"), "negative"),
+    "nonsquare.csv": (text("0,5,1.5\n3,0,1.5\n"), "square"),
+    "notazip.npz": (text("this is text"), "not a NumPy .npz archive"),
+    "pickle.npy": (pickled_array, "Python objects"),
+    "empty.csv": (text(""), "empty"),
+    "large.npy": (too_large, "File must be 200.0MB or smaller"),
+    "config.json": (model_of_another_recording, "does not fit"),
+}
+
+
+@pytest.fixture
+def studio_page(page: Page, start_studio) -> Page:
+    page.goto(start_studio("--sample"))
+    expect(page.get_by_text(SAMPLE)).to_be_visible()
+    settle(page)
+    return page
+
+
+def test_every_bad_file_is_answered_and_loses_nothing(studio_page: Page, tmp_path: Path) -> None:
+    page = studio_page
+    for name, (make, reason) in CASES.items():
+        path = tmp_path / name
+        make(path)
+        page.locator('input[type="file"]').set_input_files(path)
+        # Streamlit itself refuses what is too large: a red file whose reason is read out and shown on hover.
+        answer = page.get_by_test_id("stAlert").or_(page.get_by_role("alert")).filter(has_text=reason)
+        expect(answer.first).to_be_attached()
+        expect(page.get_by_text(SAMPLE)).to_be_visible()
+        settle(page)
+    shoot(page, "6-bad-input")
+    expect(page.get_by_test_id("stException")).to_have_count(0)
+
+
+def test_names_are_shown_as_text(studio_page: Page, tmp_path: Path) -> None:
+    page = studio_page
+    path = tmp_path / "<img src=x onerror=alert(1)> **bold** $x$.csv"
+    path.write_text("token,layer,expert\n" + "".join(f"{t},{layer},{t % 4}\n" for t in range(8) for layer in range(2)))
+    page.locator('input[type="file"]').set_input_files(path)
+    expect(page.get_by_text("8 tokens × 2 layers × 4 experts")).to_be_visible()
+    settle(page)
+    assert page.locator('img[src="x"]').count() == 0
+    assert page.locator("strong", has_text="bold").count() == 0
