@@ -5,12 +5,13 @@ input (one line says where and why), 3: infeasible.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from engine import formats, report, store
 from engine.cluster import Cluster
 from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet
 from engine.errors import InputError
+from engine.formats.source import one_line
 from engine.inspection import inspect
 from engine.jobs.protocol import write_atomically
 from engine.jobs.tasks import candidate, describe_run
@@ -26,11 +28,12 @@ from engine.launch.devices import attached
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.result import Status
+from engine.result import Status, Stop
 from engine.simulate.inference import simulate
 from engine.simulate.metrics import metrics
 from engine.solve import KERNELS, Options, solve
 from engine.systems import SYSTEMS, run
+from engine.systems.base import Report
 from engine.workload import Workload
 
 INFEASIBLE = 3
@@ -43,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         code = given.function(given)
         sys.stdout.flush()
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # Whoever read our output has closed it (`| head`): nothing is left to say, not even at exit.
@@ -131,15 +134,13 @@ def plan(given: argparse.Namespace) -> int:
         if not any(name in names for names in own):
             has = ", ".join(sorted(set().union(*own))) or "none"
             raise InputError(f"{given.system} has no option '{name}' (it has: {has})")
-    asked_to_stop: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: asked_to_stop.append(number))
     outcomes = []
-    for system, names in zip(systems, own, strict=True):
-        options = {name: value for name, value in settings.items() if name in names}
-        outcomes.append(run(system, problem, options, lambda: bool(asked_to_stop), tell))
-        if asked_to_stop:
-            break
+    with stopped_by_signals() as stop, progress() as tell:
+        for system, names in zip(systems, own, strict=True):
+            options = {name: value for name, value in settings.items() if name in names}
+            outcomes.append(run(system, problem, options, stop, tell))
+            if stop():
+                break
     outcomes.sort(key=lambda outcome: outcome.result.objective)
     best = outcomes[0].result
     remember(problem)
@@ -192,7 +193,8 @@ def launch(given: argparse.Namespace) -> int:
         print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.text}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="run-", dir=store.data_folder()) as folder:
         print("$ " + " ".join(prepared.command(Path(folder))), file=sys.stderr)
-        finished = local.run(prepared, Path(folder), lambda: False, tell)
+        with stopped_by_signals() as stop, progress() as tell:
+            finished = local.run(prepared, Path(folder), stop, tell)
     answer(given, describe_run(finished), report.launched)
     return 0
 
@@ -201,7 +203,7 @@ def solve_kernel(given: argparse.Namespace) -> int:
     options = Options.from_json(given.options, "--options")
     try:
         instances = json.load(sys.stdin)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"standard input is not valid JSON ({error})") from None
     print(json.dumps(solve(given.kernel, instances, options)))
     return 0
@@ -268,6 +270,32 @@ def answer(given: argparse.Namespace, found: dict[str, Any], show: Callable[[dic
     print(json.dumps(found) if given.json else show(found))
 
 
-def tell(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
-    """Progress for people, on standard error."""
-    print(f"\r{done:4.0%} {message:<60}", end="\n" if done >= 1 else "", file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def progress() -> Iterator[Report]:
+    """A `Report` for people: one line of standard error that is written over, and ended before anything else is
+    printed."""
+    shown = False
+
+    def tell(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
+        nonlocal shown
+        shown = True
+        print(f"\r{done:4.0%} {message:<60}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield tell
+    finally:
+        if shown:
+            print(file=sys.stderr)
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[Stop]:
+    """A `Stop` that SIGTERM and Ctrl-C turn true, so that the best found so far is still answered."""
+    asked: list[int] = []
+    wanted = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda number, frame: asked.append(number)) for number in wanted]
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in zip(wanted, before, strict=True):
+            signal.signal(number, handler)

@@ -27,7 +27,7 @@ class Frozen(BaseModel):
         """Parse and validate JSON text; raises InputError that starts with `where`."""
         try:
             data = json.loads(text)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # also numbers and nesting beyond what the parser takes
             raise InputError(f"{where}: not valid JSON ({error})") from None
         return cls.from_dict(data, where)
 

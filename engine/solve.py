@@ -10,7 +10,7 @@ from engine.communication.order import order
 from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.plan import Schedule
-from engine.result import Result, Stop
+from engine.result import Result, Status, Stop
 from engine.schema import Frozen
 
 
@@ -51,8 +51,10 @@ def _answer(kernel: str, instance: Any, options: Options, where: str) -> dict[st
         result, solution = function(parsed, lambda: time.monotonic() > deadline)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
+    # The deadline is the only thing that stops a kernel here.
+    status = Status.TIME_LIMIT if result.status is Status.CANCELLED else result.status
     return {
-        "status": result.status.value,
+        "status": status.value,
         "objective": result.objective,
         "bound": result.bound,
         "runtime": result.runtime,

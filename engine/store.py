@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
@@ -9,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from engine.errors import InputError
+from engine.formats.source import one_clear_line
 from engine.jobs.protocol import write_atomically
 from engine.schema import Frozen
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
@@ -31,13 +34,13 @@ def save_workload(workload: Workload) -> str:
     """Keep a recording under its digest and return the digest."""
     path = _path(workload.digest)
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         parts = {field.name: getattr(workload, field.name) for field in fields(workload)}
         arrays = {name: np.asarray(value) for name, value in parts.items() if value is not None}
         partial = path.with_suffix(f".{os.getpid()}.partial")
-        with partial.open("wb") as file:
-            np.savez(file, kind=np.asarray(type(workload).__name__), **arrays)
-        partial.replace(path)
+        with _writing(path.parent):
+            with partial.open("wb") as file:
+                np.savez(file, kind=np.asarray(type(workload).__name__), **arrays)
+            partial.replace(path)
     return workload.digest
 
 
@@ -46,7 +49,7 @@ def load_workload(digest: str) -> Workload:
     path = _path(digest)
     if not path.exists():
         raise InputError("this recording is no longer in the data folder; upload it again")
-    with np.load(path, allow_pickle=False) as file:
+    with one_clear_line(path), np.load(path, allow_pickle=False) as file:
         parts = dict(file)
     kind, name = str(parts["kind"]), str(parts["name"])
     if kind == "RoutingTrace":
@@ -61,8 +64,8 @@ def load_workload(digest: str) -> Workload:
 def save_document(document: Frozen) -> str:
     """Keep a cluster or a model under its digest and return the digest."""
     path = data_folder() / "documents" / f"{document.digest}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, document.to_json())
+    with _writing(path.parent):
+        write_atomically(path, document.to_json())
     return document.digest
 
 
@@ -77,14 +80,26 @@ def load_document(kind: type[Document], digest: str) -> Document:
 def save_session(token: str, text: str) -> None:
     """Keep what a browser session has open (JSON text) under its token, so that a reload finds it again."""
     path = _session(token)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
+    with _writing(path.parent):
+        write_atomically(path, text)
 
 
 def load_session(token: str) -> str | None:
     """The JSON text kept for a session, or None."""
     path = _session(token)
-    return path.read_text() if path.exists() else None
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Make `folder`, and turn a full disk or a missing permission into an InputError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise InputError(
+            f"the data folder {folder} cannot be written ({error.strerror}); set SWITCHYARD_DATA"
+        ) from None
 
 
 def _session(token: str) -> Path:

@@ -5,8 +5,11 @@ SIZE = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def scale_of(value: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
-    """The largest unit that is not above |value|, the smallest for tiny values: (factor, name)."""
-    return next((unit for unit in units if abs(value) >= unit[0] * 0.9995), units[-1] if value else units[0])
+    """The largest unit that |value| reaches when rounded to three digits, the smallest for tiny values, and the plain
+    one (s, B) for nothing: (factor, name)."""
+    if value == 0:
+        return next(unit for unit in units if unit[0] == 1.0)
+    return next((unit for unit in units if abs(value) >= unit[0] * 0.9995), units[-1])
 
 
 def seconds(value: float) -> str:

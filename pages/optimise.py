@@ -7,7 +7,6 @@ from app import cached, state, widgets
 from engine import store, units
 from engine.errors import InputError
 from engine.jobs import runner
-from engine.jobs.runner import State
 from engine.systems import SYSTEMS
 
 DEFAULT = ("aurora", "rcs", "sjf", "linear")
@@ -56,8 +55,9 @@ def watch() -> None:
     for job in cached.jobs(state.plan_jobs())[:3]:
         widgets.job_row(job)
         if state.newly_finished(job.id, job.state.finished):
-            if job.state is State.DONE and state.plan_id() not in cached.candidates():
-                state.open_plan(min(widgets.plans_of(job), key=lambda one: one.claim.objective).id)
+            found = widgets.plans_of(job)
+            if found and state.plan_id() not in cached.candidates():
+                state.open_plan(min(found, key=lambda one: one.claim.objective).id)
             st.rerun()
 
 
@@ -90,9 +90,11 @@ if not rows:
 
 table = pd.DataFrame(rows).sort_values("Time", ignore_index=True)
 st.subheader("Candidate plans", anchor=False)
-slowest = table["Time"].max()
-st.caption(f"Simulated on the open workload, fastest first; {widgets.plain(table['Plan'][0])} is "
-           f"{units.ratio(slowest / table['Time'][0])} as fast as the slowest. Select a row to open its plan.")  # fmt: skip
+said = "Simulated on the open workload, fastest first. Select a row to open its plan."
+if len(table) > 1:
+    factor = units.ratio(table["Time"].max() / table["Time"][0])
+    said = f"{widgets.plain(table['Plan'][0])} is {factor} as fast as {widgets.plain(table['Plan'].iloc[-1])}. {said}"
+st.caption(said)
 picked = st.dataframe(
     widgets.candidate_table(table), key="candidates", hide_index=True, on_select="rerun", selection_mode="single-row"
 )

@@ -68,7 +68,7 @@ widgets.chart(charts.gantt(timelines, first, last, title, bounds), "gantt")
 longest = max(figures.seconds, key=figures.seconds.get)
 share = units.share(figures.seconds[longest] / figures.total)
 st.caption(f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). Outlined bars are simulated. A bar on a "
-           "network lane is a send; its receiver is in the hover text.")  # fmt: skip
+           "network lane is a send; hover tells its receiver. The line runs through what all GPUs wait for.")  # fmt: skip
 st.download_button(
     "Perfetto file of the open plan", lambda: write_trace(timelines[plan.name]), "timeline.json", "application/json",
     icon=":material/download:",

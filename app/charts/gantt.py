@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, finish, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, finish, plain
 from engine.timeline import KINDS, Timeline
 from engine.units import TIME, scale_of, seconds, size
 
@@ -41,9 +41,8 @@ def gantt(
         _draw(figure, row, events, timelines[name], factor, unit, seen)
         if bounds and name in bounds:
             figure.add_vline(
-                x=bounds[name] / factor, line={"dash": "dash", "width": 1.5, "color": MARK}, row=row, col=1,
-                annotation={"text": f"bound {seconds(bounds[name])}", "font": {"color": MARK, "size": 11}},
-                annotation_position="bottom right",
+                x=bounds[name] / factor, line={"dash": "dash", "width": 1.5, "color": NEUTRAL}, row=row, col=1,
+                annotation={"text": f"bound {seconds(bounds[name])}", "font": {"size": 11}}, annotation_position="top",
             )  # fmt: skip
     figure.update_xaxes(range=[0, longest / factor * 1.02])
     figure.update_xaxes(title=f"time, {unit}", row=len(parts))
@@ -73,13 +72,11 @@ def _draw(
         some = events[events["kind"] == kind]
         if not len(some):
             continue
-        # The network lane lies in the upper half of a GPU's row, computation in the lower half.
-        network = (some["stream"] == "network").to_numpy()
         colour = KIND_COLOURS[kind]
         figure.add_bar(
             x=(some["end"] - some["start"]) / factor,
             base=some["start"] / factor,
-            y=some["resource"] + np.where(network, -0.2, 0.2),
+            y=some["resource"] + _lane_shift(some),
             width=0.36,
             orientation="h",
             marker={"color": colour, "opacity": 1.0 if measured else 0.55, "line": {"color": colour, "width": 1.2}},
@@ -92,10 +89,30 @@ def _draw(
             col=1,
         )
         seen.add(kind)
+    path = _critical_path(events)
+    figure.add_scatter(
+        x=path["time"] / factor, y=path["lane"], mode="lines", line={"color": MARK, "width": 2}, name="Critical path",
+        legendgroup="critical", showlegend="critical" not in seen, hoverinfo="skip", row=row, col=1,
+    )  # fmt: skip
+    seen.add("critical")
     figure.update_yaxes(
         tickvals=list(range(len(short))), ticktext=[plain(name) for name in timeline.resources],
         range=[len(short) - 0.45, -0.55], showgrid=False, zeroline=False, row=row, col=1,
     )  # fmt: skip
+
+
+def _critical_path(events: pd.DataFrame) -> pd.DataFrame:
+    """Columns time, lane: in every step along the GPU that all others wait for."""
+    last = events.loc[events.groupby(["layer", "kind"], observed=True)["end"].idxmax()].sort_values("end")
+    ends = last["end"].to_numpy()
+    begins = np.concatenate([[events["start"].min()], ends[:-1]])
+    lane = last["resource"] + _lane_shift(last)
+    return pd.DataFrame({"time": np.column_stack([begins, ends]).ravel(), "lane": np.repeat(lane.to_numpy(), 2)})
+
+
+def _lane_shift(events: pd.DataFrame) -> np.ndarray:
+    """The network lane lies in the upper half of a GPU's row, computation in the lower half."""
+    return np.where(events["stream"] == "network", -0.2, 0.2)
 
 
 def _hover(events: pd.DataFrame, names: list[str]) -> list[str]:

@@ -156,6 +156,7 @@ class Context:
         self, done: float | None, message: str, incumbent: float | None = None, bound: float | None = None
     ) -> None:
         """Tell how far the work is. Call it at a pace that a person can follow; `inf` and `nan` count as unknown."""
+        print(message, flush=True)  # what was going on is the first thing to know of a worker that died
         share = _finite(done)
         progress = Progress(
             time=time.time(),

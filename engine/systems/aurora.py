@@ -112,8 +112,8 @@ def assign_layers(
     for layer in range(layers):
         instance = instance_of_layer(problem, layer)
         if stop():
-            # The largest single step on the fastest GPU is all that is known of a layer that was not planned.
-            bound += float(instance.compute.min(axis=0).max())
+            # Of a layer that was not planned all that is known is what its heaviest expert takes on the best GPU.
+            bound += float(instance.compute.min(axis=0).max() + 2 * instance.receive.min(axis=0).max())
             continue
         report(0.8 * layer / layers, f"placing layer {layer + 1} of {layers}", None, None)
         if experts == len(slots) and np.all(slots == 1):

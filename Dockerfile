@@ -1,0 +1,26 @@
+# The studio as an image: not root, with a health check and an init that reaps the jobs' processes.
+FROM python:3.11-slim
+
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends tini \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 10001 switchyard \
+    && mkdir /data && chown switchyard /data
+
+WORKDIR /switchyard
+COPY requirements.txt .
+RUN pip install --no-cache-dir -r requirements.txt
+COPY app app
+COPY engine engine
+COPY pages pages
+COPY sample_traces sample_traces
+
+USER switchyard
+ENV SWITCHYARD_DATA=/data PYTHONUNBUFFERED=1
+VOLUME /data
+EXPOSE 8501
+HEALTHCHECK --interval=30s --timeout=5s --start-period=30s \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8501/_stcore/health', timeout=4)"]
+ENTRYPOINT ["tini", "--"]
+# Inside the container every interface is the container's own; publish the port on 127.0.0.1 of the host.
+CMD ["streamlit", "run", "app/main.py", "--server.address", "0.0.0.0", "--server.port", "8501", "--", "--sample"]

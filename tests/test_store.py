@@ -1,0 +1,165 @@
+"""What is kept in the data folder comes back as it was, and no name leads out of the folder."""
+
+import json
+
+import numpy as np
+import pytest
+
+from engine import store
+from engine.catalogue import cluster_presets, model_presets
+from engine.cluster import Cluster
+from engine.errors import InputError
+from engine.model import MoEModel
+from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+
+rng = np.random.default_rng(5)
+EXPERTS = rng.integers(-1, 6, (20, 3, 2), dtype=np.int16)
+SEQUENCE = np.repeat(np.arange(4, dtype=np.int32), 5)
+
+WORKLOADS = {
+    "trace": RoutingTrace("a trace", EXPERTS, 6),
+    "trace with columns": RoutingTrace("späť", EXPERTS, 8, SEQUENCE, SEQUENCE % 2),
+    "loads": ExpertLoad("loads", rng.random((3, 6)), (1, 2, 5)),
+    "traffic": TrafficMatrix("traffic", rng.random((2, 4, 4)), 256.0),
+}
+
+
+def arrays_of(workload) -> dict[str, np.ndarray | None]:
+    if isinstance(workload, RoutingTrace):
+        return {"experts": workload.experts, "sequence": workload.sequence, "source_rank": workload.source_rank}
+    return {"load": workload.load} if isinstance(workload, ExpertLoad) else {"bytes": workload.bytes}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_a_recording_comes_back_as_it_was(workload, own_data_folder):
+    digest = store.save_workload(workload)
+    back = store.load_workload(digest)
+    assert type(back) is type(workload) and back is not workload
+    assert (back.name, back.layers, back.num_experts, back.k) == (
+        workload.name, workload.layers, workload.num_experts, workload.k,
+    )  # fmt: skip
+    assert back.digest == digest == workload.digest
+    for one, other in zip(arrays_of(workload).values(), arrays_of(back).values(), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
+    if isinstance(workload, ExpertLoad):
+        assert back.model_layers == workload.model_layers
+    if isinstance(workload, TrafficMatrix):
+        assert back.bytes_per_token == workload.bytes_per_token
+    assert [path.name for path in own_data_folder.rglob("*") if path.is_file()] == [f"{digest}.npz"]
+
+
+def test_saving_twice_keeps_one_file(own_data_folder):
+    workload = WORKLOADS["trace"]
+    assert store.save_workload(workload) == store.save_workload(workload)
+    assert len(list((own_data_folder / "workloads").iterdir())) == 1
+
+
+def test_the_digest_is_of_the_content():
+    trace = RoutingTrace("one", EXPERTS, 6)
+    assert trace.digest == RoutingTrace("another name", EXPERTS.copy(), 6).digest
+    changed = EXPERTS.copy()
+    changed[7, 1, 0] = (changed[7, 1, 0] + 1) % 6
+    others = [
+        RoutingTrace("one", changed, 6),
+        RoutingTrace("one", EXPERTS, 7),
+        RoutingTrace("one", EXPERTS.reshape(10, 6, 2), 6),
+        RoutingTrace("one", EXPERTS.astype(np.int32), 6),
+        RoutingTrace("one", EXPERTS, 6, sequence=SEQUENCE),
+        RoutingTrace("one", EXPERTS, 6, source_rank=SEQUENCE),
+    ]
+    assert len({trace.digest, *(other.digest for other in others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("document", [cluster_presets()["mixed-8"].cluster, model_presets()["DeepSeek-V2-Lite"].model])
+def test_a_document_comes_back_as_it_was(document):
+    digest = store.save_document(document)
+    assert digest == document.digest
+    assert store.load_document(type(document), digest) == document
+
+
+def test_a_cluster_is_not_taken_for_a_model():
+    digest = store.save_document(cluster_presets()["mixed-8"].cluster)
+    with pytest.raises(InputError, match=digest):
+        store.load_document(MoEModel, digest)
+
+
+@pytest.mark.parametrize(
+    "digest",
+    ["", "a" * 63, "a" * 65, "A" * 64, "a" * 64 + "\n", "../" + "a" * 61, "/etc/passwd", "..", "a" * 60 + "/../"],
+)
+def test_what_is_not_a_digest_is_refused(digest, own_data_folder):
+    # A file stands where each of these names would lead, so that only the name itself can be the reason.
+    secret = own_data_folder / "secret.json"
+    own_data_folder.mkdir()
+    secret.write_text("{}")
+    with pytest.raises(InputError):
+        store.load_workload(digest)
+    for kind in (Cluster, MoEModel):
+        with pytest.raises(InputError, match=f"the {kind.__name__} of this plan"):
+            store.load_document(kind, digest)
+
+
+def test_a_path_as_digest_does_not_reach_a_file_that_exists(own_data_folder):
+    store.save_document(cluster_presets()["mixed-8"].cluster)
+    (own_data_folder / "outside.json").write_text(cluster_presets()["mixed-8"].cluster.to_json())
+    with pytest.raises(InputError):
+        store.load_document(Cluster, "../outside")
+
+
+def test_what_was_never_saved_is_said_to_be_missing():
+    with pytest.raises(InputError, match="recording"):
+        store.load_workload("0" * 64)
+    with pytest.raises(InputError, match="MoEModel"):
+        store.load_document(MoEModel, "0" * 64)
+
+
+def test_a_session_comes_back_and_the_later_one_counts(own_data_folder):
+    assert store.load_session("abcd-EF_12") is None
+    for plan in ("first", "zweiter Plan · größer"):
+        store.save_session("abcd-EF_12", json.dumps({"plan": plan}))
+    assert json.loads(store.load_session("abcd-EF_12")) == {"plan": "zweiter Plan · größer"}
+    assert store.load_session("abcd-EF_13") is None
+    assert [path.name for path in (own_data_folder / "sessions").iterdir()] == ["abcd-EF_12.json"]
+
+
+@pytest.mark.parametrize(
+    "token", ["", "short", "x" * 41, "../../etc", "abcdefg/../h", "abcdefgh\n", "abcdefg.", "abcdefgé", "abcdefgh\0"]
+)
+def test_what_is_not_a_token_is_refused(token, own_data_folder):
+    with pytest.raises(InputError, match="session"):
+        store.load_session(token)
+    with pytest.raises(InputError, match="session"):
+        store.save_session(token, "{}")
+    assert not own_data_folder.exists() or not any(own_data_folder.rglob("*.json"))
+
+
+def test_a_data_folder_that_cannot_be_made_is_bad_input(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SWITCHYARD_DATA", str(tmp_path / "file" / "data"))
+    with pytest.raises(InputError, match="SWITCHYARD_DATA"):
+        store.data_folder()
+
+
+def test_a_data_folder_that_cannot_be_written_is_bad_input(own_data_folder):
+    own_data_folder.mkdir()
+    for name in ("workloads", "documents", "sessions"):
+        (own_data_folder / name).touch()
+    saves = (
+        lambda: store.save_workload(WORKLOADS["trace"]),
+        lambda: store.save_document(cluster_presets()["mixed-8"].cluster),
+        lambda: store.save_session("abcdefgh", "{}"),
+    )
+    for save in saves:
+        with pytest.raises(InputError, match="cannot be written"):
+            save()
+
+
+def test_a_damaged_recording_is_bad_input(own_data_folder):
+    digest = store.save_workload(WORKLOADS["loads"])
+    path = own_data_folder / "workloads" / f"{digest}.npz"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InputError, match="damaged"):
+        store.load_workload(digest)
