@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +81,6 @@ def worth_of(answer: dict, instance: dict) -> float:
 
 
 def best_by_trying_all(instance: dict) -> float:
-    from itertools import permutations
-
     return min(worth_of({"gpu_of_expert": list(one)}, instance) for one in permutations(range(len(instance["tokens"]))))
 
 

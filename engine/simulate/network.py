@@ -6,6 +6,7 @@ max-min fairly, as concurrent TCP or RDMA streams do; every send starts with a l
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -125,7 +126,7 @@ def _in_phases(
     start, end = np.zeros(len(src)), np.zeros(len(src))
     now = 0.0
     first = np.flatnonzero(np.r_[True, phase[1:] != phase[:-1]]) if len(phase) else np.empty(0, dtype=np.int64)
-    for begin, stop in zip(first, np.r_[first[1:], len(phase)], strict=True):
+    for begin, stop in pairwise([*first, len(phase)]):
         here = slice(begin, stop)
         start[here] = now
         if paced:

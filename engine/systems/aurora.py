@@ -150,7 +150,8 @@ def _fixed_seconds(problem: Problem) -> np.ndarray:
     network = problem.network
     must_leave = (problem.demand.sum(axis=1) - problem.demand.max(axis=1)).sum(axis=1) > 0
     pairs = network.start_up(*np.nonzero(~np.eye(network.gpus, dtype=bool)))
-    return seconds["gate"].max(axis=1) + seconds["aggregate"].max(axis=1) + 2 * must_leave * pairs.min(initial=0.0)
+    quickest = pairs.min() if len(pairs) else 0.0
+    return seconds["gate"].max(axis=1) + seconds["aggregate"].max(axis=1) + 2 * must_leave * quickest
 
 
 def best_order(

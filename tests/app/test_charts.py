@@ -1,0 +1,115 @@
+"""Charts say what they are told to, in the agreed colours, whatever the sizes."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.charts import cluster as cluster_chart
+from app.charts import gantt, theme
+from app.charts import workload as workload_charts
+from app.widgets import plain
+from engine.catalogue import cluster_presets, gpu_types
+from engine.simulate.inference import EventLog
+from engine.simulate.network import Flows
+from engine.timeline import KINDS, Timeline
+
+ROOT = Path(__file__).parents[2]
+
+
+def timeline(layers: int = 2) -> Timeline:
+    log, now = EventLog(), 0.0
+    for layer in range(layers):
+        now = log.compute("gate", layer, np.array([1.0, 2.0]), now)
+        flows = Flows(np.array([0]), np.array([1]), np.array([8.0]), np.array([0.0]), np.array([3.0]))
+        now = log.network("dispatch", layer, flows, now)
+        now = log.compute("ffn", layer, np.array([4.0, 1.0]), now)
+    return Timeline(log.frame(), ("GPU 0 · <b>A</b>", "GPU 1 · B"), "simulated", "test")
+
+
+def test_gantt_draws_every_event_of_the_chosen_layers_once() -> None:
+    figure = gantt.gantt({"one": timeline(3)}, 1, 1, "title")
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    assert sum(len(trace.x) for trace in bars) == 5
+    assert min(min(trace.base) for trace in bars) == 0
+    assert {trace.marker.color for trace in bars} == {theme.KIND_COLOURS[kind] for kind in ("gate", "dispatch", "ffn")}
+
+
+def test_the_critical_path_is_as_long_as_the_timeline_and_follows_the_slowest() -> None:
+    figure = gantt.gantt({"one": timeline(1)}, 0, 0, "title")
+    path = next(trace for trace in figure.data if trace.name == "Critical path")
+    assert list(path.x) == [0, 2, 2, 5, 5, 9]
+    assert [round(lane) for lane in path.y] == [1, 1, 0, 0, 0, 0]
+
+
+def test_bounds_carry_their_value() -> None:
+    figure = gantt.gantt({"one": timeline()}, 0, 1, "title", {"one": 12.0})
+    assert any("12 s" in (annotation.text or "") for annotation in figure.layout.annotations)
+
+
+def test_names_are_not_markup_in_plotly() -> None:
+    figure = gantt.gantt({"<i>plan</i>": timeline()}, 0, 1, "title")
+    text = str(figure.to_dict())
+    assert "<i>" not in text
+    assert "<b>" not in text
+
+
+def test_a_long_timeline_is_cut_to_what_a_browser_can_draw() -> None:
+    long = timeline(5000)
+    fits = gantt.layers_that_fit([long])
+    assert len(long.events) > gantt.MOST_BARS >= fits * 5
+
+
+@pytest.mark.parametrize("layers, experts", [(1, 1), (8, 16), (61, 256)])
+def test_popularity_names_the_worst_layer(layers: int, experts: int) -> None:
+    load = np.ones((layers, experts))
+    load[layers // 2, 0] = 10 * experts
+    figure = workload_charts.popularity(load)
+    assert figure.layout.title.text.startswith(f"Layer {layers // 2} ")
+
+
+def test_traffic_marks_the_busiest_receiver_and_leaves_the_diagonal_out() -> None:
+    matrix = np.array([[9e9, 1.0, 5.0], [1.0, 9e9, 5.0], [1.0, 1.0, 9e9]])
+    figure = workload_charts.traffic(matrix, ("GPU 0 · A", "GPU 1 · A", "GPU 2 · A"))
+    assert figure.layout.title.text.startswith("GPU 2 receives 2.14×")
+    assert np.isnan(figure.data[0].z.diagonal()).all()
+
+
+def test_every_preset_cluster_can_be_drawn() -> None:
+    for preset in cluster_presets().values():
+        figure = cluster_chart.picture(preset.cluster)
+        drawn = next(trace for trace in figure.data if trace.mode == "markers+text")
+        assert len(drawn.x) == len(preset.cluster.gpus)
+
+
+def test_every_kind_has_a_colour_and_every_catalogue_type_a_known_one() -> None:
+    assert set(theme.KIND_COLOURS) == set(theme.KIND_TITLES) == set(KINDS)
+    assert all(theme.gpu_colour(name) != theme.OTHER_GPU for name in gpu_types())
+    assert theme.gpu_colour("a GPU of tomorrow") == theme.OTHER_GPU
+
+
+@pytest.mark.parametrize("text", ["**bold**", "<b>x</b>", "[a](b)", "$x$", ":red[x]", "`code`", "# head", "a_b_c"])
+def test_plain_leaves_no_markdown(text: str) -> None:
+    escaped = plain(text)
+    assert escaped.replace("\\", "") == text
+    specials = [index for index, char in enumerate(escaped) if char in "*<[$:`#_" and escaped[index - 1] != "\\"]
+    assert not specials
+
+
+def imports(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_the_engine_knows_neither_streamlit_nor_plotly_and_charts_know_no_streamlit() -> None:
+    for path in (ROOT / "engine").rglob("*.py"):
+        assert not imports(path) & {"streamlit", "plotly", "app"}, path
+    for path in (ROOT / "app" / "charts").glob("*.py"):
+        assert "streamlit" not in imports(path), path

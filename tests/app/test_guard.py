@@ -1,0 +1,36 @@
+"""Who may start programs on this machine."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from app.guard import FORWARDED, SWITCH, why_not
+
+NOBODY, SOMEBODY = SimpleNamespace(is_logged_in=False), SimpleNamespace(is_logged_in=True)
+
+
+def visitor(address: str | None, **headers: str) -> SimpleNamespace:
+    return SimpleNamespace(ip_address=address, headers=headers)
+
+
+def test_a_visitor_on_this_machine_may_launch() -> None:
+    assert why_not(visitor(None), NOBODY) is None
+
+
+@pytest.mark.parametrize("user", [NOBODY, SOMEBODY])
+def test_others_may_not(user, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    assert "off" in why_not(visitor("192.0.2.7"), user)
+
+
+@pytest.mark.parametrize("header", FORWARDED)
+def test_a_proxy_on_this_machine_does_not_make_a_visitor_local(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    assert why_not(visitor(None, **{header: "192.0.2.7"}), SOMEBODY) is not None
+
+
+def test_the_switch_alone_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    assert "Log in" in why_not(visitor("192.0.2.7"), NOBODY)
+    assert "Log in" in why_not(visitor("192.0.2.7"), SimpleNamespace())
+    assert why_not(visitor("192.0.2.7"), SOMEBODY) is None

@@ -1,0 +1,107 @@
+"""Every page in every state it can be met in, without a browser: nothing raises, nothing is blank."""
+
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from engine import store
+from engine.catalogue import cluster_presets, model_presets
+from engine.jobs import runner
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("workload", "cluster", "optimise", "timeline", "launch")
+
+
+@pytest.fixture
+def app() -> AppTest:
+    return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
+
+
+def visit(app: AppTest, page: str) -> AppTest:
+    app.switch_page(f"../pages/{page}.py").run()
+    assert not app.exception, app.exception
+    return app
+
+
+def open_sample(app: AppTest) -> AppTest:
+    next(button for button in app.button if button.label == "Open the sample").click()
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def plan_the_sample(app: AppTest) -> AppTest:
+    """Run the default systems as a job, wait for it and draw the page again."""
+    visit(app, "optimise")
+    next(button for button in app.button if button.label == "Run").click()
+    app.run()
+    job = runner.jobs(store.data_folder(), "optimise")[0]
+    assert runner.wait(job, 60) is runner.State.DONE, job.log_tail()
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_an_empty_page_says_what_to_do_next(app: AppTest, page: str) -> None:
+    visit(app, page)
+    assert app.info, "an empty page must say what to do"
+    assert any(button.label == "Open the sample" for button in app.button)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_with_the_sample(app: AppTest, page: str) -> None:
+    open_sample(app)
+    visit(app, page)
+    assert not app.error
+
+
+def test_the_pages_of_a_finished_plan(app: AppTest) -> None:
+    open_sample(app)
+    plan_the_sample(app)
+    assert len(app.dataframe[0].value) == 4
+    assert app.dataframe[0].value["Plan"].iloc[0] == "Aurora"
+    for page in ("timeline", "launch", "workload"):
+        visit(app, page)
+        assert not app.error
+    visit(app, "timeline")
+    assert {metric.label for metric in app.metric} >= {"Total, simulated", "Exposed communication", "GPU utilisation"}
+
+
+def test_a_model_that_does_not_fit_is_answered_where_it_matters(app: AppTest) -> None:
+    open_sample(app)
+    app.session_state["model"] = model_presets()["Mixtral-8x7B"].model
+    for page in ("optimise", "timeline", "launch"):
+        visit(app, page)
+        assert "does not fit the recording" in app.error[0].value.replace("\\", "")
+    visit(app, "workload")
+    assert not app.error
+
+
+def test_a_plan_for_another_cluster_is_not_shown_as_if_it_fitted(app: AppTest) -> None:
+    open_sample(app)
+    plan_the_sample(app)
+    app.session_state["cluster"] = cluster_presets()["exflow-4-nodes"].cluster
+    visit(app, "optimise")
+    assert not app.dataframe
+    visit(app, "timeline")
+    assert any("Open a plan first" in info.value for info in app.info)
+
+
+def test_a_session_is_found_again_by_its_address(app: AppTest) -> None:
+    open_sample(app)
+    plan_the_sample(app)
+    again = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    again.query_params["session"] = app.query_params["session"]
+    again.run()
+    visit(again, "optimise")
+    assert len(again.dataframe[0].value) == 4
+
+
+def test_a_session_link_cannot_leave_the_data_folder() -> None:
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app.query_params["session"] = "../../etc/passwd"
+    app.run()
+    assert not app.exception
+    assert app.info

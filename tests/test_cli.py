@@ -1,0 +1,549 @@
+"""The command line as a person and as a script use it: answers, exit codes, and one clear line for every bad input."""
+
+import csv
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.catalogue import cluster_presets, model_presets
+from engine.cli import main
+from engine.cluster import Cluster
+from engine.formats import read_plan
+from engine.systems import SYSTEMS
+
+ROOT = Path(__file__).parent.parent
+SAMPLES = ROOT / "sample_traces"
+CLUSTER, MODEL = SAMPLES / "mixed-8.json", SAMPLES / "tiny-moe-alpha.json"
+RECORDING = SAMPLES / "tiny-moe" / "alpha-code.npz"
+INPUTS = ["--workload", RECORDING, "--cluster", CLUSTER, "--model", MODEL]
+DEEPSEEK = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
+
+
+class CommandLine:
+    """Calls `python -m engine` in this process: (exit code, standard output, standard error)."""
+
+    def __init__(self, capsys):
+        self.capsys = capsys
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        code = main([str(argument) for argument in arguments])
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+        printed = self.capsys.readouterr()
+        return code, printed.out, printed.err
+
+    def json(self, *arguments: object) -> dict:
+        """The answer of a command that must succeed, as its one JSON object."""
+        code, out, _ = self(*arguments, "--json")
+        assert code == 0
+        assert out.endswith("\n") and out.count("\n") == 1
+        answer = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        assert isinstance(answer, dict)
+        return answer
+
+    def text(self, *arguments: object) -> str:
+        """What a command that must succeed tells a person."""
+        code, out, _ = self(*arguments)
+        assert code == 0 and not out.startswith("{")
+        return out
+
+    def refused(self, *arguments: object) -> str:
+        """The one line with which a command must refuse its input."""
+        code, out, errors = self(*arguments)
+        assert (code, out) == (2, "")
+        return error_line(errors)
+
+
+def error_line(errors: str) -> str:
+    """The only line that begins with `error:`; it is the last, and nothing but progress comes before it."""
+    lines = errors.splitlines()
+    assert [line.startswith("error: ") for line in lines] == [False] * (len(lines) - 1) + [True], errors
+    assert "Traceback" not in errors
+    assert all("%" in line or not line.strip() for line in lines[:-1]), errors
+    return lines[-1]
+
+
+@pytest.fixture
+def engine(capsys) -> CommandLine:
+    return CommandLine(capsys)
+
+
+@pytest.fixture
+def saved(engine, tmp_path) -> Path:
+    """A plan of the sample, whose inputs are in the data folder too."""
+    path = tmp_path / "linear.json"
+    engine.json("plan", *INPUTS, "--system", "linear", "-o", path)
+    return path
+
+
+# What the commands answer.
+
+
+def test_inspect(engine):
+    files = [RECORDING, SAMPLES / "tiny-moe" / "beta-man.npz", SAMPLES / "traffic-8.csv"]
+    code, first, second = (
+        engine.json("inspect", *files)["recordings"][0],
+        *engine.json("inspect", *files)["recordings"][1:],
+    )
+    assert (code["name"], code["kind"], code["tokens"], code["layers"], code["experts"], code["k"]) == (
+        "alpha-code", "routing log", 12288, 8, 16, 1,
+    )  # fmt: skip
+    counts = np.stack([np.bincount(layer, minlength=16) for layer in np.load(RECORDING)["experts"][:, :, 0].T])
+    assert code["max_over_mean"] == pytest.approx(counts.max(axis=1) / counts.mean(axis=1))
+    assert len(code["foretold_share"]) == 7 and all(1 / 16 < share < 1 for share in code["foretold_share"])
+    assert first["k"] == 2
+    assert (second["kind"], second["tokens"], second["foretold_share"]) == ("traffic matrix", None, None)
+    text = engine.text("inspect", *files)
+    assert text.count("skew") == 3 and text.count("affinity") == 2 and "12,288 tokens × 8 MoE layers × 16" in text
+
+
+def test_plan_writes_what_it_says(engine, tmp_path):
+    path = tmp_path / "plan.json"
+    answer = engine.json("plan", *INPUTS, "--system", "aurora", "--set", "time_limit=1", "-o", path)
+    (row,) = answer["plans"]
+    plan = read_plan(path)
+    assert (answer["saved"], row["id"], row["name"], row["system"]) == (str(path), plan.id, "Aurora", "aurora")
+    assert plan.provenance.options["time_limit"] == 1.0
+    assert row["metrics"]["bound"] <= row["metrics"]["total"] == pytest.approx(plan.claim.objective)
+    assert "plan" not in row
+
+
+def test_plan_without_a_file_saves_none(engine, tmp_path):
+    assert engine.json("plan", *INPUTS, "--system", "linear")["saved"] is None
+    assert "saved" not in engine.text("plan", *INPUTS, "--system", "linear")
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_all_systems_are_ranked_and_the_fastest_is_saved(engine, tmp_path):
+    path = tmp_path / "best.json"
+    arguments = ["plan", *INPUTS, "--system", "all", "--set", "time_limit=1", "--set", "seed=4", "-o", path]
+    rows = engine.json(*arguments)["plans"]
+    assert sorted(row["system"] for row in rows) == sorted(SYSTEMS)
+    times = [row["metrics"]["total"] for row in rows]
+    assert times == sorted(times) and read_plan(path).id == rows[0]["id"]
+    text = engine.text(*arguments)
+    assert all(row["name"] in text for row in rows) and f"saved the fastest plan: {path}" in text
+
+
+def test_progress_goes_to_standard_error_only(engine):
+    code, out, errors = engine("plan", *INPUTS, "--system", "aurora", "--set", "time_limit=1", "--json")
+    assert code == 0 and json.loads(out)
+    assert "placing layer 8 of 8" in errors and errors.endswith("\n") and "placing" not in out
+
+
+def test_simulate_and_compare_find_the_inputs_of_the_plan(engine, saved, tmp_path):
+    timeline = tmp_path / "timeline.json"
+    alone = engine.json("simulate", saved, "-o", timeline)
+    assert alone == engine.json("simulate", saved, *INPUTS)
+    assert alone["id"] == read_plan(saved).id and alone["events"] > 0
+    assert len(json.loads(timeline.read_text())["events"]["start"]) == alone["events"]
+    assert alone["metrics"]["total"] == pytest.approx(sum(alone["metrics"]["seconds"].values()))
+    printed = tmp_path / "printed.json"
+    engine.json("plan", *INPUTS, "--system", "aurora-printed", "-o", printed)
+    first, second = engine.json("compare", saved, printed)["plans"]
+    assert (first["file"], first["speedup"], first["moved_experts"]) == ("linear.json", 1.0, 0)
+    assert first["metrics"] == alone["metrics"]
+    assert second["speedup"] == pytest.approx(first["metrics"]["total"] / second["metrics"]["total"])
+    assert second["moved_experts"] > 0 and second["order"] == "matched"
+    assert alone["metrics"]["total"] > 0
+    assert "simulated" in engine.text("simulate", saved)
+    assert "linear.json (Linear placement)" in engine.text("compare", saved, printed)
+
+
+def test_a_plan_scores_differently_on_another_recording_and_claims_no_bound_there(engine, saved):
+    own, other = (
+        engine.json("simulate", saved, "--workload", SAMPLES / "tiny-moe" / f"{name}.npz")["metrics"]
+        for name in ("alpha-code", "alpha-man")
+    )
+    assert own["total"] != other["total"]
+    assert own["bound"] is not None and other["bound"] is None and other["gap"] is None
+    assert "no plan is below" not in engine.text(
+        "simulate", saved, "--workload", SAMPLES / "tiny-moe" / "alpha-man.npz"
+    )
+
+
+def test_inputs_that_are_not_in_the_data_folder_are_missed_by_name(engine, saved, tmp_path, monkeypatch):
+    monkeypatch.setenv("SWITCHYARD_DATA", str(tmp_path / "elsewhere"))
+    assert "MoEModel" in engine.refused("simulate", saved)
+    assert "recording" in engine.refused("simulate", saved, "--model", MODEL)
+    assert "Cluster" in engine.refused("simulate", saved, "--model", MODEL, "--workload", RECORDING)
+    assert engine("simulate", saved, *INPUTS)[0] == 0
+
+
+def test_a_cost_profile_is_used_and_named(engine, tmp_path):
+    line = {"alpha": 1e-5, "beta": 1e-12}
+    types = {gpu.type for gpu in Cluster.from_json(CLUSTER.read_bytes(), "").gpus}
+    profile = {
+        "name": "bench",
+        "origin": "test",
+        "gemm": dict.fromkeys(types, line),
+        "memory": dict.fromkeys(types, line),
+    }
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(profile))
+    plan = tmp_path / "plan.json"
+    engine.json("plan", *INPUTS, "--cost", path, "--system", "linear", "-o", plan)
+    assert "bench" in engine.json("simulate", plan, "--cost", path)["cost_source"]
+    path.write_text(json.dumps(profile | {"gemm": {"H100": line}}))
+    assert "no times for" in engine.refused("simulate", plan, "--cost", path)
+    path.write_text("{")
+    assert "cost.json" in engine.refused("simulate", plan, "--cost", path)
+
+
+def test_traffic_is_planned_with_one_expert_a_gpu(engine, tmp_path):
+    model = json.loads(MODEL.read_text()) | {"layers": 1, "experts": 8}
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    inputs = ["--workload", SAMPLES / "traffic-8.csv", "--cluster", CLUSTER, "--model", tmp_path / "model.json"]
+    rows = engine.json("plan", *inputs, "--system", "all")["plans"]
+    assert {row["system"] for row in rows} == set(SYSTEMS)
+
+
+def test_traffic_of_nothing_is_no_crash(engine, tmp_path):
+    model = json.loads(MODEL.read_text()) | {"layers": 1, "experts": 8}
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    np.savetxt(tmp_path / "zeros.csv", np.zeros((8, 8)), delimiter=",", fmt="%d")
+    inputs = ["--workload", tmp_path / "zeros.csv", "--cluster", CLUSTER, "--model", tmp_path / "model.json"]
+    path = tmp_path / "plan.json"
+    assert "moves no bytes" in engine.text("inspect", tmp_path / "zeros.csv")
+    for row in engine.json("plan", *inputs, "--system", "all", "-o", path)["plans"]:
+        assert row["metrics"]["total"] == 0
+    assert [row["speedup"] for row in engine.json("compare", path, path)["plans"]] == [1.0, 1.0]
+    assert engine.text("compare", path, path) and engine.text("simulate", path)
+
+
+# What the commands refuse. Each maker writes a bad file and gives the arguments that name it.
+
+
+def plan_with(**replaced: object) -> list[object]:
+    inputs = {"workload": RECORDING, "cluster": CLUSTER, "model": MODEL} | replaced
+    return ["plan", *(part for name, path in inputs.items() for part in (f"--{name}", path)), "--system", "aurora"]
+
+
+def traffic_file(path: Path, change) -> Path:
+    with (SAMPLES / "traffic-8.csv").open() as file:
+        rows = list(csv.reader(file))
+    change(rows)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def hole(folder: Path):
+    path = traffic_file(folder / "hole.csv", lambda rows: rows[2].__setitem__(5, ""))
+    return ["inspect", path], ["hole.csv", "3", "6"]
+
+
+def negative_bytes(folder: Path):
+    path = traffic_file(folder / "negative.csv", lambda rows: rows[1].__setitem__(4, "-7"))
+    return ["inspect", path], ["negative.csv", "-7"]
+
+
+def not_square(folder: Path):
+    path = traffic_file(folder / "oblong.csv", lambda rows: rows.pop())
+    return ["inspect", path], ["oblong.csv", "square"]
+
+
+def expert_out_of_range(folder: Path):
+    experts = np.load(RECORDING)["experts"].copy()
+    experts[17, 3, 0] = 16
+    np.savez(folder / "wild.npz", experts=experts)
+    return plan_with(workload=folder / "wild.npz"), ["wild.npz", "16", "token 17", "layer 3"]
+
+
+def text_named_npz(folder: Path):
+    (folder / "notes.npz").write_text("token,layer,expert\n0,0,1\n")
+    return ["inspect", folder / "notes.npz"], ["notes.npz", "npz"]
+
+
+class Trap:
+    """Would create a file if it were ever unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def pickle_in_npy(folder: Path):
+    np.save(folder / "trap.npy", np.array([Trap(folder / "sprung")], dtype=object), allow_pickle=True)
+    return ["inspect", folder / "trap.npy"], ["trap.npy"]
+
+
+def bare_pickle(folder: Path):
+    (folder / "bare.npy").write_bytes(pickle.dumps(Trap(folder / "sprung")))
+    return ["inspect", folder / "bare.npy"], ["bare.npy"]
+
+
+def empty_file(folder: Path):
+    (folder / "empty.csv").touch()
+    return ["inspect", folder / "empty.csv"], ["empty.csv", "empty"]
+
+
+def huge_file(folder: Path):
+    (folder / "huge.csv").touch()
+    os.truncate(folder / "huge.csv", 300 * 1024**2)
+    return ["inspect", folder / "huge.csv"], ["huge.csv", "300 MB", "200 MB"]
+
+
+def model_of_another_recording(folder: Path):
+    return plan_with(model=SAMPLES / "tiny-moe-beta.json"), ["tiny-moe-beta", "alpha-code", "2 experts per token", "1"]
+
+
+def model_with_fewer_layers(folder: Path):
+    (folder / "short.json").write_text(json.dumps(json.loads(MODEL.read_text()) | {"layers": 6}))
+    return plan_with(model=folder / "short.json"), ["alpha-code", "6 MoE layers", "8"]
+
+
+def cluster_without_a_field(folder: Path):
+    cluster = json.loads(CLUSTER.read_text())
+    del cluster["nodes"][1]["gpus"][0]["memory"]
+    (folder / "cluster.json").write_text(json.dumps(cluster))
+    return plan_with(cluster=folder / "cluster.json"), ["cluster.json", "nodes → 1 → gpus → 0 → memory"]
+
+
+def broken_json(folder: Path):
+    (folder / "cluster.json").write_text('{"name": "x",\n "nodes": [}')
+    return plan_with(cluster=folder / "cluster.json"), ["cluster.json", "line 2"]
+
+
+def broken_model(folder: Path):
+    (folder / "model.json").write_text('["a list"]')
+    return plan_with(model=folder / "model.json"), ["model.json", "object"]
+
+
+def missing_recording(folder: Path):
+    return plan_with(workload=folder / "nowhere.npz"), ["nowhere.npz", "no such file"]
+
+
+def missing_cluster(folder: Path):
+    return plan_with(cluster=folder / "nowhere.json"), ["nowhere.json", "no such file"]
+
+
+def missing_plan(folder: Path):
+    return ["simulate", folder / "nowhere.json"], ["nowhere.json", "no such file"]
+
+
+def missing_member(folder: Path):
+    return plan_with(workload=f"{RECORDING}::prose"), ["alpha-code.npz", "prose"]
+
+
+def member_of_several(folder: Path):
+    np.savez(folder / "two.npz", intent=np.zeros((4, 2, 1), int), summary=np.zeros((4, 2, 1), int))
+    return ["inspect", f"{folder / 'two.npz'}::missing"], ["two.npz", "missing", "intent", "summary"]
+
+
+def member_without_a_name(folder: Path):
+    return ["inspect", f"{RECORDING}::"], ["FILE::NAME"]
+
+
+def name_with_a_line_end(folder: Path):
+    return ["plan", *INPUTS, "--system", "aurora", "--set", "two\nlines"], ["two lines"]
+
+
+def unwritable_plan(folder: Path):
+    path = folder / "no" / "such" / "folder" / "plan.json"
+    return [*plan_with(), "--set", "time_limit=1", "-o", path], ["plan.json", "cannot be written"]
+
+
+def folder_as_plan(folder: Path):
+    return [*plan_with(), "--set", "time_limit=1", "-o", folder], ["cannot be written"]
+
+
+def unwritable_data_folder(folder: Path):
+    (folder / "data").touch()
+    return plan_with(), ["data", "SWITCHYARD_DATA"]
+
+
+MAKERS = [
+    hole, negative_bytes, not_square, expert_out_of_range, text_named_npz, pickle_in_npy, bare_pickle, empty_file,
+    huge_file, model_of_another_recording, model_with_fewer_layers, cluster_without_a_field, broken_json, broken_model,
+    missing_recording, missing_cluster, missing_plan, missing_member, member_of_several, member_without_a_name,
+    name_with_a_line_end, unwritable_plan, folder_as_plan, unwritable_data_folder,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_bad_input_is_answered_with_one_line(engine, tmp_path, make):
+    arguments, parts = make(tmp_path)
+    line = engine.refused(*arguments)
+    for part in parts:
+        assert part in line, line
+    assert not (tmp_path / "sprung").exists(), "a pickle was executed"
+    assert not (tmp_path / "plan.json").exists()
+    assert not list(tmp_path.glob(".*")), "a draft was left behind"
+
+
+@pytest.mark.parametrize("make", [hole, pickle_in_npy, unwritable_plan], ids=lambda make: make.__name__)
+def test_bad_input_to_a_real_process(tmp_path, make):
+    arguments, parts = make(tmp_path)
+    run = subprocess.run(
+        [sys.executable, "-m", "engine", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    line = error_line(run.stderr)
+    assert all(part in line for part in parts) and not (tmp_path / "sprung").exists()
+
+
+def test_a_plan_for_another_number_of_gpus(engine, saved, tmp_path):
+    cluster = json.loads(CLUSTER.read_text())
+    cluster["nodes"] = cluster["nodes"][:-1]
+    (tmp_path / "smaller.json").write_text(json.dumps(cluster))
+    gpus = sum(len(node["gpus"]) for node in cluster["nodes"])
+    for command in ("simulate", "compare"):
+        line = engine.refused(command, saved, "--cluster", tmp_path / "smaller.json")
+        assert "8 GPUs" in line and str(gpus) in line
+
+
+def test_a_plan_that_is_no_plan(engine, saved, tmp_path):
+    plan = json.loads(saved.read_text())
+    plan["placement"]["experts_of_gpu"][3][0] = []
+    (tmp_path / "holey.json").write_text(json.dumps(plan))
+    assert "layer 3: expert 0 is on no GPU" in engine.refused("simulate", tmp_path / "holey.json")
+    assert "tiny-moe-alpha.json" in engine.refused("compare", saved, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("system", "setting", "parts"),
+    [
+        ("aurora", "speed=3", ["aurora has no option 'speed'", "order", "slots", "time_limit"]),
+        ("linear", "seed=1", ["linear has no option 'seed'", "none"]),
+        ("all", "speed=3", ["all has no option 'speed'", "placement", "slots"]),
+        ("aurora", "time_limit", ["time_limit", "KEY=VALUE"]),
+        ("aurora", "=3", ["''"]),
+        ("aurora", "time_limit=soon", ["time_limit", "'soon'", "number"]),
+        ("aurora", "time_limit=-1", ["time_limit", "-1"]),
+        ("aurora", "time_limit=nan", ["time_limit", "nan"]),
+        ("aurora", "seed=1.5", ["seed", "whole number"]),
+        ("aurora", "order=fastest", ["order", "fastest", "matched"]),
+        ("aurora", "slots=", ["slots", "even"]),
+    ],
+)
+def test_settings_are_checked(engine, system, setting, parts):
+    line = engine.refused("plan", *INPUTS, "--system", system, "--set", setting)
+    for part in parts:
+        assert part in line, line
+
+
+def test_a_setting_has_its_effect(engine, tmp_path):
+    path = tmp_path / "plan.json"
+    for order in ("matched", "concurrent"):
+        engine.json(
+            "plan", *INPUTS, "--system", "aurora", "--set", "time_limit=1", "--set", f"order={order}", "-o", path
+        )
+        assert read_plan(path).send_order.mode == order
+
+
+@pytest.mark.parametrize(
+    ("more", "part"),
+    [
+        (["--ranks", "0"], "0 ranks"),
+        (["--ranks", "9"], "9 ranks"),
+        (["--tokens", "0"], "token"),
+        (["--tokens", "-5"], "token"),
+        (["--repeats", "0"], "passes"),
+        (["--repeats", "101"], "passes"),
+        (["--limit", "0"], "limit"),
+        (["--limit", "nan"], "limit"),
+    ],
+)
+def test_a_launch_that_makes_no_sense_is_not_started(engine, saved, more, part):
+    assert part in engine.refused("launch", saved, *more)
+
+
+def test_unknown_commands_and_missing_arguments_exit_with_2(capsys):
+    for arguments in ([], ["dance"], ["plan"], ["simulate"], ["solve", "dance"], [*plan_with()[:-1], "dance"]):
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        assert caught.value.code == 2
+        printed = capsys.readouterr()
+        assert printed.out == "" and printed.err
+
+
+# Through a real process.
+
+
+def python_m_engine(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "engine", *map(str, arguments)]
+
+
+def test_from_recording_to_comparison_in_real_processes(tmp_path):
+    def run(*arguments: object) -> str:
+        done = subprocess.run(python_m_engine(*arguments), cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    path = tmp_path / "plan.json"
+    assert json.loads(run("plan", *INPUTS, "--system", "sjf", "-o", path, "--json"))["saved"] == str(path)
+    assert "simulated" in run("simulate", path)
+    assert json.loads(run("compare", path, path, "--json"))["plans"][1]["speedup"] == 1.0
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    process = subprocess.Popen(
+        python_m_engine("inspect", *[RECORDING] * 40),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_planning_that_is_broken_off_still_answers(tmp_path, number):
+    experts = np.random.default_rng(1).integers(0, 64, (6000, 20, 4)).astype(np.int16)
+    np.savez(tmp_path / "log.npz", experts=experts)
+    model = json.loads(MODEL.read_text()) | {"layers": 20, "experts": 64, "experts_per_token": 4}
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    inputs = ["--workload", tmp_path / "log.npz", "--cluster", CLUSTER, "--model", tmp_path / "model.json"]
+    path = tmp_path / "plan.json"
+    process = subprocess.Popen(
+        python_m_engine("plan", *inputs, "--system", "aurora", "--set", "time_limit=600", "-o", path, "--json"),
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=0,
+    )  # fmt: skip
+    seen = ""
+    while "placing layer 2" not in seen:
+        seen += process.stderr.read(1)
+        assert len(seen) < 10_000 and process.poll() is None, seen
+    process.send_signal(number)
+    begin = time.monotonic()
+    out, _ = process.communicate(timeout=20)
+    assert time.monotonic() - begin < 3
+    (row,) = json.loads(out)["plans"]
+    assert process.returncode == 0 and row["status"] == "CANCELLED" and read_plan(path).id == row["id"]
+
+
+# On real routing of a published model.
+
+
+@pytest.mark.skipif(not DEEPSEEK.exists(), reason="the DeepSeek-V2-Lite recording is not beside this project")
+def test_deepseek_v2_lite_on_eight_mixed_gpus(engine, tmp_path):
+    (tmp_path / "model.json").write_text(model_presets()["DeepSeek-V2-Lite"].model.to_json())
+    (tmp_path / "cluster.json").write_text(cluster_presets()["mixed-8"].cluster.to_json())
+    inputs = ["--cluster", tmp_path / "cluster.json", "--model", tmp_path / "model.json"]
+    plans = {}
+    for system, more in (("aurora", ["--set", "time_limit=3"]), ("linear", [])):
+        plans[system] = tmp_path / f"{system}.json"
+        engine.json(
+            "plan", "--workload", f"{DEEPSEEK}::intent", *inputs, "--system", system, *more, "-o", plans[system]
+        )  # fmt: skip
+    plan = read_plan(plans["aurora"])
+    assert plan.placement.layers == 26 and plan.placement.slots.tolist() == [[8] * 8] * 26
+    one = engine.json("simulate", plans["aurora"])
+    assert one["metrics"]["bound"] <= one["metrics"]["total"] == pytest.approx(plan.claim.objective)
+    linear, aurora = engine.json("compare", plans["linear"], plans["aurora"])["plans"]
+    assert aurora["metrics"] == one["metrics"] and aurora["speedup"] > 1.1
+    assert linear["metrics"]["order_bound"] >= aurora["metrics"]["bound"]
+    elsewhere = engine.json("compare", *plans.values(), "--workload", f"{DEEPSEEK}::summary")["plans"]
+    assert elsewhere[0]["metrics"]["total"] != aurora["metrics"]["total"]
