@@ -18,7 +18,7 @@ from engine.launch.devices import Devices
 from engine.launch.devices import attached as engine_attached
 from engine.model import MoEModel
 from engine.plan import Plan
-from engine.problem import Problem
+from engine.problem import Problem, make_problem
 from engine.simulate.inference import simulate as engine_simulate
 from engine.simulate.metrics import Metrics
 from engine.simulate.metrics import metrics as engine_metrics
@@ -81,7 +81,7 @@ def problem() -> Problem | None:
 def _problem(
     workload: str, cluster: str, model: str, _workload: Workload, _cluster: Cluster, _model: MoEModel
 ) -> Problem:
-    return Problem(_workload, _cluster, _model, Datasheet())
+    return make_problem(_workload, _cluster, _model, Datasheet())
 
 
 def simulate(plan: Plan, problem: Problem) -> Timeline:

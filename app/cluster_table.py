@@ -93,11 +93,13 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float) -> Cluster:
         if not isinstance(node, str) or not node.strip() or not isinstance(type_name, str):
             raise InputError(f"Row {index}: give the GPU a node and a type.")
         base = known[type_name].gpu() if type_name in known else own[type_name]
-        numbers = {
-            field: row[column] * unit
-            for column, (field, unit, _) in _NUMBERS.items()
-            if row[column] is not None and not np.isnan(row[column])
-        }
+        numbers = {}
+        for column, (field, unit, title) in _NUMBERS.items():
+            if row[column] is None or np.isnan(row[column]):
+                continue
+            if row[column] <= 0 and field != "flops_fp8":
+                raise InputError(f"Row {index}: {title} must be above 0.")
+            numbers[field] = row[column] * unit
         gpu = Gpu.from_dict(base.model_dump() | numbers, f"Row {index}")
         gpus.setdefault(node.strip(), []).append(gpu)
         link = row["link"]

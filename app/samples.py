@@ -27,7 +27,7 @@ RECORDINGS = (
     Sample("tiny-moe/alpha-prose.npz", "Alpha on prose", "the same model on documentation", "tiny-moe-alpha.json"),
     Sample("tiny-moe/alpha-man.npz", "Alpha on man pages", "text it was not trained on", "tiny-moe-alpha.json"),
     Sample("tiny-moe/alpha-early-code.npz", "Alpha at step 251", "early in training, on code", "tiny-moe-alpha.json"),
-    Sample("tiny-moe/alpha-mid-code.npz", "Alpha at step 485", "half-way, on code", "tiny-moe-alpha.json"),
+    Sample("traffic-8.csv", "Traffic 8 × 8", "bytes between 8 GPUs, layer 3 of Alpha on code", "tiny-moe-alpha.json"),
     Sample("tiny-moe/beta-prose.npz", "Beta on prose", "a second model, top-2 of 16", "tiny-moe-beta.json"),
     Sample("tiny-moe/beta-man.npz", "Beta on man pages", "top-2 of 16 experts", "tiny-moe-beta.json"),
     Sample("tiny-moe/beta-code.npz", "Beta on code", "text it was not trained on", "tiny-moe-beta.json"),
@@ -38,7 +38,8 @@ def open_recording(sample: Sample) -> None:
     """Open a shipped recording and its model."""
     model = formats.read_model(FOLDER / sample.model)
     state.open_model(model)
-    state.open_workload(formats.read_workload(FOLDER / sample.file, num_experts=model.experts))
+    path = FOLDER / sample.file
+    state.open_workload(formats.read_workload(path, num_experts=model.experts, bytes_per_token=model.bytes_per_token))
 
 
 def open_sample() -> None:

@@ -10,7 +10,7 @@ from app import cached, state
 from engine import formats, store
 from engine.cluster import Cluster
 from engine.errors import InputError
-from engine.workload import RoutingTrace, Workload
+from engine.workload import RoutingTrace, TrafficMatrix, Workload
 
 TYPES = [extension.removeprefix(".") for extension in formats.WORKLOAD_EXTENSIONS]
 
@@ -39,7 +39,7 @@ def _open(path: Path) -> str:
     if kind == "model":
         model = formats.read_model(path)
         workload = cached.workload()
-        if workload is not None:
+        if workload is not None and not isinstance(workload, TrafficMatrix):
             try:
                 model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
             except InputError as error:

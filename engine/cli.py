@@ -17,7 +17,7 @@ from typing import Any
 
 from engine import formats, report, store
 from engine.cluster import Cluster
-from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet
+from engine.costs import AlphaBeta, CostModel, Datasheet
 from engine.errors import InputError
 from engine.formats.source import one_line
 from engine.inspection import inspect
@@ -27,7 +27,7 @@ from engine.launch import local
 from engine.launch.devices import attached
 from engine.model import MoEModel
 from engine.plan import Plan
-from engine.problem import Problem
+from engine.problem import Problem, make_problem
 from engine.result import Status, Stop
 from engine.simulate.inference import simulate
 from engine.simulate.metrics import metrics
@@ -124,7 +124,7 @@ def inspect_files(given: argparse.Namespace) -> int:
 
 def plan(given: argparse.Namespace) -> int:
     model = formats.read_model(given.model)
-    problem = Problem(
+    problem = make_problem(
         read_recording(given.workload, model), formats.read_cluster(given.cluster), model, read_cost(given)
     )
     settings = dict(split_setting(text) for text in given.settings)
@@ -134,6 +134,7 @@ def plan(given: argparse.Namespace) -> int:
         if not any(name in names for names in own):
             has = ", ".join(sorted(set().union(*own))) or "none"
             raise InputError(f"{given.system} has no option '{name}' (it has: {has})")
+    remember(problem)
     outcomes = []
     with stopped_by_signals() as stop, progress() as tell:
         for system, names in zip(systems, own, strict=True):
@@ -143,7 +144,6 @@ def plan(given: argparse.Namespace) -> int:
                 break
     outcomes.sort(key=lambda outcome: outcome.result.objective)
     best = outcomes[0].result
-    remember(problem)
     if given.output:
         write(given.output, best.solution.to_json())
     rows = [candidate(outcome, problem) for outcome in outcomes]
@@ -177,7 +177,8 @@ def compare(given: argparse.Namespace) -> int:
         )
     first = rows[0]["metrics"]
     for made, row in zip(plans, rows, strict=True):
-        row["speedup"] = first["total"] / row["metrics"]["total"]
+        total = row["metrics"]["total"]
+        row["speedup"] = first["total"] / total if total else 1.0  # a recording of nothing takes no time under any plan
         row["moved_experts"] = plans[0].placement.moved_experts(made.placement)
     answer(given, {"plans": rows}, report.comparison)
     return 0
@@ -221,7 +222,7 @@ def read_cost(given: argparse.Namespace) -> CostModel:
     """The profile given by --cost, or the datasheet."""
     if not given.cost:
         return Datasheet()
-    return AlphaBeta(CostProfile.from_json(formats.read_text(given.cost), given.cost.name))
+    return AlphaBeta(formats.read_cost_profile(given.cost))
 
 
 def inputs_of(given: argparse.Namespace, made: Plan) -> tuple[MoEModel, Workload]:
@@ -239,7 +240,7 @@ def problem_of(given: argparse.Namespace, made: Plan) -> Problem:
     model, workload = inputs_of(given, made)
     digest = made.provenance.inputs.get("cluster", "")
     cluster = formats.read_cluster(given.cluster) if given.cluster else store.load_document(Cluster, digest)
-    return Problem(workload, cluster, model, read_cost(given))
+    return make_problem(workload, cluster, model, read_cost(given))
 
 
 def remember(problem: Problem) -> None:

@@ -1,6 +1,6 @@
 """What every system plans for: a workload on a cluster for a model, with a source of costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,10 +11,24 @@ from engine.errors import InputError
 from engine.model import MoEModel
 from engine.plan import Placement, Plan
 from engine.simulate.network import Network
-from engine.workload import Workload
+from engine.workload import TrafficMatrix, Workload
 
 MEMORY_SHARE = 0.9
 """Part of a GPU's memory that expert weights may take; the rest is for activations, buffers and the runtime."""
+
+
+def make_problem(workload: Workload, cluster: Cluster, model: MoEModel, cost: CostModel) -> "Problem":
+    """The problem of these inputs. Raises InputError when they do not fit each other.
+
+    A traffic matrix knows no model: each column stands for what sits on one GPU, so the model takes its numbers of
+    layers and experts from the matrix, and the matrix its bytes per token from the model.
+    """
+    if isinstance(workload, TrafficMatrix):
+        workload = replace(workload, bytes_per_token=model.bytes_per_token)
+        sizes = {"layers": workload.layers, "dense_layers": (), "experts": workload.num_experts}
+        sizes["experts_per_token"] = min(model.experts_per_token, workload.num_experts)
+        model = model.model_copy(update=sizes)
+    return Problem(workload, cluster, model, cost)
 
 
 @dataclass(frozen=True, eq=False)

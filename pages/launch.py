@@ -59,7 +59,7 @@ elif running:
 if st.button("Start", type="primary", icon=":material/rocket_launch:",
              disabled=bool(refused or running) or not prepared.ready):  # fmt: skip
     arguments = {
-        "workload": problem.workload.digest,
+        "workload": state.workload_digest(),
         "model": problem.model.model_dump(mode="json", exclude_none=True),
         "plan": plan.model_dump(mode="json", exclude_none=True),
         "ranks": ranks, "tokens": tokens, "repeats": repeats,

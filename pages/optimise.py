@@ -38,7 +38,7 @@ st.caption(f"Costs: {problem.cost.source}. Simulated is the MoE part of every la
 
 if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted):
     arguments = {
-        "workload": problem.workload.digest,
+        "workload": state.workload_digest(),
         "cluster": problem.cluster.model_dump(mode="json", exclude_none=True),
         "model": problem.model.model_dump(mode="json", exclude_none=True),
         "systems": [{"name": system.name, "options": options.get(system.name, {})} for system in wanted],

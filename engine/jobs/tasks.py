@@ -11,7 +11,7 @@ from engine.launch.compare import compare
 from engine.launch.devices import attached
 from engine.model import MoEModel
 from engine.plan import Plan
-from engine.problem import Problem
+from engine.problem import Problem, make_problem
 from engine.simulate.inference import simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, Outcome, run
@@ -23,7 +23,7 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     arguments: workload (digest in the data folder), cluster, model (JSON), cost (profile JSON or None for the
     datasheet), systems: [{name, options}]. Result: {"candidates": [candidate...]}, see `candidate`.
     """
-    problem = Problem(
+    problem = make_problem(
         store.load_workload(arguments["workload"]),
         Cluster.from_dict(arguments["cluster"], "cluster"),
         MoEModel.from_dict(arguments["model"], "model"),

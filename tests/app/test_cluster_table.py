@@ -36,7 +36,7 @@ def test_a_new_type_brings_its_own_numbers() -> None:
 
 @pytest.mark.parametrize(
     "column, value, reason",
-    [("node", None, "Row 2"), ("type", None, "Row 2"), ("send", 0.0, "send_bandwidth"), ("memory", -1.0, "memory")],
+    [("node", None, "Row 2"), ("type", None, "Row 2"), ("send", 0.0, "Row 2: Send"), ("memory", -1.0, "Row 2: Memory")],
 )
 def test_a_row_that_cannot_be_is_named(column: str, value: object, reason: str) -> None:
     cluster = PRESETS["mixed-8"].cluster

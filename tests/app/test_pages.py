@@ -89,6 +89,16 @@ def test_a_plan_for_another_cluster_is_not_shown_as_if_it_fitted(app: AppTest) -
     assert any("Open a plan first" in info.value for info in app.info)
 
 
+def test_a_traffic_matrix_can_be_planned_and_says_why_it_cannot_be_launched(app: AppTest) -> None:
+    open_sample(app)
+    next(button for button in app.button if button.label == "Traffic 8 × 8").click()
+    app.run()
+    plan_the_sample(app)
+    assert app.dataframe[0].value["Plan"].iloc[0] == "Aurora"
+    visit(app, "launch")
+    assert "no tokens to replay" in app.error[0].value.replace("\\", "")
+
+
 def test_a_session_is_found_again_by_its_address(app: AppTest) -> None:
     open_sample(app)
     plan_the_sample(app)
