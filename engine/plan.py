@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from engine.result import Provenance, Status
 from engine.schema import Frozen
@@ -84,9 +84,9 @@ class Schedule(Frozen):
 
     src: tuple[int, ...] = ()
     dst: tuple[int, ...] = ()
-    bytes: tuple[float, ...] = ()
+    bytes: tuple[NonNegativeFloat, ...] = ()
     phase: tuple[int, ...] = ()
-    duration: tuple[float, ...] = ()
+    duration: tuple[NonNegativeFloat, ...] = ()
 
     @model_validator(mode="after")
     def _columns_agree(self) -> "Schedule":
@@ -131,6 +131,10 @@ class SendOrder(Frozen):
             raise ValueError("a concurrent order has no schedules")
         if self.mode != "concurrent" and not self.dispatch:
             raise ValueError(f"a {self.mode} order needs a schedule for every MoE layer")
+        if self.mode in ("matched", "shared") and any(
+            one.src and not one.duration for one in self.dispatch + self.combine
+        ):
+            raise ValueError(f"a {self.mode} order needs the duration of every phase")
         return self
 
 
@@ -138,8 +142,8 @@ class Claim(Frozen):
     """What the optimiser says of its plan: predicted seconds and a proven lower bound over the plans it chose from.
     Never trusted: `validate` and `simulate` recompute the objective.
 
-    scope: what the bound covers: every send order of the plan's own placement, or also every other placement with as
-    many slots per GPU."""
+    scope: what the bound covers: every send order of the plan's own placement, or also every other placement without
+    replicas and with as many slots per GPU."""
 
     status: Status
     objective: float = Field(ge=0)

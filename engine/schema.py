@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -30,6 +31,19 @@ class Frozen(BaseModel):
         except (ValueError, RecursionError) as error:  # also numbers and nesting beyond what the parser takes
             raise InputError(f"{where}: not valid JSON ({error})") from None
         return cls.from_dict(data, where)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all fields are equal. Cached properties do not count: they may be arrays, whose == is no yes or no."""
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in type(self).model_fields)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """See pydantic; without the cached properties, which were computed from the fields before the update."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in set(vars(copied)) - set(type(self).model_fields):
+            del vars(copied)[name]
+        return copied
 
     def to_json(self) -> str:
         """Canonical JSON: keys sorted, absent parts left out, so that equal values have equal text."""

@@ -114,8 +114,8 @@ def check_flows(flows: Flows, traffic: np.ndarray, network: Network) -> float:
         for used in np.unique(port):
             mine = port == used
             starts, ends, size = begin[mine], flows.end[mine], flows.bytes[mine]
-            for since in starts:
-                for until in ends[ends > since]:
+            for since in np.unique(starts):
+                for until in np.unique(ends[ends > since]):
                     inside = size[(starts >= since) & (ends <= until)].sum()
                     if inside > network.capacity[used] * (until - since) * (1 + 1e-6) + RELATIVE * size.max():
                         raise IllegalError(f"port {used} carries more than its capacity")
@@ -130,16 +130,15 @@ def check_plan(plan: Plan, problem: Problem) -> float:
     gpus = range(problem.network.gpus)
     total = 0.0
     for layer, row in enumerate(plan.placement.experts_of_gpu):
-        hosts = [sum(expert in slots for slots in row) for expert in range(plan.placement.experts)]
+        replicas = [sum(slots.count(expert) for slots in row) for expert in range(plan.placement.experts)]
         copies = problem.demand[layer]
         traffic = np.zeros((network.gpus, network.gpus))
         ffn = np.zeros(network.gpus)
         for gpu in gpus:
-            for expert in row[gpu]:
-                traffic[:, gpu] += copies[:, expert] / hosts[expert] * model.bytes_per_token
-                ffn[gpu] += float(
-                    cost.expert_ffn(problem.cluster.gpus[gpu], copies[:, expert].sum() / hosts[expert], model)
-                )
+            for expert in set(row[gpu]):
+                here = copies[:, expert] * row[gpu].count(expert) / replicas[expert]
+                traffic[:, gpu] += here * model.bytes_per_token
+                ffn[gpu] += float(cost.expert_ffn(problem.cluster.gpus[gpu], here.sum(), model))
         held = copies.sum(axis=1) / model.experts_per_token
         gate = np.array([float(cost.gate(problem.cluster.gpus[gpu], held[gpu], model)) for gpu in gpus])
         last = np.array([float(cost.aggregate(problem.cluster.gpus[gpu], held[gpu], model)) for gpu in gpus])
@@ -163,14 +162,18 @@ def _seconds_of_order(mode: str, schedule: Schedule | None, traffic: np.ndarray,
         here = part[src, dst]
         columns = {name: tuple(column[here].tolist()) for name, column in
                    (("src", src), ("dst", dst), ("bytes", size), ("phase", phase))}  # fmt: skip
-        alone = Schedule(duration=schedule.duration, **columns)
-        check_schedule(alone, np.where(part, traffic, 0.0), send, receive, mode)
-    for index, duration in enumerate(schedule.duration):
+        one_network = Schedule(duration=schedule.duration, **columns)
+        check_schedule(one_network, np.where(part, traffic, 0.0), send, receive, mode)
+    out, into = network.ports(src, dst)
+    alone = size / np.minimum(network.capacity[out], network.capacity[into])
+    latency = network.start_up(src, dst)
+    for index in range(len(schedule.duration)):
         here = phase == index
-        if here.any():
-            # A phase ends with its last send, which may be sooner than planned.
-            out, into = network.ports(src[here], dst[here])
-            moved = np.bincount(out, size[here], 4 * network.gpus) + np.bincount(into, size[here], 4 * network.gpus)
-            busiest = (moved / np.where(network.capacity > 0, network.capacity, 1.0)).max()
-            seconds += min(busiest, duration * (1 + RELATIVE)) + network.start_up(src[here], dst[here]).max()
+        # A phase ends with its last send, which may be sooner than planned.
+        if here.any() and mode == "matched":
+            seconds += (latency[here] + alone[here]).max()
+        elif here.any():
+            moved = np.bincount(np.r_[out[here], into[here]], np.r_[size[here], size[here]])
+            busy = np.flatnonzero(moved)
+            seconds += (moved[busy] / network.capacity[busy]).max() + latency[here].max()
     return seconds

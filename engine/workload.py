@@ -4,6 +4,7 @@
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -110,7 +111,7 @@ class ExpertLoad:
     load: np.ndarray
     model_layers: tuple[int, ...]
 
-    k: None = None
+    k: ClassVar[None] = None
 
     @property
     def layers(self) -> int:
@@ -142,7 +143,7 @@ class TrafficMatrix:
     bytes: np.ndarray
     bytes_per_token: float
 
-    k: None = None
+    k: ClassVar[None] = None
 
     @property
     def layers(self) -> int:

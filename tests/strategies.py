@@ -3,6 +3,8 @@
 Sizes are chosen so that computation, transfers and start-up times weigh about the same: a mistake in any of them shows.
 """
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -44,9 +46,7 @@ def make_gpu(
 def make_model(layers: int, experts: int, k: int = 1, **sizes) -> MoEModel:
     """A narrow model with 16-bit numbers; its one dense layer comes first."""
     sizes = {"d_model": 64, "d_ff": 96, "batch": 1} | sizes
-    return MoEModel(
-        name="narrow", layers=layers + 1, dense_layers=(0,), experts=experts, experts_per_token=k, **sizes
-    )
+    return MoEModel(name="narrow", layers=layers + 1, dense_layers=(0,), experts=experts, experts_per_token=k, **sizes)
 
 
 @st.composite
@@ -73,7 +73,7 @@ def clusters(draw, least: int = 2, most: int = 5, linked: bool | None = None, sy
             link_bandwidth=draw(st.sampled_from((None, 3e5, 5e6))) if linked else None,
             link_latency=draw(st.sampled_from((0.0, 5e-5, 4e-4))) if linked else 0.0,
         )
-        for index, (first, last) in enumerate(zip(cuts[:-1], cuts[1:], strict=True))
+        for index, (first, last) in enumerate(pairwise(cuts))
     )
     return Cluster(name="drawn", nodes=nodes, latency=draw(st.sampled_from(LATENCIES)))
 

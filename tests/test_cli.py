@@ -89,29 +89,26 @@ def saved(engine, tmp_path) -> Path:
 
 def test_inspect(engine):
     files = [RECORDING, SAMPLES / "tiny-moe" / "beta-man.npz", SAMPLES / "traffic-8.csv"]
-    code, first, second = (
-        engine.json("inspect", *files)["recordings"][0],
-        *engine.json("inspect", *files)["recordings"][1:],
-    )
+    code, other, matrix = engine.json("inspect", *files)["recordings"]
     assert (code["name"], code["kind"], code["tokens"], code["layers"], code["experts"], code["k"]) == (
         "alpha-code", "routing log", 12288, 8, 16, 1,
     )  # fmt: skip
     counts = np.stack([np.bincount(layer, minlength=16) for layer in np.load(RECORDING)["experts"][:, :, 0].T])
     assert code["max_over_mean"] == pytest.approx(counts.max(axis=1) / counts.mean(axis=1))
     assert len(code["foretold_share"]) == 7 and all(1 / 16 < share < 1 for share in code["foretold_share"])
-    assert first["k"] == 2
-    assert (second["kind"], second["tokens"], second["foretold_share"]) == ("traffic matrix", None, None)
+    assert other["k"] == 2
+    assert (matrix["kind"], matrix["tokens"], matrix["foretold_share"]) == ("traffic matrix", None, None)
     text = engine.text("inspect", *files)
     assert text.count("skew") == 3 and text.count("affinity") == 2 and "12,288 tokens × 8 MoE layers × 16" in text
 
 
 def test_plan_writes_what_it_says(engine, tmp_path):
     path = tmp_path / "plan.json"
-    answer = engine.json("plan", *INPUTS, "--system", "aurora", "--set", "time_limit=1", "-o", path)
+    answer = engine.json("plan", *INPUTS, "--system", "aurora", "--set", "time_limit=0.3", "-o", path)
     (row,) = answer["plans"]
     plan = read_plan(path)
     assert (answer["saved"], row["id"], row["name"], row["system"]) == (str(path), plan.id, "Aurora", "aurora")
-    assert plan.provenance.options["time_limit"] == 1.0
+    assert plan.provenance.options["time_limit"] == 0.3
     assert row["metrics"]["bound"] <= row["metrics"]["total"] == pytest.approx(plan.claim.objective)
     assert "plan" not in row
 
@@ -124,7 +121,7 @@ def test_plan_without_a_file_saves_none(engine, tmp_path):
 
 def test_all_systems_are_ranked_and_the_fastest_is_saved(engine, tmp_path):
     path = tmp_path / "best.json"
-    arguments = ["plan", *INPUTS, "--system", "all", "--set", "time_limit=1", "--set", "seed=4", "-o", path]
+    arguments = ["plan", *INPUTS, "--system", "all", "--set", "time_limit=0.3", "--set", "seed=4", "-o", path]
     rows = engine.json(*arguments)["plans"]
     assert sorted(row["system"] for row in rows) == sorted(SYSTEMS)
     times = [row["metrics"]["total"] for row in rows]
@@ -134,7 +131,7 @@ def test_all_systems_are_ranked_and_the_fastest_is_saved(engine, tmp_path):
 
 
 def test_progress_goes_to_standard_error_only(engine):
-    code, out, errors = engine("plan", *INPUTS, "--system", "aurora", "--set", "time_limit=1", "--json")
+    code, out, errors = engine("plan", *INPUTS, "--system", "aurora", "--set", "time_limit=0.3", "--json")
     assert code == 0 and json.loads(out)
     assert "placing layer 8 of 8" in errors and errors.endswith("\n") and "placing" not in out
 
@@ -351,11 +348,11 @@ def name_with_a_line_end(folder: Path):
 
 def unwritable_plan(folder: Path):
     path = folder / "no" / "such" / "folder" / "plan.json"
-    return [*plan_with(), "--set", "time_limit=1", "-o", path], ["plan.json", "cannot be written"]
+    return [*plan_with(), "--set", "time_limit=0.3", "-o", path], ["plan.json", "cannot be written"]
 
 
 def folder_as_plan(folder: Path):
-    return [*plan_with(), "--set", "time_limit=1", "-o", folder], ["cannot be written"]
+    return [*plan_with(), "--set", "time_limit=0.3", "-o", folder], ["cannot be written"]
 
 
 def unwritable_data_folder(folder: Path):
@@ -437,7 +434,7 @@ def test_a_setting_has_its_effect(engine, tmp_path):
     path = tmp_path / "plan.json"
     for order in ("matched", "concurrent"):
         engine.json(
-            "plan", *INPUTS, "--system", "aurora", "--set", "time_limit=1", "--set", f"order={order}", "-o", path
+            "plan", *INPUTS, "--system", "aurora", "--set", "time_limit=0.3", "--set", f"order={order}", "-o", path
         )
         assert read_plan(path).send_order.mode == order
 

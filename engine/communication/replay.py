@@ -17,7 +17,7 @@ def replay(schedule: Schedule, traffic: np.ndarray) -> tuple[np.ndarray, np.ndar
     planned = np.array(schedule.bytes)
     pair = src * n + dst
     total = np.bincount(pair, planned, n * n)
-    size = planned / total[pair] * traffic[src, dst]
+    size = planned / np.where(total > 0, total, 1.0)[pair] * traffic[src, dst]
     unknown_src, unknown_dst = np.nonzero((traffic > 0) & (total.reshape(n, n) == 0))
     src, dst = np.concatenate([src, unknown_src]), np.concatenate([dst, unknown_dst])
     size = np.concatenate([size, traffic[unknown_src, unknown_dst]])

@@ -6,6 +6,7 @@ Every fault of a file is an InputError of one line: its name, the place in it an
 from pathlib import Path
 
 from engine.cluster import Cluster
+from engine.costs import CostProfile
 from engine.errors import InputError
 from engine.formats import huggingface, numpy_files, sglang, tables
 from engine.formats.checks import Finding, check_recording
@@ -21,6 +22,7 @@ __all__ = [
     "check_recording",
     "members",
     "read_cluster",
+    "read_cost_profile",
     "read_model",
     "read_plan",
     "read_workload",
@@ -92,6 +94,13 @@ def read_model(path: Path) -> MoEModel:
         if huggingface.TELLING_KEYS & set(data):
             return huggingface.model_of_config(data, path)
         return MoEModel.from_dict(data, path.name)
+
+
+def read_cost_profile(path: Path) -> CostProfile:
+    """Fitted lines of a kind of machine, as a launch measures them (JSON); raises InputError."""
+    with one_clear_line(path):
+        check_file(path, (".json",))
+        return CostProfile.from_dict(read_json_object(path), path.name)
 
 
 def read_plan(path: Path) -> Plan:

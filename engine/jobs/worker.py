@@ -45,6 +45,8 @@ def run(folder: Path, handlers: Mapping[str, str]) -> int:
             return 0
         context.finish(handler(request.arguments, context))
     except InputError as error:
+        if context.stop():  # work without a partial result answers a signal from outside like this
+            (folder / CANCELLED).touch()
         _leave_error(folder, str(error))
         print(error, file=sys.stderr)
         return 2

@@ -1,5 +1,6 @@
 """Run a plan on this machine: pre-flight, torchrun, and the measured timeline beside the predicted one."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -10,8 +11,10 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 
 from engine.cluster import Cluster, Gpu, Node
 from engine.costs import AlphaBeta, CostProfile, fit_line
@@ -19,7 +22,7 @@ from engine.errors import InputError
 from engine.launch.compare import measured_timelines
 from engine.launch.devices import Devices
 from engine.launch.fold import fold_plan, fold_trace
-from engine.launch.spec import CALIBRATION, PROGRESS, REPORT, LaunchSpec, write_spec
+from engine.launch.spec import CALIBRATION, MAX_REPEATS, PROGRESS, REPORT, LaunchSpec, write_spec
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem
@@ -30,6 +33,8 @@ from engine.workload import RoutingTrace, Workload
 
 FLOP_BUDGET = 1e12
 """FLOP of one forward pass that a CPU launch replays unless told otherwise: some ten seconds on two cores."""
+
+WORKER = "engine.launch.worker"
 
 TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
 """Largest difference from the unplanned output, relative to its largest number, that rounding alone can explain."""
@@ -61,7 +66,7 @@ class Launch:
         """The exact command, as an argument list."""
         return [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.spec.ranks),
-            "--module", "engine.launch.worker", str(folder),
+            "--module", WORKER, str(folder),
         ]  # fmt: skip
 
 
@@ -110,6 +115,10 @@ def prepare(
     replayed = min(workload.tokens, affordable if tokens is None else tokens)
     if replayed < 1:
         raise InputError("replay at least one token")
+    if not 1 <= repeats <= MAX_REPEATS:
+        raise InputError(f"{repeats} timed passes: choose between 1 and {MAX_REPEATS}")
+    if not limit > 0:  # a NaN compares false
+        raise InputError(f"the time limit must be above 0 s, not {limit:g}")
     spec = LaunchSpec(plan=fold_plan(plan, ranks), model=model, ranks=ranks, backend=backend, repeats=repeats)
     trace = fold_trace(workload.head(replayed), gpus, ranks)
     return Launch(spec, trace, limit, tuple(_checks(spec, trace, devices, gpus)))
@@ -204,43 +213,67 @@ def _torchrun(launch: Launch, folder: Path, stop: Stop, report) -> None:
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "TMPDIR": str(folder),  # torchrun leaves a folder for its logs behind
     }
     root = Path(__file__).parent.parent.parent
     process = subprocess.Popen(
         launch.command(folder), cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, preexec_fn=_die_with_parent,
+        stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace", preexec_fn=_die_with_parent,
     )  # fmt: skip
     deadline = time.monotonic() + launch.limit
     errors: list[str] = []
     reader = threading.Thread(target=_relay, args=(process.stdout, report, errors), daemon=True)
     reader.start()
-    while process.poll() is None:
-        if stop() or time.monotonic() > deadline:
-            reason = "stopped" if stop() else f"not finished after {launch.limit:g} s"
-            process.terminate()
-            try:
-                process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            raise InputError(f"the launch was ended: {reason}")
-        time.sleep(0.05)
-    reader.join(5.0)
+    try:
+        while process.poll() is None:
+            if stop():
+                raise InputError("the launch was ended: stopped")
+            if time.monotonic() > deadline:
+                raise InputError(f"the launch was ended: not finished after {launch.limit:g} s")
+            time.sleep(0.05)
+    finally:
+        _end(process, folder)
+        reader.join(5.0)
     if process.returncode:
         raise InputError(
             f"the ranks ended with exit code {process.returncode}; {errors[0] if errors else 'see the log'}"
         )
 
 
+def _end(process: subprocess.Popen[str], folder: Path) -> None:
+    """Leave nothing of a launch running: torchrun gives its ranks sessions of their own, and a rank that is still
+    starting does not notice that torchrun was killed."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        process.kill()
+        process.wait()
+    for rank in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if {WORKER, str(folder)} <= set(rank.cmdline()):
+                rank.kill()
+
+
 def _relay(stream, report, errors: list[str]) -> None:
     """Pass the ranks' progress lines on, print everything else, and collect the lines that name an error."""
     for line in stream:
-        if line.startswith(PROGRESS):
-            told = json.loads(line.removeprefix(PROGRESS))
+        told = _progress(line)
+        if told is not None:
             report(told["done"], told["message"], None, None)
         else:
             print(line, end="", flush=True)
             if "Error" in line:
                 errors.append(line.strip())
+
+
+def _progress(line: str) -> dict[str, Any] | None:
+    """What a progress line says; None for any other, also for one that another rank's output has run into."""
+    if not line.startswith(PROGRESS):
+        return None
+    with contextlib.suppress(ValueError):
+        return json.loads(line.removeprefix(PROGRESS))
+    return None
 
 
 def _die_with_parent() -> None:

@@ -11,6 +11,7 @@ from engine.plan import Plan
 from engine.schema import Frozen
 
 SPEC, TRACE, REPORT, CALIBRATION = "spec.json", "trace.npz", "report.json", "calibration.json"
+MAX_REPEATS = 100
 PROGRESS = "progress "
 """What a line that reports progress on a rank's standard output begins with; JSON follows."""
 
@@ -22,7 +23,7 @@ class LaunchSpec(Frozen):
     model: MoEModel
     ranks: int = Field(ge=1, le=1024)
     backend: str = Field(pattern="^(gloo|nccl)$")
-    repeats: int = Field(default=3, ge=1, le=100)
+    repeats: int = Field(default=3, ge=1, le=MAX_REPEATS)
     seed: int = 0
 
 

@@ -216,7 +216,9 @@ class Rank:
     def tell(self, done: float, message: str) -> None:
         """A progress line for the process that started the launch."""
         if self.rank == 0:
-            print(PROGRESS + json.dumps({"done": done, "message": message}), flush=True)
+            # In one write with its line end: unbuffered, `print` makes two, and other ranks share the stream.
+            sys.stdout.write(PROGRESS + json.dumps({"done": done, "message": message}) + "\n")
+            sys.stdout.flush()
 
     def check(self, output: torch.Tensor) -> None:
         """Gather the output and compare it with the reference on rank 0."""

@@ -144,7 +144,7 @@ def _run(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, l
     capacity, latency = network.capacity, network.start_up(src, dst)
     count = len(src)
     ports = np.concatenate([out, into])
-    if len(np.unique(ports)) == 2 * count:  # nobody meets anybody
+    if len(np.unique(ports)) == 2 * count and len(np.unique(lane)) == count:  # nobody meets or waits for anybody
         end = latency + size / np.minimum(capacity[out], capacity[into])
         return Flows(src, dst, size, np.zeros(count), end)
 
@@ -152,7 +152,7 @@ def _run(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, l
     follows = np.full(count, -1)
     same_lane = lane[order[1:]] == lane[order[:-1]]
     follows[order[:-1][same_lane]] = order[1:][same_lane]
-    heads = order[np.r_[True, ~same_lane]] if count else order
+    heads = order[np.r_[True, ~same_lane]]
 
     start, end = np.zeros(count), np.zeros(count)
     left = size.astype(np.float64).copy()

@@ -39,7 +39,9 @@ class Option:
                 parsed = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
             else:
                 parsed = kind(value)
-        except (KeyError, ValueError):
+                if kind is int and isinstance(value, float) and parsed != value:
+                    raise ValueError
+        except (KeyError, ValueError, TypeError, OverflowError):
             raise InputError(f"option {self.name}: '{value}' is not {_KIND_NAMES[kind]}") from None
         if self.choices and parsed not in self.choices:
             raise InputError(f"option {self.name}: '{value}' is not one of {', '.join(self.choices)}")

@@ -1,0 +1,240 @@
+"""Cost sources: limits of the roofline, fitted lines, and processors shared between ranks."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cluster import Cluster, Node
+from engine.costs import AlphaBeta, CostProfile, Datasheet, Line, fit_line
+from engine.errors import InputError
+from engine.simulate.network import Network
+from tests.strategies import clusters, cost_models, make_gpu, make_model, seeds
+
+GPU = make_gpu(flops=1e12, memory_bandwidth=1e11)
+SLACK = 1 + 1e-12
+
+
+def profile(**changes) -> CostProfile:
+    given = {
+        "name": "test", "origin": "a test", "gemm": {"type-0": Line(alpha=1e-3, beta=1e-9)},
+        "memory": {"type-0": Line(alpha=1e-4, beta=1e-8)},
+    }  # fmt: skip
+    return CostProfile(**(given | changes))
+
+
+@st.composite
+def any_costs(draw):
+    cluster = draw(clusters())
+    return draw(cost_models(cluster)), cluster.gpus[0]
+
+
+# Datasheet
+
+
+def test_a_large_gemm_takes_its_arithmetic():
+    cost = Datasheet(compute_efficiency=0.5, memory_efficiency=1.0, launch=0.0)
+    size = 100_000
+    assert cost.gemm(GPU, size, size, size, "bf16") == pytest.approx(2 * size**3 / 0.5e12, rel=1e-9)
+    assert cost.gemm(GPU, size, size, size, "fp32") == pytest.approx(2 * size**3 / 0.25e12, rel=1e-9)
+
+
+def test_a_thin_gemm_takes_its_memory_traffic():
+    cost = Datasheet(compute_efficiency=1.0, memory_efficiency=0.8, launch=0.0)
+    for dtype, width in (("bf16", 2), ("fp32", 4), ("fp8", 1)):
+        weights = 4096 * 8192
+        assert cost.gemm(GPU, 1, 8192, 4096, dtype) == pytest.approx((weights + 4096 + 8192) * width / 0.8e11, rel=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 10**6), st.integers(1, 10**4), st.integers(1, 10**4))
+def test_a_gemm_is_below_neither_roof_and_not_above_both(m, n, k):
+    cost = Datasheet()
+    arithmetic = 2 * m * n * k / (GPU.flops_fp16 * cost.compute_efficiency)
+    memory = 2 * (m * k + n * k + m * n) / (GPU.memory_bandwidth * cost.memory_efficiency)
+    assert cost.gemm(GPU, m, n, k, "fp16") == pytest.approx(max(arithmetic, memory) + cost.launch, rel=1e-9)
+
+
+def test_eight_bits_count_double_only_where_there_are_eight_bit_units():
+    with_units = GPU.model_copy(update={"flops_fp8": 2e12})
+    cost, size = Datasheet(launch=0.0), 100_000
+    once = cost.gemm(GPU, size, size, size, "fp16")
+    assert cost.gemm(with_units, size, size, size, "fp8") == pytest.approx(once / 2)
+    assert cost.gemm(GPU, size, size, size, "fp8") == pytest.approx(once)
+
+
+def test_sources_say_what_was_assumed():
+    assert "60% of peak" in Datasheet().source
+    assert "a test" in AlphaBeta(profile()).source
+    assert Datasheet(launch=1e-6).source != Datasheet().source
+
+
+# What holds for every source
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_costs())
+def test_no_work_takes_no_time_and_any_work_some(case):
+    cost, gpu = case
+    model = make_model(1, 8, 2)
+    for seconds in (cost.expert_ffn, cost.gate, cost.aggregate):
+        assert seconds(gpu, np.array([0.0]), model).tolist() == [0.0]
+        assert seconds(gpu, np.array([1.0]), model)[0] > 0
+    assert cost.memory_pass(gpu, np.array([0.0, 0.0])).tolist() == [0.0, 0.0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_costs(), st.lists(st.floats(0, 1e6), min_size=2, max_size=20))
+def test_more_tokens_never_take_less_time(case, tokens):
+    cost, gpu = case
+    tokens, model = np.sort(tokens), make_model(1, 8, 2)
+    for seconds in (cost.expert_ffn, cost.gate, cost.aggregate):
+        times = seconds(gpu, tokens, model)
+        assert np.all(np.diff(times) >= 0)
+        # Arrays are a convenience: each entry is on its own.
+        np.testing.assert_array_equal(times, [float(seconds(gpu, one, model)) for one in tokens])
+
+
+def test_a_gated_expert_has_a_third_matrix():
+    cost = AlphaBeta(profile(gemm={"type-0": Line(alpha=0, beta=1e-9)}))
+    gated, plain = (float(cost.expert_ffn(GPU, 10.0, make_model(1, 4, ffn_matrices=count))) for count in (3, 2))
+    assert gated == pytest.approx(1.5 * plain)
+    assert plain == pytest.approx(2 * 10 * 64 * 96 * 1e-9)
+
+
+# Fitted lines
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(0, 1e-2), st.floats(1e-12, 1e-6), st.lists(st.floats(1, 1e9), min_size=2, max_size=20, unique=True))
+def test_a_planted_line_is_recovered(alpha, beta, sizes):
+    sizes = np.array(sizes)
+    seconds = alpha + beta * sizes
+    line = fit_line(sizes, seconds)
+    np.testing.assert_allclose(line.seconds(sizes), seconds, rtol=1e-6)
+    assert line.error < 1e-6
+    if sizes.max() > 10 * sizes.min() and seconds.max() > 2 * seconds.min() and alpha > 1e-3 * seconds.max():
+        assert line.alpha == pytest.approx(alpha, rel=1e-3)
+        assert line.beta == pytest.approx(beta, rel=1e-3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seeds, st.integers(2, 20))
+def test_no_fit_is_negative_and_its_error_is_its_own(seed, count):
+    rng = np.random.default_rng(seed)
+    sizes = 10 ** rng.uniform(0, 9, count)
+    seconds = 10 ** rng.uniform(-6, 0, count)
+    line = fit_line(sizes, seconds)
+    assert line.alpha >= 0
+    assert line.beta >= 0
+    assert line.error == pytest.approx(np.mean(np.abs((line.alpha + line.beta * sizes) / seconds - 1)))
+
+    def squares(alpha, beta):
+        return np.sum(((alpha + beta * sizes) / seconds - 1) ** 2)
+
+    # No line nearby is better in relative squares.
+    best = squares(line.alpha, line.beta)
+    for step in (0.9, 1.1):
+        assert best <= squares(line.alpha * step, line.beta) * SLACK + 1e-12
+        assert best <= squares(line.alpha, line.beta * step) * SLACK + 1e-12
+
+
+def test_falling_times_have_no_negative_slope():
+    line = fit_line([1, 10, 100], [3.0, 2.0, 1.0])
+    assert line.beta == 0
+
+
+def test_one_size_is_no_line():
+    with pytest.raises(InputError, match="two different sizes"):
+        fit_line([5, 5], [1.0, 2.0])
+
+
+# α–β profiles
+
+
+def test_an_unknown_gpu_is_named_beside_the_known_ones():
+    cost = AlphaBeta(profile(gemm={"B": Line(alpha=0, beta=1), "A": Line(alpha=0, beta=1)}))
+    with pytest.raises(InputError, match=r"test has no times for type-0 \(it has A, B\); use the datasheet"):
+        cost.gemm(GPU, 1, 1, 1, "bf16")
+    with pytest.raises(InputError, match="no times for type-7"):
+        cost.memory_pass(make_gpu(7), 1.0)
+
+
+def test_a_gate_of_its_own_replaces_the_gemm_line():
+    model = make_model(1, 4)
+    plain, own = AlphaBeta(profile()), AlphaBeta(profile(gate={"type-0": Line(alpha=7.0, beta=0)}))
+    assert float(plain.gate(GPU, 10.0, model)) == pytest.approx(1e-3 + 10 * 4 * 64 * 1e-9)
+    assert float(own.gate(GPU, 10.0, model)) == 7.0
+    with pytest.raises(InputError, match="type-3"):
+        own.gate(make_gpu(3), 10.0, model)
+
+
+def test_a_measured_network_replaces_the_drawn_fabric_only():
+    cards = (make_gpu(), make_gpu())
+    cluster = Cluster(name="two", nodes=(Node(name="n", gpus=cards, link_bandwidth=5e6, link_latency=1e-5),))
+    drawn = AlphaBeta(profile()).network(cluster)
+    assert drawn.send.tolist() == Network.of(cluster).send.tolist() == [1e6, 1e6]
+    measured = AlphaBeta(profile(network=Line(alpha=2e-4, beta=1e-7))).network(cluster)
+    assert measured.send.tolist() == measured.receive.tolist() == pytest.approx([1e7, 1e7])
+    assert measured.latency == 2e-4
+    assert (measured.link.tolist(), measured.link_latency.tolist()) == ([5e6, 5e6], [1e-5, 1e-5])
+
+
+def test_lines_measured_in_a_crowd_are_put_back_to_one_rank_alone():
+    alone, crowded = (AlphaBeta(profile(ranks=ranks, cores=2)) for ranks in (2, 8))
+    assert float(crowded.memory_pass(GPU, 100.0)) == pytest.approx(float(alone.memory_pass(GPU, 100.0)) / 4)
+    assert AlphaBeta(profile(ranks=1, cores=8)).profile.alone == 1
+
+
+# Processor sharing
+
+
+def naive_sharing(work: np.ndarray, cores: int) -> list[float]:
+    """Ends of jobs that start together, while more of them than processors share those equally."""
+    left = {job: amount for job, amount in enumerate(work) if amount > 0}
+    ends, now = [0.0] * len(work), 0.0
+    while left:
+        speed = min(1.0, cores / len(left))
+        job = min(left, key=left.get)
+        step = left[job] / speed
+        now += step
+        least = left[job]
+        left = {other: amount - least for other, amount in left.items()}
+        for other in [other for other, amount in left.items() if amount <= 1e-15]:
+            ends[other] = now
+            del left[other]
+    return ends
+
+
+jobs = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 10.0), st.just(1.0)), min_size=1, max_size=9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(jobs, st.integers(1, 9))
+def test_shared_processors_equal_a_naive_simulation(work, cores):
+    work = np.array(work)
+    cost = AlphaBeta(profile(ranks=9, cores=cores))
+    together = cost.together(work)
+    np.testing.assert_allclose(together, naive_sharing(work, cores), rtol=1e-9, atol=1e-12)
+    assert np.all(together >= work * (1 - 1e-12))
+    # The processors are busy whenever they can be: with one, the last end is the sum of all work.
+    assert together.max() >= work.sum() / cores * (1 - 1e-12)
+    if cores == 1:
+        assert together.max() == pytest.approx(work.sum())
+    order = np.argsort(work)
+    assert np.all(np.diff(together[order]) >= -1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(jobs, jobs)
+def test_layers_share_nothing(first, second):
+    count = min(len(first), len(second))
+    both = np.array([first[:count], second[:count]])
+    cost = AlphaBeta(profile(ranks=9, cores=2))
+    np.testing.assert_array_equal(cost.together(both), [cost.together(both[0]), cost.together(both[1])])
+
+
+def test_processors_enough_for_all_change_nothing():
+    work = np.array([3.0, 1.0, 2.0])
+    assert AlphaBeta(profile(ranks=3, cores=3)).together(work).tolist() == work.tolist()
+    assert Datasheet().together(work).tolist() == work.tolist()

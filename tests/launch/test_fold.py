@@ -1,0 +1,133 @@
+"""A plan for many GPUs on fewer ranks."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.launch.fold import fold_plan, fold_trace, rank_of_gpu
+from engine.plan import Claim, Placement, Plan, Schedule, SendOrder
+from engine.result import Provenance, Status
+from engine.workload import RoutingTrace
+
+MODES = ("matched", "shared", "sequential", "concurrent")
+
+
+@st.composite
+def plans(draw) -> Plan:
+    gpus, experts, layers = draw(st.integers(1, 9)), draw(st.integers(1, 12)), draw(st.integers(1, 3))
+    homes = st.lists(st.sets(st.integers(0, gpus - 1), min_size=1, max_size=3), min_size=experts, max_size=experts)
+    rows = []
+    for _ in range(layers):
+        of_expert = draw(homes)
+        rows.append(tuple(tuple(e for e in range(experts) if gpu in of_expert[e]) for gpu in range(gpus)))
+    mode = draw(st.sampled_from(MODES))
+    pairs = st.tuples(st.integers(0, gpus - 1), st.integers(0, gpus - 1)).filter(lambda pair: pair[0] != pair[1])
+
+    def schedule() -> Schedule:
+        sends = draw(st.lists(st.tuples(pairs, st.floats(1, 1e6)), max_size=12)) if gpus > 1 else []
+        return Schedule(
+            src=tuple(src for (src, _), _ in sends),
+            dst=tuple(dst for (_, dst), _ in sends),
+            bytes=tuple(size for _, size in sends),
+            phase=tuple(index // 3 for index in range(len(sends))),
+            duration=(1.0,) * -(-len(sends) // 3),
+        )
+
+    scheduled = range(0 if mode == "concurrent" else layers)
+    return Plan(
+        name="plan",
+        placement=Placement(experts=experts, experts_of_gpu=tuple(rows), model_layers=tuple(range(layers))),
+        send_order=SendOrder(
+            mode=mode, dispatch=tuple(schedule() for _ in scheduled), combine=tuple(schedule() for _ in scheduled)
+        ),
+        provenance=Provenance(optimiser="test"),
+        claim=Claim(status=Status.FEASIBLE, objective=1, bound=0.5, scope="order"),
+    )
+
+
+@given(st.integers(1, 64).flatmap(lambda gpus: st.tuples(st.just(gpus), st.integers(1, gpus))))
+def test_ranks_are_blocks_of_neighbours_of_nearly_equal_size(sizes):
+    gpus, ranks = sizes
+    rank = rank_of_gpu(gpus, ranks)
+    assert (np.diff(rank) >= 0).all() and set(rank.tolist()) == set(range(ranks))
+    held = np.bincount(rank)
+    assert held.max() - held.min() <= 1
+
+
+@given(plans(), st.data())
+def test_a_rank_has_the_experts_and_the_sends_of_its_gpus_and_nothing_goes_to_itself(plan, data):
+    gpus = plan.placement.gpus
+    ranks = data.draw(st.integers(1, gpus))
+    rank = rank_of_gpu(gpus, ranks)
+    folded = fold_plan(plan, ranks)
+    # `model_copy` checks nothing, so the rules of a plan are checked here.
+    assert Plan.from_dict(folded.model_dump(), "folded plan") == folded
+    assert folded.placement.gpus == ranks and folded.placement.experts == plan.placement.experts
+    for before, after in zip(plan.placement.experts_of_gpu, folded.placement.experts_of_gpu, strict=True):
+        for one in range(ranks):
+            assert len(set(after[one])) == len(after[one])
+            assert set(after[one]) == {expert for gpu in np.flatnonzero(rank == one) for expert in before[gpu]}
+    both = (
+        (plan.send_order.dispatch, folded.send_order.dispatch),
+        (plan.send_order.combine, folded.send_order.combine),
+    )
+    assert folded.send_order.mode == plan.send_order.mode
+    for schedules, foldeds in both:
+        for before, after in zip(schedules, foldeds, strict=True):
+            assert all(src != dst for src, dst in zip(after.src, after.dst, strict=True))
+            sends = zip(before.src, before.dst, before.bytes, before.phase, strict=True)
+            kept = [(rank[s], rank[d], size, phase) for s, d, size, phase in sends if rank[s] != rank[d]]
+            assert list(zip(after.src, after.dst, after.bytes, after.phase, strict=True)) == kept
+            assert after.duration == before.duration
+
+
+@given(plans())
+def test_what_was_known_of_the_plan_is_not_taken_over(plan):
+    """The studio simulates a plan, which computes its shares, before it launches the plan on fewer ranks."""
+    known = plan.placement.share.shape, plan.placement.slots.shape, plan.id
+    folded = fold_plan(plan, 1)
+    fresh = Plan.from_dict(folded.model_dump(), "folded plan")
+    np.testing.assert_array_equal(folded.placement.share, fresh.placement.share)
+    np.testing.assert_array_equal(folded.placement.slots, fresh.placement.slots)
+    assert folded.id == fresh.id
+    assert known == (plan.placement.share.shape, plan.placement.slots.shape, plan.id)
+
+
+@given(plans())
+def test_as_many_ranks_as_gpus_change_nothing(plan):
+    assert fold_plan(plan, plan.placement.gpus) is plan
+
+
+def test_a_folded_plan_claims_nothing_and_names_its_parent():
+    row = ((0,), (1,), (2,), (3,))
+    plan = Plan(
+        name="plan",
+        placement=Placement(experts=4, experts_of_gpu=(row,), model_layers=(0,)),
+        send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test", inputs={"model": "x"}),
+        claim=Claim(status=Status.OPTIMAL, objective=1, bound=1, scope="order"),
+    )
+    folded = fold_plan(plan, 2)
+    assert folded.claim is None and folded.parent == plan.id and folded.id != plan.id
+    assert folded.provenance == plan.provenance
+    assert fold_plan(plan, 1).placement.experts_of_gpu == (((0, 1, 2, 3),),)
+
+
+@pytest.mark.parametrize("columns", ["nothing", "sequence", "source_rank"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_a_token_starts_on_the_rank_of_its_gpu(columns, ranks):
+    sequence = np.repeat(np.arange(20, dtype=np.int32), 3)
+    experts = np.zeros((60, 2, 1), dtype=np.int16)
+    trace = RoutingTrace(
+        "trace", experts, 4,
+        sequence if columns == "sequence" else None,
+        (sequence * 5 % 8).astype(np.int32) if columns == "source_rank" else None,
+    )  # fmt: skip
+    folded = fold_trace(trace, 8, ranks)
+    np.testing.assert_array_equal(folded.source_rank, rank_of_gpu(8, ranks)[trace.rank_of_token(8)])
+    np.testing.assert_array_equal(folded.experts, trace.experts)
+    assert folded.rank_of_token(ranks).max() < ranks
+    # The same copies leave the same GPUs, only that GPUs of one rank count together.
+    blocks = np.stack([trace.demand(8)[:, rank_of_gpu(8, ranks) == rank].sum(axis=1) for rank in range(ranks)], axis=1)
+    np.testing.assert_array_equal(folded.demand(ranks), blocks)

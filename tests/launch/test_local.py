@@ -1,0 +1,532 @@
+"""Launches on this machine: what is refused beforehand, what real ranks measure, and how every launch comes to an end."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from engine import store
+from engine.catalogue import cluster_presets
+from engine.cluster import Cluster
+from engine.communication.baselines import random_order
+from engine.communication.order import order
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.jobs import protocol, runner
+from engine.jobs.runner import Job, State
+from engine.launch import local
+from engine.launch.devices import Devices
+from engine.launch.spec import REPORT
+from engine.model import MoEModel
+from engine.plan import Placement, Plan, SendOrder
+from engine.problem import Problem
+from engine.result import Provenance, never
+from engine.systems.base import silent
+from engine.timeline import KINDS, NETWORK_KINDS, Timeline
+from engine.validate import check_plan
+from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+
+LAYERS, EXPERTS, K = 3, 8, 2
+MODEL = MoEModel(name="tiny", layers=LAYERS, experts=EXPERTS, experts_per_token=K, d_model=32, d_ff=64)
+BIG = MODEL.model_copy(update={"d_model": 256, "d_ff": 512})
+"""A model whose hundred passes take longer than any test waits."""
+HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
+MODES = ("matched", "shared", "sequential", "concurrent")
+
+
+def recording(tokens: int = 300, padding: float = 0.0) -> RoutingTrace:
+    """Skewed routing, every token's experts different; `padding` is the share of tokens without a choice."""
+    rng = np.random.default_rng(7)
+    keys = rng.random((tokens, LAYERS, EXPERTS)) ** (1 / np.arange(1, EXPERTS + 1))
+    experts = np.argsort(-keys, axis=-1)[:, :, :K].astype(np.int16)
+    experts[rng.random((tokens, LAYERS)) < padding] = -1
+    return RoutingTrace("made up", experts, EXPERTS)
+
+
+def placement(*slots: tuple[int, ...]) -> Placement:
+    """The same slots in every layer, one tuple a GPU."""
+    return Placement(experts=EXPERTS, experts_of_gpu=(slots,) * LAYERS, model_layers=tuple(range(LAYERS)))
+
+
+EVEN = placement((0, 1), (2, 3), (4, 5), (6, 7))
+UNEVEN = placement((0, 1, 2, 7), (3, 7), (4, 5), (6,))
+"""Slots 4, 2, 2 and 1; expert 7 has two homes."""
+
+
+def plan_for(trace: RoutingTrace, mode: str, where: Placement = EVEN, model: MoEModel = MODEL) -> Plan:
+    """A plan whose order was made for the traffic of `trace`."""
+    size = model.model_copy(update={"dtype": "fp32"}).bytes_per_token
+    traffic = trace.demand(where.gpus) @ where.share * size
+    rate = np.linspace(1e9, 2e9, where.gpus)
+
+    def scheduled(matrix: np.ndarray, seed: int):
+        if mode == "sequential":
+            return random_order(matrix, seed)
+        return order(matrix, rate, rate, mode).solution
+
+    schedules = [] if mode == "concurrent" else [(scheduled(m, 0), scheduled(m.T, 1)) for m in traffic]
+    send_order = SendOrder(mode=mode, dispatch=[one for one, _ in schedules], combine=[other for _, other in schedules])
+    return Plan(name=mode, placement=where, send_order=send_order, provenance=Provenance(optimiser="test"))
+
+
+def prepare(mode: str = "concurrent", ranks: int | None = 2, **more) -> local.Launch:
+    trace = more.pop("trace", None) or recording()
+    plan = more.pop("plan", None) or plan_for(trace, mode)
+    model, devices = more.pop("model", MODEL), more.pop("devices", HOST)
+    return local.prepare(plan, trace, model, devices, ranks, **{"repeats": 3} | more)
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Living processes that name the folder on their command line or in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            words = [*process.cmdline(), *process.environ().values()]
+            if process.pid != os.getpid() and any(str(folder) in word for word in words) and protocol.is_alive(process):
+                found.append(process)
+    return found
+
+
+def ranks_of(folder: Path) -> list[psutil.Process]:
+    """The living ranks of a launch: children of its torchrun."""
+    found = []
+    for process in processes_of(folder):
+        with contextlib.suppress(psutil.Error):
+            if "torch.distributed.run" in process.parent().cmdline():
+                found.append(process)
+    return found
+
+
+def until(condition: Callable, timeout: float = 30.0):
+    """Wait for a condition and return what it gave."""
+    deadline = time.monotonic() + timeout
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return answer
+
+
+# Before anything runs.
+
+
+def test_prepare_says_what_it_checked():
+    launch = prepare("matched", 2, tokens=100, repeats=4)
+    assert launch.ready and [check.name for check in launch.checks] == [
+        "Ranks",
+        "Backend",
+        "Memory",
+        "Tokens",
+        "Numbers",
+    ]
+    text = {check.name: check.text for check in launch.checks}
+    assert "4 GPUs" in text["Ranks"] and "2 ranks" in text["Ranks"]
+    assert "Gloo" in text["Backend"] and "100" in text["Tokens"] and "4 timed passes" in text["Tokens"]
+    assert "fp32" in text["Numbers"] and launch.spec.model.dtype == "fp32"
+    assert launch.trace.tokens == 100 and launch.spec.plan.placement.gpus == 2
+    assert launch.command(Path("x y; rm"))[-1] == "x y; rm"
+
+
+def test_as_many_tokens_as_the_budget_allows_and_never_more_than_there_are(monkeypatch):
+    assert prepare().trace.tokens == 300 and prepare(tokens=10**9).trace.tokens == 300
+    per_token = LAYERS * K * MODEL.ffn_flops_per_token
+    monkeypatch.setattr(local, "FLOP_BUDGET", 50.5 * per_token)
+    assert prepare().trace.tokens == 50 and prepare(tokens=200).trace.tokens == 200
+    monkeypatch.setattr(local, "FLOP_BUDGET", 0.0)
+    assert prepare(ranks=4).trace.tokens == 4
+
+
+def test_default_ranks():
+    assert prepare(ranks=None).spec.ranks == 4
+    nine = placement((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), ())
+    assert prepare(ranks=None, plan=plan_for(recording(), "concurrent", nine)).spec.ranks == 4
+
+
+def test_gpus_run_nccl_in_the_models_own_numbers():
+    gpus = Devices(gpus=("H200",) * 4, memory=(2.0**37,) * 4, cores=16, host_memory=1.0)
+    launch = prepare("matched", None, devices=gpus)
+    assert (launch.spec.backend, launch.spec.ranks, launch.spec.model.dtype, launch.ready) == ("nccl", 4, "bf16", True)
+    fp8 = prepare("matched", None, devices=gpus, model=MODEL.model_copy(update={"dtype": "fp8"}))
+    assert fp8.spec.model.dtype == "bf16"
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 5])
+def test_a_bad_number_of_ranks(ranks):
+    with pytest.raises(InputError, match=f"{ranks} ranks: choose between 1 and 4"):
+        prepare(ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("more", "part"),
+    [
+        ({"tokens": 0}, "token"),
+        ({"repeats": 0}, "passes"),
+        ({"repeats": 101}, "passes"),
+        ({"limit": 0.0}, "limit"),
+        ({"limit": -1.0}, "limit"),
+        ({"limit": float("nan")}, "limit"),
+    ],
+)
+def test_numbers_that_make_no_sense(more, part):
+    with pytest.raises(InputError, match=part):
+        prepare(**more)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [ExpertLoad("loads", np.ones((LAYERS, EXPERTS)), (0, 1, 2)), TrafficMatrix("bytes", np.ones((LAYERS, 8, 8)), 1.0)],
+    ids=["loads", "matrix"],
+)
+def test_what_has_no_tokens_is_refused(workload):
+    with pytest.raises(InputError, match=f"{workload.name} has no tokens to replay") as caught:
+        local.prepare(plan_for(recording(), "concurrent"), workload, MODEL, HOST, 2)
+    assert "\n" not in str(caught.value)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    trace = recording()
+    with pytest.raises(InputError, match="tiny does not fit the recording made up: the model has 4 MoE layers"):
+        prepare(model=MODEL.model_copy(update={"layers": 4}))
+    fewer = RoutingTrace("short", trace.experts[:, :2], EXPERTS)
+    with pytest.raises(InputError, match="8 experts in 3 layers, but the recording short has 8 in 2"):
+        prepare(trace=fewer, plan=plan_for(trace, "concurrent"), model=MODEL.model_copy(update={"layers": 2}))
+    foreign = replace(trace, source_rank=np.full(300, 6, np.int32))
+    with pytest.raises(InputError, match="source rank 6"):
+        prepare(trace=foreign, plan=plan_for(trace, "concurrent"))
+
+
+def test_too_little_memory_fails_the_check_and_the_launch(tmp_path):
+    launch = prepare(devices=replace(HOST, host_memory=100_000.0))
+    (failed,) = [check for check in launch.checks if not check.passed]
+    assert failed.name == "Memory" and "fewer" in failed.text and not launch.ready
+    with pytest.raises(InputError, match="pre-flight: memory"):
+        local.run(launch, tmp_path / "run", never, silent)
+    assert not (tmp_path / "run").exists()
+
+
+def test_replicas_and_tokens_need_memory():
+    def need(**more) -> float:
+        text = next(check.text for check in prepare(ranks=4, **more).checks if check.name == "Memory")
+        return float(re.search(r"[\d.]+", text)[0])
+
+    large = MoEModel(name="large", layers=3, experts=EXPERTS, experts_per_token=K, d_model=4096, d_ff=8192)
+    trace = recording()
+    everywhere = placement(*[tuple(range(EXPERTS))] * 4)
+    assert need(model=large, plan=plan_for(trace, "concurrent", everywhere)) > 2.5 * need(model=large)
+
+
+# Real ranks.
+
+
+def hold_together(launch: local.Launch, run: local.Run) -> None:
+    """What every finished launch has to show."""
+    ranks, repeats = launch.spec.ranks, launch.spec.repeats
+    assert 0 <= run.difference <= 1e-5
+    assert run.tokens == launch.trace.tokens and run.device == "CPU"
+    assert len(run.totals) == repeats and run.measured.total == sorted(run.totals)[repeats // 2]
+    assert run.profile.ranks == ranks and run.predicted.resources == run.measured.resources
+    for timeline in (run.predicted, run.measured):
+        events = timeline.events
+        assert (events["start"] >= 0).all() and (events["end"] >= events["start"]).all()
+        assert events["end"].max() == timeline.total and events["start"].min() == 0
+        assert events["kind"].notna().all() and events["stream"].notna().all()
+        at_work = {(row.kind, row.layer, row.resource) for row in events.itertuples()}
+        kinds = KINDS if ranks > 1 else tuple(kind for kind in KINDS if kind not in NETWORK_KINDS)
+        assert at_work == {(k, layer, rank) for k in kinds for layer in range(LAYERS) for rank in range(ranks)}
+    for before, after in (("gate", "dispatch"), ("dispatch", "ffn"), ("ffn", "combine"), ("combine", "aggregate")):
+        for layer in range(LAYERS):
+            one, other = (of(run.measured, kind, layer) for kind in (before, after))
+            assert not len(one) or not len(other) or one["end"].max() <= other["start"].min() + 1e-4
+
+
+def of(timeline: Timeline, kind: str, layer: int):
+    return timeline.events[(timeline.events["kind"] == kind) & (timeline.events["layer"] == layer)]
+
+
+def bytes_of(timeline: Timeline, kind: str, layer: int, ranks: int) -> np.ndarray:
+    """float64[src, dst] of one all-to-all."""
+    sent = np.zeros((ranks, ranks))
+    events = of(timeline, kind, layer)
+    np.add.at(sent, (events["resource"], events["peer"]), events["bytes"])
+    return sent
+
+
+def rows_of(launch: local.Launch) -> np.ndarray:
+    """int64[layer, src, dst] token copies between ranks, counted one by one; for plans without replicas."""
+    home = launch.spec.plan.placement.share.argmax(axis=2)
+    rows = np.zeros((LAYERS, launch.spec.ranks, launch.spec.ranks), dtype=int)
+    for token, layer, choice in np.argwhere(launch.trace.experts >= 0):
+        rows[layer, launch.trace.source_rank[token], home[layer, launch.trace.experts[token, layer, choice]]] += 1
+    return rows
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_ranks_compute_what_one_process_computes(tmp_path, mode):
+    launch = prepare(mode, 2)
+    told: list[tuple[float, str]] = []
+    run = local.run(launch, tmp_path / "run", never, lambda done, message, *more: told.append((done, message)))
+    hold_together(launch, run)
+    size = launch.spec.model.bytes_per_token
+    rows = rows_of(launch) * size
+    for layer in range(LAYERS):
+        remote = np.where(np.eye(2, dtype=bool), 0, rows[layer])
+        for timeline in (run.measured, run.predicted):
+            np.testing.assert_allclose(bytes_of(timeline, "dispatch", layer, 2), remote, rtol=1e-9)
+            np.testing.assert_allclose(bytes_of(timeline, "combine", layer, 2), remote.T, rtol=1e-9)
+    shares = [done for done, _ in told]
+    assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
+    assert told[0][1] == "measuring this machine" and any("pass 3 of 3, layer 3 of 3" in message for _, message in told)
+    assert not processes_of(tmp_path)
+
+
+def test_four_ranks_with_uneven_slots_a_replica_and_padding(tmp_path):
+    trace = recording(padding=0.2)
+    launch = prepare(ranks=4, trace=trace, plan=plan_for(trace, "shared", UNEVEN))
+    assert launch.spec.plan.placement is UNEVEN and UNEVEN.slots[0].tolist() == [4, 2, 2, 1]
+    run = local.run(launch, tmp_path / "run", never, silent)
+    hold_together(launch, run)
+    size = launch.spec.model.bytes_per_token
+    for layer in range(LAYERS):
+        for kind in NETWORK_KINDS:
+            measured, predicted = (bytes_of(one, kind, layer, 4) / size for one in (run.measured, run.predicted))
+            np.testing.assert_allclose(measured, np.rint(measured), atol=1e-9)
+            # The copies of expert 7 divide over its two homes, ranks 0 and 1: in half, or in whole rows.
+            assert np.abs(measured - predicted).max() <= 0.5 + 1e-6
+            to_host, planned = (measured, predicted) if kind == "dispatch" else (measured.T, predicted.T)
+            np.testing.assert_allclose(to_host[:, 2:], planned[:, 2:], rtol=1e-9)
+
+
+def test_one_rank_has_no_network_and_a_launch_writes_into_its_folder_only(tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    launch = prepare("matched", 1, repeats=1)
+    run = local.run(launch, tmp_path / "run", never, silent)
+    hold_together(launch, run)
+    assert not list((tmp_path / "temporary").iterdir())
+    assert run.profile.network is None
+
+
+@pytest.mark.parametrize("difference", [1e-3, float("nan"), float("inf")])
+def test_an_output_that_differs_makes_the_run_invalid(tmp_path, monkeypatch, difference):
+    def ranks_of_a_wrong_kernel(launch, folder, stop, report) -> None:
+        (folder / REPORT).write_text(json.dumps({"difference": difference, "device": "CPU"}))
+
+    monkeypatch.setattr(local, "_torchrun", ranks_of_a_wrong_kernel)
+    with pytest.raises(InputError, match="differs from the unplanned one"):
+        local.run(prepare(), tmp_path / "run", never, silent)
+
+
+# How a launch ends when it does not finish.
+
+
+@dataclass
+class Running:
+    """A launch that runs in a thread."""
+
+    folder: Path
+    messages: list[str]
+    asked: threading.Event
+    thread: threading.Thread
+    error: list[Exception]
+
+    def join(self, timeout: float) -> str:
+        """The message with which the launch ended, at most `timeout` seconds from now."""
+        self.thread.join(timeout)
+        assert not self.thread.is_alive(), "the launch goes on"
+        return str(self.error[0])
+
+
+@pytest.fixture
+def begin(tmp_path) -> Iterator[Callable[..., Running]]:
+    """Starts a launch that would take minutes; what still runs at the end of the test is ended."""
+    folder = tmp_path / "run"
+    asked = threading.Event()
+
+    def start(limit: float = 120.0) -> Running:
+        trace = recording(4000)
+        launch = prepare(trace=trace, plan=plan_for(trace, "matched", model=BIG), model=BIG, repeats=100, limit=limit)
+        messages: list[str] = []
+        error: list[Exception] = []
+
+        def work() -> None:
+            try:
+                local.run(launch, folder, asked.is_set, lambda done, message, *more: messages.append(message))
+            except InputError as fault:
+                error.append(fault)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return Running(folder, messages, asked, thread, error)
+
+    yield start
+    asked.set()
+    deadline = time.monotonic() + 3
+    while processes_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in processes_of(folder):
+        process.kill()
+
+
+MOMENTS = {
+    "torchrun starts": lambda running: processes_of(running.folder),
+    "ranks start": lambda running: len(ranks_of(running.folder)) == 2,
+    "ranks run": lambda running: any(message.startswith("warm-up") for message in running.messages),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+def test_a_stop_ends_everything_within_two_seconds(begin, moment):
+    running = begin()
+    until(lambda: moment(running))
+    asked = time.monotonic()
+    running.asked.set()
+    assert "stopped" in running.join(2.0)
+    until(lambda: not processes_of(running.folder), asked + 2.0 - time.monotonic())
+
+
+def test_the_time_limit_ends_the_launch(begin):
+    started = time.monotonic()
+    running = begin(limit=1.5)
+    assert "not finished after 1.5 s" in running.join(10)
+    assert time.monotonic() - started < 5
+    until(lambda: not processes_of(running.folder), 1)
+
+
+def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin):
+    running = begin()
+    until(lambda: MOMENTS["ranks run"](running))
+    first, second = ranks_of(running.folder)
+    second.kill()
+    assert "exit code 1" in running.join(5.0)
+    until(lambda: not processes_of(running.folder), 1)
+    assert not protocol.is_alive(first)
+
+
+def test_ranks_do_not_outlive_a_torchrun_that_is_killed(begin):
+    running = begin()
+    until(lambda: len(ranks_of(running.folder)) == 2)
+    ranks_of(running.folder)[0].parent().kill()
+    assert "exit code -9" in running.join(5.0)
+    until(lambda: not processes_of(running.folder), 2)
+
+
+# As jobs.
+
+
+@pytest.fixture
+def start_job(own_data_folder) -> Iterator[Callable[..., Job]]:
+    """Starts jobs in the data folder; whatever still runs at the end of the test is killed."""
+    started: list[Job] = []
+
+    def start(kind: str, arguments: dict) -> Job:
+        started.append(runner.start(kind, arguments, own_data_folder))
+        return started[-1]
+
+    yield start
+    for job in started:
+        runner.cancel(job, grace=0)
+        assert runner.wait(job, 5).finished
+
+
+def launch_arguments(model: MoEModel, **more) -> dict:
+    trace = recording(300 if model is MODEL else 4000)
+    plan = plan_for(trace, "matched", model=model)
+    return {
+        "workload": store.save_workload(trace), "model": model.model_dump(mode="json"),
+        "plan": plan.model_dump(mode="json", exclude_none=True), "ranks": 2, **more,
+    }  # fmt: skip
+
+
+def test_a_launch_job_is_done_and_its_result_can_be_read(start_job):
+    job = start_job("launch", launch_arguments(MODEL, tokens=200, repeats=2))
+    assert runner.wait(job, 60) is State.DONE, job.log_tail()
+    result = job.result
+    assert result["tokens"] == 200 and result["difference"] < 1e-5 and len(result["pass_seconds"]) == 2
+    assert result["by_kind"]["kind"] == list(KINDS)
+    measured = Timeline.from_dict(result["measured"])
+    assert measured.total == result["measured_seconds"] and measured.resources == ("rank 0", "rank 1")
+    assert sum(result["by_kind"]["measured"]) + result["waiting_seconds"] == pytest.approx(measured.total)
+    assert job.history[-1].done >= job.history[0].done and not processes_of(job.folder)
+
+
+def test_a_cancelled_launch_job_ends_within_two_seconds(start_job):
+    job = start_job("launch", launch_arguments(BIG, repeats=100))
+    until(lambda: job.progress and job.progress.message.startswith("warm-up"))
+    assert len(processes_of(job.folder)) >= 4
+    asked = time.monotonic()
+    runner.cancel(job)
+    assert runner.wait(job, 2.0) is State.CANCELLED
+    until(lambda: not processes_of(job.folder), asked + 2.0 - time.monotonic())
+    assert job.error is None
+
+
+def test_a_launch_job_whose_worker_is_killed_has_failed_and_leaves_nobody(start_job):
+    job = start_job("launch", launch_arguments(BIG, repeats=100))
+    until(lambda: len(ranks_of(job.folder)) == 2)
+    os.kill(protocol.living_worker(job.folder).pid, signal.SIGKILL)
+    assert runner.wait(job, 5.0) is State.FAILED
+    assert job.error == "the worker was killed by signal 9"
+    until(lambda: not processes_of(job.folder), 2)
+
+
+def test_a_polite_signal_from_outside_cancels_a_launch_job(start_job):
+    job = start_job("launch", launch_arguments(BIG, repeats=100))
+    until(lambda: len(ranks_of(job.folder)) == 2)
+    protocol.living_worker(job.folder).terminate()
+    assert runner.wait(job, 3.0) is State.CANCELLED and job.error is None
+    until(lambda: not processes_of(job.folder), 1)
+
+
+def optimise_arguments(trace: RoutingTrace, model: MoEModel, cluster: Cluster, systems: list[dict]) -> dict:
+    return {
+        "workload": store.save_workload(trace), "model": model.model_dump(mode="json"),
+        "cluster": cluster.model_dump(mode="json"), "systems": systems,
+    }  # fmt: skip
+
+
+def test_an_optimise_job_ends_with_a_candidate_of_every_system(start_job):
+    cluster, trace = cluster_presets()["mixed-8"].cluster, recording()
+    systems = [{"name": "linear"}, {"name": "aurora", "options": {"time_limit": 0.3, "order": "matched"}}]
+    job = start_job("optimise", optimise_arguments(trace, MODEL, cluster, systems))
+    assert runner.wait(job, 30) is State.DONE, job.log_tail()
+    candidates = job.result["candidates"]
+    assert [one["plan"]["provenance"]["optimiser"] for one in candidates] == ["linear", "aurora"]
+    problem = Problem(trace, cluster, MODEL, Datasheet())
+    for one in candidates:
+        plan = Plan.from_dict(one["plan"], "candidate")
+        assert one["metrics"]["total"] == pytest.approx(check_plan(plan, problem), rel=1e-6)
+        assert one["metrics"]["bound"] <= one["metrics"]["total"] * (1 + 1e-9)
+    assert candidates[1]["metrics"]["total"] <= candidates[0]["metrics"]["total"]
+
+
+def test_an_optimise_job_that_is_cancelled_halfway_stops_within_two_seconds_and_keeps_its_best(start_job):
+    layers, experts = 26, 64
+    rng = np.random.default_rng(2)
+    chosen = np.argsort(rng.random((4000, layers, experts)) ** np.linspace(0.5, 3, experts), axis=-1)[:, :, :6]
+    trace = RoutingTrace("many", chosen.astype(np.int16), experts)
+    model = MoEModel(name="many", layers=layers, experts=experts, experts_per_token=6, d_model=256, d_ff=512)
+    cluster = cluster_presets()["mixed-8"].cluster
+    systems = [{"name": "linear"}, {"name": "aurora", "options": {"time_limit": 1000.0}}]
+    job = start_job("optimise", optimise_arguments(trace, model, cluster, systems))
+    until(lambda: job.progress and "placing layer 2" in job.progress.message)
+    asked = time.monotonic()
+    runner.cancel(job)
+    assert runner.wait(job, 2.0) is State.CANCELLED
+    assert time.monotonic() - asked < 2.0
+    linear, aurora = job.result["candidates"]
+    assert aurora["status"] == "CANCELLED"
+    problem = Problem(trace, cluster, model, Datasheet())
+    for one in (linear, aurora):
+        plan = Plan.from_dict(one["plan"], "candidate")
+        assert one["metrics"]["total"] == pytest.approx(check_plan(plan, problem), rel=1e-6)
+        assert one["metrics"]["bound"] <= one["metrics"]["total"]
+    assert job.error is None and not processes_of(job.folder)

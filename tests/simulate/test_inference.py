@@ -1,0 +1,241 @@
+"""Simulated inference: sums, barriers, the check that recomputes them, and the figures read off a timeline."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.communication.baselines import random_order
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.plan import Plan, Schedule, SendOrder
+from engine.problem import Problem
+from engine.result import Provenance
+from engine.simulate.inference import bound_of_layers, bound_of_placement, simulate
+from engine.simulate.metrics import metrics
+from engine.systems import SYSTEMS, run
+from engine.systems.aurora import phased_order
+from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline, balancedness
+from engine.validate import IllegalError, check_plan
+from engine.workload import RoutingTrace
+from tests.strategies import clusters, make_model, placements, problems
+
+EXACT = 1e-9
+STEPS = ("gate", "dispatch", "ffn", "combine", "aggregate")
+
+
+def plan_of(problem: Problem, placement, mode: str) -> Plan:
+    """A plan with an exact, a plain or a random one-by-one order."""
+    if mode == "sequential":
+        traffic = problem.traffic(placement)
+        dispatch = tuple(random_order(matrix, 2 * layer) for layer, matrix in enumerate(traffic))
+        combine = tuple(random_order(matrix.T, 2 * layer + 1) for layer, matrix in enumerate(traffic))
+        order = SendOrder(mode=mode, dispatch=dispatch, combine=combine)
+    else:
+        order = phased_order(placement, problem, mode, lambda: False)
+    return Plan(name="test", placement=placement, send_order=order, provenance=Provenance(optimiser="test"))
+
+
+@st.composite
+def planned(draw, modes=("matched", "shared", "sequential", "concurrent"), **options):
+    problem = draw(problems(**options))
+    sizes = (problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus))
+    return plan_of(problem, draw(placements(*sizes)), draw(st.sampled_from(modes))), problem
+
+
+def timeline_of(*events: tuple) -> Timeline:
+    """Two GPUs; events (gpu, stream, start, end, kind, layer, peer)."""
+    frame = pd.DataFrame([(*event, 1.0) for event in events], columns=list(COLUMNS))
+    frame["stream"] = pd.Categorical(frame["stream"], categories=list(STREAMS))
+    frame["kind"] = pd.Categorical(frame["kind"], categories=list(KINDS))
+    return Timeline(frame, ("GPU 0", "GPU 1"), "measured", "by hand")
+
+
+@settings(max_examples=250, deadline=None)
+@given(planned())
+def test_check_plan_agrees_with_the_simulation(case):
+    plan, problem = case
+    assert check_plan(plan, problem) == pytest.approx(simulate(plan, problem).total, rel=EXACT)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@settings(max_examples=40, deadline=None)
+@given(problems())
+def test_check_plan_agrees_for_every_system(name, problem):
+    options = {"time_limit": 1.0} if "time_limit" in {option.name for option in SYSTEMS[name].options} else {}
+    result = run(SYSTEMS[name], problem, options).result
+    assert result.objective == simulate(result.solution, problem).total
+    assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=EXACT)
+
+
+@settings(max_examples=150, deadline=None)
+@given(planned())
+def test_steps_follow_one_another_and_add_up(case):
+    plan, problem = case
+    timeline = simulate(plan, problem)
+    events = timeline.events
+    assert np.all(events["end"] >= events["start"])
+    now = total = 0.0
+    for layer in range(problem.workload.layers):
+        for kind in STEPS:
+            step = events[(events["layer"] == layer) & (events["kind"] == kind)]
+            if len(step):
+                assert step["start"].min() == pytest.approx(now, rel=EXACT, abs=1e-15)
+                total += step["end"].max() - step["start"].min()
+                now = step["end"].max()
+    assert timeline.total == pytest.approx(total, rel=EXACT) == sum(timeline.seconds_of_kind().values())
+    assert timeline.total >= bound_of_placement(plan.placement, problem) * (1 - 1e-7)
+
+
+@settings(max_examples=150, deadline=None)
+@given(planned())
+def test_network_lanes_show_the_all_to_alls(case):
+    plan, problem = case
+    timeline = simulate(plan, problem)
+    traffic = problem.traffic(plan.placement)
+    sends = timeline.events[timeline.events["stream"] == "network"]
+    for layer, matrix in enumerate(traffic):
+        for kind, wanted in (("dispatch", matrix), ("combine", matrix.T)):
+            step = sends[(sends["layer"] == layer) & (sends["kind"] == kind)]
+            moved = np.zeros_like(wanted)
+            np.add.at(moved, (step["resource"].to_numpy(int), step["peer"].to_numpy(int)), step["bytes"].to_numpy())
+            np.testing.assert_allclose(moved, wanted * (1 - np.eye(len(wanted))), rtol=EXACT)
+
+
+@settings(max_examples=100, deadline=None)
+@given(planned(modes=("shared",), linked=False, symmetric=True))
+def test_a_shared_order_without_links_meets_the_bound_of_its_placement(case):
+    plan, problem = case
+    assert simulate(plan, problem).total == pytest.approx(bound_of_placement(plan.placement, problem), rel=EXACT)
+
+
+@settings(max_examples=100, deadline=None)
+@given(planned(linked=False))
+def test_bound_is_the_busiest_port_beside_the_slowest_computation(case):
+    plan, problem = case
+    network, events = problem.network, simulate(plan, problem).events
+    for layer, (bound, traffic) in enumerate(
+        zip(bound_of_layers(plan.placement, problem), problem.traffic(plan.placement), strict=True)
+    ):
+        steps = events[(events["layer"] == layer) & (events["stream"] == "compute")]
+        wanted = sum(step["end"].max() - step["start"].min() for _, step in steps.groupby("kind", observed=True))
+        leaving = traffic * (1 - np.eye(network.gpus))
+        for matrix in (leaving, leaving.T):
+            ports = [*(matrix.sum(axis=1) / network.send), *(matrix.sum(axis=0) / network.receive)]
+            wanted += max(ports) + (network.latency if matrix.any() else 0.0)
+        assert bound == pytest.approx(wanted, rel=EXACT)
+
+
+@settings(max_examples=100, deadline=None)
+@given(planned())
+def test_metrics_are_shares_and_fit_together(case):
+    plan, problem = case
+    timeline = simulate(plan, problem)
+    figures = metrics(plan, problem, timeline)
+    assert figures.order_bound <= figures.total * (1 + 1e-7)
+    for share in (figures.utilisation, figures.overlap, figures.balancedness, figures.kept_local):
+        assert -EXACT <= share <= 1 + EXACT
+    network = figures.seconds["dispatch"] + figures.seconds["combine"]
+    assert figures.exposed_communication == pytest.approx(network, rel=1e-7, abs=1e-15)  # barriers hide nothing
+    assert figures.bound is None  # the plan claims nothing
+    json.dumps(figures.to_dict())
+
+
+@settings(max_examples=60, deadline=None)
+@given(planned())
+def test_timelines_survive_json(case):
+    timeline = simulate(*case)
+    again = Timeline.from_dict(json.loads(json.dumps(timeline.to_dict())))
+    pd.testing.assert_frame_equal(again.events, timeline.events, check_dtype=len(timeline.events) > 0)
+    assert (again.resources, again.source, again.cost_source) == (
+        timeline.resources, timeline.source, timeline.cost_source,
+    )  # fmt: skip
+
+
+def test_exposed_communication_is_what_no_computation_covers():
+    timeline = timeline_of(
+        (0, "compute", 0.0, 2.0, "gate", 0, -1),
+        (0, "network", 1.0, 4.0, "dispatch", 0, 1),
+        (1, "compute", 3.0, 3.5, "ffn", 0, -1),
+        (1, "network", 3.5, 5.0, "combine", 0, 0),
+    )
+    assert timeline.total == 5
+    assert timeline.exposed_communication() == pytest.approx(2.5)  # 2 … 3 and 3.5 … 5
+    assert timeline.overlap == pytest.approx(1 - 2.5 / 4)
+    assert timeline.utilisation == pytest.approx((2 + 0.5) / 2 / 5)
+    assert timeline.busy("network").tolist() == pytest.approx([4, 4])  # a send occupies both of its ends
+    assert timeline.seconds_of_kind() == pytest.approx(
+        {"gate": 2, "ffn": 0.5, "aggregate": 0, "dispatch": 3, "combine": 1.5}
+    )
+
+
+def test_overlapping_events_of_a_lane_count_once():
+    timeline = timeline_of(
+        (0, "compute", 0.0, 4.0, "ffn", 0, -1),
+        (0, "compute", 1.0, 2.0, "ffn", 0, -1),
+        (0, "compute", 3.0, 6.0, "ffn", 0, -1),
+        (0, "compute", 8.0, 10.0, "ffn", 0, -1),
+    )
+    assert timeline.busy("compute").tolist() == [8, 0]
+    assert timeline.utilisation == pytest.approx(0.4)
+    assert timeline.overlap == timeline.exposed_communication() == 0
+
+
+def test_an_empty_timeline_has_figures():
+    timeline = timeline_of()
+    assert (timeline.total, timeline.utilisation, timeline.overlap) == (0, 0, 0)
+    assert set(timeline.seconds_of_kind().values()) == {0}
+
+
+@settings(max_examples=40, deadline=None)
+@given(clusters())
+def test_a_workload_without_tokens_takes_no_time(cluster):
+    trace = RoutingTrace("padding", np.full((3, 2, 1), -1, dtype=np.int16), 4)
+    problem = Problem(trace, cluster, make_model(2, 4), Datasheet())
+    for system in SYSTEMS.values():
+        result = run(system, problem).result
+        assert result.objective == check_plan(result.solution, problem) == 0
+
+
+def test_balancedness_is_mean_over_largest():
+    load = np.array([[1.0, 3.0], [2.0, 2.0], [0.0, 0.0], [0.0, 5.0]])
+    assert balancedness(load).tolist() == pytest.approx([2 / 3, 1, 1, 0.5])
+
+
+@settings(max_examples=60, deadline=None)
+@given(planned(modes=("matched", "shared"), least=3))
+def test_check_plan_sees_a_send_that_is_missing(case):
+    plan, problem = case
+    dispatch = plan.send_order.dispatch
+    layer = max(range(len(dispatch)), key=lambda index: len(dispatch[index].src))
+    whole = dispatch[layer]
+    if not whole.src:
+        return
+    largest = int(np.argmax(whole.bytes))
+
+    def without(column: tuple) -> tuple:
+        return column[:largest] + column[largest + 1 :]
+
+    columns = {name: without(getattr(whole, name)) for name in ("src", "dst", "bytes", "phase")}
+    cut = (*dispatch[:layer], Schedule(duration=whole.duration, **columns), *dispatch[layer + 1 :])
+    order = plan.send_order.model_copy(update={"dispatch": cut})
+    with pytest.raises(IllegalError, match="instead of"):
+        check_plan(plan.model_copy(update={"send_order": order}), problem)
+
+
+@settings(max_examples=30, deadline=None)
+@given(planned(modes=("concurrent",)))
+def test_a_plan_for_other_sizes_is_refused(case):
+    plan, problem = case
+    sizes = (problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus))
+    for place, what in enumerate(("MoE layers", "experts", "GPUs")):
+        layers, experts, gpus = (size + (place == index) for index, size in enumerate(sizes))
+        rows = [[[*range(experts)], *[[]] * (gpus - 1)]] * layers
+        other = plan.placement.model_validate(
+            {"experts": experts, "experts_of_gpu": rows, "model_layers": range(layers)}
+        )
+        with pytest.raises(InputError, match=f"for {sizes[place] + 1} {what}, but there are {sizes[place]}"):
+            simulate(plan.model_copy(update={"placement": other}), problem)

@@ -1,0 +1,452 @@
+"""The systems as recipes: bounds against every placement and order, options, stops, memory, and real recordings."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from engine.cluster import Cluster, Node
+from engine.communication.baselines import shortest_first
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.plan import Placement, Plan, Schedule, SendOrder
+from engine.problem import MEMORY_SHARE, Problem
+from engine.result import Provenance, Status
+from engine.simulate.inference import bound_of_placement, simulate
+from engine.simulate.metrics import metrics
+from engine.systems import SYSTEMS, Option, run
+from engine.systems.aurora import instance_of_layer, phased_order, slots_of_gpu, spread_evenly, to_placement
+from engine.validate import check_assignment, check_plan
+from engine.workload import RoutingTrace
+from tests.strategies import make_gpu, make_model, problems, seeds
+
+ROUND_OFF = 1 + 1e-9
+SHORT = {"time_limit": 1.0}
+ROOT = Path(__file__).resolve().parents[2]
+RECORDING = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
+SAMPLE_CLUSTER = ROOT / "sample_traces" / "mixed-8.json"
+
+
+def outcome_of(name: str, problem: Problem, **options):
+    known = {option.name for option in SYSTEMS[name].options}
+    return run(SYSTEMS[name], problem, {key: value for key, value in (SHORT | options).items() if key in known})
+
+
+def solve(name: str, problem: Problem, **options):
+    return outcome_of(name, problem, **options).result
+
+
+def plan_of(placement: Placement, order: SendOrder) -> Plan:
+    return Plan(name="test", placement=placement, send_order=order, provenance=Provenance(optimiser="test"))
+
+
+def every_placement(problem: Problem, slots: np.ndarray) -> Iterator[Placement]:
+    """All placements without replicas of a problem with one layer that respect the slots."""
+    gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
+    for row in product(range(gpus), repeat=experts):
+        if np.all(np.bincount(row, minlength=gpus) <= slots):
+            yield to_placement(np.array([row]), problem)
+
+
+def every_order(placement: Placement, problem: Problem) -> Iterator[SendOrder]:
+    """The exact and the plain orders, shortest first, and with one expert to a GPU every sequence of every sender."""
+    for mode in ("matched", "shared", "concurrent"):
+        yield phased_order(placement, problem, mode, lambda: False)
+    (traffic,) = problem.traffic(placement)
+    yield SendOrder(mode="sequential", dispatch=(shortest_first(traffic),), combine=(shortest_first(traffic.T),))
+    if problem.workload.num_experts <= len(traffic):
+        peers = [[peer for peer in range(len(traffic)) if peer != gpu] for gpu in range(len(traffic))]
+        for sequences in product(*(permutations(row) for row in peers)):
+            dispatch, combine = (in_sequence(matrix, sequences) for matrix in (traffic, traffic.T))
+            yield SendOrder(mode="sequential", dispatch=(dispatch,), combine=(combine,))
+
+
+def in_sequence(traffic: np.ndarray, sequences: tuple[tuple[int, ...], ...]) -> Schedule:
+    """Every sender serves its peers in the given sequence."""
+    pairs = [(src, dst) for src, peers in enumerate(sequences) for dst in peers if traffic[src, dst] > 0]
+    src, dst = zip(*pairs, strict=True) if pairs else ((), ())
+    return Schedule(src=src, dst=dst, bytes=tuple(traffic[pair] for pair in pairs), phase=(0,) * len(pairs))
+
+
+def best_of_all(problem: Problem, slots: np.ndarray) -> float:
+    """Seconds of the best placement with the best of all orders."""
+    return min(
+        simulate(plan_of(placement, order), problem).total
+        for placement in every_placement(problem, slots)
+        for order in every_order(placement, problem)
+    )
+
+
+def big_problem(layers: int = 6, gpus: int = 16, experts: int = 64, tokens: int = 4000, seed: int = 0) -> Problem:
+    """Enough work to be stopped in the middle of: mixed GPUs with several experts each."""
+    rng = np.random.default_rng(seed)
+    rates = rng.choice([1e6, 8e5, 5e5, 4e5], gpus)
+    cards = tuple(make_gpu(kind, rate, flops=2e3 * rate) for kind, rate in enumerate(rates))
+    cluster = Cluster(name="large", nodes=(Node(name="all", gpus=cards),))
+    popularity = rng.dirichlet(np.full(experts, 0.5), layers)
+    keys = rng.gumbel(size=(tokens, layers, experts)) + np.log(popularity + 1e-9)
+    trace = RoutingTrace("large", np.argsort(-keys, axis=2)[:, :, :2].astype(np.int16), experts)
+    return Problem(trace, cluster, make_model(layers, experts, 2), Datasheet())
+
+
+def with_memory(problem: Problem, slots: list[int]) -> Problem:
+    """The same problem with GPUs whose memory holds just so many experts of every layer."""
+    per_slot = problem.model.bytes_per_expert * problem.workload.layers / MEMORY_SHARE
+    gpus = iter(slots)
+    nodes = tuple(
+        node.model_copy(
+            update={
+                "gpus": tuple(gpu.model_copy(update={"memory": (next(gpus) + 0.5) * per_slot}) for gpu in node.gpus)
+            }
+        )
+        for node in problem.cluster.nodes
+    )
+    return Problem(problem.workload, problem.cluster.model_copy(update={"nodes": nodes}), problem.model, problem.cost)
+
+
+def small_problem(gpus: int = 3, experts: int = 6, layers: int = 2, seed: int = 1, **gpu_options) -> Problem:
+    rng = np.random.default_rng(seed)
+    cards = tuple(make_gpu(kind, send, **gpu_options) for kind, send in enumerate(np.linspace(1e6, 5e5, gpus)))
+    cluster = Cluster(name="small", nodes=(Node(name="all", gpus=cards),))
+    trace = RoutingTrace("small", rng.integers(0, experts, (60, layers, 1)).astype(np.int16), experts)
+    return Problem(trace, cluster, make_model(layers, experts), Datasheet())
+
+
+# Bounds and objectives
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@settings(max_examples=40, deadline=None)
+@given(problem=problems())
+def test_bound_is_not_above_the_objective_and_the_claim_repeats_both(name, problem):
+    result = solve(name, problem)
+    assert 0 <= result.bound <= result.objective * ROUND_OFF
+    assert result.solution.claim.bound == result.bound
+    assert result.solution.claim.objective == result.objective
+    assert (result.status is Status.OPTIMAL) == (result.objective <= result.bound * ROUND_OFF)
+    figures = metrics(result.solution, problem, simulate(result.solution, problem))
+    assert figures.bound == result.bound
+    if result.solution.claim.scope == "order":
+        assert result.bound == pytest.approx(min(figures.order_bound, figures.total), rel=1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(layers=(1, 1), least=1, most=2, experts=(1, 4)))
+def test_bound_holds_against_everything_on_two_gpus(problem):
+    check_bound_against_everything(problem)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(layers=(1, 1), least=3, most=3, experts=(2, 4)))
+def test_bound_holds_against_everything_on_three_gpus(problem):
+    check_bound_against_everything(problem)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(layers=(1, 1), least=2, most=3, experts=(2, 4)), seeds)
+def test_bound_holds_against_everything_with_uneven_slots(problem, seed):
+    gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
+    slots = np.random.default_rng(seed).multinomial(experts + 1, np.full(gpus, 1 / gpus))
+    problem = with_memory(problem, slots.tolist())
+    result = solve("aurora", problem, slots="uneven")
+    assert np.all(result.solution.placement.slots <= slots)
+    assert result.bound <= best_of_all(problem, slots) * ROUND_OFF
+
+
+def check_bound_against_everything(problem: Problem) -> None:
+    slots = np.full(len(problem.cluster.gpus), -(-problem.workload.num_experts // len(problem.cluster.gpus)))
+    result = solve("aurora", problem)
+    best = best_of_all(problem, slots)
+    assert result.bound <= best * ROUND_OFF
+    if result.status is Status.OPTIMAL:
+        event("claims to be optimal")
+        assert result.objective <= best * ROUND_OFF
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(layers=(1, 2)), seeds)
+def test_bound_holds_against_random_placements(problem, seed):
+    gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
+    bound = solve("aurora", problem).bound
+    rng = np.random.default_rng(seed)
+    slots = np.repeat(np.arange(gpus), -(-experts // gpus))
+    for _ in range(10):
+        rows = [rng.permutation(slots)[:experts] for _ in range(problem.workload.layers)]
+        placement = to_placement(np.array(rows), problem)
+        for mode in ("matched", "shared", "concurrent"):
+            order = phased_order(placement, problem, mode, lambda: False)
+            assert bound <= simulate(plan_of(placement, order), problem).total * ROUND_OFF
+
+
+@settings(max_examples=50, deadline=None)
+@given(problems(linked=False, symmetric=True), seeds)
+def test_aurora_is_never_worse_where_its_objective_is_the_whole_truth(problem, seed):
+    """Without start-up times, links and shared processors, and with GPUs that send as fast as they receive, the
+    objective of the placement is the time of the best order: whoever is proven optimal there cannot be beaten."""
+    problem = without_latency(problem)
+    together = problem.cost.together(np.ones(len(problem.cluster.gpus)))
+    assume(np.all(together == 1))
+    outcome = outcome_of("aurora", problem)
+    layers = problem.workload.layers
+    assume(f"in {layers} of {layers} layers" in outcome.notes["placement"])
+    for name in SYSTEMS.keys() - {"aurora"}:
+        assert outcome.result.objective <= solve(name, problem, seed=seed % 2**31).objective * (1 + 2e-6)
+    assert outcome.result.objective <= outcome.result.bound * (1 + 2e-6)
+
+
+def without_latency(problem: Problem) -> Problem:
+    """The same problem with no start-up times on the network."""
+    cost, profile = problem.cost, getattr(problem.cost, "profile", None)
+    if profile and profile.network:
+        line = profile.network.model_copy(update={"alpha": 0.0})
+        cost = replace(cost, profile=profile.model_copy(update={"network": line}))
+    cluster = problem.cluster.model_copy(update={"latency": 0.0})
+    return Problem(problem.workload, cluster, problem.model, cost)
+
+
+@settings(max_examples=80, deadline=None)
+@given(problems(linked=False, symmetric=True))
+def test_matched_order_on_equal_ports_meets_the_bound_of_every_order(problem):
+    problem = without_latency(problem)
+    assume(np.ptp(problem.network.send) == 0)
+    for name in ("rga", "aurora"):
+        plan = solve(name, problem, order="matched").solution
+        total = simulate(plan, problem).total
+        assert total == pytest.approx(bound_of_placement(plan.placement, problem), rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_best_order_is_the_best_of_those_tried(problem):
+    outcome = outcome_of("aurora", problem)
+    tried = {key: value for key, value in outcome.notes.items() if key.startswith("with ")}
+    assert outcome.result.objective == min(tried.values())
+    for mode in ("matched", "shared", "concurrent"):
+        label = f"with {mode} order, seconds"
+        if label in tried:
+            order = phased_order(outcome.result.solution.placement, problem, mode, lambda: False)
+            again = simulate(plan_of(outcome.result.solution.placement, order), problem).total
+            assert tried[label] == pytest.approx(again, rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(linked=False, symmetric=False, layers=(1, 1)))
+def test_shared_order_is_tried_wherever_it_can_win(problem):
+    problem = without_latency(problem)
+    outcome = outcome_of("aurora", problem)
+    order = phased_order(outcome.result.solution.placement, problem, "shared", lambda: False)
+    shared = simulate(plan_of(outcome.result.solution.placement, order), problem).total
+    assert outcome.result.objective <= shared * ROUND_OFF
+
+
+@settings(max_examples=80, deadline=None)
+@given(problems(linked=False, symmetric=True, layers=(1, 1)), seeds)
+def test_instance_of_a_layer_costs_what_the_placement_takes(problem, seed):
+    network, model, gpus = problem.network, problem.model, len(problem.cluster.gpus)
+    row = np.random.default_rng(seed).integers(0, gpus, problem.workload.num_experts)
+    instance = instance_of_layer(problem, 0)
+    compute = np.array(
+        [problem.cost.expert_ffn(gpu, problem.demand[0].sum(axis=0), model) for gpu in problem.cluster.gpus]
+    )
+    wanted = check_assignment(
+        row, problem.demand[0] * model.bytes_per_token, compute, network.send, network.receive, np.full(gpus, len(row))
+    )
+    assert instance.cost(row) == pytest.approx(wanted, rel=1e-9)
+
+
+# The same inputs, the same plan; stopping
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_same_seed_same_plan(name):
+    options = {"seed": 7} if "seed" in {option.name for option in SYSTEMS[name].options} else {}
+    first, second = (solve(name, small_problem(), **options).solution for _ in range(2))
+    assert first.id == second.id
+
+
+def test_another_seed_gives_another_random_plan():
+    for name in ("rga", "rcs"):
+        plans = [solve(name, small_problem(), seed=seed).solution for seed in (0, 1)]
+        assert plans[0].placement != plans[1].placement or plans[0].send_order != plans[1].send_order
+
+
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if SYSTEMS[name].options])
+@pytest.mark.parametrize("asked", [0, 1, 3, 20])
+def test_a_stop_after_some_questions_leaves_a_legal_plan(name, asked):
+    problem = small_problem()
+    count = 0
+
+    def stop() -> bool:
+        nonlocal count
+        count += 1
+        return count > asked
+
+    result = run(SYSTEMS[name], problem, {}, stop).result
+    assert (result.status is Status.CANCELLED) == (count > asked)
+    assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
+    assert result.bound <= solve("aurora", problem).objective * ROUND_OFF or name != "aurora"
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.6, 1.5])
+def test_aurora_stops_soon_in_whatever_it_does(wait):
+    problem = big_problem()
+    begin = time.perf_counter()
+    result = run(SYSTEMS["aurora"], problem, {}, lambda: time.perf_counter() - begin > wait).result
+    assert time.perf_counter() - begin < wait + 2
+    assert result.status is Status.CANCELLED
+    assert result.bound <= result.objective
+    assert simulate(result.solution, problem).total == result.objective
+
+
+def test_a_stopped_bound_still_holds():
+    problem = small_problem(gpus=2, experts=4, layers=1)
+    for asked in range(8):
+        answers = iter([False] * asked)
+        result = run(SYSTEMS["aurora"], problem, {}, lambda answers=answers: next(answers, True)).result
+        assert result.bound <= best_of_all(problem, np.array([2, 2])) * ROUND_OFF
+
+
+def test_progress_is_reported_and_never_falls():
+    for name in ("aurora", "sjf"):
+        said = []
+        options = {"placement": "aurora"} if name == "sjf" else {}
+        run(SYSTEMS[name], small_problem(), options, report=lambda *parts, said=said: said.append(parts))
+        done = [part[0] for part in said]
+        assert done == sorted(done)
+        assert 0 <= done[0] <= done[-1] <= 1
+        assert all(part[1] for part in said)
+
+
+# Options
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_an_option_that_does_not_exist_is_named(name):
+    with pytest.raises(InputError, match=rf"{name} has no option 'colour' \(it has: "):
+        run(SYSTEMS[name], small_problem(), {"colour": "red"})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("seed", "many", "'many' is not a whole number"),
+        ("seed", 2.5, "not a whole number"),
+        ("seed", float("inf"), "not a whole number"),
+        ("seed", None, "not a whole number"),
+        ("seed", [1], "not a whole number"),
+        ("seed", -1, "not between 0 and"),
+        ("seed", 2**31, "not between 0 and"),
+        ("time_limit", "long", "'long' is not a number"),
+        ("time_limit", None, "not a number"),
+        ("time_limit", 0, "not between 0.1 and 3600"),
+        ("time_limit", "nan", "not between 0.1 and 3600"),
+        ("slots", "odd", "'odd' is not one of even, uneven"),
+        ("order", "fastest", "not one of best, matched, shared, concurrent"),
+    ],
+)
+def test_wrong_options_are_answered_with_what_is_allowed(option, value, says):
+    with pytest.raises(InputError, match=f"option {option}: .*{says}"):
+        run(SYSTEMS["aurora"], small_problem(), {option: value})
+
+
+def test_options_may_come_as_text_or_typed():
+    assert SYSTEMS["aurora"].settings({"seed": "3", "time_limit": "2"}) == {
+        "slots": "even", "order": "best", "time_limit": 2.0, "seed": 3,
+    }  # fmt: skip
+    assert SYSTEMS["aurora"].settings({"seed": 3.0})["seed"] == 3
+    switch = Option("switch", False, "on or off")
+    assert [switch.parse(value) for value in ("yes", "false", "1", True)] == [True, False, True, True]
+    with pytest.raises(InputError, match="'maybe' is not true or false"):
+        switch.parse("maybe")
+
+
+def test_plans_remember_their_options_and_inputs():
+    problem = small_problem()
+    provenance = solve("aurora", problem, seed=5).solution.provenance
+    assert provenance.options == {"slots": "even", "order": "best", "time_limit": 1.0, "seed": 5}
+    assert provenance.seed == 5
+    assert provenance.inputs["workload"] == problem.workload.digest
+
+
+# Memory and slots
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_experts_that_do_not_fit_anywhere_say_what_would_help(name):
+    problem = with_memory(small_problem(), [2, 2, 1])
+    with pytest.raises(InputError, match="add GPUs or memory") as caught:
+        solve(name, problem)
+    assert "GPU 2 · type-2 has memory for 1 per layer, all GPUs together for 5" in str(caught.value)
+    assert "uneven" not in str(caught.value)
+
+
+def test_uneven_slots_are_offered_where_they_help():
+    problem = with_memory(small_problem(), [1, 2, 4])
+    with pytest.raises(InputError, match="or set slots=uneven"):
+        solve("aurora", problem)
+    result = solve("aurora", problem, slots="uneven")
+    assert np.all(result.solution.placement.slots <= [1, 2, 4])
+    assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), seeds)
+def test_uneven_slots_respect_every_memory(problem, seed):
+    gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
+    slots = np.random.default_rng(seed).multinomial(experts + 2, np.full(gpus, 1 / gpus))
+    problem = with_memory(problem, slots.tolist())
+    assert slots_of_gpu(problem, "uneven").tolist() == np.minimum(slots, experts).tolist()
+    result = solve("aurora", problem, slots="uneven")
+    assert np.all(result.solution.placement.slots <= slots)
+    assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_even_slots_mean_as_many_experts_on_every_gpu(problem):
+    gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
+    for name in SYSTEMS:
+        slots = solve(name, problem).solution.placement.slots
+        assert np.all(slots.sum(axis=1) == experts)
+        assert slots.max() <= -(-experts // gpus)
+        if experts % gpus == 0:
+            assert np.all(slots == experts // gpus)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 30))
+def test_spread_evenly(slots, experts):
+    assume(sum(slots) >= experts)
+    taken = spread_evenly(np.array(slots), experts)
+    assert taken.sum() == experts
+    assert np.all(taken <= slots)
+    # Nobody could give an expert to someone with two fewer and room for one more.
+    room = taken < slots
+    assert not room.any() or taken.max() - taken[room].min() <= 1
+
+
+# Real recordings
+
+
+@pytest.mark.skipif(not RECORDING.exists(), reason="shared/data/deepseek-v2-lite-routing.npz is not there")
+@pytest.mark.parametrize("task", ["intent", "summary"])
+def test_deepseek_v2_lite_on_the_sample_cluster(task):
+    layers = 3
+    with np.load(RECORDING) as recorded:
+        trace = RoutingTrace(task, recorded[task][:, :layers].astype(np.int16), 64)
+    cluster = Cluster.from_json(SAMPLE_CLUSTER.read_text(encoding="utf-8"), "sample")
+    model = make_model(layers, 64, 6, d_model=2048, d_ff=1408)
+    problem = Problem(trace, cluster, model, Datasheet())
+    result = solve("aurora", problem, time_limit=3.0)
+    assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
+    assert result.gap < 0.05
+    for name in SYSTEMS.keys() - {"aurora"}:
+        other = solve(name, problem)
+        assert result.bound <= other.objective
+        assert result.objective < other.objective

@@ -1,0 +1,151 @@
+"""Recordings reduced to token counts: what must be conserved, and what a person is told."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError
+from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, digest_of
+from tests.strategies import seeds
+
+
+@st.composite
+def recordings(draw, ranks: int | None = None, padding: bool = True):
+    """A trace with or without sequences and source ranks; ranks: how many ranks it may name."""
+    rng = np.random.default_rng(draw(seeds))
+    tokens, layers, experts = draw(st.integers(0, 30)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    k = draw(st.integers(1, experts))
+    chosen = np.argsort(rng.random((tokens, layers, experts)), axis=2)[:, :, :k].astype(np.int16)
+    if padding:
+        chosen[rng.random(chosen.shape) < draw(st.sampled_from((0.0, 0.3)))] = -1
+    sequence = rng.integers(0, 5, tokens).astype(np.int32) * 10 if draw(st.booleans()) else None
+    source = rng.integers(0, ranks, tokens).astype(np.int32) if ranks and draw(st.booleans()) else None
+    return RoutingTrace("recorded", chosen, experts, sequence, source)
+
+
+def counted(trace: RoutingTrace, ranks: int) -> np.ndarray:
+    """Demand one choice at a time."""
+    rank = trace.rank_of_token(ranks)
+    demand = np.zeros((trace.layers, ranks, trace.num_experts))
+    for token, layer, choice in np.ndindex(trace.experts.shape):
+        if (expert := trace.experts[token, layer, choice]) >= 0:
+            demand[layer, rank[token], expert] += 1
+    return demand
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 5).flatmap(lambda ranks: st.tuples(st.just(ranks), recordings(ranks))))
+def test_demand_counts_every_choice_once(case):
+    ranks, trace = case
+    demand = trace.demand(ranks)
+    assert demand.dtype == np.float64
+    np.testing.assert_array_equal(demand, counted(trace, ranks))
+    np.testing.assert_array_equal(demand.sum(axis=1), trace.load)
+    assert demand.sum() == np.count_nonzero(trace.experts >= 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(recordings(padding=False), st.integers(1, 7))
+def test_without_padding_every_layer_has_k_copies_of_every_token(trace, ranks):
+    assert set(trace.demand(ranks).sum(axis=(1, 2)).tolist()) == {float(trace.tokens * trace.k)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(recordings(), st.integers(1, 7))
+def test_sequences_go_to_ranks_in_turn_and_stay_whole(trace, ranks):
+    rank = trace.rank_of_token(ranks)
+    if trace.sequence is None:
+        assert rank.tolist() == [token % ranks for token in range(trace.tokens)]
+    else:
+        place = {name: index for index, name in enumerate(sorted(set(trace.sequence.tolist())))}
+        assert rank.tolist() == [place[name] % ranks for name in trace.sequence.tolist()]
+
+
+def test_recorded_ranks_count_and_must_exist():
+    trace = RoutingTrace("log", np.zeros((4, 1, 1), dtype=np.int16), 2, source_rank=np.array([0, 2, 2, 1]))
+    assert trace.rank_of_token(3).tolist() == [0, 2, 2, 1]
+    assert trace.demand(4)[0, :, 0].tolist() == [1, 1, 2, 0]
+    with pytest.raises(InputError, match=r"log: tokens come from source rank 2.*only 2 GPUs \(ranks 0 … 1\); add GPUs"):
+        trace.demand(2)
+
+
+def test_the_load_does_not_depend_on_ranks_that_were_recorded():
+    trace = RoutingTrace("log", np.array([[[1]], [[0]]], dtype=np.int16), 2, source_rank=np.array([5, 9]))
+    assert trace.load.tolist() == [[1, 1]]
+
+
+def test_padding_belongs_to_nobody():
+    trace = RoutingTrace("log", np.full((3, 2, 2), -1, dtype=np.int16), 4)
+    assert trace.demand(2).sum() == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 40), recordings(4))
+def test_head_is_the_beginning(tokens, trace):
+    head = trace.head(tokens)
+    assert head.tokens == min(tokens, trace.tokens)
+    np.testing.assert_array_equal(head.experts, trace.experts[:tokens])
+    if trace.source_rank is not None:
+        np.testing.assert_array_equal(head.source_rank, trace.source_rank[:tokens])
+    assert (head.sequence is None) == (trace.sequence is None)
+    assert (head.digest == trace.digest) == (head.tokens == trace.tokens)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seeds, st.integers(1, 8))
+def test_loads_come_from_all_ranks_alike(seed, ranks):
+    load = np.random.default_rng(seed).integers(0, 100, (2, 5)).astype(float)
+    recorded = ExpertLoad("load", load, (1, 2))
+    demand = recorded.demand(ranks)
+    np.testing.assert_allclose(demand.sum(axis=1), load)
+    assert np.ptp(demand, axis=1).max() == 0
+    assert (recorded.layers, recorded.num_experts, recorded.k) == (2, 5, None)
+
+
+def test_traffic_is_demand_in_bytes():
+    recorded = TrafficMatrix("matrix", np.arange(18.0).reshape(2, 3, 3), 2.0)
+    np.testing.assert_array_equal(recorded.demand(3), recorded.bytes / 2)
+    np.testing.assert_array_equal(recorded.load, recorded.demand(3).sum(axis=1))
+    assert (recorded.layers, recorded.num_experts, recorded.k) == (2, 3, None)
+    with pytest.raises(InputError, match="matrix: a traffic matrix between 3 ranks cannot be laid on 4 GPUs"):
+        recorded.demand(4)
+
+
+# Digests
+
+
+@settings(max_examples=60, deadline=None)
+@given(recordings(3))
+def test_digests_know_the_content_and_not_the_name(trace):
+    again = RoutingTrace("another name", trace.experts.copy(), trace.num_experts, trace.sequence, trace.source_rank)
+    assert again.digest == trace.digest
+    assert RoutingTrace("x", trace.experts, trace.num_experts + 1, trace.sequence, trace.source_rank).digest != (
+        trace.digest
+    )
+    if trace.tokens:
+        changed = trace.experts.copy()
+        changed[0, 0, 0] = 0 if changed[0, 0, 0] else -1
+        assert RoutingTrace("x", changed, trace.num_experts, trace.sequence, trace.source_rank).digest != trace.digest
+
+
+def test_digests_tell_columns_apart():
+    experts, column = np.zeros((2, 1, 1), dtype=np.int16), np.array([0, 1], dtype=np.int32)
+    digests = {
+        RoutingTrace("x", experts, 2).digest,
+        RoutingTrace("x", experts, 2, sequence=column).digest,
+        RoutingTrace("x", experts, 2, source_rank=column).digest,
+        ExpertLoad("x", np.zeros((1, 2)), (0,)).digest,
+        ExpertLoad("x", np.zeros((1, 2)), (1,)).digest,
+        TrafficMatrix("x", np.zeros((1, 2, 2)), 1.0).digest,
+        TrafficMatrix("x", np.zeros((1, 2, 2)), 2.0).digest,
+    }
+    assert len(digests) == 7
+
+
+def test_digests_look_at_shape_dtype_and_memory_layout_rightly():
+    table = np.arange(6)
+    assert digest_of(table.reshape(2, 3)) != digest_of(table.reshape(3, 2))
+    assert digest_of(table.astype(np.int32)) != digest_of(table.astype(np.int64))
+    assert digest_of(np.asfortranarray(table.reshape(2, 3))) == digest_of(table.reshape(2, 3))
+    assert digest_of("ab", "c") != digest_of("a", "bc")
