@@ -84,7 +84,7 @@ def comparison(found: dict[str, Any]) -> str:
 def launched(found: dict[str, Any]) -> str:
     kinds = found["by_kind"]
     rows = [
-        [kind, seconds(predicted), seconds(measured), ratio(factor)]
+        [kind, seconds(predicted), seconds(measured), ratio(factor) if factor else ""]
         for kind, predicted, measured, factor in zip(
             kinds["kind"], kinds["predicted"], kinds["measured"], kinds["ratio"], strict=True
         )

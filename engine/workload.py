@@ -88,14 +88,15 @@ class RoutingTrace:
             counts[layer] = flat[:-1].reshape(ranks, self.num_experts)
         return counts
 
-    def head(self, tokens: int) -> "RoutingTrace":
-        """The same recording cut to its first `tokens` tokens."""
+    def spread(self, tokens: int) -> "RoutingTrace":
+        """At most `tokens` tokens of the recording, evenly spaced, so that all sequences and ranks keep their share."""
+        chosen = np.arange(min(tokens, self.tokens)) * self.tokens // max(min(tokens, self.tokens), 1)
 
         def cut(column: np.ndarray | None) -> np.ndarray | None:
-            return None if column is None else column[:tokens]
+            return None if column is None else column[chosen]
 
         return RoutingTrace(
-            self.name, self.experts[:tokens], self.num_experts, cut(self.sequence), cut(self.source_rank)
+            self.name, self.experts[chosen], self.num_experts, cut(self.sequence), cut(self.source_rank)
         )
 
 

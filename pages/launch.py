@@ -30,7 +30,7 @@ with st.container(horizontal=True):
     ranks = st.number_input("Ranks", 1, plan.placement.gpus, devices.default_ranks(plan.placement.gpus), width=140,
                             help="with fewer ranks than GPUs, neighbouring GPUs of the plan share a rank")  # fmt: skip
     tokens = st.number_input("Tokens to replay", 1, None, None, width=180, placeholder="what takes seconds",
-                             help="from the start of the recording")  # fmt: skip
+                             help="evenly spaced over the recording")  # fmt: skip
     repeats = st.number_input("Timed passes", 1, 100, 3, width=140)
 try:
     prepared = local.prepare(plan, problem.workload, problem.model, devices, ranks, tokens, repeats)

@@ -87,9 +87,9 @@ elif view == "Traffic":
                "round-robin over the GPUs unless the recording names their ranks.")  # fmt: skip
     widgets.chart(charts.traffic(problem.traffic(placement)[layer], problem.cluster.gpu_names), "traffic")
 elif isinstance(workload, RoutingTrace):
-    head = workload.head(ROWS_SHOWN)
-    columns = {f"layer {i}": [" ".join(map(str, row)) for row in head.experts[:, i]] for i in range(head.layers)}
-    st.caption(f"The experts of the first {head.tokens:,} of {workload.tokens:,} tokens")
+    head = workload.experts[:ROWS_SHOWN]
+    columns = {f"layer {i}": [" ".join(map(str, row)) for row in head[:, i]] for i in range(workload.layers)}
+    st.caption(f"The experts of the first {len(head):,} of {workload.tokens:,} tokens")
     st.dataframe(pd.DataFrame(columns).rename_axis("token"))
 else:
     st.dataframe(pd.DataFrame(workload.load).rename_axis("layer"))

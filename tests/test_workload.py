@@ -82,14 +82,20 @@ def test_padding_belongs_to_nobody():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 40), recordings(4))
-def test_head_is_the_beginning(tokens, trace):
-    head = trace.head(tokens)
-    assert head.tokens == min(tokens, trace.tokens)
-    np.testing.assert_array_equal(head.experts, trace.experts[:tokens])
+def test_spread_takes_tokens_from_everywhere(tokens, trace):
+    part = trace.spread(tokens)
+    assert part.tokens == min(tokens, trace.tokens)
+    if not part.tokens:
+        return
+    chosen = np.arange(part.tokens) * trace.tokens // part.tokens
+    assert len(set(chosen)) == part.tokens and np.diff(chosen, append=trace.tokens).max() <= -(
+        -trace.tokens // part.tokens
+    )
+    np.testing.assert_array_equal(part.experts, trace.experts[chosen])
     if trace.source_rank is not None:
-        np.testing.assert_array_equal(head.source_rank, trace.source_rank[:tokens])
-    assert (head.sequence is None) == (trace.sequence is None)
-    assert (head.digest == trace.digest) == (head.tokens == trace.tokens)
+        np.testing.assert_array_equal(part.source_rank, trace.source_rank[chosen])
+    assert (part.sequence is None) == (trace.sequence is None)
+    assert (part.digest == trace.digest) == (part.tokens == trace.tokens)
 
 
 @settings(max_examples=100, deadline=None)

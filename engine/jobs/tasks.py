@@ -90,7 +90,7 @@ def describe_run(run: local.Run) -> dict[str, Any]:
     return {
         "predicted": run.predicted.to_dict(),
         "measured": run.measured.to_dict(),
-        "by_kind": laid.by_kind.to_dict("list"),
+        "by_kind": laid.by_kind.astype(object).where(laid.by_kind.notna(), None).to_dict("list"),
         "predicted_seconds": laid.predicted,
         "measured_seconds": laid.measured,
         "waiting_seconds": laid.waiting,

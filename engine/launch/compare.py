@@ -37,7 +37,9 @@ def compare(predicted: Timeline, measured: Timeline) -> Comparison:
     )
     by_layer = pd.DataFrame({name: spans.groupby("layer")["seconds"].sum() for name, spans in both.items()})
     for table in (by_kind, by_layer):
-        table["ratio"] = table["measured"] / table["predicted"]
+        # A step that only one of the two has takes no time in the other, and then there is no ratio.
+        table[["predicted", "measured"]] = table[["predicted", "measured"]].fillna(0.0)
+        table["ratio"] = table["measured"] / table["predicted"].where(table["predicted"] > 0)
     return Comparison(
         by_kind=by_kind.reindex([kind for kind in KINDS if kind in by_kind.index]).reset_index(names="kind"),
         by_layer=by_layer.reset_index(names="layer"),

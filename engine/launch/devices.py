@@ -20,8 +20,8 @@ class Devices:
         return "nccl" if len(self.gpus) >= ranks else "gloo"
 
     def default_ranks(self, gpus: int) -> int:
-        """Ranks for a plan of `gpus` GPUs: all of them where the GPUs are attached, at most four on a CPU."""
-        return gpus if len(self.gpus) >= gpus else min(gpus, max(len(self.gpus), 4))
+        """Ranks for a plan of `gpus` GPUs: one per attached GPU where there are several, else at most four on the CPU."""
+        return min(gpus, len(self.gpus) if len(self.gpus) > 1 else 4)
 
     @property
     def summary(self) -> str:

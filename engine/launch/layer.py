@@ -2,11 +2,10 @@
 
 import torch
 
+from engine.launch.spec import POOL_STRIDE
 from engine.model import MoEModel
 
 TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_STRIDE = 1009
-"""Offset between the windows of two experts in the pool: odd and prime, so that no two experts see equal rows."""
 
 
 class Weights:
@@ -19,7 +18,7 @@ class Weights:
     def __init__(self, model: MoEModel, layers: int, seed: int, device: torch.device, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
         numbers = model.ffn_matrices * model.d_model * model.d_ff
-        windows = _STRIDE * (layers * model.experts + 1)
+        windows = POOL_STRIDE * (layers * model.experts + 1)
         generator = torch.Generator().manual_seed(seed)
         self.pool = torch.randn(numbers + windows, generator=generator, dtype=torch.float32).to(device, dtype)
         router = (layers, model.d_model, model.experts)
@@ -28,7 +27,7 @@ class Weights:
     def expert(self, layer: int, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(inward [d_model, (ffn_matrices - 1) · d_ff], outward [d_ff, d_model]) of one expert, in memory of its own."""
         m = self.model
-        begin = _STRIDE * (layer * m.experts + expert)
+        begin = POOL_STRIDE * (layer * m.experts + expert)
         inward = m.d_model * m.d_ff * (m.ffn_matrices - 1)
         window = self.pool[begin : begin + inward + m.d_model * m.d_ff].clone()
         into, out = window[:inward], window[inward:]

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,13 @@ from engine.errors import InputError
 from engine.launch.compare import measured_timelines
 from engine.launch.devices import Devices
 from engine.launch.fold import fold_plan, fold_trace
-from engine.launch.spec import CALIBRATION, MAX_REPEATS, PROGRESS, REPORT, LaunchSpec, write_spec
+from engine.launch.spec import CALIBRATION, MAX_REPEATS, POOL_STRIDE, PROGRESS, REPORT, LaunchSpec, write_spec
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Stop
 from engine.simulate.inference import simulate
+from engine.store import data_folder
 from engine.timeline import Timeline
 from engine.workload import RoutingTrace, Workload
 
@@ -90,7 +93,7 @@ def prepare(
 ) -> Launch:  # fmt: skip
     """Fold the plan onto the ranks and check that it can run here. Raises InputError when a launch makes no sense.
 
-    tokens: how many tokens of the recording to replay (default: as many as `FLOP_BUDGET` allows, at most all).
+    tokens: how many tokens of the recording to replay, evenly spaced (default: as many as `FLOP_BUDGET` allows).
     """
     if not isinstance(workload, RoutingTrace):
         raise InputError(
@@ -120,7 +123,7 @@ def prepare(
     if not limit > 0:  # a NaN compares false
         raise InputError(f"the time limit must be above 0 s, not {limit:g}")
     spec = LaunchSpec(plan=fold_plan(plan, ranks), model=model, ranks=ranks, backend=backend, repeats=repeats)
-    trace = fold_trace(workload.head(replayed), gpus, ranks)
+    trace = fold_trace(workload, gpus, ranks).spread(replayed)
     return Launch(spec, trace, limit, tuple(_checks(spec, trace, devices, gpus)))
 
 
@@ -131,7 +134,7 @@ def _checks(spec: LaunchSpec, trace: RoutingTrace, devices: Devices, gpus: int):
     yield Check("Backend", True, f"{spec.backend.upper() if spec.backend == 'nccl' else 'Gloo'}: {where}")
     model = spec.model
     held = float(spec.plan.placement.slots.max()) * model.bytes_per_expert
-    pool = model.bytes_per_expert + 1009 * trace.layers * model.experts * model.bytes_per_number
+    pool = model.bytes_per_expert + POOL_STRIDE * trace.layers * model.experts * model.bytes_per_number
     activations = 6.0 * trace.tokens * (trace.k + 1) * model.bytes_per_token / spec.ranks
     rank_bytes = held + pool + activations
     need = rank_bytes if spec.backend == "nccl" else rank_bytes * spec.ranks
@@ -151,8 +154,9 @@ def run(launch: Launch, folder: Path, stop: Stop, report) -> Run:
     failed = [check for check in launch.checks if not check.passed]
     if failed:
         raise InputError(f"pre-flight: {failed[0].name.lower()}: {failed[0].text}")
-    write_spec(folder, launch.spec, launch.trace.experts, launch.trace.source_rank)
-    _torchrun(launch, folder, stop, report)
+    with _alone():
+        write_spec(folder, launch.spec, launch.trace.experts, launch.trace.source_rank)
+        _torchrun(launch, folder, stop, report)
     outcome = json.loads((folder / REPORT).read_text())
     tolerance = TOLERANCE[launch.spec.model.dtype]
     # Written so that a NaN, which compares false, fails too.
@@ -170,6 +174,18 @@ def run(launch: Launch, folder: Path, stop: Stop, report) -> Run:
         predict(launch, profile), timelines[middle], totals, outcome["difference"], outcome["device"],
         launch.trace.tokens, profile,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Hold the data folder's only place for a launch: two at once would measure each other. The system gives it up when
+    the process ends, however it ends. Raises InputError when another launch is running."""
+    with (data_folder() / "launch.lock").open("w") as place:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError("another launch is running on this machine; wait for it or stop it") from None
+        yield
 
 
 def fit_profile(measured: dict[str, list], device: str, spec: LaunchSpec, cores: int) -> CostProfile:

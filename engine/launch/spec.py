@@ -12,6 +12,8 @@ from engine.schema import Frozen
 
 SPEC, TRACE, REPORT, CALIBRATION = "spec.json", "trace.npz", "report.json", "calibration.json"
 MAX_REPEATS = 100
+POOL_STRIDE = 1009
+"""Offset between the windows of two experts in the pool of weights: prime, so that no two experts see equal rows."""
 PROGRESS = "progress "
 """What a line that reports progress on a rank's standard output begins with; JSON follows."""
 
