@@ -33,7 +33,7 @@ class Candidate:
     plan: Plan
     status: str
     runtime: float
-    notes: dict[str, str | float]
+    notes: dict[str, dict]
 
 
 def workload() -> Workload | None:

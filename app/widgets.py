@@ -224,10 +224,7 @@ def candidate_table(table: pd.DataFrame) -> pd.DataFrame:
 def plan_notes(row: pd.Series) -> None:
     """What the optimiser found out about the open plan."""
     lines = [f"**{plain(row['Plan'])}** · `{row['id'][:12]}`"]
-    for name, note in row["notes"].items():
-        if isinstance(note, float):
-            note = units.seconds(note) if name.endswith(", seconds") else units.ratio(note)
-        lines.append(f"- {plain(name.removesuffix(', seconds'))}: {plain(note)}")
+    lines += [f"- {plain(about)}: {plain(units.quantity(**note))}" for about, note in row["notes"].items()]
     st.markdown("\n".join(lines))
 
 

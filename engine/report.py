@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.units import ratio, seconds, share, size
+from engine.units import quantity, ratio, seconds, share, size
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -46,10 +46,7 @@ def candidates(found: dict[str, Any]) -> str:
     header = ["plan", "time", "bound", "gap", "order gap", "balanced", "kept local", "found in", "status"]
     lines = [table(header, rows)]
     for one in found["plans"]:
-        for name, note in one["notes"].items():
-            if isinstance(note, float):
-                note = seconds(note) if name.endswith("seconds") else f"{note:.4g}"
-            lines.append(f"{one['name']}: {name.removesuffix(', seconds')}: {note}")
+        lines += [f"{one['name']}: {about}: {quantity(**note)}" for about, note in one["notes"].items()]
     if found["saved"]:
         lines.append(f"saved the fastest plan: {found['saved']}")
     return "\n".join(lines)

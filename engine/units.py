@@ -24,6 +24,11 @@ def size(value: float) -> str:
     return f"{digits(value / factor)} {name}"
 
 
+def quantity(value: str | float, unit: str) -> str:
+    """A value in seconds ("s"), as a ratio ("×") or as it is ("")."""
+    return {"s": seconds, "×": ratio, "": str}[unit](value)
+
+
 def bandwidth(value: float) -> str:
     """Bytes/s as `100 Gb/s`."""
     return f"{digits(value * 8 / 1e9)} Gb/s"

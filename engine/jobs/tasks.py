@@ -56,7 +56,7 @@ def candidate(outcome: Outcome, problem: Problem) -> dict[str, Any]:
         "plan": result.solution.model_dump(mode="json", exclude_none=True),
         "status": result.status.value,
         "runtime": result.runtime,
-        "notes": outcome.notes,
+        "notes": {about: note._asdict() for about, note in outcome.notes.items()},
         "metrics": metrics(result.solution, problem, timeline).to_dict(),
     }
 

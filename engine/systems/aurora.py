@@ -20,7 +20,7 @@ from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Status, Stop
 from engine.simulate.inference import compute_seconds, simulate
-from engine.systems.base import SEED, Draft, Option, Report, System, Value
+from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value
 
 SLOTS = Option(
     "slots", "even", "experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds",
@@ -40,7 +40,7 @@ def aurora(problem: Problem, settings: dict[str, Value], stop: Stop, report: Rep
     if cancelled:
         return Draft(placement, SendOrder(mode="concurrent"), bound, notes, cancelled=True)
     send_order, times = best_order(placement, problem, str(settings["order"]), stop, report)
-    notes |= {f"with {mode} order, seconds": seconds for mode, seconds in times.items()}
+    notes |= {f"with {mode} order": Note(seconds, "s") for mode, seconds in times.items()}
     if not stop():
         notes |= compare_with_printed(gpu_of_expert, problem)
     return Draft(placement, send_order, bound, notes, cancelled=stop())
@@ -101,7 +101,7 @@ def instance_of_layer(problem: Problem, layer: int) -> AssignmentInstance:
 
 def assign_layers(
     problem: Problem, settings: dict[str, Value], stop: Stop, report: Report
-) -> tuple[np.ndarray, float, dict[str, str | float], bool]:
+) -> tuple[np.ndarray, float, Notes, bool]:
     """Experts to GPUs for every layer: (int64[layer, expert], proven bound on the total seconds of any such plan with
     any order, notes, cancelled). Layers not reached before a stop keep contiguous blocks."""
     slots = slots_of_gpu(problem, str(settings["slots"]))
@@ -127,10 +127,8 @@ def assign_layers(
         objective += result.objective
         bound += result.bound
         proven += result.status is Status.OPTIMAL
-    notes: dict[str, str | float] = {
-        "placement": f"proven optimal in {proven} of {layers} layers (max FFN + 2 · max all-to-all, no start-up times)",
-        "placement objective, seconds": objective,
-    }
+    said = f"proven optimal in {proven} of {layers} layers (max FFN + 2 · max all-to-all, no start-up times)"
+    notes = {"placement": Note(said), "placement objective": Note(objective, "s")}
     return gpu_of_expert, bound, notes, stop()
 
 
@@ -202,24 +200,24 @@ def reverse(schedule: Schedule) -> Schedule:
     return schedule.model_copy(update={"src": schedule.dst, "dst": schedule.src})
 
 
-def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem) -> dict[str, str | float]:
+def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem) -> Notes:
     """How far the paper's rules are from ours on this problem: Theorem 5.1 by the placement objective, Algorithm 1 by
     the makespan of the dispatches of our placement."""
     load, speed = problem.demand.sum(axis=1), problem.cluster.values("flops_fp16")
     held = np.full(len(speed), -(-problem.workload.num_experts // len(speed)))
-    notes: dict[str, str | float] = {}
+    notes: Notes = {}
     # With a spare slot, or where equal numbers do not fit the memory, the rule would not be compared on equal terms.
     if held.sum() == problem.workload.num_experts and np.all(held <= problem.expert_slots_of_gpu()):
         instances = [instance_of_layer(problem, layer) for layer in range(len(load))]
         ours = sum(one.cost(row) for one, row in zip(instances, gpu_of_expert, strict=True))
         theirs = sum(one.cost(sorted_assignment(row, speed, held)) for one, row in zip(instances, load, strict=True))
-        notes["Theorem 5.1's placement, relative to ours"] = theirs / ours if ours else 1.0
+        notes["Theorem 5.1's placement, relative to ours"] = Note(theirs / ours if ours else 1.0, "×")
     traffic = problem.traffic(to_placement(gpu_of_expert, problem))
     # Fabric and links work side by side: the slower of the two is the time of an all-to-all.
     printed = [order_on(problem.network, matrix, algorithm1)[1] for matrix in traffic]
     best = sum(max(result.bound for result in results) for results in printed)
     makespan = sum(max(result.objective for result in results) for results in printed)
-    notes["Algorithm 1's order, relative to the optimal one"] = makespan / best if best else 1.0
+    notes["Algorithm 1's order, relative to the optimal one"] = Note(makespan / best if best else 1.0, "×")
     return notes
 
 

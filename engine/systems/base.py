@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.errors import InputError
 from engine.plan import Claim, Placement, Plan, SendOrder
@@ -55,6 +56,17 @@ _KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", 
 SEED = Option("seed", 0, "the same seed gives the same plan", high=2**31 - 1)
 
 
+class Note(NamedTuple):
+    """One thing a recipe found out. unit: "s", "×" (a ratio) or "" (the value is a text)."""
+
+    value: str | float
+    unit: str = ""
+
+
+Notes = dict[str, Note]
+"""By what they are about, in words that can stand before a colon."""
+
+
 @dataclass(frozen=True)
 class Draft:
     """What a recipe hands back: the parts of a plan and a bound (None: only the send order was a choice).
@@ -65,7 +77,7 @@ class Draft:
     placement: Placement
     send_order: SendOrder
     bound: float | None = None
-    notes: dict[str, str | float] = field(default_factory=dict)
+    notes: Notes = field(default_factory=dict)
     cancelled: bool = False
 
 
@@ -74,7 +86,7 @@ class Outcome:
     """A system's answer: the result (its solution is the plan) and the recipe's notes."""
 
     result: Result[Plan]
-    notes: dict[str, str | float]
+    notes: Notes
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def test_bound_is_not_above_the_objective_and_the_claim_repeats_both(name, probl
         assert result.bound == pytest.approx(min(figures.order_bound, figures.total), rel=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(problems(layers=(1, 1), least=1, most=2, experts=(1, 4)))
 def test_bound_holds_against_everything_on_two_gpus(problem):
     check_bound_against_everything(problem)
@@ -148,7 +148,7 @@ def test_bound_holds_against_everything_on_three_gpus(problem):
     check_bound_against_everything(problem)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems(layers=(1, 1), least=2, most=3, experts=(2, 4)), seeds)
 def test_bound_holds_against_everything_with_uneven_slots(problem, seed):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
@@ -169,7 +169,7 @@ def check_bound_against_everything(problem: Problem) -> None:
         assert result.objective <= best * ROUND_OFF
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems(layers=(1, 2)), seeds)
 def test_bound_holds_against_random_placements(problem, seed):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
@@ -194,7 +194,7 @@ def test_aurora_is_never_worse_where_its_objective_is_the_whole_truth(problem, s
     assume(np.all(together == 1))
     outcome = outcome_of("aurora", problem)
     layers = problem.workload.layers
-    assume(f"in {layers} of {layers} layers" in outcome.notes["placement"])
+    assume(f"in {layers} of {layers} layers" in outcome.notes["placement"].value)
     for name in SYSTEMS.keys() - {"aurora"}:
         assert outcome.result.objective <= solve(name, problem, seed=seed % 2**31).objective * (1 + 2e-6)
     assert outcome.result.objective <= outcome.result.bound * (1 + 2e-6)
@@ -210,7 +210,7 @@ def without_latency(problem: Problem) -> Problem:
     return Problem(problem.workload, cluster, problem.model, cost)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(linked=False, symmetric=True))
 def test_matched_order_on_equal_ports_meets_the_bound_of_every_order(problem):
     problem = without_latency(problem)
@@ -221,28 +221,35 @@ def test_matched_order_on_equal_ports_meets_the_bound_of_every_order(problem):
         assert total == pytest.approx(bound_of_placement(plan.placement, problem), rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems())
 def test_best_order_is_the_best_of_those_tried(problem):
     outcome = outcome_of("aurora", problem)
-    tried = {key: value for key, value in outcome.notes.items() if key.startswith("with ")}
+    tried = {about: note.value for about, note in outcome.notes.items() if about.startswith("with ")}
     assert outcome.result.objective == min(tried.values())
     for mode in ("matched", "shared", "concurrent"):
-        label = f"with {mode} order, seconds"
+        label = f"with {mode} order"
         if label in tried:
             order = phased_order(outcome.result.solution.placement, problem, mode, lambda: False)
             again = simulate(plan_of(outcome.result.solution.placement, order), problem).total
             assert tried[label] == pytest.approx(again, rel=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
-@given(problems(linked=False, symmetric=False, layers=(1, 1)))
-def test_shared_order_is_tried_wherever_it_can_win(problem):
-    problem = without_latency(problem)
-    outcome = outcome_of("aurora", problem)
-    order = phased_order(outcome.result.solution.placement, problem, "shared", lambda: False)
-    shared = simulate(plan_of(outcome.result.solution.placement, order), problem).total
-    assert outcome.result.objective <= shared * ROUND_OFF
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("alike", [True, False])
+def test_shared_order_is_tried_wherever_it_can_win(alike, seed):
+    """Also on equal GPUs, when they do not receive as fast as they send."""
+    rng = np.random.default_rng(seed)
+    sends = [1e6] * 4 if alike else rng.choice([1e6, 5e5, 3e5], 4)
+    cards = tuple(make_gpu(0 if alike else kind, send, 4e5) for kind, send in enumerate(sends))
+    cluster = Cluster(name="uneven ports", nodes=(Node(name="all", gpus=cards),))
+    sources = rng.integers(0, 4, 60).astype(np.int32)
+    trace = RoutingTrace("log", rng.integers(0, 4, (60, 1, 1)).astype(np.int16), 4, source_rank=sources)
+    problem = Problem(trace, cluster, make_model(1, 4), Datasheet())
+    result = solve("aurora", problem)
+    order = phased_order(result.solution.placement, problem, "shared", lambda: False)
+    shared = simulate(plan_of(result.solution.placement, order), problem).total
+    assert result.objective <= shared * ROUND_OFF
 
 
 @settings(max_examples=80, deadline=None)
@@ -390,7 +397,9 @@ def test_uneven_slots_are_offered_where_they_help():
     problem = with_memory(small_problem(), [1, 2, 4])
     with pytest.raises(InputError, match="or set slots=uneven"):
         solve("aurora", problem)
-    result = solve("aurora", problem, slots="uneven")
+    outcome = outcome_of("aurora", problem, slots="uneven")
+    assert not any("Theorem 5.1" in note for note in outcome.notes)  # its even placement does not fit
+    result = outcome.result
     assert np.all(result.solution.placement.slots <= [1, 2, 4])
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
 
@@ -407,7 +416,7 @@ def test_uneven_slots_respect_every_memory(problem, seed):
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(problems())
 def test_even_slots_mean_as_many_experts_on_every_gpu(problem):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
