@@ -83,9 +83,10 @@ def best_of_all(problem: Problem, slots: np.ndarray) -> float:
     )
 
 
-def big_problem(layers: int = 6, gpus: int = 16, experts: int = 64, tokens: int = 4000, seed: int = 0) -> Problem:
+def big_problem() -> Problem:
     """Enough work to be stopped in the middle of: mixed GPUs with several experts each."""
-    rng = np.random.default_rng(seed)
+    layers, gpus, experts, tokens = 6, 16, 64, 4000
+    rng = np.random.default_rng(0)
     rates = rng.choice([1e6, 8e5, 5e5, 4e5], gpus)
     cards = tuple(make_gpu(kind, rate, flops=2e3 * rate) for kind, rate in enumerate(rates))
     cluster = Cluster(name="large", nodes=(Node(name="all", gpus=cards),))
@@ -110,12 +111,13 @@ def with_memory(problem: Problem, slots: list[int]) -> Problem:
     return Problem(problem.workload, problem.cluster.model_copy(update={"nodes": nodes}), problem.model, problem.cost)
 
 
-def small_problem(gpus: int = 3, experts: int = 6, layers: int = 2, seed: int = 1, **gpu_options) -> Problem:
-    rng = np.random.default_rng(seed)
-    cards = tuple(make_gpu(kind, send, **gpu_options) for kind, send in enumerate(np.linspace(1e6, 5e5, gpus)))
+def small_problem() -> Problem:
+    """Six experts on three GPUs of different rates, two layers."""
+    rng = np.random.default_rng(1)
+    cards = tuple(make_gpu(kind, send) for kind, send in enumerate((1e6, 7.5e5, 5e5)))
     cluster = Cluster(name="small", nodes=(Node(name="all", gpus=cards),))
-    trace = RoutingTrace("small", rng.integers(0, experts, (60, layers, 1)).astype(np.int16), experts)
-    return Problem(trace, cluster, make_model(layers, experts), Datasheet())
+    trace = RoutingTrace("small", rng.integers(0, 6, (60, 2, 1)).astype(np.int16), 6)
+    return Problem(trace, cluster, make_model(2, 6), Datasheet())
 
 
 # Bounds and objectives
@@ -142,7 +144,7 @@ def test_bound_holds_against_everything_on_two_gpus(problem):
     check_bound_against_everything(problem)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems(layers=(1, 1), least=3, most=3, experts=(2, 4)))
 def test_bound_holds_against_everything_on_three_gpus(problem):
     check_bound_against_everything(problem)
@@ -235,17 +237,17 @@ def test_best_order_is_the_best_of_those_tried(problem):
             assert tried[label] == pytest.approx(again, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("alike", [True, False])
 def test_shared_order_is_tried_wherever_it_can_win(alike, seed):
     """Also on equal GPUs, when they do not receive as fast as they send."""
     rng = np.random.default_rng(seed)
-    sends = [1e6] * 4 if alike else rng.choice([1e6, 5e5, 3e5], 4)
-    cards = tuple(make_gpu(0 if alike else kind, send, 4e5) for kind, send in enumerate(sends))
+    sends = [1e6] * 3 if alike else rng.choice([1e6, 5e5, 3e5], 3)
+    cards = tuple(make_gpu(0 if alike else kind, send, 8e5) for kind, send in enumerate(sends))
     cluster = Cluster(name="uneven ports", nodes=(Node(name="all", gpus=cards),))
-    sources = rng.integers(0, 4, 60).astype(np.int32)
-    trace = RoutingTrace("log", rng.integers(0, 4, (60, 1, 1)).astype(np.int16), 4, source_rank=sources)
-    problem = Problem(trace, cluster, make_model(1, 4), Datasheet())
+    sources = rng.integers(0, 3, 12).astype(np.int32)
+    trace = RoutingTrace("log", rng.integers(0, 3, (12, 1, 1)).astype(np.int16), 3, source_rank=sources)
+    problem = Problem(trace, cluster, make_model(1, 3), Datasheet())
     result = solve("aurora", problem)
     order = phased_order(result.solution.placement, problem, "shared", lambda: False)
     shared = simulate(plan_of(result.solution.placement, order), problem).total
@@ -311,12 +313,19 @@ def test_aurora_stops_soon_in_whatever_it_does(wait):
     assert simulate(result.solution, problem).total == result.objective
 
 
-def test_a_stopped_bound_still_holds():
-    problem = small_problem(gpus=2, experts=4, layers=1)
+@pytest.mark.parametrize("experts", [2, 4])
+def test_a_stopped_bound_still_holds(experts):
+    """One hot expert belongs on the fast one of two GPUs, which a stopped search does not know yet."""
+    cards = (make_gpu(0, flops=1e8), make_gpu(1, flops=2e9))
+    cluster = Cluster(name="two speeds", nodes=(Node(name="all", gpus=cards),))
+    chosen = np.minimum(np.arange(40) // 30, experts - 1).astype(np.int16)
+    trace = RoutingTrace("hot", chosen[:, None, None], experts)
+    problem = Problem(trace, cluster, make_model(1, experts), Datasheet())
+    best = best_of_all(problem, np.full(2, experts // 2))
     for asked in range(8):
         answers = iter([False] * asked)
         result = run(SYSTEMS["aurora"], problem, {}, lambda answers=answers: next(answers, True)).result
-        assert result.bound <= best_of_all(problem, np.array([2, 2])) * ROUND_OFF
+        assert 0 < result.bound <= best * ROUND_OFF
 
 
 def test_progress_is_reported_and_never_falls():
