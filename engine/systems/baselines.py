@@ -42,28 +42,28 @@ def sjf(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report
 
 def rga(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
     """Random GPU assignment with Aurora's order, as in Figure 11b."""
-    slots = _even_slots(problem)
+    slots = _slots(problem, "even")
     seed, experts = int(settings["seed"]), problem.workload.num_experts
     rows = [random_assignment(experts, slots, seed + layer) for layer in range(problem.workload.layers)]
     placement = to_placement(np.array(rows), problem)
     return Draft(placement, phased_order(placement, problem, "matched", stop), cancelled=stop())
 
 
-def _even_slots(problem: Problem) -> np.ndarray:
-    return spread_evenly(slots_of_gpu(problem, "even"), problem.workload.num_experts)
-
-
-def linear_placement(problem: Problem) -> Placement:
-    """Experts in contiguous blocks, the same in every layer."""
-    row = linear_assignment(problem.workload.num_experts, _even_slots(problem))
+def linear_placement(problem: Problem, kind: str = "even") -> Placement:
+    """Experts in contiguous blocks, the same in every layer; as equal as the memory allows with `kind` "uneven"."""
+    row = linear_assignment(problem.workload.num_experts, _slots(problem, kind))
     return to_placement(np.tile(row, (problem.workload.layers, 1)), problem)
+
+
+def _slots(problem: Problem, kind: str) -> np.ndarray:
+    return spread_evenly(slots_of_gpu(problem, kind), problem.workload.num_experts)
 
 
 def _sequential(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report, schedule) -> Draft:
     if settings["placement"] == "aurora":
         placement = to_placement(assign_layers(problem, settings, stop, report)[0], problem)
     else:
-        placement = linear_placement(problem)
+        placement = linear_placement(problem, str(settings["slots"]))
     traffic = problem.traffic(placement)
     dispatch = tuple(schedule(matrix, 2 * layer) for layer, matrix in enumerate(traffic))
     combine = tuple(schedule(matrix.T, 2 * layer + 1) for layer, matrix in enumerate(traffic))

@@ -202,13 +202,24 @@ def test_aurora_is_never_worse_where_its_objective_is_the_whole_truth(problem, s
     assert outcome.result.objective <= outcome.result.bound * (1 + 2e-6)
 
 
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_aurora_is_never_slower_than_doing_nothing_once_starting_is_free(problem):
+    """With links or different rates out and in the placement is a heuristic, but it begins at the linear one and its
+    objective is then what the best order reaches."""
+    problem = without_latency(problem)
+    assume(problem.workload.num_experts % len(problem.cluster.gpus) == 0)
+    assert solve("aurora", problem).objective <= solve("linear", problem).objective * (1 + 2e-6)
+
+
 def without_latency(problem: Problem) -> Problem:
     """The same problem with no start-up times on the network."""
     cost, profile = problem.cost, getattr(problem.cost, "profile", None)
     if profile and profile.network:
         line = profile.network.model_copy(update={"alpha": 0.0})
         cost = replace(cost, profile=profile.model_copy(update={"network": line}))
-    cluster = problem.cluster.model_copy(update={"latency": 0.0})
+    nodes = tuple(node.model_copy(update={"link_latency": 0.0}) for node in problem.cluster.nodes)
+    cluster = problem.cluster.model_copy(update={"latency": 0.0, "nodes": nodes})
     return Problem(problem.workload, cluster, problem.model, cost)
 
 
