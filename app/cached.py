@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import streamlit as st
@@ -112,16 +113,16 @@ def candidates() -> dict[str, Candidate]:
     for job in jobs(state.plan_jobs()):
         path = job.folder / "result.json"
         if path.exists():
-            for candidate in _candidates(job.id, path.stat().st_mtime_ns, path.read_bytes()):
+            for candidate in _candidates(job.id, path.stat().st_mtime_ns, path):
                 found.setdefault(candidate.plan.id, candidate)
     return found
 
 
 @st.cache_resource(max_entries=64, show_spinner="Reading plans")
-def _candidates(id: str, written: int, _result: bytes) -> list[Candidate]:
+def _candidates(id: str, written: int, _path: Path) -> list[Candidate]:
     return [
         Candidate(Plan.from_dict(one["plan"], "plan"), one["status"], one["runtime"], one["notes"])
-        for one in json.loads(_result)["candidates"]
+        for one in json.loads(_path.read_bytes())["candidates"]
     ]
 
 

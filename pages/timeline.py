@@ -4,6 +4,7 @@ import streamlit as st
 
 from app import cached, state, widgets
 from app.charts import gantt as charts
+from app.charts import theme
 from engine import units
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
@@ -59,7 +60,7 @@ if last - first + 1 > fits:
                "The Perfetto file has everything.", icon=":material/warning:")  # fmt: skip
     last = first + fits - 1
 others = [one.total for name, one in timelines.items() if name != plan.name]
-title = f"{plan.name} takes {units.seconds(figures.total)}"
+title = f"{theme.plain(plan.name)} takes {units.seconds(figures.total)}"
 if others:
     title += f"; the plans beside it take {' and '.join(units.ratio(other / figures.total) for other in others)} that"
 bounds = {name: bound_of_layers(one.placement, problem)[first : last + 1].sum() for name, one in shown.items()}

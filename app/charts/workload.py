@@ -4,7 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.charts.theme import MARK, NEUTRAL, SEQUENTIAL, TEAL, finish
+from app.charts.theme import MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain
 from engine.units import SIZE, digits, ratio, scale_of, size
 
 SMALL_MULTIPLES = 32
@@ -60,6 +60,7 @@ def traffic(matrix: np.ndarray, names: tuple[str, ...]) -> go.Figure:
     sends, receives = off.sum(axis=1), off.sum(axis=0)
     factor, unit = scale_of(max(sends.max(), receives.max()), SIZE)
     shown = np.where(np.eye(n, dtype=bool), np.nan, matrix) / factor
+    names = tuple(plain(name) for name in names)
     short = [name.split(" · ")[0] for name in names]
     figure = make_subplots(
         2, 2, column_widths=[0.8, 0.2], row_heights=[0.2, 0.8], horizontal_spacing=0.02, vertical_spacing=0.03,

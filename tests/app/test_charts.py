@@ -76,6 +76,11 @@ def test_traffic_marks_the_busiest_receiver_and_leaves_the_diagonal_out() -> Non
     assert np.isnan(figure.data[0].z.diagonal()).all()
 
 
+def test_a_gpu_type_is_not_markup_in_the_traffic_chart() -> None:
+    figure = workload_charts.traffic(np.ones((2, 2)), ("GPU 0 · <a href='x'>", "GPU 1 · B"))
+    assert "<a" not in str(figure.to_dict())
+
+
 def test_every_preset_cluster_can_be_drawn() -> None:
     for preset in cluster_presets().values():
         figure = cluster_chart.picture(preset.cluster)
