@@ -162,6 +162,7 @@ def simulate_plan(given: argparse.Namespace) -> int:
     if given.output:
         write(given.output, json.dumps(timeline.to_dict()))
     found = {"name": made.name, "id": made.id, "metrics": metrics(made, problem, timeline).to_dict()}
+    found["bound_covers"] = made.claim.scope if made.claim else None
     answer(given, found | {"cost_source": timeline.cost_source, "events": len(timeline.events)}, report.simulated)
     return 0
 

@@ -56,8 +56,11 @@ def simulated(found: dict[str, Any]) -> str:
     figures = found["metrics"]
     lines = [f"{found['name']} ({found['id'][:12]}): {seconds(figures['total'])} simulated"]
     lines.append(f"  no order of sends is below {seconds(figures['order_bound'])} ({share(figures['order_gap'])} away)")
-    if figures["bound"] is not None:
-        lines.append(f"  no plan is below {seconds(figures['bound'])} ({share(figures['gap'])} away)")
+    if figures["bound"] is not None and found["bound_covers"] != "order":
+        lines.append(
+            f"  nor any placement with as many slots per GPU and no replicas below {seconds(figures['bound'])} "
+            f"({share(figures['gap'])} away)"
+        )
     lines.append("  " + ", ".join(f"{kind} {seconds(value)}" for kind, value in figures["seconds"].items()))
     lines.append(f"  utilisation {share(figures['utilisation'])}, balancedness {figures['balancedness']:.3f}, "
                  f"kept local {share(figures['kept_local'])}, up to {size(figures['memory'])} of experts on a GPU")  # fmt: skip
