@@ -83,6 +83,8 @@ for id, candidate in cached.candidates().items():
         "notes": candidate.notes,
     })  # fmt: skip
 if not rows:
+    if any(not job.state.finished for job in cached.jobs(state.plan_jobs())):
+        st.stop()  # the row above says how far the job is
     st.info(
         "No plan for these inputs yet: press Run. Aurora takes a few seconds on the sample.", icon=":material/info:"
     )
