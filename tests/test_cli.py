@@ -155,7 +155,9 @@ def test_simulate_and_compare_find_the_inputs_of_the_plan(engine, saved, tmp_pat
     assert "linear.json (Linear placement)" in engine.text("compare", saved, printed)
 
 
-def test_a_plan_scores_differently_on_another_recording_and_claims_no_bound_there(engine, saved):
+def test_a_plan_scores_differently_on_another_recording_and_claims_no_bound_there(engine, tmp_path):
+    saved = tmp_path / "aurora.json"
+    engine.json("plan", *INPUTS, "--system", "aurora", "--set", "time_limit=0.3", "-o", saved)
     own, other = (
         engine.json("simulate", saved, "--workload", SAMPLES / "tiny-moe" / f"{name}.npz")["metrics"]
         for name in ("alpha-code", "alpha-man")
