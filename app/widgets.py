@@ -18,7 +18,7 @@ from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.systems import Option
 from engine.systems.baselines import linear_placement
-from engine.workload import RoutingTrace
+from engine.workload import RoutingTrace, digest_of
 
 STATE_COLOURS = {
     State.STARTING: "gray", State.RUNNING: "blue", State.CANCELLING: "orange", State.DONE: "green",
@@ -198,6 +198,19 @@ def describe_launch(job: runner.Job) -> str:
     """One launch in a list."""
     request = job.request.arguments
     return f"{describe_time(job.started)} · {request['plan']['name']} · {request['ranks']} ranks"
+
+
+def candidates(table: pd.DataFrame) -> None:
+    """The candidate plans; selecting a row opens its plan. A selection is a row number, so a table with other rows is
+    another widget, and it counts when it is made, not again on every run."""
+    ids = table["id"].tolist()
+    key = f"candidates-{digest_of(*ids)[:16]}"
+
+    def open_selected() -> None:
+        if rows := st.session_state[key].selection.rows:
+            state.open_plan(ids[rows[0]])
+
+    st.dataframe(candidate_table(table), key=key, hide_index=True, on_select=open_selected, selection_mode="single-row")
 
 
 def candidate_table(table: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -105,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("plan", type=Path)
     add_inputs(command, required=False)
     command.add_argument("--on", choices=["local"], default="local")
-    command.add_argument("--ranks", type=int, metavar="N", help="default: the plan's GPUs, at most 4 on a CPU")
+    command.add_argument("--ranks", type=int, metavar="N", help="default: one per attached GPU, at most 4 on a CPU")
     command.add_argument("--tokens", type=int, metavar="N", help="tokens to replay (default: what takes some seconds)")
     command.add_argument("--repeats", type=int, default=3, metavar="N", help="timed passes (default 3)")
     command.add_argument("--limit", type=float, default=900.0, metavar="SECONDS", help="time limit (default 900)")
@@ -194,7 +195,7 @@ def launch(given: argparse.Namespace) -> int:
     for check in prepared.checks:
         print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.text}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="run-", dir=store.data_folder()) as folder:
-        print("$ " + " ".join(prepared.command(Path(folder))), file=sys.stderr)
+        print("$ " + shlex.join(prepared.command(Path(folder))), file=sys.stderr)
         with stopped_by_signals() as stop, progress() as tell:
             finished = local.run(prepared, Path(folder), stop, tell)
     answer(given, describe_run(finished), report.launched)

@@ -93,15 +93,11 @@ if not rows:
 table = pd.DataFrame(rows).sort_values("Time", ignore_index=True)
 st.subheader("Candidate plans", anchor=False)
 said = "Simulated on the open workload, fastest first. Select a row to open its plan."
-if len(table) > 1:
+if len(table) > 1 and table["Time"][0] > 0:
     factor = units.ratio(table["Time"].max() / table["Time"][0])
     said = f"{widgets.plain(table['Plan'][0])} is {factor} as fast as {widgets.plain(table['Plan'].iloc[-1])}. {said}"
 st.caption(said)
-picked = st.dataframe(
-    widgets.candidate_table(table), key="candidates", hide_index=True, on_select="rerun", selection_mode="single-row"
-)
-if picked.selection.rows:
-    state.open_plan(table["id"][picked.selection.rows[0]])
+widgets.candidates(table)
 chosen = table[table["id"] == state.plan_id()]
 if len(chosen):
     widgets.plan_notes(chosen.iloc[0])

@@ -36,6 +36,7 @@ shown = {fitting[id].name if fitting[id].name != plan.name or id == plan.id else
 timelines = {name: cached.simulate(one, problem) for name, one in shown.items()}
 
 figures = cached.metrics(plan, problem)
+whole = figures.total or 1.0  # a recording of nothing but padding takes no time
 with st.container(horizontal=True, gap="large"):
     st.metric("Total, simulated", units.seconds(figures.total), help=problem.cost.source)
     st.metric("Bound for this placement", units.seconds(figures.order_bound),
@@ -43,7 +44,7 @@ with st.container(horizontal=True, gap="large"):
     if figures.bound is not None and plan.claim.scope != "order":
         st.metric("Bound for any placement", units.seconds(figures.bound),
                   help="proven by the optimiser, for placements with as many slots per GPU")  # fmt: skip
-    st.metric("Exposed communication", units.share(figures.exposed_communication / figures.total),
+    st.metric("Exposed communication", units.share(figures.exposed_communication / whole),
               help="share of the time in which the network is busy and nothing computes")  # fmt: skip
     st.metric("Overlap", units.share(figures.overlap), help="share of communication hidden under computation")
     st.metric(
@@ -62,12 +63,12 @@ if last - first + 1 > fits:
 others = [one.total for name, one in timelines.items() if name != plan.name]
 title = f"{theme.plain(plan.name)} takes {units.seconds(figures.total)}"
 if others:
-    title += f"; the plans beside it take {' and '.join(units.ratio(other / figures.total) for other in others)} that"
+    title += f"; the plans beside it take {' and '.join(units.ratio(other / whole) for other in others)} that"
 bounds = {name: bound_of_layers(one.placement, problem)[first : last + 1].sum() for name, one in shown.items()}
 widgets.chart(charts.gantt(timelines, first, last, title, bounds), "gantt")
 
 longest = max(figures.seconds, key=figures.seconds.get)
-share = units.share(figures.seconds[longest] / figures.total)
+share = units.share(figures.seconds[longest] / whole)
 st.caption(f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). Outlined bars are simulated. A bar on a "
            "network lane is a send; hover tells its receiver. The line runs through what all GPUs wait for.")  # fmt: skip
 st.download_button(

@@ -105,7 +105,7 @@ def _critical_path(events: pd.DataFrame) -> pd.DataFrame:
     """Columns time, lane: in every step along the GPU that all others wait for."""
     last = events.loc[events.groupby(["layer", "kind"], observed=True)["end"].idxmax()].sort_values("end")
     ends = last["end"].to_numpy()
-    begins = np.concatenate([[events["start"].min()], ends[:-1]])
+    begins = np.concatenate([[events["start"].min()], ends])[: len(ends)]
     lane = last["resource"] + _lane_shift(last)
     return pd.DataFrame({"time": np.column_stack([begins, ends]).ravel(), "lane": np.repeat(lane.to_numpy(), 2)})
 

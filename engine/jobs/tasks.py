@@ -4,7 +4,7 @@ from typing import Any
 
 from engine import store
 from engine.cluster import Cluster
-from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet
+from engine.costs import Datasheet
 from engine.jobs.protocol import Context
 from engine.launch import local
 from engine.launch.compare import compare
@@ -20,14 +20,14 @@ from engine.systems import SYSTEMS, Outcome, run
 def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     """Run systems one after another.
 
-    arguments: workload (digest in the data folder), cluster, model (JSON), cost (profile JSON or None for the
-    datasheet), systems: [{name, options}]. Result: {"candidates": [candidate...]}, see `candidate`.
+    arguments: workload (digest in the data folder), cluster, model (JSON), systems: [{name, options}]. Costs are the
+    datasheet's. Result: {"candidates": [candidate...]}, see `candidate`.
     """
     problem = make_problem(
         store.load_workload(arguments["workload"]),
         Cluster.from_dict(arguments["cluster"], "cluster"),
         MoEModel.from_dict(arguments["model"], "model"),
-        cost_model(arguments.get("cost")),
+        Datasheet(),
     )
     wanted = arguments["systems"]
     found: list[dict[str, Any]] = []
@@ -59,11 +59,6 @@ def candidate(outcome: Outcome, problem: Problem) -> dict[str, Any]:
         "notes": {about: note._asdict() for about, note in outcome.notes.items()},
         "metrics": metrics(result.solution, problem, timeline).to_dict(),
     }
-
-
-def cost_model(profile: dict[str, Any] | None) -> CostModel:
-    """The α–β model of a profile, or the datasheet without one."""
-    return Datasheet() if profile is None else AlphaBeta(CostProfile.from_dict(profile, "cost profile"))
 
 
 def launch(arguments: dict[str, Any], context: Context) -> dict[str, Any]:

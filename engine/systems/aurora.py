@@ -88,9 +88,7 @@ def instance_of_layer(problem: Problem, layer: int) -> AssignmentInstance:
     """
     network, tokens = problem.network, problem.demand[layer]
     size = tokens * problem.model.bytes_per_token
-    compute = np.array(
-        [problem.cost.expert_ffn(gpu, tokens.sum(axis=0), problem.model) for gpu in problem.cluster.gpus]
-    )
+    compute = _ffn_seconds(problem, layer)
     rate = 2 / (1 / network.send + 1 / network.receive)
     itself = np.eye(network.gpus, dtype=bool)
     linked = network.linked[~itself]
@@ -103,12 +101,18 @@ def instance_of_layer(problem: Problem, layer: int) -> AssignmentInstance:
     return AssignmentInstance(compute, from_elsewhere / rate[:, None], nothing, np.zeros_like(size))
 
 
+def _ffn_seconds(problem: Problem, layer: int) -> np.ndarray:
+    """float64[gpu, expert]: what every GPU would need for every expert's tokens."""
+    tokens = problem.demand[layer].sum(axis=0)
+    return np.array([problem.cost.expert_ffn(gpu, tokens, problem.model) for gpu in problem.cluster.gpus])
+
+
 def layer_seconds(problem: Problem, layer: int) -> Callable[[np.ndarray], float]:
     """What a placement int64[expert] of one layer takes, start-up times left out: the slowest GPU's FFNs, and dispatch
     and combine each at its busiest port. `instance_of_layer` is this, or where that is not exact a relaxation of it."""
     network, cost, tokens = problem.network, problem.cost, problem.demand[layer]
     size = tokens * problem.model.bytes_per_token
-    compute = np.array([cost.expert_ffn(gpu, tokens.sum(axis=0), problem.model) for gpu in problem.cluster.gpus])
+    compute = _ffn_seconds(problem, layer)
     gpus, experts = tokens.shape
     away = ~np.eye(gpus, dtype=bool)
     over_link, over_fabric = network.linked & away, ~network.linked & away
@@ -242,9 +246,9 @@ def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem) -> Notes:
     notes: Notes = {}
     # With a spare slot, or where equal numbers do not fit the memory, the rule would not be compared on equal terms.
     if held.sum() == problem.workload.num_experts and np.all(held <= problem.expert_slots_of_gpu()):
-        instances = [instance_of_layer(problem, layer) for layer in range(len(load))]
-        ours = sum(one.cost(row) for one, row in zip(instances, gpu_of_expert, strict=True))
-        theirs = sum(one.cost(sorted_assignment(row, speed, held)) for one, row in zip(instances, load, strict=True))
+        seconds = [layer_seconds(problem, layer) for layer in range(len(load))]
+        ours = sum(one(row) for one, row in zip(seconds, gpu_of_expert, strict=True))
+        theirs = sum(one(sorted_assignment(row, speed, held)) for one, row in zip(seconds, load, strict=True))
         notes["Theorem 5.1's placement, relative to ours"] = Note(theirs / ours if ours else 1.0, "×")
     traffic = problem.traffic(to_placement(gpu_of_expert, problem))
     # Fabric and links work side by side: the slower of the two is the time of an all-to-all.

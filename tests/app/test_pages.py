@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.jobs import runner
+from engine.workload import RoutingTrace
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("workload", "cluster", "optimise", "timeline", "launch")
@@ -115,3 +117,12 @@ def test_a_session_link_cannot_leave_the_data_folder() -> None:
     app.run()
     assert not app.exception
     assert app.info
+
+
+def test_a_recording_of_nothing_but_padding_breaks_no_page(app: AppTest) -> None:
+    open_sample(app)
+    nothing = RoutingTrace("nothing", np.full((16, 8, 1), -1, dtype=np.int16), 16)
+    app.session_state["workload"] = store.save_workload(nothing)
+    plan_the_sample(app)
+    for page in PAGES:
+        visit(app, page)
