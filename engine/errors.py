@@ -6,3 +6,7 @@ class InputError(ValueError):
 
     Pages show it, the command line prints it and exits with 2. Any other exception is a bug.
     """
+
+
+class IllegalError(ValueError):
+    """An answer breaks a rule of its problem."""

@@ -1,0 +1,41 @@
+"""`solve KERNEL`: one kernel on its bare mathematical problem, JSON in and JSON out (see the README)."""
+
+import time
+from typing import Any
+
+from engine.errors import InputError
+from engine.result import Status
+from engine.solve import assign, order
+from engine.solve.instance import Face, Options
+
+KERNELS: dict[str, Face] = order.KERNELS | assign.KERNELS
+
+__all__ = ["KERNELS", "Options", "solve"]
+
+
+def solve(kernel: str, instances: Any, options: Options) -> Any:
+    """Answer one instance (an object) or several (an array); raises InputError for anything malformed."""
+    if kernel not in KERNELS:
+        raise InputError(f"there is no kernel '{kernel}' (there are: {', '.join(KERNELS)})")
+    if isinstance(instances, list):
+        return [_answer(kernel, one, options, f"instance {index}") for index, one in enumerate(instances)]
+    return _answer(kernel, instances, options, kernel)
+
+
+def _answer(kernel: str, instance: Any, options: Options, where: str) -> dict[str, Any]:
+    schema, function = KERNELS[kernel]
+    parsed = schema.from_dict(instance, where)
+    deadline = time.monotonic() + options.time_limit
+    try:
+        result, solution = function(parsed, options, lambda: time.monotonic() > deadline)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    # The deadline is the only thing that stops a kernel here.
+    status = Status.TIME_LIMIT if result.status is Status.CANCELLED else result.status
+    return {
+        "status": status.value,
+        "objective": result.objective,
+        "bound": result.bound,
+        "runtime": result.runtime,
+        **solution,
+    }
