@@ -9,7 +9,6 @@ import streamlit as st
 
 from app import state
 from engine import store
-from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.inspection import Inspection
@@ -17,11 +16,10 @@ from engine.inspection import inspect as engine_inspect
 from engine.jobs import runner
 from engine.launch.devices import Devices
 from engine.launch.devices import attached as engine_attached
-from engine.model import MoEModel
-from engine.plan import Plan
+from engine.plan import Placement, Plan
 from engine.problem import Problem, make_problem
 from engine.simulate.inference import simulate as engine_simulate
-from engine.simulate.metrics import Metrics
+from engine.simulate.metrics import SCORED_ON, Metrics, input_digests
 from engine.simulate.metrics import metrics as engine_metrics
 from engine.timeline import Timeline
 from engine.workload import Workload
@@ -75,14 +73,39 @@ def problem() -> Problem | None:
     recording, cluster, model = workload(), state.cluster(), state.model()
     if recording is None or cluster is None or model is None:
         return None
-    return _problem(recording.digest, cluster.digest, model.digest, recording, cluster, model)
+    second = None
+    if digest := state.second():
+        second = (_workload(digest), state.model_of(digest))
+    others = tuple(_workload(digest) for digest in state.others()) if second is None else ()
+    in_use = placement_in_use() if second is None else None
+    key = (
+        recording.digest, cluster.digest, model.digest, second and (second[0].digest, second[1].digest),
+        tuple(one.digest for one in others), in_use and in_use.digest,
+    )  # fmt: skip
+    found = _problem(key, recording, cluster, model, second, others, in_use)
+    state.remember_model(recording.digest, model)
+    return found
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def _problem(
-    workload: str, cluster: str, model: str, _workload: Workload, _cluster: Cluster, _model: MoEModel
-) -> Problem:
-    return make_problem(_workload, _cluster, _model, Datasheet())
+def _problem(key: tuple, _workload, _cluster, _model, _second, _others, _in_use) -> Problem:
+    return make_problem(_workload, _cluster, _model, Datasheet(), _second, _others, _in_use)
+
+
+def placement_in_use() -> Placement | None:
+    """The placement of the plan that is marked as deployed, where it fits the open recording and cluster."""
+    candidate = candidates().get(state.in_use() or "")
+    recording, cluster = workload(), state.cluster()
+    if candidate is None or recording is None or cluster is None or candidate.plan.placement_b is not None:
+        return None
+    placement = candidate.plan.placement
+    fits = (recording.layers, recording.num_experts, len(cluster.gpus))
+    return placement if (placement.layers, placement.experts, placement.gpus) == fits else None
+
+
+def recording(digest: str) -> Workload:
+    """A recording of the session."""
+    return _workload(digest)
 
 
 def simulate(plan: Plan, problem: Problem) -> Timeline:
@@ -104,7 +127,8 @@ def _metrics(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> M
 
 
 def _key(problem: Problem) -> tuple[str, ...]:
-    return problem.workload.digest, problem.cluster.digest, problem.model.digest, problem.cost.source
+    digests = input_digests(problem)
+    return tuple(digests.get(role, "") for role in SCORED_ON)
 
 
 def candidates() -> dict[str, Candidate]:

@@ -17,6 +17,8 @@ from engine.workload import Workload
 
 _WORKLOADS, _WORKLOAD, _CLUSTER, _MODEL = "workloads", "workload", "cluster", "model"
 _PLAN_JOBS, _LAUNCH_JOBS, _PLAN = "plan_jobs", "launch_jobs", "plan"
+_SECOND, _OTHERS, _IN_USE, _MODEL_OF = "second", "others", "in_use", "model_of"
+_STUDY_JOBS = "study_jobs"
 _NOTICE, _EDIT_ROUND, _TOKEN = "notice", "edit_round", "token"
 _TABLE_BASE, _UPLOADS, _WATCHED = "table_base", "uploads", "watched"
 _PARAMETER = "session"
@@ -46,12 +48,20 @@ def _fill(kept: dict) -> None:
     session[_MODEL] = MoEModel.from_dict(kept[_MODEL], "session") if kept.get(_MODEL) else None
     session[_PLAN_JOBS], session[_LAUNCH_JOBS] = kept.get(_PLAN_JOBS, []), kept.get(_LAUNCH_JOBS, [])
     session[_PLAN] = kept.get(_PLAN)
+    session[_SECOND], session[_OTHERS], session[_IN_USE] = kept.get(_SECOND), kept.get(_OTHERS, []), kept.get(_IN_USE)
+    session[_MODEL_OF], session[_STUDY_JOBS] = kept.get(_MODEL_OF, {}), kept.get(_STUDY_JOBS, {})
     session[_EDIT_ROUND] = 0
+
+
+_KEPT = (
+    _WORKLOADS, _WORKLOAD, _PLAN_JOBS, _LAUNCH_JOBS, _PLAN, _SECOND, _OTHERS, _IN_USE, _MODEL_OF, _STUDY_JOBS
+)  # fmt: skip
+"""Keys whose values are plain JSON and are kept with the session."""
 
 
 def _keep() -> None:
     session = st.session_state
-    kept = {key: session[key] for key in (_WORKLOADS, _WORKLOAD, _PLAN_JOBS, _LAUNCH_JOBS, _PLAN)}
+    kept = {key: session[key] for key in _KEPT}
     for key in (_CLUSTER, _MODEL):
         kept[key] = session[key].model_dump(mode="json", exclude_none=True) if session[key] else None
     store.save_session(session[_TOKEN], json.dumps(kept))
@@ -107,6 +117,71 @@ def model() -> MoEModel | None:
 
 def open_model(model: MoEModel) -> None:
     st.session_state[_MODEL] = model
+    _keep()
+
+
+def remember_model(digest: str, model: MoEModel) -> None:
+    """Keep the model that a recording was made with, so that it can be opened as a second model later."""
+    known = model.model_dump(mode="json", exclude_none=True)
+    if st.session_state[_MODEL_OF].get(digest) != known:
+        st.session_state[_MODEL_OF] = {**st.session_state[_MODEL_OF], digest: known}
+        _keep()
+
+
+def model_of(digest: str) -> MoEModel | None:
+    """The model that a recording of the session was made with, where it is known."""
+    known = st.session_state[_MODEL_OF].get(digest)
+    return MoEModel.from_dict(known, "session") if known else None
+
+
+def second() -> str | None:
+    """Digest of the second model's recording; its model is `model_of` it."""
+    return st.session_state[_SECOND]
+
+
+def open_second(digest: str | None) -> None:
+    """Let a second model share the cluster, or no longer (None)."""
+    st.session_state[_SECOND] = digest
+    _keep()
+
+
+def add_recording(workload: Workload, model: MoEModel) -> str:
+    """Add a recording to the session without opening it; returns its digest."""
+    digest = store.save_workload(workload)
+    st.session_state[_WORKLOADS] = {**workloads(), digest: workload.name}
+    remember_model(digest, model)
+    return digest
+
+
+def others() -> list[str]:
+    """Digests of the recordings that a plan must serve as well."""
+    return [digest for digest in st.session_state[_OTHERS] if digest in workloads() and digest != workload_digest()]
+
+
+def set_others(digests: list[str]) -> None:
+    if digests != st.session_state[_OTHERS]:
+        st.session_state[_OTHERS] = digests
+        _keep()
+
+
+def in_use() -> str | None:
+    """Id of the plan that is deployed now; None: experts in contiguous blocks."""
+    return st.session_state[_IN_USE]
+
+
+def set_in_use(id: str | None) -> None:
+    if id != st.session_state[_IN_USE]:
+        st.session_state[_IN_USE] = id
+        _keep()
+
+
+def study_job(kind: str) -> str | None:
+    """Id of the newest study of a kind (front, affinity, lina)."""
+    return st.session_state[_STUDY_JOBS].get(kind)
+
+
+def set_study_job(kind: str, id: str) -> None:
+    st.session_state[_STUDY_JOBS] = {**st.session_state[_STUDY_JOBS], kind: id}
     _keep()
 
 

@@ -1,6 +1,5 @@
 """Pieces that several pages share."""
 
-import re
 from collections.abc import Callable
 from datetime import datetime
 
@@ -10,6 +9,7 @@ import streamlit as st
 
 from app import cached, samples, state
 from app.charts.theme import CONFIG
+from app.text import plain
 from engine import store, units
 from engine.errors import InputError
 from engine.jobs import runner
@@ -24,11 +24,6 @@ STATE_COLOURS = {
     State.STARTING: "gray", State.RUNNING: "blue", State.CANCELLING: "orange", State.DONE: "green",
     State.CANCELLED: "orange", State.FAILED: "red",
 }  # fmt: skip
-
-
-def plain(text: str) -> str:
-    """A person's text where markdown is read: nothing in it is markup."""
-    return re.sub(r"([\\`*_{}\[\]()<>#+\-.!|~$:^&=\"'])", r"\\\1", " ".join(text.split()))
 
 
 def chart(figure: go.Figure, key: str) -> None:
@@ -69,7 +64,8 @@ def _workload_popover() -> None:
         st.page_link("../pages/workload.py", label="Upload or pick a sample", icon=":material/upload:")
     if workload:
         tokens = f"{workload.tokens:,} tokens × " if isinstance(workload, RoutingTrace) else ""
-        st.caption(f"{tokens}{workload.layers} layers × {workload.num_experts} experts")
+        beside = f" · beside {plain(state.workloads().get(state.second(), ''))}" if state.second() else ""
+        st.caption(f"{tokens}{workload.layers} layers × {workload.num_experts} experts{beside}")
 
 
 def _cluster_popover() -> None:
@@ -130,6 +126,9 @@ def needed_problem() -> Problem:
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         st.caption("Choose parts that fit each other in the row above.")
+        if state.second() and st.button("Close the second model", icon=":material/close:"):
+            state.open_second(None)
+            st.rerun()
         st.stop()
 
 

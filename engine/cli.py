@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import formats, report, store
-from engine.cluster import Cluster
-from engine.costs import AlphaBeta, CostModel, Datasheet
+from engine.cli_inputs import inputs_of, new_problem, problem_of, read_recording, remember, split_setting
 from engine.errors import InputError
 from engine.formats.source import one_line
 from engine.inspection import inspect
@@ -26,16 +25,12 @@ from engine.jobs.protocol import write_atomically
 from engine.jobs.tasks import candidate, describe_run
 from engine.launch import local
 from engine.launch.devices import attached
-from engine.model import MoEModel
-from engine.plan import Plan
-from engine.problem import Problem, make_problem
 from engine.result import Status, Stop
 from engine.simulate.inference import simulate
 from engine.simulate.metrics import metrics
 from engine.solve import KERNELS, Options, solve
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Report
-from engine.workload import Workload
 
 INFEASIBLE = 3
 
@@ -81,6 +76,13 @@ def parser() -> argparse.ArgumentParser:
             help="model JSON or Hugging Face config.json" + more,
         )
         command.add_argument(
+            "--workload-b", action="append", default=[], metavar="FILE[::NAME]",
+            help="the recording of a second model on the same GPUs" + more,
+        )  # fmt: skip
+        command.add_argument(
+            "--model-b", type=Path, metavar="FILE", help="the second model (default: the same as the first)"
+        )
+        command.add_argument(
             "--cost", type=Path, metavar="FILE", help="an α–β cost profile (default: datasheet roofline)"
         )
 
@@ -90,6 +92,13 @@ def parser() -> argparse.ArgumentParser:
     command = add("plan", plan, "run one system, or all of them and rank their plans")
     add_inputs(command, required=True)
     command.add_argument("--system", required=True, choices=[*SYSTEMS, "all"])
+    command.add_argument(
+        "--also", action="append", default=[], metavar="FILE[::NAME]",
+        help="another recording of the model that the plan must serve as well; may be given several times",
+    )  # fmt: skip
+    command.add_argument(
+        "--in-use", type=Path, metavar="PLAN", help="the plan that is deployed now, for what a move costs"
+    )
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
     command.add_argument("-o", "--output", type=Path, metavar="plan.json", help="where the (best) plan goes")
 
@@ -124,12 +133,11 @@ def inspect_files(given: argparse.Namespace) -> int:
 
 
 def plan(given: argparse.Namespace) -> int:
-    model = formats.read_model(given.model)
-    problem = make_problem(
-        read_recording(given.workload, model), formats.read_cluster(given.cluster), model, read_cost(given)
-    )
+    problem = new_problem(given)
     settings = dict(split_setting(text) for text in given.settings)
-    systems = list(SYSTEMS.values()) if given.system == "all" else [SYSTEMS[given.system]]
+    models = 1 if problem.second is None else 2
+    fitting = [system for system in SYSTEMS.values() if models in system.models]
+    systems = fitting if given.system == "all" else [SYSTEMS[given.system]]
     own = [{option.name for option in system.options} for system in systems]
     for name in settings:
         if not any(name in names for names in own):
@@ -210,54 +218,6 @@ def solve_kernel(given: argparse.Namespace) -> int:
         raise InputError(f"standard input is not valid JSON ({error})") from None
     print(json.dumps(solve(given.kernel, instances, options)))
     return 0
-
-
-def read_recording(file: str, model: MoEModel | None = None) -> Workload:
-    """A recording by FILE or FILE::NAME, checked against the model's experts when there is a model."""
-    path, member = formats.split_member(file)
-    if model is None:
-        return formats.read_workload(path, member=member)
-    return formats.read_workload(path, member=member, num_experts=model.experts, bytes_per_token=model.bytes_per_token)
-
-
-def read_cost(given: argparse.Namespace) -> CostModel:
-    """The profile given by --cost, or the datasheet."""
-    if not given.cost:
-        return Datasheet()
-    return AlphaBeta(formats.read_cost_profile(given.cost))
-
-
-def inputs_of(given: argparse.Namespace, made: Plan) -> tuple[MoEModel, Workload]:
-    """Model and workload from the options, or those that the plan was made from."""
-    known = made.provenance.inputs
-    model = formats.read_model(given.model) if given.model else store.load_document(MoEModel, known.get("model", ""))
-    workload = (
-        read_recording(given.workload, model) if given.workload else store.load_workload(known.get("workload", ""))
-    )
-    return model, workload
-
-
-def problem_of(given: argparse.Namespace, made: Plan) -> Problem:
-    """The problem from the options, with what they leave open taken from the plan's own inputs."""
-    model, workload = inputs_of(given, made)
-    digest = made.provenance.inputs.get("cluster", "")
-    cluster = formats.read_cluster(given.cluster) if given.cluster else store.load_document(Cluster, digest)
-    return make_problem(workload, cluster, model, read_cost(given))
-
-
-def remember(problem: Problem) -> None:
-    """Keep the inputs in the data folder, so that later commands need only the plan."""
-    store.save_workload(problem.workload)
-    store.save_document(problem.cluster)
-    store.save_document(problem.model)
-
-
-def split_setting(text: str) -> tuple[str, str]:
-    """KEY=VALUE as (KEY, VALUE)."""
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"--set {text}: write KEY=VALUE")
-    return key, value
 
 
 def write(path: Path, text: str) -> None:

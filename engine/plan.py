@@ -39,6 +39,16 @@ class Placement(Frozen):
         return self
 
     @classmethod
+    def from_slots(
+        cls, slots: np.ndarray, slots_of_gpu: np.ndarray, experts: int, model_layers: tuple[int, ...]
+    ) -> "Placement":
+        """A placement with replicas. slots: int[layer, slot], the expert in every slot, GPU after GPU; slots_of_gpu:
+        int[gpu]."""
+        ends = np.cumsum(slots_of_gpu)[:-1]
+        rows = tuple(tuple(tuple(part.tolist()) for part in np.split(row, ends)) for row in slots)
+        return cls(experts=experts, experts_of_gpu=rows, model_layers=model_layers)
+
+    @classmethod
     def from_gpu_of_expert(cls, gpu_of_expert: np.ndarray, gpus: int, model_layers: tuple[int, ...]) -> "Placement":
         """A placement without replicas. gpu_of_expert: int[layer, expert]."""
         experts_of_gpu = tuple(
@@ -62,6 +72,16 @@ class Placement(Frozen):
             for gpu, experts in enumerate(row):
                 np.add.at(slots[layer, :, gpu], list(experts), 1.0)
         return slots / slots.sum(axis=2, keepdims=True)
+
+    @cached_property
+    def single(self) -> bool:
+        """Whether no expert has a replica."""
+        return bool(np.all((self.share > 0).sum(axis=2) == 1))
+
+    @property
+    def gpu_of_expert(self) -> np.ndarray:
+        """int64[layer, expert] of a placement without replicas (the first GPU where there are some)."""
+        return (self.share > 0).argmax(axis=2)
 
     def moved_experts(self, other: "Placement") -> int | None:
         """(layer, expert, GPU) copies of `other` that this placement does not have; None for other sizes."""
@@ -138,6 +158,11 @@ class SendOrder(Frozen):
         return self
 
 
+Execution = Literal["vanilla", "context-coherent"]
+"""vanilla: tokens return to their rank after every MoE layer (dispatch and combine). context-coherent: every GPU holds the
+contexts of all tokens, so a token goes on from the GPU of its first expert, and one all-gather ends the pass (ExFlow §IV-A)."""
+
+
 class Claim(Frozen):
     """What the optimiser says of its plan: predicted seconds and a proven lower bound over the plans it chose from.
     Never trusted: `validate` and `simulate` recompute the objective.
@@ -151,26 +176,42 @@ class Claim(Frozen):
     scope: Literal["order", "placement and order"]
 
 
+def _order_fits(order: SendOrder, placement: Placement) -> None:
+    scheduled = len(order.dispatch)
+    if scheduled and scheduled != placement.layers:
+        raise ValueError(f"the order covers {scheduled} MoE layers, the placement {placement.layers}")
+    for schedule in order.dispatch + order.combine:
+        ends = schedule.src + schedule.dst
+        if ends and not (min(ends) >= 0 and max(ends) < placement.gpus):
+            raise ValueError(f"a send names a GPU outside 0 … {placement.gpus - 1}")
+
+
 class Plan(Frozen):
     """What to do on a cluster for a model. Its id is the SHA-256 of its canonical JSON, claim and name left out."""
 
     name: str = Field(min_length=1, max_length=120)
     placement: Placement
     send_order: SendOrder
+    execution: Execution = "vanilla"
+    placement_b: Placement | None = Field(default=None, description="of a second model on the same GPUs")
+    send_order_b: SendOrder | None = None
     provenance: Provenance
     claim: Claim | None = None
     parent: str | None = Field(default=None, description="id of the plan that this one was derived from")
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "Plan":
-        scheduled = len(self.send_order.dispatch)
-        if scheduled and scheduled != self.placement.layers:
-            raise ValueError(f"the order covers {scheduled} MoE layers, the placement {self.placement.layers}")
-        gpus = self.placement.gpus
-        for schedule in self.send_order.dispatch + self.send_order.combine:
-            ends = schedule.src + schedule.dst
-            if ends and not (min(ends) >= 0 and max(ends) < gpus):
-                raise ValueError(f"a send names a GPU outside 0 … {gpus - 1}")
+        if (self.placement_b is None) != (self.send_order_b is None):
+            raise ValueError("a second model needs both a placement and a send order")
+        _order_fits(self.send_order, self.placement)
+        if self.placement_b is not None:
+            if self.placement_b.gpus != self.placement.gpus:
+                raise ValueError("both models must be placed on the same GPUs")
+            if self.execution != "vanilla":
+                raise ValueError("two models on one cluster run with vanilla execution")
+            _order_fits(self.send_order_b, self.placement_b)
+        if self.execution == "context-coherent" and not self.placement.single:
+            raise ValueError("context-coherent execution needs every expert on exactly one GPU")
         return self
 
     @cached_property

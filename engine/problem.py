@@ -17,32 +17,74 @@ MEMORY_SHARE = 0.9
 """Part of a GPU's memory that expert weights may take; the rest is for activations, buffers and the runtime."""
 
 
-def make_problem(workload: Workload, cluster: Cluster, model: MoEModel, cost: CostModel) -> "Problem":
+def make_problem(
+    workload: Workload,
+    cluster: Cluster,
+    model: MoEModel,
+    cost: CostModel,
+    second: tuple[Workload, MoEModel] | None = None,
+    others: tuple[Workload, ...] = (),
+    in_use: Placement | None = None,
+) -> "Problem":
     """The problem of these inputs. Raises InputError when they do not fit each other.
+
+    second: recording and model that share the cluster; others, in_use: see `Problem`.
 
     A traffic matrix knows no model: each column stands for what sits on one GPU, so the model takes its numbers of
     layers and experts from the matrix, and the matrix its bytes per token from the model.
     """
+    partner = None if second is None else make_problem(second[0], cluster, second[1], cost)
     if isinstance(workload, TrafficMatrix):
         workload = replace(workload, bytes_per_token=model.bytes_per_token)
         sizes = {"layers": workload.layers, "dense_layers": (), "experts": workload.num_experts}
         sizes["experts_per_token"] = min(model.experts_per_token, workload.num_experts)
         model = model.model_copy(update=sizes)
-    return Problem(workload, cluster, model, cost)
+    return Problem(workload, cluster, model, cost, partner, others, in_use)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Checked on construction: raises InputError when the workload, the cluster and the model do not fit each other."""
+    """Checked on construction: raises InputError when its parts do not fit each other.
+
+    second: another model on the same GPUs, with its own recording (Aurora §6, §7)
+    others: further recordings of the model that a robust plan must also serve
+    in_use: the placement that is deployed now; None: experts in contiguous blocks
+    """
 
     workload: Workload
     cluster: Cluster
     model: MoEModel
     cost: CostModel
+    second: "Problem | None" = None
+    others: tuple[Workload, ...] = ()
+    in_use: Placement | None = None
 
     def __post_init__(self) -> None:
-        self.model.check_recording(self.workload.layers, self.workload.num_experts, self.workload.k, self.workload.name)
+        for recording in (self.workload, *self.others):
+            self.model.check_recording(recording.layers, recording.num_experts, recording.k, recording.name)
         self.demand  # noqa: B018  raises when the recorded ranks do not fit the cluster
+        if self.second is not None:
+            self._check_second(self.second)
+        if self.in_use is not None:
+            self._check_placement(self.in_use, "the placement in use")
+
+    def _check_second(self, second: "Problem") -> None:
+        for what, mine, theirs in (
+            ("experts a layer", self.workload.num_experts, second.workload.num_experts),
+            ("MoE layers", self.workload.layers, second.workload.layers),
+        ):
+            if mine != theirs:
+                raise InputError(
+                    f"{self.workload.name} has {mine} {what}, {second.workload.name} has {theirs}: two models share a "
+                    f"cluster expert beside expert, layer beside layer; choose a second model with {mine} {what}"
+                )
+
+    def with_workload(self, workload: Workload) -> "Problem":
+        """The same problem with another recording of the model. Raises InputError when it does not fit."""
+        return make_problem(
+            workload, self.cluster, self.model, self.cost,
+            None if self.second is None else (self.second.workload, self.second.model), (), self.in_use,
+        )  # fmt: skip
 
     @cached_property
     def demand(self) -> np.ndarray:
@@ -70,17 +112,32 @@ class Problem:
 
     def check_plan(self, plan: Plan) -> None:
         """Raise InputError unless the plan is for as many GPUs, layers and experts, and its experts fit the memory."""
-        placement = plan.placement
+        self._check_placement(plan.placement, f"the plan {plan.name}")
+        if plan.placement_b is not None:
+            if self.second is None:
+                raise InputError(f"the plan {plan.name} is for two models, but only one is open; open the second too")
+            self.second._check_placement(plan.placement_b, f"the plan {plan.name}")
+        elif self.second is not None:
+            raise InputError(f"the plan {plan.name} is for one model, but two are open; close the second")
+        self.check_memory(plan.placement, plan.placement_b)
+
+    def _check_placement(self, placement: Placement, whose: str) -> None:
         found = (placement.gpus, placement.layers, placement.experts)
         wanted = (len(self.cluster.gpus), self.workload.layers, self.workload.num_experts)
         for what, mine, theirs in zip(("GPUs", "MoE layers", "experts"), wanted, found, strict=True):
             if mine != theirs:
-                raise InputError(f"the plan {plan.name} is for {theirs} {what}, but there are {mine}")
-        self.check_memory(placement)
+                raise InputError(f"{whose} is for {theirs} {what}, but there are {mine}")
 
-    def check_memory(self, placement: Placement) -> None:
-        """Raise InputError when the experts of a GPU do not fit its memory."""
+    def held_bytes(self, placement: Placement, placement_b: Placement | None = None) -> np.ndarray:
+        """float64[gpu]: bytes of expert weights, of both models where there are two."""
         held = placement.slots.sum(axis=0) * self.model.bytes_per_expert
+        if placement_b is not None:
+            held = held + placement_b.slots.sum(axis=0) * self.second.model.bytes_per_expert
+        return held
+
+    def check_memory(self, placement: Placement, placement_b: Placement | None = None) -> None:
+        """Raise InputError when the experts of a GPU do not fit its memory."""
+        held = self.held_bytes(placement, placement_b)
         room = self.cluster.values("memory") * MEMORY_SHARE
         if np.any(held > room):
             gpu = int((held / room).argmax())

@@ -8,10 +8,10 @@ import pandas as pd
 
 STREAMS = ("compute", "network")
 COMPUTE_KINDS = ("gate", "ffn", "aggregate")
-NETWORK_KINDS = ("dispatch", "combine")
+NETWORK_KINDS = ("dispatch", "combine", "all_gather")
 KINDS = COMPUTE_KINDS + NETWORK_KINDS
 
-COLUMNS = ("resource", "stream", "start", "end", "kind", "layer", "peer", "bytes")
+COLUMNS = ("resource", "stream", "start", "end", "kind", "layer", "model", "peer", "bytes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,8 @@ class Timeline:
     """Events of one run.
 
     events: one row an event, columns `resource` (int, GPU), `stream` (one of STREAMS), `start`, `end` (seconds),
-        `kind` (one of KINDS), `layer` (MoE layer), `peer` (the GPU a send goes to, -1 for computation), `bytes`
+        `kind` (one of KINDS), `layer` (MoE layer), `model` (0, or 1 for the second of two colocated models), `peer` (the
+        GPU a send goes to, -1 for computation), `bytes`
     resources: lane name of every GPU
     source: whether the times were simulated or measured
     cost_source: which cost model (or machine) they come from
@@ -66,7 +67,9 @@ class Timeline:
 
     def seconds_of_kind(self) -> dict[str, float]:
         """Seconds of the critical path per kind: from the first start to the last end of a kind in a layer, summed."""
-        spans = self.events.groupby(["layer", "kind"], observed=True).agg(start=("start", "min"), end=("end", "max"))
+        spans = self.events.groupby(["model", "layer", "kind"], observed=True).agg(
+            start=("start", "min"), end=("end", "max")
+        )
         totals = (spans["end"] - spans["start"]).groupby("kind", observed=True).sum()
         return {kind: float(totals.get(kind, 0.0)) for kind in KINDS}
 

@@ -4,6 +4,7 @@ import streamlit as st
 
 from app import cluster_table, samples, state, uploads, widgets
 from app.charts import cluster as charts
+from app.text import plain
 from engine import units
 from engine.errors import InputError
 from engine.problem import MEMORY_SHARE
@@ -29,7 +30,7 @@ with upload:
         except InputError as error:
             state.complain(file.file_id, str(error))
     for complaint in state.complaints([file.file_id] if file else []):
-        st.error(widgets.plain(complaint), icon=":material/error:")
+        st.error(plain(complaint), icon=":material/error:")
 
 cluster = state.cluster()
 if cluster is None:
@@ -58,7 +59,7 @@ latency = st.number_input(
 try:
     changed = cluster_table.to_cluster(edited, cluster, latency)
 except InputError as error:
-    st.error(f"{widgets.plain(str(error))} The last valid cluster stays open.", icon=":material/error:")
+    st.error(f"{plain(str(error))} The last valid cluster stays open.", icon=":material/error:")
 else:
     if changed != cluster:
         state.open_cluster(changed, edited=True)
@@ -81,7 +82,7 @@ if model:
     room = float(cluster.values("memory").sum()) * MEMORY_SHARE
     say = st.success if needed <= room else st.error
     say(
-        f"{widgets.plain(model.name)}: experts take {units.size(needed)} of the {units.size(room)} that this cluster has "
+        f"{plain(model.name)}: experts take {units.size(needed)} of the {units.size(room)} that this cluster has "
         f"for weights ({MEMORY_SHARE:.0%} of memory)",
         icon=":material/memory:",
     )

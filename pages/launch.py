@@ -7,6 +7,7 @@ import streamlit as st
 from app import cached, guard, state, widgets
 from app.charts import gantt as gantt_charts
 from app.charts import launch as charts
+from app.text import plain
 from engine import store, units
 from engine.errors import InputError
 from engine.jobs import runner
@@ -25,7 +26,7 @@ if plan is None:
     st.stop()
 
 devices = cached.attached()
-st.markdown(f":material/memory: **Attached:** {widgets.plain(devices.summary)}")
+st.markdown(f":material/memory: **Attached:** {plain(devices.summary)}")
 with st.container(horizontal=True):
     ranks = st.number_input("Ranks", 1, plan.placement.gpus, devices.default_ranks(plan.placement.gpus), width=140,
                             help="with fewer ranks than GPUs, neighbouring GPUs of the plan share a rank")  # fmt: skip
@@ -35,7 +36,7 @@ with st.container(horizontal=True):
 try:
     prepared = local.prepare(plan, problem.workload, problem.model, devices, ranks, tokens, repeats)
 except InputError as error:
-    st.error(widgets.plain(str(error)), icon=":material/error:")
+    st.error(plain(str(error)), icon=":material/error:")
     st.stop()
 
 left, right = st.columns(2, gap="large")
@@ -43,7 +44,7 @@ with left:
     st.subheader("Pre-flight", anchor=False)
     for check in prepared.checks:
         colour, icon = ("green", "check_circle") if check.passed else ("red", "cancel")
-        st.markdown(f":{colour}[:material/{icon}:] **{check.name}**: {widgets.plain(check.text)}")
+        st.markdown(f":{colour}[:material/{icon}:] **{check.name}**: {plain(check.text)}")
 with right:
     st.subheader("Command", anchor=False)
     st.code(
@@ -109,5 +110,5 @@ widgets.chart(
     gantt_charts.gantt(pair, first, min(last, first + fits - 1), "Predicted (outlined) and measured (solid)"),
     "launch-gantt",
 )
-costs, device = widgets.plain(result["predicted"]["cost_source"]), widgets.plain(result["device"])
+costs, device = plain(result["predicted"]["cost_source"]), plain(result["device"])
 st.caption(f"The prediction uses {costs}. It is for {device}, not for the drawn cluster.")

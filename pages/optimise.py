@@ -4,6 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from app import cached, state, widgets
+from app.text import plain
 from engine import store, units
 from engine.errors import InputError
 from engine.jobs import runner
@@ -46,7 +47,7 @@ if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not w
     try:
         state.add_plan_job(runner.start("optimise", arguments, store.data_folder()).id)
     except InputError as error:
-        st.error(widgets.plain(str(error)), icon=":material/error:")
+        st.error(plain(str(error)), icon=":material/error:")
 
 
 @st.fragment(run_every=1)
@@ -95,7 +96,7 @@ st.subheader("Candidate plans", anchor=False)
 said = "Simulated on the open workload, fastest first. Select a row to open its plan."
 if len(table) > 1 and table["Time"][0] > 0:
     factor = units.ratio(table["Time"].max() / table["Time"][0])
-    said = f"{widgets.plain(table['Plan'][0])} is {factor} as fast as {widgets.plain(table['Plan'].iloc[-1])}. {said}"
+    said = f"{plain(table['Plan'][0])} is {factor} as fast as {plain(table['Plan'].iloc[-1])}. {said}"
 st.caption(said)
 widgets.candidates(table)
 chosen = table[table["id"] == state.plan_id()]

@@ -8,7 +8,7 @@ from app.charts import theme
 from engine import units
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
-from engine.simulate.inference import bound_of_layers
+from engine.simulate.inference import bound_of_plan
 
 widgets.header("Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis.")
 problem = widgets.needed_problem()
@@ -64,7 +64,7 @@ others = [one.total for name, one in timelines.items() if name != plan.name]
 title = f"{theme.plain(plan.name)} takes {units.seconds(figures.total)}"
 if others:
     title += f"; the plans beside it take {' and '.join(units.ratio(other / whole) for other in others)} that"
-bounds = {name: bound_of_layers(one.placement, problem)[first : last + 1].sum() for name, one in shown.items()}
+bounds = {name: bound_of_plan(one, problem, first, last) for name, one in shown.items()}
 widgets.chart(charts.gantt(timelines, first, last, title, bounds), "gantt")
 
 longest = max(figures.seconds, key=figures.seconds.get)

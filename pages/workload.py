@@ -5,6 +5,7 @@ import streamlit as st
 
 from app import cached, samples, state, uploads, widgets
 from app.charts import workload as charts
+from app.text import plain
 from engine import units
 from engine.errors import InputError
 from engine.workload import RoutingTrace
@@ -35,7 +36,7 @@ with drop:
             except InputError as error:
                 state.complain(file.file_id, str(error))
     for complaint in state.complaints([file.file_id for file in files]):
-        st.error(widgets.plain(complaint), icon=":material/error:")
+        st.error(plain(complaint), icon=":material/error:")
 with gallery:
     st.subheader("Samples", anchor=False)
     st.caption("Real routing of two small models, recorded on held-out text; see sample_traces/README.md.")
@@ -71,7 +72,7 @@ worst = max((finding.level for finding in inspection.findings), key=list(LEVELS)
 with st.expander(f"Checks: {worst}", expanded=worst == "error", icon=LEVELS[worst][1]):
     for finding in inspection.findings:
         show, icon = LEVELS[finding.level]
-        show(widgets.plain(finding.text), icon=icon)
+        show(plain(finding.text), icon=icon)
 
 view = st.segmented_control(
     "Show", ["Popularity", "Traffic", "Table"], default="Popularity", label_visibility="collapsed"

@@ -43,6 +43,11 @@ def make_gpu(
     )
 
 
+def cluster_of(*cards, **options) -> Cluster:
+    """A cluster of one node."""
+    return Cluster(name="test", nodes=(Node(name="node", gpus=cards),), **options)
+
+
 def make_model(layers: int, experts: int, k: int = 1, **sizes) -> MoEModel:
     """A narrow model with 16-bit numbers; its one dense layer comes first."""
     sizes = {"d_model": 64, "d_ff": 96, "batch": 1} | sizes

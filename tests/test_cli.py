@@ -414,7 +414,7 @@ def test_a_plan_that_is_no_plan(engine, saved, tmp_path):
     ("system", "setting", "parts"),
     [
         ("aurora", "speed=3", ["aurora has no option 'speed'", "order", "slots", "time_limit"]),
-        ("linear", "seed=1", ["linear has no option 'seed'", "none"]),
+        ("aurora-printed", "seed=1", ["aurora-printed has no option 'seed'", "none"]),
         ("all", "speed=3", ["all has no option 'speed'", "placement", "slots"]),
         ("aurora", "time_limit", ["time_limit", "KEY=VALUE"]),
         ("aurora", "=3", ["''"]),

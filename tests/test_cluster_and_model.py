@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cluster import Cluster, Node
+from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.model import MoEModel
@@ -13,12 +13,7 @@ from engine.plan import Placement, Plan, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance
 from engine.workload import RoutingTrace
-from tests.strategies import clusters, make_gpu, make_model, placements, problems, seeds
-
-
-def cluster_of(*cards, **options) -> Cluster:
-    return Cluster(name="test", nodes=(Node(name="node", gpus=cards),), **options)
-
+from tests.strategies import cluster_of, clusters, make_gpu, make_model, placements, problems, seeds
 
 # Cluster
 

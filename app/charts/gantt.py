@@ -1,5 +1,7 @@
 """Timelines as Gantt charts: lanes grouped by GPU, network above compute, several plans on one time axis."""
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -11,6 +13,8 @@ from engine.units import TIME, scale_of, seconds, size
 
 MOST_BARS = 5000
 """Events drawn as bars; a browser gets slow above, so longer stretches must be chosen by layer."""
+
+SECOND = ", second model"
 
 
 def layers_that_fit(timelines: list[Timeline]) -> int:
@@ -68,27 +72,32 @@ def _draw(
 ) -> None:
     measured = timeline.source == "measured"
     short = [name.split(" · ")[0] for name in timeline.resources]
-    for kind in KINDS:
-        some = events[events["kind"] == kind]
+    for model, kind in product(range(2), KINDS):
+        some = events[(events["kind"] == kind) & (events["model"] == model)]
         if not len(some):
             continue
-        colour = KIND_COLOURS[kind]
+        colour, name = KIND_COLOURS[kind], KIND_TITLES[kind] + SECOND * model
         figure.add_bar(
             x=(some["end"] - some["start"]) / factor,
             base=some["start"] / factor,
             y=some["resource"] + _lane_shift(some),
             width=0.36,
             orientation="h",
-            marker={"color": colour, "opacity": 1.0 if measured else 0.55, "line": {"color": colour, "width": 1.2}},
-            name=KIND_TITLES[kind],
-            legendgroup=kind,
-            showlegend=kind not in seen,
+            marker={
+                "color": colour,
+                "opacity": 1.0 if measured else 0.55,
+                "line": {"color": colour, "width": 1.2},
+                "pattern": {"shape": "/" if model else "", "size": 6, "solidity": 0.35},
+            },
+            name=name,
+            legendgroup=name,
+            showlegend=name not in seen,
             customdata=_hover(some, short),
             hovertemplate="%{customdata}<extra></extra>",
             row=row,
             col=1,
         )
-        seen.add(kind)
+        seen.add(name)
     path = _critical_path(events)
     figure.add_scatter(
         x=path["time"] / factor, y=path["lane"], mode="lines", line={"color": MARK, "width": 2}, name="Critical path",
@@ -103,7 +112,7 @@ def _draw(
 
 def _critical_path(events: pd.DataFrame) -> pd.DataFrame:
     """Columns time, lane: in every step along the GPU that all others wait for."""
-    last = events.loc[events.groupby(["layer", "kind"], observed=True)["end"].idxmax()].sort_values("end")
+    last = events.loc[events.groupby(["model", "layer", "kind"], observed=True)["end"].idxmax()].sort_values("end")
     ends = last["end"].to_numpy()
     begins = np.concatenate([[events["start"].min()], ends])[: len(ends)]
     lane = last["resource"] + _lane_shift(last)
@@ -123,6 +132,7 @@ def _hover(events: pd.DataFrame, names: list[str]) -> list[str]:
         if event.peer >= 0:
             where = f"{where} → {names[event.peer]} · {size(event.bytes)}"
         texts.append(
-            f"{KIND_TITLES[event.kind]}, layer {event.layer}<br>{where}<br>{length}, from {seconds(event.start)}"
+            f"{KIND_TITLES[event.kind]}{SECOND * event.model}, layer {event.layer}<br>{where}<br>{length}, "
+            f"from {seconds(event.start)}"
         )
     return texts

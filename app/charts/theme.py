@@ -10,6 +10,7 @@ KIND_COLOURS = {
     "ffn": "#009E73",
     "combine": "#56B4E9",
     "aggregate": "#CC79A7",
+    "all_gather": "#D55E00",
 }
 KIND_TITLES = {
     "gate": "Gate",
@@ -17,6 +18,7 @@ KIND_TITLES = {
     "ffn": "Expert FFN",
     "combine": "Combine all-to-all",
     "aggregate": "Aggregate",
+    "all_gather": "All-gather",
 }
 
 _GPU_COLOURS = (

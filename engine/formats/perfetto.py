@@ -28,13 +28,18 @@ def write_trace(timeline: Timeline) -> str:
     trace += [
         {
             "ph": "X",
-            "name": f"{event.kind} layer {event.layer}" + (f" → GPU {event.peer}" if event.peer >= 0 else ""),
+            "name": _name_of_event(event),
             "cat": event.kind,
             "pid": int(event.resource),
             "tid": int(tid),
             "ts": event.start * 1e6,
             "dur": (event.end - event.start) * 1e6,
-            "args": {"layer": int(event.layer), "peer": int(event.peer), "bytes": float(event.bytes)},
+            "args": {
+                "layer": int(event.layer),
+                "model": int(event.model),
+                "peer": int(event.peer),
+                "bytes": float(event.bytes),
+            },
         }
         for event, tid in zip(events.itertuples(index=False), thread, strict=True)
     ]
@@ -60,6 +65,11 @@ def _threads(events: pd.DataFrame) -> np.ndarray:
 def _name_of_thread(tid: int) -> str:
     stream, lane = divmod(tid, LANES_PER_STREAM)
     return STREAMS[stream] if lane == 0 else f"{STREAMS[stream]} {lane + 1}"
+
+
+def _name_of_event(event) -> str:
+    model = "second model's " if event.model else ""
+    return f"{model}{event.kind} layer {event.layer}" + (f" → GPU {event.peer}" if event.peer >= 0 else "")
 
 
 def _label(kind: str, gpu: int, tid: int, name: str) -> dict:

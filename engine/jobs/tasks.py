@@ -10,25 +10,53 @@ from engine.launch import local
 from engine.launch.compare import compare
 from engine.launch.devices import attached
 from engine.model import MoEModel
-from engine.plan import Plan
+from engine.plan import Placement, Plan
 from engine.problem import Problem, make_problem
+from engine.schema import Frozen
 from engine.simulate.inference import simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, Outcome, run
 
 
-def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Run systems one after another.
+def problem_arguments(problem: Problem) -> dict[str, Any]:
+    """A problem as the arguments of a job; its recordings must be in the data folder."""
+    found = {
+        "workload": problem.workload.digest, "cluster": _json(problem.cluster), "model": _json(problem.model),
+        "others": [one.digest for one in problem.others],
+    }  # fmt: skip
+    if problem.second is not None:
+        found["second"] = {"workload": problem.second.workload.digest, "model": _json(problem.second.model)}
+    if problem.in_use is not None:
+        found["in_use"] = _json(problem.in_use)
+    return found
 
-    arguments: workload (digest in the data folder), cluster, model (JSON), systems: [{name, options}]. Costs are the
-    datasheet's. Result: {"candidates": [candidate...]}, see `candidate`.
-    """
-    problem = make_problem(
+
+def _json(document: Frozen) -> dict[str, Any]:
+    return document.model_dump(mode="json", exclude_none=True)
+
+
+def problem_from(arguments: dict[str, Any]) -> Problem:
+    """The problem that `problem_arguments` described. Costs are the datasheet's."""
+    second = arguments.get("second")
+    in_use = arguments.get("in_use")
+    return make_problem(
         store.load_workload(arguments["workload"]),
         Cluster.from_dict(arguments["cluster"], "cluster"),
         MoEModel.from_dict(arguments["model"], "model"),
         Datasheet(),
+        second and (store.load_workload(second["workload"]), MoEModel.from_dict(second["model"], "second model")),
+        tuple(store.load_workload(digest) for digest in arguments.get("others", [])),
+        in_use and Placement.from_dict(in_use, "placement in use"),
     )
+
+
+def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Run systems one after another.
+
+    arguments: those of `problem_arguments`, and systems: [{name, options}]. Result: {"candidates": [candidate...]}, see
+    `candidate`.
+    """
+    problem = problem_from(arguments)
     wanted = arguments["systems"]
     found: list[dict[str, Any]] = []
     for index, choice in enumerate(wanted):

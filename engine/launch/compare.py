@@ -72,7 +72,7 @@ def measured_timelines(folder: Path, ranks: int, source: str) -> list[Timeline]:
         origin = one["start"].min()
         frame = pd.DataFrame({
             "resource": one["src"], "start": one["start"] - origin, "end": one["end"] - origin,
-            "layer": one["layer"], "peer": one["dst"], "bytes": one["bytes"],
+            "layer": one["layer"], "model": 0, "peer": one["dst"], "bytes": one["bytes"],
             "kind": pd.Categorical(one["kind"], categories=list(KINDS)),
             "stream": pd.Categorical(np.where(one["dst"] >= 0, "network", "compute"), categories=list(STREAMS)),
         })  # fmt: skip

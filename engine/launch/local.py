@@ -100,6 +100,12 @@ def prepare(
             f"{workload.name} has no tokens to replay; a launch needs a routing log (loads and matrices can be planned "
             "and simulated)"
         )
+    if plan.placement_b is not None or plan.execution != "vanilla":
+        what = "two colocated models" if plan.placement_b is not None else "context-coherent execution"
+        raise InputError(
+            f"the plan {plan.name} has {what}, which can be simulated but not launched yet; launch a plan of one model "
+            "with vanilla execution"
+        )
     gpus = plan.placement.gpus
     model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
     if plan.placement.layers != workload.layers or plan.placement.experts != workload.num_experts:

@@ -111,7 +111,7 @@ def assign(instance: AssignmentInstance, stop: Stop = never) -> Result[NDArray[n
             f"{instance.experts} experts on {instance.gpus} GPUs: one expert to a GPU needs equal numbers of both"
         )
     compute, network = instance.compute, instance.network()
-    matching = _Matching(compute, network)
+    matching = Matching(compute, network)
     best = np.arange(instance.gpus)
     objective, bound, cancelled = instance.cost(best), 0.0, False
 
@@ -128,19 +128,19 @@ def assign(instance: AssignmentInstance, stop: Stop = never) -> Result[NDArray[n
         return True
 
     try:
-        f_values, n_values = _candidates(compute), _candidates(network)
+        f_values, n_values = candidates(compute), candidates(network)
         bound = float(f_values[0] + 2 * n_values[0])
-        f_values = f_values[_least(f_values, 0, len(f_values) - 1, lambda f: feasible(f, np.inf)) :]
-        n_values = n_values[_least(n_values, 0, len(n_values) - 1, lambda n: feasible(np.inf, n)) :]
+        f_values = f_values[least(f_values, 0, len(f_values) - 1, lambda f: feasible(f, np.inf)) :]
+        n_values = n_values[least(n_values, 0, len(n_values) - 1, lambda n: feasible(np.inf, n)) :]
         boxes = [(float(f_values[0] + 2 * n_values[0]), 0, len(f_values) - 1, 0, len(n_values) - 1)]
         while boxes and boxes[0][0] < objective:
             bound, f_low, f_high, n_low, n_high = boxes[0]
             f_high = min(f_high, int(np.searchsorted(f_values + 2 * n_values[n_low], objective)) - 1)
             n_high = min(n_high, int(np.searchsorted(f_values[f_low] + 2 * n_values, objective)) - 1)
             f_mid = (f_low + f_high) // 2
-            f, n = f_mid, _least(n_values, n_low, n_high + 1, lambda n, f=f_values[f_mid]: feasible(f, n))
+            f, n = f_mid, least(n_values, n_low, n_high + 1, lambda n, f=f_values[f_mid]: feasible(f, n))
             if n <= n_high:
-                f = _least(f_values, f_low, f_mid, lambda f, n=n_values[n]: feasible(f, n))
+                f = least(f_values, f_low, f_mid, lambda f, n=n_values[n]: feasible(f, n))
             # The box stays on the heap until it is split, so that a cancelled search still has its bound.
             heapq.heappop(boxes)
             if f_low < f and n < n_high:
@@ -166,13 +166,13 @@ class _Cancelled(Exception):  # noqa: N818 - not an error
     """`stop` answered True."""
 
 
-def _candidates(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+def candidates(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     """The values a bottleneck can have, rising: none below what some GPU or some expert cannot avoid."""
     unavoidable = max(seconds.min(axis=0).max(), seconds.min(axis=1).max())
     return np.unique(seconds[seconds >= unavoidable])
 
 
-def _least(values: NDArray[np.float64], low: int, high: int, feasible: Callable[[float], bool]) -> int:
+def least(values: NDArray[np.float64], low: int, high: int, feasible: Callable[[float], bool]) -> int:
     """Least index in low..high whose value is feasible; `high` is returned untested if no lower one is."""
     while low < high:
         middle = (low + high) // 2
@@ -183,7 +183,7 @@ def _least(values: NDArray[np.float64], low: int, high: int, feasible: Callable[
     return low
 
 
-class _Matching:
+class Matching:
     """Perfect matchings of GPUs to experts under two thresholds, each test starting from what the last one left.
 
     Rows of the bipartite graph are Python integers, one bit an expert: an augmenting path visits an expert in under a

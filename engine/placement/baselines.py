@@ -30,6 +30,13 @@ def sorted_assignment(
     return gpu_of_expert
 
 
+def round_robin_assignment(experts: int, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Experts dealt to the GPUs one by one in GPU order, those without a free slot left out."""
+    slots = _slots(slots, experts)
+    deal = np.concatenate([np.flatnonzero(slots > turn) for turn in range(slots.max())])
+    return deal[:experts]
+
+
 def random_assignment(experts: int, slots: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     """Random GPU assignment (RGA in Aurora section 8): every way to fill the slots is equally likely."""
     slots = _slots(slots, experts)

@@ -1,62 +1,78 @@
 """Inference of MoE layers: gate → dispatch → expert FFN → combine → aggregate, layer after layer.
 
-Every step waits until all GPUs have finished the one before: computation and communication do not overlap (Aurora §2.2,
-equation 3). Only the MoE part of a layer is simulated; attention, dense layers and shared experts cost every plan the
-same and are left out.
+Every step waits until all GPUs have finished the one before: computation and communication of one model do not overlap
+(Aurora §2.2, equation 3). Two colocated models interleave, see `engine.simulate.colocated`. Only the MoE part of a layer
+is simulated; attention, dense layers and shared experts cost every plan the same and are left out.
 """
 
 import numpy as np
 import pandas as pd
 
-from engine.plan import Placement, Plan
+from engine.plan import Plan, SendOrder
 from engine.problem import Problem
-from engine.simulate.network import Flows, all_to_all
+from engine.simulate.colocated import colocated_bound, colocated_timeline
+from engine.simulate.network import Flows, Network, all_to_all
+from engine.simulate.work import Work, work_of
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline
 
 
 def simulate(plan: Plan, problem: Problem) -> Timeline:
     """The predicted timeline of a plan. Raises InputError when the plan does not fit the problem."""
     problem.check_plan(plan)
-    order, traffic = plan.send_order, problem.traffic(plan.placement)
-    compute = compute_seconds(plan.placement, problem)
+    work = work_of(plan.placement, problem, plan.execution)
+    if plan.placement_b is None:
+        events = one_model(work, plan.send_order, problem.network)
+    else:
+
+        second = work_of(plan.placement_b, problem.second)
+        events = colocated_timeline(
+            work.compute, second.compute, (work.dispatch, work.combine), (second.dispatch, second.combine),
+            plan.send_order, plan.send_order_b, problem.network,
+        )  # fmt: skip
+    return Timeline(events, problem.cluster.gpu_names, "simulated", problem.cost.source)
+
+
+def one_model(work: Work, order: SendOrder, network: Network) -> pd.DataFrame:
+    """The events of one model's pass, columns as in `Timeline.events`."""
     log = EventLog()
     now = 0.0
-    for layer in range(problem.workload.layers):
-        scheduled = order.mode != "concurrent"
-        dispatch = all_to_all(order.mode, order.dispatch[layer] if scheduled else None, traffic[layer], problem.network)
-        combine = all_to_all(order.mode, order.combine[layer] if scheduled else None, traffic[layer].T, problem.network)
-        now = log.compute("gate", layer, compute["gate"][layer], now)
-        now = log.network("dispatch", layer, dispatch, now)
-        now = log.compute("ffn", layer, compute["ffn"][layer], now)
-        now = log.network("combine", layer, combine, now)
-        now = log.compute("aggregate", layer, compute["aggregate"][layer], now)
-    return Timeline(log.frame(), problem.cluster.gpu_names, "simulated", problem.cost.source)
+    scheduled = order.mode != "concurrent"
+    layers = len(work.dispatch)
+    for layer in range(layers):
+        out, back = (order.dispatch[layer], order.combine[layer]) if scheduled else (None, None)
+        now = log.compute("gate", layer, work.compute["gate"][layer], now)
+        now = log.network("dispatch", layer, all_to_all(order.mode, out, work.dispatch[layer], network), now)
+        now = log.compute("ffn", layer, work.compute["ffn"][layer], now)
+        now = log.network("combine", layer, all_to_all(order.mode, back, work.combine[layer], network), now)
+        now = log.compute("aggregate", layer, work.compute["aggregate"][layer], now)
+    if work.gather is not None:
+        log.network("all_gather", layers - 1, all_to_all("concurrent", None, work.gather, network), now)
+    return log.frame()
 
 
-def compute_seconds(placement: Placement, problem: Problem) -> dict[str, np.ndarray]:
-    """float64[layer, gpu] seconds of `gate`, `ffn` and `aggregate` under a placement."""
-    cost, model = problem.cost, problem.model
-    tokens = np.einsum("lre,leg->lge", problem.demand, placement.share)
-    held = problem.tokens_of_rank
-    seconds = {kind: np.empty(held.shape) for kind in ("gate", "ffn", "aggregate")}
-    for rank, gpu in enumerate(problem.cluster.gpus):
-        seconds["gate"][:, rank] = cost.gate(gpu, held[:, rank], model)
-        seconds["ffn"][:, rank] = cost.expert_ffn(gpu, tokens[:, rank, :], model).sum(axis=1)
-        seconds["aggregate"][:, rank] = cost.aggregate(gpu, held[:, rank], model)
-    return {kind: cost.together(step) for kind, step in seconds.items()}
+def bound_of_work(work: Work, network: Network) -> np.ndarray:
+    """float64[layer]: seconds below which no send order can bring this work: the steps' own maxima, with every
+    all-to-all at the time of its busiest port and one start-up. The all-gather counts to the last layer."""
+    seconds = sum(step.max(axis=1) for step in work.compute.values())
+    seconds = seconds + [
+        network.bound(out) + network.bound(back) for out, back in zip(work.dispatch, work.combine, strict=True)
+    ]
+    if work.gather is not None:
+        seconds[-1] += network.bound(work.gather)
+    return seconds
 
 
-def bound_of_layers(placement: Placement, problem: Problem) -> np.ndarray:
-    """float64[layer]: seconds below which no send order can bring this placement: the steps' own maxima, with every
-    all-to-all at the time of its busiest port and one start-up."""
-    compute = sum(step.max(axis=1) for step in compute_seconds(placement, problem).values())
-    network = [problem.network.bound(one) + problem.network.bound(one.T) for one in problem.traffic(placement)]
-    return compute + np.array(network)
+def bound_of_plan(plan: Plan, problem: Problem, first: int = 0, last: int | None = None) -> float:
+    """Seconds below which no send order can bring the placement (and execution) of a plan, in layers first … last."""
+    last = problem.workload.layers - 1 if last is None else last
+    work = work_of(plan.placement, problem, plan.execution).stretch(first, last)
+    if plan.placement_b is None:
+        return float(bound_of_work(work, problem.network).sum())
 
-
-def bound_of_placement(placement: Placement, problem: Problem) -> float:
-    """The bound of all layers together, see `bound_of_layers`."""
-    return float(bound_of_layers(placement, problem).sum())
+    second = work_of(plan.placement_b, problem.second).stretch(first, last)
+    return colocated_bound(
+        work.compute, second.compute, (work.dispatch, work.combine), (second.dispatch, second.combine), problem.network
+    )
 
 
 class EventLog:
@@ -82,7 +98,8 @@ class EventLog:
         self._parts.append(
             {
                 "resource": resource, "stream": np.full(count, STREAMS.index(stream)), "start": start, "end": end,
-                "kind": np.full(count, KINDS.index(kind)), "layer": np.full(count, layer), "peer": peer, "bytes": size,
+                "kind": np.full(count, KINDS.index(kind)), "layer": np.full(count, layer),
+                "model": np.zeros(count, dtype=np.int64), "peer": peer, "bytes": size,
             }
         )  # fmt: skip
 

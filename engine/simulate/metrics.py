@@ -7,7 +7,8 @@ import numpy as np
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import relative_gap
-from engine.simulate.inference import bound_of_placement
+from engine.simulate.inference import bound_of_plan
+from engine.simulate.work import work_of
 from engine.timeline import Timeline, balancedness
 
 
@@ -39,11 +40,17 @@ class Metrics:
 
 def metrics(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
     """The figures of `plan` on `problem`, whose simulated timeline is `timeline`."""
-    traffic = problem.traffic(plan.placement)
-    everything = traffic.sum()
-    order_bound = bound_of_placement(plan.placement, problem)
+    moved = work_of(plan.placement, problem, plan.execution)
+    dispatch, combine = moved.dispatch, moved.combine
+    if plan.placement_b is not None:
+        second = work_of(plan.placement_b, problem.second)
+        dispatch, combine = (np.concatenate(pair) for pair in ((dispatch, second.dispatch), (combine, second.combine)))
+    everything = dispatch.sum() + combine.sum()
+    stays = np.trace(dispatch, axis1=1, axis2=2).sum() + np.trace(combine, axis1=1, axis2=2).sum()
+    order_bound = bound_of_plan(plan, problem)
     # A bound was proven for the inputs the plan was made from; on any others it proves nothing.
-    own = plan.claim is not None and plan.provenance.inputs == input_digests(problem)
+    mine = input_digests(problem)
+    own = plan.claim is not None and all(plan.provenance.inputs.get(role) == mine.get(role) for role in SCORED_ON)
     bound = plan.claim.bound if own else None
     return Metrics(
         total=timeline.total,
@@ -54,19 +61,29 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
         utilisation=timeline.utilisation,
         exposed_communication=timeline.exposed_communication(),
         overlap=timeline.overlap,
-        balancedness=float(balancedness(traffic.sum(axis=1)).mean()),
-        kept_local=float(np.trace(traffic, axis1=1, axis2=2).sum() / everything) if everything else 1.0,
-        memory=float((plan.placement.slots.sum(axis=0) * problem.model.bytes_per_expert).max()),
-        phases=sum(schedule.phases for schedule in plan.send_order.dispatch),
+        balancedness=float(balancedness(dispatch.sum(axis=1)).mean()),
+        kept_local=float(stays / everything) if everything else 1.0,
+        memory=float(problem.held_bytes(plan.placement, plan.placement_b).max()),
+        phases=sum(one.phases for order in (plan.send_order, plan.send_order_b) if order for one in order.dispatch),
         seconds=timeline.seconds_of_kind(),
     )
 
 
+SCORED_ON = ("workload", "cluster", "model", "cost", "workload_b", "model_b")
+"""Roles of the inputs that a plan's simulated time depends on."""
+
+
 def input_digests(problem: Problem) -> dict[str, str]:
     """Digest of every input by role, as plans carry them in their provenance."""
-    return {
+    digests = {
         "workload": problem.workload.digest,
         "cluster": problem.cluster.digest,
         "model": problem.model.digest,
         "cost": problem.cost.source,
     }
+    if problem.second is not None:
+        digests |= {"workload_b": problem.second.workload.digest, "model_b": problem.second.model.digest}
+    digests |= {f"workload_also_{index}": one.digest for index, one in enumerate(problem.others)}
+    if problem.in_use is not None:
+        digests["in_use"] = problem.in_use.digest
+    return digests

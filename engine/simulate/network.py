@@ -165,7 +165,7 @@ def _run(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, l
         if ripe:
             waiting = [flow for flow in waiting if ready_at[flow] > now]
             active = np.concatenate([active, ripe]).astype(np.int64)
-        rate = _fair_rates(out[active], into[active], capacity)
+        rate = fair_rates(out[active], into[active], capacity)
         step = (left[active] / rate).min(initial=np.inf)
         step = min(step, min((ready_at[flow] for flow in waiting), default=np.inf) - now)
         left[active] -= rate * step
@@ -181,7 +181,7 @@ def _run(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, l
     return Flows(src, dst, size, start, end)
 
 
-def _fair_rates(out: np.ndarray, into: np.ndarray, capacity: np.ndarray) -> np.ndarray:
+def fair_rates(out: np.ndarray, into: np.ndarray, capacity: np.ndarray) -> np.ndarray:
     """float64[flow]: max-min fair rates by progressive filling (Bertsekas & Gallager, Data Networks, §6.5.2)."""
     rate = np.zeros(len(out))
     room, open_flows = capacity.copy(), np.arange(len(out))

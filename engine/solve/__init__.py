@@ -5,10 +5,11 @@ from typing import Any
 
 from engine.errors import InputError
 from engine.result import Status
-from engine.solve import assign, order
+from engine.solve import affinity, assign, colocate, order, popularity, replicate, replicate_devices
 from engine.solve.instance import Face, Options
 
-KERNELS: dict[str, Face] = order.KERNELS | assign.KERNELS
+KERNELS: dict[str, Face] = order.KERNELS | assign.KERNELS | colocate.KERNELS | affinity.KERNELS
+KERNELS |= popularity.KERNELS | replicate_devices.KERNELS | replicate.KERNELS
 
 __all__ = ["KERNELS", "Options", "solve"]
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.errors import InputError
-from engine.plan import Claim, Placement, Plan, SendOrder
+from engine.plan import Claim, Execution, Placement, Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
-from engine.simulate.inference import bound_of_placement, simulate
+from engine.simulate.inference import bound_of_plan, simulate
 from engine.simulate.metrics import input_digests
 
 Value = str | int | float | bool
@@ -79,6 +79,16 @@ class Draft:
     bound: float | None = None
     notes: Notes = field(default_factory=dict)
     cancelled: bool = False
+    execution: Execution = "vanilla"
+    placement_b: Placement | None = None
+    send_order_b: SendOrder | None = None
+
+    def plan(self, name: str, provenance: Provenance) -> Plan:
+        """The plan that these parts make."""
+        return Plan(
+            name=name, placement=self.placement, send_order=self.send_order, execution=self.execution,
+            placement_b=self.placement_b, send_order_b=self.send_order_b, provenance=provenance,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class System:
-    """A recipe. `summary` is one line for people, `paper` the source, `baseline` marks what others are compared to."""
+    """A recipe. `summary` is one line for people, `paper` the source, `baseline` marks what others are compared to;
+    `models`: how many models at once it can plan for."""
 
     name: str
     title: str
@@ -100,6 +111,7 @@ class System:
     recipe: Callable[[Problem, dict[str, Value], Stop, Report], Draft]
     options: tuple[Option, ...] = ()
     baseline: bool = False
+    models: tuple[int, ...] = (1,)
 
     def settings(self, given: dict[str, Value]) -> dict[str, Value]:
         """All options with their values; raises InputError for one that this system does not have."""
@@ -120,6 +132,13 @@ def run(
     """Run a system. The objective is the simulated time in seconds, never the recipe's own estimate."""
     begin = time.perf_counter()
     settings = system.settings(options or {})
+    open_models = 1 if problem.second is None else 2
+    if open_models not in system.models:
+        raise InputError(
+            f"{system.title} plans one model at a time; close the second model, or choose one of the systems for two"
+            if open_models == 2
+            else f"{system.title} places two models on one cluster; open a second recording and its model"
+        )
     draft = system.recipe(problem, settings, stop, report)
     provenance = Provenance(
         optimiser=system.name,
@@ -128,9 +147,9 @@ def run(
         versions=library_versions(),
         inputs=input_digests(problem),
     )
-    plan = Plan(name=system.title, placement=draft.placement, send_order=draft.send_order, provenance=provenance)
+    plan = draft.plan(system.title, provenance)
     objective = simulate(plan, problem).total
-    bound = bound_of_placement(draft.placement, problem) if draft.bound is None else draft.bound
+    bound = bound_of_plan(plan, problem) if draft.bound is None else draft.bound
     if bound > objective * (1 + 1e-6):
         raise AssertionError(f"{system.name}: the bound {bound} lies above the simulated time {objective}")
     bound = min(bound, objective)

@@ -3,11 +3,11 @@
 import numpy as np
 
 from engine.communication.baselines import random_order, shortest_first
-from engine.placement.baselines import linear_assignment, random_assignment
+from engine.placement.baselines import linear_assignment, random_assignment, round_robin_assignment
 from engine.plan import Placement, SendOrder
 from engine.problem import Problem
 from engine.result import Stop
-from engine.systems.aurora import (
+from engine.systems.aurora_exclusive import (
     SLOTS,
     TIME_LIMIT,
     assign_layers,
@@ -26,7 +26,23 @@ PLACEMENT = Option(
 
 def linear(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
     """Contiguous blocks of experts and a plain all-to-all: what serving engines do unless told otherwise."""
-    return Draft(linear_placement(problem), SendOrder(mode="concurrent"))
+    if problem.second is None:
+        return Draft(linear_placement(problem, str(settings["slots"])), SendOrder(mode="concurrent"))
+    rows = [linear_placement(one, str(settings["slots"])) for one in (problem, problem.second)]
+    order = SendOrder(mode="concurrent")
+    return Draft(rows[0], order, placement_b=rows[1], send_order_b=order)
+
+
+def round_robin(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Experts dealt one by one, the same in every layer, and a plain all-to-all."""
+    row = round_robin_assignment(problem.workload.num_experts, _slots(problem, str(settings["slots"])))
+    placement = to_placement(np.tile(row, (problem.workload.layers, 1)), problem)
+    return Draft(placement, SendOrder(mode="concurrent"))
+
+
+def random(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Every layer's experts at random, and a plain all-to-all."""
+    return Draft(random_placement(problem, int(settings["seed"]), str(settings["slots"])), SendOrder(mode="concurrent"))
 
 
 def rcs(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
@@ -42,10 +58,7 @@ def sjf(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report
 
 def rga(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
     """Random GPU assignment with Aurora's order, as in Figure 11b."""
-    slots = _slots(problem, "even")
-    seed, experts = int(settings["seed"]), problem.workload.num_experts
-    rows = [random_assignment(experts, slots, seed + layer) for layer in range(problem.workload.layers)]
-    placement = to_placement(np.array(rows), problem)
+    placement = random_placement(problem, int(settings["seed"]))
     return Draft(placement, phased_order(placement, problem, "matched", stop), cancelled=stop())
 
 
@@ -53,6 +66,13 @@ def linear_placement(problem: Problem, kind: str = "even") -> Placement:
     """Experts in contiguous blocks, the same in every layer; as equal as the memory allows with `kind` "uneven"."""
     row = linear_assignment(problem.workload.num_experts, _slots(problem, kind))
     return to_placement(np.tile(row, (problem.workload.layers, 1)), problem)
+
+
+def random_placement(problem: Problem, seed: int, kind: str = "even") -> Placement:
+    """Every layer's experts at random."""
+    slots, experts = _slots(problem, kind), problem.workload.num_experts
+    rows = [random_assignment(experts, slots, seed + layer) for layer in range(problem.workload.layers)]
+    return to_placement(np.array(rows), problem)
 
 
 def _slots(problem: Problem, kind: str) -> np.ndarray:
@@ -74,7 +94,15 @@ SYSTEMS = (
     System(
         "linear", "Linear placement",
         "experts in contiguous blocks, a plain all-to-all: what engines do unless told otherwise",
-        "common practice", linear, baseline=True,
+        "common practice", linear, (SLOTS,), baseline=True, models=(1, 2),
+    ),
+    System(
+        "round-robin", "Round-robin placement", "experts dealt to the GPUs one by one, a plain all-to-all",
+        "common practice", round_robin, (SLOTS,), baseline=True,
+    ),
+    System(
+        "random", "Random placement", "every layer's experts on random GPUs, a plain all-to-all",
+        "common practice", random, (SLOTS, SEED), baseline=True,
     ),
     System(
         "rcs", "Random order (RCS)", "every GPU sends to its peers one by one in a random order",

@@ -5,8 +5,26 @@ through here. One module a family of problems.
 """
 
 from engine.errors import IllegalError
+from engine.validate.affinity import check_affinity
 from engine.validate.assignment import check_assignment
+from engine.validate.colocation import check_colocation, check_colocation_heterogeneous
 from engine.validate.communication import check_flows, check_schedule
-from engine.validate.plan import check_plan
+from engine.validate.devices import check_devices, check_popularity
+from engine.validate.plan import check_plan, check_timeline
+from engine.validate.replication import check_replication, check_transfers
 
-__all__ = ["IllegalError", "check_assignment", "check_flows", "check_plan", "check_schedule"]
+__all__ = [
+    "IllegalError",
+    "check_affinity",
+    "check_assignment",
+    "check_colocation",
+    "check_colocation_heterogeneous",
+    "check_devices",
+    "check_flows",
+    "check_plan",
+    "check_popularity",
+    "check_replication",
+    "check_schedule",
+    "check_timeline",
+    "check_transfers",
+]

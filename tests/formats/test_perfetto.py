@@ -11,11 +11,11 @@ from engine.formats.perfetto import write_trace
 from engine.timeline import COLUMNS, Timeline
 
 EVENTS = [
-    (0, "compute", 0.0, 1e-3, "gate", 0, -1, 0.0),
-    (1, "compute", 0.0, 2e-3, "gate", 0, -1, 0.0),
-    (0, "network", 2e-3, 4e-3, "dispatch", 0, 1, 100.0),
-    (0, "network", 3e-3, 5e-3, "dispatch", 0, 2, 200.0),
-    (0, "network", 4e-3, 6e-3, "dispatch", 0, 1, 300.0),
+    (0, "compute", 0.0, 1e-3, "gate", 0, 0, -1, 0.0),
+    (1, "compute", 0.0, 2e-3, "gate", 0, 0, -1, 0.0),
+    (0, "network", 2e-3, 4e-3, "dispatch", 0, 0, 1, 100.0),
+    (0, "network", 3e-3, 5e-3, "dispatch", 0, 0, 2, 200.0),
+    (0, "network", 4e-3, 6e-3, "dispatch", 0, 0, 1, 300.0),
 ]
 
 
@@ -28,7 +28,7 @@ def trace():
 def test_events_in_microseconds(trace):
     first = next(event for event in trace["traceEvents"] if event["ph"] == "X" and event["name"].startswith("dispatch"))
     assert (first["ts"], first["dur"], first["pid"]) == pytest.approx((2000, 2000, 0))
-    assert first["args"] == {"layer": 0, "peer": 1, "bytes": 100.0}
+    assert first["args"] == {"layer": 0, "model": 0, "peer": 1, "bytes": 100.0}
     assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == len(EVENTS)
 
 

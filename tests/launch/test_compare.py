@@ -24,7 +24,7 @@ def timeline(*events: tuple) -> Timeline:
     rows = [
         {
             "resource": resource, "stream": "network" if kind in ("dispatch", "combine") else "compute",
-            "start": start, "end": end, "kind": kind, "layer": layer, "peer": -1, "bytes": 0.0,
+            "start": start, "end": end, "kind": kind, "layer": layer, "model": 0, "peer": -1, "bytes": 0.0,
         }
         for kind, layer, resource, start, end in events
     ]  # fmt: skip
@@ -81,7 +81,14 @@ def test_a_single_rank_has_no_sends(tmp_path):
     write(tmp_path, [(1, 0, "gate", 0, 0, -1, 0, 0.0, 3.0, 4.0), (1, 0, "ffn", 0, 0, -1, 0, 0.0, 4.0, 6.5)])
     (one,) = measured_timelines(tmp_path, 1, "x")
     assert one.total == 3.5 and one.events["stream"].tolist() == ["compute", "compute"]
-    assert one.seconds_of_kind() == {"gate": 1.0, "ffn": 2.5, "aggregate": 0.0, "dispatch": 0.0, "combine": 0.0}
+    assert one.seconds_of_kind() == {
+        "gate": 1.0,
+        "ffn": 2.5,
+        "aggregate": 0.0,
+        "dispatch": 0.0,
+        "combine": 0.0,
+        "all_gather": 0.0,
+    }
 
 
 def test_the_sums_are_those_of_the_steps():

@@ -15,10 +15,11 @@ from engine.errors import InputError
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
-from engine.simulate.inference import bound_of_layers, bound_of_placement, simulate
+from engine.simulate.inference import bound_of_plan, bound_of_work, simulate
 from engine.simulate.metrics import metrics
+from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, run
-from engine.systems.aurora import phased_order
+from engine.systems.aurora_exclusive import phased_order
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline, balancedness
 from engine.validate import IllegalError, check_plan
 from engine.workload import RoutingTrace
@@ -48,8 +49,8 @@ def planned(draw, modes=("matched", "shared", "sequential", "concurrent"), **opt
 
 
 def timeline_of(*events: tuple) -> Timeline:
-    """Two GPUs; events (gpu, stream, start, end, kind, layer, peer)."""
-    frame = pd.DataFrame([(*event, 1.0) for event in events], columns=list(COLUMNS))
+    """Two GPUs; events (gpu, stream, start, end, kind, layer, peer) of one model."""
+    frame = pd.DataFrame([(*event[:-1], 0, event[-1], 1.0) for event in events], columns=list(COLUMNS))
     frame["stream"] = pd.Categorical(frame["stream"], categories=list(STREAMS))
     frame["kind"] = pd.Categorical(frame["kind"], categories=list(KINDS))
     return Timeline(frame, ("GPU 0", "GPU 1"), "measured", "by hand")
@@ -102,7 +103,7 @@ def test_steps_follow_one_another_and_add_up(case):
                 total += step["end"].max() - step["start"].min()
                 now = step["end"].max()
     assert timeline.total == pytest.approx(total, rel=EXACT) == sum(timeline.seconds_of_kind().values())
-    assert timeline.total >= bound_of_placement(plan.placement, problem) * (1 - 1e-7)
+    assert timeline.total >= bound_of_plan(plan, problem) * (1 - 1e-7)
 
 
 @settings(max_examples=80, deadline=None)
@@ -124,7 +125,7 @@ def test_network_lanes_show_the_all_to_alls(case):
 @given(planned(modes=("shared",), linked=False, symmetric=True))
 def test_a_shared_order_without_links_meets_the_bound_of_its_placement(case):
     plan, problem = case
-    assert simulate(plan, problem).total == pytest.approx(bound_of_placement(plan.placement, problem), rel=EXACT)
+    assert simulate(plan, problem).total == pytest.approx(bound_of_plan(plan, problem), rel=EXACT)
 
 
 @settings(max_examples=100, deadline=None)
@@ -133,7 +134,7 @@ def test_bound_is_the_busiest_port_beside_the_slowest_computation(case):
     plan, problem = case
     network, events = problem.network, simulate(plan, problem).events
     for layer, (bound, traffic) in enumerate(
-        zip(bound_of_layers(plan.placement, problem), problem.traffic(plan.placement), strict=True)
+        zip(bound_of_work(work_of(plan.placement, problem), network), problem.traffic(plan.placement), strict=True)
     ):
         steps = events[(events["layer"] == layer) & (events["stream"] == "compute")]
         wanted = sum(step["end"].max() - step["start"].min() for _, step in steps.groupby("kind", observed=True))
@@ -183,7 +184,7 @@ def test_exposed_communication_is_what_no_computation_covers():
     assert timeline.utilisation == pytest.approx((2 + 0.5) / 2 / 5)
     assert timeline.busy("network").tolist() == pytest.approx([4, 4])  # a send occupies both of its ends
     assert timeline.seconds_of_kind() == pytest.approx(
-        {"gate": 2, "ffn": 0.5, "aggregate": 0, "dispatch": 3, "combine": 1.5}
+        {"gate": 2, "ffn": 0.5, "aggregate": 0, "dispatch": 3, "combine": 1.5, "all_gather": 0}
     )
 
 

@@ -18,10 +18,10 @@ from engine.errors import InputError
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Status
-from engine.simulate.inference import bound_of_placement, simulate
+from engine.simulate.inference import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, Option, run
-from engine.systems.aurora import instance_of_layer, phased_order, slots_of_gpu, spread_evenly, to_placement
+from engine.systems.aurora_exclusive import instance_of_layer, phased_order, slots_of_gpu, spread_evenly, to_placement
 from engine.validate import check_assignment, check_plan
 from engine.workload import RoutingTrace
 from tests.strategies import make_gpu, make_model, problems, seeds
@@ -231,7 +231,7 @@ def test_matched_order_on_equal_ports_meets_the_bound_of_every_order(problem):
     for name in ("rga", "aurora"):
         plan = solve(name, problem, order="matched").solution
         total = simulate(plan, problem).total
-        assert total == pytest.approx(bound_of_placement(plan.placement, problem), rel=1e-9)
+        assert total == pytest.approx(bound_of_plan(plan, problem), rel=1e-9)
 
 
 @settings(max_examples=40, deadline=None)

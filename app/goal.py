@@ -1,0 +1,93 @@
+"""What a plan is for: one model or two, which recordings it must serve, and what is deployed now."""
+
+import streamlit as st
+
+from app import cached, samples, state
+from engine import formats
+from engine.errors import InputError
+from engine.problem import Problem
+
+ONE, TWO = "Inference latency of one model", "Two models on one cluster"
+GOALS = {
+    ONE: "One model has the GPUs to itself: place its experts and order its all-to-alls.",
+    TWO: "Two models share every GPU: while one computes, the other communicates (Aurora §6, §7).",
+}
+LINEAR = "linear (contiguous blocks)"
+
+
+def choose() -> int:
+    """The goal; returns how many models are to be planned for. Changes what is open as the second model."""
+    st.subheader("Goal", anchor=False)
+    now = TWO if state.second() else ONE
+    goal = st.segmented_control("Goal", list(GOALS), default=now, label_visibility="collapsed", key="goal") or now
+    st.caption(GOALS[goal])
+    if goal == ONE:
+        if state.second():
+            state.open_second(None)
+            st.rerun()
+        return 1
+    _choose_second()
+    return 2
+
+
+def _choose_second() -> None:
+    """Which recording is the second model's: those of the session whose model is known, then the samples."""
+    mine = {digest: name for digest, name in state.workloads().items() if state.model_of(digest)}
+    shipped = {sample.file: sample for sample in samples.RECORDINGS if sample.file.endswith(".npz")}
+    options = [*mine, *shipped]
+    names = [f"{name} (open)" for name in mine.values()] + [f"{sample.title} (sample)" for sample in shipped.values()]
+    index = options.index(state.second()) if state.second() in options else None
+    chosen = st.selectbox(
+        "Second model's recording", options, index, lambda one: names[options.index(one)],
+        placeholder="Choose the recording of the second model", width=420, key=f"second-{state.second()}",
+        help="It needs as many MoE layers and experts as the first. An uploaded recording is listed once it has been "
+             "open with its model.",
+    )  # fmt: skip
+    if chosen is None:
+        st.info("Choose the recording of the second model.", icon=":material/info:")
+        st.stop()
+    if chosen == state.second():
+        return
+    if chosen in shipped:
+        chosen = _open_sample(shipped[chosen])
+    state.open_second(chosen)
+    st.rerun()
+
+
+def _open_sample(sample: samples.Sample) -> str:
+    model = formats.read_model(samples.FOLDER / sample.model)
+    workload = formats.read_workload(samples.FOLDER / sample.file, num_experts=model.experts)
+    return state.add_recording(workload, model)
+
+
+def choose_context(problem: Problem) -> None:
+    """Further recordings that the plan must serve, and the placement in use."""
+    fitting = {}
+    for digest, name in state.workloads().items():
+        try:
+            problem.with_workload(cached.recording(digest))
+        except InputError:
+            continue
+        if digest != state.workload_digest():
+            fitting[digest] = name
+    plans = {id: one.plan for id, one in cached.candidates().items() if one.plan.placement_b is None}
+    left, right = st.columns(2)
+    with left:
+        chosen = st.multiselect(
+            "Must also serve", list(fitting), [one for one in state.others() if one in fitting],
+            format_func=lambda digest: fitting[digest], placeholder="Only the open recording", disabled=not fitting,
+            help="A robust plan is made for the open recording and these: its worst case over all of them counts. Open "
+                 "other recordings of the same model on the Workload page.",
+        )  # fmt: skip
+    with right:
+        options = [None, *plans]
+        now = state.in_use() if state.in_use() in plans else None
+        deployed = st.selectbox(
+            "Deployed now", options, options.index(now),
+            format_func=lambda id: LINEAR if id is None else f"{plans[id].name} · {id[:8]}",
+            help="What moving to a plan costs is counted from here.",
+        )  # fmt: skip
+    if chosen != state.others() or deployed != now:
+        state.set_others(chosen)
+        state.set_in_use(deployed)
+        st.rerun()

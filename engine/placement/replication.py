@@ -1,0 +1,332 @@
+"""Which experts get replicas and on which GPUs they live, so that the slowest GPU of every layer is as fast as possible.
+
+What Lina (section 5) and DeepSeek's EPLB do at inference, taken further: replicas are counted and packed greedily, then
+exchanged between GPUs under the true objective (`replication_search`), which may be the worst of several workloads, and
+an expert's tokens may be divided at will over its replicas (`free_split`). Layers do not depend on each other.
+
+Here more is better: the objective is the balancedness, ideal time over the time of the slowest GPU, and its bound is an
+**upper** limit, `objective <= optimum <= bound`. `Result.gap` is made for costs and says 0 here; the gap in terms of
+max / mean is `imbalance_gap(result)`.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InputError
+from engine.placement.eplb import check_counts, eplb
+from engine.placement.free_split import divided
+from engine.placement.replica_packing import equal_weights
+from engine.placement.replication_bounds import ROUND_OFF, least_time
+from engine.placement.replication_exact import MOST_VARIABLES, best_layout, variables
+from engine.placement.replication_groups import groups_of_nodes
+from engine.placement.replication_search import search, search_free
+from engine.result import Provenance, Result, Status, Stop, library_versions, never
+
+Split = Literal["equal", "free"]
+Algorithm = Literal["best", "eplb"]
+PROVEN_GAP = 1e-6
+PROOF_SHARE = 0.4
+"""Share of the time limit that the proof of one layer may take."""
+
+
+@dataclass(frozen=True)
+class ReplicationInstance:
+    """Layers whose experts are to be replicated onto the same GPUs.
+
+    loads: float64[load, layer, expert], one or several workloads, any unit; slots: of one layer over all GPUs; split: an
+    expert's tokens divide equally over its replicas, or at will. nodes, groups: where nodes divide groups, all
+    replicas of the experts of a group (equal blocks of expert ids) stay on one node. slots_of_gpu: int64[gpu], where it
+    is not the same for all; speed: float64[gpu], relative computing speed, 1 everywhere if not given.
+
+    Raises InputError for a wrong shape or value, or where the slots cannot hold what they must.
+    """
+
+    loads: NDArray[np.float64]
+    slots: int
+    gpus: int
+    split: Split = "equal"
+    nodes: int = 1
+    groups: int = 1
+    slots_of_gpu: NDArray[np.int64] | None = None
+    speed: NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        loads = np.asarray(self.loads, dtype=np.float64)
+        if loads.ndim != 3 or loads.size == 0 or not np.isfinite(loads).all() or loads.min() < 0:
+            raise InputError("loads: wanted a table [load, layer, expert] of finite values of at least 0, none empty")
+        if self.split not in ("equal", "free"):
+            raise InputError(f"split: must be 'equal' or 'free', not '{self.split}'")
+        experts = loads.shape[2]
+        slots_of_gpu = self.slots_of_gpu
+        if slots_of_gpu is None:
+            check_counts(experts, self.slots, self.gpus, self.nodes, self.groups)
+            slots_of_gpu = np.full(self.gpus, self.slots // self.gpus)
+        else:
+            slots_of_gpu = self._checked_slots(experts)
+            check_counts(experts, self.slots * self.gpus, self.gpus, self.nodes, self.groups)
+        speed = np.ones(self.gpus) if self.speed is None else np.asarray(self.speed, dtype=np.float64)
+        if speed.shape != (self.gpus,) or not np.isfinite(speed).all() or speed.min() <= 0:
+            raise InputError(f"speed: wanted one positive number for each of the {self.gpus} GPUs")
+        for name, value in (("loads", loads), ("slots_of_gpu", slots_of_gpu.astype(np.int64)), ("speed", speed)):
+            object.__setattr__(self, name, value)
+        if self.grouped and not self.alike:
+            raise InputError(
+                "groups: experts can be kept on nodes by group only where all GPUs have equal slots and speeds; "
+                "leave groups and nodes out, or plan for equal GPUs"
+            )
+
+    def _checked_slots(self, experts: int) -> NDArray[np.int64]:
+        given = np.asarray(self.slots_of_gpu)
+        if given.shape != (self.gpus,) or not np.issubdtype(given.dtype, np.integer) or given.min(initial=0) < 0:
+            raise InputError(f"slots_of_gpu: wanted one whole number of at least 0 for each of the {self.gpus} GPUs")
+        if given.sum() != self.slots:
+            raise InputError(
+                f"slots_of_gpu: adds up to {given.sum()}, but slots says {self.slots}; "
+                f"change slots to {given.sum()}, or {abs(int(given.sum()) - self.slots)} slots on some GPUs"
+            )
+        if self.slots < experts:
+            raise InputError(
+                f"slots_of_gpu: {self.slots} slots for {experts} experts, each of which needs one; "
+                f"add {experts - self.slots} slots"
+            )
+        return given
+
+    @property
+    def alike(self) -> bool:
+        """Whether all GPUs have equally many slots and the same speed."""
+        return bool((self.slots_of_gpu == self.slots_of_gpu[0]).all() and (self.speed == self.speed[0]).all())
+
+    @property
+    def grouped(self) -> bool:
+        """Whether expert groups are kept on nodes (EPLB's hierarchical policy)."""
+        return self.nodes > 1 and self.groups % self.nodes == 0
+
+    @cached_property
+    def gpu_of_slot(self) -> NDArray[np.int64]:
+        """int64[slot]."""
+        return np.repeat(np.arange(self.gpus), self.slots_of_gpu)
+
+    @cached_property
+    def relative(self) -> NDArray[np.float64]:
+        """float64[layer, load, expert]: loads so that a perfect division takes every GPU a time of 1; no load stays 0."""
+        greatest = self.loads.max(axis=2, keepdims=True)
+        scaled = self.loads / np.where(greatest > 0, greatest, 1.0)
+        total = scaled.sum(axis=2, keepdims=True)
+        return (scaled / np.where(total > 0, total, 1.0) * self.speed.sum()).swapaxes(0, 1).copy()
+
+    @cached_property
+    def groups_in_order(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Groups in the order of their nodes int64[layer, group], and the least time float64[layer] of a busiest node."""
+        return groups_of_nodes(self.relative, self.nodes, self.groups, float(self.speed.sum()) / self.nodes)
+
+    @property
+    def experts_in_order(self) -> NDArray[np.int64]:
+        """int64[layer, expert]: experts in the order of their nodes; as they are if they may go to any node."""
+        layers, experts = self.loads.shape[1:]
+        if not self.grouped:
+            return np.tile(np.arange(experts), (layers, 1))
+        size = experts // self.groups
+        return (self.groups_in_order[0][:, :, None] * size + np.arange(size)).reshape(layers, experts)
+
+    def of_layer(self, layer: int) -> "ReplicationInstance":
+        """One layer of it."""
+        return replace(self, loads=self.loads[:, [layer]])
+
+    def layout(self, physical_to_logical: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[layer, gpu, place] of int64[layer, slot]: -1 where a GPU has fewer slots than the largest one."""
+        layout = np.full((len(physical_to_logical), self.gpus, int(self.slots_of_gpu.max())), -1, dtype=np.int64)
+        layout[:, self._places] = physical_to_logical
+        return layout
+
+    def slots_in(self, layout: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[layer, slot] of int64[layer, gpu, place]; experts of a GPU in rising order."""
+        experts = self.loads.shape[2]
+        return np.sort(np.where(layout < 0, experts, layout), axis=2)[:, self._places]
+
+    @cached_property
+    def _places(self) -> NDArray[np.bool_]:
+        return np.arange(self.slots_of_gpu.max()) < self.slots_of_gpu[:, None]
+
+
+def share_of_slot(
+    physical_to_logical: NDArray[np.int64], instance: ReplicationInstance, stop: Stop = never
+) -> NDArray[np.float64]:
+    """float64[load, layer, slot]: work of every slot, in units of what a perfect division gives a GPU of speed 1.
+
+    physical_to_logical: int64[layer, slot]. Equal over replicas, or the division that relieves the slowest GPU most.
+    """
+    layout = instance.layout(physical_to_logical)
+    weight = equal_weights(layout, instance.relative)
+    if instance.split == "free":
+        weight = divided(layout, weight, instance.speed, stop)
+    return weight[:, :, instance._places].swapaxes(0, 1)
+
+
+def balancedness(
+    physical_to_logical: NDArray[np.int64], instance: ReplicationInstance, stop: Stop = never
+) -> NDArray[np.float64]:
+    """float64[load, layer], of int64[layer, slot]: the ideal time over the time of the slowest GPU; 1 without any load.
+
+    With equal speeds it is mean / max of the GPUs' loads.
+    """
+    share = share_of_slot(physical_to_logical, instance, stop)
+    work = np.zeros((*share.shape[:2], instance.gpus))
+    np.add.at(work, (slice(None), slice(None), instance.gpu_of_slot), share)
+    return 1.0 / np.maximum((work / instance.speed).max(axis=2), 1.0)
+
+
+def imbalance_gap(result: Result) -> float:
+    """How far max / mean of the answer may be above the least possible, relative to it: bound / objective - 1."""
+    return max(result.bound / result.objective - 1.0, 0.0)
+
+
+def replicate(
+    instance: ReplicationInstance,
+    algorithm: Algorithm = "best",
+    close_enough: float = 1e-3,
+    effort: int = 8,
+    exact: bool = True,
+    time_limit: float = 10.0,
+    seed: int = 0,
+    stop: Stop = never,
+    on_incumbent: Callable[[float, float], None] | None = None,
+) -> Result[NDArray[np.int64]]:
+    """Replicas onto GPUs; `solution` is physical_to_logical int64[layer, slot], slots in the order of their GPUs.
+
+    The objective, to be maximised, is the least balancedness over layers and loads, the bound an upper limit of it.
+
+    algorithm: "best", or "eplb" on the mean of the loads. close_enough: relative distance from the bound at which a layer
+    is left alone. effort: attempts to improve layers that are further away, by other replica counts and otherwise. exact:
+    try to prove small layers. time_limit: wall seconds. on_incumbent: called with (objective, bound) after improvements.
+
+    Two replicas of an expert on one GPU are legal, and with an equal split sometimes best; except where CP-SAT finds
+    that, "best" avoids them as long as another GPU has room. It never does worse than EPLB in any layer. Status OPTIMAL
+    if objective and bound agree to 1e-6, TIME_LIMIT if the time ended the work before, CANCELLED if `stop` did, otherwise
+    FEASIBLE. Raises InputError for "eplb" with unequal GPUs.
+    """
+    start = time.perf_counter()
+    deadline = start + time_limit
+
+    def over() -> bool:
+        return stop() or time.perf_counter() > deadline
+
+    if algorithm not in ("best", "eplb"):
+        raise InputError(f"algorithm: must be 'best' or 'eplb', not '{algorithm}'")
+    if algorithm == "eplb" and not instance.alike:
+        raise InputError("algorithm: EPLB knows only GPUs of equal slots and speed; use 'best' for these")
+    bound = 1.0 / np.maximum(_least_times(instance), 1.0)
+    in_time = True
+    if algorithm == "eplb":
+        placed = _eplb(instance)
+        reached = balancedness(placed, instance).min(axis=0)
+    else:
+        placed, reached = _best(instance, bound, close_enough, effort, seed, over)
+        if on_incumbent:
+            on_incumbent(float(reached.min()), float(bound.min()))
+        if exact and not instance.grouped:
+            seconds = PROOF_SHARE * time_limit
+            in_time = _prove(instance, placed, reached, bound, seconds, seed, over, on_incumbent)
+    objective = float(reached.min())
+    limit = max(float(bound.min()), objective)
+    if limit <= objective * (1 + PROVEN_GAP):
+        status = Status.OPTIMAL
+    elif stop():
+        status = Status.CANCELLED
+    else:
+        status = Status.FEASIBLE if in_time and time.perf_counter() <= deadline else Status.TIME_LIMIT
+    options = {"algorithm": algorithm, "split": instance.split, "close_enough": close_enough, "effort": effort}
+    options |= {"exact": exact, "time_limit": time_limit}
+    provenance = Provenance(optimiser="replicate", options=options, seed=seed, versions=library_versions())
+    return Result(status, objective, limit, time.perf_counter() - start, placed, provenance)
+
+
+def _eplb(instance: ReplicationInstance) -> NDArray[np.int64]:
+    return eplb(instance.loads.mean(axis=0), instance.slots, instance.gpus, instance.nodes, instance.groups)
+
+
+def _least_times(instance: ReplicationInstance) -> NDArray[np.float64]:
+    """float64[layer]: proven lower limit of the slowest GPU's time."""
+    bound = least_time(instance.relative, instance.slots_of_gpu, instance.speed)
+    return np.maximum(bound, instance.groups_in_order[1]) if instance.grouped else bound
+
+
+def _best(
+    instance: ReplicationInstance, bound: NDArray[np.float64], close_enough: float, effort: int, seed: int, stop: Stop
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(physical_to_logical int64[layer, slot], least balancedness float64[layer])."""
+    load, nodes = instance.relative, instance.nodes if instance.grouped else 1
+    layers, loads, experts = load.shape
+    # Every node is a problem of its own, with its part of the experts in the order of their nodes.
+    expert_at = instance.experts_in_order
+    share = experts // nodes
+    local = np.take_along_axis(load, expert_at[:, None], axis=2)
+    local = local.reshape(layers, loads, nodes, share).swapaxes(1, 2).reshape(layers * nodes, loads, share)
+    speed, slots_of_gpu = (each[: instance.gpus // nodes] for each in (instance.speed, instance.slots_of_gpu))
+    target = np.repeat((1 + close_enough) / bound, nodes)
+    layout = search(local, slots_of_gpu, speed, target, effort, seed, stop)
+    if instance.split == "free":
+        layout = search_free(layout, local, speed, target, seed, stop)
+    layout = layout.reshape(layers, nodes, instance.gpus // nodes, -1)
+    first = np.arange(nodes)[:, None, None] * share
+    at = np.where(layout < 0, 0, layout + first).reshape(layers, -1)
+    expert = np.take_along_axis(expert_at, at, axis=1).reshape(layers, instance.gpus, -1)
+    placed = instance.slots_in(np.where(layout.reshape(expert.shape) < 0, -1, expert))
+    reached = balancedness(placed, instance).min(axis=0)
+    if instance.alike:
+        usual = _eplb(instance)
+        usual_reached = balancedness(usual, instance).min(axis=0)
+        better = usual_reached > 9 * reached * (1 + ROUND_OFF)
+        placed[better], reached[better] = usual[better], usual_reached[better]
+    return placed, reached
+
+
+def _prove(
+    instance: ReplicationInstance,
+    placed: NDArray[np.int64],
+    reached: NDArray[np.float64],
+    bound: NDArray[np.float64],
+    seconds: float,
+    seed: int,
+    stop: Stop,
+    on_incumbent: Callable[[float, float], None] | None,
+) -> bool:
+    """Improve layers, and their bounds, in place by CP-SAT, the least balanced first, until the least one is proven.
+
+    seconds: limit for each layer. False if that left the least one unproven; True also where the layers are too large to try.
+    """
+    loads, _, experts = instance.loads.shape
+    if variables(experts, loads, instance.slots_of_gpu, instance.split) > MOST_VARIABLES:
+        return True
+    tried = np.zeros(len(reached), dtype=bool)
+    while not stop():
+        layer = int(np.where(tried, np.inf, reached).argmin())
+        if reached.min() * (1 + PROVEN_GAP) >= bound.min():
+            return True
+        if tried[layer]:
+            return False
+        tried[layer] = True
+        layout, least = best_layout(
+            instance.relative[layer],
+            instance.slots_of_gpu,
+            instance.speed,
+            instance.split,
+            instance.layout(placed[[layer]])[0],
+            1.0 / bound[layer],
+            seconds,
+            seed,
+            stop,
+        )
+        candidate = instance.slots_in(layout[None])
+        value = float(balancedness(candidate, instance.of_layer(layer)).min())
+        if value > reached[layer]:
+            placed[layer], reached[layer] = candidate[0], value
+        bound[layer] = min(bound[layer], 1.0 / least)
+        if on_incumbent:
+            on_incumbent(float(reached.min()), max(float(bound.min()), float(reached.min())))
+    return False

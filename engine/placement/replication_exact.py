@@ -1,0 +1,142 @@
+"""The best replication of one small layer, proven by CP-SAT."""
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, CpSolver, LinearExpr
+
+from engine.placement.replica_packing import counts_of
+from engine.result import Stop
+from engine.solver import solve
+
+UNITS = 2**24
+"""Integer units of the ideal time in the models: rounding costs under 1e-6 of it even with a dozen experts on a GPU."""
+SPEED_UNITS = 2**26
+"""Integer units of the highest speed where speeds differ; the product with a time still fits into 63 bits."""
+MOST_VARIABLES = 500
+"""Variables up to which a proof is tried: above, a minute seldom ends in one or improves on the search."""
+
+
+def variables(experts: int, loads: int, slots_of_gpu: NDArray[np.int64], split: str) -> int:
+    """How large the model of a layer is."""
+    gpus = len(slots_of_gpu)
+    return experts * gpus * (loads + 1 if split == "free" else int(slots_of_gpu.sum()) - experts + 1)
+
+
+def best_layout(
+    load: NDArray[np.float64],
+    slots_of_gpu: NDArray[np.int64],
+    speed: NDArray[np.float64],
+    split: str,
+    known: NDArray[np.int64],
+    bound: float,
+    seconds: float,
+    seed: int,
+    stop: Stop,
+) -> tuple[NDArray[np.int64], float]:
+    """(layout int64[gpu, place], proven lower limit of the worst time in units of the ideal).
+
+    load: float64[load, expert] in units of the ideal; speed: float64[gpu]; known: int64[gpu, place], a good layout, which
+    comes back if nothing better is found; bound: a limit that is already proven.
+    """
+    model = _free_model if split == "free" else _equal_model
+    return model(load, slots_of_gpu, speed, known, bound, seconds, seed, stop)
+
+
+def _equal_model(load, slots_of_gpu, speed, known, bound, seconds, seed, stop) -> tuple[NDArray[np.int64], float]:
+    """Copies of an expert on a GPU, once for every number of replicas the expert may have."""
+    loads, experts = load.shape
+    gpus, most = len(slots_of_gpu), int(slots_of_gpu.sum()) - experts + 1
+    model = CpModel()
+    worst = model.new_int_var(max(int(bound * UNITS * (1 - 1e-9)) - 1, 0), _longest(load, speed), "")
+    copies, hint = {}, {}
+    heaviest = int(load.max(axis=0).argmax())
+    alike = [
+        np.flatnonzero((slots_of_gpu == c) & (speed == s))
+        for c, s in sorted(set(zip(slots_of_gpu, speed, strict=True)))
+    ]
+    # Alike GPUs may trade places, so only plans that give the heaviest expert to them in falling numbers are looked at.
+    known = known.copy()
+    for group in alike:
+        known[group] = known[group[np.argsort(-(known[group] == heaviest).sum(axis=1), kind="stable")]]
+    known_counts = counts_of(known[None], experts)[0]
+    for e in range(experts):
+        chosen = [model.new_bool_var("") for _ in range(most)]
+        model.add_exactly_one(chosen)
+        for k, this in enumerate(chosen, start=1):
+            hint[this] = int(known_counts[e] == k)
+            for g in range(gpus):
+                copies[e, g, k] = model.new_int_var(0, min(k, int(slots_of_gpu[g])), "")
+                hint[copies[e, g, k]] = int((known[g] == e).sum()) if known_counts[e] == k else 0
+            model.add(LinearExpr.sum([copies[e, g, k] for g in range(gpus)]) == k * this)
+    for group in alike:
+        for g, h in pairwise(group):
+            ks = range(1, most + 1)
+            fewer = LinearExpr.sum([copies[heaviest, h, k] for k in ks])
+            model.add(LinearExpr.sum([copies[heaviest, g, k] for k in ks]) >= fewer)
+    for g in range(gpus):
+        here = [(e, k) for e in range(experts) for k in range(1, most + 1)]
+        on_gpu = [copies[e, g, k] for e, k in here]
+        model.add(LinearExpr.sum(on_gpu) == int(slots_of_gpu[g]))
+        for one in range(loads):
+            # Rounded down: the integer optimum is not above the true one.
+            units = [int(load[one, e] / k / speed[g] * UNITS * (1 - 1e-12)) for e, k in here]
+            model.add(LinearExpr.weighted_sum(on_gpu, units) <= worst)
+    model.minimize(worst)
+    status, solver = solve(model, seconds, seed, stop, hint, linearization_level=2)
+    if status not in (OPTIMAL, FEASIBLE):
+        return known, bound
+    layout = _layout(solver, copies, slots_of_gpu, known.shape)
+    return layout, max(bound, solver.best_objective_bound / UNITS)
+
+
+def _longest(load: NDArray[np.float64], speed: NDArray[np.float64]) -> int:
+    """Units of time that any one GPU needs for everything."""
+    return int(load.sum(axis=1).max() / speed.min() * UNITS) + 1
+
+
+def _layout(solver: CpSolver, copies: dict, slots_of_gpu: NDArray[np.int64], shape: tuple) -> NDArray[np.int64]:
+    layout = np.full(shape, -1, dtype=np.int64)
+    for g, slots in enumerate(slots_of_gpu):
+        here = [e for (e, gpu, _), copy in copies.items() if gpu == g for _ in range(solver.value(copy))]
+        layout[g, :slots] = here
+    return layout
+
+
+def _free_model(load, slots_of_gpu, speed, known, bound, seconds, seed, stop) -> tuple[NDArray[np.int64], float]:
+    """Hosts of every expert, and for every load what each host gets; a host may get nothing."""
+    loads, experts = load.shape
+    gpus = len(slots_of_gpu)
+    model = CpModel()
+    alike = bool((speed == speed[0]).all())
+    # Speeds are rounded up and loads down, so that the integer optimum is below the true one, but for the last unit.
+    speed_units = [1] * gpus if alike else [int(np.ceil(s / speed.max() * SPEED_UNITS)) for s in speed]
+    per_unit = UNITS * (1 if alike else SPEED_UNITS) / (speed[0] if alike else speed.max())
+    worst = model.new_int_var(max(int(bound * UNITS * (1 - 1e-9)) - 1, 0), _longest(load, speed), "")
+    host = [[model.new_bool_var("") for _ in range(gpus)] for _ in range(experts)]
+    for e in range(experts):
+        model.add_bool_or(host[e])
+    for g in range(gpus):
+        model.add(LinearExpr.sum([host[e][g] for e in range(experts)]) <= int(slots_of_gpu[g]))
+    for one in range(loads):
+        units = [int(load[one, e] * per_unit * (1 - 1e-12)) for e in range(experts)]
+        part = [[model.new_int_var(0, units[e], "") for _ in range(gpus)] for e in range(experts)]
+        for e in range(experts):
+            model.add(LinearExpr.sum(part[e]) == units[e])
+            for g in range(gpus):
+                model.add(part[e][g] <= units[e] * host[e][g])
+        for g in range(gpus):
+            model.add(LinearExpr.sum([part[e][g] for e in range(experts)]) <= speed_units[g] * worst)
+    model.minimize(worst)
+    hint = {host[e][g]: int((known[g] == e).any()) for e in range(experts) for g in range(gpus)}
+    status, solver = solve(model, seconds, seed, stop, hint, linearization_level=2)
+    if status not in (OPTIMAL, FEASIBLE):
+        return known, bound
+    layout = np.full(known.shape, -1, dtype=np.int64)
+    for g, slots in enumerate(slots_of_gpu):
+        here = [e for e in range(experts) if solver.boolean_value(host[e][g])]
+        # Slots that are left over take further experts: a host more cannot hurt.
+        here += [e for e in range(experts) if e not in here] + [0] * int(slots)
+        layout[g, :slots] = here[:slots]
+    return layout, max(bound, (solver.best_objective_bound - 1) / UNITS)

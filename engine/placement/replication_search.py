@@ -1,0 +1,206 @@
+"""The search for balanced replications: greedy starts, exchanges, other replica counts.
+
+Loads are in units of the ideal, as in `replica_exchange`; rows are layers, or nodes of layers.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.placement.free_split import divided
+from engine.placement.replica_exchange import Layouts, exchange
+from engine.placement.replica_packing import counts_of, equal_weights, greedy_counts, packed
+from engine.result import Stop
+
+FIRST_ROUNDS, LATER_ROUNDS = 80, 24
+FREE_PASSES = 4
+BLIND_EXCHANGES = 3
+ENTRIES, MOST_COPIES = 60_000, 48
+"""Small problems are searched several times side by side, for up to this many entries in the table of exchanges."""
+WANDER = 1.5
+"""How much further from its target a search among several may go on from, so that not all of them end in the same place."""
+TINY = 1e-9
+"""Least share of the mean that an expert counts with, so that replicas spread evenly over experts without any load."""
+SHARPNESS = 8.0
+"""How strongly a load that plans serve badly outweighs the others in the last start."""
+
+
+def search(
+    load: NDArray[np.float64],
+    slots_of_gpu: NDArray[np.int64],
+    speed: NDArray[np.float64],
+    target: NDArray[np.float64],
+    effort: int,
+    seed: int,
+    stop: Stop,
+) -> NDArray[np.int64]:
+    """Layouts int64[row, gpu, place] whose slowest GPU under the worst load is fast, with an equal split.
+
+    load: float64[row, load, expert]; slots_of_gpu: int64[gpu]; speed: float64[gpu]; target: float64[row], the time of
+    the slowest GPU at which a row is left alone; effort: attempts with other replica counts or after blind exchanges.
+
+    Greedy steps know one load only. Several loads stand for one by their greatest value, by their mean, and by the mean
+    with more weight on those which the plans so far serve badly; the exchanges then see them all.
+    """
+    rows, loads, _ = load.shape
+    gpus, places = len(slots_of_gpu), int(slots_of_gpu.max())
+    copies = max(1, min(MOST_COPIES, ENTRIES // (rows * loads * gpus * places * places)))
+    found = _search(
+        np.repeat(load, copies, axis=0),
+        slots_of_gpu,
+        speed,
+        np.repeat(target, copies),
+        effort,
+        seed,
+        stop,
+        WANDER if copies > 1 else 1.0,
+    )
+    at = np.arange(rows) * copies + found.worst.reshape(rows, copies).argmin(axis=1)
+    return found.expert[at]
+
+
+def _search(
+    load: NDArray[np.float64],
+    slots_of_gpu: NDArray[np.int64],
+    speed: NDArray[np.float64],
+    target: NDArray[np.float64],
+    effort: int,
+    seed: int,
+    stop: Stop,
+    patience: float,
+) -> Layouts:
+    """What `search` does, for every row on its own; each goes on from an attempt within `patience` of where it was."""
+    rng = np.random.default_rng(seed)
+    best: Layouts | None = None
+    for guide in range(3 if load.shape[1] > 1 else 1):
+        if best is not None and (stop() or (best.worst <= target).all()):
+            break
+        if guide == 0:
+            one = load.max(axis=1)
+        elif guide == 1:
+            one = load.mean(axis=1)
+        else:
+            weight = np.exp(SHARPNESS * (best.time.max(axis=2) - best.worst[:, None]))
+            one = (load * (weight / weight.sum(axis=1, keepdims=True))[:, :, None]).sum(axis=1)
+        start = Layouts(*_start(one, load, slots_of_gpu, speed), speed)
+        exchange(start, target, FIRST_ROUNDS, rng, stop)
+        best = start if best is None else _better(best, start, np.arange(len(load)))
+    now = best.take(np.arange(len(load)))
+    for attempt in range(effort):
+        rows = np.flatnonzero(best.worst > target)
+        if not len(rows) or stop():
+            break
+        trial = now.take(rows)
+        if attempt % 2 or not _recount(trial, load[rows], rng):
+            _shuffle(trial, rng)
+        exchange(trial, target[rows], LATER_ROUNDS, rng, stop)
+        best = _better(best, trial, rows)
+        accepted = np.flatnonzero(trial.worst - target[rows] < patience * (now.worst - target)[rows])
+        now.put(rows[accepted], trial.take(accepted))
+    return best
+
+
+def _start(
+    one: NDArray[np.float64], load: NDArray[np.float64], slots_of_gpu: NDArray[np.int64], speed: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Greedy counts and packing by `one` float64[row, expert]: layouts and their weights under `load`."""
+    one = np.maximum(one, TINY * np.where(one.any(axis=1), one.mean(axis=1), 1.0)[:, None])
+    slots, hosts, experts = int(slots_of_gpu.sum()), int((slots_of_gpu > 0).sum()), one.shape[1]
+    # More replicas than GPUs would share a GPU: only where there are more slots than anything else to put into them.
+    most = hosts if slots <= experts * hosts else slots
+    count = greedy_counts(one, slots, np.arange(most + 1, dtype=np.float64))
+    layout = packed(one, count, slots_of_gpu, speed)
+    return layout, equal_weights(layout, load)
+
+
+def _better(best: Layouts, trial: Layouts, rows: NDArray[np.int64]) -> Layouts:
+    """`best` with those of its `rows` replaced that are better in `trial`."""
+    better = np.flatnonzero(trial.worst < best.worst[rows])
+    best.put(rows[better], trial.take(better))
+    return best
+
+
+def _recount(trial: Layouts, load: NDArray[np.float64], rng: np.random.Generator) -> bool:
+    """A further replica for an expert of each row's slowest GPU, in the slot of one that can spare it.
+
+    Both are drawn at random, the first by its work there, the second by how little its other replicas would get. False if no
+    row has an expert that can spare one.
+    """
+    expert, experts = trial.expert, load.shape[2]
+    rows, gpus, places = expert.shape
+    row = np.arange(rows)
+    count = counts_of(expert, experts)
+    worst_load, slow = np.divmod(trial.time.reshape(rows, -1).argmax(axis=1), gpus)
+    place = _draw(trial.weight[row, worst_load, slow], rng)
+    wanted = expert[row, slow, place]
+    flat = np.maximum(expert, 0).reshape(rows, -1)
+    many = np.take_along_axis(count, flat, axis=1)
+    rest = np.take_along_axis(load.max(axis=1), flat, axis=1) / np.maximum(many - 1, 1)
+    has = np.repeat((expert == wanted[:, None, None]).any(axis=2), places, axis=1)
+    spare = (many > 1) & (expert.reshape(rows, -1) >= 0) & ~has
+    typical = trial.speed.sum() / (expert >= 0).sum(axis=(1, 2))
+    chosen = _draw(np.where(spare, 1.0 / (rest + typical[:, None]), 0.0), rng)
+    able = np.flatnonzero(spare[row, chosen])
+    if not len(able):
+        return False
+    gpu, place = np.divmod(chosen[able], places)
+    expert[able, gpu, place] = wanted[able]
+    changed = Layouts(expert[able], equal_weights(expert[able], load[able]), trial.speed)
+    trial.put(able, changed)
+    return True
+
+
+def _shuffle(trial: Layouts, rng: np.random.Generator) -> None:
+    """Blind exchanges between each row's slowest GPU and others."""
+    expert = trial.expert
+    rows, gpus, _ = expert.shape
+    row = np.arange(rows)
+    slow = trial.time.max(axis=1).argmax(axis=1)
+    for _ in range(BLIND_EXCHANGES):
+        other = rng.integers(gpus, size=rows)
+        i = _draw((expert[row, slow] >= 0).astype(np.float64), rng)
+        j = _draw((expert[row, other] >= 0).astype(np.float64), rng)
+        mine, yours = expert[row, slow, i], expert[row, other, j]
+        legal = (mine >= 0) & (yours >= 0)
+        legal &= ~(expert[row, other] == mine[:, None]).any(axis=1) & ~(expert[row, slow] == yours[:, None]).any(axis=1)
+        r = row[legal]
+        g, h, i, j = slow[legal], other[legal], i[legal], j[legal]
+        expert[r, g, i], expert[r, h, j] = yours[legal], mine[legal]
+        given, got = trial.weight[r, :, g, i], trial.weight[r, :, h, j]
+        trial.weight[r, :, g, i], trial.weight[r, :, h, j] = got, given
+    trial.time = trial.weight.sum(axis=3) / trial.speed
+
+
+def _draw(chance: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """int64[row]: one index of each row, drawn in proportion to `chance` float64[row, choice]; 0 where all are 0."""
+    total = np.cumsum(chance, axis=1)
+    wanted = rng.random(len(chance))[:, None] * total[:, -1:]
+    return np.minimum((total <= wanted).sum(axis=1), chance.shape[1] - 1) * (total[:, -1] > 0)
+
+
+def search_free(
+    layout: NDArray[np.int64],
+    load: NDArray[np.float64],
+    speed: NDArray[np.float64],
+    target: NDArray[np.float64],
+    seed: int,
+    stop: Stop,
+) -> NDArray[np.int64]:
+    """Layouts int64[row, gpu, place] at least as good when tokens are divided at will; see `search`.
+
+    Division over fixed hosts and exchanges of replicas with what they were given take turns; neither can make it worse.
+    """
+    rng = np.random.default_rng(seed)
+    layout = layout.copy()
+    rows = np.arange(len(layout))
+    weight = equal_weights(layout, load)
+    for _ in range(FREE_PASSES):
+        divided_weight = divided(layout[rows], weight, speed, stop)
+        part = Layouts(layout[rows].copy(), divided_weight, speed)
+        before = part.worst
+        exchange(part, target[rows], LATER_ROUNDS, rng, stop)
+        layout[rows] = part.expert
+        keep = (part.worst < before) & (part.worst > target[rows])
+        rows, weight = rows[keep], part.weight[keep]
+        if not len(rows) or stop():
+            break
+    return layout

@@ -1,0 +1,220 @@
+"""Lina's two-phase scheduling at inference, simulated over a recording batch by batch (sections 5.2, 6.2 and 7.3).
+
+Every layer is gate → dispatch → expert FFN → combine → aggregate with a barrier after each step, as in `inference`,
+but its hosting of experts may change from batch to batch:
+
+* Phase one makes the hosting of a layer from the estimate for it, while the layer before is at work after its gate
+  (and during the part without experts that follows). Its scheduling and its swapping-in of weights are hidden as far
+  as that lasts; only the rest is waited for.
+* Phase two, after the gate, compares the most popular experts. If they are as foretold everybody waits for the check
+  only. Otherwise a hosting is made from the actual choices, and everybody waits for the scheduler (its measured time
+  has the check in it) and for the weights that are on no device yet that needs them.
+
+Every device keeps the weights of its experts of the linear placement; all others come from host memory when a hosting
+asks for them, over a link of the device's own, and are forgotten after the layer. A token has one expert a layer: of
+a recording with several choices the first counts, which is the likeliest where the recorder kept the router's order.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from engine.cluster import Gpu
+from engine.errors import InputError
+from engine.model import MoEModel
+from engine.placement.baselines import linear_assignment
+from engine.placement.device_packing import Hosting, check_slots, pack_devices
+from engine.placement.popularity import most_popular, profile_paths
+from engine.placement.replication_devices import replicate_devices
+from engine.problem import Problem
+from engine.result import Stop, never
+from engine.simulate.network import all_to_all
+from engine.simulate.two_phase_result import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult
+from engine.workload import RoutingTrace
+
+
+def two_phase(
+    problem: Problem, profile: RoutingTrace, options: TwoPhaseOptions | None = None, stop: Stop = never
+) -> TwoPhaseResult:
+    """Simulate all schemes on the recording of `problem`, with estimates learnt from `profile`.
+
+    Tokens start on the ranks of `RoutingTrace.rank_of_token`, applied to each batch on its own. When `stop` answers
+    True the batches done so far are returned, at least one.
+
+    Raises InputError when the problem has no routing trace, when the two recordings differ in layers or experts, when
+    the recording is shorter than a batch or the path too long for its layers, and when the experts do not fit.
+    """
+    options = options or TwoPhaseOptions()
+    trace = problem.workload
+    if not isinstance(trace, RoutingTrace):
+        raise InputError(
+            f"{trace.name}: two-phase scheduling follows tokens from layer to layer; it needs a routing log"
+        )
+    if (trace.layers, trace.num_experts) != (profile.layers, profile.num_experts):
+        raise InputError(
+            f"{profile.name} has {profile.layers} layers of {profile.num_experts} experts, {trace.name} {trace.layers} "
+            f"of {trace.num_experts}; profile a recording of the same model"
+        )
+    batches = trace.tokens // options.batch_tokens
+    if not batches:
+        raise InputError(
+            f"{trace.name} has {trace.tokens} tokens, fewer than the {options.batch_tokens} of one batch; make batches "
+            "smaller"
+        )
+    if options.top_k > trace.num_experts:
+        raise InputError(f"top_k: {options.top_k}; wanted at most the number of experts, {trace.num_experts}")
+    check_slots(trace.num_experts, len(problem.cluster.gpus), options.max_experts_per_device)
+    paths = profile_paths(profile.experts[:, :, 0], profile.num_experts, options.path_length)
+    machine = _Machine(problem, options)
+    seconds = {scheme: np.zeros((3, batches, trace.layers)) for scheme in SCHEMES}
+    tuned, same_set, same_order = np.zeros((3, batches, trace.layers), dtype=bool)
+    wrong_rank = np.zeros((batches, trace.layers), dtype=np.int64)
+    done = 0
+    for batch in range(batches):
+        if stop() and batch:
+            break
+        chosen = slice(batch * options.batch_tokens, (batch + 1) * options.batch_tokens)
+        experts = trace.experts[chosen, :, 0].astype(np.int64)
+        demand = _part(trace, chosen).demand(len(problem.cluster.gpus)) * options.copies
+        window = dict.fromkeys(SCHEMES, 0.0)
+        for layer in range(trace.layers):
+            here = demand[layer]
+            seed = options.seed + batch * trace.layers + layer
+            load = here.sum(axis=0)
+            estimate = None
+            if layer >= options.path_length:
+                estimate = paths.estimate(experts[:, layer - options.path_length : layer], layer - 1, options.top_k)
+                ranked, actual = most_popular(estimate, len(load)), most_popular(load, len(load))
+                top = options.check_experts
+                same_set[batch, layer] = set(ranked[:top]) == set(actual[:top])
+                same_order[batch, layer] = (ranked[:top] == actual[:top]).all()
+                wrong_rank[batch, layer] = (ranked != actual).sum()
+                right = same_set if options.check == "set" else same_order
+                tuned[batch, layer] = not right[batch, layer]
+            waits = machine.hostings(load, estimate, bool(tuned[batch, layer]), window, seed)
+            for scheme, (hosting, waiting) in waits.items():
+                steps = machine.steps(here, hosting)
+                seconds[scheme][:, batch, layer] = sum(steps.values()) + waiting, steps["all_to_all"], waiting
+                window[scheme] = sum(steps.values()) - steps["gate"] + options.other_seconds
+        done += 1
+    return TwoPhaseResult(
+        options=options,
+        cost_source=problem.cost.source,
+        schemes={scheme: SchemeSeconds(*parts[:, :done]) for scheme, parts in seconds.items()},
+        fine_tuned=tuned[:done],
+        same_set=same_set[:done],
+        same_order=same_order[:done],
+        wrong_rank=wrong_rank[:done],
+    )
+
+
+def sweep_path_length(
+    problem: Problem,
+    profile: RoutingTrace,
+    lengths: Iterable[int],
+    options: TwoPhaseOptions | None = None,
+    stop: Stop = never,
+) -> list[TwoPhaseResult]:
+    """One simulation for every path length (Lina, table 5); see `two_phase`."""
+    options = options or TwoPhaseOptions()
+    return [two_phase(problem, profile, replace(options, path_length=length), stop) for length in lengths]
+
+
+def _part(trace: RoutingTrace, tokens: slice) -> RoutingTrace:
+    """Some tokens of a recording with their first choice only."""
+    sequence = None if trace.sequence is None else trace.sequence[tokens]
+    rank = None if trace.source_rank is None else trace.source_rank[tokens]
+    return RoutingTrace(trace.name, trace.experts[tokens, :, :1], trace.num_experts, sequence, rank)
+
+
+class _Machine:
+    """The devices: what a layer takes under a hosting, and which hosting each scheme waits for how long."""
+
+    def __init__(self, problem: Problem, options: TwoPhaseOptions) -> None:
+        self.options, self.cost, self.network = options, problem.cost, problem.network
+        self.model: MoEModel = problem.model.model_copy(update={"experts_per_token": 1})
+        self.devices, self.experts = len(problem.cluster.gpus), problem.workload.num_experts
+        self.kinds: dict[Gpu, list[int]] = {}
+        for device, gpu in enumerate(problem.cluster.gpus):
+            self.kinds.setdefault(gpu, []).append(device)
+        held = np.full(self.devices, self.experts // self.devices) + (
+            np.arange(self.devices) < self.experts % self.devices
+        )
+        home = linear_assignment(self.experts, held)
+        self.linear: Hosting = tuple(tuple(np.flatnonzero(home == device).tolist()) for device in range(self.devices))
+
+    def hostings(
+        self, load: np.ndarray, estimate: np.ndarray | None, fine_tune: bool, window: dict[str, float], seed: int
+    ) -> dict[str, tuple[Hosting | None, float]]:
+        """For every scheme the hosting of a layer (None: the ideal's) and how long it keeps everybody waiting.
+
+        load: float64[expert], the actual choices; estimate: float64[expert], None where there is none yet; window:
+        seconds during which the layer before hides phase one.
+        """
+        options = self.options
+        by_choice = self._plan(load, True, seed)
+        answers: dict[str, tuple[Hosting | None, float]] = {
+            "ideal": (None, 0.0),
+            "baseline": (self.linear, 0.0),
+            "without_estimation": (by_choice, options.schedule_seconds + self._swap(by_choice)),
+        }
+        if estimate is None:
+            return answers | {"lina": (self.linear, 0.0), "without_fine_tuning": (self.linear, 0.0)}
+        foretold = self._plan(estimate, options.renormalise, seed)
+        phase_one = options.schedule_seconds + self._swap(foretold)
+        exposed = {scheme: max(0.0, phase_one - window[scheme]) for scheme in ("lina", "without_fine_tuning")}
+        answers["without_fine_tuning"] = (foretold, exposed["without_fine_tuning"])
+        if fine_tune:
+            again = options.schedule_seconds + self._swap(by_choice, foretold)
+            answers["lina"] = (by_choice, exposed["lina"] + again)
+        else:
+            answers["lina"] = (foretold, exposed["lina"] + options.check_seconds)
+        return answers
+
+    def steps(self, demand: np.ndarray, hosting: Hosting | None) -> dict[str, float]:
+        """Seconds of the steps of a layer, of both all-to-alls together. demand: float64[rank, expert] tokens."""
+        if hosting is None:
+            # As many experts on each device as in the linear placement, and all experts equally popular.
+            share = np.full((self.experts, self.devices), 1.0 / self.devices)
+            tokens = np.full((self.devices, -(-self.experts // self.devices)), demand.sum())
+            tokens /= tokens.size
+        else:
+            share = np.zeros((self.experts, self.devices))
+            for device, experts in enumerate(hosting):
+                share[list(experts), device] = 1.0
+            share /= share.sum(axis=1, keepdims=True)
+            tokens = share.T * demand.sum(axis=0)
+        held = demand.sum(axis=1)
+        gate, ffn, aggregate = np.zeros((3, self.devices))
+        for gpu, devices in self.kinds.items():
+            gate[devices] = self.cost.gate(gpu, held[devices], self.model)
+            ffn[devices] = self.cost.expert_ffn(gpu, tokens[devices], self.model).sum(axis=1)
+            aggregate[devices] = self.cost.aggregate(gpu, held[devices], self.model)
+        traffic = demand @ share * self.model.bytes_per_token
+        compute = {"gate": gate, "ffn": ffn, "aggregate": aggregate}
+        steps = {kind: float(self.cost.together(step).max()) for kind, step in compute.items()}
+        return steps | {"all_to_all": self._network(traffic) + self._network(traffic.T)}
+
+    def _network(self, traffic: np.ndarray) -> float:
+        if self.options.network == "bound":
+            return self.network.bound(traffic)
+        return all_to_all("concurrent", None, traffic, self.network).seconds
+
+    def _plan(self, popularity: np.ndarray, renormalise: bool, seed: int) -> Hosting:
+        """The hosting for a popularity float64[expert]; estimates are at most 1 in all, counts are anything."""
+        options, total = self.options, popularity.sum()
+        share = popularity / total if renormalise and total > 0 else popularity
+        if options.packing == "lina":
+            return pack_devices(share * self.devices, self.devices, options.max_experts_per_device, seed)
+        most = options.max_experts_per_device
+        return replicate_devices(share, self.devices, most, exact=False, kicks=0, seed=seed).solution
+
+    def _swap(self, hosting: Hosting, already: Hosting | None = None) -> float:
+        """Seconds until every device has the weights of its experts; its own of the linear placement are there, and
+        those of the hosting `already` too."""
+        missing = max(
+            len(set(experts) - set(self.linear[device]) - set(already[device] if already else ()))
+            for device, experts in enumerate(hosting)
+        )
+        return missing * self.model.bytes_per_expert / self.options.host_bandwidth

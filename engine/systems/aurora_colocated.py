@@ -1,0 +1,298 @@
+"""Aurora, two models on one cluster (§6, §7): which experts share a GPU, and in which order both models' bytes move.
+
+The paper has one expert of each model to a GPU. With more, the experts that suit a GPU together in an exclusive plan form
+a bundle, bundles are matched as the paper matches experts, and a search then exchanges single experts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.placement.assignment import AssignmentInstance, assign
+from engine.placement.baselines import random_assignment
+from engine.placement.colocation import pair_weight
+from engine.placement.colocation_bound import ModelTables, cycle_bound
+from engine.placement.colocation_heterogeneous import colocate_heterogeneous, decoupled
+from engine.placement.exchange_search import exchange_search
+from engine.placement.grouped_assignment import assign_groups
+from engine.plan import Placement, Plan, SendOrder
+from engine.problem import Problem
+from engine.result import Provenance, Stop
+from engine.simulate.colocated import ExpertSeconds, layer_weight
+from engine.simulate.inference import simulate
+from engine.simulate.network import Network
+from engine.simulate.work import compute_seconds
+from engine.systems.aurora_exclusive import (
+    EXCHANGES_PER_EXPERT,
+    instance_of_layer,
+    phased_order,
+    slots_of_gpu,
+    spread_evenly,
+    to_placement,
+)
+from engine.systems.base import Draft, Note, Notes, Report, Value
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One of the two models in one layer: seconds on every GPU, and bytes that its tokens send to its experts."""
+
+    instance: AssignmentInstance
+    gate: np.ndarray
+    aggregate: np.ndarray
+    bytes: np.ndarray
+
+    def bundled(self, gpu_of_expert: np.ndarray) -> ExpertSeconds:
+        """The experts of every GPU as one; seconds of each bundle on each GPU."""
+        bundle = np.eye(self.instance.gpus)[gpu_of_expert]
+        sent = self.instance.send_total[:, None] - self.instance.send_saved @ bundle
+        ffn, receive = self.instance.compute @ bundle, self.instance.receive @ bundle
+        return ExpertSeconds(self.gate, self.aggregate, ffn, np.maximum(sent, 0.0), receive)
+
+
+def colocating(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Both scenarios; on equal GPUs the paper's decoupled method is its Theorem 6.1, on mixed ones its §7.2."""
+    if settings["order"] == "shared":
+        raise InputError("two models cannot follow a shared order, whose rates are constant; use matched or concurrent")
+    pair = (problem, problem.second)
+    slots = [slots_of_gpu(one, str(settings["slots"])) for one in pair]
+    _check_memory(pair, slots)
+    layers = problem.workload.layers
+    placed = np.zeros((2, layers, problem.workload.num_experts), dtype=np.int64)
+    gates = compute_of_nothing(problem)["gate"]
+    bound, ours, papers, proven = float(gates[0].max()), 0.0, 0.0, 0
+    for layer in range(layers):
+        sides = sides_of_layer(problem, layer)
+        following = gates[layer + 1] if layer + 1 < layers else np.zeros_like(sides[0].gate)
+        bound += _layer_bound(problem.network, sides, slots, following)
+        if stop():
+            placed[:, layer] = [_spread(one, taken) for one, taken in zip(pair, slots, strict=True)]
+            continue
+        report(0.8 * layer / layers, f"colocating layer {layer + 1} of {layers}", None, None)
+        seconds = layer_seconds(sides, problem)
+        found, paper, optimal = _match(sides, slots, settings, layers, stop)
+        papers += seconds(*paper)
+        placed[:, layer] = _exchange(found, paper, slots, seconds, settings, stop)
+        ours += seconds(*placed[:, layer])
+        proven += optimal
+    placements = [to_placement(rows, one) for rows, one in zip(placed, pair, strict=True)]
+    if stop():
+        order = SendOrder(mode="concurrent")
+        return Draft(placements[0], order, bound, cancelled=True, placement_b=placements[1], send_order_b=order)
+    orders, times = best_orders(placements, problem, str(settings["order"]), stop, report)
+    notes: Notes = {
+        "matching": Note(f"best pairs of bundles proven in {proven} of {layers} layers; exchanges of experts after it are "
+                         "a heuristic"),
+        "paper's method (decoupled), relative to ours": Note(papers / ours if ours else 1.0, "×"),
+    }  # fmt: skip
+    notes |= {f"with {mode} order": Note(seconds, "s") for mode, seconds in times.items()}
+    return Draft(
+        placements[0], orders[0], bound, notes, cancelled=stop(), placement_b=placements[1], send_order_b=orders[1]
+    )
+
+
+def random_colocation(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """REC: experts of the first model in blocks, those of the second at random; with `gpus` random, both (RGA + REC)."""
+    seed, placements = int(settings["seed"]), []
+    for turn, one in enumerate((problem, problem.second)):
+        taken, experts = spread_evenly(slots_of_gpu(one, "even"), one.workload.num_experts), one.workload.num_experts
+        if turn == 0 and settings["gpus"] == "in order":
+            rows = [_spread(one, taken)] * one.workload.layers
+        else:
+            rows = [random_assignment(experts, taken, seed + 2 * layer + turn) for layer in range(one.workload.layers)]
+        placements.append(to_placement(np.array(rows), one))
+    return _in_matched_order(placements, problem, stop)
+
+
+def same_model_packing(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Lina's packing as Aurora §8.1 compares it: a GPU takes experts of one model only, the most popular beside the least;
+    each model has half of the GPUs. Its tokens still start on all of them."""
+    gpus = len(problem.cluster.gpus)
+    if gpus < 2:
+        raise InputError("packing each model on GPUs of its own needs at least 2 GPUs")
+    placements = []
+    for one, mine in zip((problem, problem.second), np.array_split(np.arange(gpus), 2), strict=True):
+        experts = one.workload.num_experts
+        each = -(-experts // len(mine))
+        fits = one.expert_slots_of_gpu()[mine]
+        if np.any(fits < each):
+            raise InputError(
+                f"{each} experts a layer of {one.model.name} on each of {len(mine)} GPUs do not fit a memory for "
+                f"{fits.min()}; add GPUs or memory, or use a smaller dtype"
+            )
+        rows = []
+        for load in one.workload.load:
+            # Dealt back and forth, the heaviest meets the lightest.
+            turns = np.tile(np.r_[mine, mine[::-1]], -(-experts // (2 * len(mine))) + 1)[:experts]
+            row = np.empty(experts, dtype=np.int64)
+            row[np.argsort(-load, kind="stable")] = turns
+            rows.append(row)
+        placements.append(to_placement(np.array(rows), one))
+    return _in_matched_order(placements, problem, stop)
+
+
+def _in_matched_order(placements: list[Placement], problem: Problem, stop: Stop) -> Draft:
+    problem.check_memory(*placements)
+    orders = [
+        phased_order(one, side, "matched", stop)
+        for one, side in zip(placements, (problem, problem.second), strict=True)
+    ]
+    return Draft(placements[0], orders[0], cancelled=stop(), placement_b=placements[1], send_order_b=orders[1])
+
+
+def best_orders(
+    placements: list[Placement], problem: Problem, mode: str, stop: Stop, report: Report
+) -> tuple[list[SendOrder], dict[str, float]]:
+    """The send orders of both models and the simulated seconds of every mode that was tried."""
+    times, orders = {}, {}
+    for step, candidate in enumerate(("matched", "concurrent") if mode == "best" else (mode,)):
+        if times and stop():
+            break
+        report(0.8 + 0.1 * step, f"ordering sends: {candidate}", min(times.values(), default=None), None)
+        orders[candidate] = [
+            phased_order(one, side, candidate, stop)
+            for one, side in zip(placements, (problem, problem.second), strict=True)
+        ]
+        trial = Plan(
+            name="trial", placement=placements[0], send_order=orders[candidate][0], placement_b=placements[1],
+            send_order_b=orders[candidate][1], provenance=Provenance(optimiser=""),
+        )  # fmt: skip
+        times[candidate] = simulate(trial, problem).total
+    return orders[min(times, key=times.get)], times
+
+
+def layer_seconds(sides: list[Side], problem: Problem) -> Callable[[np.ndarray, np.ndarray], float]:
+    """Seconds of one layer of both models under placements int64[expert] each: Table 2 with every all-to-all at its
+    busiest port. What the search goes by; `simulate` has the last word."""
+    network, together = problem.network, problem.cost.together
+    away = ~np.eye(network.gpus, dtype=bool)
+    over_link, over_fabric = network.linked & away, ~network.linked & away
+    link = np.where(network.link > 0, network.link, 1.0)
+    experts = np.arange(sides[0].instance.experts)
+
+    linked, capacity = bool(over_link.any()), np.array([network.send, network.receive])
+
+    def ports(traffic: np.ndarray) -> tuple[float, float]:
+        """Seconds of the busiest port in dispatch and in combine, which is dispatch backwards."""
+        fabric = traffic * over_fabric
+        moved = np.array([fabric.sum(axis=1), fabric.sum(axis=0)])
+        out, back = float((moved / capacity).max()), float((moved[::-1] / capacity).max())
+        if linked:
+            links = traffic * over_link
+            within = float((np.maximum(links.sum(axis=1), links.sum(axis=0)) / link).max())
+            out, back = max(out, within), max(back, within)
+        return out, back
+
+    def seconds(*gpu_of_expert: np.ndarray) -> float:
+        ffn, out = [], []
+        for side, row in zip(sides, gpu_of_expert, strict=True):
+            ffn.append(together(np.bincount(row, side.instance.compute[row, experts], network.gpus)))
+            out.append(side.bytes @ np.eye(network.gpus)[row])
+        a, b = sides
+        (dispatch_a, combine_a), (dispatch_b, combine_b) = ports(out[0]), ports(out[1])
+        both = max(ports(out[0] + out[1])[0], b.gate.max() + dispatch_b)
+        end_a = np.maximum(dispatch_a, b.gate) + ffn[0]
+        end_b = np.maximum(end_a, both) + ffn[1]
+        end_combine_a = max(end_a.max(), both) + combine_a
+        end_combine_b = max(end_b.max(), end_combine_a) + combine_b
+        end_aggregate_a = np.maximum(end_b, end_combine_a) + a.aggregate
+        return float((np.maximum(end_aggregate_a, end_combine_b) + b.aggregate + a.gate).max())
+
+    return seconds
+
+
+def compute_of_nothing(problem: Problem) -> dict[str, np.ndarray]:
+    """float64[layer, gpu] of gate and aggregation, which no placement changes."""
+    home = np.zeros((problem.workload.layers, problem.workload.num_experts), dtype=np.int64)
+    held = problem.tokens_of_rank
+    return compute_seconds(to_placement(home, problem), problem, held, held)
+
+
+def _spread(problem: Problem, slots: np.ndarray) -> np.ndarray:
+    return np.repeat(np.arange(len(slots)), spread_evenly(slots, problem.workload.num_experts))
+
+
+def _check_memory(pair: tuple[Problem, Problem], slots: list[np.ndarray]) -> None:
+    """Raise InputError where the slots of both models together are more than the memory holds."""
+    placements = [
+        to_placement(np.tile(_spread(one, taken), (one.workload.layers, 1)), one)
+        for one, taken in zip(pair, slots, strict=True)
+    ]
+    pair[0].check_memory(*placements)
+
+
+def sides_of_layer(problem: Problem, layer: int) -> list[Side]:
+    """Both models in one layer."""
+    sides = []
+    for one in (problem, problem.second):
+        held = compute_of_nothing(one)
+        size = one.demand[layer] * one.model.bytes_per_token
+        sides.append(Side(instance_of_layer(one, layer), held["gate"][layer], held["aggregate"][layer], size))
+    return sides
+
+
+def _match(
+    sides: list[Side], slots: list[np.ndarray], settings: dict[str, Value], layers: int, stop: Stop
+) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
+    """Bundles of experts matched to GPUs: (ours, the paper's) as [int64[expert] of a, of b], and whether ours is proven."""
+    limit, seed = float(settings["time_limit"]) / layers, int(settings["seed"])
+    bundles = []
+    for side, taken in zip(sides, slots, strict=True):
+        if side.instance.experts == len(taken) and np.all(taken == 1):
+            bundles.append(assign(side.instance, stop).solution)
+        else:
+            even = bool(np.all(taken == taken[0])) and taken.sum() == side.instance.experts
+            bundles.append(assign_groups(side.instance, taken, even, limit / 4, seed, stop).solution)
+    a, b = (side.bundled(bundle) for side, bundle in zip(sides, bundles, strict=True))
+    cost = layer_weight(a, b)
+    # The paper's pairs know no GPU: what a bundle sends and receives is taken at the mean over all GPUs.
+    weight = pair_weight(a.send.mean(axis=0), a.receive.mean(axis=0), b.send.mean(axis=0), b.receive.mean(axis=0))
+    result = colocate_heterogeneous(cost, limit / 4, seed, stop=stop)
+    answers = []
+    for chosen in (result.solution, decoupled(cost, weight)):
+        rows = []
+        for model, bundle in enumerate(bundles):
+            gpu_of_bundle = np.argsort(chosen[:, model])
+            rows.append(gpu_of_bundle[bundle])
+        answers.append(rows)
+    return answers[0], answers[1], result.status.value == "OPTIMAL"
+
+
+def _exchange(
+    found: list[np.ndarray], paper: list[np.ndarray], slots: list[np.ndarray],
+    seconds: Callable[[np.ndarray, np.ndarray], float], settings: dict[str, Value], stop: Stop,
+) -> list[np.ndarray]:  # fmt: skip
+    """Exchange experts of one model, then of the other, from the best start."""
+    best = min((found, paper), key=lambda rows: seconds(*rows))
+    rows = list(best)
+    for turn in (0, 1, 0, 1):
+        taken, experts = slots[turn], len(rows[turn])
+        even = settings["slots"] == "even" and taken.sum() == experts
+
+        def objective(row: np.ndarray, turn: int = turn) -> float:
+            return seconds(row, rows[1]) if turn == 0 else seconds(rows[0], row)
+
+        steps = EXCHANGES_PER_EXPERT * experts // 2
+        rows[turn] = exchange_search([rows[turn]], taken, even, objective, steps, int(settings["seed"]), stop)
+    return rows
+
+
+def _layer_bound(network: Network, sides: list[Side], slots: list[np.ndarray], next_gate: np.ndarray) -> float:
+    pairs = network.start_up(*np.nonzero(~np.eye(network.gpus, dtype=bool)))
+    quickest = float(pairs.min()) if len(pairs) else 0.0
+    slow, fast = np.minimum(network.send, network.receive), np.maximum(network.send, network.receive)
+    # The instances have the mean of both directions; a single all-to-all may use the faster one.
+    scale = 2 * slow / (slow + fast)
+    tables = []
+    for side in sides:
+        must_leave = (side.bytes.sum(axis=0) - side.bytes.max(axis=0)).sum() > 0
+        instance = side.instance
+        tables.append(
+            ModelTables(
+                side.gate, side.aggregate, instance.compute, instance.receive * scale[:, None],
+                instance.send_total * scale, instance.send_saved * scale[:, None], quickest * must_leave,
+            )
+        )  # fmt: skip
+    return cycle_bound(*tables, np.maximum(*slots), next_gate)

@@ -1,0 +1,261 @@
+"""Aurora, exclusive models: one model's experts on a homogeneous (§4) or heterogeneous (§5) cluster.
+
+Two decisions: which GPU takes which experts, and in which order the bytes of every all-to-all move. The printed rules
+(Theorem 5.1, Algorithm 1, Theorem 5.2) are not optimal in general; `exclusive` solves both problems exactly or with
+a proven bound and says how far the printed rules, kept as `exclusive_printed`, are from it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from engine.communication.algorithm1 import algorithm1
+from engine.communication.order import order
+from engine.communication.two_networks import Kernel, order_on
+from engine.errors import InputError
+from engine.placement.assignment import AssignmentInstance, assign
+from engine.placement.baselines import linear_assignment, sorted_assignment
+from engine.placement.exchange_search import exchange_search
+from engine.placement.grouped_assignment import PROVEN_GAP, assign_groups
+from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
+from engine.problem import Problem
+from engine.result import Provenance, Stop
+from engine.simulate.inference import simulate
+from engine.simulate.work import compute_seconds
+from engine.systems.base import Draft, Note, Notes, Option, Report, Value
+
+SLOTS = Option(
+    "slots", "even", "experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds",
+    choices=("even", "uneven"),
+)  # fmt: skip
+ORDER = Option(
+    "order", "best", "when bytes move; best: simulate each and take the fastest",
+    choices=("best", "matched", "shared", "concurrent"),
+)  # fmt: skip
+EXCHANGES_PER_EXPERT = 60
+
+TIME_LIMIT = Option("time_limit", 20.0, "seconds for the placement of all layers together", low=0.1, high=3600)
+
+
+def exclusive(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Aurora with exact kernels, for both exclusive scenarios."""
+    gpu_of_expert, bound, notes, cancelled = assign_layers(problem, settings, stop, report)
+    placement = to_placement(gpu_of_expert, problem)
+    if cancelled:
+        return Draft(placement, SendOrder(mode="concurrent"), bound, notes, cancelled=True)
+    send_order, times = best_order(placement, problem, str(settings["order"]), stop, report)
+    notes |= {f"with {mode} order": Note(seconds, "s") for mode, seconds in times.items()}
+    if not stop():
+        notes |= compare_with_printed(gpu_of_expert, problem)
+    return Draft(placement, send_order, bound, notes, cancelled=stop())
+
+
+def exclusive_printed(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Theorem 5.1's sorted assignment and Algorithm 1's order, to the letter."""
+    slots = slots_of_gpu(problem, "even")
+    load = problem.demand.sum(axis=1)
+    speed = problem.cluster.values("flops_fp16")
+    placement = to_placement(np.array([sorted_assignment(row, speed, slots) for row in load]), problem)
+    return Draft(placement, _in_order(placement, problem, "matched", algorithm1))
+
+
+def to_placement(gpu_of_expert: np.ndarray, problem: Problem) -> Placement:
+    """int[layer, expert] as a `Placement` of the problem's model."""
+    return Placement.from_gpu_of_expert(gpu_of_expert, len(problem.cluster.gpus), problem.model.moe_layers)
+
+
+def slots_of_gpu(problem: Problem, kind: str) -> np.ndarray:
+    """int64[gpu]: expert slots per layer. Raises InputError when the experts do not fit the cluster's memory."""
+    experts, gpus = problem.workload.num_experts, len(problem.cluster.gpus)
+    fits = problem.expert_slots_of_gpu()
+    slots = fits if kind == "uneven" else np.full(gpus, -(-experts // gpus))
+    if np.any(slots > fits) or slots.sum() < experts:
+        tight = int(fits.argmin())
+        raise InputError(
+            f"{experts} experts a layer do not fit: {problem.cluster.gpu_names[tight]} has memory for {fits[tight]} per "
+            f"layer, all GPUs together for {fits.sum()}; add GPUs or memory, use a smaller dtype"
+            + ("" if kind == "uneven" or fits.sum() < experts else ", or set slots=uneven")
+        )
+    return np.minimum(slots, experts)
+
+
+def instance_of_layer(problem: Problem, layer: int) -> AssignmentInstance:
+    """The assignment problem of one layer (Aurora §5.1), as a relaxation where needed so that its bound always holds.
+
+    Dispatch and combine together take max(sent, received) · (1/send + 1/receive) at a GPU, hence the harmonic mean.
+    On nodes with links of their own only what arrives from other nodes is sure to load the fabric, whatever the rest of
+    the placement; a cluster that is one such node uses its links as the fabric.
+    """
+    network, tokens = problem.network, problem.demand[layer]
+    size = tokens * problem.model.bytes_per_token
+    compute = _ffn_seconds(problem, layer)
+    rate = 2 / (1 / network.send + 1 / network.receive)
+    itself = np.eye(network.gpus, dtype=bool)
+    linked = network.linked[~itself]
+    if not linked.any():
+        return AssignmentInstance.from_tokens(size, compute, rate, rate)
+    if linked.all():
+        return AssignmentInstance.from_tokens(size, compute, network.link, network.link)
+    from_elsewhere = size.sum(axis=0) - np.where(network.linked | itself, 1.0, 0.0) @ size
+    nothing = np.zeros(network.gpus)
+    return AssignmentInstance(compute, from_elsewhere / rate[:, None], nothing, np.zeros_like(size))
+
+
+def _ffn_seconds(problem: Problem, layer: int) -> np.ndarray:
+    """float64[gpu, expert]: what every GPU would need for every expert's tokens."""
+    tokens = problem.demand[layer].sum(axis=0)
+    return np.array([problem.cost.expert_ffn(gpu, tokens, problem.model) for gpu in problem.cluster.gpus])
+
+
+def layer_seconds(problem: Problem, layer: int) -> Callable[[np.ndarray], float]:
+    """What a placement int64[expert] of one layer takes, start-up times left out: the slowest GPU's FFNs, and dispatch
+    and combine each at its busiest port. `instance_of_layer` is this, or where that is not exact a relaxation of it."""
+    network, cost, tokens = problem.network, problem.cost, problem.demand[layer]
+    size = tokens * problem.model.bytes_per_token
+    compute = _ffn_seconds(problem, layer)
+    gpus, experts = tokens.shape
+    away = ~np.eye(gpus, dtype=bool)
+    over_link, over_fabric = network.linked & away, ~network.linked & away
+    link = np.where(network.link > 0, network.link, 1.0)
+
+    def seconds(gpu_of_expert: np.ndarray) -> float:
+        traffic = size @ np.eye(gpus)[gpu_of_expert]
+        fabric, links = traffic * over_fabric, traffic * over_link
+        row, column = fabric.sum(axis=1), fabric.sum(axis=0)
+        within = (np.maximum(links.sum(axis=1), links.sum(axis=0)) / link).max()
+        dispatch = max((row / network.send).max(), (column / network.receive).max(), within)
+        combine = max((column / network.send).max(), (row / network.receive).max(), within)
+        ffn = np.bincount(gpu_of_expert, compute[gpu_of_expert, np.arange(experts)], gpus)
+        return float(cost.together(ffn).max() + dispatch + combine)
+
+    return seconds
+
+
+def assign_layers(
+    problem: Problem, settings: dict[str, Value], stop: Stop, report: Report
+) -> tuple[np.ndarray, float, Notes, bool]:
+    """Experts to GPUs for every layer: (int64[layer, expert], proven bound on the total seconds of any such plan with
+    any order, notes, cancelled). Layers not reached before a stop keep contiguous blocks."""
+    slots = slots_of_gpu(problem, str(settings["slots"]))
+    layers, experts = problem.workload.layers, problem.workload.num_experts
+    exact_slots = settings["slots"] == "even" and slots.sum() == experts
+    start = linear_assignment(experts, spread_evenly(slots, experts))
+    gpu_of_expert = np.tile(start, (layers, 1))
+    fixed = _fixed_seconds(problem)
+    objective, bound, proven = 0.0, float(fixed.sum()), 0
+    for layer in range(layers):
+        instance = instance_of_layer(problem, layer)
+        if stop():
+            # Of a layer that was not planned all that is known is what its heaviest expert takes on the best GPU.
+            bound += float(instance.compute.min(axis=0).max() + 2 * instance.receive.min(axis=0).max())
+            continue
+        report(0.8 * layer / layers, f"placing layer {layer + 1} of {layers}", None, None)
+        if experts == len(slots) and np.all(slots == 1):
+            result = assign(instance, stop)
+        else:
+            limit = float(settings["time_limit"]) / layers
+            result = assign_groups(instance, slots, exact_slots, limit, int(settings["seed"]), stop)
+        seconds, placed = layer_seconds(problem, layer), result.solution
+        # Where ranks share processors, or links or different rates out and in leave the instance only a relaxation, its
+        # optimum is a start for a search on the real objective.
+        if seconds(placed) > result.objective * (1 + 1e-9):
+            steps, seed = EXCHANGES_PER_EXPERT * experts, int(settings["seed"])
+            placed = exchange_search([placed, start], slots, exact_slots, seconds, steps, seed, stop)
+        gpu_of_expert[layer] = placed
+        objective += seconds(placed)
+        bound += result.bound
+        proven += seconds(placed) <= result.bound * (1 + PROVEN_GAP)
+    said = f"proven optimal in {proven} of {layers} layers (max FFN + 2 · max all-to-all, no start-up times)"
+    notes = {"placement": Note(said), "placement objective": Note(objective, "s")}
+    return gpu_of_expert, bound, notes, stop()
+
+
+def spread_evenly(slots: np.ndarray, experts: int) -> np.ndarray:
+    """int64[gpu]: how many experts each GPU takes, in order, when GPUs are filled as evenly as `slots` allow."""
+    taken = np.zeros_like(slots)
+    while taken.sum() < experts:
+        room = np.flatnonzero(taken < slots)
+        fewest = room[taken[room] == taken[room].min()]
+        taken[fewest[: experts - taken.sum()]] += 1
+    return taken
+
+
+def _fixed_seconds(problem: Problem) -> np.ndarray:
+    """float64[layer]: gate and aggregation, which no plan changes, and one start-up of dispatch and of combine where
+    some token must leave its GPU wherever the experts are."""
+    home = np.zeros((problem.workload.layers, problem.workload.num_experts), dtype=np.int64)
+    held = problem.tokens_of_rank
+    seconds = compute_seconds(to_placement(home, problem), problem, held, held)
+    network = problem.network
+    must_leave = (problem.demand.sum(axis=1) - problem.demand.max(axis=1)).sum(axis=1) > 0
+    pairs = network.start_up(*np.nonzero(~np.eye(network.gpus, dtype=bool)))
+    quickest = pairs.min() if len(pairs) else 0.0
+    return seconds["gate"].max(axis=1) + seconds["aggregate"].max(axis=1) + 2 * must_leave * quickest
+
+
+def best_order(
+    placement: Placement, problem: Problem, mode: str, stop: Stop, report: Report
+) -> tuple[SendOrder, dict[str, float]]:
+    """The send order of a placement and the simulated seconds of every order that was tried.
+
+    With equal ports `matched` meets the bound of every order, start-up times aside, and needs no pacing, so `shared` is
+    tried only on mixed ones, where a fast receiver can serve two slow senders at once.
+    """
+    rates = np.concatenate([problem.network.send, problem.network.receive])
+    tried = ("matched", "concurrent") if np.all(rates == rates[0]) else ("matched", "shared", "concurrent")
+    times, orders = {}, {}
+    for step, candidate in enumerate(tried if mode == "best" else (mode,)):
+        if times and stop():
+            break
+        report(0.8 + 0.2 * step / len(tried), f"ordering sends: {candidate}", min(times.values(), default=None), None)
+        orders[candidate] = phased_order(placement, problem, candidate, stop)
+        trial = Plan(
+            name="trial", placement=placement, send_order=orders[candidate], provenance=Provenance(optimiser="")
+        )
+        times[candidate] = simulate(trial, problem).total
+    return orders[min(times, key=times.get)], times
+
+
+def phased_order(placement: Placement, problem: Problem, mode: str, stop: Stop) -> SendOrder:
+    """Exact orders for every layer."""
+    if mode == "concurrent":
+        return SendOrder(mode="concurrent")
+    return _in_order(placement, problem, mode, partial(order, mode=mode, stop=stop))
+
+
+def _in_order(placement: Placement, problem: Problem, mode: OrderMode, kernel: Kernel) -> SendOrder:
+    """The kernel's orders for every layer. Combine is dispatch backwards where every port is as fast out as in."""
+    network, traffic = problem.network, problem.traffic(placement)
+    dispatch = tuple(order_on(network, matrix, kernel)[0] for matrix in traffic)
+    if np.array_equal(network.send, network.receive):
+        combine = tuple(map(reverse, dispatch))
+    else:
+        combine = tuple(order_on(network, matrix.T, kernel)[0] for matrix in traffic)
+    return SendOrder(mode=mode, dispatch=dispatch, combine=combine)
+
+
+def reverse(schedule: Schedule) -> Schedule:
+    """The same schedule with every send turned round: the combine of a dispatch (Aurora §2.2)."""
+    return schedule.model_copy(update={"src": schedule.dst, "dst": schedule.src})
+
+
+def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem) -> Notes:
+    """How far the paper's rules are from ours on this problem: Theorem 5.1 by the placement objective, Algorithm 1 by
+    the makespan of the dispatches of our placement."""
+    load, speed = problem.demand.sum(axis=1), problem.cluster.values("flops_fp16")
+    held = np.full(len(speed), -(-problem.workload.num_experts // len(speed)))
+    notes: Notes = {}
+    # With a spare slot, or where equal numbers do not fit the memory, the rule would not be compared on equal terms.
+    if held.sum() == problem.workload.num_experts and np.all(held <= problem.expert_slots_of_gpu()):
+        seconds = [layer_seconds(problem, layer) for layer in range(len(load))]
+        ours = sum(one(row) for one, row in zip(seconds, gpu_of_expert, strict=True))
+        theirs = sum(one(sorted_assignment(row, speed, held)) for one, row in zip(seconds, load, strict=True))
+        notes["Theorem 5.1's placement, relative to ours"] = Note(theirs / ours if ours else 1.0, "×")
+    traffic = problem.traffic(to_placement(gpu_of_expert, problem))
+    # Fabric and links work side by side: the slower of the two is the time of an all-to-all.
+    printed = [order_on(problem.network, matrix, algorithm1)[1] for matrix in traffic]
+    best = sum(max(result.bound for result in results) for results in printed)
+    makespan = sum(max(result.objective for result in results) for results in printed)
+    notes["Algorithm 1's order, relative to the optimal one"] = Note(makespan / best if best else 1.0, "×")
+    return notes

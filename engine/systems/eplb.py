@@ -1,0 +1,122 @@
+"""Replication of popular experts: DeepSeek's EPLB, and a stronger search on the same problem.
+
+Spare slots take second and third copies of the experts with the most tokens, whose work then divides over them. EPLB
+counts and packs greedily; `replicate` improves on that under the true objective, for GPUs of unequal speed, unequal
+numbers of slots, and several recordings at once, and proves how far it can be from the best.
+"""
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.placement.replication import ReplicationInstance, balancedness, replicate
+from engine.plan import Placement
+from engine.problem import Problem
+from engine.result import Stop
+from engine.systems.aurora_exclusive import ORDER, best_order
+from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value
+from engine.units import digits, share
+
+REDUNDANT = Option("redundant", 1, "spare slots per GPU and layer, filled with replicas", high=64)
+ALGORITHM = Option(
+    "algorithm", "best", "best: search under the true objective; eplb: DeepSeek's greedy, to the letter",
+    choices=("best", "eplb"),
+)  # fmt: skip
+SLOTS = Option(
+    "slots", "even", "slots per GPU: the same on every GPU (serving engines need this), or more on faster GPUs",
+    choices=("even", "uneven"),
+)  # fmt: skip
+TIME_LIMIT = Option("time_limit", 10.0, "seconds for all layers together", low=0.1, high=3600)
+
+
+def eplb(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Replicas for the open recording and, for a robust plan, the others it must serve."""
+    printed = settings["algorithm"] == "eplb"
+    loads = np.array([one.load for one in (problem.workload, *problem.others)])
+    slots_of_gpu = slots_per_gpu(problem, int(settings["redundant"]), str(settings["slots"]))
+    even = bool((slots_of_gpu == slots_of_gpu[0]).all())
+    speed = speed_of_gpu(problem)
+    instance = ReplicationInstance(
+        loads, int(slots_of_gpu.sum()), len(slots_of_gpu), slots_of_gpu=None if even else slots_of_gpu,
+        speed=None if printed else speed,
+    )  # fmt: skip
+    report(0.1, "replicating experts", None, None)
+    result = replicate(
+        instance,
+        str(settings["algorithm"]),
+        time_limit=float(settings["time_limit"]),
+        seed=int(settings["seed"]),
+        stop=stop,
+    )
+    placement = Placement.from_slots(
+        result.solution, slots_of_gpu, problem.workload.num_experts, problem.model.moe_layers
+    )
+    order, times = best_order(placement, problem, str(settings["order"]), stop, report)
+    notes: Notes = {
+        "balancedness": Note(
+            f"{digits(result.objective)} in the worst layer"
+            + (" of the worst recording" if len(loads) > 1 else "")
+            + f"; at most {digits(result.bound)} is possible (proven), so this is "
+            + ("optimal" if result.status.value == "OPTIMAL" else
+               f"a heuristic within {share(result.bound / result.objective - 1)} of the best")
+        ),
+        "replicas": Note(f"{instance.slots - loads.shape[2]} spare slots a layer, "
+                         f"{(instance.slots - loads.shape[2]) * loads.shape[1] * problem.model.bytes_per_expert / 1e9:.3g} GB "
+                         "of memory in all"),
+    }  # fmt: skip
+    if not printed and even and np.ptp(speed) == 0:
+        greedy = replicate(instance, "eplb")
+        notes["EPLB's own layout"] = Note(
+            f"balancedness {digits(float(balancedness(greedy.solution, instance).min()))} in {greedy.runtime:.2g} s; "
+            f"this one took {result.runtime:.2g} s"
+        )
+    notes |= {f"with {mode} order": Note(seconds, "s") for mode, seconds in times.items()}
+    return Draft(placement, order, None, notes, cancelled=stop())
+
+
+def slots_per_gpu(problem: Problem, redundant: int, kind: str) -> np.ndarray:
+    """int64[gpu]: slots of one layer, experts and replicas. Raises InputError when they do not fit the memory."""
+    experts, gpus = problem.workload.num_experts, len(problem.cluster.gpus)
+    fits = problem.expert_slots_of_gpu()
+    base = -(-experts // gpus)
+    if kind == "even":
+        tight = int(fits.argmin())
+        if base + redundant > fits[tight]:
+            most = int(fits[tight]) - base
+            advice = f"choose redundant={most}" if most >= 0 else "use slots=uneven, more GPUs or a smaller dtype"
+            raise InputError(
+                f"{base + redundant} slots a layer do not fit {problem.cluster.gpu_names[tight]}, which has memory for "
+                f"{fits[tight]}; {advice}"
+            )
+        return np.full(gpus, base + redundant)
+    total = experts + redundant * gpus
+    if fits.sum() < total:
+        most = (int(fits.sum()) - experts) // gpus
+        advice = f"choose redundant={most}" if most >= 0 else "add GPUs or memory, or use a smaller dtype"
+        raise InputError(f"{total} slots a layer do not fit: all GPUs together have memory for {fits.sum()}; {advice}")
+    return _in_proportion(speed_of_gpu(problem), total, np.minimum(fits, experts * np.ones(gpus, dtype=np.int64)))
+
+
+def _in_proportion(speed: np.ndarray, total: int, most: np.ndarray) -> np.ndarray:
+    """int64[gpu]: `total` slots, one after another to the GPU that is furthest below its share of the speed."""
+    slots = np.zeros(len(speed), dtype=np.int64)
+    for _ in range(total):
+        room = np.flatnonzero(slots < most)
+        slots[room[(slots[room] / speed[room]).argmin()]] += 1
+    return slots
+
+
+def speed_of_gpu(problem: Problem) -> np.ndarray:
+    """float64[gpu]: expert computation per second, relative to the fastest, at the mean number of tokens of an expert."""
+    tokens = np.array([max(float(problem.workload.load.mean()), 1.0)])
+    seconds = np.array([float(problem.cost.expert_ffn(gpu, tokens, problem.model)[0]) for gpu in problem.cluster.gpus])
+    return seconds.min() / seconds
+
+
+SYSTEMS = (
+    System(
+        "eplb", "Replication (EPLB)",
+        "gives popular experts a second home in spare slots, so that no GPU has more to do than the others",
+        "DeepSeek EPLB, Lina §5", eplb,
+        (REDUNDANT, ALGORITHM, SLOTS, Option(ORDER.name, "concurrent", ORDER.help, ORDER.choices), TIME_LIMIT, SEED),
+    ),
+)  # fmt: skip

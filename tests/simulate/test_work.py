@@ -1,0 +1,93 @@
+"""What a pass asks of GPUs and network, above all when tokens stay where their experts are."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.plan import Placement, Plan, SendOrder
+from engine.problem import Problem
+from engine.result import Provenance
+from engine.simulate.inference import bound_of_plan, simulate
+from engine.simulate.metrics import metrics
+from engine.simulate.work import carriers, work_of
+from engine.validate import check_plan
+from engine.workload import ExpertLoad, RoutingTrace
+from tests.strategies import cluster_of, make_gpu, make_model, problems
+
+
+def coherent(placement: Placement) -> Plan:
+    return Plan(
+        name="coherent", placement=placement, send_order=SendOrder(mode="concurrent"), execution="context-coherent",
+        provenance=Provenance(optimiser="test"),
+    )  # fmt: skip
+
+
+@st.composite
+def coherent_plans(draw):
+    problem = draw(problems())
+    layers, experts, gpus = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
+    rows = draw(st.lists(st.lists(st.integers(0, gpus - 1), min_size=experts, max_size=experts),
+                         min_size=layers, max_size=layers))  # fmt: skip
+    return coherent(Placement.from_gpu_of_expert(np.array(rows), gpus, problem.model.moe_layers)), problem
+
+
+@settings(max_examples=80, deadline=None)
+@given(coherent_plans())
+def test_a_coherent_pass_is_what_every_token_does(case):
+    plan, problem = case
+    total = simulate(plan, problem).total
+    assert total == pytest.approx(check_plan(plan, problem), rel=1e-9)
+    assert total >= bound_of_plan(plan, problem) * (1 - 1e-7)
+    assert 0 <= metrics(plan, problem, simulate(plan, problem)).kept_local <= 1
+
+
+def top_one(path: list[list[int]], experts: int, ranks: list[int]) -> RoutingTrace:
+    chosen = np.array(path, dtype=np.int16)[:, :, None]
+    return RoutingTrace("paths", chosen, experts, source_rank=np.array(ranks, dtype=np.int32))
+
+
+def test_top_one_has_no_second_all_to_all_and_ends_with_an_all_gather():
+    """ExFlow §IV-A's example, three layers of eight experts on four GPUs: token 1 on GPU 1 goes through E0, E4, E2, token 2
+    on GPU 3 through E5, E5, E4 (all on GPU 2)."""
+    trace = top_one([[0, 4, 2], [5, 5, 4]], 8, [1, 3])
+    problem = Problem(trace, cluster_of(*[make_gpu()] * 4), make_model(3, 8), Datasheet())
+    placement = Placement.from_gpu_of_expert(np.tile(np.arange(8) // 2, (3, 1)), 4, (0, 1, 2))
+    plan = coherent(placement)
+    size = problem.model.bytes_per_token
+    assert carriers(trace, placement, 4).tolist() == [[1, 3], [0, 2], [2, 2], [1, 2]]
+    away = ~np.eye(4, dtype=bool)
+    work, vanilla = work_of(placement, problem, "context-coherent"), work_of(placement, problem)
+    assert [step[away].sum() / size for step in work.dispatch] == [2, 1, 1]
+    assert not work.combine[:, away].any()
+    # The paper counts four crossings for token 1 and six for token 2.
+    assert (vanilla.dispatch[:, away].sum() + vanilla.combine[:, away].sum()) / size == 4 + 6
+    assert (work.gather / size).tolist() == [[0] * 4, [1] * 4, [1] * 4, [0] * 4]
+    kinds = simulate(plan, problem).events["kind"].value_counts()
+    assert kinds["combine"] == 0 and kinds["all_gather"] == 6
+
+
+def test_a_perfectly_affine_placement_only_pays_for_the_first_hop():
+    trace = top_one([[expert] * 4 for expert in range(4)] * 3, 4, [0] * 12)
+    problem = Problem(trace, cluster_of(*[make_gpu()] * 4), make_model(4, 4), Datasheet())
+    placement = Placement.from_gpu_of_expert(np.tile(np.arange(4), (4, 1)), 4, (0, 1, 2, 3))
+    work = work_of(placement, problem, "context-coherent")
+    assert work.dispatch[0][0].sum() == 12 * problem.model.bytes_per_token
+    assert not work.dispatch[1:, ~np.eye(4, dtype=bool)].any()
+
+
+def test_loads_have_no_tokens_to_follow():
+    problem = Problem(
+        ExpertLoad("loads", np.ones((2, 4)), (0, 1)), cluster_of(*[make_gpu()] * 2), make_model(2, 4), Datasheet()
+    )
+    placement = Placement.from_gpu_of_expert(np.array([[0, 0, 1, 1]] * 2), 2, (0, 1))
+    with pytest.raises(InputError, match="use a routing log"):
+        simulate(coherent(placement), problem)
+
+
+def test_replicas_have_no_single_home():
+    twice = Placement(experts=2, experts_of_gpu=(((0, 1), (1,)),), model_layers=(0,))
+    with pytest.raises(ValueError, match="exactly one GPU"):
+        coherent(twice)

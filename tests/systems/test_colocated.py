@@ -1,0 +1,190 @@
+"""Two models on one cluster: what `simulate` says keeps the rules, and no placement or order gets below the bound."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.plan import Plan, SendOrder
+from engine.problem import Problem, make_problem
+from engine.result import Provenance
+from engine.simulate.inference import bound_of_plan, simulate
+from engine.simulate.metrics import metrics
+from engine.systems import SYSTEMS, run
+from engine.systems.aurora_colocated import layer_seconds, sides_of_layer
+from engine.systems.aurora_exclusive import phased_order, to_placement
+from engine.validate import IllegalError, check_timeline
+from engine.workload import RoutingTrace
+from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, placements, traces
+
+PAIRED = [system for system in SYSTEMS.values() if 2 in system.models]
+
+
+@st.composite
+def pairs(draw, **options) -> Problem:
+    """Two models of as many layers and experts on one cluster."""
+    cluster = draw(clusters(**options))
+    gpus = len(cluster.gpus)
+    experts, layers = draw(st.integers(gpus, 2 * gpus)), draw(st.integers(1, 3))
+    first, second = (draw(traces(layers, experts, gpus)) for _ in range(2))
+    return make_problem(
+        first, cluster, make_model(layers, experts, first.k), draw(cost_models(cluster)),
+        second=(second, make_model(layers, experts, second.k)),
+    )  # fmt: skip
+
+
+def plan_of(problem: Problem, placement, placement_b, mode: str) -> Plan:
+    orders = [
+        phased_order(one, side, mode, lambda: False)
+        for one, side in ((placement, problem), (placement_b, problem.second))
+    ]
+    return Plan(
+        name="two", placement=placement, send_order=orders[0], placement_b=placement_b, send_order_b=orders[1],
+        provenance=Provenance(optimiser="test"),
+    )  # fmt: skip
+
+
+@st.composite
+def planned_pairs(draw):
+    problem = draw(pairs())
+    sizes = (problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus))
+    chosen = (draw(placements(*sizes)) for _ in range(2))
+    return plan_of(problem, *chosen, draw(st.sampled_from(("matched", "concurrent")))), problem
+
+
+@settings(max_examples=60, deadline=None)
+@given(planned_pairs())
+def test_a_timeline_of_two_models_keeps_the_rules_and_its_bound(case):
+    plan, problem = case
+    timeline = simulate(plan, problem)
+    assert check_timeline(timeline, plan, problem) == timeline.total
+    assert timeline.total >= bound_of_plan(plan, problem) * (1 - 1e-7)
+    figures = metrics(plan, problem, timeline)
+    assert 0 <= figures.utilisation <= 1 and figures.memory > 0
+
+
+def test_a_broken_timeline_is_noticed():
+    problem = pair_of_samples()
+    plan = run(SYSTEMS["linear"], problem).result.solution
+    for change in ("late", "lost", "crowded"):
+        timeline = simulate(plan, problem)
+        events = timeline.events
+        sends = events["kind"] == "combine"
+        if change == "late":
+            events.loc[sends, ["start", "end"]] -= 0.5 * timeline.total
+        elif change == "lost":
+            events.loc[sends, "bytes"] *= 0.5
+        else:
+            events.loc[events["kind"] == "dispatch", "end"] = (
+                events["start"] + (events["end"] - events["start"]) * 0.01
+            )  # fmt: skip
+        with pytest.raises(IllegalError):
+            check_timeline(timeline, plan, problem)
+
+
+def pair_of_samples(gpus: int = 4, experts: int = 8) -> Problem:
+    rng = np.random.default_rng(1)
+    cards = [make_gpu(send=rate * 1e9, receive=rate * 1e9) for rate in (12.5, 10, 6.25, 5)] * (gpus // 4)
+    popular = rng.dirichlet(np.full(experts, 0.5), size=4)
+    chosen = [
+        np.stack([rng.choice(experts, size=400, p=popular[2 * model + layer]) for layer in range(2)], axis=1)
+        for model in range(2)
+    ]
+    first, second = (
+        RoutingTrace(f"trace {i}", one[:, :, None].astype(np.int16), experts) for i, one in enumerate(chosen)
+    )
+    model = make_model(2, experts)
+    return make_problem(first, cluster_of(*cards), model, Datasheet(), second=(second, model))
+
+
+@settings(max_examples=20, deadline=None)
+@given(pairs(most=3), st.sampled_from(PAIRED), st.integers(0, 3))
+def test_every_system_for_two_models_gives_a_legal_plan_above_its_bound(problem, system, seed):
+    given_options = {"seed": seed} if any(option.name == "seed" for option in system.options) else {}
+    if any(option.name == "time_limit" for option in system.options):
+        given_options["time_limit"] = 0.2
+    result = run(system, problem, given_options).result
+    plan = result.solution
+    assert check_timeline(simulate(plan, problem), plan, problem) == pytest.approx(result.objective)
+    assert result.bound <= result.objective * (1 + 1e-9)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data(), pairs(most=3))
+def test_no_placement_or_order_gets_below_auroras_bound(data, problem):
+    """The bound of one run holds for random placements of as many slots, in any order."""
+    bound = run(SYSTEMS["aurora"], problem, {"time_limit": 0.2}).result.bound
+    layers, experts, gpus = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
+    slots = -(-experts // gpus)
+    for _ in range(3):
+        rows = [
+            [data.draw(st.permutations([gpu for gpu in range(gpus) for _ in range(slots)])) for _ in range(layers)]
+            for _ in range(2)
+        ]
+        both = []
+        for one, side in zip(rows, (problem, problem.second), strict=True):
+            both.append(to_placement(np.array([row[:experts] for row in one]), side))
+        for mode in ("matched", "concurrent"):
+            assert simulate(plan_of(problem, *both, mode), problem).total >= bound * (1 - 1e-7)
+
+
+def test_aurora_beats_what_it_is_compared_with_and_the_papers_method():
+    problem = pair_of_samples(8, 16)
+    found = {system.name: run(system, problem).result.objective for system in PAIRED}
+    assert min(found, key=found.get) == "aurora", found
+    note = run(SYSTEMS["aurora"], problem).notes["paper's method (decoupled), relative to ours"]
+    assert note.value >= 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(pairs(linked=False), st.integers(0, 99))
+def test_the_estimate_of_the_search_is_no_faster_than_any_order(problem, seed):
+    """A layer's estimate serves the first model first, so the bound of all orders is never above it."""
+    rng = np.random.default_rng(seed)
+    layers, experts, gpus = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
+    rows = rng.integers(gpus, size=(2, layers, experts))
+    both = [to_placement(row, side) for row, side in zip(rows, (problem, problem.second), strict=True)]
+    plan = plan_of(problem, *both, "concurrent")
+    for layer in range(layers):
+        seconds = layer_seconds(sides_of_layer(problem, layer), problem)(*rows[:, layer])
+        assert bound_of_plan(plan, problem, layer, layer) <= seconds + 6 * problem.network.latency + 1e-12
+
+
+def test_three_models_unequal_experts_and_lone_systems_are_refused():
+    problem = pair_of_samples()
+    fewer = RoutingTrace("small", np.zeros((10, 2, 1), dtype=np.int16), 4)
+    with pytest.raises(InputError, match="choose a second model with 8 experts"):
+        make_problem(problem.workload, problem.cluster, problem.model, problem.cost, second=(fewer, make_model(2, 4)))
+    with pytest.raises(InputError, match="one model at a time"):
+        run(SYSTEMS["rcs"], problem)
+    with pytest.raises(InputError, match="open a second recording"):
+        run(SYSTEMS["rec"], make_problem(problem.workload, problem.cluster, problem.model, problem.cost))
+    with pytest.raises(InputError, match="shared"):
+        run(SYSTEMS["aurora"], problem, {"order": "shared"})
+
+
+def test_two_models_that_do_not_fit_the_memory_together():
+    model = make_model(2, 8)
+    cards = [make_gpu(memory=2 * 2 * 1.5 * model.bytes_per_expert / 0.9)] * 4
+    trace = pair_of_samples().workload
+    alone = make_problem(trace, cluster_of(*cards), model, Datasheet())
+    run(SYSTEMS["linear"], alone)
+    both = make_problem(trace, cluster_of(*cards), model, Datasheet(), second=(trace, model))
+    for name in ("aurora", "linear"):
+        with pytest.raises(InputError, match="add GPUs"):
+            run(SYSTEMS[name], both)
+
+
+def test_a_plan_of_two_models_needs_two_models():
+    problem = pair_of_samples()
+    alone = make_problem(problem.workload, problem.cluster, problem.model, problem.cost)
+    two, one = run(SYSTEMS["linear"], problem).result.solution, run(SYSTEMS["linear"], alone).result.solution
+    with pytest.raises(InputError, match="open the second"):
+        simulate(two, alone)
+    with pytest.raises(InputError, match="close the second"):
+        simulate(one, problem)
+    with pytest.raises(ValueError, match="both a placement and a send order"):
+        Plan(**(dict(two) | {"send_order_b": None}))
+    assert SendOrder(mode="concurrent") == two.send_order_b
