@@ -16,13 +16,18 @@ from engine.inspection import inspect as engine_inspect
 from engine.jobs import runner
 from engine.launch.devices import Devices
 from engine.launch.devices import attached as engine_attached
-from engine.plan import Placement, Plan
+from engine.placement.transitions import transitions as engine_transitions
+from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
+from engine.result import Provenance
 from engine.simulate.inference import simulate as engine_simulate
 from engine.simulate.metrics import SCORED_ON, Metrics, input_digests
 from engine.simulate.metrics import metrics as engine_metrics
+from engine.simulate.migration import Migration
+from engine.simulate.migration import migration as engine_migration
+from engine.systems.baselines import linear_placement
 from engine.timeline import Timeline
-from engine.workload import Workload
+from engine.workload import RoutingTrace, Workload
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,15 +131,32 @@ def _metrics(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> M
     return engine_metrics(_plan, _problem, simulate(_plan, _problem))
 
 
+def migration(plan: Plan, problem: Problem) -> Migration | None:
+    """What a move from the placement in use to a plan costs; None for two models, whose placement in use is unknown."""
+    if plan.placement_b is not None:
+        return None
+    now = problem.in_use or linear_placement(problem)
+    return _migration(plan.id, now.digest, _key(problem), plan, now, problem)
+
+
+@st.cache_resource(max_entries=256, show_spinner="Counting moves")
+def _migration(id: str, now: str, key: tuple[str, ...], _plan: Plan, _now: Placement, _problem: Problem) -> Migration:
+    order = SendOrder(mode="concurrent")
+    deployed = Plan(name="in use", placement=_now, send_order=order, provenance=Provenance(optimiser=""))
+    seconds = (simulate(one, _problem).total for one in (deployed, _plan))
+    return engine_migration(_now, _plan.placement, _problem, *seconds)
+
+
 def _key(problem: Problem) -> tuple[str, ...]:
     digests = input_digests(problem)
     return tuple(digests.get(role, "") for role in SCORED_ON)
 
 
 def candidates() -> dict[str, Candidate]:
-    """Every plan that the session's jobs have found so far, by id, newest job first."""
+    """Every plan that the session's jobs have found so far, by id, newest job first; those of a front last."""
     found: dict[str, Candidate] = {}
-    for job in jobs(state.plan_jobs()):
+    front = state.study_job("front")
+    for job in jobs([*state.plan_jobs(), *([front] if front else [])]):
         path = job.folder / "result.json"
         if path.exists():
             for candidate in _candidates(job.id, path.stat().st_mtime_ns, path):
@@ -148,6 +170,16 @@ def _candidates(id: str, written: int, _path: Path) -> list[Candidate]:
         Candidate(Plan.from_dict(one["plan"], "plan"), one["status"], one["runtime"], one["notes"])
         for one in json.loads(_path.read_bytes())["candidates"]
     ]
+
+
+def transitions(digest: str, first_choice: bool) -> np.ndarray:
+    """float64[layer - 1, expert, expert]: hops between the experts of a routing log of the session."""
+    return _transitions(digest, first_choice, recording(digest))
+
+
+@st.cache_resource(max_entries=32, show_spinner="Counting hops")
+def _transitions(digest: str, first_choice: bool, _trace: RoutingTrace) -> np.ndarray:
+    return engine_transitions(_trace.experts, _trace.num_experts, first_choice)
 
 
 def jobs(ids: list[str]) -> list[runner.Job]:

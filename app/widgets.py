@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from datetime import datetime
 
-import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
@@ -18,7 +17,7 @@ from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.systems import Option
 from engine.systems.baselines import linear_placement
-from engine.workload import RoutingTrace, digest_of
+from engine.workload import RoutingTrace
 
 STATE_COLOURS = {
     State.STARTING: "gray", State.RUNNING: "blue", State.CANCELLING: "orange", State.DONE: "green",
@@ -197,47 +196,6 @@ def describe_launch(job: runner.Job) -> str:
     """One launch in a list."""
     request = job.request.arguments
     return f"{describe_time(job.started)} · {request['plan']['name']} · {request['ranks']} ranks"
-
-
-def candidates(table: pd.DataFrame) -> None:
-    """The candidate plans; selecting a row opens its plan. A selection is a row number, so a table with other rows is
-    another widget, and it counts when it is made, not again on every run."""
-    ids = table["id"].tolist()
-    key = f"candidates-{digest_of(*ids)[:16]}"
-
-    def open_selected() -> None:
-        if rows := st.session_state[key].selection.rows:
-            state.open_plan(ids[rows[0]])
-
-    st.dataframe(candidate_table(table), key=key, hide_index=True, on_select=open_selected, selection_mode="single-row")
-
-
-def candidate_table(table: pd.DataFrame) -> pd.DataFrame:
-    """The figures of the candidate plans as text with units, the open one marked."""
-    factor, unit = units.scale_of(float(table["Time"].max()), units.TIME)
-    memory, memory_unit = units.scale_of(float(table["Experts"].max()), units.SIZE)
-    return pd.DataFrame({
-        "": table["open"].map({True: "▸", False: ""}),
-        "Plan": table["Plan"],
-        f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
-        "Above bound": table["Gap"].map(units.share, na_action="ignore"),
-        f"Bound, {unit}": (table["Bound"] / factor).map(units.digits, na_action="ignore"),
-        "Bound covers any": table["Scope"],
-        "Order": table["Order"],
-        "Balancedness": table["Balancedness"].map(units.digits),
-        "Kept local": table["Kept local"].map(units.share),
-        "Utilisation": table["Utilisation"].map(units.share),
-        f"Experts per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
-        "Found in": table["Found in"].map(units.seconds),
-        "Status": table["Status"],
-    })  # fmt: skip
-
-
-def plan_notes(row: pd.Series) -> None:
-    """What the optimiser found out about the open plan."""
-    lines = [f"**{plain(row['Plan'])}** · `{row['id'][:12]}`"]
-    lines += [f"- {plain(about)}: {plain(units.quantity(**note))}" for about, note in row["notes"].items()]
-    st.markdown("\n".join(lines))
 
 
 def job_row(job: runner.Job) -> None:

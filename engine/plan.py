@@ -163,6 +163,19 @@ Execution = Literal["vanilla", "context-coherent"]
 contexts of all tokens, so a token goes on from the GPU of its first expert, and one all-gather ends the pass (ExFlow §IV-A)."""
 
 
+class Reaction(Frozen):
+    """What a scheduler does at run time: Lina's two phases (§5.2). A plan's own placement is what it starts from.
+
+    path_length: layers of a token's path that foretell its next expert; top_k: likeliest experts kept of each estimate;
+    check_experts: most popular experts compared in phase two; max_experts_per_device: slots of a device in a layer.
+    """
+
+    path_length: int = Field(ge=1, le=64)
+    top_k: int = Field(ge=1, le=4096)
+    check_experts: int = Field(ge=1, le=4096)
+    max_experts_per_device: int = Field(ge=1, le=4096)
+
+
 class Claim(Frozen):
     """What the optimiser says of its plan: predicted seconds and a proven lower bound over the plans it chose from.
     Never trusted: `validate` and `simulate` recompute the objective.
@@ -174,6 +187,14 @@ class Claim(Frozen):
     objective: float = Field(ge=0)
     bound: float = Field(ge=0)
     scope: Literal["order", "placement and order"]
+
+    @property
+    def proof(self) -> str:
+        """How far the plan is proven, in words."""
+        if self.status is Status.OPTIMAL:
+            return "proven optimal" if self.scope == "placement and order" else "order proven, placement given"
+        stopped = {Status.CANCELLED: "stopped early", Status.TIME_LIMIT: "time ran out"}
+        return stopped.get(self.status, "heuristic")
 
 
 def _order_fits(order: SendOrder, placement: Placement) -> None:
@@ -195,6 +216,7 @@ class Plan(Frozen):
     execution: Execution = "vanilla"
     placement_b: Placement | None = Field(default=None, description="of a second model on the same GPUs")
     send_order_b: SendOrder | None = None
+    reaction: Reaction | None = None
     provenance: Provenance
     claim: Claim | None = None
     parent: str | None = Field(default=None, description="id of the plan that this one was derived from")

@@ -41,7 +41,7 @@ def candidates(found: dict[str, Any]) -> str:
         rows.append([
             one["name"], seconds(figures["total"]), seconds(figures["bound"]), share(figures["gap"]),
             share(figures["order_gap"]), f"{figures['balancedness']:.3f}", share(figures["kept_local"]),
-            seconds(one["runtime"]), one["status"],
+            seconds(one["runtime"]), one["proof"],
         ])  # fmt: skip
     header = ["plan", "time", "bound", "gap", "order gap", "balanced", "kept local", "found in", "status"]
     lines = [table(header, rows)]

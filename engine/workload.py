@@ -88,10 +88,20 @@ class RoutingTrace:
             counts[layer] = flat[:-1].reshape(ranks, self.num_experts)
         return counts
 
+    def halves(self) -> tuple["RoutingTrace", "RoutingTrace"]:
+        """The recording in two parts, whole sequences in order where it has them: one to plan on, one to score on."""
+        if self.sequence is None or len(np.unique(self.sequence)) < 2:
+            first = np.arange(self.tokens) < self.tokens // 2
+        else:
+            order = np.unique(self.sequence, return_inverse=True)[1]
+            first = order < (order.max() + 1) // 2
+        return self._part(np.flatnonzero(first)), self._part(np.flatnonzero(~first))
+
     def spread(self, tokens: int) -> "RoutingTrace":
         """At most `tokens` tokens of the recording, evenly spaced, so that all sequences and ranks keep their share."""
-        chosen = np.arange(min(tokens, self.tokens)) * self.tokens // max(min(tokens, self.tokens), 1)
+        return self._part(np.arange(min(tokens, self.tokens)) * self.tokens // max(min(tokens, self.tokens), 1))
 
+    def _part(self, chosen: np.ndarray) -> "RoutingTrace":
         def cut(column: np.ndarray | None) -> np.ndarray | None:
             return None if column is None else column[chosen]
 

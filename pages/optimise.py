@@ -1,29 +1,40 @@
 """What should I do?"""
 
-import pandas as pd
 import streamlit as st
 
-from app import cached, state, widgets
+from app import cached, goal, plan_table, state, studies, widgets
 from app.text import plain
 from engine import store, units
 from engine.errors import InputError
 from engine.jobs import runner
+from engine.jobs.tasks import problem_arguments
 from engine.systems import SYSTEMS
 
-DEFAULT = ("aurora", "rcs", "sjf", "linear")
+DEFAULT = {1: ("aurora", "rcs", "sjf", "linear"), 2: ("aurora", "rec", "packing", "linear")}
+VIEWS = {
+    "Candidate plans": ":material/table_rows:", "Balance against affinity": ":material/scatter_plot:",
+    "Plan on A, score on B": ":material/grid_on:", "Lina at run time": ":material/schedule:",
+}  # fmt: skip
 
 widgets.header("Optimise", "What should I do? Pick systems, run them, and compare what they found with a proven bound.")
+if cached.workload() is None or state.cluster() is None or state.model() is None:
+    widgets.needed_problem()
+models = goal.choose()
 problem = widgets.needed_problem()
+if models == 1:
+    goal.choose_context(problem)
 
-st.subheader("Goal: inference latency of one model", anchor=False)
+st.subheader("Systems", anchor=False)
 wanted = []
-for first in range(0, len(SYSTEMS), 2):
-    for place, system in zip(st.columns(2), list(SYSTEMS.values())[first : first + 2], strict=False):
+fitting = [system for system in SYSTEMS.values() if models in system.models]
+for first in range(0, len(fitting), 3):
+    for place, system in zip(st.columns(3), fitting[first : first + 3], strict=False):
         with place:
             kind = "baseline" if system.baseline else system.paper
             if st.checkbox(
-                f"**{system.title}** · {kind}", system.name in DEFAULT, key=f"use-{system.name}", help=system.summary
-            ):
+                f"**{system.title}** · {kind}", system.name in DEFAULT[models], key=f"use-{models}-{system.name}",
+                help=system.summary,
+            ):  # fmt: skip
                 wanted.append(system)
 
 options: dict[str, dict] = {}
@@ -38,12 +49,8 @@ st.caption(f"Costs: {problem.cost.source}. Simulated is the MoE part of every la
            "same for every plan.")  # fmt: skip
 
 if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted):
-    arguments = {
-        "workload": state.workload_digest(),
-        "cluster": problem.cluster.model_dump(mode="json", exclude_none=True),
-        "model": problem.model.model_dump(mode="json", exclude_none=True),
-        "systems": [{"name": system.name, "options": options.get(system.name, {})} for system in wanted],
-    }
+    chosen = [{"name": system.name, "options": options.get(system.name, {})} for system in wanted]
+    arguments = problem_arguments(problem) | {"workload": state.workload_digest(), "systems": chosen}
     try:
         state.add_plan_job(runner.start("optimise", arguments, store.data_folder()).id)
     except InputError as error:
@@ -65,25 +72,23 @@ def watch() -> None:
 watch()
 widgets.other_jobs("optimise", state.plan_jobs(), state.add_plan_job)
 
-rows = []
-for id, candidate in cached.candidates().items():
-    try:
-        problem.check_plan(candidate.plan)
-    except InputError:
-        continue  # made for another cluster or model: still in the strip, but not comparable here
-    figures = cached.metrics(candidate.plan, problem)
-    claim = candidate.plan.claim
-    # A plan made from other inputs has only the bound of its own placement here.
-    own = figures.bound is not None
-    rows.append({
-        "id": id, "open": id == state.plan_id(), "Plan": candidate.plan.name, "Time": figures.total,
-        "Gap": figures.gap if own else figures.order_gap, "Bound": figures.bound if own else figures.order_bound,
-        "Scope": claim.scope if own else "order", "Balancedness": figures.balancedness,
-        "Kept local": figures.kept_local, "Utilisation": figures.utilisation, "Experts": figures.memory,
-        "Found in": candidate.runtime, "Status": candidate.status, "Order": candidate.plan.send_order.mode,
-        "notes": candidate.notes,
-    })  # fmt: skip
-if not rows:
+view = "Candidate plans"
+if models == 1:
+    view = st.segmented_control(
+        "Show", list(VIEWS), default=view, format_func=lambda one: f"{VIEWS[one]} {one}", label_visibility="collapsed"
+    ) or view  # fmt: skip
+if view == "Balance against affinity":
+    studies.front(problem)
+    st.stop()
+if view == "Plan on A, score on B":
+    studies.matrix(problem, options)
+    st.stop()
+if view == "Lina at run time":
+    studies.lina(problem)
+    st.stop()
+
+table = plan_table.rows(problem)
+if table.empty:
     if any(not job.state.finished for job in cached.jobs(state.plan_jobs())):
         st.stop()  # the row above says how far the job is
     st.info(
@@ -91,15 +96,14 @@ if not rows:
     )
     st.stop()
 
-table = pd.DataFrame(rows).sort_values("Time", ignore_index=True)
 st.subheader("Candidate plans", anchor=False)
 said = "Simulated on the open workload, fastest first. Select a row to open its plan."
 if len(table) > 1 and table["Time"][0] > 0:
     factor = units.ratio(table["Time"].max() / table["Time"][0])
     said = f"{plain(table['Plan'][0])} is {factor} as fast as {plain(table['Plan'].iloc[-1])}. {said}"
 st.caption(said)
-widgets.candidates(table)
-chosen = table[table["id"] == state.plan_id()]
-if len(chosen):
-    widgets.plan_notes(chosen.iloc[0])
+plan_table.show(table)
+opened = table[table["id"] == state.plan_id()]
+if len(opened):
+    plan_table.notes(opened.iloc[0])
 st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")

@@ -16,6 +16,7 @@ from engine.schema import Frozen
 from engine.simulate.inference import simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, Outcome, run
+from engine.systems.base import Notes
 
 
 def problem_arguments(problem: Problem) -> dict[str, Any]:
@@ -79,13 +80,18 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
 def candidate(outcome: Outcome, problem: Problem) -> dict[str, Any]:
     """One row of the candidate table: the plan, what its optimiser says and what the simulation says."""
     result = outcome.result
-    timeline = simulate(result.solution, problem)
+    return candidate_of_plan(result.solution, problem, result.runtime, outcome.notes)
+
+
+def candidate_of_plan(plan: Plan, problem: Problem, runtime: float, notes: Notes) -> dict[str, Any]:
+    """The same of a plan that has a claim; runtime: seconds that its optimiser took."""
     return {
-        "plan": result.solution.model_dump(mode="json", exclude_none=True),
-        "status": result.status.value,
-        "runtime": result.runtime,
-        "notes": {about: note._asdict() for about, note in outcome.notes.items()},
-        "metrics": metrics(result.solution, problem, timeline).to_dict(),
+        "plan": plan.model_dump(mode="json", exclude_none=True),
+        "status": plan.claim.status.value,
+        "proof": plan.claim.proof,
+        "runtime": runtime,
+        "notes": {about: note._asdict() for about, note in notes.items()},
+        "metrics": metrics(plan, problem, simulate(plan, problem)).to_dict(),
     }
 
 

@@ -24,6 +24,10 @@ Handler = Callable[[dict[str, Any], Context], dict[str, Any]]
 HANDLERS = {
     "optimise": "engine.jobs.tasks:optimise",
     "launch": "engine.jobs.tasks:launch",
+    "affinity": "engine.jobs.studies:affinity_study",
+    "front": "engine.jobs.scores:find_front",
+    "matrix": "engine.jobs.scores:score_matrix",
+    "lina": "engine.jobs.scores:lina_study",
 }
 
 

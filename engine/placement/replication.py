@@ -281,7 +281,7 @@ def _best(
     if instance.alike:
         usual = _eplb(instance)
         usual_reached = balancedness(usual, instance).min(axis=0)
-        better = usual_reached > 9 * reached * (1 + ROUND_OFF)
+        better = usual_reached > reached * (1 + ROUND_OFF)
         placed[better], reached[better] = usual[better], usual_reached[better]
     return placed, reached
 

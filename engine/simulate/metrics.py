@@ -40,13 +40,10 @@ class Metrics:
 
 def metrics(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
     """The figures of `plan` on `problem`, whose simulated timeline is `timeline`."""
-    moved = work_of(plan.placement, problem, plan.execution)
-    dispatch, combine = moved.dispatch, moved.combine
+    dispatch = work_of(plan.placement, problem, plan.execution).dispatch
     if plan.placement_b is not None:
-        second = work_of(plan.placement_b, problem.second)
-        dispatch, combine = (np.concatenate(pair) for pair in ((dispatch, second.dispatch), (combine, second.combine)))
-    everything = dispatch.sum() + combine.sum()
-    stays = np.trace(dispatch, axis1=1, axis2=2).sum() + np.trace(combine, axis1=1, axis2=2).sum()
+        dispatch = np.concatenate([dispatch, work_of(plan.placement_b, problem.second).dispatch])
+    everything, stays = dispatch.sum(), np.trace(dispatch, axis1=1, axis2=2).sum()
     order_bound = bound_of_plan(plan, problem)
     # A bound was proven for the inputs the plan was made from; on any others it proves nothing.
     mine = input_digests(problem)

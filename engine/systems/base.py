@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.errors import InputError
-from engine.plan import Claim, Execution, Placement, Plan, SendOrder
+from engine.plan import Claim, Execution, Placement, Plan, Reaction, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
 from engine.simulate.inference import bound_of_plan, simulate
@@ -82,12 +82,14 @@ class Draft:
     execution: Execution = "vanilla"
     placement_b: Placement | None = None
     send_order_b: SendOrder | None = None
+    reaction: Reaction | None = None
 
     def plan(self, name: str, provenance: Provenance) -> Plan:
         """The plan that these parts make."""
         return Plan(
             name=name, placement=self.placement, send_order=self.send_order, execution=self.execution,
-            placement_b=self.placement_b, send_order_b=self.send_order_b, provenance=provenance,
+            placement_b=self.placement_b, send_order_b=self.send_order_b, reaction=self.reaction,
+            provenance=provenance,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from engine.validate.assignment import check_assignment
 from engine.validate.colocation import check_colocation, check_colocation_heterogeneous
 from engine.validate.communication import check_flows, check_schedule
 from engine.validate.devices import check_devices, check_popularity
+from engine.validate.joint import check_joint
 from engine.validate.plan import check_plan, check_timeline
 from engine.validate.replication import check_replication, check_transfers
 
@@ -21,6 +22,7 @@ __all__ = [
     "check_colocation_heterogeneous",
     "check_devices",
     "check_flows",
+    "check_joint",
     "check_plan",
     "check_popularity",
     "check_replication",

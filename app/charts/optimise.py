@@ -1,0 +1,144 @@
+"""Charts of many plans: balance against affinity, plans on recordings they were not made from, Lina at run time."""
+
+import numpy as np
+import plotly.graph_objects as go
+
+from app.charts.theme import KIND_COLOURS, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain
+from engine.units import TIME, digits, ratio, scale_of, seconds, share
+
+SCORES = {
+    "seconds": "Time (simulated)",
+    "balancedness": "Balancedness",
+    "kept_local": "Kept local",
+}
+SCHEMES = {
+    "baseline": ("No scheduling", NEUTRAL, ""),
+    "lina": ("Lina, both phases", TEAL, ""),
+    "without_estimation": ("Without estimation", KIND_COLOURS["dispatch"], "/"),
+    "without_fine_tuning": ("Without fine-tuning", KIND_COLOURS["combine"], "."),
+}
+
+
+def front(
+    points: list[dict], others: dict[str, tuple[float, float]], elsewhere: list[tuple[float, float]] | None = None,
+    where: str = "",
+) -> go.Figure:  # fmt: skip
+    """Kept share across, balancedness up; the better corner is at the top right.
+
+    points: kept_share, balancedness, weight and seconds of every placement of the front; others: (kept share,
+    balancedness) of other plans by name; elsewhere: the front's points on another recording, called `where`.
+    """
+    points = sorted(points, key=lambda one: one["kept_share"])
+    factor, unit = scale_of(max((one["seconds"] for one in points), default=1.0), TIME)
+    figure = go.Figure()
+    kept = [100 * one["kept_share"] for one in points]
+    balance = [one["balancedness"] for one in points]
+    figure.add_scatter(
+        x=kept, y=balance, mode="lines+markers", name="front", line={"color": NEUTRAL, "width": 1, "shape": "vh"},
+        marker={
+            "size": 14, "color": [one["seconds"] / factor for one in points], "colorscale": SEQUENTIAL,
+            "colorbar": {"title": f"{unit} a pass"}, "line": {"color": TEAL, "width": 1.5},
+        },
+        text=[f"weight {one['weight']:.2f}<br>{share(one['kept_share'])} of hops kept, balancedness "
+              f"{digits(one['balancedness'])}<br>{seconds(one['seconds'])} simulated" for one in points],
+        hovertemplate="%{text}<extra></extra>",
+    )  # fmt: skip
+    if elsewhere:
+        figure.add_scatter(
+            x=[100 * one for one, _ in elsewhere], y=[two for _, two in elsewhere], mode="markers", name=f"on {plain(where)}",
+            marker={"size": 11, "symbol": "circle-open", "color": MARK, "line": {"width": 2}},
+            hovertemplate=f"on {plain(where)}: %{{x:.0f}} % kept, balancedness %{{y:.3f}}<extra></extra>",
+        )  # fmt: skip
+    if others:
+        figure.add_scatter(
+            x=[100 * one for one, _ in others.values()], y=[two for _, two in others.values()], mode="markers+text",
+            name="other plans", text=[plain(name) for name in others], textposition="bottom center", textfont={"size": 11},
+            marker={"size": 10, "symbol": "diamond", "color": NEUTRAL},
+            hovertemplate="%{text}: %{x:.0f} % kept, balancedness %{y:.3f}<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title="hops kept on their GPU, %")
+    figure.update_yaxes(title="balancedness (mean / max GPU load)")
+    title = "No placement has both"
+    if len(points) > 1:
+        best, other = points[-1], points[0]
+        title = (
+            f"From {share(other['kept_share'])} kept at balancedness {digits(other['balancedness'])} to "
+            f"{share(best['kept_share'])} at {digits(best['balancedness'])}"
+        )
+    return finish(
+        figure, title, 460, legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"}
+    )  # fmt: skip
+
+
+def matrix(names: list[str], table: list[list[float | None]], what: str) -> go.Figure:
+    """Plans by row, scored on the recording of each column; the best of every column is 100 % for times.
+
+    table: [plan made on][scored on], None where not reached; what: a key of SCORES.
+    """
+    values = np.array([[np.nan if one is None else one for one in row] for row in table], dtype=float)
+    count = len(names)
+    names = [plain(name) for name in names]
+    if what == "seconds":
+        factor, unit = scale_of(float(np.nanmax(values)) if np.isfinite(values).any() else 1.0, TIME)
+        own = np.diag(values)
+        shown, label = values / own, "× own plan's time"
+        text = [[f"{digits(one / factor)} {unit}" if one == one else "…" for one in row] for row in values]
+        worst = np.nanmax(shown) if np.isfinite(shown).any() else 1.0
+        title = f"On a recording it was not made from, a plan takes up to {ratio(float(worst))} of that recording's own plan"
+    else:
+        shown, label = values, SCORES[what].lower()
+        text = [[digits(one) if one == one else "…" for one in row] for row in values]
+        off = values[~np.eye(count, dtype=bool)]
+        low = float(np.nanmin(off)) if np.isfinite(off).any() else float("nan")
+        title = f"{SCORES[what]} away from home falls to {digits(low)}" if low == low else SCORES[what]
+    figure = go.Figure(
+        go.Heatmap(
+            z=shown, x=names, y=names, text=text, texttemplate="%{text}", colorscale=SEQUENTIAL,
+            colorbar={"title": label},
+            hovertemplate="made from %{y}<br>scored on %{x}: %{text}<extra></extra>",
+        )
+    )  # fmt: skip
+    figure.update_xaxes(title="scored on", side="bottom")
+    figure.update_yaxes(title="plan made from", autorange="reversed")
+    return finish(figure, title, 160 + 60 * count)
+
+
+def lina(figures: dict[str, dict[str, float]], length: int) -> go.Figure:
+    """Inference time over the ideal, median and 95th percentile, by scheme (Lina, Figure 16)."""
+    figure = go.Figure()
+    for scheme, (title, colour, pattern) in SCHEMES.items():
+        values = [figures[scheme]["median_inference"], figures[scheme]["tail_inference"]]
+        figure.add_bar(
+            x=["median", "95th percentile"], y=values, name=title, text=[f"{digits(one)}×" for one in values],
+            marker={"color": colour, "pattern": {"shape": pattern}}, textposition="outside", cliponaxis=False,
+            hovertemplate=f"{title}: %{{y:.3f}}× ideal<extra></extra>",
+        )  # fmt: skip
+    figure.add_hline(y=1, line={"dash": "dash", "width": 1.5, "color": NEUTRAL}, annotation_text="ideal")
+    gain = figures["baseline"]["median_inference"] / figures["lina"]["median_inference"]
+    verdict = f"is {ratio(gain)} as fast as" if gain >= 1 else f"takes {ratio(1 / gain)} the time of"
+    figure.update_yaxes(title="batch time / ideal", rangemode="tozero")
+    return finish(
+        figure, f"Path length {length}: Lina {verdict} no scheduling (median)", 380, barmode="group",
+        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
+    )  # fmt: skip
+
+
+def accuracy(runs: list[dict]) -> go.Figure:
+    """Share of right estimates by layer, one line a path length (Lina, Figure 19)."""
+    figure = go.Figure()
+    dashes = ("solid", "dash", "dot", "dashdot")
+    for turn, run in enumerate(runs):
+        length = run["options"]["path_length"]
+        values = [None if one is None else 100 * one for one in run["accuracy_of_layer"]]
+        figure.add_scatter(
+            x=list(range(len(values))), y=values, mode="lines+markers", name=f"path length {length}",
+            line={"color": TEAL if turn == 0 else MARK if turn == 1 else NEUTRAL, "dash": dashes[turn % len(dashes)]},
+            hovertemplate=f"path length {length}, layer %{{x}}: %{{y:.0f}} %<extra></extra>",
+        )  # fmt: skip
+    best = max(runs, key=lambda run: run["accuracy"])
+    figure.update_xaxes(title="MoE layer", dtick=1)
+    figure.update_yaxes(title="batches with the right top experts, %", range=[0, 102])
+    title = f"Path length {best['options']['path_length']} is right most often: {share(best['accuracy'])}"
+    return finish(
+        figure, title, 380, legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"}
+    )  # fmt: skip

@@ -1,0 +1,93 @@
+"""The candidate plans of the session beside each other: figures, proofs, and what a move to each costs."""
+
+import math
+
+import pandas as pd
+import streamlit as st
+
+from app import cached, state
+from app.text import plain
+from engine import units
+from engine.errors import InputError
+from engine.problem import Problem
+from engine.workload import digest_of
+
+
+def rows(problem: Problem) -> pd.DataFrame:
+    """Figures of every candidate that fits the problem, fastest first; empty when there is none."""
+    found = []
+    for id, candidate in cached.candidates().items():
+        if candidate.plan.provenance.optimiser == "front" and id != state.plan_id():
+            continue  # a front has a chart of its own
+        try:
+            problem.check_plan(candidate.plan)
+            figures = cached.metrics(candidate.plan, problem)
+        except InputError:
+            continue  # made for another cluster or model: still in the strip, but not comparable here
+        claim = candidate.plan.claim
+        # A plan made from other inputs has only the bound of its own placement here.
+        own = figures.bound is not None
+        move = cached.migration(candidate.plan, problem)
+        found.append({
+            "id": id, "open": id == state.plan_id(), "Plan": candidate.plan.name, "Time": figures.total,
+            "Gap": figures.gap if own else figures.order_gap, "Bound": figures.bound if own else figures.order_bound,
+            "Scope": claim.scope if own else "order", "Balancedness": figures.balancedness,
+            "Kept local": figures.kept_local, "Utilisation": figures.utilisation, "Experts": figures.memory,
+            "Found in": candidate.runtime, "Proof": claim.proof if own else "made from other inputs",
+            "Order": candidate.plan.send_order.mode, "notes": candidate.notes,
+            "Copies": move.copies if move else math.nan, "Move": move.seconds if move else math.nan,
+            "Steps": move.steps if move else math.nan,
+        })  # fmt: skip
+    table = pd.DataFrame(found)
+    return table.sort_values("Time", ignore_index=True) if len(table) else table
+
+
+def show(table: pd.DataFrame) -> None:
+    """The table; selecting a row opens its plan. A selection is a row number, so a table with other rows is another
+    widget, and it counts when it is made, not again on every run."""
+    ids = table["id"].tolist()
+    key = f"candidates-{digest_of(*ids)[:16]}"
+
+    def open_selected() -> None:
+        if selected := st.session_state[key].selection.rows:
+            state.open_plan(ids[selected[0]])
+
+    st.dataframe(as_text(table), key=key, hide_index=True, on_select=open_selected, selection_mode="single-row")
+
+
+def as_text(table: pd.DataFrame) -> pd.DataFrame:
+    """The figures as text with units, the open plan marked."""
+    factor, unit = units.scale_of(float(table["Time"].max()), units.TIME)
+    memory, memory_unit = units.scale_of(float(table["Experts"].max()), units.SIZE)
+    text = {
+        "": table["open"].map({True: "▸", False: ""}),
+        "Plan": table["Plan"],
+        f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
+        "Above bound": table["Gap"].map(units.share, na_action="ignore"),
+        f"Bound, {unit}": (table["Bound"] / factor).map(units.digits, na_action="ignore"),
+        "Bound covers any": table["Scope"],
+        "Proof": table["Proof"],
+        "Order": table["Order"],
+        "Balancedness": table["Balancedness"].map(units.digits),
+        "Kept local": table["Kept local"].map(units.share),
+        "Utilisation": table["Utilisation"].map(units.share),
+        f"Experts per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
+    }  # fmt: skip
+    if table["Copies"].notna().any():
+        text["New copies"] = table["Copies"].map("{:,.0f}".format, na_action="ignore")
+        text["Move (at least)"] = table["Move"].map(units.seconds, na_action="ignore")
+        text["Pays after"] = table["Steps"].map(_steps, na_action="ignore")
+    return pd.DataFrame(text | {"Found in": table["Found in"].map(units.seconds)})
+
+
+def _steps(steps: float) -> str:
+    if math.isinf(steps):
+        return "never"
+    return "at once" if steps <= 0 else f"{math.ceil(steps):,} passes"
+
+
+def notes(row: pd.Series) -> None:
+    """What the optimiser found out about the open plan."""
+    lines = [f"**{plain(row['Plan'])}** · `{row['id'][:12]}`"]
+    lines += [f"- {plain(about)}: {plain(units.quantity(**note))}" for about, note in row["notes"].items()]
+    st.markdown("\n".join(lines))

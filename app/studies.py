@@ -1,0 +1,230 @@
+"""Panels that run a study as a job and show what it has found so far."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app import cached, state, widgets
+from app.charts import optimise as charts
+from app.text import plain
+from engine import store, units
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.jobs.tasks import problem_arguments
+from engine.placement.robust import score_matrix
+from engine.problem import Problem
+from engine.simulate.two_phase_result import TwoPhaseOptions
+from engine.systems import SYSTEMS
+from engine.workload import RoutingTrace
+
+
+def run(kind: str, problem: Problem, more: dict[str, Any]) -> None:
+    """Start a study of the open problem."""
+    arguments = problem_arguments(problem) | {"workload": state.workload_digest()} | more
+    try:
+        state.set_study_job(kind, runner.start(kind, arguments, store.data_folder()).id)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+
+
+def watch(kind: str, show: Callable[[dict[str, Any]], None], empty: str) -> None:
+    """The newest study of a kind: its progress, and `show` of its result so far."""
+
+    @st.fragment(run_every=1)
+    def newest() -> None:
+        (job,) = cached.jobs([state.study_job(kind)] if state.study_job(kind) else []) or (None,)
+        if job is None:
+            st.info(empty, icon=":material/info:")
+            return
+        if not job.state.finished or job.state is not runner.State.DONE:
+            widgets.job_row(job)
+        if job.result:
+            show(job.result)
+        if state.newly_finished(job.id, job.state.finished):
+            st.rerun()
+
+    newest()
+
+
+def front(problem: Problem) -> None:
+    """Balance against affinity: a front of plans."""
+    st.caption("Every point is a placement that no other beats in both. Hops are counted between first choices; the search "
+               "is a heuristic, so a better point may exist.")  # fmt: skip
+    if not isinstance(problem.workload, RoutingTrace):
+        st.info(
+            "Affinity needs tokens that can be followed from layer to layer: open a routing log.",
+            icon=":material/info:",
+        )
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        points = st.number_input("Points", 2, 25, 9, width=110)
+        over = st.selectbox("Over several recordings", ["worst", "mean"], width=180, disabled=not problem.others)
+        moves = st.number_input("Experts that may move", 0, None, 0, width=190,
+                                help="from the placement deployed now, over all layers; 0: any number")  # fmt: skip
+        limit = st.number_input("Seconds", 1, 3600, 20, width=110)
+        if st.button("Find the front", icon=":material/play_arrow:", type="primary"):
+            run("front", problem, {"points": points, "over": over, "max_moves": moves, "time_limit": limit})
+    recordings = {digest: name for digest, name in state.workloads().items() if digest != state.workload_digest()}
+    beside = st.selectbox(
+        "Scored on as well", [None, *recordings], format_func=lambda one: "—" if one is None else recordings[one], width=320,
+        help="The same placements on a recording that they were not made from.",
+    )  # fmt: skip
+
+    def show(result: dict[str, Any]) -> None:
+        found = result["candidates"]
+        if not found:
+            return
+        known = cached.candidates()
+        found = [one for one in found if one["plan_id"] in known]
+        plans = [known[one["plan_id"]].plan for one in found]
+        points = [
+            {"kept_share": one["kept_share"], "balancedness": one["balancedness"], "weight": one["weight"],
+             "seconds": one["metrics"]["total"]} for one in found
+        ]  # fmt: skip
+        elsewhere = _scores(plans, beside) if beside else None
+        widgets.chart(charts.front(points, _other_plans(problem), elsewhere, recordings.get(beside, "")), "front")
+        order = sorted(range(len(found)), key=lambda one: points[one]["kept_share"])
+        names = {
+            one: f"{units.share(points[one]['kept_share'])} kept, balancedness {points[one]['balancedness']:.3f}, "
+            f"{units.seconds(points[one]['seconds'])}" for one in order
+        }  # fmt: skip
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            chosen = st.selectbox("A point of the front", order, format_func=lambda one: names[one], width=420)
+            if st.button("Open this plan", icon=":material/route:"):
+                state.open_plan(plans[chosen].id)
+                st.rerun()
+
+    watch("front", show, "No front yet: press Find the front. On the sample it takes about 20 seconds.")
+
+
+def _other_plans(problem: Problem) -> dict[str, tuple[float, float]]:
+    """Kept share of hops and balancedness of the session's own plans, by name."""
+    plans = {
+        one.plan.name: one.plan for one in cached.candidates().values()
+        if one.plan.placement_b is None and one.plan.provenance.optimiser != "front"
+    }  # fmt: skip
+    fitting = {name: plan for name, plan in plans.items() if _fits(plan, problem)}
+    scores = _scores(list(fitting.values()), problem.workload.digest)
+    return dict(zip(fitting, scores, strict=True))
+
+
+def _fits(plan, problem: Problem) -> bool:
+    try:
+        problem.check_plan(plan)
+    except InputError:
+        return False
+    return True
+
+
+def _scores(plans: list, digest: str) -> list[tuple[float, float]]:
+    """(kept share of hops between first choices, balancedness) of plans on a recording; none where it does not fit."""
+    workload = cached.recording(digest)
+    fitting = (workload.layers, workload.num_experts)
+    if not plans or any((one.placement.layers, one.placement.experts) != fitting for one in plans):
+        return []
+    if not isinstance(workload, RoutingTrace):
+        return []
+    hops = cached.transitions(digest, True)
+    scores = score_matrix([one.placement.share for one in plans], [workload.load], [hops])
+    return list(zip(scores.kept_share[:, 0].tolist(), scores.balancedness[:, 0].tolist(), strict=True))
+
+
+def matrix(problem: Problem, options: dict[str, dict]) -> None:
+    """A plan from every recording, scored on every recording."""
+    st.caption("A plan is worth what it does on a recording that it was not made from. The diagonal is in sample.")
+    names = {}
+    for digest, name in state.workloads().items():
+        try:
+            problem.with_workload(cached.recording(digest))
+        except InputError:
+            continue
+        names[digest] = name
+    if len(names) < 2:
+        st.info("Open at least two recordings of this model on the Workload page.", icon=":material/info:")
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        system = st.selectbox(
+            "System",
+            [one.name for one in SYSTEMS.values() if 1 in one.models],
+            0,
+            lambda one: SYSTEMS[one].title,
+            width=240,
+        )
+        chosen = st.multiselect("Recordings", list(names), list(names), format_func=lambda one: names[one], width=420)
+        if st.button("Score", icon=":material/play_arrow:", type="primary", disabled=len(chosen) < 2):
+            run("matrix", problem, {"system": system, "options": options.get(system, {}), "recordings": chosen})
+    what = st.segmented_control(
+        "Score", list(charts.SCORES), default="seconds", format_func=lambda one: charts.SCORES[one],
+        label_visibility="collapsed",
+    ) or "seconds"  # fmt: skip
+
+    def show(result: dict[str, Any]) -> None:
+        st.caption(f"Plans by {plain(result['system'])}")
+        widgets.chart(charts.matrix(result["names"], result[what], what), "matrix")
+
+    watch("matrix", show, "Nothing scored yet: press Score.")
+
+
+def lina(problem: Problem) -> None:
+    """Lina's two-phase scheduling, batch by batch."""
+    st.caption("Simulated batch by batch: what the scheduler foretells, how often it must put itself right, and what that "
+               "costs. Scheduling takes what the paper measured on its testbed unless you say otherwise.")  # fmt: skip
+    if not isinstance(problem.workload, RoutingTrace):
+        st.info("Lina learns from the paths of tokens: open a routing log.", icon=":material/info:")
+        return
+    default = TwoPhaseOptions()
+    recordings = {
+        digest: name for digest, name in state.workloads().items()
+        if digest != state.workload_digest() and isinstance(cached.recording(digest), RoutingTrace)
+    }  # fmt: skip
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        profile = st.selectbox(
+            "Learn from", [None, *recordings], width=260,
+            format_func=lambda one: "first half (serve the second)" if one is None else recordings[one],
+        )  # fmt: skip
+        lengths = st.multiselect("Path lengths", [1, 2, 3, 4, 5, 6], [1, 3, 6], width=220)
+        batch = st.number_input("Recorded tokens a batch", 16, 10**6, 1024, width=190)
+        copies = st.number_input("Tokens for each recorded one", 1.0, 1e6, 64.0, width=220)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        schedule = st.number_input("Scheduling, ms", 0.0, 1e4, default.schedule_seconds * 1e3, width=150)
+        check = st.number_input("Check, ms", 0.0, 1e4, default.check_seconds * 1e3, width=130)
+        other = st.number_input("Rest of a layer, ms", 0.0, 1e4, 0.0, width=170,
+                                help="attention and the like, which also hides the first phase")  # fmt: skip
+        host = st.number_input("Host link, GB/s", 0.1, 1e3, default.host_bandwidth / 1e9, width=150)
+        packing = st.selectbox("Hosting", ["lina", "best"], width=120, help="the paper's packing, or the best there is")
+        if st.button("Simulate", icon=":material/play_arrow:", type="primary", disabled=not lengths):
+            options = {"batch_tokens": batch, "copies": copies, "schedule_seconds": schedule / 1e3,
+                       "check_seconds": check / 1e3, "other_seconds": other / 1e3, "host_bandwidth": host * 1e9,
+                       "packing": packing}  # fmt: skip
+            run("lina", problem, {"profile": profile, "lengths": sorted(lengths), "options": options})
+
+    def show(result: dict[str, Any]) -> None:
+        runs = result["runs"]
+        if not runs:
+            return
+        middle = runs[len(runs) // 2]
+        left, right = st.columns(2)
+        with left:
+            widgets.chart(charts.lina(middle["figures"], middle["options"]["path_length"]), "lina")
+        with right:
+            widgets.chart(charts.accuracy(runs), "lina-accuracy")
+        st.dataframe(
+            pd.DataFrame([
+                {
+                    "Path length": one["options"]["path_length"],
+                    "Right (set)": units.share(one["accuracy"]), "Right (in order)": units.share(one["accuracy_in_order"]),
+                    "Tuned again": units.share(one["fine_tuning_rate"]),
+                    **{f"{title}, {end}": f"{one['figures'][scheme][f'{key}_inference']:.3g}×"
+                       for scheme, (title, _, _) in charts.SCHEMES.items()
+                       for key, end in (("median", "median"), ("tail", "95 %"))},
+                }
+                for one in runs
+            ]),
+            hide_index=True,
+        )  # fmt: skip
+        st.caption(f"Learnt from {plain(result['profile'])}, served {plain(result['served'])} in {middle['batches']} batches; "
+                   f"times over the ideal. Costs: {plain(middle['cost_source'])}.")  # fmt: skip
+
+    watch("lina", show, "Nothing simulated yet: press Simulate.")

@@ -1,0 +1,110 @@
+"""ExFlow's placement table: CSV with the header `Expert,Node`, one row an expert of a layer.
+
+Experts are numbered through the layers, id = layer * experts + expert, and `Node` is the GPU that holds the expert. There
+are no replicas: every id appears once, and every GPU holds equally many experts of each layer.
+"""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InputError
+from engine.formats.recording import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS
+from engine.formats.source import check_file, fault, one_clear_line, quoted
+
+HEADER = ("Expert", "Node")
+
+
+def read_placement(path: Path, experts: int, gpus: int | None = None) -> NDArray[np.int64]:
+    """gpu_of_expert int64[layer, expert] from a file with layers * experts rows in any order.
+
+    experts: of one layer, which the file does not say; gpus: how many there are, by default the highest named + 1.
+    Raises InputError that names the file, the line and the rule it breaks.
+    """
+    if experts < 1:
+        raise InputError(f"experts: a layer has at least one, not {experts}")
+    with one_clear_line(path):
+        check_file(path, (".csv",))
+        rows = _rows(path)
+        if len(rows) % experts:
+            raise fault(path, f"has {len(rows)} rows, not whole layers of {experts} experts")
+        if len(rows) > min(experts, MAX_EXPERTS) * MAX_LAYERS:
+            raise fault(
+                path, f"has {len(rows)} rows, more than {MAX_LAYERS} layers of {min(experts, MAX_EXPERTS)} experts"
+            )
+        ids, nodes, lines = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+        _check_column(path, "Expert", ids, len(rows), lines, f"with {len(rows)} rows ids are 0 … {len(rows) - 1}")
+        count = int(nodes.max()) + 1 if gpus is None else gpus
+        limit = min(count, MAX_RANKS)
+        _check_column(path, "Node", nodes, limit, lines, f"GPUs are 0 … {limit - 1}")
+        order = np.argsort(ids, kind="stable")
+        if (again := ids[order][1:] == ids[order][:-1]).any():
+            row = int(order[1:][again].min())
+            raise fault(path, f"a second row for expert {ids[row]}; there are no replicas here", f"line {lines[row]}")
+        place = nodes[order].reshape(-1, experts)
+        _check_even(path, place, count)
+        return place
+
+
+def write_placement(gpu_of_expert: NDArray[np.int64], gpus: int) -> str:
+    """The CSV text of a placement int64[layer, expert] on `gpus` GPUs; InputError where ExFlow could not load it."""
+    place = np.asarray(gpu_of_expert)
+    if place.ndim != 2 or 0 in place.shape or place.dtype.kind not in "iu":
+        raise InputError(f"gpu_of_expert: wanted whole numbers [layer, expert], not {place.dtype} {list(place.shape)}")
+    if place.min() < 0 or place.max() >= gpus:
+        raise InputError(f"gpu_of_expert: GPUs are 0 … {gpus - 1}, not {place.min()} … {place.max()}")
+    _check_even(Path("gpu_of_expert"), place, gpus)
+    lines = [",".join(HEADER), *(f"{expert},{gpu}" for expert, gpu in enumerate(place.ravel().tolist()))]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(path: Path) -> list[tuple[int, int, int]]:
+    """(expert id, node, line) of every row under the header; blank lines are left out."""
+    rows, header = [], None
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        for cells in reader:
+            cells = tuple(cell.strip() for cell in cells)
+            if not any(cells):
+                continue
+            place = f"line {reader.line_num}"
+            if header is None:
+                header = cells
+                if header != HEADER:
+                    raise fault(path, f"the header must be {','.join(HEADER)}, not {quoted(','.join(cells))}", place)
+                continue
+            if len(cells) != len(HEADER):
+                raise fault(path, f"has {len(cells)} columns, wanted Expert and Node", place)
+            numbers = []
+            for name, cell in zip(HEADER, cells, strict=True):
+                if not (cell.isascii() and cell.isdigit() and len(cell) < 10):
+                    raise fault(path, f"{name} is {quoted(cell)}, not a whole number of at least 0", place)
+                numbers.append(int(cell))
+            rows.append((*numbers, reader.line_num))
+    if not rows:
+        raise fault(path, "has no rows; one is needed for every expert of every layer")
+    return rows
+
+
+def _check_column(
+    path: Path, name: str, column: NDArray[np.int64], end: int, lines: NDArray[np.int64], rule: str
+) -> None:
+    if column.max() >= end:
+        row = int((column >= end).argmax())
+        raise fault(path, f"{name} {column[row]} is out of range, {rule}", f"line {lines[row]}")
+
+
+def _check_even(path: Path, place: NDArray[np.int64], gpus: int) -> None:
+    """Equally many experts on each GPU in every layer of int64[layer, expert]."""
+    layers, experts = place.shape
+    held = np.zeros((layers, gpus), dtype=np.int64)
+    np.add.at(held, (np.arange(layers)[:, None], place), 1)
+    if (uneven := held * gpus != experts).any():
+        layer, gpu = np.argwhere(uneven)[0]
+        raise fault(
+            path,
+            f"GPU {gpu} holds {held[layer, gpu]} of {experts} experts; every one of the {gpus} GPUs needs equally many",
+            f"layer {layer}",
+        )

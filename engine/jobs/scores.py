@@ -1,0 +1,130 @@
+"""Jobs that make many plans and score each on several recordings: the front, the plan-on-A score-on-B matrix, and Lina's
+scheduler for several path lengths."""
+
+from dataclasses import asdict
+from typing import Any
+
+from engine import store
+from engine.errors import InputError
+from engine.jobs.protocol import Context
+from engine.jobs.tasks import candidate_of_plan, problem_from
+from engine.placement.front import FrontPoint, front
+from engine.plan import Claim
+from engine.problem import Problem
+from engine.result import Provenance, Status, library_versions
+from engine.simulate.inference import bound_of_plan, simulate
+from engine.simulate.metrics import input_digests, metrics
+from engine.simulate.two_phase import two_phase
+from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions
+from engine.systems import SYSTEMS, run
+from engine.systems.aurora_exclusive import best_order, to_placement
+from engine.systems.base import Draft, silent
+from engine.systems.joint import instance_of, start_of
+from engine.workload import RoutingTrace
+
+
+def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Placements of which none is better in both affinity and balance, as plans.
+
+    arguments: those of `problem_arguments`, points, over ("worst" or "mean"), max_moves (0: any), time_limit (seconds).
+    Result: {"candidates": [...]} in the order in which they were found; each also has `weight`, `kept_share` and
+    `balancedness` as the search counts them.
+    """
+    problem = problem_from(arguments)
+    instance, points = instance_of(problem), int(arguments["points"])
+    found: list[dict[str, Any]] = []
+
+    def add(point: FrontPoint) -> None:
+        found.append(_point(point, problem, arguments))
+        context.keep({"candidates": found})
+        context.report(min(len(found) / points, 1.0), f"{len(found)} of at most {points} placements", None, None)
+
+    context.report(0.0, "searching from both ends")
+    final = front(
+        instance, points, arguments["over"], start_of(problem), int(arguments["max_moves"]) or None,
+        time_limit=float(arguments["time_limit"]), stop=context.stop, on_point=add,
+    )  # fmt: skip
+    known = {one["plan_id"]: one for one in found}
+    answers = [_point(point, problem, arguments) for point in final]
+    return {"candidates": [known.get(one["plan_id"], one) for one in answers]}
+
+
+def _point(point: FrontPoint, problem: Problem, arguments: dict[str, Any]) -> dict[str, Any]:
+    placement = to_placement(point.gpu_of_expert, problem)
+    order, _ = best_order(placement, problem, "concurrent", lambda: False, silent)
+    options = {"weight": float(point.weight), "over": arguments["over"], "max_moves": int(arguments["max_moves"])}
+    provenance = Provenance(
+        optimiser="front", options=options, versions=library_versions(), inputs=input_digests(problem)
+    )
+    plan = Draft(placement, order).plan(f"Front at {point.weight:.2f}", provenance)
+    seconds = simulate(plan, problem).total
+    bound = min(bound_of_plan(plan, problem), seconds)
+    claim = Claim(status=Status.FEASIBLE, objective=seconds, bound=bound, scope="order")
+    plan = plan.model_copy(update={"claim": claim})
+    return candidate_of_plan(plan, problem, 0.0, {}) | {
+        "plan_id": plan.id, "weight": float(point.weight), "kept_share": float(point.kept_share),
+        "balancedness": float(point.balancedness), "moves": int(point.moves),
+    }  # fmt: skip
+
+
+def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """One system run on every recording, and every plan simulated on every recording.
+
+    arguments: those of `problem_arguments` without others; system, options; recordings: digests. Result: names of the
+    recordings, and seconds, balancedness, kept_local: [plan made on][scored on], None where not reached yet.
+    """
+    problem = problem_from(arguments)
+    recordings = [store.load_workload(digest) for digest in arguments["recordings"]]
+    problems = [problem.with_workload(one) for one in recordings]
+    count, system = len(problems), SYSTEMS[arguments["system"]]
+    tables = {name: [[None] * count for _ in problems] for name in ("seconds", "balancedness", "kept_local")}
+    answer = {"names": [one.name for one in recordings], "system": system.title} | tables
+    for made_on, mine in enumerate(problems):
+        if context.stop():
+            break
+        context.report(made_on / count, f"{system.title} on {recordings[made_on].name}")
+        plan = run(system, mine, arguments["options"], context.stop).result.solution
+        for scored_on, theirs in enumerate(problems):
+            figures = metrics(plan, theirs, simulate(plan, theirs))
+            values = {"seconds": figures.total, "balancedness": figures.balancedness, "kept_local": figures.kept_local}
+            for name, value in values.items():
+                tables[name][made_on][scored_on] = value
+        context.keep(answer)
+    return answer
+
+
+def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Lina's two phases for several path lengths (Table 5, Figures 16 and 19).
+
+    arguments: those of `problem_arguments`; profile: digest of the recording to learn from, None: the first half of the
+    open one, and then the second half is served; lengths; options: fields of `TwoPhaseOptions`. Result: runs, one per
+    path length, each with its options, figures by scheme, accuracy as set and in order (also by layer) and tuning rate.
+    """
+    problem = problem_from(arguments)
+    trace = problem.workload
+    if not isinstance(trace, RoutingTrace):
+        raise InputError(f"{trace.name} has no tokens whose paths could foretell anything; use a routing log")
+    profile, served = trace.halves()
+    if arguments.get("profile"):
+        profile, served = store.load_workload(arguments["profile"]), trace
+    runs: list[dict[str, Any]] = []
+    lengths = [length for length in arguments["lengths"] if length < trace.layers]
+    if not lengths:
+        raise InputError(f"{trace.layers} layers are too few: choose a path length below {trace.layers}")
+    for turn, length in enumerate(lengths):
+        if context.stop():
+            break
+        context.report(turn / len(lengths), f"path length {length}")
+        options = TwoPhaseOptions(path_length=length, **arguments["options"])
+        served_problem = problem.with_workload(served)
+        result = two_phase(served_problem, profile, options, context.stop)
+        layers = result.accuracy_of_layer("set")
+        runs.append({
+            "options": asdict(options), "batches": result.batches, "cost_source": result.cost_source,
+            "figures": {scheme: asdict(result.figures(scheme)) for scheme in SCHEMES},
+            "accuracy": result.accuracy("set"), "accuracy_in_order": result.accuracy("order"),
+            "accuracy_of_layer": [None if value != value else float(value) for value in layers],
+            "fine_tuning_rate": result.fine_tuning_rate,
+        })  # fmt: skip
+        context.keep({"runs": runs, "profile": profile.name, "served": served.name})
+    return {"runs": runs, "profile": profile.name, "served": served.name}

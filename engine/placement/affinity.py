@@ -1,0 +1,287 @@
+"""Which GPU holds which expert in every layer, so that tokens seldom change GPU between layers, with a proven bound.
+
+ExFlow sections IV-B to IV-D. Its equation 8 counts, over recorded tokens, the hops between layers that leave a GPU (or a
+node) when every GPU holds equally many experts of each layer. That sum depends on the tokens only through the counts of
+hops between experts of neighbouring layers, so the size of the problem does not grow with the recording. Three ways to
+price a hop: flat (all hops alike), staged (the paper's: fewest hops between nodes first, then fewest between GPUs inside
+each node) and joint (a price for each kind, minimised together, which two stages do not achieve).
+
+Exact with one expert per GPU and one price, and on small instances; else local search with limits from spectra and
+semidefinite relaxations. The first dispatch to layer 0 and the gathering at the end are outside the objective.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InputError
+from engine.placement.affinity_bounds import affordable, keep_limit, spectral_limits
+from engine.placement.affinity_exact import chain_optimum, chain_work, one_expert_per_gpu
+from engine.placement.affinity_moves import Prices
+from engine.placement.affinity_search import greedy_chain, search
+from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
+
+PROVEN_GAP = 1e-9
+EXACT_WORK, EXACT_WORK_PER_SECOND = 2e10, 3e9
+"""Multiplications up to which dynamic programming is tried at all, and how many of them a second of the limit allows."""
+SEARCH_SHARE, BOUND_SHARE, SEARCH_CAP, BOUND_CAP = 0.4, 0.3, 0.6, 0.97
+"""Work of each step as a part of the time limit by its own estimate, and when the clock ends it in any case."""
+
+STAGES_SHARE = 0.75
+"""Part of a joint search that goes into the two stages it starts from."""
+
+
+@dataclass(frozen=True)
+class AffinityInstance:
+    """Hops between layers, and what they cost.
+
+    transitions: float64[layer - 1, expert, expert], hops from an expert of a layer to one of the next, at least 0.
+    gpus: how many; they must divide the experts. gpus_per_node: GPU g is in node g // gpus_per_node; None = one node.
+    cost_gpu, cost_node: of a hop to another GPU of the node, and to another node; at least 0.
+
+    Raises InputError if a shape or a value is wrong.
+    """
+
+    transitions: NDArray[np.float64]
+    gpus: int
+    gpus_per_node: int | None = None
+    cost_gpu: float = 1.0
+    cost_node: float = 1.0
+
+    def __post_init__(self) -> None:
+        counts = np.asarray(self.transitions, dtype=np.float64)
+        object.__setattr__(self, "transitions", counts)
+        if counts.ndim != 3 or counts.shape[1] != counts.shape[2] or counts.shape[1] == 0:
+            raise InputError(f"transitions: shape {list(counts.shape)}; wanted [layers - 1, experts, experts]")
+        if not np.isfinite(counts).all() or (counts.size and counts.min() < 0):
+            raise InputError("transitions: every count must be finite and at least 0")
+        if self.gpus < 1 or self.experts % self.gpus:
+            divisors = [n for n in range(1, self.experts + 1) if self.experts % n == 0]
+            raise InputError(
+                f"gpus: {self.experts} experts cannot be spread equally over {self.gpus} GPUs; "
+                f"possible are {', '.join(map(str, divisors))}"
+            )
+        if self.gpus_per_node is not None and (self.gpus_per_node < 1 or self.gpus % self.gpus_per_node):
+            raise InputError(f"gpus_per_node: {self.gpus} GPUs are not whole nodes of {self.gpus_per_node}")
+        for name in ("cost_gpu", "cost_node"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name}: a hop must have a finite cost of at least 0, not {getattr(self, name):g}")
+
+    @property
+    def layers(self) -> int:
+        return len(self.transitions) + 1
+
+    @property
+    def experts(self) -> int:
+        return self.transitions.shape[1]
+
+    @property
+    def node_size(self) -> int:
+        """GPUs of a node."""
+        return self.gpus_per_node or self.gpus
+
+    @property
+    def nodes(self) -> int:
+        return self.gpus // self.node_size
+
+    def hops(self, gpu_of_expert: NDArray[np.int64]) -> tuple[float, float]:
+        """(hops to another node, hops to another GPU of the same node) of a placement int64[layer, expert]."""
+        gpu = Prices(self.transitions, self.gpus, self.gpus, 1.0, 0.0).worth(gpu_of_expert)
+        node = Prices(self.transitions, self.nodes, self.nodes, 1.0, 0.0).worth(gpu_of_expert // self.node_size)
+        return float(self.transitions.sum()) - node, node - gpu
+
+    def cost(self, gpu_of_expert: NDArray[np.int64]) -> float:
+        """Cost of all hops of a placement int64[layer, expert]."""
+        node_hops, gpu_hops = self.hops(gpu_of_expert)
+        return self.cost_node * node_hops + self.cost_gpu * gpu_hops
+
+    def prices(self) -> Prices:
+        """What keeping a hop saves; two kinds of hops that cost the same, or of which one cannot occur, are one."""
+        if self.nodes == 1 or self.cost_gpu == self.cost_node:
+            return Prices(self.transitions, self.gpus, self.gpus, self.cost_gpu, 0.0)
+        if self.node_size == 1:
+            return Prices(self.transitions, self.gpus, self.gpus, self.cost_node, 0.0)
+        return Prices(self.transitions, self.gpus, self.node_size, self.cost_gpu, self.cost_node - self.cost_gpu)
+
+
+def affinity(
+    instance: AffinityInstance,
+    staged: bool = False,
+    time_limit: float = 10.0,
+    seed: int = 0,
+    exact: bool = True,
+    stop: Stop = never,
+    on_progress: Callable[[float, float], None] | None = None,
+) -> Result[NDArray[np.int64]]:
+    """Experts on GPUs so that hops cost little; `solution` is gpu_of_expert int64[layer, expert], E / P on each GPU.
+
+    staged: fewest hops between nodes first, then fewest between the GPUs of each node (ExFlow section IV-C); the objective
+        is still the cost of all hops, and the bound holds for plans made in any way. Otherwise the cost is minimised.
+    time_limit: wall seconds; the work is limited beforehand, so that it seldom decides. With `exact=False`, or where
+        the limit is too short for better bounds, all of it goes into the search and the bound is the fast spectral one.
+    on_progress: called with (objective, bound) after improvements of either.
+
+    Status OPTIMAL if proven (for `staged`: no plan with as few hops between nodes, the fewest possible, has fewer between
+    GPUs), TIME_LIMIT if the clock ended a step, FEASIBLE if the work allotted was done, CANCELLED if `stop` answered True.
+    Same input and seed, same answer, unless the clock decided.
+    """
+    start = time.perf_counter()
+    options = {"staged": staged, "time_limit": time_limit, "exact": exact}
+    provenance = Provenance(optimiser="affinity", options=options, seed=seed, versions=library_versions())
+    lexicographic = staged and instance.nodes > 1 and instance.node_size > 1
+    prices = instance.prices()
+
+    def answer(status: Status, place: NDArray[np.int64], bound: float) -> Result[NDArray[np.int64]]:
+        objective = instance.cost(place)
+        return Result(status, objective, min(bound, objective), time.perf_counter() - start, place, provenance)
+
+    proven = _exact(instance, prices, lexicographic, time_limit, stop)
+    if proven is not None:
+        result = answer(Status.OPTIMAL, proven, math.inf)
+        if on_progress:
+            on_progress(result.objective, result.bound)
+        return result
+
+    best, limits = None, _Bound(instance, prices, stop)
+
+    def report(place: NDArray[np.int64] | None = None) -> None:
+        nonlocal best
+        if place is not None and (best is None or lexicographic or instance.cost(place) < instance.cost(best)):
+            best = place
+        if on_progress and best is not None:
+            objective = instance.cost(best)
+            on_progress(objective, min(limits.cost(), objective))
+
+    enough = math.inf if prices.node else prices.gpu * limits.total - limits.cost()
+    windows = exact and affordable(instance.layers, instance.experts, BOUND_SHARE * time_limit)
+    share, cap = (SEARCH_SHARE, SEARCH_CAP) if windows else (SEARCH_SHARE + BOUND_SHARE, BOUND_CAP)
+    seconds, deadline = share * time_limit, start + cap * time_limit
+    if instance.nodes > 1 and instance.node_size > 1 and (lexicographic or prices.node):
+        part = 1.0 if lexicographic else STAGES_SHARE
+        first = _in_stages(instance, part * seconds, start + part * cap * time_limit, seed, stop)
+        report(first)
+        starts, seconds = [first], (1 - part) * seconds
+    else:
+        linear = np.arange(instance.experts) // (instance.experts // instance.gpus)
+        starts = [greedy_chain(prices, 0, linear, stop=lambda: stop() or time.perf_counter() > deadline)]
+    if not lexicographic:
+        report(starts[0])
+        report(search(prices, starts, seconds, deadline, seed, enough, stop, report))
+    if windows and relative_gap(instance.cost(best), limits.cost()) > PROVEN_GAP:
+        deadline = start + BOUND_CAP * time_limit
+        limits.tighten(BOUND_SHARE * time_limit, deadline, instance.cost(best), stop, report)
+    bound = limits.cost()
+    if not lexicographic and relative_gap(instance.cost(best), bound) <= PROVEN_GAP:
+        status = Status.OPTIMAL
+    elif stop():
+        status = Status.CANCELLED
+    else:
+        status = Status.TIME_LIMIT if time.perf_counter() - start > BOUND_CAP * time_limit else Status.FEASIBLE
+    return answer(status, best, bound)
+
+
+def _exact(
+    instance: AffinityInstance, prices: Prices, lexicographic: bool, time_limit: float, stop: Stop
+) -> NDArray[np.int64] | None:
+    """A proven placement int64[layer, expert] where one is cheap, else None."""
+    counts = instance.transitions
+    free = not lexicographic and prices.gpu == prices.node == 0
+    if instance.gpus == 1 or instance.layers == 1 or free:
+        linear = np.arange(instance.experts) // (instance.experts // instance.gpus)
+        return np.tile(linear, (instance.layers, 1))
+    if instance.gpus == instance.experts and not prices.node and not lexicographic:
+        return one_expert_per_gpu(counts)
+    node_size = instance.node_size if lexicographic else prices.gpus_per_node
+    if chain_work(instance.layers, instance.experts, instance.gpus, node_size) > min(
+        EXACT_WORK, EXACT_WORK_PER_SECOND * time_limit
+    ):
+        return None
+    node = np.arange(instance.gpus) // node_size
+    outside = counts.sum() + 1.0 if lexicographic else prices.gpu + prices.node
+    inside = 1.0 if lexicographic else prices.gpu
+    cost = np.where(node[:, None] == node, inside, outside) * (1 - np.eye(instance.gpus))
+    return chain_optimum(counts, cost, node_size, stop)
+
+
+def _in_stages(instance: AffinityInstance, seconds: float, deadline: float, seed: int, stop: Stop) -> NDArray[np.int64]:
+    """Experts to nodes, then the experts of each node to its GPUs, both for fewest hops: int64[layer, expert]."""
+    start = time.perf_counter()
+    halfway = start + (deadline - start) / 2
+    node_of_expert = _fewest_hops(instance.transitions, instance.nodes, seconds / 2, halfway, seed, stop)
+    place = np.empty_like(node_of_expert)
+    layers = np.arange(instance.layers)[:, None]
+    for node in range(instance.nodes):
+        here = np.nonzero(node_of_expert == node)[1].reshape(instance.layers, -1)
+        counts = instance.transitions[layers[:-1, :, None], here[:-1, :, None], here[1:, None, :]]
+        left = instance.nodes - node
+        until = time.perf_counter() + (deadline - time.perf_counter()) / left
+        inner = _fewest_hops(counts, instance.node_size, seconds / 2 / instance.nodes, until, seed + node, stop)
+        place[layers, here] = node * instance.node_size + inner
+    return place
+
+
+def _fewest_hops(
+    counts: NDArray[np.float64], groups: int, seconds: float, deadline: float, seed: int, stop: Stop
+) -> NDArray[np.int64]:
+    """A placement int64[layer, expert] of few hops between equal groups, all hops alike."""
+    instance = AffinityInstance(counts, groups)
+    prices = instance.prices()
+    exact = _exact(instance, prices, False, seconds, stop)
+    if exact is not None:
+        return exact
+    linear = np.arange(instance.experts) // (instance.experts // groups)
+    start = greedy_chain(prices, 0, linear, stop=lambda: stop() or time.perf_counter() > deadline)
+    return search(prices, [start], seconds, deadline, seed, stop=stop)
+
+
+class _Bound:
+    """What every plan costs at least, from limits on the hops that groups of GPUs can keep.
+
+    Hops kept in nodes and hops kept on GPUs are limited separately, each at its price.
+    """
+
+    def __init__(self, instance: AffinityInstance, prices: Prices, stop: Stop) -> None:
+        self.counts, self.total = instance.transitions, float(instance.transitions.sum())
+        self.groups = [(instance.gpus, prices.gpu)]
+        if prices.node > 0:
+            self.groups.append((instance.nodes, prices.node))
+        elif prices.node < 0:
+            # A hop inside a node costs more than one between nodes; what stays on a GPU stays in its node too.
+            self.groups = [(instance.gpus, prices.gpu + prices.node)]
+        self.layer_limits = [spectral_limits(self.counts, groups, stop) for groups, _ in self.groups]
+        self.kept = [float(limits.sum()) for limits in self.layer_limits]
+        costs = np.array([instance.cost_gpu, instance.cost_node])
+        self.whole = bool((self.counts == np.rint(self.counts)).all() and (costs == np.rint(costs)).all())
+
+    def cost(self) -> float:
+        """The bound. Limits are good to about 1e-12 of the total; whole costs may be rounded up beyond that."""
+        full = self.total * sum(price for _, price in self.groups)
+        least = full - sum(price * kept for (_, price), kept in zip(self.groups, self.kept, strict=True))
+        return max(0.0, float(math.ceil(least - 1e-9 * full)) if self.whole else least)
+
+    def tighten(
+        self, seconds: float, deadline: float, target: float, stop: Stop, on_change: Callable[[], None]
+    ) -> None:
+        """Spend `seconds` of work, at most until `deadline`; where all hops cost the same, until `target` is reached."""
+        for which, (groups, price) in enumerate(self.groups):
+            left = len(self.groups) - which
+            now = time.perf_counter()
+
+            def on_limit(kept: float, which: int = which) -> None:
+                self.kept[which] = min(self.kept[which], kept)
+                on_change()
+
+            keep_limit(
+                self.counts,
+                groups,
+                self.layer_limits[which],
+                seconds / len(self.groups),
+                now + (deadline - now) / left,
+                self.total - target / price if len(self.groups) == 1 else 0.0,
+                stop,
+                on_limit,
+            )

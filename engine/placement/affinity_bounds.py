@@ -1,0 +1,248 @@
+"""How many hops any placement can keep at most: upper limits, so that an affinity plan comes with a gap.
+
+Groups are GPUs, or nodes: P groups with C = E / P experts each in every layer. Two limits, both valid at whatever
+iteration they are left:
+
+* `spectral`, milliseconds: the 0/1 matrix "same group" of two layers has singular value C once on the constant vector and
+  P - 1 times orthogonal to it, so it keeps at most C / E of all hops plus C times the P - 1 largest singular values of
+  the centred counts (von Neumann's trace inequality). Also no row or column keeps more than its C largest counts.
+* `Window`, seconds: the same-group matrix X of all experts of several consecutive layers is positive semidefinite and
+  non-negative with unit diagonal and block row sums C. Its part orthogonal to the layer means has trace n C (P - 1) and
+  no eigenvalue above n C for n layers. For any prices S >= 0 of the signs, d of the diagonal and t >= 0 of the triangle
+  rule X_ij + X_jk <= 1 + X_ik the kept hops are at most
+
+      sum t + (C / E) sum(B) + (1 - C / E) sum d + n C (sum of the P - 1 largest eigenvalues of centred(B - Diag d)),
+
+  B being the symmetric counts plus S and the rearranged t. The alternating direction method of multipliers finds good
+  prices; prices on triangles are moved by how far the current X breaks them.
+"""
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import eigh
+
+from engine.result import Stop, never
+
+RHO, RELAXATION = 0.12, 1.6
+CUT_ITERATION, CUT_EVERY, CUT_STEP, CUTS_PER_LAYER, CUT_VIOLATION, CUT_WIDTH = 24, 3, 0.3, 600, 0.1, 24
+"""From which iteration and how often triangles are priced, how fast, and how many new ones may join at a time: those broken
+by so much, among so many of the nearest experts of each."""
+
+
+def spectral(count: NDArray[np.float64], groups: int) -> float:
+    """At most so many of the hops of one layer pair stay in their group. count: float64[expert, expert]."""
+    experts = len(count)
+    size = experts // groups
+    centred = count - count.mean(axis=0) - count.mean(axis=1, keepdims=True) + count.mean()
+    values = np.linalg.svd(centred, compute_uv=False)
+    largest = [np.sort(count, axis=axis).take(range(experts - size, experts), axis=axis).sum() for axis in (0, 1)]
+    # Singular values carry round-off of this size; the limit must not fall below the truth for it.
+    slack = 1e-12 * experts * count.sum()
+    return float(min(size * count.sum() / experts + size * values[: groups - 1].sum() + slack, *largest))
+
+
+def spectral_limits(transitions: NDArray[np.float64], groups: int, stop: Stop = never) -> NDArray[np.float64]:
+    """`spectral` of every pair of layers: float64[layer - 1]. Once `stop` is True, all hops of the pairs still to do."""
+    return np.array([float(count.sum()) if stop() else spectral(count, groups) for count in transitions])
+
+
+class Window:
+    """The limit over some consecutive layers, tightened by `iterate`.
+
+    counts: float64[layer - 1, expert, expert]. `limit`: hops kept at most, the best of all evaluations so far.
+    """
+
+    def __init__(self, counts: NDArray[np.float64], groups: int) -> None:
+        self.layers, self.experts, self.groups = len(counts) + 1, counts.shape[1], groups
+        self.size = self.experts // groups
+        side = self.layers * self.experts
+        self.counts = np.zeros((side, side))
+        for layer, count in enumerate(counts):
+            here, there = (slice(at * self.experts, (at + 1) * self.experts) for at in (layer, layer + 1))
+            self.counts[here, there] = count / 2
+            self.counts[there, here] = count.T / 2
+        self.total = float(counts.sum())
+        self.limit = float("inf")
+        self.scale = float(np.linalg.norm(self._centred(self.counts))) or 1.0
+        self.counts /= self.scale
+        self.rho = RHO / (self.size * self.layers)
+        # The iterations only look for good prices: single precision does, at twice the speed. Limits are in double.
+        self.x = np.full((side, side), self.size / self.experts, dtype=np.float32)
+        np.fill_diagonal(self.x, 1.0)
+        self.price = np.zeros((side, side), dtype=np.float32)
+        self.triangles = np.empty((0, 3), dtype=np.int64)
+        self.triangle_price = np.empty(0)
+        self.priced = self.counts
+        self.priced_single = self.counts.astype(np.float32)
+        self.iterations = 0
+
+    def iterate(self) -> None:
+        """One step of the method; `limit` changes only with `evaluate`."""
+        since = self.iterations - CUT_ITERATION
+        if since >= 0 and since % CUT_EVERY == 0 and self.layers > 1:
+            self._price_triangles(find=since % (3 * CUT_EVERY) == 0)
+        self.iterations += 1
+        pulled = self._centred(self.x + (self.priced_single - self.price) / np.float32(self.rho))
+        values, vectors = eigh(pulled, driver="evd", overwrite_a=True, check_finite=False)
+        highest = self.layers * self.size
+        values = _onto_box(values, highest, highest * (self.groups - 1))
+        used = values > 1e-9 * highest
+        spread = (vectors[:, used] * values[used]) @ vectors[:, used].T + np.float32(self.size / self.experts)
+        mixed = np.float32(RELAXATION) * spread + np.float32(1 - RELAXATION) * self.x
+        self.x = np.maximum(mixed + self.price / np.float32(self.rho), np.float32(0.0))
+        np.fill_diagonal(self.x, 1.0)
+        self.price += np.float32(self.rho) * (mixed - self.x)
+
+    def evaluate(self) -> float:
+        """The limit at the present prices joins `limit`, which is returned."""
+        share = self.size / self.experts
+        price = self.price.astype(np.float64)
+        diagonal = price.diagonal().copy()
+        signs = np.maximum(-price, 0.0)
+        np.fill_diagonal(signs, 0.0)
+        gain = self.priced + (signs + signs.T) / 2
+        side = len(gain)
+        centred = self._centred(gain - np.diag(diagonal))
+        top = eigh(centred, eigvals_only=True, subset_by_index=[side - self.groups + 1, side - 1], check_finite=False)
+        value = self.triangle_price.sum() + share * gain.sum() + (1 - share) * diagonal.sum()
+        value += self.layers * self.size * top.sum()
+        # Round-off of the eigenvalues, generously.
+        value += 1e-12 * side * self.layers * self.size * max(1.0, float(np.abs(top).max()))
+        self.limit = min(self.limit, float(value) * self.scale)
+        return self.limit
+
+    def _centred(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Every block without its row and column means."""
+        blocks = matrix.reshape(self.layers, self.experts, self.layers, self.experts)
+        blocks = blocks - blocks.mean(axis=1, keepdims=True)
+        return (blocks - blocks.mean(axis=3, keepdims=True)).reshape(matrix.shape)
+
+    def _price_triangles(self, find: bool) -> None:
+        """Move the prices t along the broken triangle rules; look for further ones if `find`."""
+        step = CUT_STEP * self.rho
+        known = self.triangles
+        if find:
+            known = np.unique(np.concatenate([known, self._broken_triangles()]), axis=0)
+            price = np.zeros(len(known))
+            side = len(self.x)
+            order = (known[:, 0] * side + known[:, 1]) * side + known[:, 2]
+            old = (self.triangles[:, 0] * side + self.triangles[:, 1]) * side + self.triangles[:, 2]
+            price[np.searchsorted(order, old)] = self.triangle_price
+        else:
+            price = self.triangle_price
+        i, j, k = known.T
+        price = np.maximum(price + step * (self.x[i, j] + self.x[j, k] - self.x[i, k] - 1.0), 0.0)
+        self.triangles, self.triangle_price = known[price > 0], price[price > 0]
+        i, j, k = self.triangles.T
+        moved = np.zeros_like(self.counts)
+        np.add.at(moved, (i, k), self.triangle_price / 2)
+        np.add.at(moved, (i, j), -self.triangle_price / 2)
+        np.add.at(moved, (j, k), -self.triangle_price / 2)
+        self.priced = self.counts + moved + moved.T
+        self.priced_single = self.priced.astype(np.float32)
+
+    def _broken_triangles(self) -> NDArray[np.int64]:
+        """The worst triangles (i, j, k), j in each layer, i < k in the same or a neighbouring one: int64[triangle, 3]."""
+        found, experts = [np.empty((0, 3), dtype=np.int64)], self.experts
+        for layer in range(self.layers):
+            low, high = max(0, layer - 1) * experts, min(self.layers, layer + 2) * experts
+            middle = np.arange(layer * experts, (layer + 1) * experts)
+            near = self.x[middle, low:high].copy()
+            near[np.arange(experts), middle - low] = 0.0
+            # A broken rule needs two large entries in a row, so the largest few of each row are enough to look at.
+            largest = min(CUT_WIDTH, near.shape[1])
+            ends = np.sort(np.argpartition(-near, largest - 1, axis=1)[:, :largest], axis=1)
+            value = np.take_along_axis(near, ends, axis=1)
+            ends += low
+            broken = value[:, :, None] + value[:, None, :] - self.x[ends[:, :, None], ends[:, None, :]] - 1.0
+            row, one, other = np.nonzero(broken > CUT_VIOLATION)
+            row, one, other = (part[one < other] for part in (row, one, other))
+            worst = np.argsort(-broken[row, one, other], kind="stable")[:CUTS_PER_LAYER]
+            row, one, other = row[worst], one[worst], other[worst]
+            found.append(np.column_stack([ends[row, one], middle[row], ends[row, other]]))
+        return np.concatenate(found)
+
+
+def _onto_box(values: NDArray[np.float64], highest: float, total: float) -> NDArray[np.float64]:
+    """The nearest vector with entries in 0 … highest that sum to `total`."""
+    low, high = values.min() - highest, values.max()
+    for _ in range(60):
+        shift = (low + high) / 2
+        if np.clip(values - shift, 0.0, highest).sum() > total:
+            low = shift
+        else:
+            high = shift
+    return np.clip(values - high, 0.0, highest)
+
+
+SECONDS_PER_CUBE = 3e-10
+"""Of one iteration on an ordinary core, for each side^3 of a window's matrix."""
+LARGEST_SIDE, FEWEST_ITERATIONS, EVALUATE_EVERY = 520, 30, 10
+
+
+def keep_limit(
+    transitions: NDArray[np.float64],
+    groups: int,
+    layer_limits: NDArray[np.float64],
+    seconds: float,
+    deadline: float,
+    enough: float,
+    stop: Stop = never,
+    on_limit: Callable[[float], None] | None = None,
+) -> float:
+    """No placement on `groups` equal groups keeps more of the hops than this.
+
+    transitions: float64[layer - 1, expert, expert]; layer_limits: of `spectral_limits`; seconds: how much work to do, as
+    estimated from its amount; deadline: of `time.perf_counter`, an outer cap; enough: hops known to be kept, at which the
+    work ends; on_limit: called with every new limit.
+    """
+    layers, experts = len(transitions) + 1, transitions.shape[1]
+    limits = layer_limits
+    depth = _depth(layers, experts, seconds)
+    cuts = np.unique(np.linspace(0, layers - 1, -(-(layers - 1) // (depth - 1)) + 1).round().astype(int))
+    spans = list(pairwise(cuts.tolist()))
+    cost = sum(_seconds(high - low + 1, experts) for low, high in spans)
+    iterations = int(seconds / cost)
+    if iterations < FEWEST_ITERATIONS:
+        spans, iterations = spans[: iterations * len(spans) // FEWEST_ITERATIONS], FEWEST_ITERATIONS
+    best = [float(limits[low:high].sum()) for low, high in spans]
+    rest = float(limits.sum()) - sum(best)
+    # A few iterations everywhere first, so that a deadline finds every window tightened.
+    windows = [None] * len(spans)
+    done = 0
+    while done < iterations:
+        steps = min(FEWEST_ITERATIONS if not done else EVALUATE_EVERY, iterations - done)
+        for at, (low, high) in enumerate(spans):
+            window = windows[at] = windows[at] or Window(transitions[low:high], groups)
+            for _ in range(steps):
+                if stop() or time.perf_counter() > deadline or rest + sum(best) <= enough:
+                    return rest + sum(best)
+                window.iterate()
+            best[at] = min(best[at], window.evaluate())
+            if on_limit:
+                on_limit(rest + sum(best))
+        done += steps
+    return rest + sum(best)
+
+
+def affordable(layers: int, experts: int, seconds: float) -> bool:
+    """Can `keep_limit` tighten at least half of the pairs of layers within so much work?"""
+    return FEWEST_ITERATIONS * (layers - 1) * _seconds(2, experts) <= 2 * seconds
+
+
+def _seconds(layers: int, experts: int) -> float:
+    return SECONDS_PER_CUBE * (layers * experts) ** 3 + 1e-3
+
+
+def _depth(layers: int, experts: int, seconds: float) -> int:
+    """Layers of a window: as many as leave time for enough iterations."""
+    for depth in range(layers, 2, -1):
+        windows = -(-(layers - 1) // (depth - 1))
+        work = 2 * FEWEST_ITERATIONS * windows * _seconds(depth, experts)
+        if depth * experts <= LARGEST_SIDE and work <= seconds:
+            return depth
+    return 2

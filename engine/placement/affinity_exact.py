@@ -1,0 +1,114 @@
+"""Affinity placement, exact where that is cheap: one expert to a GPU, or few experts.
+
+With one expert to a GPU and one price for every hop only the identity of experts across layers matters, so each pair of
+layers is an assignment problem of its own. Otherwise a placement of a layer is a state and the layers form a chain:
+dynamic programming over balanced placements, those that differ only by renaming equal GPUs counted once.
+"""
+
+from itertools import pairwise, permutations, product
+from math import factorial
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from engine.result import Stop, never
+
+CHUNK = 4_000_000
+"""Table entries computed at a time."""
+
+
+def one_expert_per_gpu(transitions: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The placement int64[layer, expert] with most hops kept on their GPU, proven, for as many GPUs as experts.
+
+    transitions: float64[layer - 1, expert, expert].
+    """
+    place = np.empty((len(transitions) + 1, transitions.shape[1]), dtype=np.int64)
+    place[0] = np.arange(transitions.shape[1])
+    for layer, count in enumerate(transitions):
+        expert, following = linear_sum_assignment(count, maximize=True)
+        place[layer + 1, following] = place[layer, expert]
+    return place
+
+
+def chain_work(layers: int, experts: int, gpus: int, gpus_per_node: int) -> int:
+    """Multiplications that `chain_optimum` needs."""
+    placements = factorial(experts) // factorial(experts // gpus) ** gpus
+    nodes = gpus // gpus_per_node
+    symmetries = factorial(gpus_per_node) ** nodes * factorial(nodes)
+    return layers * (-(-placements // symmetries)) * placements * experts * gpus
+
+
+def chain_optimum(
+    transitions: NDArray[np.float64], cost: NDArray[np.float64], gpus_per_node: int, stop: Stop = never
+) -> NDArray[np.int64] | None:
+    """The placement int64[layer, expert] of least cost with equally many experts on each GPU; None once `stop` is True.
+
+    transitions: float64[layer - 1, expert, expert]; cost: float64[gpu, gpu] of a hop, unchanged when GPUs of a node or
+    whole nodes are renamed. Time and memory grow with `chain_work`.
+    """
+    experts, gpus = transitions.shape[1], len(cost)
+    labelled = _balanced(experts, gpus)
+    renamings = _renamings(gpus, gpus_per_node)
+    number = labelled @ gpus ** np.arange(experts)
+    by_number = np.argsort(number)
+    least_name = np.min([renaming[labelled] @ gpus ** np.arange(experts) for renaming in renamings], axis=0)
+    names, state = np.unique(least_name, return_inverse=True)
+    representative = labelled[by_number[np.searchsorted(number, names, sorter=by_number)]]
+    by_state = np.argsort(state, kind="stable")
+    starts = np.searchsorted(state[by_state], np.arange(len(names) + 1))
+    one_hot = np.eye(gpus)[labelled].reshape(len(labelled), -1)
+    sources = np.eye(gpus)[representative].reshape(len(names), -1)
+
+    value = np.zeros(len(names))
+    steps = []
+    for count in transitions:
+        weight = np.einsum("ik,pq->ipkq", count, cost).reshape(experts * gpus, experts * gpus)
+        targets = weight @ one_hot.T
+        best, origin = np.full(len(labelled), np.inf), np.zeros(len(labelled), dtype=np.int64)
+        rows = max(1, CHUNK // len(labelled))
+        for low in range(0, len(names), rows):
+            if stop():
+                return None
+            table = sources[low : low + rows] @ targets + value[low : low + rows, None]
+            row = table.argmin(axis=0)
+            least = table[row, np.arange(len(labelled))]
+            better = least < best
+            best[better], origin[better] = least[better], row[better] + low
+        winner = by_state[[low + best[by_state[low:high]].argmin() for low, high in pairwise(starts)]]
+        value = best[winner]
+        steps.append((winner, origin[winner]))
+
+    path = [int(value.argmin())]
+    for _, origin in reversed(steps):
+        path.append(int(origin[path[-1]]))
+    path.reverse()
+    place = [representative[path[0]]]
+    for (winner, _), before, after in zip(steps, path, path[1:], strict=False):
+        # The step was priced from the representative, which was placed under other names of the GPUs.
+        rename = next(one for one in renamings if (one[representative[before]] == place[-1]).all())
+        place.append(rename[labelled[winner[after]]])
+    return np.array(place)
+
+
+def _balanced(experts: int, gpus: int) -> NDArray[np.int64]:
+    """Every way to place `experts` with equally many on each GPU: int64[way, expert]."""
+    ways, free = np.empty((1, 0), dtype=np.int64), np.full((1, gpus), experts // gpus)
+    for _ in range(experts):
+        way, gpu = np.nonzero(free)
+        ways, free = np.column_stack([ways[way], gpu]), free[way]
+        free[np.arange(len(gpu)), gpu] -= 1
+    return ways
+
+
+def _renamings(gpus: int, gpus_per_node: int) -> NDArray[np.int64]:
+    """Every permutation of GPUs that keeps nodes together: int64[renaming, gpu]."""
+    names = np.arange(gpus).reshape(-1, gpus_per_node)
+    inside = list(permutations(range(gpus_per_node)))
+    return np.array(
+        [
+            np.concatenate([names[node][list(order)] for node, order in zip(nodes, orders, strict=True)])
+            for nodes in permutations(range(len(names)))
+            for orders in product(inside, repeat=len(names))
+        ]
+    )

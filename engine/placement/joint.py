@@ -1,0 +1,179 @@
+"""One placement for two aims: few hops between GPUs, and GPUs that are loaded alike; robust, and near the one in use.
+
+A placement made for affinity alone (ExFlow, section IV) leaves GPUs loaded unequally, one made for balance alone (EPLB)
+sends nearly every token elsewhere at every layer. The objective here is the weighted sum of both figures, each without a
+unit, so that neither more tokens nor another currency of hops changes the answer.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from engine.errors import InputError
+from engine.placement.joint_exact import shortest, solvable
+from engine.placement.joint_instance import JointFigures, JointInstance, equal_slots
+from engine.placement.joint_search import first_placement, search
+from engine.placement.joint_state import JointState, JointTerms
+from engine.result import Provenance, Result, Status, Stop, library_versions, never
+
+__all__ = ["JointFigures", "JointInstance", "equal_slots", "place_jointly"]
+
+Workloads = Literal["worst", "mean"]
+PROVEN_GAP = 1e-9
+KICKS_PER_EXPERT, LEAST_KICKS = 0.4, 100
+
+
+def place_jointly(
+    instance: JointInstance,
+    weight: float,
+    workloads: Workloads = "worst",
+    start: NDArray[np.int64] | None = None,
+    max_moves: int | None = None,
+    initial: tuple[NDArray[np.int64], ...] = (),
+    kicks: int | None = None,
+    seed: int = 0,
+    time_limit: float = 10.0,
+    stop: Stop = never,
+    on_progress: Callable[[float, float], None] | None = None,
+    on_placement: Callable[[NDArray[np.int64]], None] | None = None,
+) -> Result[NDArray[np.int64]]:
+    """Experts to GPUs with a low weight · H / H_random + (1 - weight) · B; `solution` is gpu_of_expert int64[layer, expert].
+
+    H is the hop cost share (`JointFigures`), H_random its expected value under a blind placement, which depends on the
+    slots and the prices of hops only; B is the imbalance, the mean over layers of max / mean GPU load less 1. Over
+    several workloads each of the two is the largest ("worst") or the mean of the workloads' figures.
+
+    weight: 0 (balance alone) … 1 (affinity alone).
+    start: int64[layer, expert], the placement in use; the search begins there.
+    max_moves: how many (layer, expert) pairs may be on another GPU than in `start` at most; None: any number. Without
+        a limit GPUs that are alike are named so that few experts leave the GPU they are on in `start`.
+    initial: further placements to begin from; the best one is taken. With max_moves those too far from `start` are not.
+    kicks: how often the search starts anew from a disturbed placement; None: 0.4 a (layer, expert) pair, at least 100.
+    time_limit: wall seconds, an outer cap. Same input, seed and kicks, same answer, unless it cuts the search short.
+    on_progress: called with (objective, bound) after improvements. on_placement: called with placements found on the
+        way, for a front; each is a copy.
+
+    Status OPTIMAL if proven: the instance is small enough for a shortest path over all placements (at most 2520 of a
+    layer), or the objective meets the bound, or no move is allowed. TIME_LIMIT or CANCELLED if the search was cut short,
+    else FEASIBLE. The bound is the weighted sum of what H and B cannot go below, each alone.
+
+    Raises InputError if the weight or an option is out of range, or a placement given does not fill the slots.
+    """
+    began = time.perf_counter()
+    start, initial = _checked(instance, weight, workloads, start, max_moves, initial, kicks)
+    terms = JointTerms(instance, weight, workloads == "worst")
+    if kicks is None:
+        kicks = max(LEAST_KICKS, int(KICKS_PER_EXPERT * instance.layers * instance.experts))
+    deadline = began + time_limit
+    cancelled = late = False
+
+    def ended() -> bool:
+        nonlocal cancelled, late
+        cancelled = cancelled or stop()
+        late = late or time.perf_counter() > deadline
+        return cancelled or late or lowest <= bound + PROVEN_GAP
+
+    bound, lowest = 0.0, np.inf
+    bound = max(terms.limit(ended), 0.0)
+    best, lowest = _best_of(terms, instance, start, max_moves, initial, ended)
+
+    def visit(state: JointState) -> None:
+        nonlocal best, lowest
+        if on_placement:
+            on_placement(state.place.copy())
+        objective = state.objective if state.terms is terms else terms.objective(state.place)
+        if objective < lowest - PROVEN_GAP:
+            best, lowest = state.place.copy(), objective
+            if on_progress:
+                on_progress(lowest, min(bound, lowest))
+
+    proven, done, kicks_left = max_moves == 0, False, kicks
+    if on_progress:
+        on_progress(lowest, min(bound, lowest))
+    if not proven and solvable(terms, max_moves):
+        found = shortest(terms, start, max_moves, ended)
+        done = proven = found is not None
+        if found is not None and terms.objective(found) < lowest:
+            best = found
+        if found is not None and on_placement:
+            on_placement(found.copy())
+    if not proven and instance.gpus > 1 and not ended():
+        if terms.worst and not initial:
+            # The mean is smoother: half of the kicks go into a placement that is good for all.
+            mean = JointTerms(instance, weight, worst=False)
+            search(_state(mean, best, start, max_moves), kicks // 2, seed, ended, visit)
+            kicks_left -= kicks // 2
+        done = search(_state(terms, best, start, max_moves), kicks_left, seed, ended, visit)
+    if start is not None and max_moves is None:
+        best = _named_as(best, start, instance)
+    objective = terms.objective(best)
+    if proven or objective <= bound + PROVEN_GAP or instance.gpus == 1:
+        status, bound = Status.OPTIMAL, objective if proven or instance.gpus == 1 else bound
+    elif cancelled:
+        status = Status.CANCELLED
+    else:
+        status = Status.FEASIBLE if done else Status.TIME_LIMIT
+    options: dict[str, str | int | float | bool] = {"weight": weight, "workloads": workloads, "kicks": kicks}
+    options |= {"time_limit": time_limit} | ({} if max_moves is None else {"max_moves": max_moves})
+    provenance = Provenance(optimiser="place_jointly", options=options, seed=seed, versions=library_versions())
+    return Result(status, objective, min(bound, objective), time.perf_counter() - began, best, provenance)
+
+
+def _state(
+    terms: JointTerms, place: NDArray[np.int64], start: NDArray[np.int64] | None, max_moves: int | None
+) -> JointState:
+    return JointState(terms, place, start if max_moves is not None else None, max_moves)
+
+
+def _best_of(
+    terms: JointTerms,
+    instance: JointInstance,
+    start: NDArray[np.int64] | None,
+    max_moves: int | None,
+    initial: list[NDArray[np.int64]],
+    stop: Stop,
+) -> tuple[NDArray[np.int64], float]:
+    """The best of the placements to begin from, and its objective."""
+    if max_moves is not None:
+        candidates = [start, *(place for place in initial if (place != start).sum() <= max_moves)]
+    else:
+        candidates = [*([] if start is None else [start]), *initial] or [first_placement(terms, stop)]
+    best = min(candidates, key=terms.objective)
+    return best, terms.objective(best)
+
+
+def _named_as(place: NDArray[np.int64], start: NDArray[np.int64], instance: JointInstance) -> NDArray[np.int64]:
+    """The placement with GPUs that are alike renamed so that most experts are on the GPU they are on in `start`."""
+    if not instance.gpus_alike:
+        return place
+    pair = np.bincount((place * instance.gpus + start).ravel(), minlength=instance.gpus**2)
+    old, new = linear_sum_assignment(pair.reshape(instance.gpus, instance.gpus), maximize=True)
+    return new[np.argsort(old)][place]
+
+
+def _checked(
+    instance: JointInstance,
+    weight: float,
+    workloads: str,
+    start: NDArray[np.int64] | None,
+    max_moves: int | None,
+    initial: tuple[NDArray[np.int64], ...],
+    kicks: int | None,
+) -> tuple[NDArray[np.int64] | None, list[NDArray[np.int64]]]:
+    if not 0 <= weight <= 1:
+        raise InputError(f"weight: {weight}; wanted a number from 0 (balance alone) to 1 (affinity alone)")
+    if workloads not in ("worst", "mean"):
+        raise InputError(f"workloads: {workloads!r}; wanted 'worst' or 'mean'")
+    if kicks is not None and kicks < 0:
+        raise InputError(f"kicks: {kicks}; wanted 0 or more")
+    if max_moves is not None and start is None:
+        raise InputError("max_moves: a limit on moves needs `start`, the placement that experts would move from")
+    if max_moves is not None and max_moves < 0:
+        raise InputError(f"max_moves: {max_moves}; wanted 0 or more, or None for no limit")
+    if start is not None:
+        start = instance.check_placement(start, "start")
+    return start, [instance.check_placement(place, f"initial placement {i}") for i, place in enumerate(initial)]

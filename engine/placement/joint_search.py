@@ -1,0 +1,282 @@
+"""Local search for joint placements: the best swaps, exchanges in several layers at once, renamed suffixes, kicks."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from engine.placement.joint_chain import chain, longest_chain
+from engine.placement.joint_state import BROAD, NARROW, TOLERANCE, JointState, JointTerms
+from engine.result import Stop, never
+
+ACCEPT = 1.0001
+"""How much worse than the placement it came from an accepted one may be."""
+KICKS_PER_RETURN = 100
+PRICES = 12
+"""Halvings of the price of a move, from what the best swap gains per move: the best moves come first."""
+GPUS_PER_KICK, PAIRS_PER_KICK, SWAPS_PER_GPU = 8, 10, 1.25
+POLISH_ROUNDS, POLISH_PAIRS = 20, 120
+PRICE_STEPS = 6
+MANY_EXPERTS = 128
+"""From here on one look at all swaps of a layer is used for several."""
+
+Visit = Callable[[JointState], None]
+"""Told of every local optimum that was accepted."""
+
+
+def search(state: JointState, kicks: int, seed: int, stop: Stop, visit: Visit) -> bool:
+    """Improve a placement; `visit` sees every accepted one. True if all kicks were made, False if `stop` ended it.
+
+    A kick exchanges experts blindly among a few GPUs in one to four layers (with limited moves it first sends some home),
+    then the best exchanges mend it; what came out is taken back if it is worse. `state` ends at the best placement.
+    """
+    rng = np.random.default_rng(seed)
+    _settle(state, rng, stop, visit)
+    best, lowest = state.place.copy(), state.objective
+    kept = lowest
+    for kick in range(kicks):
+        if stop():
+            break
+        if kick and kick % KICKS_PER_RETURN == 0:
+            state.reset(best)  # also clears the round-off of many updates
+            kept = state.objective
+        state.journal.clear()
+        low, high, gpus = _kick(state, rng)
+        free = state.max_moves is None
+        if free:
+            descend(state, range(low, high), stop)
+        else:
+            descend_steeply(state, stop)
+        wide_low, wide_high = max(0, low - 1), min(state.layers, high + 1)
+        pairs = list(combinations(gpus.tolist(), 2))
+        for index in rng.permutation(len(pairs))[:PAIRS_PER_KICK]:
+            if stop():
+                break
+            chain(state, *pairs[index], wide_low, wide_high)
+        _descend_twice(state, range(wide_low, wide_high) if free else range(state.layers), stop)
+        objective = state.objective
+        if objective > kept * ACCEPT + TOLERANCE:
+            state.undo()
+            continue
+        kept = objective
+        visit(state)
+        if objective < lowest - TOLERANCE:
+            best, lowest = state.place.copy(), objective
+    else:
+        state.reset(best)
+        return True
+    state.reset(best)
+    return False
+
+
+def descend(state: JointState, layers: Iterable[int], stop: Stop, price: float = 0.0) -> None:
+    """The best swap of a layer until none helps, in `layers` and wherever a swap changes a neighbour's costs."""
+    waiting = deque(layers)
+    queued = set(waiting)
+    while waiting and not stop():
+        layer = waiting.popleft()
+        queued.discard(layer)
+        changed = False
+        while not stop():
+            gains = state.swap_gains(layer, price)
+            first, second = divmod(int(gains.argmin()), state.experts)
+            if not gains[first, second] < -TOLERANCE:
+                break
+            state.swap(layer, first, second)
+            changed = True
+            if state.max_moves is None and state.experts >= MANY_EXPERTS:
+                _swap_others(state, layer, gains, {first, second})
+        for other in (layer - 1, layer + 1):
+            if changed and 0 <= other < state.layers and other not in queued:
+                waiting.append(other)
+                queued.add(other)
+
+
+def _swap_others(state: JointState, layer: int, gains: NDArray[np.float64], moved: set[int]) -> None:
+    """More swaps from the same gains float64[expert, expert], the best of every expert that has not moved since, each
+    kept only if it still helps: for many experts far cheaper than all gains anew after every swap."""
+    partner = gains.argmin(axis=1)
+    gain = gains[np.arange(len(gains)), partner]
+    now = state.potential(layer)
+    for first in np.argsort(gain, kind="stable")[: len(gain) // 2].tolist():
+        second = int(partner[first])
+        if not gain[first] < -TOLERANCE:
+            break
+        if first in moved or second in moved:
+            continue
+        state.swap(layer, first, second)
+        after = state.potential(layer)
+        if after < now - TOLERANCE:
+            now = after
+            moved |= {first, second}
+        else:
+            state.undo(len(state.journal) - 1)
+
+
+def _descend_twice(state: JointState, layers: range, stop: Stop) -> None:
+    """A descent with an eye on all workloads and, where the worst counts, one for the worst alone."""
+    descend(state, layers, stop)
+    if state.terms.worst:
+        state.breadth = NARROW
+        descend(state, layers, stop)
+        state.breadth = BROAD
+
+
+def descend_steeply(state: JointState, stop: Stop, price: float = 0.0) -> None:
+    """The best swap of all layers until none helps: what few moves are allowed go where they gain most.
+
+    A layer's best gain is kept until it or a neighbour changes, and looked at again before its swap is made, since the
+    worst workload may have become another.
+    """
+    best = np.array([state.swap_gains(layer, price).min() for layer in range(state.layers)])
+    while not stop():
+        layer = int(best.argmin())
+        gains = state.swap_gains(layer, price)
+        first, second = divmod(int(gains.argmin()), state.experts)
+        gain = float(gains[first, second])
+        if not best[layer] < -TOLERANCE:
+            return
+        if gain > best[layer] + TOLERANCE:
+            best[layer] = gain
+            continue
+        state.swap(layer, first, second)
+        for other in range(max(layer - 1, 0), min(layer + 2, state.layers)):
+            best[other] = state.swap_gains(other, price).min()
+
+
+def rename_suffixes(state: JointState) -> None:
+    """At every layer boundary give all GPUs after it the names that keep most tokens.
+
+    For GPUs that are alike: loads and hops inside the suffix stay what they are.
+    """
+    terms, changed = state.terms, False
+    guide, before = state.guide(state.hops), state.objective
+    old_place, place = state.place, state.place.copy()
+    for layer in range(state.layers - 1):
+        tokens = np.tensordot(guide, terms.hop[:, layer], axes=1)
+        pair = place[layer][:, None] * state.gpus + place[layer + 1]
+        kept = np.bincount(pair.ravel(), tokens.ravel(), state.gpus**2).reshape(state.gpus, state.gpus)
+        new, old = linear_sum_assignment(kept, maximize=True)
+        if kept[new, old].sum() > np.trace(kept) + TOLERANCE:
+            name = np.empty(state.gpus, dtype=np.int64)
+            name[old] = new
+            place[layer + 1 :] = name[place[layer + 1 :]]
+            changed = True
+    if changed:
+        state.reset(place)
+        if state.objective > before:
+            state.reset(old_place)
+
+
+def first_placement(terms: JointTerms, stop: Stop = never) -> NDArray[np.int64]:
+    """int64[layer, expert]: layer by layer the assignment that keeps most tokens of the layer before, with prices on GPU
+    load that rise where it is high; of the prices tried, those with the best layer. With no weight on hops, heaviest
+    expert first onto the lightest GPU with a free slot, as in all layers still to come when `stop` answers True."""
+    instance = terms.instance
+    place = np.empty((instance.layers, instance.experts), dtype=np.int64)
+    column = np.repeat(np.arange(instance.gpus), instance.slots)
+    mean = terms.load.mean(axis=0)
+    for layer in range(instance.layers):
+        place[layer] = _lightest_first(mean[layer], instance.slots)
+        if not layer or not terms.weight or stop():
+            continue
+        hop = terms.hop[:, layer - 1].mean(axis=0).T @ terms.distance[place[layer - 1]]
+        load, gpu_price = mean[layer] * len(terms.load), np.zeros(instance.gpus)
+        best = np.inf
+        for step in range(PRICE_STEPS):
+            if stop():
+                break
+            cost = hop + load[:, None] * gpu_price
+            expert, slot = linear_sum_assignment(cost[:, column])
+            trial = column[slot]
+            held = np.bincount(trial, load, instance.gpus)
+            value = hop[expert, trial].sum() + held.max()
+            if value < best:
+                place[layer], best = trial, value
+            gpu_price = np.maximum(gpu_price + (held / max(held.mean(), TOLERANCE) - 1) / (step + 2), 0.0)
+    return place
+
+
+def _lightest_first(load: NDArray[np.float64], slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    place, held, left = np.empty(len(load), dtype=np.int64), np.zeros(len(slots)), slots.copy()
+    for expert in np.argsort(-load, kind="stable"):
+        gpu = int(np.where(left > 0, held, np.inf).argmin())
+        place[expert] = gpu
+        held[gpu] += load[expert]
+        left[gpu] -= 1
+    return place
+
+
+def _settle(state: JointState, rng: np.random.Generator, stop: Stop, visit: Visit) -> None:
+    """The first local optimum. With limited moves a price on moving falls from high to nothing."""
+    visit(state)
+    free = state.max_moves is None
+    price = 0.0
+    if not free:
+        gains = [state.swap_gains(layer).min() for layer in range(state.layers)]
+        finite = [gain for gain in gains if np.isfinite(gain)]
+        price = max(-min(finite, default=0.0) / 2, 0.0)
+    for _ in range(PRICES if price else 0):
+        if stop():
+            break
+        descend_steeply(state, stop, price)
+        _chains(state, rng, stop, price)
+        price /= 2
+    if free and state.terms.instance.gpus_alike:
+        rename_suffixes(state)
+    descend(state, range(state.layers), stop)
+    for _ in range(POLISH_ROUNDS):
+        before = state.objective
+        _chains(state, rng, stop)
+        descend(state, range(state.layers), stop)
+        if free and state.terms.instance.gpus_alike and not stop():
+            rename_suffixes(state)
+        if stop() or not state.objective < before * (1 - 1e-5):
+            break
+    _descend_twice(state, range(state.layers), stop)
+    visit(state)
+
+
+def _chains(state: JointState, rng: np.random.Generator, stop: Stop, price: float = 0.0) -> None:
+    pairs = list(combinations(range(state.gpus), 2))
+    for index in rng.permutation(len(pairs))[:POLISH_PAIRS]:
+        span = longest_chain(state, *pairs[index])
+        for low in range(0, state.layers, span):
+            if stop():
+                return
+            chain(state, *pairs[index], low, min(low + span, state.layers), price)
+
+
+def _kick(state: JointState, rng: np.random.Generator) -> tuple[int, int, NDArray[np.int64]]:
+    """Exchange experts blindly; returns the layers low … high - 1 and the GPUs where it happened."""
+    width = int(rng.integers(1, 5))
+    low = int(rng.integers(max(1, state.layers - width + 1)))
+    high = min(low + width, state.layers)
+    gpus = np.sort(rng.permutation(np.flatnonzero(state.terms.instance.slots))[:GPUS_PER_KICK])
+    if state.max_moves is not None:
+        _send_home(state, low, high, rng)
+        if rng.random() < 0.5:
+            return low, high, gpus
+    for layer in range(low, high):
+        experts = np.flatnonzero(np.isin(state.place[layer], gpus))
+        for _ in range(int(np.ceil(SWAPS_PER_GPU * len(gpus)))):
+            first, second = (int(expert) for expert in rng.choice(experts, 2))
+            if state.place[layer, first] != state.place[layer, second]:
+                state.swap(layer, first, second)
+                if not state.legal:
+                    state.undo(len(state.journal) - 1)
+    return low, high, gpus
+
+
+def _send_home(state: JointState, low: int, high: int, rng: np.random.Generator) -> None:
+    """Send about half of the experts that left their GPU back to it, in exchange for others that came to it."""
+    for layer in range(low, high):
+        home = state.start[layer]
+        for expert in rng.permutation(np.flatnonzero(state.place[layer] != home)):
+            if rng.random() < 0.5 and state.place[layer, expert] != home[expert]:
+                # The slots are full, so where one is missing there is one that came from elsewhere.
+                foreign = np.flatnonzero((state.place[layer] == home[expert]) & (home != home[expert]))
+                state.swap(layer, int(expert), int(rng.choice(foreign)))

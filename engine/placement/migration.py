@@ -1,0 +1,239 @@
+"""What it takes to get from the placement in use to another one: copies, transfers, seconds, and when it pays.
+
+A placement is held: bool[layer, expert, gpu], whether the GPU has a copy of the expert.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment, linprog
+from scipy.sparse import coo_array
+
+from engine.errors import InputError
+from engine.simulate.network import Network
+
+FABRIC_PRICE = 1e-6
+"""What a transfer over the fabric costs beside the busiest port, so that links are taken where both are as fast."""
+
+RELIEFS = 200
+"""Copies that may be taken off the busiest port one after another, after rounding."""
+
+
+def moved(held_now: NDArray[np.bool_], held_new: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """bool[layer, expert, gpu]: the copies that are new."""
+    held_now, held_new = _both(held_now, held_new)
+    return held_new & ~held_now
+
+
+def fewest_moves(
+    held_now: NDArray[np.bool_],
+    held_new: NDArray[np.bool_],
+    interchangeable: NDArray[np.int64],
+    per_layer: bool = False,
+) -> NDArray[np.int64]:
+    """int64[gpu]: which GPU takes what the new placement gives each GPU, so that the fewest copies are new; exact.
+
+    interchangeable: int64[gpu], GPUs of equal number may trade what they hold (same type, memory and, where it matters,
+    node). per_layer: trade layer by layer, int64[layer, gpu]: only for plans whose layers do not depend on each other,
+    for one permutation of all layers keeps every hop between layers where it was and this does not. Among equals a GPU
+    keeps what it has been given. Apply it with `relabelled`.
+    """
+    held_now, held_new = _both(held_now, held_new)
+    interchangeable = np.asarray(interchangeable)
+    gpus = held_now.shape[2]
+    if interchangeable.shape != (gpus,):
+        raise InputError(f"interchangeable: wanted one number for each of the {gpus} GPUs")
+    # [layer, what the new placement gives a GPU, what a GPU holds now]
+    kept = np.matmul(held_new.swapaxes(1, 2).astype(np.float64), held_now.astype(np.float64))
+    if not per_layer:
+        kept = kept.sum(axis=0, keepdims=True)
+    worth = kept * (gpus + 1) + np.eye(gpus)
+    answer = np.tile(np.arange(gpus), (len(kept), 1))
+    for kind in np.unique(interchangeable):
+        alike = np.flatnonzero(interchangeable == kind)
+        for layer in range(len(kept)):
+            given, taker = linear_sum_assignment(worth[layer][np.ix_(alike, alike)], maximize=True)
+            answer[layer, alike[given]] = alike[taker]
+    return answer if per_layer else answer[0]
+
+
+def relabelled(held: NDArray[np.bool_], permutation: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """bool[layer, expert, gpu] after a permutation int64[gpu] or int64[layer, gpu] from `fewest_moves`."""
+    taken_from = np.argsort(np.broadcast_to(permutation, (len(held), held.shape[2])), axis=1)
+    return np.take_along_axis(np.asarray(held), taken_from[:, None, :], axis=2)
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """Who sends the new copies.
+
+    source: int64[layer, expert, gpu], the GPU that sends the copy, -1 where nothing is sent; traffic: float64[src, dst]
+    bytes; seconds: of the busiest port and one start-up, which a good order comes close to; bound: seconds below which
+    no choice of senders gets.
+    """
+
+    source: NDArray[np.int64]
+    traffic: NDArray[np.float64]
+    seconds: float
+    bound: float
+
+
+def transfers(
+    held_now: NDArray[np.bool_], held_new: NDArray[np.bool_], bytes_per_expert: float, network: Network
+) -> Transfers:
+    """The senders of all new copies, chosen so that the busiest port of the network is done soonest.
+
+    bytes_per_expert: of one copy. Every copy is sent whole by one GPU that has it now. A linear program divides the
+    copies that have the same receiver and the same possible senders; what it leaves in fractions goes, copy by copy,
+    to the sender that is done first. Raises InputError for an expert that no GPU has, or a negative size.
+    """
+    new = moved(held_now, held_new)
+    held_now = np.asarray(held_now, dtype=bool)
+    gpus = new.shape[2]
+    if network.gpus != gpus:
+        raise InputError(f"the network has {network.gpus} GPUs, the placements have {gpus}")
+    if not np.isfinite(bytes_per_expert) or bytes_per_expert < 0:
+        raise InputError(f"bytes_per_expert: must be a number of at least 0, not {bytes_per_expert}")
+    orphan = np.argwhere(new.any(axis=2) & ~held_now.any(axis=2))
+    if len(orphan):
+        raise InputError(
+            f"layer {orphan[0][0]}, expert {orphan[0][1]}: no GPU has a copy to send; start from a whole placement"
+        )
+    source = np.full(new.shape, -1, dtype=np.int64)
+    layer, expert, dst = np.nonzero(new)
+    if not len(dst):
+        return Transfers(source, np.zeros((gpus, gpus)), 0.0, 0.0)
+
+    kinds, kind_of_copy, copies = np.unique(
+        np.column_stack([dst, held_now[layer, expert]]), axis=0, return_inverse=True, return_counts=True
+    )
+    # One variable for each kind of copy and each GPU that can send it.
+    kind, src = np.nonzero(kinds[:, 1:])
+    part, busiest = _divided(kind, src, kinds[:, 0], copies, network)
+    chosen = _whole(kind, src, kinds[:, 0], copies, part, network)
+
+    by_kind = np.argsort(kind_of_copy.ravel(), kind="stable")
+    sender = np.repeat(src, chosen)
+    source[layer[by_kind], expert[by_kind], dst[by_kind]] = sender
+    traffic = np.zeros((gpus, gpus))
+    np.add.at(traffic, (src, kinds[kind, 0]), chosen * float(bytes_per_expert))
+    seconds = network.bound(traffic)
+    start_up = float(network.start_up(src, kinds[kind, 0]).min()) if bytes_per_expert else 0.0
+    bound = busiest * bytes_per_expert * (1 - 10 * FABRIC_PRICE) + start_up
+    return Transfers(source, traffic, seconds, min(bound, seconds))
+
+
+def break_even(seconds_to_move: float, seconds_per_step_now: float, seconds_per_step_new: float) -> float:
+    """Steps after which the time spent on moving is won back; infinite if the new placement is not faster."""
+    saved = seconds_per_step_now - seconds_per_step_new
+    return seconds_to_move / saved if saved > 0 else float("inf")
+
+
+def _both(held_now: NDArray[np.bool_], held_new: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    held_now, held_new = np.asarray(held_now, dtype=bool), np.asarray(held_new, dtype=bool)
+    if held_now.ndim != 3 or held_now.shape != held_new.shape:
+        raise InputError(
+            f"placements of shapes {held_now.shape} and {held_new.shape}: wanted two of the same [layer, expert, gpu]"
+        )
+    return held_now, held_new
+
+
+def _divided(
+    kind: NDArray[np.int64],
+    src: NDArray[np.int64],
+    dst_of_kind: NDArray[np.int64],
+    copies: NDArray[np.int64],
+    network: Network,
+) -> tuple[NDArray[np.float64], float]:
+    """Copies float64[variable] in fractions, and the seconds per byte of a copy that the busiest port needs at least.
+
+    kind, src: int64[variable]; dst_of_kind, copies: int64[kind].
+    """
+    dst = dst_of_kind[kind]
+    out, into = network.ports(src, dst)
+    variables, ports = len(src), len(network.capacity)
+    capacity = np.where(network.capacity > 0, network.capacity, 1.0)
+    column = np.arange(variables)
+    # Seconds per byte of a copy, in units of the mean over the ports: the answer is then near 1.
+    unit = 2 * copies.sum() / capacity[np.unique(np.r_[out, into])].sum()
+    seconds = np.r_[1 / capacity[out], 1 / capacity[into], np.full(ports, -unit)] / unit
+    rows = np.r_[out, into, np.arange(ports)]
+    columns = np.r_[column, column, np.full(ports, variables)]
+    fabric = ~network.linked[src, dst]
+    found = linprog(
+        np.r_[FABRIC_PRICE * fabric / copies.sum(), 1.0],
+        A_ub=coo_array((seconds, (rows, columns)), shape=(ports, variables + 1)).tocsr(),
+        b_ub=np.zeros(ports),
+        A_eq=coo_array((np.ones(variables), (kind, column)), shape=(len(copies), variables + 1)).tocsr(),
+        b_eq=copies.astype(np.float64),
+        method="highs",
+    )
+    if found.x is None:
+        return np.zeros(variables), 0.0
+    return np.maximum(found.x[:variables], 0.0), max(float(found.fun) - FABRIC_PRICE, 0.0) * unit
+
+
+def _whole(
+    kind: NDArray[np.int64],
+    src: NDArray[np.int64],
+    dst_of_kind: NDArray[np.int64],
+    copies: NDArray[np.int64],
+    part: NDArray[np.float64],
+    network: Network,
+) -> NDArray[np.int64]:
+    """int64[variable]: whole copies near `part`, the rest one by one where the ports are done first."""
+    chosen = np.floor(part + 1e-6).astype(np.int64)
+    out, into = network.ports(src, dst_of_kind[kind])
+    per_copy = 1 / np.where(network.capacity > 0, network.capacity, 1.0)
+    ports = len(per_copy)
+    busy = (np.bincount(out, chosen, ports) + np.bincount(into, chosen, ports)) * per_copy
+    first = np.searchsorted(kind, np.arange(len(copies) + 1))
+    left = copies - np.bincount(kind, chosen, len(copies)).astype(np.int64)
+    # Those with the fewest senders first: the others can still avoid them.
+    for one in np.argsort(np.diff(first), kind="stable"):
+        here = slice(first[one], first[one + 1])
+        for _ in range(left[one]):
+            pick = _soonest(out[here], into[here], busy, per_copy) + first[one]
+            chosen[pick] += 1
+            busy[out[pick]] += per_copy[out[pick]]
+            busy[into[pick]] += per_copy[into[pick]]
+    _relieve(chosen, first, kind, out, into, busy, per_copy)
+    return chosen
+
+
+def _soonest(
+    out: NDArray[np.int64], into: NDArray[np.int64], busy: NDArray[np.float64], per_copy: NDArray[np.float64]
+) -> int:
+    """Of the senders of a kind the one that is done with a further copy first, among equals one that has a link."""
+    done = np.maximum(busy[out] + per_copy[out], busy[into] + per_copy[into])
+    over_fabric = out < len(per_copy) // 2
+    return int(np.lexsort((busy[out] + per_copy[out], over_fabric, done))[0])
+
+
+def _relieve(
+    chosen: NDArray[np.int64],
+    first: NDArray[np.int64],
+    kind: NDArray[np.int64],
+    out: NDArray[np.int64],
+    into: NDArray[np.int64],
+    busy: NDArray[np.float64],
+    per_copy: NDArray[np.float64],
+) -> None:
+    """Take copies off the busiest port, in place, while another sender can send one and be done before it."""
+    for _ in range(RELIEFS):
+        worst = int(busy.argmax())
+        users = np.flatnonzero(((out == worst) | (into == worst)) & (chosen > 0))
+        best, change = busy[worst], None
+        for given in users:
+            here = np.arange(first[kind[given]], first[kind[given] + 1])
+            for taker in here[(out[here] != worst) & (into[here] != worst)]:
+                done = max(busy[out[taker]] + per_copy[out[taker]], busy[into[taker]] + per_copy[into[taker]])
+                if done < best * (1 - 1e-9):
+                    best, change = done, (given, taker)
+        if change is None:
+            return
+        for which, sign in zip(change, (-1, 1), strict=True):
+            chosen[which] += sign
+            busy[out[which]] += sign * per_copy[out[which]]
+            busy[into[which]] += sign * per_copy[into[which]]

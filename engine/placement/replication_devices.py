@@ -1,0 +1,216 @@
+"""Which devices host which experts of one layer when popular experts may have several: the largest load least.
+
+Lina section 5.2 decides this for every layer and batch; equation 1 and first-fit decreasing (`device_packing`) are its
+answer, kept as the method "lina". First fit aims at few devices, not at even ones, so "best" minimises the largest load
+itself: local search, and CP-SAT where the instance is small enough for a proof.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
+
+from engine.errors import InputError
+from engine.placement.device_packing import Hosting, check_slots, pack_devices
+from engine.placement.device_search import Hosts, largest_load, replicas_of_expert, search, usual_kicks
+from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
+from engine.solver import solve
+
+PROVEN_GAP = 1e-9
+CP_SAT_CHOICES = 1500
+"""(expert, number of hosts, device) choices up to which CP-SAT is tried."""
+CP_SAT_SECONDS = 10.0
+"""What CP-SAT gets at most: a proof that takes longer hardly ever comes."""
+CP_SAT_UNITS = 2**36
+"""Integer units of the known objective in the model: what rounding takes from the bound is far below PROVEN_GAP."""
+SEARCH_SHARE = 0.4
+
+
+def replicate_devices(
+    popularity: NDArray[np.float64],
+    devices: int,
+    max_experts_per_device: int,
+    method: Literal["best", "lina"] = "best",
+    exact: bool = True,
+    kicks: int | None = None,
+    time_limit: float = 10.0,
+    seed: int = 0,
+    stop: Stop = never,
+    on_incumbent: Callable[[float, float], None] | None = None,
+) -> Result[Hosting]:
+    """Experts on devices; an expert on r devices puts 1/r of its popularity on each; `objective` is the largest load.
+
+    popularity: float64[expert] in any unit, finite, at least 0; every expert is hosted, also one of popularity 0
+    method: "best", or "lina": equation 1 with the popularity scaled to a sum of 1, then first-fit decreasing
+    exact: whether CP-SAT may follow the search of "best"; kicks: restarts of that search, by default as many as take
+        about half a second
+    time_limit: wall seconds; the search's own end and CP-SAT's deterministic limit come first as a rule
+    on_incumbent: called with (objective, bound) after improvements
+
+    `solution` lists the experts of every device, in rising order, none twice on a device. Status OPTIMAL if the bound
+    is met to 1e-9, TIME_LIMIT if a limit ended search or proof, FEASIBLE if none was tried, CANCELLED if `stop` answered True.
+    Raises InputError for bad values and for more experts than devices x max_experts_per_device.
+    """
+    start = time.perf_counter()
+    weight = np.asarray(popularity, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        total = weight.sum()
+    if weight.ndim != 1 or not np.isfinite(total) or (weight.size and weight.min() < 0):
+        raise InputError("popularity: wanted one value of at least 0 for each expert, with a finite sum")
+    check_slots(len(weight), devices, max_experts_per_device)
+    if method not in ("best", "lina"):
+        raise InputError(f"method: '{method}' is not one of best, lina")
+    cap = min(max_experts_per_device, len(weight))
+    # Inside the most popular expert weighs 1: the smallest and largest floats are safe from under- and overflow.
+    unit = float(weight.max()) or 1.0
+    popularity, weight = weight, weight / unit
+    bound = lower_bound(weight, devices, cap)
+    options = {"method": method, "devices": devices, "max_experts_per_device": max_experts_per_device}
+    limited = False
+    if method == "lina":
+        share = devices * (weight / (weight.sum() or 1.0))
+        hosts = _hosts(pack_devices(share, devices, cap, seed), len(weight))
+    else:
+        kicks = usual_kicks(len(weight), devices) if kicks is None else kicks
+        options |= {"exact": exact, "kicks": kicks, "time_limit": time_limit}
+
+        def report(objective: float, proven: float) -> None:
+            if on_incumbent:
+                on_incumbent(objective * unit, proven * unit)
+
+        hosts, bound, limited = _best(weight, devices, cap, bound, exact, kicks, time_limit, seed, stop, report)
+    objective, bound = largest_load(hosts, popularity), bound * unit
+    if relative_gap(objective, bound) <= PROVEN_GAP:
+        status = Status.OPTIMAL
+    elif stop():
+        status = Status.CANCELLED
+    else:
+        status = Status.TIME_LIMIT if limited else Status.FEASIBLE
+    solution = tuple(tuple(np.flatnonzero(column).tolist()) for column in hosts.T)
+    provenance = Provenance(optimiser="replicate_devices", options=options, seed=seed, versions=library_versions())
+    return Result(status, objective, min(bound, objective), time.perf_counter() - start, solution, provenance)
+
+
+def lower_bound(weight: NDArray[np.float64], devices: int, cap: int) -> float:
+    """A largest load that no hosting can be under. weight: float64[expert].
+
+    The mean; the largest replica where the slots are shared out to make it smallest; and, where experts fill so many
+    slots that no device has less than c of them, the heaviest piece with the lightest c - 1 others beside it.
+    """
+    experts, slots = len(weight), devices * cap
+    replica = (weight / replicas_of_expert(weight, devices, slots)).max()
+    most_hosts = min(devices, slots - experts + 1)
+    company = max(experts - (devices - 1) * cap, 1) - 1
+    smallest_pieces = np.sort(weight) / most_hosts
+    together = smallest_pieces[-1] + smallest_pieces[:company].sum()
+    return float(max(weight.sum() / devices, replica, together))
+
+
+def _best(
+    weight: NDArray[np.float64],
+    devices: int,
+    cap: int,
+    bound: float,
+    exact: bool,
+    kicks: int,
+    time_limit: float,
+    seed: int,
+    stop: Stop,
+    on_incumbent: Callable[[float, float], None],
+) -> tuple[Hosts, float, bool]:
+    """Hosts, a lower bound, and whether a time limit ended the search or the proof."""
+    deadline = time.perf_counter() + time_limit
+    search_ends = time.perf_counter() + SEARCH_SHARE * time_limit
+
+    def report(objective: float, proven: float = 0.0) -> None:
+        on_incumbent(objective, min(max(bound, proven), objective))
+
+    target = bound * (1 + PROVEN_GAP)
+    hosts = search(
+        weight, devices, cap, kicks, seed, target, lambda: stop() or time.perf_counter() > search_ends, report
+    )
+    objective = largest_load(hosts, weight)
+    cut_short = objective > target and time.perf_counter() > search_ends
+    if objective <= target or not exact or stop():
+        return hosts, bound, cut_short
+    fewest = np.maximum(np.ceil(weight / objective * (1 - PROVEN_GAP)), 1).astype(np.int64)
+    most = np.minimum(devices, devices * cap - (fewest.sum() - fewest))
+    if np.sum(most - fewest + 1) * devices > CP_SAT_CHOICES:
+        return hosts, bound, cut_short
+    seconds = min(CP_SAT_SECONDS, max(0.0, deadline - time.perf_counter()))
+    found, proven, ended = _cp_sat(weight, cap, hosts, fewest, most, bound, seconds, seed, stop, report)
+    if largest_load(found, weight) < objective:
+        hosts = found
+    return hosts, max(bound, proven), not ended
+
+
+def _cp_sat(
+    weight: NDArray[np.float64],
+    cap: int,
+    hosts: Hosts,
+    fewest: NDArray[np.int64],
+    most: NDArray[np.int64],
+    bound: float,
+    seconds: float,
+    seed: int,
+    stop: Stop,
+    on_progress: Callable[[float, float], None],
+) -> tuple[Hosts, float, bool]:
+    """Hosts at least as good up to rounding, a lower bound, and whether the search came to its end.
+
+    fewest, most: int64[expert], the numbers of hosts that an answer better than `hosts` can have. Pieces are rounded
+    down, so that the optimum of the integer model is at most the true one.
+    """
+    experts, devices = hosts.shape
+    objective = largest_load(hosts, weight)
+    scale = CP_SAT_UNITS / objective
+    model = CpModel()
+    largest = model.new_int_var(int(bound * scale * (1 - PROVEN_GAP)), CP_SAT_UNITS, "largest")
+    pieces: list[list[tuple[object, int]]] = [[] for _ in range(devices)]
+    hint, chosen = {}, [[[] for _ in range(devices)] for _ in range(experts)]
+    # The devices are alike: the expert with the largest piece takes the first ones.
+    leader = int((weight / fewest).argmax())
+    now = _leader_first(hosts, leader)
+    for expert in range(experts):
+        counts = range(int(fewest[expert]), int(most[expert]) + 1)
+        is_count = [model.new_bool_var("") for _ in counts]
+        model.add_exactly_one(is_count)
+        for count, it_is in zip(counts, is_count, strict=True):
+            here = [model.new_bool_var("") for _ in range(devices)]
+            model.add(LinearExpr.sum(here) == count * it_is)
+            size = int(weight[expert] / count * scale * (1 - 1e-15))
+            as_now = now[expert].sum() == count
+            hint[it_is] = int(as_now)
+            for device, variable in enumerate(here):
+                pieces[device].append((variable, size))
+                chosen[expert][device].append(variable)
+                hint[variable] = int(as_now and now[expert, device])
+                if expert == leader:
+                    model.add(variable == it_is) if device < count else model.add(variable == 0)
+    for held in pieces:
+        variables = [variable for variable, _ in held]
+        model.add(LinearExpr.sum(variables) <= cap)
+        model.add(LinearExpr.weighted_sum(variables, [size for _, size in held]) <= largest)
+    model.minimize(largest)
+    status, solver = solve(
+        model, seconds, seed, stop, hint, on_progress=lambda best, low: on_progress(best / scale, low / scale)
+    )
+    if status not in (OPTIMAL, FEASIBLE):
+        return hosts, 0.0, False
+    found = np.array([[any(solver.boolean_value(one) for one in cell) for cell in row] for row in chosen])
+    return found, solver.best_objective_bound / scale, status == OPTIMAL
+
+
+def _leader_first(hosts: Hosts, leader: int) -> Hosts:
+    """The same state with the devices of the expert `leader` in front."""
+    return hosts[:, np.argsort(~hosts[leader], kind="stable")]
+
+
+def _hosts(solution: Hosting, experts: int) -> Hosts:
+    hosts = np.zeros((experts, len(solution)), dtype=bool)
+    for device, held in enumerate(solution):
+        hosts[list(held), device] = True
+    return hosts

@@ -1,0 +1,114 @@
+"""Plans scored on workloads they were not made from, and what each loses there against the plan that was.
+
+Purely arrays: any placement will do, with replicas or without, however it was made.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InputError
+
+
+@dataclass(frozen=True)
+class ScoreMatrix:
+    """float64[plan, workload] each, 0 … 1, higher is better.
+
+    balancedness: mean over layers of mean / max GPU load, as `engine.timeline.balancedness`; 1 for a layer without load.
+    kept_share: share of the transitions whose two experts share a GPU; 1 for a workload without transitions, and NaN if
+        no transitions were given.
+    """
+
+    balancedness: NDArray[np.float64]
+    kept_share: NDArray[np.float64]
+
+
+def score_matrix(
+    shares: Sequence[NDArray[np.float64]],
+    loads: Sequence[NDArray[np.float64]],
+    transitions: Sequence[NDArray[np.float64]] | None = None,
+) -> ScoreMatrix:
+    """Every plan on every workload.
+
+    shares: of every plan float64[layer, expert, gpu], the share of an expert's tokens that each GPU computes; 1 in all.
+    loads: of every workload float64[layer, expert]; transitions: of every workload float64[layer - 1, expert, expert],
+    tokens from expert i of a layer to expert k of the next; None if only loads are known.
+
+    With replicas a token picks its replica at every layer independently of where it is, in proportion to the shares, so
+    the tokens kept are the sum of transitions[l, i, k] · (share[l, i] · share[l + 1, k]). A dispatcher that prefers the
+    replica at hand keeps more; without replicas the figure is exact.
+
+    Raises InputError if the shapes do not fit each other or shares do not add up to 1.
+    """
+    plans = [_checked_share(share, index) for index, share in enumerate(shares)]
+    loads = [np.asarray(load, dtype=np.float64) for load in loads]
+    if not plans or not loads:
+        raise InputError("score_matrix: wanted at least one plan and one workload")
+    shape = plans[0].shape[:2]
+    _check_all("shares: plan", [plan[:, :, 0] for plan in plans], shape)
+    _check_all("loads: workload", loads, shape)
+    balance = np.array([[_balancedness(plan, load) for load in loads] for plan in plans])
+    if transitions is None:
+        return ScoreMatrix(balance, np.full(balance.shape, np.nan))
+    hops = [np.asarray(tokens, dtype=np.float64) for tokens in transitions]
+    _check_all("transitions: workload", hops, (shape[0] - 1, shape[1], shape[1]))
+    if len(hops) != len(loads):
+        raise InputError(f"transitions: of {len(hops)} workloads, but loads of {len(loads)}")
+    return ScoreMatrix(balance, np.array([[_kept_share(plan, tokens) for tokens in hops] for plan in plans]))
+
+
+def regret(score: NDArray[np.float64], plan_of_workload: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+    """float64[plan, workload]: what a plan falls short of the plan made for the workload; negative if it is better.
+
+    score: float64[plan, workload], one of the two of a ScoreMatrix; plan_of_workload: int[workload], which plan was made
+    for each; None: the best plan there is for each. The largest of a row is what trusting that plan can cost.
+    """
+    score = np.asarray(score, dtype=np.float64)
+    if plan_of_workload is None:
+        return score.max(axis=0) - score
+    own = np.asarray(plan_of_workload)
+    if own.shape != score.shape[1:] or not np.issubdtype(own.dtype, np.integer):
+        raise InputError(f"plan_of_workload: wanted one plan for each of the {score.shape[1]} workloads")
+    if own.min() < 0 or own.max() >= len(score):
+        raise InputError(f"plan_of_workload: plans are 0 … {len(score) - 1}, found {own.min()} … {own.max()}")
+    return score[own, np.arange(score.shape[1])] - score
+
+
+def share_of_placement(gpu_of_expert: NDArray[np.int64], gpus: int) -> NDArray[np.float64]:
+    """float64[layer, expert, gpu]: the shares of a placement int64[layer, expert] without replicas."""
+    return (np.asarray(gpu_of_expert)[:, :, None] == np.arange(gpus)).astype(np.float64)
+
+
+def _balancedness(share: NDArray[np.float64], load: NDArray[np.float64]) -> float:
+    on_gpu = np.einsum("le,leg->lg", load, share)
+    most = on_gpu.max(axis=1)
+    return float(np.where(most > 0, on_gpu.mean(axis=1) / np.where(most > 0, most, 1.0), 1.0).mean())
+
+
+def _kept_share(share: NDArray[np.float64], tokens: NDArray[np.float64]) -> float:
+    total = tokens.sum()
+    return float(((tokens @ share[1:]) * share[:-1]).sum() / total) if total > 0 else 1.0
+
+
+def _checked_share(share: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    share = np.asarray(share, dtype=np.float64)
+    if share.ndim != 3 or not share.size or not np.isfinite(share).all() or share.min() < 0:
+        raise InputError(f"shares: plan {index}: wanted finite values of at least 0, [layer, expert, gpu]")
+    total = share.sum(axis=2)
+    if np.abs(total - 1).max() > 1e-6:
+        layer, expert = np.unravel_index(np.abs(total - 1).argmax(), total.shape)
+        raise InputError(
+            f"shares: plan {index}, layer {layer}, expert {expert}: the shares of its GPUs add up to "
+            f"{total[layer, expert]:.6g}; wanted 1"
+        )
+    return share
+
+
+def _check_all(name: str, values: Sequence[NDArray[np.float64]], shape: tuple[int, ...]) -> None:
+    for index, value in enumerate(values):
+        if value.shape != shape:
+            raise InputError(f"{name} {index} has shape {value.shape}; wanted {shape} as the others have")
+        if not np.isfinite(value).all() or value.min(initial=0.0) < 0:
+            raise InputError(f"{name} {index}: every value must be finite and at least 0")

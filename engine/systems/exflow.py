@@ -1,0 +1,150 @@
+"""ExFlow (Yao et al., 2024): experts that follow each other on the same GPU, and tokens that stay where they are.
+
+Two ideas. Placement (§IV-B to D): experts of neighbouring layers between which many tokens pass share a GPU, or failing
+that a node. Execution (§IV-A): every GPU keeps the contexts of all tokens, so a token need not return to its rank after
+every layer; one all-to-all a layer is left (with top-1 gating), and an all-gather ends the pass.
+"""
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.placement.affinity import AffinityInstance, affinity
+from engine.placement.transitions import kept, transitions
+from engine.plan import Placement, SendOrder
+from engine.problem import Problem
+from engine.result import Result, Stop
+from engine.simulate.work import Work, work_of
+from engine.systems.aurora_exclusive import to_placement
+from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value
+from engine.units import share, size
+from engine.workload import RoutingTrace
+
+STAGES = Option(
+    "stages", "joint", "on nodes of several GPUs: weigh both kinds of hops together, first nodes then GPUs, or ignore nodes",
+    choices=("joint", "staged", "flat"),
+)  # fmt: skip
+EXECUTION = Option(
+    "execution", "context-coherent", "tokens stay where their expert was, or return after every layer",
+    choices=("context-coherent", "vanilla"),
+)  # fmt: skip
+HOPS = Option(
+    "hops", "all", "with several experts a token: count hops between all of them, or between the first listed",
+    choices=("all", "first"),
+)  # fmt: skip
+TIME_LIMIT = Option("time_limit", 10.0, "seconds for search and bound together", low=0.1, high=3600)
+
+
+def exflow(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """ExFlow's placement by the strongest search there is, and its execution."""
+    counts = hops_of(problem, str(settings["hops"]) == "first")
+    instance = instance_of(problem, counts, str(settings["stages"]))
+
+    def tell(objective: float, bound: float) -> None:
+        total = counts.sum() * max(instance.cost_gpu, instance.cost_node) or 1.0
+        report(0.5, f"cost of hops {share(objective / total)}, at least {share(bound / total)}", None, None)
+
+    report(0.05, "placing experts by affinity", None, None)
+    result = affinity(
+        instance, settings["stages"] == "staged", float(settings["time_limit"]), int(settings["seed"]), stop=stop,
+        on_progress=tell,
+    )  # fmt: skip
+    placement = to_placement(result.solution, problem)
+    notes = hop_notes(result, instance) | compare_executions(placement, problem)
+    return Draft(
+        placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution=str(settings["execution"])
+    )
+
+
+def hops_of(problem: Problem, first_choice: bool) -> np.ndarray:
+    """float64[layer - 1, expert, expert] of the open recording and of the others that the plan must serve, each weighing
+    the same. Raises InputError for a workload without tokens."""
+    counts = []
+    for one in (problem.workload, *problem.others):
+        if not isinstance(one, RoutingTrace):
+            raise InputError(
+                f"affinity needs tokens that can be followed from layer to layer, but {one.name} has none; use a routing log"
+            )
+        table = transitions(one.experts, one.num_experts, first_choice)
+        counts.append(table / max(table.sum(), 1.0))
+    if len(counts) == 1:
+        return transitions(problem.workload.experts, problem.workload.num_experts, first_choice)
+    return np.mean(counts, axis=0) * problem.workload.tokens
+
+
+def instance_of(problem: Problem, counts: np.ndarray, stages: str) -> AffinityInstance:
+    """The placement problem on the cluster. Hops are priced by the slowest port that they may have to use. Raises
+    InputError when the experts of a GPU do not fit its memory."""
+    network, cluster, experts = problem.network, problem.cluster, problem.workload.num_experts
+    gpus = len(cluster.gpus)
+    fits = problem.expert_slots_of_gpu()
+    if experts % gpus == 0 and fits.min() < experts // gpus:
+        tight = int(fits.argmin())
+        raise InputError(
+            f"{experts // gpus} experts a layer do not fit {cluster.gpu_names[tight]}, which has memory for {fits[tight]}; "
+            "add GPUs or memory, or use a smaller dtype"
+        )
+    sizes = {len(node.gpus) for node in cluster.nodes}
+    # A node is a place of its own only where its GPUs have links of their own.
+    if stages == "flat" or len(cluster.nodes) == 1 or len(sizes) > 1 or not np.all(network.link > 0):
+        return AffinityInstance(counts, gpus)
+    fabric = float(np.minimum(network.send, network.receive).min())
+    return AffinityInstance(counts, gpus, sizes.pop(), cost_gpu=fabric / float(network.link.min()), cost_node=1.0)
+
+
+def hop_notes(result: Result, instance: AffinityInstance) -> Notes:
+    """How many hops stay, and how many could at most."""
+    counts, place = instance.transitions, result.solution
+    total = float(counts.sum())
+    if not total:
+        return {"affinity": Note("the recording has a single layer: there are no hops between layers")}
+    here, linear = kept(place, counts), 1 / instance.gpus
+    text = f"{share(here)} of hops stay on their GPU (by chance {share(linear)})"
+    if instance.nodes > 1:
+        node_of_gpu = np.arange(instance.gpus) // instance.node_size
+        text += f", {share(kept(place, counts, node_of_gpu))} on their node"
+    dearest = max(instance.cost_gpu, instance.cost_node)
+    if instance.nodes == 1:
+        text += f"; at most {share(1 - result.bound / (total * dearest))} is possible (proven)"
+    proof = (
+        "proven optimal"
+        if result.status.value == "OPTIMAL"
+        else f"a heuristic, {share(result.gap)} above its proven bound"
+    )
+    return {"affinity": Note(text), "cost of hops": Note(proof)}
+
+
+def compare_executions(placement: Placement, problem: Problem) -> Notes:
+    """Table I on this plan: bytes that leave their GPU under both executions, the all-gather and its memory."""
+    both = {execution: work_of(placement, problem, execution) for execution in ("vanilla", "context-coherent")}
+    crossing = {name: crossing_bytes(work) for name, work in both.items()}
+    gathered = both["context-coherent"].gather
+    gpus, layers, model = len(problem.cluster.gpus), problem.workload.layers, problem.model
+    contexts = 2.0 * problem.workload.tokens * model.bytes_per_token * model.layers
+    exchanges = layers if problem.workload.k == 1 else 2 * layers
+    return {
+        "all-to-alls a pass": Note(f"{exchanges} context-coherent and one all-gather, {2 * layers} vanilla"),
+        "bytes between GPUs a pass": Note(
+            f"{size(crossing['context-coherent'])} context-coherent (of it {size(float(gathered.sum() * (gpus - 1) / gpus))} "
+            f"in the all-gather), {size(crossing['vanilla'])} vanilla"
+        ),
+        "contexts on every GPU": Note(
+            f"{size(contexts)} for keys and values of all tokens at full width, instead of {size(contexts / gpus)}"
+        ),
+    }
+
+
+def crossing_bytes(work: Work) -> float:
+    """Bytes that change GPU in one pass, the all-gather included."""
+    moved = work.dispatch + work.combine
+    crossing = moved.sum() - np.trace(moved, axis1=1, axis2=2).sum()
+    if work.gather is not None:
+        crossing += work.gather.sum() - np.trace(work.gather)
+    return float(crossing)
+
+
+SYSTEMS = (
+    System(
+        "exflow", "ExFlow", "keeps tokens on the GPU they are on: experts that follow each other share one",
+        "ExFlow §IV", exflow, (STAGES, EXECUTION, HOPS, TIME_LIMIT, SEED),
+    ),
+)  # fmt: skip

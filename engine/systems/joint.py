@@ -1,0 +1,95 @@
+"""The joint planner: affinity against balance in one placement, for several recordings, not far from the one in use.
+
+Beyond the five papers: a placement made for affinity alone leaves GPUs loaded unequally, one made for balance alone sends
+nearly every token elsewhere. The weight between the two is the user's; the front of all weights is a study of its own.
+"""
+
+import numpy as np
+
+from engine.placement.joint import JointInstance, place_jointly
+from engine.placement.transitions import transitions
+from engine.plan import SendOrder
+from engine.problem import Problem
+from engine.result import Stop
+from engine.systems.aurora_exclusive import ORDER, best_order, slots_of_gpu, spread_evenly, to_placement
+from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value
+from engine.systems.baselines import linear_placement
+from engine.systems.exflow import EXECUTION
+from engine.units import digits, share
+from engine.workload import RoutingTrace
+
+WEIGHT = Option("weight", 0.5, "0: balance alone … 1: affinity alone", high=1.0)
+OVER = Option(
+    "over", "worst", "with several recordings: count the worst of them, or their mean", choices=("worst", "mean")
+)  # fmt: skip
+MOVES = Option("max_moves", 0, "experts that may move from the placement in use, over all layers; 0: any number")
+TIME_LIMIT = Option("time_limit", 10.0, "seconds for the search", low=0.1, high=3600)
+
+
+def joint(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Weigh hops against imbalance, worst case or mean over the recordings, within the moves allowed."""
+    instance, start = instance_of(problem), start_of(problem)
+    moves = int(settings["max_moves"]) or None
+
+    def tell(objective: float, bound: float) -> None:
+        report(0.4, f"objective {digits(objective)}, at least {digits(bound)}", None, None)
+
+    report(0.05, "weighing affinity and balance", None, None)
+    result = place_jointly(
+        instance, float(settings["weight"]), str(settings["over"]), start, moves, seed=int(settings["seed"]),
+        time_limit=float(settings["time_limit"]), stop=stop, on_progress=tell,
+    )  # fmt: skip
+    placement = to_placement(result.solution, problem)
+    figures = instance.figures(result.solution)
+    proof = (
+        "proven optimal"
+        if result.status.value == "OPTIMAL"
+        else f"a heuristic, {share(result.gap)} above its proven bound"
+    )
+    notes: Notes = {
+        "weighted objective": Note(f"{digits(result.objective)}, {proof}"),
+        "hops kept on their GPU": Note(f"{share(float(figures.kept_share.min()))}" + _in_the_worst(problem)),
+        "balancedness": Note(f"{digits(float(figures.balancedness.min()))}" + _in_the_worst(problem)),
+        "experts that move": Note(f"{int((result.solution != start).sum())} of {start.size}"
+                                  + (f", at most {moves} allowed" if moves else "")),
+    }  # fmt: skip
+    if settings["execution"] == "context-coherent":
+        return Draft(
+            placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution="context-coherent"
+        )
+    order, times = best_order(placement, problem, str(settings["order"]), stop, report)
+    notes |= {f"with {mode} order": Note(seconds, "s") for mode, seconds in times.items()}
+    return Draft(placement, order, None, notes, cancelled=stop())
+
+
+def _in_the_worst(problem: Problem) -> str:
+    return f" in the worst of {1 + len(problem.others)} recordings" if problem.others else ""
+
+
+def instance_of(problem: Problem) -> JointInstance:
+    """The placement problem of the open recording and the others it must serve. Recordings without tokens have no hops,
+    so that only balance counts."""
+    recordings = (problem.workload, *problem.others)
+    slots = spread_evenly(slots_of_gpu(problem, "even"), problem.workload.num_experts)
+    hops = [
+        transitions(one.experts, one.num_experts, first_choice=True)
+        if isinstance(one, RoutingTrace)
+        else np.zeros((one.layers - 1, one.num_experts, one.num_experts))
+        for one in recordings
+    ]
+    return JointInstance(np.array(hops), np.array([one.load for one in recordings]), slots)
+
+
+def start_of(problem: Problem) -> np.ndarray:
+    """int64[layer, expert]: the placement in use (linear where none is), the first GPU of an expert with replicas."""
+    return (problem.in_use or linear_placement(problem)).gpu_of_expert
+
+
+SYSTEMS = (
+    System(
+        "joint", "Balance and affinity", "one placement for both aims and for several recordings, near the one in use",
+        "ExFlow §IV with EPLB's aim", joint,
+        (WEIGHT, OVER, MOVES, Option(EXECUTION.name, "vanilla", EXECUTION.help, EXECUTION.choices),
+         Option(ORDER.name, "best", ORDER.help, ORDER.choices), TIME_LIMIT, SEED),
+    ),
+)  # fmt: skip

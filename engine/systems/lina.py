@@ -1,0 +1,123 @@
+"""Lina at inference (Li et al., 2023, §5): experts on as many devices as their popularity asks for, foretold from the
+experts that a batch's tokens have just been to, and put right where the forecast was wrong.
+
+The plan holds the hosting for the recording as a whole, which is where the run-time scheduler starts from, and the
+scheduler's settings; what the scheduler does batch by batch is simulated by `engine.simulate.two_phase`.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from engine.placement.replication_devices import replicate_devices
+from engine.plan import Placement, Reaction, SendOrder
+from engine.problem import Problem
+from engine.result import Stop
+from engine.simulate.two_phase import two_phase
+from engine.simulate.two_phase_result import TwoPhaseOptions, TwoPhaseResult
+from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value
+from engine.units import digits, ratio, share
+from engine.workload import RoutingTrace
+
+DEFAULT = TwoPhaseOptions()
+PACKING = Option(
+    "packing", "lina", "lina: equation 1 and first-fit decreasing; best: the largest device load least",
+    choices=("lina", "best"),
+)  # fmt: skip
+LENGTH = Option(
+    "path_length", DEFAULT.path_length, "layers of a token's path that foretell its next expert", low=1, high=64
+)
+TOP_K = Option("top_k", DEFAULT.top_k, "likeliest next experts that an estimate keeps", low=1, high=4096)
+CAP = Option(
+    "max_experts", DEFAULT.max_experts_per_device, "experts on one device in a layer, at most", low=1, high=4096
+)
+BATCH = Option("batch_tokens", 1024, "recorded tokens of one batch in the run-time simulation", low=1, high=10**7)
+COPIES = Option(
+    "copies",
+    64.0,
+    "tokens of a batch that each recorded one stands for: services run larger batches",
+    low=1,
+    high=10**6,
+)
+
+
+def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Hosting by popularity, and the two phases tried on the second half of the recording."""
+    gpus, packing = len(problem.cluster.gpus), str(settings["packing"])
+    cap = min(int(settings["max_experts"]), int(problem.expert_slots_of_gpu().min()) or 1)
+    rows, worst, bound = [], 0.0, 0.0
+    load = sum(
+        one.load / np.maximum(one.load.sum(axis=1, keepdims=True), 1) for one in (problem.workload, *problem.others)
+    )
+    for layer, popularity in enumerate(load):
+        report(0.6 * layer / len(load), f"hosting layer {layer + 1} of {len(load)}", None, None)
+        result = replicate_devices(popularity, gpus, cap, packing, exact=not stop(), time_limit=1.0,
+                                   seed=int(settings["seed"]), stop=stop)  # fmt: skip
+        rows.append(result.solution)
+        mean = popularity.sum() / gpus or 1.0
+        worst, bound = max(worst, result.objective / mean), max(bound, result.bound / mean)
+    placement = Placement(
+        experts=problem.workload.num_experts, experts_of_gpu=tuple(rows), model_layers=problem.model.moe_layers
+    )
+    reaction = Reaction(
+        path_length=int(settings["path_length"]), top_k=int(settings["top_k"]), check_experts=DEFAULT.check_experts,
+        max_experts_per_device=cap,
+    )  # fmt: skip
+    proof = (
+        "proven optimal" if worst <= bound * (1 + 1e-9) else f"a heuristic, at least {ratio(bound)} is needed (proven)"
+    )
+    notes: Notes = {"largest device load": Note(f"{ratio(worst)} the mean in the worst layer, {proof}")}
+    if isinstance(problem.workload, RoutingTrace) and not stop():
+        notes |= run_time_notes(problem, reaction, settings, stop, report)
+    return Draft(placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), reaction=reaction)
+
+
+def run_time_notes(
+    problem: Problem, reaction: Reaction, settings: dict[str, Value], stop: Stop, report: Report
+) -> Notes:
+    """The scheduler's figures on the second half of the recording, learnt from the first."""
+    trace = problem.workload
+    if trace.layers <= reaction.path_length or trace.tokens < 4:
+        return {"at run time": Note(f"not simulated: {trace.layers} layers are too few for a path of "
+                                    f"{reaction.path_length}; choose a shorter path_length")}  # fmt: skip
+    report(0.7, "simulating both phases batch by batch", None, None)
+    profile, served = trace.halves()
+    options = TwoPhaseOptions(
+        path_length=reaction.path_length, top_k=reaction.top_k, check_experts=reaction.check_experts,
+        max_experts_per_device=reaction.max_experts_per_device, packing=str(settings["packing"]),
+        batch_tokens=min(int(settings["batch_tokens"]), served.tokens), copies=float(settings["copies"]),
+        seed=int(settings["seed"]),
+    )  # fmt: skip
+    return notes_of(two_phase(replace(problem, workload=served, others=(), in_use=None), profile, options, stop))
+
+
+def notes_of(result: TwoPhaseResult) -> Notes:
+    """What a person should know of a two-phase simulation."""
+    titles = {"baseline": "no scheduling", "lina": "both phases", "without_estimation": "without estimation",
+              "without_fine_tuning": "without fine-tuning"}  # fmt: skip
+    figures = {title: result.figures(scheme) for scheme, title in titles.items()}
+    return {
+        "estimates right (top 2 as a set, in order)": Note(
+            f"{share(result.accuracy('set'))}, {share(result.accuracy('order'))} of {result.batches} batches"
+        ),
+        "layers tuned again": Note(share(result.fine_tuning_rate)),
+        "assumed": Note(
+            f"{result.options.schedule_seconds * 1e3:g} ms to schedule again and {result.options.check_seconds * 1e3:g} ms to "
+            "check, as the paper measured on its testbed, whatever a layer takes here"
+        ),
+        "inference time over ideal, median": Note(
+            ", ".join(f"{title} {digits(one.median_inference)}×" for title, one in figures.items())
+        ),
+        "inference time over ideal, 95th percentile": Note(
+            ", ".join(f"{title} {digits(one.tail_inference)}×" for title, one in figures.items())
+        ),
+    }
+
+
+SYSTEMS = (
+    System(
+        "lina", "Lina (inference)",
+        "popular experts on several GPUs, foretold from each token's path and put right after the gate",
+        "Lina §5", lina, (LENGTH, TOP_K, PACKING, CAP, BATCH, COPIES, SEED),
+    ),
+)  # fmt: skip

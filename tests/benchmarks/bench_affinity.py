@@ -1,0 +1,118 @@
+"""Affinity placement against the usual placement and alternating assignments: `python -m tests.benchmarks.bench_affinity`.
+
+With a number: seconds for each instance of both methods (default 5; the largest instances get twice that).
+
+First made-up instances: hops saved under the linear placement, and the proven gap. Then the recordings in
+`../shared/data`: plans made on half of the tokens, scored on the other half, as the share of hops kept on their GPU. Two
+conventions: all k x k pairs of choices of neighbouring layers (linear placement: 1/8 on 8 GPUs), and only the first
+choice of each layer. The latter is not the router's favourite in these recordings: five of six neighbouring choices rise
+in expert id, so the first is mostly a low id and the linear placement alone keeps a third of these hops. The figures of
+the field are those of the pairs.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from engine.placement.affinity import AffinityInstance, affinity
+from engine.placement.transitions import kept, transitions
+from engine.validate.affinity import check_affinity
+from tests.benchmarks.alternating import alternating
+from tests.placement.affinity_cases import permutation_affinity, planted_affinity, topic_affinity
+
+RECORDINGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-v2-lite-routing.npz"
+
+
+def linear(layers: int, experts: int, gpus: int) -> np.ndarray:
+    return np.tile(np.arange(experts) // (experts // gpus), (layers, 1))
+
+
+def made_up(seconds: float) -> None:
+    print(
+        f"{'instance':34} {'linear':>11} {'alternating':>11} {'affinity':>9} {'staged':>9} {'gap':>7} {'seconds':>7}  status"
+    )
+    cases = [
+        ("permutation", 12, 32, 8, None, 20_000),
+        ("topic", 12, 32, 8, None, 20_000),
+        ("permutation", 24, 64, 32, None, 50_000),
+        ("topic", 24, 64, 32, None, 50_000),
+        ("permutation", 24, 64, 32, 4, 50_000),
+        ("permutation", 61, 256, 64, None, 400_000),
+        ("permutation", 61, 256, 64, 8, 400_000),
+    ]
+    for kind, layers, experts, gpus, node, tokens in cases:
+        family = permutation_affinity if kind == "permutation" else topic_affinity
+        instance = AffinityInstance(family(layers, experts, tokens), gpus, node, 1.0, 9.0 if node else 1.0)
+        limit = 2 * seconds if experts == 256 else seconds
+        usual = instance.cost(linear(layers, experts, gpus))
+        result = affinity(instance, time_limit=limit)
+        cost, _, _ = check_affinity(result.solution, instance.transitions, gpus, node, 1.0, instance.cost_node)
+        assert abs(cost - result.objective) <= 1e-9 * cost
+        opponent = instance.cost(alternating(instance.transitions, gpus, limit)[0]) / usual - 1
+        stages = (
+            affinity(instance, staged=True, time_limit=limit, exact=False).objective / usual - 1 if node else np.nan
+        )
+        name = f"{kind} {layers} x {experts} on {gpus}" + (f" in {gpus // node} nodes" if node else "")
+        print(
+            f"{name:34} {usual:11.0f} {opponent:11.1%} {cost / usual - 1:9.1%} {stages:9.1%} {result.gap:7.1%} "
+            f"{result.runtime:7.1f}  {result.status}",
+            flush=True,
+        )
+
+
+def planted(seconds: float) -> None:
+    recovered, proven, longest, cases = 0, 0, 0.0, 0
+    for layers, experts, gpus, tokens in (
+        (12, 32, 8, 20_000),
+        (12, 32, 16, 20_000),
+        (24, 64, 32, 50_000),
+        (24, 64, 8, 50_000),
+    ):
+        for strength in (0.15, 0.3, 0.5):
+            counts, place = planted_affinity(layers, experts, gpus, tokens, strength)
+            instance = AffinityInstance(counts, gpus)
+            result = affinity(instance, time_limit=seconds)
+            cases += 1
+            recovered += result.objective <= instance.cost(place)
+            proven += result.status == "OPTIMAL"
+            longest = max(longest, result.runtime)
+    print(f"planted placements: {recovered} of {cases} recovered, {proven} proven, at most {longest:.1f} s", flush=True)
+
+
+def recorded(seconds: float) -> None:
+    if not RECORDINGS.is_file():
+        print("the recordings are not here")
+        return
+    head = ("planned on", "linear", "alternating", "affinity", "in sample", "gap")
+    print(f"{'recording, split':22} {head[0]:>12} {head[1]:>7} {head[2]:>11} {head[3]:>9} {head[4]:>9} {head[5]:>6}")
+    with np.load(RECORDINGS) as archive:
+        recordings = {name: archive[name].astype(np.int16) for name in archive.files}
+    for name, experts in recordings.items():
+        tokens = len(experts)
+        for split, order in (
+            ("halves", np.arange(tokens)),
+            ("at random", np.random.default_rng(0).permutation(tokens)),
+        ):
+            ours, theirs = experts[order[: tokens // 2]], experts[order[tokens // 2 :]]
+            for convention, first in (("pairs", False), ("first choice", True)):
+                plan_on, score_on = (transitions(half, 64, first) for half in (ours, theirs))
+                result = affinity(AffinityInstance(plan_on, 8), time_limit=seconds)
+                opponent, _ = alternating(plan_on, 8, seconds)
+                shares = [kept(place, score_on) for place in (linear(26, 64, 8), opponent, result.solution)]
+                print(
+                    f"{f'{name}, {split}':22} {convention:>12} {shares[0]:7.4f} {shares[1]:11.4f} {shares[2]:9.4f} "
+                    f"{kept(result.solution, plan_on):9.4f} {result.gap:6.1%}",
+                    flush=True,
+                )
+
+
+def main() -> None:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5.0
+    made_up(seconds)
+    planted(seconds)
+    recorded(seconds)
+
+
+if __name__ == "__main__":
+    main()

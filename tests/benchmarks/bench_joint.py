@@ -1,0 +1,103 @@
+"""Fronts between affinity and balance on recorded traffic: `python -m tests.benchmarks.bench_joint`."""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from engine.placement.baselines import linear_assignment
+from engine.placement.front import front
+from engine.placement.joint import JointInstance, equal_slots, place_jointly
+from engine.placement.robust import regret, score_matrix, share_of_placement
+
+ROOT = Path(__file__).resolve().parents[2]
+DEEPSEEK = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
+TINY = ROOT / "sample_traces" / "tiny-moe"
+GPUS = 8
+
+
+def traffic(experts: np.ndarray, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Transitions float64[layer - 1, expert, expert] and load float64[layer, expert] of int[token, layer, k]."""
+    chosen = experts.astype(np.int64)
+    pairs = chosen[:, :-1, :, None] * num_experts + chosen[:, 1:, None, :]
+    size = (num_experts, num_experts)
+    hops = [np.bincount(pairs[:, layer].ravel(), minlength=num_experts**2) for layer in range(pairs.shape[1])]
+    load = [np.bincount(chosen[:, layer].ravel(), minlength=num_experts) for layer in range(chosen.shape[1])]
+    return np.array(hops, float).reshape(-1, *size), np.array(load, float)
+
+
+def show(title: str, planned: list, scored: dict[str, tuple], num_experts: int, points: int = 9) -> None:
+    """The front planned on (transitions, load) pairs, every point scored on all of `scored`."""
+    transitions, load = (np.stack(part) for part in zip(*planned, strict=True))
+    instance = JointInstance(transitions, load, equal_slots(num_experts, GPUS))
+    began = time.perf_counter()
+    found = front(instance, points)
+    seconds = time.perf_counter() - began
+    linear = np.tile(linear_assignment(num_experts, instance.slots), (instance.layers, 1))
+    places = [linear, *(point.gpu_of_expert for point in found)]
+    shares = [share_of_placement(place, GPUS) for place in places]
+    scores = score_matrix(shares, [pair[1] for pair in scored.values()], [pair[0] for pair in scored.values()])
+    print(f"\n{title}: {len(found)} points in {seconds:.1f} s; kept share / balancedness on")
+    print(f"{'weight':>8}  {'planned (worst)':>17}" + "".join(f"{name:>22}" for name in scored))
+    kept_before = instance.figures(linear).kept_share.min(), instance.figures(linear).balancedness.min()
+    rows = [("linear", *kept_before), *((f"{p.weight:.3f}", p.kept_share, p.balancedness) for p in found)]
+    for index, (name, kept, balance) in enumerate(rows):
+        cells = "".join(
+            f"{kept_there:>13.3f} / {there:.3f}"
+            for kept_there, there in zip(scores.kept_share[index], scores.balancedness[index], strict=True)
+        )
+        print(f"{name:>8}  {kept:9.3f} / {balance:.3f}{cells}", flush=True)
+
+
+def deepseek() -> None:
+    with np.load(DEEPSEEK) as recorded:
+        halves = {name: np.array_split(recorded[name], 2) for name in ("intent", "summary")}
+    seen, unseen = ({name: traffic(half[i], 64) for name, half in halves.items()} for i in (0, 1))
+    scored = {f"{name}, 2nd half": pair for name, pair in unseen.items()}
+    for name in seen:
+        show(f"DeepSeek-V2-Lite, 8 GPUs, planned on {name}, 1st half", [seen[name]], scored, 64)
+    show("planned on the 1st halves of both, worst case", list(seen.values()), scored, 64)
+
+    print("\nregret in balancedness and kept share, weight 0.5; plans: intent, summary, both (worst); 2nd halves")
+    instances = [JointInstance(*pair, equal_slots(64, GPUS)) for pair in seen.values()]
+    both = [np.stack([pair[part] for pair in seen.values()]) for part in (0, 1)]
+    instances.append(JointInstance(*both, equal_slots(64, GPUS)))
+    shares = []
+    for instance in instances:
+        result = place_jointly(instance, 0.5)
+        shares.append(share_of_placement(result.solution, GPUS))
+        print(f"  {result.status}: objective {result.objective:.4f}, gap {result.gap:.1%}, {result.runtime:.1f} s")
+    scores = score_matrix(shares, [pair[1] for pair in unseen.values()], [pair[0] for pair in unseen.values()])
+    print(np.round(regret(scores.balancedness, np.array([0, 1])), 3).tolist(), end="  ")
+    print(np.round(regret(scores.kept_share, np.array([0, 1])), 3).tolist())
+
+    start = shares[1].argmax(axis=2)
+    print("\nfrom the plan for summary towards intent, weight 0.5, limited moves: objective (moves)")
+    for max_moves in (0, 25, 50, 100, 200, 400, 800, None):
+        result = place_jointly(instances[0], 0.5, start=start, max_moves=max_moves)
+        moved = int((result.solution != start).sum())
+        print(f"  {max_moves}: {result.objective:.4f} ({moved}), {result.runtime:.1f} s, {result.status}", flush=True)
+
+
+def tiny(model: str) -> None:
+    halves = {}
+    for kind in ("code", "prose", "man"):
+        with np.load(TINY / f"{model}-{kind}.npz") as recorded:
+            halves[kind] = [traffic(half, 16) for half in np.array_split(recorded["experts"], 2)]
+    scored = {f"{kind}, 2nd half": pair[1] for kind, pair in halves.items()}
+    show(f"tiny-moe {model}, 8 GPUs, planned on code, 1st half", [halves["code"][0]], scored, 16)
+    show("planned on the 1st halves of all three, worst case", [pair[0] for pair in halves.values()], scored, 16)
+
+
+def main() -> None:
+    for model in ("alpha", "beta"):
+        tiny(model)
+    if DEEPSEEK.is_file():
+        deepseek()
+    else:
+        print(f"{DEEPSEEK} is not here: no DeepSeek fronts", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,383 @@
+"""Affinity placement: against every placement of tiny instances, planted placements, and what must not change it."""
+
+import importlib
+import time
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import IllegalError, InputError
+from engine.placement.affinity import AffinityInstance, affinity
+from engine.placement.affinity_crossing import cross
+from engine.placement.affinity_exact import chain_optimum, one_expert_per_gpu
+from engine.placement.affinity_moves import Prices, divide_anew
+from engine.placement.affinity_search import best_layer, gpu_of_expert, greedy_chain, held_by_gpu, polish, search
+from engine.placement.transitions import kept, transitions
+from engine.result import Status
+from engine.validate.affinity import check_affinity
+from tests.placement.affinity_cases import counts_of, permutation_affinity, planted_affinity, topic_affinity
+
+kernel = importlib.import_module("engine.placement.affinity")
+FAR = 1e9
+
+
+def random_counts(layers: int, experts: int, seed: int, kind: str = "integer") -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if kind == "integer":
+        return rng.integers(0, 9, (layers - 1, experts, experts)).astype(np.float64)
+    if kind == "sparse":
+        return (
+            rng.integers(0, 40, (layers - 1, experts, experts))
+            * (rng.random((layers - 1, experts, experts)) < 0.2)
+            * 1.0
+        )
+    return rng.random((layers - 1, experts, experts))
+
+
+def layer_placements(experts: int, gpus: int) -> list[tuple[int, ...]]:
+    return sorted(set(permutations([gpu for gpu in range(gpus) for _ in range(experts // gpus)])))
+
+
+def every_placement(layers: int, experts: int, gpus: int):
+    return product(layer_placements(experts, gpus), repeat=layers)
+
+
+def check(result, instance: AffinityInstance) -> tuple[float, float, float]:
+    """The answer is legal and worth what it says; (cost, node_hops, gpu_hops) as recomputed hop by hop."""
+    worth = check_affinity(
+        result.solution,
+        instance.transitions,
+        instance.gpus,
+        instance.gpus_per_node,
+        instance.cost_gpu,
+        instance.cost_node,
+    )
+    assert result.solution.dtype == np.int64
+    assert result.objective == pytest.approx(worth[0], rel=1e-9, abs=1e-9)
+    assert result.bound <= result.objective
+    assert instance.hops(result.solution) == pytest.approx(worth[1:], rel=1e-9, abs=1e-9)
+    return worth
+
+
+TINY = [(3, 4, 2, None), (4, 4, 2, 1), (2, 6, 3, None), (2, 6, 2, None), (2, 4, 4, 2), (3, 3, 3, None), (2, 4, 4, 1)]
+tiny = st.builds(
+    lambda shape, seed, kind, cost: AffinityInstance(random_counts(shape[0], shape[1], seed, kind), *shape[2:], *cost),
+    st.sampled_from(TINY),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(["integer", "sparse", "float"]),
+    st.sampled_from([(1.0, 1.0), (1.0, 9.0), (2.0, 3.5), (3.0, 1.0), (0.0, 1.0)]),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(tiny)
+def test_equals_every_placement(instance):
+    result = affinity(instance)
+    assert result.status is Status.OPTIMAL
+    check(result, instance)
+    best = min(
+        instance.cost(np.array(place)) for place in every_placement(instance.layers, instance.experts, instance.gpus)
+    )
+    assert result.objective == result.bound == pytest.approx(best, rel=1e-9, abs=1e-9)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(3, 4, 4, 2), (2, 4, 4, 2), (4, 4, 2, 1)]))
+def test_stages_are_lexicographic(seed, shape):
+    layers, experts, gpus, gpus_per_node = shape
+    instance = AffinityInstance(random_counts(layers, experts, seed), gpus, gpus_per_node, 1.0, 1.5)
+    result = affinity(instance, staged=True)
+    _, node_hops, gpu_hops = check(result, instance)
+    best = min(instance.hops(np.array(place)) for place in every_placement(layers, experts, gpus))
+    assert (node_hops, gpu_hops) == best
+    assert affinity(instance).objective <= result.objective
+
+
+def test_two_stages_are_not_optimal_for_a_weighted_cost():
+    """With close prices the stages lose against pricing both kinds of hops together."""
+    lost = 0
+    for seed in (0, 4, 8):
+        instance = AffinityInstance(topic_affinity(3, 8, 60, 4, seed), 4, 2, 1.0, 1.1)
+        lost += affinity(instance, staged=True).objective > affinity(instance).objective + 1e-9
+    assert lost > 0
+
+
+def test_one_expert_per_gpu_is_solved_layer_by_layer():
+    counts = random_counts(3, 5, 1)
+    place = one_expert_per_gpu(counts)
+    best = sum(
+        max(sum(count[i, j] for i, j in enumerate(order)) for order in permutations(range(5))) for count in counts
+    )
+    cost, _, gpu_hops = check_affinity(place, counts, 5)
+    assert cost == gpu_hops == counts.sum() - best
+    large = AffinityInstance(permutation_affinity(20, 64, 30000), 64)
+    result = affinity(large)
+    assert result.status is Status.OPTIMAL and result.gap == 0
+    check(result, large)
+
+
+@pytest.mark.parametrize(("experts", "gpus", "gpus_per_node"), [(8, 4, 4), (9, 3, 3), (8, 4, 2), (10, 2, 2)])
+def test_search_finds_the_optimum_of_dynamic_programming(experts, gpus, gpus_per_node):
+    """The search, which never sees the exact method, on instances beyond counting all placements."""
+    for seed in range(2):
+        counts = permutation_affinity(4, experts, 2000, seed=seed)
+        node = np.arange(gpus) // gpus_per_node
+        node_price = 0.0 if gpus_per_node == gpus else 3.0
+        prices = Prices(counts, gpus, gpus_per_node, 1.0, node_price)
+        cost = np.where(node[:, None] == node, 1.0, 1.0 + node_price) * (1 - np.eye(gpus))
+        exact = chain_optimum(counts, cost, gpus_per_node)
+        start = greedy_chain(prices, 0, np.arange(experts) % gpus)
+        found = search(prices, [start], 0.2, time.perf_counter() + FAR, seed)
+        assert prices.worth(found) == pytest.approx(prices.worth(exact), rel=1e-12)
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_dividing_two_gpus_anew_is_optimal(size, across):
+    gpus, layers, gpus_per_node = 4, 3, 2
+    experts = gpus * size
+    rng = np.random.default_rng(size)
+    counts = random_counts(layers, experts, size)
+    prices = Prices(counts, gpus, gpus_per_node, 1.0, 2.0)
+    place = np.array([rng.permutation(experts) % gpus for _ in range(layers)])
+    p, q = (1, 2) if across else (2, 3)
+    held = held_by_gpu(place, gpus)[None]
+    before = prices.worth(place)
+    gain = divide_anew(held, prices, np.array([0]), np.array([p]), np.array([q]), 1e-9)
+    after = gpu_of_expert(held[0])
+    assert prices.worth(after) == pytest.approx(before + gain[0])
+    assert ((after == place) | np.isin(place, (p, q))).all()
+    ways = []
+    for layer in range(layers):
+        ours = np.flatnonzero(np.isin(place[layer], (p, q)))
+        rows = []
+        for way in set(permutations([p] * size + [q] * size)):
+            row = place[layer].copy()
+            row[ours] = way
+            rows.append(row)
+        ways.append(rows)
+    best = max(prices.worth(np.array(chosen)) for chosen in product(*ways)) if size < 3 else None
+    if size < 3:
+        assert prices.worth(after) == pytest.approx(best)
+    assert divide_anew(held, prices, np.array([0]), np.array([p]), np.array([q]), 1e-9)[0] == 0
+
+
+@pytest.mark.parametrize("size", [4, 6, 10])
+@pytest.mark.parametrize("node_price", [0.0, 2.0])
+def test_gains_are_what_they_say_for_any_number_of_experts(size, node_price):
+    gpus = 4
+    counts = permutation_affinity(4, gpus * size, 3000)
+    prices = Prices(counts, gpus, 2 if node_price else gpus, 1.0, node_price)
+    rng = np.random.default_rng(size)
+    places = [np.array([rng.permutation(gpus * size) % gpus for _ in range(4)]) for _ in range(3)]
+    held = np.array([held_by_gpu(place, gpus) for place in places])
+    member, p, q = np.arange(3), np.array([0, 0, 1]), np.array([2, 2, 3])
+    gain = divide_anew(held, prices, member, p, q, 1e-9)
+    assert gain.min() > 0
+    for place, one, gained in zip(places, held, gain, strict=True):
+        assert prices.worth(gpu_of_expert(one)) == pytest.approx(prices.worth(place) + gained)
+
+
+@pytest.mark.parametrize(
+    ("layers", "experts", "gpus", "strength"),
+    [(12, 32, 8, 0.3), (12, 32, 16, 0.15), (24, 64, 32, 0.3), (6, 32, 4, 0.3)],
+)
+def test_planted_placements_are_recovered(layers, experts, gpus, strength):
+    counts, planted = planted_affinity(layers, experts, gpus, 20000, strength)
+    instance = AffinityInstance(counts, gpus)
+    result = affinity(instance, time_limit=3)
+    check(result, instance)
+    assert result.objective <= instance.cost(planted)
+    assert result.bound >= 0.98 * result.objective
+    # Same groups, whatever their names.
+    assert all(
+        len({*zip(ours, theirs, strict=True)}) == gpus for ours, theirs in zip(result.solution, planted, strict=True)
+    )
+
+
+def test_perfect_affinity_costs_nothing():
+    counts, _ = planted_affinity(6, 16, 4, 4000, 1.0)
+    result = affinity(AffinityInstance(counts, 4), time_limit=2)
+    assert (result.objective, result.bound, result.status) == (0, 0, Status.OPTIMAL)
+
+
+def test_uniform_transitions_cost_the_same_for_every_placement():
+    instance = AffinityInstance(np.full((4, 12, 12), 7.0), 4)
+    result = affinity(instance, time_limit=2)
+    assert result.status is Status.OPTIMAL
+    assert result.objective == result.bound == (1 - 1 / 4) * instance.transitions.sum()
+    rng = np.random.default_rng(0)
+    assert instance.cost(np.array([rng.permutation(12) % 4 for _ in range(5)])) == result.objective
+
+
+def test_far_under_the_usual_placement_with_a_gap():
+    """Of the same family as the instance in the benchmark, smaller."""
+    instance = AffinityInstance(permutation_affinity(8, 24, 10000), 6)
+    linear = np.tile(np.arange(24) // 4, (8, 1))
+    seen = []
+    result = affinity(instance, time_limit=3, on_progress=lambda objective, bound: seen.append((objective, bound)))
+    check(result, instance)
+    assert result.objective < 0.68 * instance.cost(linear)
+    assert result.gap < 0.12
+    objectives, bounds = np.array(seen).T
+    assert (np.diff(objectives) <= 0).all() and (bounds <= objectives).all()
+    assert seen[-1] == (result.objective, result.bound)
+
+
+def test_no_layer_alone_and_no_new_names_help_the_answer():
+    instance = AffinityInstance(topic_affinity(6, 16, 3000), 4)
+    place, prices = affinity(instance, time_limit=1).solution, instance.prices()
+    for layer in range(6):
+        trial = place.copy()
+        trial[layer] = best_layer(prices, place, layer)
+        assert instance.cost(trial) >= instance.cost(place) - 1e-6
+        for names in permutations(range(4)):
+            trial = place.copy()
+            trial[layer:] = np.array(names)[place[layer:]]
+            assert instance.cost(trial) >= instance.cost(place) - 1e-6
+
+
+def test_crossing_takes_every_layer_from_the_best_source():
+    """Against every choice of sources with every naming of the GPUs."""
+    rng = np.random.default_rng(4)
+    for seed in range(4):
+        counts = random_counts(3, 6, seed)
+        places = np.array([[rng.permutation(6) % 3 for _ in range(3)] for _ in range(2)])
+        crossed = cross(counts, places, 3)
+        cost, _, _ = check_affinity(crossed, counts, 3)
+        names = [np.array(order) for order in permutations(range(3))]
+        best = min(
+            AffinityInstance(counts, 3).cost(
+                np.array([name[places[m, layer]] for layer, (m, name) in enumerate(chosen)])
+            )
+            for chosen in product(product(range(2), names), repeat=3)
+        )
+        assert cost == best
+
+
+def test_polish_only_improves():
+    instance = AffinityInstance(topic_affinity(6, 16, 3000), 4)
+    place = np.array([np.random.default_rng(layer).permutation(16) % 4 for layer in range(6)])
+    polished = polish(instance.prices(), place)
+    check_affinity(polished, instance.transitions, 4)
+    assert instance.cost(polished) < instance.cost(place)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_names_of_gpus_and_copies_of_tokens(seed):
+    rng = np.random.default_rng(seed)
+    counts = random_counts(4, 8, seed)
+    place = np.array([rng.permutation(8) % 4 for _ in range(4)])
+    flat, nodes = AffinityInstance(counts, 4), AffinityInstance(counts, 4, 2, 1.0, 5.0)
+    names = rng.permutation(4)
+    assert flat.cost(names[place]) == flat.cost(place)
+    swapped = np.array([3, 2, 0, 1])  # both nodes change places, and two GPUs inside one
+    assert nodes.cost(swapped[place]) == nodes.cost(place)
+    assert AffinityInstance(2 * counts, 4, 2, 1.0, 5.0).cost(place) == 2 * nodes.cost(place)
+    # Merging GPUs pairwise never adds hops.
+    assert AffinityInstance(counts, 2).cost(place // 2) <= flat.cost(place)
+
+
+def test_copies_of_tokens_double_the_optimum_and_keep_the_plan():
+    instance = AffinityInstance(random_counts(4, 8, 3), 4)
+    once, twice = affinity(instance), affinity(AffinityInstance(2 * instance.transitions, 4))
+    assert twice.objective == 2 * once.objective
+    np.testing.assert_array_equal(once.solution, twice.solution)
+
+
+@pytest.mark.parametrize("nodes", [None, 2])
+def test_same_seed_same_answer_whatever_the_clock(monkeypatch, nodes):
+    monkeypatch.setattr(kernel, "SEARCH_CAP", FAR)
+    monkeypatch.setattr(kernel, "BOUND_CAP", FAR)
+    instance = AffinityInstance(permutation_affinity(5, 16, 3000), 4, nodes, 1.0, 3.0 if nodes else 1.0)
+    monkeypatch.setattr(kernel, "EXACT_WORK", 0)
+    one, two = (affinity(instance, time_limit=0.7, seed=5) for _ in range(2))
+    assert one.status is two.status is Status.FEASIBLE
+    np.testing.assert_array_equal(one.solution, two.solution)
+    assert one.bound == two.bound
+
+
+@pytest.mark.parametrize("nodes", [None, 2])
+@pytest.mark.parametrize("after", [0, 1, 7, 60])
+def test_cancelled_work_has_a_legal_answer(after, nodes):
+    instance = AffinityInstance(permutation_affinity(8, 32, 4000), 8, nodes, 1.0, 3.0 if nodes else 1.0)
+    asked = iter(range(10**9))
+    for staged in (False, True):
+        start = time.perf_counter()
+        result = affinity(instance, staged, stop=lambda: next(asked) >= after)
+        assert result.status is Status.CANCELLED
+        check(result, instance)
+        assert time.perf_counter() - start < 3
+
+
+def test_the_clock_is_kept(monkeypatch):
+    monkeypatch.setattr(kernel, "SEARCH_SHARE", FAR)
+    monkeypatch.setattr(kernel, "BOUND_SHARE", FAR)
+    instance = AffinityInstance(permutation_affinity(10, 128, 30000), 16)
+    result = affinity(instance, time_limit=0.5)
+    check(result, instance)
+    assert result.runtime < 3
+    assert result.status is Status.TIME_LIMIT
+
+
+def test_bad_input_is_named():
+    counts = np.ones((2, 6, 6))
+    for change, message in (
+        ({"gpus": 4}, "6 experts cannot be spread equally over 4 GPUs; possible are 1, 2, 3, 6"),
+        ({"gpus": 0}, "over 0 GPUs"),
+        ({"gpus_per_node": 2}, "3 GPUs are not whole nodes of 2"),
+        ({"cost_gpu": -1.0}, "cost_gpu"),
+        ({"cost_node": np.inf}, "cost_node"),
+        ({"transitions": np.ones((2, 6, 5))}, "shape"),
+        ({"transitions": -counts}, "at least 0"),
+        ({"transitions": np.full((1, 2, 2), np.nan)}, "finite"),
+    ):
+        with pytest.raises(InputError, match=message):
+            AffinityInstance(**({"transitions": counts, "gpus": 3} | change))
+
+
+def test_the_validator_refuses():
+    counts = np.ones((1, 4, 4))
+    assert check_affinity(np.array([[0, 0, 1, 1], [1, 0, 0, 1]]), counts, 2) == (8, 0, 8)
+    assert check_affinity(np.array([[0, 0, 1, 1], [1, 0, 0, 1]]), counts, 2, 1, 1, 3) == (24, 8, 0)
+    for place in ([[0, 0, 0, 1]] * 2, [[0, 0, 1, 2]] * 2, [[0, 0, 1]] * 2, [[0, 0, 1, 1]], [[0, 0, 1, -1]] * 2):
+        with pytest.raises(IllegalError):
+            check_affinity(np.array(place), counts, 2)
+
+
+def test_transitions_replay_the_tokens():
+    rng = np.random.default_rng(0)
+    experts = rng.integers(-1, 8, (50, 4, 3)).astype(np.int16)
+    counted, first = transitions(experts, 8), transitions(experts, 8, first_choice=True)
+    place = np.array([rng.permutation(8) % 4 for _ in range(4)])
+    hops = stays = node_stays = firsts = 0
+    for token in experts:
+        for layer in range(3):
+            firsts += token[layer, 0] >= 0 and token[layer + 1, 0] >= 0
+            for here, there in product(token[layer], token[layer + 1]):
+                if here >= 0 and there >= 0:
+                    hops += 1
+                    stays += place[layer, here] == place[layer + 1, there]
+                    node_stays += place[layer, here] // 2 == place[layer + 1, there] // 2
+    assert counted.sum() == hops and first.sum() == firsts
+    assert kept(place, counted) == pytest.approx(stays / hops)
+    assert kept(place, counted, np.arange(4) // 2) == pytest.approx(node_stays / hops)
+    assert AffinityInstance(counted, 4).cost(place) == hops - stays
+    walk = rng.integers(0, 8, (100, 5))
+    np.testing.assert_array_equal(transitions(walk[:, :, None], 8), counts_of(walk, 8))
+
+
+def test_transitions_of_nothing_and_of_nonsense():
+    assert transitions(np.zeros((0, 3, 2), dtype=np.int16), 4).sum() == 0
+    assert transitions(np.zeros((5, 1, 2), dtype=np.int16), 4).shape == (0, 4, 4)
+    assert kept(np.zeros((2, 4), dtype=np.int64), np.zeros((1, 4, 4))) == 1.0
+    with pytest.raises(InputError, match="ids"):
+        transitions(np.full((1, 2, 1), 4), 4)
+    with pytest.raises(InputError, match="token, layer, k"):
+        transitions(np.zeros((3, 2), dtype=np.int16), 4)
+    with pytest.raises(InputError, match="belong together"):
+        kept(np.zeros((2, 4), dtype=np.int64), np.zeros((1, 5, 5)))

@@ -1,0 +1,349 @@
+"""Pairs of experts on shared GPUs: against every permutation, against each other, and what must not change the answer."""
+
+import time
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ortools.sat.python.cp_model import UNKNOWN
+
+from engine.errors import InputError
+from engine.placement import colocation_heterogeneous
+from engine.placement.bottleneck import bottleneck_assignment, with_slack
+from engine.placement.colocation import colocate, pair_weight, random_colocation, sorted_colocation
+from engine.placement.colocation_bounds import projections, weighted_mean
+from engine.placement.colocation_heterogeneous import colocate_heterogeneous, decoupled
+from engine.placement.colocation_search import search
+from engine.result import Status
+from engine.validate import IllegalError, check_colocation, check_colocation_heterogeneous
+from tests.strategies import seeds
+
+SPEEDS = np.array([1.0, 0.8, 0.5, 0.4])
+KINDS = ("integer", "float", "skewed")
+
+
+def numbers(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    if kind == "integer":
+        return rng.integers(0, rng.integers(2, 30), shape).astype(np.float64)
+    if kind == "float":
+        return rng.random(shape)
+    return np.exp(2 * rng.standard_normal(shape)) * rng.integers(0, 2, shape)
+
+
+def loads(experts: int, seed: int, kind: str, balanced: bool = False) -> np.ndarray:
+    """send_a, recv_a, send_b, recv_b as rows; balanced: every expert receives as much as it sends."""
+    drawn = numbers(np.random.default_rng(seed), kind, (4, experts))
+    return drawn[[0, 0, 2, 2]] if balanced else drawn
+
+
+def costs(gpus: int, seed: int, kind: str) -> np.ndarray:
+    """Costs float64[gpu, a, b]: unrelated numbers, or loads over the speeds of two or four types of GPU."""
+    rng = np.random.default_rng(seed)
+    if kind in KINDS:
+        return numbers(rng, kind, (gpus, gpus, gpus))
+    speed = rng.choice(SPEEDS[: 2 if kind == "two types" else 4], gpus)
+    of_a, of_b = numbers(rng, "skewed", (gpus,)), numbers(rng, "integer", (gpus,))
+    return (of_a[None, :, None] + of_b[None, None, :]) / speed[:, None, None]
+
+
+def all_permutations(size: int) -> np.ndarray:
+    return np.array(list(permutations(range(size))))
+
+
+def best_of_all_pairings(four: np.ndarray) -> float:
+    every, first = all_permutations(four.shape[1]), np.arange(four.shape[1])
+    return float(pair_weight(*four)[first, every].max(axis=1).min())
+
+
+def best_of_all_triples(cost: np.ndarray) -> float:
+    every, gpu = all_permutations(len(cost)), np.arange(len(cost))
+    return min(float(cost[gpu, a, every].max(axis=1).min()) for a in every)
+
+
+def proven(result, worth: float) -> None:
+    assert result.status is Status.OPTIMAL
+    assert result.objective == result.bound == worth
+    assert result.solution.dtype == np.int64
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 7), seeds, st.sampled_from(KINDS), st.booleans())
+def test_colocation_equals_every_permutation(experts, seed, kind, balanced):
+    four = loads(experts, seed, kind, balanced)
+    result = colocate(*four)
+    proven(result, check_colocation(result.solution, *four))
+    assert result.objective == best_of_all_pairings(four)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), seeds, st.sampled_from(KINDS))
+def test_sorting_is_optimal_where_one_number_decides_and_matching_agrees(experts, seed, kind):
+    """Theorem 6.2 against the bottleneck assignment; `colocate` takes the sorting there."""
+    four = loads(experts, seed, kind, balanced=True)
+    weight = pair_weight(*four)
+    matched, bound = bottleneck_assignment(weight, np.arange(experts))
+    assert check_colocation(colocate(*four).solution, *four) == bound == check_colocation(matched, *four)
+
+
+def test_sorting_is_not_optimal_where_experts_send_and_receive_differently():
+    ratios = []
+    for seed in range(60):
+        four = loads(8, seed, "float")
+        by_rule = sorted_colocation(np.maximum(four[0], four[1]), np.maximum(four[2], four[3]))
+        ratios.append(check_colocation(by_rule, *four) / colocate(*four).objective)
+    assert min(ratios) >= 1 and np.mean(np.array(ratios) > 1.001) > 0.5
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), seeds)
+def test_ties_go_to_the_least_sum(experts, seed):
+    four = loads(experts, seed, "integer")
+    result, weight, first = colocate(*four), pair_weight(*four), np.arange(experts)
+    every = weight[first, all_permutations(experts)]
+    least = every[every.max(axis=1) == result.objective].sum(axis=1).min()
+    assert weight[first, result.solution].sum() == pytest.approx(least, rel=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), seeds, st.sampled_from(KINDS))
+def test_colocation_ignores_names_units_directions_and_grows_with_load(experts, seed, kind):
+    four, rng = loads(experts, seed, kind), np.random.default_rng(seed)
+    objective = colocate(*four).objective
+    of_a, of_b = rng.permutation(experts), rng.permutation(experts)
+    assert colocate(four[0][of_a], four[1][of_a], four[2][of_b], four[3][of_b]).objective == objective
+    assert colocate(*(4 * four)).objective == 4 * objective
+    assert colocate(*four[[1, 0, 3, 2]]).objective == objective
+    assert colocate(*four[[2, 3, 0, 1]]).objective == objective
+    four[rng.integers(4), rng.integers(experts)] += 1.0
+    assert objective <= colocate(*four).objective <= (objective + 1.0) * (1 + 1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), seeds, st.sampled_from(KINDS))
+def test_bottleneck_assignment_and_its_slack(size, seed, kind):
+    """The threshold is right: a matching stays within it (`with_slack` would fail), none stays below."""
+    weight = numbers(np.random.default_rng(seed), kind, (size, size))
+    found, bound = bottleneck_assignment(weight, np.random.default_rng(seed).permutation(size))
+    slack, row = with_slack(weight, bound), np.arange(size)
+    assert sorted(found) == sorted(slack) == list(range(size))
+    assert weight[row, found].max() == weight[row, slack].max() == bound
+    assert weight[row, slack].sum() <= weight[row, found].sum() * (1 + 1e-12)
+    with pytest.raises(ValueError, match="infeasible"):
+        with_slack(weight, np.nextafter(bound, -np.inf))
+
+
+def test_512_experts_are_quick():
+    four = loads(512, 0, "float")
+    start = time.perf_counter()
+    result = colocate(*four)
+    assert time.perf_counter() - start < 2
+    proven(result, check_colocation(result.solution, *four))
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_cancelled_colocation_is_legal_and_its_bound_valid(after):
+    four, asked = loads(40, 3, "float"), iter(range(10**6))
+    result = colocate(*four, stop=lambda: next(asked) >= after)
+    assert result.status is Status.CANCELLED
+    assert result.bound <= colocate(*four).objective <= result.objective == check_colocation(result.solution, *four)
+
+
+def test_bad_loads_are_named():
+    ones = np.ones(3)
+    with pytest.raises(InputError, match="recv_b"):
+        colocate(ones, ones, ones, np.ones(2))
+    with pytest.raises(InputError, match="send_a"):
+        colocate(np.empty(0), np.empty(0), np.empty(0), np.empty(0))
+    with pytest.raises(InputError, match="recv_a: every value"):
+        colocate(ones, -ones, ones, ones)
+    with pytest.raises(InputError, match="send_b: every value"):
+        colocate(ones, ones, ones * np.nan, ones)
+
+
+def test_random_colocation_is_a_pairing_of_its_seed():
+    drawn = [tuple(random_colocation(6, seed)) for seed in range(20)]
+    assert all(sorted(one) == list(range(6)) for one in drawn) and len(set(drawn)) > 10
+    assert drawn[4] == tuple(random_colocation(6, 4))
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(1, 4), seeds, st.sampled_from((*KINDS, "two types", "four types")))
+def test_triples_equal_every_pair_of_permutations(gpus, seed, kind):
+    cost = costs(gpus, seed, kind)
+    result = colocate_heterogeneous(cost)
+    proven(result, check_colocation_heterogeneous(result.solution, cost))
+    assert result.objective == best_of_all_triples(cost)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_triples_of_five_gpus(seed):
+    cost = costs(5, seed, ("float", "integer", "two types", "four types")[seed])
+    assert colocate_heterogeneous(cost).objective == best_of_all_triples(cost)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_proof_finds_what_the_local_search_misses(seed, monkeypatch):
+    """CP-SAT alone, from a random state and the weakest bound, gives the same optimum as all steps together."""
+    cost = costs(6, seed, ("float", "integer", "skewed", "two types", "four types")[seed % 5])
+    wanted = colocate_heterogeneous(cost, seed=seed)
+    proven(wanted, check_colocation_heterogeneous(wanted.solution, cost))
+    random = tuple(np.random.default_rng(seed).permutation(6) for _ in "ab")
+    monkeypatch.setattr(colocation_heterogeneous, "projections", lambda cost, stop: (float(cost.min()), [random]))
+    monkeypatch.setattr(colocation_heterogeneous, "weighted_mean", lambda cost: 0.0)
+    monkeypatch.setattr(colocation_heterogeneous, "search", lambda cost, starts, *rest: starts[0])
+    alone = colocate_heterogeneous(cost, seed=seed)
+    proven(alone, check_colocation_heterogeneous(alone.solution, cost))
+    assert alone.objective == wanted.objective
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 7), seeds, st.sampled_from(("float", "integer", "four types")))
+def test_triples_ignore_names_units_and_which_index_is_which(gpus, seed, kind):
+    cost, rng = costs(gpus, seed, kind), np.random.default_rng(seed)
+    objective = colocate_heterogeneous(cost).objective
+    renamed = cost[np.ix_(*(rng.permutation(gpus) for _ in range(3)))]
+    assert colocate_heterogeneous(renamed).objective == objective
+    assert colocate_heterogeneous(4 * cost).objective == 4 * objective
+    assert colocate_heterogeneous(cost.transpose(2, 0, 1)).objective == objective
+    cost[rng.integers(gpus), rng.integers(gpus), rng.integers(gpus)] += 1.0
+    assert colocate_heterogeneous(cost).objective >= objective
+
+
+def test_without_a_proof_the_answer_is_legal_and_the_bound_valid():
+    statuses = set()
+    for seed in range(30):
+        cost = costs(8, seed, "four types")
+        quick, full = colocate_heterogeneous(cost, exact=False), colocate_heterogeneous(cost)
+        assert check_colocation_heterogeneous(quick.solution, cost) == quick.objective
+        assert quick.bound <= full.objective <= quick.objective
+        statuses.add(quick.status)
+        assert full.status is Status.OPTIMAL
+    assert statuses == {Status.FEASIBLE, Status.OPTIMAL}
+
+
+def test_beyond_cp_sat_there_is_an_answer_without_a_proof(monkeypatch):
+    cost = next(one for one in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(one))
+    monkeypatch.setattr(colocation_heterogeneous, "CP_SAT_TRIPLES", 60)
+    monkeypatch.setattr(colocation_heterogeneous, "solve", None)
+    result = colocate_heterogeneous(cost)
+    assert result.status is Status.FEASIBLE and result.provenance.options["exact"] is True
+    assert check_colocation_heterogeneous(result.solution, cost) == result.objective > result.bound
+
+
+def test_a_question_without_an_answer_proves_nothing(monkeypatch):
+    cost = next(one for one in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(one))
+    optimum, asked = colocate_heterogeneous(cost).objective, []
+    monkeypatch.setattr(colocation_heterogeneous, "solve", lambda *rest, **more: (asked.append(1) or UNKNOWN, None))
+    result = colocate_heterogeneous(cost)
+    assert result.status is Status.TIME_LIMIT and result.bound <= optimum <= result.objective
+    assert 1 < len(asked) < 12
+
+
+def _proven_without_cp_sat(cost: np.ndarray) -> bool:
+    return colocate_heterogeneous(cost, exact=False).status is Status.OPTIMAL
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), seeds, st.sampled_from((*KINDS, "two types", "four types")))
+def test_bounds_are_bounds(gpus, seed, kind):
+    cost = costs(gpus, seed, kind)
+    best = best_of_all_triples(cost)
+    bound, states = projections(cost, lambda: False)
+    assert max(bound, weighted_mean(cost)) <= best
+    assert all(check_colocation_heterogeneous(np.stack(state, axis=1), cost) >= best for state in states)
+
+
+def test_the_weighted_mean_of_loads_over_speeds_is_all_loads_over_all_speeds():
+    rng = np.random.default_rng(4)
+    of_a, of_b, speed = rng.random(9), rng.random(9), rng.uniform(0.4, 1, 9)
+    cost = (of_a[None, :, None] + of_b) / speed[:, None, None]
+    assert weighted_mean(cost) == pytest.approx((of_a.sum() + of_b.sum()) / speed.sum(), rel=1e-9)
+    assert weighted_mean(cost - 1) == cost.min() - 1 and weighted_mean(0 * cost) == 0
+
+
+def test_costs_may_be_of_any_sign():
+    rng = np.random.default_rng(6)
+    for _ in range(20):
+        cost = rng.integers(-9, 9, (4, 4, 4)).astype(np.float64)
+        proven(colocate_heterogeneous(cost), best_of_all_triples(cost))
+
+
+def test_the_search_ends_no_worse_than_its_starts_and_reports_every_improvement():
+    cost = costs(10, 2, "float")
+    start = tuple(np.random.default_rng(0).permutation(10) for _ in "ab")
+    seen: list[float] = []
+    best = search(cost, [start], -np.inf, 0, lambda: False, seen.append)
+    worth = check_colocation_heterogeneous(np.stack(best, axis=1), cost)
+    assert seen == sorted(seen, reverse=True) and len(set(seen)) == len(seen) and seen[-1] == worth
+    assert worth < check_colocation_heterogeneous(np.stack(start, axis=1), cost) == seen[0]
+
+
+def test_same_seed_same_answer():
+    cost = costs(12, 5, "float")
+    first, again = (colocate_heterogeneous(cost, seed=3) for _ in range(2))
+    assert first.solution.tolist() == again.solution.tolist()
+    assert (first.objective, first.bound, first.status) == (again.objective, again.bound, again.status)
+
+
+@pytest.mark.parametrize("after", [0, 1, 4, 30])
+def test_a_cancelled_search_is_legal_and_its_bound_valid(after):
+    cost, asked = costs(14, 1, "four types"), iter(range(10**9))
+    result = colocate_heterogeneous(cost, stop=lambda: next(asked) >= after)
+    assert check_colocation_heterogeneous(result.solution, cost) == result.objective
+    assert result.bound <= colocate_heterogeneous(cost).objective <= result.objective
+    assert result.status is (Status.OPTIMAL if result.objective == result.bound else Status.CANCELLED)
+
+
+def test_a_time_limit_is_kept_and_said():
+    rng = np.random.default_rng(0)
+    of_a, of_b, speed = rng.random(40), rng.random(40), rng.uniform(0.4, 1, 40)
+    cost = (of_a[None, :, None] + of_b) / speed[:, None, None]
+    start = time.perf_counter()
+    result = colocate_heterogeneous(cost, time_limit=1.0)
+    assert time.perf_counter() - start < 4
+    assert result.status in (Status.TIME_LIMIT, Status.OPTIMAL)
+    assert check_colocation_heterogeneous(result.solution, cost) == result.objective >= result.bound
+    assert result.bound >= (of_a.sum() + of_b.sum()) / speed.sum() * (1 - 1e-9)
+    assert result.gap < 0.05
+
+
+def test_decoupled_is_two_bottleneck_assignments_and_seldom_optimal():
+    ratios = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        four = loads(6, seed, "float")
+        weight = pair_weight(*four)
+        cost = weight / rng.choice(SPEEDS, 6)[:, None, None] + rng.random((6, 6)) * 0.2
+        assignment = decoupled(cost, weight)
+        worth = check_colocation_heterogeneous(assignment, cost)
+        partner = np.empty(6, dtype=np.int64)
+        partner[assignment[:, 0]] = assignment[:, 1]
+        assert check_colocation(partner, *four) == colocate(*four).objective
+        pairs = cost[:, np.arange(6), partner]
+        assert worth == pairs[np.arange(6), all_permutations(6)].max(axis=1).min()
+        ratios.append(worth / colocate_heterogeneous(cost).objective)
+    assert min(ratios) >= 1 and np.mean(np.array(ratios) > 1.001) > 0.5
+
+
+def test_bad_costs_are_named():
+    with pytest.raises(InputError, match=r"cost: shape \(2, 3, 3\)"):
+        colocate_heterogeneous(np.ones((2, 3, 3)))
+    with pytest.raises(InputError, match="cost: shape"):
+        colocate_heterogeneous(np.ones((0, 0, 0)))
+    with pytest.raises(InputError, match="finite"):
+        colocate_heterogeneous(np.full((2, 2, 2), np.inf))
+    with pytest.raises(InputError, match="weight: shape"):
+        decoupled(np.ones((2, 2, 2)), np.ones((3, 3)))
+
+
+def test_illegal_answers_are_refused():
+    ones, cost = np.ones(3), np.ones((3, 3, 3))
+    for partner in ([0, 1, 1], [0, 1], [0, 1, 3], [-1, 0, 1]):
+        with pytest.raises(IllegalError):
+            check_colocation(np.array(partner), ones, ones, ones, ones)
+    for assignment in ([[0, 0], [1, 1]], [[0, 0], [1, 1], [1, 2]], [[0, 0], [1, 1], [2, 1]]):
+        with pytest.raises(IllegalError):
+            check_colocation_heterogeneous(np.array(assignment), cost)
+    assert check_colocation(np.array([2, 0, 1]), np.array([1.0, 2, 3]), ones, np.array([7.0, 8, 5]), 9 * ones) == 11.0

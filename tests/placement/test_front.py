@@ -1,0 +1,132 @@
+"""The front between affinity and balance: nothing on it is beaten, its ends are near what is possible."""
+
+import time
+from itertools import pairwise, permutations, product
+
+import numpy as np
+import pytest
+
+from engine.errors import InputError
+from engine.placement.front import FrontPoint, front
+from engine.placement.joint import JointInstance, equal_slots, place_jointly
+from engine.placement.joint_exact import _all_placements
+from engine.validate.joint import check_joint
+from tests.placement.test_joint import random_instance, random_start, recorded_like
+
+
+def check_points(points: list[FrontPoint], instance: JointInstance, most: int, worst: bool = True, **limits) -> None:
+    """Every figure as the validator sees it, in order, none beaten, no more than asked for."""
+    assert 1 <= len(points) <= most
+    for point in points:
+        checks = [
+            check_joint(point.gpu_of_expert, transitions, load, instance.slots, **limits)
+            for transitions, load in zip(instance.transitions, instance.load, strict=True)
+        ]
+        for name in ("kept_share", "balancedness", "imbalance", "hop_cost_share"):
+            expected = [getattr(check, name) for check in checks]
+            np.testing.assert_allclose(getattr(point.figures, name), expected, atol=1e-9)
+        least, most_of = (min, max) if worst else (np.mean, np.mean)
+        assert point.kept_share == pytest.approx(least([check.kept_share for check in checks]), abs=1e-9)
+        assert point.balancedness == pytest.approx(least([check.balancedness for check in checks]), abs=1e-9)
+        assert point.hop_cost_share == pytest.approx(most_of([check.hop_cost_share for check in checks]), abs=1e-9)
+        assert point.moves == checks[0].moves
+    assert [point.hop_cost_share for point in points] == sorted(point.hop_cost_share for point in points)
+    for one, other in permutations(points, 2):
+        assert not one.beats(other)
+        alike = abs(one.hop_cost_share - other.hop_cost_share) + abs(one.balancedness - other.balancedness)
+        assert alike > 1e-9
+
+
+@pytest.mark.parametrize("worst", [True, False])
+def test_none_beats_another_and_the_ends_are_near_the_extremes(worst):
+    instance = recorded_like(layers=4, workloads=2)
+    workloads = "worst" if worst else "mean"
+    points = front(instance, 6, workloads, kicks=12)
+    check_points(points, instance, 6, worst)
+    assert len(points) >= 4
+    affinity = place_jointly(instance, 1.0, workloads, kicks=12)
+    balance = place_jointly(instance, 0.0, workloads, kicks=12)
+    aggregate = np.min if worst else np.mean
+    assert points[0].kept_share > 0.98 * aggregate(instance.figures(affinity.solution).kept_share)
+    assert points[-1].balancedness > 0.99 * aggregate(instance.figures(balance.solution).balancedness)
+    assert points[0].balancedness < 0.95 * points[-1].balancedness
+    assert points[-1].kept_share < 0.9 * points[0].kept_share
+
+
+def test_between_the_ends_it_bends_outwards():
+    """Some point is well above the straight line between the ends: a bit of one aim buys much of the other."""
+    points = front(recorded_like(), 5, kicks=12)
+    kept = np.array([point.kept_share for point in points])
+    even = np.array([point.balancedness for point in points])
+    kept, even = (kept - kept.min()) / np.ptp(kept), (even - even.min()) / np.ptp(even)
+    assert (kept + even).max() > 1.2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_placement_at_all_beats_the_corners(seed):
+    """Tiny instances, every search exact: no placement has a better weighted sum, so corners cannot be beaten."""
+    instance = random_instance((2, 2) if seed % 2 else (1, 1, 1), 3, 1, seed)
+    points = front(instance, 6)
+    check_points(points, instance, 6)
+    every = [instance.figures(np.array(rows)) for rows in product(_all_placements(instance.slots), repeat=3)]
+    hops = np.array([figures.hop_cost_share[0] for figures in every])
+    imbalance = np.array([figures.imbalance[0] for figures in every])
+    for point in (points[0], points[-1]):
+        assert not ((hops < point.hop_cost_share - 1e-9) & (imbalance < point.figures.imbalance[0] - 1e-9)).any()
+    assert points[0].hop_cost_share <= hops.min() + 0.02
+    assert points[-1].figures.imbalance[0] <= imbalance.min() + 0.02
+
+
+def test_all_points_keep_to_the_moves():
+    instance = recorded_like()
+    start = random_start(instance, 2)
+    points = front(instance, 5, start=start, max_moves=20, kicks=6)
+    check_points(points, instance, 5, start=start, max_moves=20)
+    assert max(point.moves for point in points) > 10
+    assert [point.moves for point in front(instance, 5, start=start, max_moves=0)] == [0]
+
+
+def test_points_arrive_one_by_one():
+    instance = recorded_like()
+    seen = []
+    points = front(instance, 5, kicks=8, on_point=seen.append)
+    assert 2 <= len(seen) <= 5
+    assert not any(early.beats(point) for early in seen for point in points)
+    assert not any(early.beats(late) for early, late in pairwise(seen))
+    assert len({point.gpu_of_expert.tobytes() for point in seen}) == len(seen)
+    for point in seen:
+        check_points([point], instance, 1)
+
+
+def test_stop_after_the_second_point():
+    instance = recorded_like()
+    seen = []
+    points = front(instance, 9, kicks=10, stop=lambda: len(seen) >= 2, on_point=seen.append)
+    assert len(seen) <= 3
+    check_points(points, instance, 9)
+    check_points(front(instance, 9, stop=lambda: True), instance, 9)
+
+
+def test_time_limit_in_all():
+    instance = recorded_like(layers=12, experts=32)
+    began = time.perf_counter()
+    points = front(instance, 5, kicks=10**6, time_limit=1.0)
+    assert time.perf_counter() - began < 2.5
+    check_points(points, instance, 5)
+
+
+def test_same_seed_same_front():
+    instance = recorded_like()
+    one, two = (front(instance, 4, kicks=5, seed=3, time_limit=60) for _ in range(2))
+    assert [point.gpu_of_expert.tolist() for point in one] == [point.gpu_of_expert.tolist() for point in two]
+
+
+def test_a_front_of_one_point_and_of_no_choice():
+    instance = recorded_like()
+    check_points(front(instance, 1, kicks=10), instance, 1)
+    alone = JointInstance(instance.transitions, instance.load, equal_slots(16, 1))
+    assert [point.kept_share for point in front(alone, 5)] == [pytest.approx(1.0)]
+    with pytest.raises(InputError, match="points: 0"):
+        front(instance, 0)
+    with pytest.raises(InputError, match="max_moves"):
+        front(instance, 3, max_moves=4)

@@ -1,0 +1,438 @@
+"""Joint placement: against every placement of tiny instances, its own limits, and what must not change the answer."""
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import IllegalError, InputError
+from engine.placement.joint import JointInstance, equal_slots, place_jointly
+from engine.placement.joint_bounds import least_hop_cost_share, least_imbalance, least_peak
+from engine.placement.joint_chain import chain
+from engine.placement.joint_exact import _all_placements
+from engine.placement.joint_search import descend, rename_suffixes, search
+from engine.placement.joint_state import JointState, JointTerms
+from engine.result import Status, never
+from engine.validate.joint import check_joint
+
+SLOTS = {"pairs": (2, 2), "three": (2, 1, 1), "single": (1, 1, 1), "uneven": (3, 1), "six": (3, 3), "idle": (2, 2, 0)}
+
+
+def random_instance(
+    slots: tuple[int, ...], layers: int, workloads: int, seed: int, kind: str = "counts", **options
+) -> JointInstance:
+    """Skewed loads, and transitions of which many are zero; `empty` has layers and workloads without any token."""
+    rng = np.random.default_rng(seed)
+    experts = sum(slots)
+    shape = (workloads, layers - 1, experts, experts)
+    transitions = rng.integers(0, 12, shape) * rng.integers(0, 2, shape).astype(np.float64)
+    load = rng.integers(1, 40, (workloads, layers, experts)).astype(np.float64)
+    if kind == "floats":
+        transitions, load = transitions * rng.random(shape), load * rng.random(load.shape)
+    elif kind == "empty":
+        transitions[0], load[0, 0] = 0, 0
+    return JointInstance(transitions, load, np.array(slots), **options)
+
+
+def objective_of(instance: JointInstance, place: np.ndarray, weight: float, workloads: str, **limits) -> float:
+    """The objective as the validator sees it."""
+    prices = {name: getattr(instance, name) for name in ("gpus_per_node", "cost_gpu", "cost_node")}
+    checks = [
+        check_joint(place, transitions, load, instance.slots, **limits, **prices)
+        for transitions, load in zip(instance.transitions, instance.load, strict=True)
+    ]
+    aggregate = np.max if workloads == "worst" else np.mean
+    hops = aggregate([check.hop_cost_share for check in checks])
+    blind = sum(
+        instance.slots[p] * instance.slots[q] / instance.experts**2 * price_of(instance, p, q)
+        for p, q in product(range(instance.gpus), repeat=2)
+    )
+    return weight * hops / (blind or 1.0) + (1 - weight) * aggregate([check.imbalance for check in checks])
+
+
+def price_of(instance: JointInstance, p: int, q: int) -> float:
+    if p == q:
+        return 0.0
+    if instance.gpus_per_node and p // instance.gpus_per_node == q // instance.gpus_per_node:
+        return instance.cost_gpu / instance.cost_node
+    return 1.0
+
+
+def brute_force(
+    instance: JointInstance,
+    weight: float,
+    workloads: str,
+    start: np.ndarray | None = None,
+    max_moves: int | None = None,
+) -> float:
+    terms = JointTerms(instance, weight, workloads == "worst")
+    every = [np.array(rows) for rows in product(_all_placements(instance.slots), repeat=instance.layers)]
+    if max_moves is not None:
+        every = [place for place in every if (place != start).sum() <= max_moves]
+    return min(terms.objective(place) for place in every)
+
+
+def random_start(instance: JointInstance, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    linear = np.repeat(np.arange(instance.gpus), instance.slots)
+    return np.stack([rng.permutation(linear) for _ in range(instance.layers)])
+
+
+tiny = st.builds(
+    random_instance,
+    st.sampled_from(sorted(SLOTS.values())),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(["counts", "floats", "empty"]),
+).filter(lambda instance: len(_all_placements(instance.slots)) ** instance.layers <= 2000)
+weights = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])
+modes = st.sampled_from(["worst", "mean"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(tiny, weights, modes)
+def test_equals_every_placement(instance, weight, workloads):
+    result = place_jointly(instance, weight, workloads, kicks=10)
+    optimum = brute_force(instance, weight, workloads)
+    assert result.solution.dtype == np.int64
+    assert result.objective == pytest.approx(objective_of(instance, result.solution, weight, workloads), abs=1e-9)
+    assert result.bound <= optimum + 1e-9
+    assert result.objective >= optimum - 1e-9
+    if workloads == "mean" or instance.workloads == 1 or result.status is Status.OPTIMAL:
+        assert result.status is Status.OPTIMAL
+        assert result.objective == pytest.approx(optimum, abs=1e-9)
+        assert result.bound == pytest.approx(optimum, abs=2e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(tiny, weights, modes, st.integers(0, 6), st.integers(0, 99))
+def test_equals_every_placement_within_the_moves(instance, weight, workloads, max_moves, seed):
+    start = random_start(instance, seed)
+    result = place_jointly(instance, weight, workloads, start, max_moves, kicks=5)
+    objective = objective_of(instance, result.solution, weight, workloads, start=start, max_moves=max_moves)
+    optimum = brute_force(instance, weight, workloads, start, max_moves)
+    assert result.objective == pytest.approx(objective, abs=1e-9)
+    assert result.objective >= optimum - 1e-9
+    assert result.bound <= optimum + 1e-9
+    if result.status is Status.OPTIMAL:
+        assert result.objective == pytest.approx(optimum, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_exact_within_the_moves_over_four_layers(seed):
+    """Where a layer's moves leave the layers before it fewer."""
+    instance = random_instance((2, 1), 4, 1, seed)
+    start = random_start(instance, seed)
+    for max_moves in (2, 4, 5, 7, 9):
+        result = place_jointly(instance, 0.7, start=start, max_moves=max_moves)
+        assert result.status is Status.OPTIMAL
+        objective = objective_of(instance, result.solution, 0.7, "worst", start=start, max_moves=max_moves)
+        assert result.objective == pytest.approx(objective, abs=1e-9)
+        assert objective == pytest.approx(brute_force(instance, 0.7, "worst", start, max_moves), abs=1e-9)
+
+
+def test_search_alone_nearly_always_finds_the_optimum():
+    """Without the exact method, which covers for it above; over one workload and over the worst of several."""
+    missed = 0
+    for seed in range(15):
+        instance = random_instance((2, 2) if seed % 2 else (2, 1, 1), 3, 1 + seed % 3, seed)
+        terms = JointTerms(instance, 0.6, True)
+        state = JointState(terms, random_start(instance, seed))
+        assert search(state, 12, seed, never, lambda state: None)
+        optimum = brute_force(instance, 0.6, "worst")
+        assert terms.objective(state.place) >= optimum - 1e-9
+        missed += terms.objective(state.place) > optimum + 1e-9
+    assert missed <= 2
+
+
+def test_nodes_make_far_hops_dearer():
+    instance = random_instance((1, 1, 1, 1), 3, 1, 5, gpus_per_node=2, cost_gpu=1.0, cost_node=9.0)
+    result = place_jointly(instance, 1.0)
+    assert result.status is Status.OPTIMAL
+    assert result.objective == pytest.approx(brute_force(instance, 1.0, "worst"), abs=1e-9)
+    assert result.objective == pytest.approx(objective_of(instance, result.solution, 1.0, "worst"), abs=1e-9)
+    assert least_hop_cost_share(instance, True) <= result.objective * instance.random_hop_cost_share + 1e-12
+    one_price = JointInstance(instance.transitions, instance.load, instance.slots)
+    assert place_jointly(one_price, 1.0).objective != pytest.approx(result.objective)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tiny, st.integers(0, 2**32 - 1), st.booleans())
+def test_limits_hold_for_any_placement(instance, seed, worst):
+    place = random_start(instance, seed)
+    figures = instance.figures(place)
+    aggregate = np.max if worst else np.mean
+    assert least_hop_cost_share(instance, worst) <= aggregate(figures.hop_cost_share) + 1e-12
+    assert least_imbalance(instance, worst) <= aggregate(figures.imbalance) + 1e-12
+
+
+def test_least_peak():
+    even = np.array([2, 2])
+    assert least_peak(np.array([9.0, 1, 1, 2]), even) == 10  # the heaviest with the lightest
+    assert least_peak(np.array([5.0, 5, 4, 0]), even) == 9  # two of three share a GPU
+    assert least_peak(np.array([3.0, 3, 3, 2]), even) == 6  # 5.5 rounded up
+    assert least_peak(np.array([3.0, 3, 3, 2.5]), even) == 6  # two of the three heaviest, not the mean of 5.75
+
+
+@settings(max_examples=40, deadline=None)
+@given(tiny, weights, modes, st.integers(0, 2**32 - 1))
+def test_tables_follow_every_change(instance, weight, workloads, seed):
+    """Swaps, chains and new names leave the tables that a fresh computation gives, and gains are what swaps change."""
+    rng = np.random.default_rng(seed)
+    terms = JointTerms(instance, weight, workloads == "worst")
+    state = JointState(terms, random_start(instance, seed), random_start(instance, seed + 1))
+    first = state.place.copy()
+    for _ in range(6):
+        layer, one, two = rng.integers(instance.layers), *rng.integers(instance.experts, size=2)
+        before, gain = state.objective, state.swap_gains(layer)[one, two]
+        if state.place[layer, one] == state.place[layer, two]:
+            assert gain == np.inf
+            continue
+        loads = state.gpu_load.copy()
+        state.swap(int(layer), int(one), int(two))
+        assert state.objective == pytest.approx(terms.objective(state.place), abs=1e-9)
+        if not terms.worst:
+            uneven = ((state.gpu_load**2).sum() - (loads**2).sum()) * 0.02 / terms.unit
+            assert gain == pytest.approx(state.objective - before + uneven, abs=1e-9)
+    before = state.objective
+    chain(state, 0, 1, 0, instance.layers)
+    if not terms.worst:
+        evenness = 0.02 * 2 * max(instance.gpus, 2) ** 2  # a chain may trade this much for evener loads
+        assert state.objective <= before + evenness
+    fresh = JointState(terms, state.place, state.start)
+    for name in ("cost", "hops", "gpu_load", "peak", "peaks", "moves"):
+        np.testing.assert_allclose(getattr(state, name), getattr(fresh, name), atol=1e-9)
+    state.undo()
+    np.testing.assert_array_equal(state.place, first)
+    if instance.gpus_alike:
+        before = state.objective
+        rename_suffixes(state)
+        assert state.objective <= before + 1e-9
+        np.testing.assert_allclose(state.gpu_load.sum(axis=2), fresh.gpu_load.sum(axis=2), atol=1e-9)
+
+
+def recorded_like(layers: int = 6, experts: int = 16, workloads: int = 1, seed: int = 0) -> JointInstance:
+    """Traffic with affinity along hidden groups, on 4 GPUs."""
+    rng = np.random.default_rng(seed)
+    tokens = 3000
+    load = np.zeros((workloads, layers, experts))
+    transitions = np.zeros((workloads, layers - 1, experts, experts))
+    names = [rng.permutation(experts) for _ in range(layers)]
+    for workload in range(workloads):
+        topic = rng.choice(experts, tokens, p=rng.dirichlet(np.full(experts, 2.0)))
+        path = [np.where(rng.random(tokens) < 0.6, topic, rng.integers(experts, size=tokens)) for _ in range(layers)]
+        path = [name[chosen] for name, chosen in zip(names, path, strict=True)]
+        for layer in range(layers):
+            load[workload, layer] = np.bincount(path[layer], minlength=experts)
+            if layer:
+                np.add.at(transitions[workload, layer - 1], (path[layer - 1], path[layer]), 1.0)
+    return JointInstance(transitions, load, equal_slots(experts, 4))
+
+
+def test_several_swaps_of_one_look(monkeypatch):
+    """What large layers use: never worse than the placement it came from, tables intact."""
+    monkeypatch.setattr("engine.placement.joint_search.MANY_EXPERTS", 2)
+    instance = recorded_like(workloads=2)
+    for worst in (True, False):
+        terms = JointTerms(instance, 0.6, worst)
+        state = JointState(terms, random_start(instance, 0))
+        before = state.objective
+        search(state, 5, 0, never, lambda state: None)
+        assert state.objective < 0.8 * before
+        assert state.objective == pytest.approx(terms.objective(state.place), abs=1e-9)
+    descended = JointState(terms, random_start(instance, 1))
+    descend(descended, range(instance.layers), never)
+    assert all(descended.swap_gains(layer).min() >= -1e-12 for layer in range(instance.layers))
+
+
+def test_the_ends_and_between():
+    instance = recorded_like()
+    affinity, both, balance = (place_jointly(instance, weight, kicks=30) for weight in (1.0, 0.5, 0.0))
+    figures = [instance.figures(result.solution) for result in (affinity, both, balance)]
+    kept = [float(figure.kept_share[0]) for figure in figures]
+    even = [float(figure.balancedness[0]) for figure in figures]
+    assert kept[0] > 0.5 > 0.3 > kept[2]
+    assert kept[0] >= kept[1] > kept[2]
+    assert even[0] < even[1] <= even[2] + 1e-9
+    assert even[2] > 0.99
+    for result, weight in ((affinity, 1.0), (both, 0.5), (balance, 0.0)):
+        assert result.bound <= result.objective
+        assert result.objective == pytest.approx(objective_of(instance, result.solution, weight, "worst"), abs=1e-9)
+
+
+def test_planted_groups_are_found():
+    """Every token keeps to its group of four experts, and groups weigh alike: no hops and perfect balance."""
+    rng = np.random.default_rng(1)
+    layers, experts, gpus = 8, 16, 4
+    planted = np.stack([rng.permutation(np.repeat(np.arange(gpus), 4)) for _ in range(layers)])
+    transitions = np.where(planted[:-1, :, None] == planted[1:, None, :], 5.0, 0.0)
+    instance = JointInstance(transitions, np.full((layers, experts), 3.0), equal_slots(experts, gpus))
+    result = place_jointly(instance, 0.5)
+    assert result.status is Status.OPTIMAL
+    assert result.objective == pytest.approx(0.0, abs=1e-9)
+
+
+def test_no_move_allowed_returns_start():
+    instance = recorded_like()
+    start = random_start(instance, 3)
+    result = place_jointly(instance, 0.5, start=start, max_moves=0)
+    np.testing.assert_array_equal(result.solution, start)
+    assert result.status is Status.OPTIMAL
+    assert result.bound == result.objective == pytest.approx(objective_of(instance, start, 0.5, "worst"), abs=1e-9)
+
+
+@pytest.mark.parametrize("workloads", [1, 2])
+def test_more_moves_are_no_worse(workloads):
+    instance = recorded_like(workloads=workloads)
+    start = random_start(instance, 3)
+    objectives, moves = [], []
+    for max_moves in (0, 2, 8, 30, 90, None):
+        result = place_jointly(instance, 0.6, start=start, max_moves=max_moves, kicks=25)
+        for transitions, load in zip(instance.transitions, instance.load, strict=True):
+            moves.append(check_joint(result.solution, transitions, load, instance.slots, start, max_moves).moves)
+        objectives.append(result.objective)
+    # A search proves nothing between two limits: allow it a hundredth.
+    assert all(after <= 1.01 * before for before, after in pairwise(objectives))
+    assert objectives[1] < objectives[0] and objectives[3] < 0.9 * objectives[0]
+    assert max(moves) > 30
+
+
+def test_few_moves_go_where_they_help_most():
+    """One swap allowed: no other single swap is better."""
+    instance = recorded_like()
+    start = random_start(instance, 4)
+    terms = JointTerms(instance, 0.7, True)
+    best = terms.objective(start)
+    for layer, one, two in product(range(6), range(16), range(16)):
+        trial = start.copy()
+        trial[layer, [one, two]] = trial[layer, [two, one]]
+        best = min(best, terms.objective(trial))
+    assert place_jointly(instance, 0.7, start=start, max_moves=2, kicks=40).objective <= best + 2e-3
+
+
+def test_a_free_search_keeps_the_names_of_start():
+    instance = recorded_like()
+    answer = place_jointly(instance, 0.7, kicks=20).solution
+    renamed = np.array([2, 0, 3, 1])[answer]
+    again = place_jointly(instance, 0.7, start=renamed, kicks=0)
+    assert (again.solution != renamed).sum() < 16
+    assert again.objective <= place_jointly(instance, 0.7, kicks=20).objective + 1e-9
+
+
+def test_names_of_gpus_and_numbers_of_experts_do_not_matter():
+    for seed in range(4):
+        instance = random_instance((2, 2), 3, 2, seed)
+        optimum = place_jointly(instance, 0.6, "mean").objective
+        order = np.random.default_rng(seed).permutation(4)
+        renumbered = JointInstance(
+            instance.transitions[:, :, order][:, :, :, order], instance.load[:, :, order], instance.slots
+        )
+        assert place_jointly(renumbered, 0.6, "mean").objective == pytest.approx(optimum, abs=1e-9)
+    big = recorded_like()
+    answer = place_jointly(big, 0.6, kicks=5)
+    assert JointTerms(big, 0.6, True).objective(3 - answer.solution) == pytest.approx(answer.objective, abs=1e-12)
+
+
+def test_numbers_of_tokens_and_currency_do_not_matter():
+    instance = recorded_like()
+    scaled = JointInstance(instance.transitions * 8, instance.load * 4, instance.slots, cost_gpu=2.0)
+    one, other = (place_jointly(case, 0.6, kicks=10) for case in (instance, scaled))
+    np.testing.assert_array_equal(one.solution, other.solution)
+    assert one.objective == pytest.approx(other.objective, abs=1e-12)
+
+
+def test_the_worst_workload_is_what_worst_looks_at():
+    totals = {"worst": [0.0, 0.0], "mean": [0.0, 0.0]}
+    for seed in range(8):
+        instance = random_instance((2, 2), 3, 2, seed)
+        for mode, total in totals.items():
+            answer = place_jointly(instance, 0.5, mode, kicks=10).solution
+            total[0] += objective_of(instance, answer, 0.5, "worst")
+            total[1] += objective_of(instance, answer, 0.5, "mean")
+    assert totals["worst"][0] < totals["mean"][0] - 0.01
+    assert totals["mean"][1] < totals["worst"][1] - 0.01
+
+
+def test_same_seed_same_answer():
+    instance = recorded_like()
+    one, two = (place_jointly(instance, 0.6, kicks=20, seed=7) for _ in range(2))
+    np.testing.assert_array_equal(one.solution, two.solution)
+    assert one.provenance == two.provenance
+
+
+def test_stop_and_time_limit_leave_a_legal_answer():
+    instance = recorded_like(layers=12, experts=32)
+    stopped = place_jointly(instance, 0.6, stop=lambda: True)
+    assert stopped.status is Status.CANCELLED
+    late = place_jointly(instance, 0.6, kicks=10**6, time_limit=0.2)
+    assert late.status is Status.TIME_LIMIT
+    assert late.runtime < 1.0
+    for result in (stopped, late):
+        check_joint(result.solution, instance.transitions[0], instance.load[0], instance.slots)
+        assert result.bound <= result.objective
+
+
+def test_progress_only_improves():
+    seen = []
+    result = place_jointly(recorded_like(), 0.6, kicks=30, on_progress=lambda *pair: seen.append(pair))
+    assert len(seen) >= 2
+    assert [objective for objective, _ in seen] == sorted((objective for objective, _ in seen), reverse=True)
+    assert all(bound <= objective for objective, bound in seen)
+    assert seen[-1][0] == pytest.approx(result.objective, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"load": np.ones((1, 2, 4))}, "transitions: shape"),
+        ({"load": np.ones(4)}, "load: shape"),
+        ({"load": -np.ones((1, 3, 4))}, "load: every value"),
+        ({"transitions": np.full((1, 2, 4, 4), np.nan)}, "transitions: every value"),
+        ({"slots": np.array([2, 1])}, "3 places for 4 experts"),
+        ({"slots": np.array([2.0, 2.0])}, "slots: wanted"),
+        ({"gpus_per_node": 3}, "nodes of 3"),
+        ({"gpus_per_node": 1, "cost_gpu": 2.0}, "cost_gpu, cost_node"),
+    ],
+)
+def test_bad_instances(change, part):
+    fields = {"transitions": np.ones((1, 2, 4, 4)), "load": np.ones((1, 3, 4)), "slots": np.array([2, 2])}
+    with pytest.raises(InputError, match=part) as caught:
+        JointInstance(**(fields | change))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"weight": 1.5}, "weight: 1.5"),
+        ({"workloads": "best"}, "workloads: 'best'"),
+        ({"kicks": -1}, "kicks: -1"),
+        ({"max_moves": 3}, "needs `start`"),
+        ({"start": np.zeros((3, 4), int)}, "start: layer 0 has 4 experts on GPU 0"),
+        ({"start": np.zeros((2, 4), int)}, "start: wanted whole numbers"),
+        ({"initial": (np.full((3, 4), 2),)}, "initial placement 0: GPU numbers go from 0 to 1"),
+        ({"start": np.array([[0, 0, 1, 1]] * 3), "max_moves": -1}, "max_moves: -1"),
+    ],
+)
+def test_bad_options(options, part):
+    with pytest.raises(InputError, match=part):
+        place_jointly(random_instance((2, 2), 3, 1, 0), **({"weight": 0.5} | options))
+    with pytest.raises(InputError, match="cannot be divided equally"):
+        equal_slots(5, 2)
+
+
+def test_the_validator_refuses_what_is_not_legal():
+    instance = random_instance((2, 2), 2, 1, 0)
+    given = instance.transitions[0], instance.load[0], instance.slots
+    legal = np.array([[0, 0, 1, 1], [0, 1, 0, 1]])
+    check = check_joint(legal, *given, start=np.array([[0, 1, 0, 1], [0, 1, 0, 1]]), max_moves=2)
+    assert check.moves == 2
+    assert check.kept_share + check.hop_share == pytest.approx(1.0)
+    with pytest.raises(IllegalError, match="2 experts moved"):
+        check_joint(legal, *given, start=np.array([[0, 1, 0, 1], [0, 1, 0, 1]]), max_moves=1)
+    for wrong in ([[0, 0, 0, 1], [0, 1, 0, 1]], [[0, 0, 1, 2], [0, 1, 0, 1]], [[0, 0, 1, 1]]):
+        with pytest.raises(IllegalError):
+            check_joint(np.array(wrong), *given)

@@ -1,0 +1,169 @@
+"""From one placement to another: against every relabelling and every choice of senders on small clusters."""
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import IllegalError, InputError
+from engine.placement.migration import break_even, fewest_moves, moved, relabelled, transfers
+from engine.simulate.network import Network, all_to_all
+from engine.validate.replication import check_transfers
+from tests.strategies import networks, seeds
+
+
+def random_held(rng: np.random.Generator, layers: int, experts: int, gpus: int) -> np.ndarray:
+    """bool[layer, expert, gpu]: every expert somewhere."""
+    held = rng.random((layers, experts, gpus)) < 0.3
+    home = rng.integers(gpus, size=(layers, experts))
+    np.put_along_axis(held, home[..., None], True, axis=2)
+    return held
+
+
+def even_network(gpus: int, link: float = 0.0, nodes: int = 1, latency: float = 0.0) -> Network:
+    ones = np.ones(gpus)
+    return Network(ones, ones, link * ones, np.repeat(np.arange(nodes), gpus // nodes), latency, 0 * ones)
+
+
+def test_moved_are_the_copies_that_are_new():
+    now = np.array([[[True, False], [False, True]]])
+    new = np.array([[[True, True], [True, False]]])
+    assert moved(now, new).tolist() == [[[False, True], [True, False]]]
+    assert not moved(now, now).any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.booleans())
+def test_fewest_moves_against_every_relabelling(seed, layers, experts, gpus, per_layer):
+    rng = np.random.default_rng(seed)
+    now, new = random_held(rng, layers, experts, gpus), random_held(rng, layers, experts, gpus)
+    kind = rng.integers(0, 2, gpus)
+    found = fewest_moves(now, new, kind, per_layer)
+    assert found.shape == ((layers, gpus) if per_layer else (gpus,))
+    given = relabelled(new, found)
+    legal = [order for order in permutations(range(gpus)) if (kind[list(order)] == kind).all()]
+
+    def copies(order: tuple, layer: slice) -> int:
+        trial = np.zeros_like(new[layer])
+        for gpu, taker in enumerate(order):
+            trial[:, :, taker] = new[layer][:, :, gpu]
+        return int((trial & ~now[layer]).sum())
+
+    parts = [slice(layer, layer + 1) for layer in range(layers)] if per_layer else [slice(None)]
+    assert moved(now, given).sum() == sum(min(copies(order, part) for order in legal) for part in parts)
+    for row in np.atleast_2d(found):
+        assert (kind[row] == kind).all() and sorted(row) == list(range(gpus))
+
+
+def test_a_relabelled_placement_is_found_again():
+    rng = np.random.default_rng(0)
+    now = random_held(rng, 4, 12, 6)
+    order = rng.permutation(6)
+    found = fewest_moves(now, now[:, :, order], np.zeros(6, dtype=int))
+    assert not moved(now, relabelled(now[:, :, order], found)).any()
+    assert fewest_moves(now, now, np.zeros(6, dtype=int)).tolist() == list(range(6))
+    # Where nothing is gained nobody trades.
+    apart = np.eye(3, dtype=bool)[None]
+    assert fewest_moves(np.zeros((1, 3, 3), dtype=bool), apart, np.zeros(3, dtype=int)).tolist() == [0, 1, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(networks(5), seeds, st.integers(1, 3), st.integers(1, 6))
+def test_transfers_are_legal_and_their_limit_holds(network, seed, layers, experts):
+    rng = np.random.default_rng(seed)
+    now, new = (random_held(rng, layers, experts, network.gpus) for _ in range(2))
+    sent = transfers(now, new, 300.0, network)
+    check_transfers(sent.source, sent.traffic, now, new, 300.0)
+    assert sent.seconds == pytest.approx(network.bound(sent.traffic))
+    assert sent.bound <= sent.seconds
+    choices = [np.flatnonzero(now[layer, expert]) for layer, expert, _ in np.argwhere(moved(now, new))]
+    if np.prod([float(len(choice)) for choice in choices]) > 2000:
+        return
+    dst = np.argwhere(moved(now, new))[:, 2]
+    fastest = np.inf
+    for src in product(*choices):
+        traffic = np.zeros((network.gpus, network.gpus))
+        np.add.at(traffic, (np.array(src, dtype=int), dst), 300.0)
+        fastest = min(fastest, network.bound(traffic))
+    assert sent.bound <= fastest * (1 + 1e-9)
+    assert sent.seconds <= fastest * 1.5
+
+
+def test_senders_share_the_work():
+    """Four receivers, two who have the expert: each sends twice."""
+    now = np.zeros((4, 1, 6), dtype=bool)
+    now[:, :, :2] = True
+    new = now.copy()
+    new[range(4), 0, [2, 3, 4, 5]] = True
+    sent = transfers(now, new, 10.0, even_network(6, latency=0.5))
+    assert sent.traffic.sum(axis=1).tolist() == [20, 20, 0, 0, 0, 0]
+    assert sent.seconds == pytest.approx(20.5) == pytest.approx(sent.bound, rel=1e-4)
+    # Three copies from two senders: whole ones take 20 s, and no division under 15 s.
+    new[3, 0, 5] = False
+    sent = transfers(now, new, 10.0, even_network(6, latency=0.5))
+    assert (sent.seconds, sent.bound) == (pytest.approx(20.5), pytest.approx(15.5, rel=1e-4))
+
+
+def test_links_of_a_node_are_taken_where_they_are_no_slower():
+    now = np.zeros((1, 1, 4), dtype=bool)
+    now[0, 0, [0, 2]] = True
+    new = now.copy()
+    new[0, 0, 3] = True
+    assert transfers(now, new, 1.0, even_network(4, link=1.0, nodes=2)).source[0, 0].tolist() == [-1, -1, -1, 2]
+    assert transfers(now, new, 1.0, even_network(4, link=9.0, nodes=2)).source[0, 0, 3] == 2
+
+
+def test_the_seconds_are_those_of_a_fair_network_where_no_port_is_shared():
+    rng = np.random.default_rng(3)
+    now = random_held(rng, 1, 1, 4)
+    new = np.ones_like(now)
+    network = even_network(4, latency=1e-3)
+    sent = transfers(now, new, 5.0, network)
+    assert sent.seconds <= all_to_all("concurrent", None, sent.traffic, network).seconds * (1 + 1e-9)
+
+
+def test_nothing_to_send():
+    now = np.ones((2, 3, 4), dtype=bool)
+    sent = transfers(now, now, 5.0, even_network(4))
+    assert (sent.seconds, sent.bound, sent.traffic.sum(), sent.source.max()) == (0, 0, 0, -1)
+    more = np.zeros((1, 1, 2), dtype=bool)
+    more[0, 0, 0] = True
+    assert transfers(more, ~more, 0.0, even_network(2)).seconds == 0
+
+
+def test_break_even():
+    assert break_even(10.0, 1.0, 0.8) == pytest.approx(50)
+    assert break_even(10.0, 1.0, 1.0) == break_even(10.0, 1.0, 1.1) == float("inf")
+    assert break_even(0.0, 1.0, 0.5) == 0
+
+
+def test_bad_input_is_named():
+    now = np.zeros((1, 2, 2), dtype=bool)
+    now[0, 0, 0] = True
+    with pytest.raises(InputError, match="layer 0, expert 1: no GPU has a copy"):
+        transfers(now, np.ones_like(now), 1.0, even_network(2))
+    with pytest.raises(InputError, match="3 GPUs"):
+        transfers(now, now, 1.0, even_network(3))
+    with pytest.raises(InputError, match="bytes_per_expert"):
+        transfers(now, now, -1.0, even_network(2))
+    with pytest.raises(InputError, match=r"\(1, 2, 2\)"):
+        moved(now, now[:, :1])
+    with pytest.raises(InputError, match="interchangeable"):
+        fewest_moves(now, now, np.zeros(3, dtype=int))
+
+
+def test_the_check_refuses_wrong_senders():
+    now = np.zeros((1, 1, 3), dtype=bool)
+    now[0, 0, 0] = True
+    new = np.array([[[True, True, False]]])
+    traffic = np.zeros((3, 3))
+    traffic[0, 1] = 7.0
+    source = np.array([[[-1, 0, -1]]])
+    check_transfers(source, traffic, now, new, 7.0)
+    for wrong in ([-1, 2, -1], [-1, -1, -1], [-1, 0, 0]):
+        with pytest.raises(IllegalError):
+            check_transfers(np.array([[wrong]]), traffic, now, new, 7.0)
+    with pytest.raises(IllegalError):
+        check_transfers(source, traffic * 2, now, new, 7.0)

@@ -1,0 +1,386 @@
+"""Replication against every count and every placement where they can be tried, and against what must hold anywhere."""
+
+from itertools import combinations_with_replacement, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import IllegalError, InputError
+from engine.formats import read_workload
+from engine.placement.replication import (
+    ReplicationInstance,
+    balancedness,
+    imbalance_gap,
+    replicate,
+    share_of_slot,
+)
+from engine.placement.replication_bounds import least_time
+from engine.placement.replication_exact import best_layout
+from engine.placement.replication_groups import _partitions, groups_of_nodes
+from engine.placement.replication_search import search
+from engine.result import Status, never
+from engine.validate.replication import check_replication
+from tests.strategies import seeds
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
+SPEEDS = (1.0, 0.8, 0.5, 0.4)
+
+
+def checked(result, instance: ReplicationInstance) -> np.ndarray:
+    """The validator's balancedness float64[load, layer], after holding the result's claims against it."""
+    found = check_replication(
+        result.solution, instance.loads, instance.gpus, instance.slots_of_gpu, instance.split, instance.speed
+    )
+    assert result.solution.dtype == np.int64
+    assert result.objective == pytest.approx(found.min(), rel=1e-6)
+    assert balancedness(result.solution, instance) == pytest.approx(found, rel=1e-6)
+    assert result.objective <= result.bound <= 1
+    assert (result.status is Status.OPTIMAL) == (result.bound <= result.objective * (1 + 1e-6))
+    return found
+
+
+def random_loads(rng: np.random.Generator, loads: int, layers: int, experts: int, kind: str) -> np.ndarray:
+    if kind == "integer":
+        return rng.integers(0, 9, (loads, layers, experts)).astype(float)
+    return np.floor(20 * np.exp(1.5 * rng.standard_normal((loads, layers, experts))))
+
+
+@st.composite
+def instances(draw, experts: int = 6, gpus: int = 4, split: str | None = None, even: bool | None = None):
+    rng = np.random.default_rng(draw(seeds))
+    experts, gpus = draw(st.integers(1, experts)), draw(st.integers(1, gpus))
+    loads = random_loads(rng, draw(st.integers(1, 3)), draw(st.integers(1, 2)), experts, draw(st.sampled_from("is")))
+    split = split or draw(st.sampled_from(["equal", "free"]))
+    if draw(st.booleans()) if even is None else even:
+        slots = gpus * (-(-experts // gpus) + draw(st.integers(0, 1)))
+        return ReplicationInstance(loads, slots, gpus, split)
+    slots_of_gpu = rng.integers(0, 4, gpus)
+    while slots_of_gpu.sum() < experts:
+        slots_of_gpu[rng.integers(gpus)] += 1
+    speed = rng.choice(SPEEDS, gpus) if draw(st.booleans()) else None
+    return ReplicationInstance(loads, int(slots_of_gpu.sum()), gpus, split, slots_of_gpu=slots_of_gpu, speed=speed)
+
+
+def best_by_trying_all(instance: ReplicationInstance) -> float:
+    """The optimum of each layer's worst load over all contents of all GPUs, least over layers."""
+    experts, best = instance.loads.shape[2], []
+    contents = [list(combinations_with_replacement(range(experts), int(slots))) for slots in instance.slots_of_gpu]
+    for layer in range(instance.loads.shape[1]):
+        loads, reached = instance.loads[:, [layer]], 0.0
+        for gpus in product(*contents):
+            placed = [expert for gpu in gpus for expert in gpu]
+            if len(set(placed)) == experts:
+                found = check_replication(
+                    np.array([placed]), loads, instance.gpus, instance.slots_of_gpu, instance.split, instance.speed
+                )
+                reached = max(reached, found.min())
+        best.append(reached)
+    return min(best)
+
+
+@settings(max_examples=25, deadline=None)
+@given(instances(experts=3, gpus=3, split="equal"), st.booleans())
+def test_equal_split_against_every_placement(instance, exact):
+    result = replicate(instance, exact=exact, time_limit=20)
+    checked(result, instance)
+    if np.prod([float(instance.loads.shape[2]) ** slots for slots in instance.slots_of_gpu]) > 3000:
+        return
+    optimum = best_by_trying_all(instance)
+    assert result.objective <= optimum * (1 + 1e-9) and optimum <= result.bound * (1 + 1e-9)
+    # A result's bound is never below its objective, so the limits are also held against the optimum by themselves.
+    for layer, limit in enumerate(least_time(instance.relative, instance.slots_of_gpu, instance.speed)):
+        one = instance.of_layer(layer)
+        optimum = best_by_trying_all(one)
+        assert optimum * limit <= 1 + 1e-9
+        known = instance.layout(result.solution[[layer]])[0]
+        given = one.relative[0], one.slots_of_gpu, one.speed, "equal", known, 0.5, 5.0, 0, never
+        assert optimum * best_layout(*given)[1] <= 1 + 1e-9
+    if exact:
+        assert result.status is Status.OPTIMAL
+        assert result.objective == pytest.approx(optimum, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_free_split_against_every_placement(seed):
+    rng = np.random.default_rng(seed)
+    slots_of_gpu = np.array([[2, 2], [1, 2, 1], [2, 1, 1], [1, 3]][seed % 4])
+    gpus, slots = len(slots_of_gpu), int(slots_of_gpu.sum())
+    speed = rng.choice(SPEEDS, gpus) if seed % 2 else np.ones(gpus)
+    loads = random_loads(rng, 1 + seed % 3, 1, 3, "integer")
+    instance = ReplicationInstance(loads, slots, gpus, "free", slots_of_gpu=slots_of_gpu, speed=speed)
+    result = replicate(instance)
+    checked(result, instance)
+    assert result.status is Status.OPTIMAL
+    assert result.objective == pytest.approx(best_by_trying_all(instance), rel=1e-6)
+    search = replicate(instance, exact=False, effort=2)
+    assert search.objective <= result.objective * (1 + 1e-6) and result.objective <= search.bound * (1 + 1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(instances(experts=12, gpus=5), st.sampled_from(["best", "eplb"]))
+def test_claims_hold_everywhere(instance, algorithm):
+    if algorithm == "eplb" and not instance.alike:
+        return
+    checked(replicate(instance, algorithm, exact=False, effort=2), instance)
+
+
+@settings(max_examples=30, deadline=None)
+@given(instances(experts=16, gpus=5))
+def test_work_is_conserved_and_no_plan_beats_the_limits(instance):
+    """All work is done, and max >= max(mean, heaviest replica)."""
+    result = replicate(instance, exact=False, effort=2)
+    share = share_of_slot(result.solution, instance)
+    total = instance.loads.sum(axis=2)
+    assert share.sum(axis=2) == pytest.approx(np.where(total > 0, instance.speed.sum(), 0.0))
+    found = checked(result, instance)
+    fastest = instance.speed.max()
+    for layer, row in enumerate(result.solution):
+        for load in range(len(total)):
+            if total[load, layer]:
+                heaviest = (instance.loads[load, layer] / np.bincount(row, minlength=instance.loads.shape[2])).max()
+                limit = heaviest / fastest / (total[load, layer] / instance.speed.sum())
+                assert 1 / found[load, layer] >= 1 - 1e-9
+                assert instance.split == "free" or 1 / found[load, layer] >= limit * (1 - 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(instances(experts=16, gpus=5, split="equal"), seeds)
+def test_renaming_experts_and_changing_units(instance, seed):
+    """A limit does not depend on the names, an answer not on the unit."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(instance.loads.shape[2])
+    unit = 2.0 ** rng.integers(-300, 300)
+    keep = {"slots_of_gpu": instance.slots_of_gpu, "speed": instance.speed}
+    renamed = ReplicationInstance(instance.loads[:, :, order], instance.slots, instance.gpus, **keep)
+    scaled = ReplicationInstance(instance.loads * unit, instance.slots, instance.gpus, **keep)
+    before = replicate(instance, exact=False, effort=2)
+    assert replicate(renamed, exact=False, effort=2).bound == pytest.approx(before.bound)
+    assert replicate(scaled, exact=False, effort=2).solution.tolist() == before.solution.tolist()
+
+
+def test_limits_by_hand():
+    """The one spare slot halves the 10, so that the 6 stays whole, though four GPUs would do the two in 4 each."""
+    one = np.array([[[10.0, 6, 1, 1]]])
+    assert least_time(one, np.ones(5, dtype=int), np.ones(5)) == pytest.approx([6.0])
+    # With a GPU of speed 3 both have three GPUs at most, which are as fast as five.
+    assert least_time(one, np.ones(5, dtype=int), np.array([3.0, 1, 1, 1, 1])) == pytest.approx([16 / 5])
+    instance = ReplicationInstance(np.array([[[3.0, 1, 1, 1, 1, 1, 1]]]), 8, 4, split="equal")
+    layout = instance.layout(replicate(instance, exact=False).solution)[0]
+    given = instance.relative[0], instance.slots_of_gpu, instance.speed, "equal", layout, 0.5, 5.0, 0, never
+    found, limit = best_layout(*given)
+    placed = check_replication(instance.slots_in(found[None]), instance.loads, 4)
+    assert limit == pytest.approx(1 / placed.min(), rel=1e-6) and limit <= 1 / placed.min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("load", "slots", "gpus"), [([3.0, 0, 6, 3, 7], 8, 2), ([0.0, 5, 6, 0, 4], 9, 3), ([5.0, 7, 8], 6, 3)]
+)
+def test_never_worse_than_eplb_even_where_two_replicas_on_one_gpu_help_it(load, slots, gpus):
+    instance = ReplicationInstance(np.array([[load]]), slots, gpus)
+    usual = replicate(instance, "eplb").objective
+    layout = search(instance.relative, instance.slots_of_gpu, instance.speed, np.ones(1), 8, 0, never)
+    assert balancedness(instance.slots_in(layout), instance).min() < usual  # else the example shows nothing
+    assert replicate(instance, exact=False).objective >= usual
+
+
+def test_a_proven_optimum_does_not_depend_on_names():
+    rng = np.random.default_rng(4)
+    loads = random_loads(rng, 2, 1, 4, "integer")
+    first = replicate(ReplicationInstance(loads, 6, 3))
+    second = replicate(ReplicationInstance(loads[:, :, rng.permutation(4)], 6, 3))
+    assert first.status is second.status is Status.OPTIMAL
+    assert first.objective == pytest.approx(second.objective, rel=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(instances(experts=10, gpus=4, even=True))
+def test_a_further_slot_on_every_gpu_never_lowers_the_limit(instance):
+    more = ReplicationInstance(instance.loads, instance.slots + instance.gpus, instance.gpus, instance.split)
+    assert replicate(more, "eplb").bound >= replicate(instance, "eplb").bound * (1 - 1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(instances(experts=12, gpus=4, even=True, split="equal"), seeds)
+def test_free_is_never_slower_than_equal_and_best_never_worse_than_eplb(instance, seed):
+    free = ReplicationInstance(instance.loads, instance.slots, instance.gpus, "free")
+    usual = replicate(instance, "eplb")
+    found = replicate(instance, exact=False, effort=2, seed=seed)
+    at_will = check_replication(found.solution, instance.loads, instance.gpus, split="free")
+    assert (at_will >= checked(found, instance) * (1 - 1e-6)).all()
+    assert (checked(found, instance).min(axis=0) >= checked(usual, instance).min(axis=0) * (1 - 1e-9)).all()
+    free_usual = replicate(free, "eplb")
+    assert replicate(free, exact=False, effort=2).objective >= free_usual.objective * (1 - 1e-6)
+
+
+def test_several_loads_are_weighed_by_the_worst():
+    """The mean of these loads is flat, so that a plan for the mean is as good as any; one plan serves both well."""
+    loads = np.array([[[8.0, 0, 1, 1, 0, 8, 1, 1]], [[0.0, 8, 1, 1, 8, 0, 1, 1]]])
+    result = replicate(ReplicationInstance(loads, 8, 2))
+    assert (result.objective, result.status) == (1.0, Status.OPTIMAL)
+    assert checked(result, ReplicationInstance(loads, 8, 2)).tolist() == [[1.0], [1.0]]
+
+
+def test_replicas_on_one_gpu_are_legal_and_sometimes_best():
+    """Two thirds of expert 0 on GPU 0: only two of its three replicas there make both GPUs equally slow."""
+    instance = ReplicationInstance(np.array([[[6.0, 1, 3]]]), 5, 2, slots_of_gpu=np.array([3, 2]))
+    result = replicate(instance)
+    assert result.objective == 1.0 and result.status is Status.OPTIMAL
+    assert result.solution.tolist() == [[0, 0, 1, 0, 2]]
+
+
+def test_faster_gpus_and_larger_ones_get_more():
+    speed, slots_of_gpu = np.array([2.0, 1.0, 1.0]), np.array([4, 2, 2])
+    instance = ReplicationInstance(np.ones((1, 1, 8)), 8, 3, slots_of_gpu=slots_of_gpu, speed=speed)
+    assert replicate(instance).objective == 1.0
+    # With as many slots everywhere the fast GPU cannot get its half.
+    equal = replicate(ReplicationInstance(np.ones((1, 1, 9)), 9, 3, speed=speed))
+    assert equal.status is Status.OPTIMAL and equal.objective == pytest.approx((9 / 4) / 3)
+    # GPU 0 may hold one expert of the three alike, so it has at most a third of the work.
+    few = ReplicationInstance(np.ones((1, 1, 3)), 4, 2, "free", slots_of_gpu=np.array([1, 3]))
+    assert replicate(few).status is Status.OPTIMAL and replicate(few).objective == pytest.approx(0.75)
+
+
+def test_groups_stay_on_their_node():
+    rng = np.random.default_rng(5)
+    loads = rng.random((2, 4, 16))
+    instance = ReplicationInstance(loads, 24, 8, nodes=2, groups=4)
+    result = replicate(instance)
+    checked(result, instance)
+    for nodes in result.solution.reshape(4, 2, 12) // 4:
+        assert not set(nodes[0]) & set(nodes[1])
+    assert result.objective >= replicate(instance, "eplb").objective
+    # What the groups cost: the same without them.
+    assert replicate(ReplicationInstance(loads, 24, 8)).objective >= result.objective
+
+
+def test_the_limit_of_groups_is_their_best_dealing():
+    assert [len(_partitions(groups, nodes)) for groups, nodes in ((4, 2), (8, 4), (8, 2), (6, 6))] == [3, 105, 35, 1]
+    assert _partitions(16, 4) is None
+    # Groups of 4, 3, 2, 1: nodes of 5 and 5 at best, and 6 + 1 beside 2 + 1 where one group outweighs all.
+    even = ReplicationInstance(np.array([[[4.0, 3, 2, 1]]]), 4, 2, nodes=2, groups=4)
+    assert replicate(even).bound == 1.0
+    uneven = ReplicationInstance(np.array([[[6.0, 1, 2, 1]]]), 4, 2, nodes=2, groups=4)
+    assert replicate(uneven).status is Status.OPTIMAL and replicate(uneven).objective == pytest.approx(5 / 7)
+    load = np.random.default_rng(9).random((3, 2, 8))
+    order, least = groups_of_nodes(load, 2, 4, 1.0)
+    dealt = np.take_along_axis(load.reshape(3, 2, 4, 2).sum(axis=3), order[:, None], axis=2)
+    assert dealt.reshape(3, 2, 2, 2).sum(axis=3).max(axis=(1, 2)) == pytest.approx(least)
+    # Too many dealings to try: the heaviest of 16 groups and the three lightest are 23 of 38.
+    many = ReplicationInstance(np.array([[[20.0, *[1.2] * 15]]]), 16, 4, nodes=4, groups=16)
+    result = replicate(many)
+    assert result.status is Status.OPTIMAL and result.objective == pytest.approx(9.5 / 23.6)
+
+
+def test_the_gap_is_of_max_over_mean():
+    instance = ReplicationInstance(np.array([[[5.0, 5, 5, 1, 1]]]), 6, 2)
+    result = replicate(instance, "eplb")
+    assert result.gap == 0
+    assert imbalance_gap(result) == pytest.approx(result.bound / result.objective - 1)
+    assert imbalance_gap(replicate(ReplicationInstance(np.ones((1, 1, 4)), 4, 2))) == 0
+
+
+def test_layers_and_loads_without_tokens():
+    loads = np.zeros((2, 3, 4))
+    loads[0, 1] = [4, 2, 1, 1]
+    instance = ReplicationInstance(loads, 6, 2)
+    result = replicate(instance)
+    checked(result, instance)
+    # Replicas of experts nobody asked for are spread, not heaped on the first.
+    assert max(np.bincount(result.solution[0])) == 2
+    assert replicate(ReplicationInstance(np.zeros((1, 1, 4)), 4, 2)).objective == 1.0
+
+
+def test_the_same_seed_gives_the_same_answer():
+    loads = np.random.default_rng(6).random((3, 4, 40))
+    instance = ReplicationInstance(loads, 48, 8)
+    first, second = replicate(instance, seed=3), replicate(instance, seed=3)
+    assert first.solution.tolist() == second.solution.tolist()
+    assert any(replicate(instance, seed=s).solution.tolist() != first.solution.tolist() for s in range(3))
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 60])
+def test_cancelled_work_has_a_legal_answer(after):
+    loads = np.random.default_rng(7).random((3, 4, 40)) ** 4
+    instance = ReplicationInstance(loads, 48, 8)
+    asked = iter(range(10**6))
+    result = replicate(instance, stop=lambda: next(asked) >= after)
+    checked(result, instance)
+    assert result.status is Status.CANCELLED
+    free = ReplicationInstance(loads, 48, 8, "free")
+    asked = iter(range(10**6))
+    assert replicate(free, stop=lambda: next(asked) >= after).status is Status.CANCELLED
+
+
+def test_a_time_limit_is_kept_and_said():
+    loads = np.random.default_rng(8).random((4, 30, 64)) ** 4
+    instance = ReplicationInstance(loads, 96, 16)
+    result = replicate(instance, effort=10**6, time_limit=0.3)
+    assert result.status is Status.TIME_LIMIT and result.runtime < 1.5
+    checked(result, instance)
+
+
+def test_progress_is_told():
+    told = []
+    instance = ReplicationInstance(np.array([[[5.0, 3, 3, 2, 2, 1]]]), 6, 2)
+    result = replicate(instance, on_incumbent=lambda objective, bound: told.append((objective, bound)))
+    assert told and told[-1] == (result.objective, pytest.approx(result.bound))
+    assert all(objective <= bound + 1e-12 for objective, bound in told)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
+def test_real_loads():
+    """DeepSeek-R1, 288 slots on 32 GPUs: above EPLB on one workload, and far above it on the worst of four."""
+    loads = np.stack([read_workload(path).load for path in sorted(DATA.glob("*.json"))])
+    for load in loads:
+        instance = ReplicationInstance(load[None], 288, 32)
+        result = replicate(instance)
+        assert checked(result, instance).min() >= 0.995
+        assert replicate(instance, "eplb").objective < 0.99
+    together = ReplicationInstance(loads, 288, 32)
+    usual = balancedness(replicate(together, "eplb").solution, together)
+    robust = balancedness(replicate(together, effort=0).solution, together)
+    assert usual.mean(axis=1).min() < 0.78 and robust.min() > 0.97
+
+
+ONES = np.ones((1, 2, 12))
+
+
+@pytest.mark.parametrize(
+    ("more", "parts"),
+    [
+        ({"loads": np.ones((2, 12))}, ["loads", "[load, layer, expert]"]),
+        ({"loads": -ONES}, ["loads", "at least 0"]),
+        ({"split": "half"}, ["split", "half"]),
+        ({"slots": 8}, ["8 slots for 12 experts", "16"]),
+        ({"slots": 17}, ["17 slots", "8 GPUs", "16 or 24"]),
+        ({"nodes": 3}, ["8 GPUs", "3 nodes"]),
+        ({"groups": 5}, ["12 experts", "5 groups"]),
+        ({"slots_of_gpu": np.full(7, 2)}, ["slots_of_gpu", "8 GPUs"]),
+        ({"slots_of_gpu": np.full(8, 3)}, ["adds up to 24", "16", "8 slots"]),
+        ({"slots_of_gpu": np.full(8, 2.5)}, ["slots_of_gpu", "whole number"]),
+        ({"slots_of_gpu": np.full(8, 1), "slots": 8}, ["8 slots for 12 experts", "add 4"]),
+        ({"speed": np.zeros(8)}, ["speed", "positive"]),
+        ({"speed": np.r_[2.0, np.ones(7)], "nodes": 2, "groups": 2}, ["groups", "leave groups"]),
+    ],
+)
+def test_bad_input_says_what_would_do(more, parts):
+    with pytest.raises(InputError) as error:
+        ReplicationInstance(**({"loads": ONES, "slots": 16, "gpus": 8} | more))
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_eplb_needs_gpus_alike():
+    with pytest.raises(InputError, match="use 'best'"):
+        replicate(ReplicationInstance(ONES, 16, 2, slots_of_gpu=np.array([10, 6])), "eplb")
+    with pytest.raises(InputError, match="algorithm"):
+        replicate(ReplicationInstance(ONES, 16, 8), "worst")
+
+
+@pytest.mark.parametrize("row", [[0, 1, 2, 2, 1], [0, 1, 2, 3, 1, 4], [0, 1, 1, 1, 0, 2], [0, 1, 2, 3, -1, 0]])
+def test_the_check_refuses_illegal_plans(row):
+    with pytest.raises(IllegalError):
+        check_replication(np.array([row]), np.ones((1, 1, 4)), 2)

@@ -1,0 +1,305 @@
+"""Two models on the same GPUs: the order of computation, what waits for what, closed forms, and the bound."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError
+from engine.plan import SendOrder
+from engine.simulate.colocated import ExpertSeconds, colocated_bound, colocated_timeline, layer_weight
+from engine.simulate.network import Network, all_to_all
+from engine.timeline import COLUMNS
+from tests.simulate.test_network import fabric, off_diagonal, schedule_for
+from tests.strategies import networks, seeds
+
+MODES = ("matched", "sequential", "concurrent")
+STEPS = ("gate", "ffn", "aggregate")
+ROUND_OFF = 1e-8
+
+
+def orders(mode: str, traffic: tuple, network: Network, seed: int) -> SendOrder:
+    """A send order for dispatch and combine float64[layer, src, dst]."""
+    if mode == "concurrent":
+        return SendOrder(mode=mode)
+    dispatch, combine = (tuple(schedule_for(mode, one, network, seed) for one in part) for part in traffic)
+    return SendOrder(mode=mode, dispatch=dispatch, combine=combine)
+
+
+def model(rng: np.random.Generator, network: Network, layers: int, busy: float = 1.0) -> tuple[dict, tuple]:
+    """Random compute seconds and traffic; computation and transfers weigh about the same, some of each is missing."""
+    gpus = network.gpus
+    compute = {
+        step: rng.exponential(1e-3, (layers, gpus)) * (rng.random((layers, gpus)) < 0.9) * rng.integers(0, 2)
+        for step in STEPS
+    }
+    dispatch = rng.exponential(500.0, (layers, gpus, gpus)) * (rng.random((layers, gpus, gpus)) < busy)
+    combine = dispatch.transpose(0, 2, 1) if rng.random() < 0.7 else rng.exponential(500.0, dispatch.shape)
+    return compute, (dispatch, combine)
+
+
+@st.composite
+def cases(draw, most: int = 4, modes=MODES):
+    """The arguments of `colocated_timeline` of two random models."""
+    network, rng = draw(networks(most=most)), np.random.default_rng(draw(seeds))
+    layers = draw(st.integers(1, 2))
+    (compute_a, traffic_a), (compute_b, traffic_b) = (
+        model(rng, network, layers, draw(st.sampled_from((0.0, 0.5, 1.0)))) for _ in "ab"
+    )
+    order_a, order_b = (
+        orders(draw(st.sampled_from(modes)), traffic, network, seed)
+        for seed, traffic in enumerate((traffic_a, traffic_b))
+    )
+    return compute_a, compute_b, traffic_a, traffic_b, order_a, order_b, network
+
+
+def total(events: pd.DataFrame) -> float:
+    return float(events["end"].max()) if len(events) else 0.0
+
+
+def bound_of(case: tuple) -> float:
+    return colocated_bound(*case[:4], case[6])
+
+
+@settings(max_examples=120, deadline=None)
+@given(cases())
+def test_every_rule_of_the_pipeline(case):
+    """Walks through the events: one computation at a time and in order, every wait kept, nobody waits without cause."""
+    compute_a, compute_b, traffic_a, traffic_b, _, _, network = case
+    events = colocated_timeline(*case)
+    assert tuple(events.columns) == COLUMNS
+    compute, traffic = (compute_a, compute_b), (traffic_a, traffic_b)
+
+    def ends_of(layer: int, kind: str, model: int) -> pd.DataFrame:
+        return events[(events["layer"] == layer) & (events["kind"] == kind) & (events["model"] == model)]
+
+    lane, found = np.zeros(network.gpus), 0
+    for layer in range(len(traffic_a[0])):
+        arrived, fed = {}, {}
+        for step, model_ in (("gate", 0), ("gate", 1), ("ffn", 0), ("ffn", 1), ("aggregate", 0), ("aggregate", 1)):
+            before = {"gate": None, "ffn": "dispatch", "aggregate": "combine"}[step]
+            ready = arrived.get((before, model_), 0.0)
+            if before:
+                flows = ends_of(layer, before, model_)
+                which = ("dispatch", "combine").index(before)
+                moved = np.zeros((network.gpus, network.gpus))
+                np.add.at(moved, (flows["resource"], flows["peer"]), flows["bytes"])
+                np.testing.assert_allclose(moved, off_diagonal(traffic[model_][which][layer]), rtol=1e-12)
+                assert flows["start"].min() == pytest.approx(fed[before, model_]) if len(flows) else True
+                ready = max(fed[before, model_], flows["end"].max() if len(flows) else 0.0)
+                found += len(flows)
+            start, seconds = np.maximum(lane, ready), compute[model_][step][layer]
+            done = ends_of(layer, step, model_)
+            some = np.flatnonzero(seconds > 0)
+            assert done["resource"].tolist() == some.tolist()
+            np.testing.assert_allclose(done["start"], start[some], rtol=1e-12)
+            np.testing.assert_allclose(done["end"], (start + seconds)[some], rtol=1e-12)
+            lane, found = start + seconds, found + len(done)
+            fed[{"gate": "dispatch", "ffn": "combine"}.get(step), model_] = lane.max()
+    assert found == len(events) and set(events["model"]) <= {0, 1}
+    assert all(events.loc[events["stream"] == "compute", "peer"] == -1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases())
+def test_no_send_order_beats_the_bound(case):
+    assert bound_of(case) <= total(colocated_timeline(*case)) * (1 + ROUND_OFF)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(modes=("matched",)))
+def test_the_bound_is_met_where_one_model_has_no_traffic(case):
+    compute_a, compute_b, traffic_a, traffic_b, order_a, _, network = case
+    linked = np.zeros(network.gpus)
+    send = np.full(network.gpus, 1e6)
+    network = replace(network, send=send, receive=send, link=linked, latency=0.0, link_latency=linked)
+    silent = tuple(np.zeros_like(one) for one in traffic_b)
+    plain = SendOrder(mode="concurrent")
+    order_a = orders("matched", traffic_a, network, 0)
+    for arguments in (
+        (compute_a, compute_b, traffic_a, silent, order_a, plain, network),
+        (compute_b, compute_a, silent, traffic_a, plain, order_a, network),
+    ):
+        assert total(colocated_timeline(*arguments)) == pytest.approx(bound_of(arguments), rel=ROUND_OFF)
+
+
+def test_the_bound_counts_both_dispatches_at_a_port_and_releases():
+    """GPU 0 sends 4 s of a and, from second 1 on, 3 s of b; only then come the experts of b."""
+    network = fabric([1.0, 1.0])
+    nothing, both = np.zeros((1, 2)), np.zeros((2, 1, 2, 2))
+    both[:, 0, 0, 1] = 4.0, 3.0
+    silent = np.zeros((1, 2, 2))
+    compute_a = {"gate": nothing, "ffn": nothing, "aggregate": nothing}
+    compute_b = {"gate": nothing + 1.0, "ffn": nothing + 10.0, "aggregate": nothing}
+    assert colocated_bound(compute_a, compute_b, (both[0], silent), (both[1], silent), network) == 4 + 3 + 10
+    # Traffic of b alone: nothing moves before its gate is through.
+    assert colocated_bound(compute_a, compute_b, (silent, silent), (both[1], silent), network) == 1 + 3 + 10
+    # The combine of a starts when the experts of a end, however idle the network was.
+    compute_a["ffn"] = nothing + 20.0
+    assert colocated_bound(compute_a, compute_b, (silent, both[0]), (silent, silent), network) == 1 + 20 + 10
+    compute_b["ffn"] = nothing
+    assert colocated_bound(compute_a, compute_b, (silent, both[0]), (silent, silent), network) == 1 + 20 + 4
+
+
+def test_the_bound_lets_all_to_alls_of_other_gpus_run_side_by_side():
+    """The combine of a needs not wait for the dispatch of b, which table 2 serves first."""
+    network, nothing, silent = fabric([1.0] * 4), np.zeros((1, 4)), np.zeros((1, 4, 4))
+    compute = dict.fromkeys(STEPS, nothing)
+    combine_a, dispatch_b = silent.copy(), silent.copy()
+    combine_a[0, 0, 1], dispatch_b[0, 2, 3] = 4.0, 7.0
+    case = (compute, compute, (silent, combine_a), (dispatch_b, silent))
+    plain = SendOrder(mode="concurrent")
+    assert colocated_bound(*case, network) == total(colocated_timeline(*case, plain, plain, network)) == 7.0
+
+
+def table_2(times: dict[str, float]) -> float:
+    """Equation 4, G^a of the next layer included, where no two all-to-alls overlap; |X + Y| is then |X| after |Y|."""
+    t = times
+    end_na = t["Na"]
+    end_fa = max(t["Gb"], end_na) + t["Fa"]
+    end_nb = max(t["Gb"], end_na) + t["Nb"]
+    end_fb = max(end_fa, end_nb) + t["Fb"]
+    end_ca = max(end_fa, end_nb) + t["Ca"]
+    end_aa = max(end_fb, end_ca) + t["Aa"]
+    end_cb = max(end_fb, end_ca) + t["Cb"]
+    return max(end_aa, end_cb) + t["Ab"] + t["Ga"]
+
+
+def test_table_2_where_no_two_collectives_overlap():
+    """Equal GPUs. Drawn times of which those without an overlap are kept; the maxima must go both ways."""
+    rng = np.random.default_rng(0)
+    network, kept = fabric([1.0] * 3), 0
+    ways = set()
+    for _ in range(200):
+        compute = {name: float(rng.exponential()) for name in ("Ga", "Gb", "Fa", "Fb", "Aa", "Ab")}
+        traffic = {name: rng.exponential(0.3, (1, 3, 3)) * (rng.random() < 0.5) for name in ("Na", "Nb", "Ca", "Cb")}
+        seconds = {name: network.bound(one[0]) for name, one in traffic.items()}
+        per_model = [
+            {step: np.full((1, 3), compute[letter + which]) for step, letter in zip(STEPS, "GFA", strict=True)}
+            for which in "ab"
+        ]
+        moved = [(traffic["N" + which], traffic["C" + which]) for which in "ab"]
+        order = [orders("matched", one, network, 0) for one in moved]
+        events = colocated_timeline(*per_model, *moved, *order, network)
+        spans = events[events["stream"] == "network"].groupby(["model", "kind"], observed=True)
+        spans = spans.agg(start=("start", "min"), end=("end", "max")).sort_values("start")
+        if np.any(spans["start"].to_numpy()[1:] < spans["end"].to_numpy()[:-1]):
+            continue
+        kept += 1
+        t = compute | seconds
+        ways.add((t["Gb"] >= t["Na"], t["Fa"] >= t["Nb"], t["Fb"] >= t["Ca"], t["Aa"] >= t["Cb"]))
+        assert total(events) == pytest.approx(table_2(t), rel=ROUND_OFF)
+        assert bound_of((*per_model, *moved, None, None, network)) <= total(events) * (1 + ROUND_OFF)
+    assert kept > 40 and len(ways) >= 4
+
+
+def test_a_model_alone_runs_step_by_step():
+    rng = np.random.default_rng(7)
+    network = fabric(rng.uniform(1, 2, 3), latency=0.01)
+    compute = {step: rng.exponential(1.0, (2, 3)) for step in STEPS}
+    dispatch = rng.exponential(1.0, (2, 3, 3))
+    silent = {step: np.zeros((2, 3)) for step in STEPS}, (np.zeros((2, 3, 3)),) * 2
+    plain = SendOrder(mode="concurrent")
+    events = colocated_timeline(compute, silent[0], (dispatch, dispatch), silent[1], plain, plain, network)
+    # Barriers only at the all-to-alls: aggregation and the next gate follow each other on each GPU.
+    lane = np.zeros(3)
+    for layer in range(2):
+        both = all_to_all("concurrent", None, dispatch[layer], network).seconds
+        lane = (lane + compute["gate"][layer]).max() + both + compute["ffn"][layer]
+        lane = lane.max() + both + compute["aggregate"][layer]
+    assert total(events) == pytest.approx(lane.max(), rel=1e-9)
+    assert set(events["model"]) == {0}
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(modes=("concurrent",)), st.sampled_from((0.25, 4.0)), seeds)
+def test_units_and_names_of_gpus_do_not_matter(case, factor, seed):
+    compute_a, compute_b, traffic_a, traffic_b, order_a, order_b, network = case
+    before, floor = total(colocated_timeline(*case)), bound_of(case)
+
+    slow = replace(network, latency=factor * network.latency, link_latency=factor * network.link_latency)
+    computes = [{step: factor * one for step, one in compute.items()} for compute in (compute_a, compute_b)]
+    traffic = [tuple(factor * one for one in both) for both in (traffic_a, traffic_b)]
+    assert total(colocated_timeline(*computes, *traffic, order_a, order_b, slow)) == pytest.approx(factor * before)
+    assert colocated_bound(*computes, *traffic, slow) == pytest.approx(factor * floor)
+
+    names = np.random.default_rng(seed).permutation(network.gpus)
+    renamed = Network(*(getattr(network, port)[names] for port in ("send", "receive", "link", "node")),
+                      network.latency, network.link_latency[names])  # fmt: skip
+    computes = [{step: one[:, names] for step, one in compute.items()} for compute in (compute_a, compute_b)]
+    traffic = [tuple(one[:, names][:, :, names] for one in both) for both in (traffic_a, traffic_b)]
+    assert total(colocated_timeline(*computes, *traffic, order_a, order_b, renamed)) == pytest.approx(before)
+    assert colocated_bound(*computes, *traffic, renamed) == pytest.approx(floor)
+
+
+def test_a_shared_order_and_unequal_layers_are_refused():
+    network, rng = fabric([1.0, 1.0]), np.random.default_rng(0)
+    (compute_a, traffic_a), (compute_b, traffic_b) = (model(rng, network, layers) for layers in (1, 2))
+    plain, shared = SendOrder(mode="concurrent"), orders("shared", traffic_a, network, 0)
+    with pytest.raises(InputError, match="shared order"):
+        colocated_timeline(compute_a, compute_a, traffic_a, traffic_a, plain, shared, network)
+    with pytest.raises(AssertionError, match="as many layers"):
+        colocated_timeline(compute_a, compute_b, traffic_a, traffic_b, plain, plain, network)
+
+
+def expert_seconds(rng: np.random.Generator, gpus: int, experts: int) -> ExpertSeconds:
+    return ExpertSeconds(rng.random(gpus) * 0.5, rng.random(gpus) * 0.5, *rng.random((3, gpus, experts)))
+
+
+def test_layer_weight_is_table_2_of_every_triple():
+    """Where a GPU sends as much as it receives, two all-to-alls that overlap take as long as one after the other."""
+    rng = np.random.default_rng(1)
+    a, b = (replace(one, receive=one.send) for one in (expert_seconds(rng, 3, 4), expert_seconds(rng, 3, 5)))
+    weight = layer_weight(a, b)
+    assert weight.shape == (3, 4, 5)
+    for gpu in range(3):
+        for of_a in range(4):
+            for of_b in range(5):
+                times = {"Ga": a.gate, "Gb": b.gate, "Aa": a.aggregate, "Ab": b.aggregate}
+                times = {name: one[gpu] for name, one in times.items()}
+                times |= {"Fa": a.ffn[gpu, of_a], "Fb": b.ffn[gpu, of_b]}
+                times |= {"Na": a.send[gpu, of_a], "Nb": b.send[gpu, of_b]}
+                # Table 2 of no overlap lets N^b wait for both; on one GPU it needs the port, and its own gate.
+                busy = max(times["Na"] + times["Nb"], times["Gb"] + times["Nb"])
+                start = max(max(times["Gb"], times["Na"]) + times["Fa"], busy)
+                end_a = max(start + times["Fb"], start + times["Na"]) + times["Aa"]
+                end_b = max(start + times["Fb"] + times["Nb"], start + times["Na"] + times["Nb"])
+                wanted = max(end_a, end_b) + times["Ab"] + times["Ga"]
+                assert weight[gpu, of_a, of_b] == pytest.approx(wanted, rel=1e-12)
+                assert wanted == pytest.approx(table_2(times | {"Ca": times["Na"], "Cb": times["Nb"]}), rel=1e-12)
+
+
+def test_layer_weight_of_one_model_alone_and_of_computation_alone():
+    rng = np.random.default_rng(2)
+    a, b = expert_seconds(rng, 4, 4), expert_seconds(rng, 4, 4)
+    nothing = ExpertSeconds(np.zeros(4), np.zeros(4), *np.zeros((3, 4, 4)))
+    alone = a.gate[:, None] + a.aggregate[:, None] + a.ffn + 2 * np.maximum(a.send, a.receive)
+    np.testing.assert_allclose(layer_weight(a, nothing), np.repeat(alone[:, :, None], 4, axis=2))
+    np.testing.assert_allclose(layer_weight(nothing, a), np.repeat(alone[:, None, :], 4, axis=1))
+    quiet = [replace(one, send=0 * one.send, receive=0 * one.receive) for one in (a, b)]
+    busy = [(one.gate + one.aggregate)[:, None] + one.ffn for one in quiet]
+    np.testing.assert_allclose(layer_weight(*quiet), busy[0][:, :, None] + busy[1][:, None, :])
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds)
+def test_layer_weight_never_falls_when_a_time_grows_and_scales(seed):
+    rng = np.random.default_rng(seed)
+    a, b = expert_seconds(rng, 3, 3), expert_seconds(rng, 3, 3)
+    weight = layer_weight(a, b)
+    for name in ("gate", "aggregate", "ffn", "send", "receive"):
+        longer = replace(a, **{name: getattr(a, name) + rng.random(getattr(a, name).shape)})
+        assert np.all(layer_weight(longer, b) >= weight)
+    twice = [replace(one, **{name: 2 * getattr(one, name) for name in vars(one)}) for one in (a, b)]
+    np.testing.assert_allclose(layer_weight(*twice), 2 * weight)
+
+
+def test_layer_weight_of_64_is_quick():
+    a, b = (expert_seconds(np.random.default_rng(seed), 64, 64) for seed in (0, 1))
+    start = time.perf_counter()
+    assert layer_weight(a, b).shape == (64, 64, 64)
+    assert time.perf_counter() - start < 2

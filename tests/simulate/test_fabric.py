@@ -1,0 +1,215 @@
+"""Several all-to-alls on one network: each alone as `all_to_all`, together as a naive simulation, and in any order."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.communication.replay import replay
+from engine.errors import InputError
+from engine.plan import Schedule
+from engine.simulate.fabric import Fabric
+from engine.simulate.network import Flows, Network, all_to_all
+from engine.validate import check_flows
+from tests.simulate.test_network import fabric, naive_rates, off_diagonal, schedule_for
+from tests.strategies import networks, seeds, traffics
+
+MODES = ("matched", "sequential", "concurrent")
+EXACT, CLOSE = 1e-9, 1e-6
+"""Against `all_to_all`, which counts the same events; against a simulation with a tolerance of its own."""
+
+
+@st.composite
+def collectives(draw, least: int = 1, most: int = 3, gpus: int = 5, releases: float = 2e-3):
+    """A network and some (start, mode, schedule, traffic) on it, in the order of their starts."""
+    network = draw(networks(most=gpus))
+    listed = []
+    start = 0.0
+    for _ in range(draw(st.integers(least, most))):
+        traffic, mode = draw(traffics(network.gpus)), draw(st.sampled_from(MODES))
+        planned = traffic if draw(st.booleans()) else draw(traffics(network.gpus))
+        listed.append((start, mode, schedule_for(mode, planned, network, draw(seeds)), traffic))
+        start += draw(st.sampled_from((0.0, releases / 7, releases)))
+    return network, listed
+
+
+def run(network: Network, listed: list) -> Fabric:
+    """All collectives, called 0, 1, …, released at once and simulated to their end."""
+    both = Fabric(network)
+    for name, (start, *rest) in enumerate(listed):
+        both.release(str(name), start, *rest)
+    for name in range(len(listed)):
+        both.finish(str(name))
+    return both
+
+
+def naive_ends(network: Network, listed: list) -> list[float]:
+    """The end of each, from lanes of groups of sends: a group starts when the one before it in its lane has ended."""
+    capacity, linked = {}, network.linked
+    for gpu in range(network.gpus):
+        capacity |= {("out", gpu): network.send[gpu], ("in", gpu): network.receive[gpu]}
+        if network.link[gpu]:
+            capacity |= {("link out", gpu): network.link[gpu], ("link in", gpu): network.link[gpu]}
+    lanes, ends = [], []
+    for owner, (start, mode, schedule, traffic) in enumerate(listed):
+        traffic = off_diagonal(traffic)
+        ends.append(start)
+        if mode == "concurrent":
+            groups = [[(i, j, traffic[i, j]) for i, j in np.argwhere(traffic)]]
+            lanes.append([owner, start, groups, []])
+            continue
+        sends = list(zip(*replay(schedule, traffic), strict=True))
+        if mode == "matched":
+            groups = [[send[:3] for send in sends if send[3] == phase] for phase in range(schedule.phases + 1)]
+            lanes.append([owner, start, groups, []])
+        else:
+            for gpu in range(network.gpus):
+                lanes.append([owner, start, [[send[:3]] for send in sends if send[0] == gpu], []])
+    now = 0.0
+    while True:
+        for lane in lanes:
+            while not lane[3] and any(lane[2]):
+                for src, dst, size in lane[2].pop(0):
+                    kind, late = ("link ", network.link_latency[src]) if linked[src, dst] else ("", network.latency)
+                    lane[3].append([lane[1] + late, size, ((kind + "out", src), (kind + "in", dst)), size])
+        flying = [send for lane in lanes for send in lane[3]]
+        if not flying:
+            return ends
+        moving = [send for send in flying if send[0] <= now + 1e-15]
+        rates = naive_rates([send[2] for send in moving], capacity)
+        until = [send[1] / rate for send, rate in zip(moving, rates, strict=True)]
+        until += [send[0] - now for send in flying if send[0] > now + 1e-15]
+        step = min(until)
+        for send, rate in zip(moving, rates, strict=True):
+            send[1] -= rate * step
+        now += step
+        for lane in lanes:
+            if lane[3]:
+                lane[3] = [send for send in lane[3] if send[1] > 1e-10 * send[3]]
+                if not lane[3]:
+                    lane[1] = now
+                    ends[lane[0]] = max(ends[lane[0]], now)
+
+
+@settings(max_examples=200, deadline=None)
+@given(collectives(most=1), st.sampled_from((0.0, 0.7)))
+def test_alone_it_is_all_to_all_send_by_send(case, start):
+    network, [(_, mode, schedule, traffic)] = case
+    alone, wanted = Fabric(network), all_to_all(mode, schedule, traffic, network)
+    alone.release("x", start, mode, schedule, traffic)
+    assert alone.finish("x") == pytest.approx(start + wanted.seconds, rel=EXACT)
+    found = alone.flows("x")
+    assert found.src.tolist() == wanted.src.tolist() and found.dst.tolist() == wanted.dst.tolist()
+    assert found.bytes.tolist() == wanted.bytes.tolist()
+    close = {"rtol": EXACT, "atol": EXACT * max(wanted.seconds, start)}
+    np.testing.assert_allclose(found.start, start + wanted.start, **close)
+    np.testing.assert_allclose(found.end, start + wanted.end, **close)
+
+
+@settings(max_examples=200, deadline=None)
+@given(collectives(least=2))
+def test_together_they_share_as_in_a_naive_simulation(case):
+    network, listed = case
+    both = run(network, listed)
+    found = [both.finish(str(name)) for name in range(len(listed))]
+    assert found == pytest.approx(naive_ends(network, listed), rel=CLOSE)
+
+
+@settings(max_examples=60, deadline=None)
+@given(collectives(least=2), st.randoms(use_true_random=False))
+def test_neither_the_order_of_questions_nor_a_late_release_changes_anything(case, random):
+    network, listed = case
+    at_once = run(network, listed)
+    late, asked = Fabric(network), []
+    for name, (start, *rest) in enumerate(listed):
+        # Ask for whatever has ended by then in the run that knew everything from the beginning.
+        asked = [str(one) for one in range(name) if at_once.finish(str(one)) <= start]
+        random.shuffle(asked)
+        for one in asked:
+            late.finish(one)
+        late.release(str(name), start, *rest)
+    names = [str(name) for name in range(len(listed))]
+    random.shuffle(names)
+    for name in names:
+        assert late.finish(name) == pytest.approx(at_once.finish(name), rel=EXACT)
+        np.testing.assert_allclose(late.flows(name).end, at_once.flows(name).end, rtol=EXACT)
+
+
+@settings(max_examples=100, deadline=None)
+@given(collectives(least=2))
+def test_bytes_latency_and_the_ports_are_kept(case):
+    """Nothing is lost, no send is faster than its ports, no port carries more than it can at any time."""
+    network, listed = case
+    both = run(network, listed)
+    for name, (start, _, _, traffic) in enumerate(listed):
+        flows, end = both.flows(str(name)), both.finish(str(name))
+        delivered = np.zeros_like(traffic)
+        np.add.at(delivered, (flows.src, flows.dst), flows.bytes)
+        np.testing.assert_allclose(delivered, off_diagonal(traffic), rtol=1e-12)
+        assert flows.start.min(initial=np.inf) >= start and flows.seconds == (end if len(flows.src) else 0)
+        assert end >= (start + network.bound(traffic)) * (1 - CLOSE)
+        out, into = network.ports(flows.src, flows.dst)
+        fastest = flows.bytes / np.minimum(network.capacity[out], network.capacity[into])
+        assert np.all(flows.end - flows.start >= (network.start_up(flows.src, flows.dst) + fastest) * (1 - CLOSE))
+    every = [both.flows(str(name)) for name in range(len(listed))]
+    columns = (
+        np.concatenate([getattr(one, name) for one in every]) for name in ("src", "dst", "bytes", "start", "end")
+    )
+    check_flows(Flows(*columns), sum(traffic for *_, traffic in listed), network)
+
+
+def test_two_equal_collectives_take_twice_as_long_and_a_late_one_only_what_is_left():
+    traffic = np.array([[0.0, 6.0], [0.0, 0.0]])
+    both = Fabric(fabric([2.0, 2.0]))
+    both.release("a", 0.0, "concurrent", None, traffic)
+    both.release("b", 1.0, "concurrent", None, traffic)
+    # a moves 2 alone, both share from second 1 on: a ends at 5, then b has 2 left.
+    assert (both.finish("a"), both.finish("b")) == (pytest.approx(5.0), pytest.approx(6.0))
+    assert both.flows("b").start.tolist() == [1.0]
+
+
+def test_the_phases_of_one_hold_up_only_itself():
+    network = fabric([1.0] * 4, latency=0.5)
+    phases = Schedule(src=(0, 1, 1), dst=(1, 0, 0), bytes=(1.0, 3.0, 1.0), phase=(0, 0, 1), duration=(3.0, 1.0))
+    traffic = np.zeros((4, 4))
+    traffic[0, 1], traffic[1, 0] = 1.0, 4.0
+    other = np.zeros((4, 4))
+    other[2, 3] = 7.0
+    both = Fabric(network)
+    both.release("a", 0.0, "matched", phases, traffic)
+    both.release("b", 0.0, "concurrent", None, other)
+    assert both.finish("a") == pytest.approx(5.0)  # 0.5 + 3, then 0.5 + 1
+    assert both.now == pytest.approx(5.0)
+    assert both.flows("a").end.tolist() == pytest.approx([1.5, 3.5, 5.0])
+    assert both.finish("b") == pytest.approx(7.5)
+
+
+def test_disjoint_in_time_they_do_not_meet():
+    rng = np.random.default_rng(5)
+    network, traffic = fabric(rng.uniform(1, 3, 4), latency=0.1), rng.exponential(1.0, (4, 4))
+    first = Fabric(network)
+    first.release("a", 0.0, "concurrent", None, traffic)
+    end = first.finish("a")
+    first.release("b", end, "concurrent", None, traffic.T)
+    assert first.finish("b") - end == pytest.approx(all_to_all("concurrent", None, traffic.T, network).seconds)
+
+
+def test_nothing_to_send_ends_at_once():
+    idle = Fabric(fabric([1.0, 1.0], latency=3.0))
+    idle.release("a", 4.0, "concurrent", None, np.diag([5.0, 6.0]))
+    assert idle.finish("a") == 4.0 and len(idle.flows("a").src) == 0 and idle.now == 0.0
+
+
+def test_misuse_is_named():
+    traffic = np.ones((2, 2))
+    both = Fabric(fabric([1.0, 1.0]))
+    both.release("a", 0.0, "concurrent", None, traffic)
+    with pytest.raises(InputError, match="already is a collective named a"):
+        both.release("a", 0.0, "concurrent", None, traffic)
+    with pytest.raises(InputError, match="shared order"):
+        both.release("b", 0.0, "shared", None, traffic)
+    with pytest.raises(ValueError, match="not ended"):
+        both.flows("a")
+    both.finish("a")
+    with pytest.raises(InputError, match=r"starts at 0\.5 s"):
+        both.release("b", 0.5, "concurrent", None, traffic)
