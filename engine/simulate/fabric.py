@@ -141,7 +141,8 @@ class Fabric:
         left = left - rate * (until - self.now)
         self.now = float(until)
         self._send["left"][active] = left
-        ended = left <= DONE * size
+        # A send may be so short that its end is no later than now in floats: it has ended all the same.
+        ended = (left <= DONE * size) | (ends <= until)
         self._active = active[~ended]
         self._send["end"][active[ended]] = np.minimum(ends[ended], self.now)
         for one in lane[ended].tolist():

@@ -12,7 +12,7 @@ from engine.simulate.fabric import Fabric
 from engine.simulate.network import Flows, Network, all_to_all
 from engine.validate import check_flows
 from tests.simulate.test_network import fabric, naive_rates, off_diagonal, schedule_for
-from tests.strategies import networks, seeds, traffics
+from tests.strategies import cluster_of, make_gpu, networks, seeds, traffics
 
 MODES = ("matched", "sequential", "concurrent")
 EXACT, CLOSE = 1e-9, 1e-6
@@ -150,7 +150,8 @@ def test_bytes_latency_and_the_ports_are_kept(case):
         assert end >= (start + network.bound(traffic)) * (1 - CLOSE)
         out, into = network.ports(flows.src, flows.dst)
         fastest = flows.bytes / np.minimum(network.capacity[out], network.capacity[into])
-        assert np.all(flows.end - flows.start >= (network.start_up(flows.src, flows.dst) + fastest) * (1 - CLOSE))
+        least = (network.start_up(flows.src, flows.dst) + fastest) * (1 - CLOSE)
+        assert np.all(flows.end - flows.start >= least - 1e-12 * flows.end)  # the clock tells no shorter times apart
     every = [both.flows(str(name)) for name in range(len(listed))]
     columns = (
         np.concatenate([getattr(one, name) for one in every]) for name in ("src", "dst", "bytes", "start", "end")
@@ -213,3 +214,14 @@ def test_misuse_is_named():
     both.finish("a")
     with pytest.raises(InputError, match=r"starts at 0\.5 s"):
         both.release("b", 0.5, "concurrent", None, traffic)
+
+
+def test_a_send_shorter_than_the_clock_can_tell_ends():
+    """Late in a simulation a few bytes take less than the distance between two floats."""
+    fabric = Fabric(Network.of(cluster_of(*[make_gpu(send=1e10)] * 2)))
+    tiny = np.array([[0.0, 1e-8], [1e-8, 0.0]])
+    fabric.release("early", 0.0, "concurrent", None, np.array([[0.0, 1e10], [0.0, 0.0]]))
+    fabric.finish("early")
+    fabric.release("late", 1e3, "concurrent", None, tiny)
+    assert fabric.finish("late") == pytest.approx(1e3)
+    assert (fabric.flows("late").end >= 1e3).all()
