@@ -22,6 +22,7 @@ st.navigation(
     [
         st.Page(PAGES / "workload.py", title="Workload", icon=":material/database:", url_path="workload", default=True),
         st.Page(PAGES / "cluster.py", title="Cluster", icon=":material/dns:", url_path="cluster"),
+        st.Page(PAGES / "affinity.py", title="Affinity", icon=":material/hub:", url_path="affinity"),
         st.Page(PAGES / "optimise.py", title="Optimise", icon=":material/tune:", url_path="optimise"),
         st.Page(PAGES / "timeline.py", title="Timeline", icon=":material/view_timeline:", url_path="timeline"),
         st.Page(PAGES / "launch.py", title="Launch", icon=":material/rocket_launch:", url_path="launch"),

@@ -5,12 +5,15 @@ import math
 import pandas as pd
 import streamlit as st
 
-from app import cached, state
+from app import cached, state, widgets
 from app.text import plain
 from engine import units
 from engine.errors import InputError
 from engine.problem import Problem
 from engine.workload import digest_of
+
+BOUND_COVERS = {"order": " · any order", "placement and order": " · any plan"}
+"""What lies above a plan's bound: every send order of its own placement, or every plan with as many slots per GPU."""
 
 
 def rows(problem: Problem) -> pd.DataFrame:
@@ -19,11 +22,12 @@ def rows(problem: Problem) -> pd.DataFrame:
     for id, candidate in cached.candidates().items():
         if candidate.plan.provenance.optimiser == "front" and id != state.plan_id():
             continue  # a front has a chart of its own
+        if widgets.why_not(candidate.plan, problem):
+            continue  # made for another cluster or model: still in the strip, but not comparable here
         try:
-            problem.check_plan(candidate.plan)
             figures = cached.metrics(candidate.plan, problem)
         except InputError:
-            continue  # made for another cluster or model: still in the strip, but not comparable here
+            continue  # follows tokens, but the open recording has none
         claim = candidate.plan.claim
         # A plan made from other inputs has only the bound of its own placement here.
         own = figures.bound is not None
@@ -34,7 +38,7 @@ def rows(problem: Problem) -> pd.DataFrame:
             "Scope": claim.scope if own else "order", "Balancedness": figures.balancedness,
             "Kept local": figures.kept_local, "Utilisation": figures.utilisation, "Experts": figures.memory,
             "Found in": candidate.runtime, "Proof": claim.proof if own else "made from other inputs",
-            "Order": candidate.plan.send_order.mode, "notes": candidate.notes,
+            "notes": candidate.notes,
             "Copies": move.copies if move else math.nan, "Move": move.seconds if move else math.nan,
             "Steps": move.steps if move else math.nan,
         })  # fmt: skip
@@ -63,19 +67,18 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
         "": table["open"].map({True: "▸", False: ""}),
         "Plan": table["Plan"],
         f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
-        "Above bound": table["Gap"].map(units.share, na_action="ignore"),
         f"Bound, {unit}": (table["Bound"] / factor).map(units.digits, na_action="ignore"),
-        "Bound covers any": table["Scope"],
+        "Above the bound of": table["Gap"].map(units.share) + table["Scope"].map(BOUND_COVERS),
         "Proof": table["Proof"],
-        "Order": table["Order"],
         "Balancedness": table["Balancedness"].map(units.digits),
         "Kept local": table["Kept local"].map(units.share),
         "Utilisation": table["Utilisation"].map(units.share),
         f"Experts per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
     }  # fmt: skip
     if table["Copies"].notna().any():
-        text["New copies"] = table["Copies"].map("{:,.0f}".format, na_action="ignore")
-        text["Move (at least)"] = table["Move"].map(units.seconds, na_action="ignore")
+        text["Copies to move"] = [
+            f"{copies:,.0f} · {units.seconds(move)}" for copies, move in zip(table["Copies"], table["Move"], strict=True)
+        ]
         text["Pays after"] = table["Steps"].map(_steps, na_action="ignore")
     return pd.DataFrame(text | {"Found in": table["Found in"].map(units.seconds)})
 

@@ -105,17 +105,9 @@ def _other_plans(problem: Problem) -> dict[str, tuple[float, float]]:
         one.plan.name: one.plan for one in cached.candidates().values()
         if one.plan.placement_b is None and one.plan.provenance.optimiser != "front"
     }  # fmt: skip
-    fitting = {name: plan for name, plan in plans.items() if _fits(plan, problem)}
+    fitting = {name: plan for name, plan in plans.items() if not widgets.why_not(plan, problem)}
     scores = _scores(list(fitting.values()), problem.workload.digest)
     return dict(zip(fitting, scores, strict=True))
-
-
-def _fits(plan, problem: Problem) -> bool:
-    try:
-        problem.check_plan(plan)
-    except InputError:
-        return False
-    return True
 
 
 def _scores(plans: list, digest: str) -> list[tuple[float, float]]:
@@ -224,7 +216,9 @@ def lina(problem: Problem) -> None:
             ]),
             hide_index=True,
         )  # fmt: skip
-        st.caption(f"Learnt from {plain(result['profile'])}, served {plain(result['served'])} in {middle['batches']} batches; "
-                   f"times over the ideal. Costs: {plain(middle['cost_source'])}.")  # fmt: skip
+        st.caption(f"Learnt from {plain(result['profile'])}, served {plain(result['served'])} in {middle['batches']} batches. "
+                   f"An ideal batch takes {units.seconds(middle['ideal_seconds'])}; scheduling one layer again takes "
+                   f"{units.seconds(middle['options']['schedule_seconds'])}, which a short layer cannot win back. "
+                   f"Costs: {plain(middle['cost_source'])}.")  # fmt: skip
 
     watch("lina", show, "Nothing simulated yet: press Simulate.")

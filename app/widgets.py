@@ -140,13 +140,20 @@ def sample_button() -> None:
 
 def placement_to_show(plan: Plan | None, problem: Problem) -> tuple[Placement, str]:
     """The placement of the open plan where it fits, else the linear one; and what to call it."""
-    if plan is not None:
-        try:
-            problem.check_plan(plan)
-            return plan.placement, f"the open plan, {plain(plan.name)}"
-        except InputError:
-            pass
+    if not why_not(plan, problem):
+        return plan.placement, f"the open plan, {plain(plan.name)}"
     return linear_placement(problem), "a linear placement (no plan is open)"
+
+
+def why_not(plan: Plan | None, problem: Problem) -> str:
+    """Why a plan cannot be shown for what is open; empty when it can."""
+    if plan is None:
+        return "No plan is open"
+    try:
+        problem.check_plan(plan)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def option_input(system: str, option: Option) -> str | int | float | bool:
@@ -168,10 +175,10 @@ def plans_of(job: runner.Job) -> list[Plan]:
 
 
 def usual_baselines(plans: dict[str, Plan], plan: Plan) -> list[str]:
-    """Ids of the newest RCS and SJF plans, which a plan is looked at beside unless a person chooses others."""
+    """Ids of the newest plans of the papers' baselines, which a plan is looked at beside unless a person chooses others."""
     found = {}
     for id, one in plans.items():
-        if one.provenance.optimiser in ("rcs", "sjf") and id != plan.id:
+        if one.provenance.optimiser in ("rcs", "sjf", "rec", "packing") and id != plan.id:
             found.setdefault(one.provenance.optimiser, id)
     return list(found.values())
 
@@ -222,5 +229,5 @@ def job_row(job: runner.Job) -> None:
             st.caption("The end of its log:")
             st.code(job.log_tail() or "(empty)", language=None)
         if found is State.CANCELLED:
-            kept = "The best plan found until then is kept." if job.result else "It had found nothing yet."
+            kept = "What was found until then is kept." if job.result else "It had found nothing yet."
             st.caption(f"Stopped. {kept}")

@@ -192,7 +192,7 @@ class Claim(Frozen):
     def proof(self) -> str:
         """How far the plan is proven, in words."""
         if self.status is Status.OPTIMAL:
-            return "proven optimal" if self.scope == "placement and order" else "order proven, placement given"
+            return "proven optimal" if self.scope == "placement and order" else "optimal order"
         stopped = {Status.CANCELLED: "stopped early", Status.TIME_LIMIT: "time ran out"}
         return stopped.get(self.status, "heuristic")
 

@@ -64,7 +64,7 @@ def watch() -> None:
         widgets.job_row(job)
         if state.newly_finished(job.id, job.state.finished):
             found = widgets.plans_of(job)
-            if found and state.plan_id() not in cached.candidates():
+            if found and widgets.why_not(cached.open_plan(), problem):
                 state.open_plan(min(found, key=lambda one: one.claim.objective).id)
             st.rerun()
 

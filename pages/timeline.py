@@ -5,24 +5,19 @@ import streamlit as st
 from app import cached, state, widgets
 from app.charts import gantt as charts
 from app.charts import theme
+from app.text import plain
 from engine import units
-from engine.errors import InputError
 from engine.formats.perfetto import write_trace
 from engine.simulate.inference import bound_of_plan
 
 widgets.header("Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis.")
 problem = widgets.needed_problem()
 
-fitting = {}
-for id, candidate in cached.candidates().items():
-    try:
-        problem.check_plan(candidate.plan)
-        fitting[id] = candidate.plan
-    except InputError:
-        continue
+fitting = {id: one.plan for id, one in cached.candidates().items() if not widgets.why_not(one.plan, problem)}
 plan = fitting.get(state.plan_id() or "")
 if plan is None:
-    st.info("Open a plan first: choose one in the row above or make one.", icon=":material/info:")
+    reason = widgets.why_not(cached.open_plan(), problem)
+    st.info(f"{plain(reason)}. Choose a plan in the row above or make one.", icon=":material/info:")
     st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
     st.stop()
 
@@ -69,7 +64,8 @@ widgets.chart(charts.gantt(timelines, first, last, title, bounds), "gantt")
 
 longest = max(figures.seconds, key=figures.seconds.get)
 share = units.share(figures.seconds[longest] / whole)
-st.caption(f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). Outlined bars are simulated. A bar on a "
+most = f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). " if plan.placement_b is None else ""
+st.caption(f"{most}Outlined bars are simulated. A bar on a "
            "network lane is a send; hover tells its receiver. The line runs through what all GPUs wait for.")  # fmt: skip
 st.download_button(
     "Perfetto file of the open plan", lambda: write_trace(timelines[plan.name]), "timeline.json", "application/json",

@@ -52,10 +52,12 @@ def gantt(
     figure.update_xaxes(title=f"time, {unit}", row=len(parts))
     for annotation in figure.layout.annotations[: len(parts)]:
         annotation.update(x=0, xanchor="left", font_size=13)
-    height = max(170, 26 * lanes + 60) * len(parts) + 110
+    # Two models have twice as many kinds, whose legend takes a second row.
+    second_row = 26 * any((events["model"] > 0).any() for events in parts.values())
+    height = max(170, 26 * lanes + 60) * len(parts) + 110 + second_row
     return finish(
         figure, title, height, barmode="overlay", bargap=0.1,
-        top=84,
+        top=84 + second_row,
         legend={"orientation": "h", "yref": "container", "y": 1 - 34 / height, "yanchor": "top", "x": 0, "xanchor": "left"},
     )  # fmt: skip
 

@@ -50,9 +50,12 @@ def front(
             hovertemplate=f"on {plain(where)}: %{{x:.0f}} % kept, balancedness %{{y:.3f}}<extra></extra>",
         )  # fmt: skip
     if others:
+        together: dict[tuple[float, float], list[str]] = {}
+        for name, (one, two) in others.items():
+            together.setdefault((round(100 * one, 1), round(two, 3)), []).append(plain(name))
         figure.add_scatter(
-            x=[100 * one for one, _ in others.values()], y=[two for _, two in others.values()], mode="markers+text",
-            name="other plans", text=[plain(name) for name in others], textposition="bottom center", textfont={"size": 11},
+            x=[one for one, _ in together], y=[two for _, two in together], mode="markers+text", name="other plans",
+            text=[", ".join(names) for names in together.values()], textposition="top right", textfont={"size": 11},
             marker={"size": 10, "symbol": "diamond", "color": NEUTRAL},
             hovertemplate="%{text}: %{x:.0f} % kept, balancedness %{y:.3f}<extra></extra>",
         )  # fmt: skip
@@ -66,7 +69,7 @@ def front(
             f"{share(best['kept_share'])} at {digits(best['balancedness'])}"
         )
     return finish(
-        figure, title, 460, legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"}
+        figure, title, 460, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}
     )  # fmt: skip
 
 
@@ -119,7 +122,7 @@ def lina(figures: dict[str, dict[str, float]], length: int) -> go.Figure:
     figure.update_yaxes(title="batch time / ideal", rangemode="tozero")
     return finish(
         figure, f"Path length {length}: Lina {verdict} no scheduling (median)", 380, barmode="group",
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
+        legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"},
     )  # fmt: skip
 
 
@@ -140,5 +143,5 @@ def accuracy(runs: list[dict]) -> go.Figure:
     figure.update_yaxes(title="batches with the right top experts, %", range=[0, 102])
     title = f"Path length {best['options']['path_length']} is right most often: {share(best['accuracy'])}"
     return finish(
-        figure, title, 380, legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"}
+        figure, title, 380, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}
     )  # fmt: skip

@@ -50,6 +50,18 @@ def plain(text: str) -> str:
     return html.escape(text)
 
 
+def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
+    """The text colour that is read best on (red, green, blue 0 … 255, opacity 0 … 1) over the page of that theme."""
+    *channels, opacity = colour
+    page = (16, 23, 26) if dark else (255, 255, 255)
+    light = sum(
+        weight * ((opacity * channel + (1 - opacity) * under) / 255) ** 2.2
+        for weight, channel, under in zip((0.2126, 0.7152, 0.0722), channels, page, strict=True)
+    )
+    # Where white and the theme's dark ink have the same contrast (WCAG).
+    return "#16201F" if light > 0.2 else "#FFFFFF"
+
+
 def finish(figure: go.Figure, title: str, height: int, top: int = 44, **layout) -> go.Figure:
     """The common look: a title that states the finding, tight margins, the page's own background."""
     figure.update_layout(

@@ -4,6 +4,8 @@ scheduler for several path lengths."""
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from engine import store
 from engine.errors import InputError
 from engine.jobs.protocol import Context
@@ -125,6 +127,7 @@ def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
             "accuracy": result.accuracy("set"), "accuracy_in_order": result.accuracy("order"),
             "accuracy_of_layer": [None if value != value else float(value) for value in layers],
             "fine_tuning_rate": result.fine_tuning_rate,
+            "ideal_seconds": float(np.median(result.inference_seconds("ideal"))),
         })  # fmt: skip
         context.keep({"runs": runs, "profile": profile.name, "served": served.name})
     return {"runs": runs, "profile": profile.name, "served": served.name}

@@ -27,7 +27,9 @@ def affinity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any
     def on_sample(found: TokensEnough, done: float) -> None:
         result["tokens"] = found.to_dict()
         context.keep(result)
-        context.report(part * done, f"planned from {found.points[-1].tokens if found.points else found.held_out:,} tokens")
+        context.report(
+            part * done, f"planned from {found.points[-1].tokens if found.points else found.held_out:,} tokens"
+        )
 
     def on_plan(found: OutOfDistribution, done: float) -> None:
         result["others"] = found.to_dict()

@@ -12,7 +12,7 @@ from engine.jobs import runner
 from engine.workload import RoutingTrace
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("workload", "cluster", "optimise", "timeline", "launch")
+PAGES = ("workload", "cluster", "affinity", "optimise", "timeline", "launch")
 
 
 @pytest.fixture

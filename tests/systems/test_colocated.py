@@ -148,8 +148,11 @@ def test_the_estimate_of_the_search_is_no_faster_than_any_order(problem, seed):
     both = [to_placement(row, side) for row, side in zip(rows, (problem, problem.second), strict=True)]
     plan = plan_of(problem, *both, "concurrent")
     for layer in range(layers):
-        seconds = layer_seconds(sides_of_layer(problem, layer), problem)(*rows[:, layer])
-        assert bound_of_plan(plan, problem, layer, layer) <= seconds + 6 * problem.network.latency + 1e-12
+        sides = sides_of_layer(problem, layer)
+        seconds = layer_seconds(sides, problem)(*rows[:, layer])
+        # The estimate has no start-ups, and a's gate at the end, where it need not be waited for on every GPU.
+        slack = 6 * problem.network.latency + sides[0].gate.max() + sides[1].gate.max() + 1e-12
+        assert bound_of_plan(plan, problem, layer, layer) <= seconds + slack
 
 
 def test_three_models_unequal_experts_and_lone_systems_are_refused():

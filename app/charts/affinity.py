@@ -1,0 +1,248 @@
+"""Charts of affinity: where tokens go from one layer to another, and how many of them a placement keeps on their GPU."""
+
+import colorsys
+
+import numpy as np
+import plotly.graph_objects as go
+
+from app.charts.theme import NEUTRAL, SEQUENTIAL, TEAL, finish
+from engine.units import share
+
+LABELLED_EXPERTS = 32
+"""With more experts in a layer, only every some of them is named on the axes."""
+MOST_LINKS, LABELLED_NODE = 48, 0.04
+"""Paths in a Sankey at most; a node carries its name if it has this part of its layer's hops."""
+RARE = 0.1
+"""An expert with less than this part of the mean expert's hops is no finding, however surely it foretells the next."""
+TOKENS, PAIRS = "tokens", "pairs of choices"
+"""What a hop is: a token where only first choices count, else a pair of its choices."""
+
+
+def heatmap(
+    counts: np.ndarray,
+    layers: tuple[int, int],
+    probability: bool,
+    unit: str = TOKENS,
+    gpus: tuple[np.ndarray, np.ndarray] | None = None,
+    kept: float | None = None,
+) -> go.Figure:
+    """Hops from the experts of one layer (rows) to those of another (columns).
+
+    counts: float64[expert, expert]; layers: from which to which; probability: each row as a share of its sum instead of
+    counts; gpus: int[expert] of both layers, to group experts by GPU, with boundaries drawn and what stays outlined; kept:
+    the share that stays on its GPU, for the title of a grouped one.
+    """
+    experts, (first, last) = len(counts), layers
+    row_sum = counts.sum(axis=1, keepdims=True)
+    chance = np.divide(counts, row_sum, out=np.full(counts.shape, np.nan), where=row_sum > 0)
+    rows = columns = np.arange(experts)
+    if gpus is not None:
+        rows, columns = (np.argsort(one, kind="stable") for one in gpus)
+    value = (chance if probability else counts)[np.ix_(rows, columns)]
+    hover = np.dstack(
+        [*np.broadcast_arrays(rows[:, None], columns), *(x[np.ix_(rows, columns)] for x in (counts, chance))]
+    ).astype(np.float32)
+    figure = go.Figure(
+        go.Heatmap(
+            z=(100 * value if probability else value).astype(np.float32), customdata=hover, colorscale=SEQUENTIAL, zmin=0,
+            hovertemplate=f"expert %{{customdata[0]}} of layer {first} → expert %{{customdata[1]}} of layer {last}<br>"
+                          f"%{{customdata[2]:,.0f}} {unit}, %{{customdata[3]:.1%}} of the former's<extra></extra>",
+            colorbar={
+                "thickness": 12, "len": 0.5, "y": 1, "yanchor": "top", "title": {"side": "right", "font": {"size": 12},
+                "text": f"% of the row's {unit}" if probability else unit},
+            },
+        )
+    )  # fmt: skip
+    _axis(figure.update_xaxes, f"expert of layer {last}", columns, None if gpus is None else gpus[1])
+    _axis(figure.update_yaxes, f"expert of layer {first}", rows, None if gpus is None else gpus[0])
+    figure.update_xaxes(
+        constrain="domain", constraintoward="right", range=[-0.5, experts - 0.5], showgrid=False, zeroline=False
+    )
+    figure.update_yaxes(
+        scaleanchor="x",
+        constrain="domain",
+        constraintoward="top",
+        range=[experts - 0.5, -0.5],
+        showgrid=False,
+        zeroline=False,
+    )
+    if gpus is not None:
+        _draw_blocks(figure, *gpus)
+    return finish(figure, _heatmap_title(counts, chance, layers, probability, unit, kept), 780)
+
+
+def _axis(update, title: str, order: np.ndarray, gpu: np.ndarray | None) -> None:
+    """Ticks by expert, or by GPU with its experts where they are few."""
+    if gpu is None:
+        step = 1 if len(order) <= LABELLED_EXPERTS else -(-len(order) // 16)
+        update(title=title, tickmode="linear", tick0=0, dtick=step)
+        return
+    groups = _groups(gpu)
+    few = all(len(held) <= 4 for _, _, held in groups) and len(groups) <= 16
+    step = -(-len(groups) // 16)
+    shown = groups[::step]
+    update(
+        title=f"{title}, by GPU", tickvals=[start + (len(held) - 1) / 2 for _, start, held in shown],
+        ticktext=[f"GPU {one}" + (f"<br>{', '.join(map(str, held))}" if few else "") for one, _, held in shown],
+    )  # fmt: skip
+
+
+def _groups(gpu: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
+    """(GPU, first position, its experts) of every GPU that holds any, in the order of the grouped axis."""
+    found, start = [], 0
+    for one in np.unique(gpu):
+        held = np.flatnonzero(gpu == one)
+        found.append((int(one), start, held))
+        start += len(held)
+    return found
+
+
+def _draw_blocks(figure: go.Figure, rows: np.ndarray, columns: np.ndarray) -> None:
+    """Thin lines between GPUs, and a frame round every block of hops that stay."""
+    experts = len(rows)
+    down, across = _groups(rows), {gpu: (start, len(held)) for gpu, start, held in _groups(columns)}
+    many = len(down) > 16
+    thin, frame = ({"color": NEUTRAL, "width": width} for width in ((0.25, 1.5) if many else (0.7, 3)))
+    lines = [{"y0": start - 0.5, "y1": start - 0.5, "x0": -0.5, "x1": experts - 0.5} for _, start, _ in down[1:]]
+    lines += [
+        {"x0": start - 0.5, "x1": start - 0.5, "y0": -0.5, "y1": experts - 0.5} for start, _ in [*across.values()][1:]
+    ]
+    shapes = [{"type": "line", "line": thin} | line for line in lines]
+    for gpu, start, held in down:
+        if gpu in across:
+            left, width = across[gpu]
+            shapes.append({
+                "type": "rect", "line": frame, "x0": left - 0.5, "x1": left + width - 0.5, "y0": start - 0.5,
+                "y1": start + len(held) - 0.5,
+            })  # fmt: skip
+    figure.update_layout(shapes=shapes)
+
+
+def _heatmap_title(counts, chance, layers, probability: bool, unit: str, kept: float | None) -> str:
+    first, last = layers
+    if not counts.any():
+        return f"No {unit} pass between layers {first} and {last}"
+    if kept is not None:
+        stay = "stay on their GPU" if last == first + 1 else "are on one GPU in both layers"
+        return f"{share(kept)} of {unit} {stay} (layers {first} and {last})"
+    if not probability:
+        row, column = np.unravel_index(counts.argmax(), counts.shape)
+        part = share(counts.max() / counts.sum())
+        return f"The busiest way, expert {row} to expert {column}, takes {part} of {unit}"
+    common = counts.sum(axis=1) >= RARE * counts.sum() / len(counts)
+    row, column = np.unravel_index(np.where(common[:, None], chance, -1).argmax(), counts.shape)
+    return f"Expert {row} sends {share(chance[row, column])} of its {unit} to expert {column}"
+
+
+def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str = TOKENS) -> go.Figure:
+    """Sankey of the strongest hops over consecutive layers: teal stays on its GPU, grey leaves it.
+
+    counts: float64[layer - 1, expert, expert] of the layers shown; first: the number of the first of them; gpu_of_expert:
+    int[layer, expert] of the same layers.
+    """
+    layers, experts = len(counts) + 1, counts.shape[1]
+    strongest = np.argsort(-counts, axis=None, kind="stable")[:MOST_LINKS]
+    strongest = strongest[counts.ravel()[strongest] > 0]
+    layer, here, there = np.unravel_index(strongest, counts.shape)
+    value = counts[layer, here, there]
+    stays = gpu_of_expert[layer, here] == gpu_of_expert[layer + 1, there]
+    through = np.zeros((2, layers, experts))
+    np.add.at(through[0], (layer, here), value)
+    np.add.at(through[1], (layer + 1, there), value)
+    through = through.max(axis=0)
+    nodes = [(at, expert) for at in range(layers) for expert in np.lexsort((range(experts), gpu_of_expert[at]))
+             if through[at, expert] > 0]  # fmt: skip
+    number = {node: index for index, node in enumerate(nodes)}
+    columns = through.sum(axis=1)
+    gpus = int(gpu_of_expert.max()) + 1
+    figure = go.Figure(
+        go.Sankey(
+            arrangement="fixed",
+            node={
+                "label": [f"{expert}" if through[at, expert] >= LABELLED_NODE * columns.max() else "" for at, expert in nodes],
+                "color": [_gpu_hue(gpu_of_expert[node], gpus) for node in nodes],
+                "customdata": [f"expert {expert} of layer {first + at}, on GPU {gpu_of_expert[at, expert]}"
+                               for at, expert in nodes],
+                "hovertemplate": "%{customdata}<extra></extra>", "pad": 6, "thickness": 12, "line": {"width": 0},
+                "x": [0.001 + 0.998 * at / (layers - 1) for at, _ in nodes], "y": _heights(nodes, through),
+            },
+            link={
+                "source": [number[pair] for pair in zip(layer, here, strict=True)],
+                "target": [number[pair] for pair in zip(layer + 1, there, strict=True)],
+                "value": value, "color": np.where(stays, "rgba(0,137,123,0.55)", "rgba(138,150,148,0.30)"),
+                "customdata": [share(part) for part in value / counts.sum(axis=(1, 2))[layer]],
+                "hovertemplate": f"%{{source.customdata}} →<br>%{{target.customdata}}<br>%{{value:,.0f}} {unit}, "
+                                 "%{customdata} of all between these layers<extra></extra>",
+            },
+        )
+    )  # fmt: skip
+    for at in range(layers):
+        figure.add_annotation(
+            x=at / (layers - 1), y=1, yanchor="bottom", showarrow=False, text=f"layer {first + at}", font={"size": 12},
+            xanchor="left" if at == 0 else "right" if at == layers - 1 else "center",
+        )  # fmt: skip
+    if not len(value):
+        return finish(figure, "No paths between these layers", 420, top=64)
+    stay = share(value[stays].sum() / value.sum())
+    title = f"Of the {len(value)} strongest paths (of {np.count_nonzero(counts):,}), {stay} stay"
+    return finish(figure, title, 440, top=64)
+
+
+def _heights(nodes: list[tuple[int, int]], through: np.ndarray) -> list[float]:
+    """Where each node's middle is, from the top: as much room as its column has, in the order of the nodes."""
+    most, gap = through.sum(axis=1).max(), 0.015
+    counts = np.count_nonzero(through, axis=1)
+    scale = (1 - gap * counts.max()) / most
+    top = {at: (1 - scale * through[at].sum() - gap * counts[at]) / 2 for at in range(len(through))}
+    found = []
+    for at, expert in nodes:
+        height = scale * through[at, expert]
+        found.append(float(np.clip(top[at] + height / 2, 0.001, 0.999)))
+        top[at] += height + gap
+    return found
+
+
+def _gpu_hue(gpu: int, gpus: int) -> str:
+    """A colour a GPU, evenly round the circle; never the only sign."""
+    red, green, blue = colorsys.hls_to_rgb(gpu / gpus, 0.55, 0.45)
+    return f"rgb({255 * red:.0f},{255 * green:.0f},{255 * blue:.0f})"
+
+
+def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit: str = TOKENS) -> go.Figure:
+    """What stays on its GPU between each layer and the next. kept, limit: float64[layer - 1] shares, NaN without hops;
+    limit: what no placement can exceed; chance: the share if experts were drawn at random."""
+    pairs = np.arange(len(kept))
+    step = -(-len(kept) // 16)
+    figure = go.Figure()
+    figure.add_bar(
+        x=pairs, y=100 * kept, marker_color=TEAL, name="this placement", showlegend=False,
+        customdata=[f"layer {pair} → {pair + 1}: {share(value)} of {unit} stay" if value == value else "no hops"
+                    for pair, value in enumerate(kept)],
+        hovertemplate="%{customdata}<extra></extra>",
+    )  # fmt: skip
+    if limit is not None:
+        # A dash over each bar, with a break between them.
+        across = np.column_stack([pairs - 0.4, pairs + 0.4, np.full(len(pairs), np.nan)]).ravel()
+        figure.add_scatter(
+            x=across, y=np.repeat(100 * limit, 3), mode="lines", line={"color": NEUTRAL, "width": 1.5, "dash": "dash"},
+            name="at most (proven)", hovertemplate="at most %{y:.1f} % (proven)<extra></extra>",
+        )  # fmt: skip
+    figure.add_scatter(
+        x=[-0.5, len(kept) - 0.5], y=[100 * chance] * 2, mode="lines", name=f"by chance, {share(chance)}",
+        line={"color": NEUTRAL, "width": 1.5, "dash": "dot"}, hoverinfo="skip",
+    )  # fmt: skip
+    figure.update_xaxes(
+        title="from layer → to the next", tickvals=pairs[::step], ticktext=[f"{pair}→{pair + 1}" for pair in pairs[::step]],
+        range=[-0.5, len(kept) - 0.5],
+    )  # fmt: skip
+    highest = np.nanmax([chance, *kept, *([] if limit is None else limit)])
+    figure.update_yaxes(title=f"{unit} kept, %", range=[0, 108 * highest])
+    if np.isnan(kept).all():
+        title = "No hops between layers"
+    else:
+        least, most = int(np.nanargmin(kept)), int(np.nanargmax(kept))
+        title = f"{share(kept[most])} stay from layer {most} to {most + 1}"
+        if least != most:
+            title += f", only {share(kept[least])} from {least} to {least + 1}"
+    legend = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
+    return finish(figure, title, 300, top=64, bargap=0.2, legend=legend)

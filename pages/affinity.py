@@ -1,0 +1,166 @@
+"""Where do tokens go next?"""
+
+import numpy as np
+import streamlit as st
+
+from app import affinity_study, cached, state, widgets
+from app.charts import affinity as charts
+from app.text import plain
+from engine import units
+from engine.studies.affinity import kept_by_pair
+from engine.workload import RoutingTrace
+
+PACE = 1.5
+"""Seconds between two steps of the play button."""
+PATH_LAYERS = 4
+PLAY, LAYERS = "affinity-play", "affinity-layers"
+
+widgets.header("Affinity", "Where do tokens go next? What stays on its GPU from layer to layer needs no all-to-all.")
+problem = widgets.needed_problem()
+trace, digest = problem.workload, state.workload_digest()
+if not isinstance(trace, RoutingTrace):
+    st.info(f"{plain(trace.name)} says how much every expert or GPU got, but not where a token went next. Open a routing log, "
+            "such as one of the samples of Alpha or Beta.", icon=":material/info:")  # fmt: skip
+    st.page_link("../pages/workload.py", label="Open a routing log", icon=":material/upload:")
+    st.stop()
+if trace.layers == 1:
+    st.info(f"{plain(trace.name)} has a single MoE layer, so there are no hops between layers. Open a recording of several "
+            "layers.", icon=":material/info:")  # fmt: skip
+    st.page_link("../pages/workload.py", label="Open another recording", icon=":material/upload:")
+    st.stop()
+
+first_choice = True
+if trace.k > 1:
+    by_id = cached.sorted_choices(digest)
+    hops = st.segmented_control(
+        "Hops", ["First choices", "All choices"], default="All choices" if by_id else "First choices",
+        help="between the first choices of two layers, one hop a token; or between every choice of a layer and every choice "
+             "of the next, k × k pairs a token", key=f"affinity-hops-{digest}",
+    )  # fmt: skip
+    first_choice = hops == "First choices" if hops else not by_id
+    if by_id:
+        say = "All choices count because this" if not first_choice else "This"
+        st.caption(f"{say} recording lists a token's choices by expert id: the first is not the router's favourite but mostly a "
+                   "low id, which flatters contiguous blocks.")  # fmt: skip
+unit = charts.TOKENS if first_choice else charts.PAIRS
+counts = cached.transitions(digest, first_choice)
+hops_of_pair = counts.sum(axis=(1, 2))
+if not hops_of_pair.any():
+    st.info(f"No token of {plain(trace.name)} has choices in two consecutive layers: there are no hops to show.",
+            icon=":material/info:")  # fmt: skip
+    st.stop()
+
+plan = cached.open_plan()
+placement, whose = widgets.placement_to_show(plan, problem)
+cluster = problem.cluster
+gpus, nodes = len(cluster.gpus), len(cluster.nodes)
+share, gpu_of_expert = placement.share, placement.gpu_of_expert
+kept = cached.kept_by_pair(digest, first_choice, placement, tuple(range(gpus)))
+
+
+def whole(by_pair: np.ndarray) -> float:
+    """A share of every layer pair as one of all hops."""
+    return float(np.nansum(by_pair * hops_of_pair) / hops_of_pair.sum())
+
+
+def chance_of(group_of_gpu: np.ndarray) -> np.ndarray:
+    """float64[layer - 1]: what would stay in its group (GPU or node) if any expert followed any other equally often."""
+    part = share.mean(axis=1) @ np.eye(gpus)[group_of_gpu]
+    return (part[:-1] * part[1:]).sum(axis=1)
+
+
+def limits(groups: int) -> np.ndarray | None:
+    """float64[layer - 1]: no placement keeps a larger share in `groups` equal groups; None where there are none."""
+    if trace.num_experts % groups:
+        return None
+    most = cached.keep_limits(digest, first_choice, groups)
+    return np.divide(most, hops_of_pair, out=np.full(len(most), np.nan), where=hops_of_pair > 0)
+
+
+def metrics(what: str, kept: np.ndarray, limit: np.ndarray | None, chance: np.ndarray, covers: str) -> None:
+    """Three figures in a row: what stays on a `what`, what could, and what would by chance."""
+    places = st.columns(3)
+    places[0].metric(
+        f"Kept on {what}", units.share(whole(kept)), help=f"share of hops that stay on their {what}, all layers"
+    )
+    if limit is not None:
+        places[1].metric("At most (proven)", units.share(whole(limit)), help=covers)
+    places[2].metric("By chance", units.share(whole(chance)), help="if the next expert were any, at random")
+
+
+def figures() -> None:
+    """What stays, and what could."""
+    covers = "upper limit for placements with equally many experts on every GPU and no replicas, from singular values"
+    if not (placement.single and len(np.unique(placement.slots)) == 1):
+        covers += "; the placement shown is not one of them"
+    limit = limits(gpus)
+    metrics("GPU", kept, limit, chance_of(np.arange(gpus)), covers)
+    if gpus > nodes > 1:
+        equal = len({len(node.gpus) for node in cluster.nodes}) == 1
+        node_of_gpu = cluster.node_of_gpu
+        stays = cached.kept_by_pair(digest, first_choice, placement, tuple(node_of_gpu.tolist()))
+        metrics("node", stays, limits(nodes) if equal else None, chance_of(node_of_gpu), covers)
+    widgets.chart(charts.kept_by_pair(kept, limit, whole(chance_of(np.arange(gpus))), unit), "affinity-kept")
+
+
+def layer_pair() -> tuple[int, int]:
+    """Which two layers are compared; a step further when playing."""
+    last = trace.layers - 1
+    if last == 1:
+        return 0, 1
+    if LAYERS not in st.session_state or max(st.session_state[LAYERS]) > last:
+        st.session_state[LAYERS] = (0, 1)
+    elif playing:
+        low, high = st.session_state[LAYERS]
+        high = max(high, low + 1)
+        st.session_state[LAYERS] = (low + 1, high + 1) if high < last else (0, high - low)
+    low, high = st.slider("Layers compared", 0, last, key=LAYERS, on_change=pause,
+                          help="any two: from which to which")  # fmt: skip
+    return (low, high) if low < high else (low, low + 1) if low < last else (low - 1, low)
+
+
+def pause() -> None:
+    """Who moves the slider wants it to stay there."""
+    st.session_state[PLAY] = False
+
+
+st.caption(f"Grouped and scored under {whose}." + ("" if placement.single else
+           " Experts with replicas are grouped by their first GPU; what stays is the expected share when each token takes any "
+           "replica at random, so a dispatcher that prefers the one at hand keeps more."))  # fmt: skip
+note = cached.candidates()[plan.id].notes.get("affinity") if plan and plan.placement is placement else None
+if note:
+    st.caption(f"The optimiser of this plan noted: {plain(units.quantity(**note))}.")
+with st.container(horizontal=True, vertical_alignment="bottom"):
+    values = st.segmented_control("Values", ["Probability", "Counts"], default="Probability", key="affinity-values",
+                                  label_visibility="collapsed")  # fmt: skip
+    order = st.segmented_control("Order", ["Expert order", "Grouped by GPU"], default="Expert order",
+                                 key="affinity-order", label_visibility="collapsed")  # fmt: skip
+    playing = trace.layers > 2 and st.toggle("Play", key=PLAY, help="step through the layers")
+
+
+@st.fragment(run_every=PACE if playing else None)
+def pictures() -> None:
+    """The heatmap of two layers, and beside it the figures and the strongest paths from the first of them on."""
+    if playing and not st.session_state.get(PLAY):
+        st.rerun()
+    left, right = st.columns([11, 9], gap="medium")
+    with left:
+        low, high = layer_pair()
+        pair = cached.layer_pair(digest, (low, high), first_choice)
+        grouped = order == "Grouped by GPU"
+        stays = float(kept_by_pair(share[[low, high]], pair[None])[0]) if grouped else None
+        groups = (gpu_of_expert[low], gpu_of_expert[high]) if grouped else None
+        widgets.chart(charts.heatmap(pair, (low, high), values != "Counts", unit, groups, stays), "affinity-heatmap")
+    with right:
+        figures()
+        first = min(low, max(0, trace.layers - PATH_LAYERS))
+        span = slice(first, first + PATH_LAYERS)
+        widgets.chart(
+            charts.paths(counts[first : first + PATH_LAYERS - 1], first, gpu_of_expert[span], unit), "affinity-paths"
+        )
+        st.caption("Teal stays on its GPU, grey leaves it. Every GPU has a colour of its own; a number is an expert.")
+
+
+pictures()
+st.divider()
+affinity_study.panel(problem, first_choice)
