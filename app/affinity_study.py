@@ -122,8 +122,9 @@ def _show(result: dict[str, Any], id: str) -> None:
         tokens = TokensEnough.from_dict(result["tokens"])
         with left:
             widgets.chart(charts.tokens_enough(tokens), "tokens-enough")
-            st.caption(f"Planned from up to {tokens.tokens:,} tokens, scored on {tokens.held_out:,} others; the halves are "
-                       f"whole {tokens.unit}. Predicted, not measured: a kept hop needs no all-to-all.")  # fmt: skip
+            halves = "every second sequence" if tokens.unit == "sequences" else "the later half of the recording"
+            st.caption(f"Planned from up to {tokens.tokens:,} tokens, scored on {tokens.held_out:,} others: {halves}. "
+                       "The share of hops that stay is counted, not timed.")  # fmt: skip
     if result["others"]:
         others = OutOfDistribution.from_dict(result["others"])
         with right:

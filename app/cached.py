@@ -16,7 +16,7 @@ from engine.inspection import inspect as engine_inspect
 from engine.jobs import runner
 from engine.launch.devices import Devices
 from engine.launch.devices import attached as engine_attached
-from engine.placement.affinity_bounds import spectral_limits
+from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.transitions import transitions as engine_transitions
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem

@@ -77,7 +77,8 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
     }  # fmt: skip
     if table["Copies"].notna().any():
         text["Copies to move"] = [
-            f"{copies:,.0f} · {units.seconds(move)}" for copies, move in zip(table["Copies"], table["Move"], strict=True)
+            f"{copies:,.0f} · {units.seconds(move)}"
+            for copies, move in zip(table["Copies"], table["Move"], strict=True)
         ]
         text["Pays after"] = table["Steps"].map(_steps, na_action="ignore")
     return pd.DataFrame(text | {"Found in": table["Found in"].map(units.seconds)})

@@ -143,6 +143,8 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
     layers, experts = len(counts) + 1, counts.shape[1]
     strongest = np.argsort(-counts, axis=None, kind="stable")[:MOST_LINKS]
     strongest = strongest[counts.ravel()[strongest] > 0]
+    if not len(strongest):
+        return finish(go.Figure(), "No paths between these layers", 440)
     layer, here, there = np.unravel_index(strongest, counts.shape)
     value = counts[layer, here, there]
     stays = gpu_of_expert[layer, here] == gpu_of_expert[layer + 1, there]
@@ -181,10 +183,9 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
             x=at / (layers - 1), y=1, yanchor="bottom", showarrow=False, text=f"layer {first + at}", font={"size": 12},
             xanchor="left" if at == 0 else "right" if at == layers - 1 else "center",
         )  # fmt: skip
-    if not len(value):
-        return finish(figure, "No paths between these layers", 420, top=64)
-    stay = share(value[stays].sum() / value.sum())
-    title = f"Of the {len(value)} strongest paths (of {np.count_nonzero(counts):,}), {stay} stay"
+    found = np.count_nonzero(counts)
+    which = f"{len(value)} strongest of {found:,}" if len(value) < found else f"All {found}"
+    title = f"{which} paths: {share(value[stays].sum() / value.sum())} of hops stay"
     return finish(figure, title, 440, top=64)
 
 

@@ -105,7 +105,7 @@ def _colours(scale: dict) -> list[tuple[float, float, float, float]]:
     """(red, green, blue, opacity) of every cell of a heatmap on one of the two scales, row by row."""
     low, z = scale["zmin"], np.nan_to_num(np.asarray(scale["z"], dtype=float).ravel())
     high = scale.get("zmax", max(z.max(), 1e-9))
-    place = (z - low) / (high - low)
+    place = np.clip((z - low) / (high - low), 0, 1)
     if scale["colorscale"] is SEQUENTIAL:
         return [(0, 137, 123, part) for part in place]
     return [(*((0, 137, 123) if part > 0.5 else (213, 94, 0)), abs(2 * part - 1)) for part in place]

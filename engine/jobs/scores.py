@@ -10,7 +10,7 @@ from engine import store
 from engine.errors import InputError
 from engine.jobs.protocol import Context
 from engine.jobs.tasks import candidate_of_plan, problem_from
-from engine.placement.front import FrontPoint, front
+from engine.placement.joint.front import FrontPoint, front
 from engine.plan import Claim
 from engine.problem import Problem
 from engine.result import Provenance, Status, library_versions

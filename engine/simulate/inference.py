@@ -23,7 +23,6 @@ def simulate(plan: Plan, problem: Problem) -> Timeline:
     if plan.placement_b is None:
         events = one_model(work, plan.send_order, problem.network)
     else:
-
         second = work_of(plan.placement_b, problem.second)
         events = colocated_timeline(
             work.compute, second.compute, (work.dispatch, work.combine), (second.dispatch, second.combine),

@@ -24,9 +24,9 @@ from engine.cluster import Gpu
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.placement.baselines import linear_assignment
-from engine.placement.device_packing import Hosting, check_slots, pack_devices
+from engine.placement.devices.kernel import replicate_devices
+from engine.placement.devices.packing import Hosting, check_slots, pack_devices
 from engine.placement.popularity import most_popular, profile_paths
-from engine.placement.replication_devices import replicate_devices
 from engine.problem import Problem
 from engine.result import Stop, never
 from engine.simulate.network import all_to_all

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import InputError
-from engine.placement.affinity import AffinityInstance, affinity
+from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.result import Result, Stop
 from engine.schema import Frozen
 from engine.solve.instance import Face, Options

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from engine.errors import InputError
-from engine.placement.colocation import colocate
-from engine.placement.colocation_heterogeneous import colocate_heterogeneous
+from engine.placement.colocation.heterogeneous import colocate_heterogeneous
+from engine.placement.colocation.pairs import colocate
 from engine.result import Result, Stop
 from engine.schema import Frozen
 from engine.solve.instance import Face, Options, matrix

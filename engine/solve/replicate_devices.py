@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from engine.placement.replication_devices import replicate_devices
+from engine.placement.devices.kernel import replicate_devices
 from engine.result import Result, Stop
 from engine.schema import Frozen
 from engine.solve.instance import Face, Options

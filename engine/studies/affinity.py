@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.placement.affinity import AffinityInstance, affinity
-from engine.placement.affinity_bounds import spectral_limits
+from engine.placement.affinity.bounds import spectral_limits
+from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.robust import score_matrix
 from engine.placement.transitions import kept, transitions
 from engine.result import Stop, never

@@ -40,7 +40,7 @@ SYSTEMS = (
     ),
     System(
         "packing", "Same-model packing (Lina)",
-        "each model on half of the GPUs, its most popular experts beside its least popular",
+        "each model on every second GPU, its most popular experts beside its least popular",
         "Aurora §8.1, Lina §4.2", same_model_packing, baseline=True, models=(2,),
     ),
 )  # fmt: skip

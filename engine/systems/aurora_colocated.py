@@ -12,9 +12,9 @@ import numpy as np
 from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.placement.baselines import random_assignment
-from engine.placement.colocation import pair_weight
-from engine.placement.colocation_bound import ModelTables, cycle_bound
-from engine.placement.colocation_heterogeneous import colocate_heterogeneous, decoupled
+from engine.placement.colocation.cycle import ModelTables, cycle_bound
+from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
+from engine.placement.colocation.pairs import pair_weight
 from engine.placement.exchange_search import exchange_search
 from engine.placement.grouped_assignment import assign_groups
 from engine.plan import Placement, Plan, SendOrder
@@ -108,12 +108,12 @@ def random_colocation(problem: Problem, settings: dict[str, Value], stop: Stop, 
 
 def same_model_packing(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
     """Lina's packing as Aurora §8.1 compares it: a GPU takes experts of one model only, the most popular beside the least;
-    each model has half of the GPUs. Its tokens still start on all of them."""
+    each model has every second GPU. Its tokens still start on all of them."""
     gpus = len(problem.cluster.gpus)
     if gpus < 2:
         raise InputError("packing each model on GPUs of its own needs at least 2 GPUs")
     placements = []
-    for one, mine in zip((problem, problem.second), np.array_split(np.arange(gpus), 2), strict=True):
+    for one, mine in zip((problem, problem.second), (np.arange(gpus)[0::2], np.arange(gpus)[1::2]), strict=True):
         experts = one.workload.num_experts
         each = -(-experts // len(mine))
         fits = one.expert_slots_of_gpu()[mine]

@@ -8,7 +8,7 @@ every layer; one all-to-all a layer is left (with top-1 gating), and an all-gath
 import numpy as np
 
 from engine.errors import InputError
-from engine.placement.affinity import AffinityInstance, affinity
+from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import kept, transitions
 from engine.plan import Placement, SendOrder
 from engine.problem import Problem

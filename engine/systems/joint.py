@@ -6,7 +6,7 @@ nearly every token elsewhere. The weight between the two is the user's; the fron
 
 import numpy as np
 
-from engine.placement.joint import JointInstance, place_jointly
+from engine.placement.joint.kernel import JointInstance, place_jointly
 from engine.placement.transitions import transitions
 from engine.plan import SendOrder
 from engine.problem import Problem

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.placement.replication_devices import replicate_devices
+from engine.placement.devices.kernel import replicate_devices
 from engine.plan import Placement, Reaction, SendOrder
 from engine.problem import Problem
 from engine.result import Stop

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.placement.affinity import AffinityInstance, affinity
+from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import kept, transitions
 from engine.validate.affinity import check_affinity
 from tests.benchmarks.alternating import alternating

@@ -4,8 +4,8 @@ import sys
 
 import numpy as np
 
-from engine.placement.colocation import colocate, pair_weight, random_colocation, sorted_colocation
-from engine.placement.colocation_heterogeneous import colocate_heterogeneous, decoupled
+from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
+from engine.placement.colocation.pairs import colocate, pair_weight, random_colocation, sorted_colocation
 from engine.simulate.colocated import ExpertSeconds, layer_weight
 from engine.validate import check_colocation, check_colocation_heterogeneous
 

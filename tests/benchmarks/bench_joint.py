@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.placement.baselines import linear_assignment
-from engine.placement.front import front
-from engine.placement.joint import JointInstance, equal_slots, place_jointly
+from engine.placement.joint.front import front
+from engine.placement.joint.kernel import JointInstance, equal_slots, place_jointly
 from engine.placement.robust import regret, score_matrix, share_of_placement
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,9 +18,9 @@ from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.formats import read_workload
-from engine.placement.device_packing import pack_devices
+from engine.placement.devices.kernel import lower_bound, replicate_devices
+from engine.placement.devices.packing import pack_devices
 from engine.placement.popularity import most_popular, pattern_share, profile_paths
-from engine.placement.replication_devices import lower_bound, replicate_devices
 from engine.problem import Problem
 from engine.simulate.two_phase import sweep_path_length, two_phase
 from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions, TwoPhaseResult

@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import InputError
 from engine.formats.exflow import read_placement, write_placement
-from engine.placement.affinity import AffinityInstance
+from engine.placement.affinity.kernel import AffinityInstance
 from tests.formats.faults import refused
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "data" / "exflow-mixtral-solutions"

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
-from engine.placement.affinity import AffinityInstance, affinity
-from engine.placement.affinity_crossing import cross
-from engine.placement.affinity_exact import chain_optimum, one_expert_per_gpu
-from engine.placement.affinity_moves import Prices, divide_anew
-from engine.placement.affinity_search import best_layer, gpu_of_expert, greedy_chain, held_by_gpu, polish, search
+from engine.placement.affinity.crossing import cross
+from engine.placement.affinity.exact import chain_optimum, one_expert_per_gpu
+from engine.placement.affinity.kernel import AffinityInstance, affinity
+from engine.placement.affinity.moves import Prices, divide_anew
+from engine.placement.affinity.search import best_layer, gpu_of_expert, greedy_chain, held_by_gpu, polish, search
 from engine.placement.transitions import kept, transitions
 from engine.result import Status
 from engine.validate.affinity import check_affinity
 from tests.placement.affinity_cases import counts_of, permutation_affinity, planted_affinity, topic_affinity
 
-kernel = importlib.import_module("engine.placement.affinity")
+kernel = importlib.import_module("engine.placement.affinity.kernel")
 FAR = 1e9
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.placement.affinity import AffinityInstance, affinity
-from engine.placement.affinity_bounds import Window, keep_limit, spectral, spectral_limits
-from engine.placement.affinity_exact import chain_optimum
+from engine.placement.affinity.bounds import Window, keep_limit, spectral, spectral_limits
+from engine.placement.affinity.exact import chain_optimum
+from engine.placement.affinity.kernel import AffinityInstance, affinity
 from tests.placement.affinity_cases import permutation_affinity, planted_affinity, topic_affinity
 
 FAR = 1e9
@@ -86,7 +86,7 @@ def test_bounds_with_nodes_hold_against_the_optimum(monkeypatch):
     ]
     for at, instance in enumerate(instances):
         optima[at] = affinity(instance).objective
-    monkeypatch.setattr("engine.placement.affinity._exact", lambda *_: None)
+    monkeypatch.setattr("engine.placement.affinity.kernel._exact", lambda *_: None)
     for at, instance in enumerate(instances):
         result = affinity(instance, time_limit=0.6)
         assert result.bound <= optima[at] + 1e-9

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from ortools.sat.python.cp_model import UNKNOWN
 
 from engine.errors import InputError
-from engine.placement import colocation_heterogeneous
 from engine.placement.bottleneck import bottleneck_assignment, with_slack
-from engine.placement.colocation import colocate, pair_weight, random_colocation, sorted_colocation
-from engine.placement.colocation_bounds import projections, weighted_mean
-from engine.placement.colocation_heterogeneous import colocate_heterogeneous, decoupled
-from engine.placement.colocation_search import search
+from engine.placement.colocation import heterogeneous
+from engine.placement.colocation.bounds import projections, weighted_mean
+from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
+from engine.placement.colocation.pairs import colocate, pair_weight, random_colocation, sorted_colocation
+from engine.placement.colocation.search import search
 from engine.result import Status
 from engine.validate import IllegalError, check_colocation, check_colocation_heterogeneous
 from tests.strategies import seeds
@@ -190,9 +190,9 @@ def test_the_proof_finds_what_the_local_search_misses(seed, monkeypatch):
     wanted = colocate_heterogeneous(cost, seed=seed)
     proven(wanted, check_colocation_heterogeneous(wanted.solution, cost))
     random = tuple(np.random.default_rng(seed).permutation(6) for _ in "ab")
-    monkeypatch.setattr(colocation_heterogeneous, "projections", lambda cost, stop: (float(cost.min()), [random]))
-    monkeypatch.setattr(colocation_heterogeneous, "weighted_mean", lambda cost: 0.0)
-    monkeypatch.setattr(colocation_heterogeneous, "search", lambda cost, starts, *rest: starts[0])
+    monkeypatch.setattr(heterogeneous, "projections", lambda cost, stop: (float(cost.min()), [random]))
+    monkeypatch.setattr(heterogeneous, "weighted_mean", lambda cost: 0.0)
+    monkeypatch.setattr(heterogeneous, "search", lambda cost, starts, *rest: starts[0])
     alone = colocate_heterogeneous(cost, seed=seed)
     proven(alone, check_colocation_heterogeneous(alone.solution, cost))
     assert alone.objective == wanted.objective
@@ -225,8 +225,8 @@ def test_without_a_proof_the_answer_is_legal_and_the_bound_valid():
 
 def test_beyond_cp_sat_there_is_an_answer_without_a_proof(monkeypatch):
     cost = next(one for one in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(one))
-    monkeypatch.setattr(colocation_heterogeneous, "CP_SAT_TRIPLES", 60)
-    monkeypatch.setattr(colocation_heterogeneous, "solve", None)
+    monkeypatch.setattr(heterogeneous, "CP_SAT_TRIPLES", 60)
+    monkeypatch.setattr(heterogeneous, "solve", None)
     result = colocate_heterogeneous(cost)
     assert result.status is Status.FEASIBLE and result.provenance.options["exact"] is True
     assert check_colocation_heterogeneous(result.solution, cost) == result.objective > result.bound
@@ -235,7 +235,7 @@ def test_beyond_cp_sat_there_is_an_answer_without_a_proof(monkeypatch):
 def test_a_question_without_an_answer_proves_nothing(monkeypatch):
     cost = next(one for one in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(one))
     optimum, asked = colocate_heterogeneous(cost).objective, []
-    monkeypatch.setattr(colocation_heterogeneous, "solve", lambda *rest, **more: (asked.append(1) or UNKNOWN, None))
+    monkeypatch.setattr(heterogeneous, "solve", lambda *rest, **more: (asked.append(1) or UNKNOWN, None))
     result = colocate_heterogeneous(cost)
     assert result.status is Status.TIME_LIMIT and result.bound <= optimum <= result.objective
     assert 1 < len(asked) < 12

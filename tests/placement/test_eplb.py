@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine.errors import InputError
-from engine.placement.eplb import eplb
+from engine.placement.replication.eplb import eplb
 from engine.validate.replication import check_replication
 
 EXAMPLE = np.array(

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
-from engine.placement.joint import JointInstance, equal_slots, place_jointly
-from engine.placement.joint_bounds import least_hop_cost_share, least_imbalance, least_peak
-from engine.placement.joint_chain import chain
-from engine.placement.joint_exact import _all_placements
-from engine.placement.joint_search import descend, rename_suffixes, search
-from engine.placement.joint_state import JointState, JointTerms
+from engine.placement.joint.bounds import least_hop_cost_share, least_imbalance, least_peak
+from engine.placement.joint.chain import chain
+from engine.placement.joint.exact import _all_placements
+from engine.placement.joint.kernel import JointInstance, equal_slots, place_jointly
+from engine.placement.joint.search import descend, rename_suffixes, search
+from engine.placement.joint.state import JointState, JointTerms
 from engine.result import Status, never
 from engine.validate.joint import check_joint
 
@@ -234,7 +234,7 @@ def recorded_like(layers: int = 6, experts: int = 16, workloads: int = 1, seed: 
 
 def test_several_swaps_of_one_look(monkeypatch):
     """What large layers use: never worse than the placement it came from, tables intact."""
-    monkeypatch.setattr("engine.placement.joint_search.MANY_EXPERTS", 2)
+    monkeypatch.setattr("engine.placement.joint.search.MANY_EXPERTS", 2)
     instance = recorded_like(workloads=2)
     for worst in (True, False):
         terms = JointTerms(instance, 0.6, worst)

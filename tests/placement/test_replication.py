@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.formats import read_workload
-from engine.placement.replication import (
+from engine.placement.replication.bounds import least_time
+from engine.placement.replication.exact import best_layout
+from engine.placement.replication.groups import _partitions, groups_of_nodes
+from engine.placement.replication.kernel import (
     ReplicationInstance,
     balancedness,
     imbalance_gap,
     replicate,
     share_of_slot,
 )
-from engine.placement.replication_bounds import least_time
-from engine.placement.replication_exact import best_layout
-from engine.placement.replication_groups import _partitions, groups_of_nodes
-from engine.placement.replication_search import search
+from engine.placement.replication.search import search
 from engine.result import Status, never
 from engine.validate.replication import check_replication
 from tests.strategies import seeds
@@ -93,11 +93,11 @@ def test_equal_split_against_every_placement(instance, exact):
     # A result's bound is never below its objective, so the limits are also held against the optimum by themselves.
     for layer, limit in enumerate(least_time(instance.relative, instance.slots_of_gpu, instance.speed)):
         one = instance.of_layer(layer)
-        optimum = best_by_trying_all(one)
-        assert optimum * limit <= 1 + 1e-9
+        best_of_layer = best_by_trying_all(one)
+        assert best_of_layer * limit <= 1 + 1e-9
         known = instance.layout(result.solution[[layer]])[0]
         given = one.relative[0], one.slots_of_gpu, one.speed, "equal", known, 0.5, 5.0, 0, never
-        assert optimum * best_layout(*given)[1] <= 1 + 1e-9
+        assert best_of_layer * best_layout(*given)[1] <= 1 + 1e-9
     if exact:
         assert result.status is Status.OPTIMAL
         assert result.objective == pytest.approx(optimum, rel=1e-6)

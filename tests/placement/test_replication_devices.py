@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.placement.device_packing import pack_devices
-from engine.placement.device_search import largest_load, replicas_of_expert
-from engine.placement.replication_devices import lower_bound, replicate_devices
+from engine.placement.devices.kernel import lower_bound, replicate_devices
+from engine.placement.devices.packing import pack_devices
+from engine.placement.devices.search import largest_load, replicas_of_expert
 from engine.result import Status
 from engine.validate import IllegalError
 from engine.validate.devices import check_devices

@@ -13,9 +13,9 @@ from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.formats import read_workload
-from engine.placement.device_packing import pack_devices
+from engine.placement.devices.kernel import replicate_devices
+from engine.placement.devices.packing import pack_devices
 from engine.placement.popularity import profile_paths
-from engine.placement.replication_devices import replicate_devices
 from engine.problem import Problem
 from engine.simulate.two_phase import sweep_path_length, two_phase
 from engine.simulate.two_phase_result import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult

@@ -6,7 +6,7 @@ from math import factorial, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.placement.joint_state import JointTerms
+from engine.placement.joint.state import JointTerms
 from engine.result import Stop
 
 MOST_PLACEMENTS, MOST_STEPS = 2520, 150_000_000

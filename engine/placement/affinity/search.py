@@ -2,7 +2,7 @@
 
 A start is a chain of exact assignments layer by layer from a random layer outwards, then red/black coordinate descent
 (with the odd layers fixed every even layer is an assignment problem, and the other way round). From there the moves of
-`affinity_moves` are made until none gains. Then a kick moves experts round three GPUs, which no move of two can undo in
+`moves` are made until none gains. Then a kick moves experts round three GPUs, which no move of two can undo in
 one step, and what is worse afterwards is taken back. Placements share the array operations, which is what makes numpy
 fast here.
 """
@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from engine.placement.affinity_crossing import cross
-from engine.placement.affinity_moves import Prices, _divisions, divide_anew
+from engine.placement.affinity.crossing import cross
+from engine.placement.affinity.moves import Prices, _divisions, divide_anew
 from engine.result import Stop, never
 
 MEMBERS, RENAMING_KICKS, KICKS_IN_A_NODE, MOST_KICKED_LAYERS = 12, 0.3, 0.5, 3

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.placement.affinity_bounds import affordable, keep_limit, spectral_limits
-from engine.placement.affinity_exact import chain_optimum, chain_work, one_expert_per_gpu
-from engine.placement.affinity_moves import Prices
-from engine.placement.affinity_search import greedy_chain, search
+from engine.placement.affinity.bounds import affordable, keep_limit, spectral_limits
+from engine.placement.affinity.exact import chain_optimum, chain_work, one_expert_per_gpu
+from engine.placement.affinity.moves import Prices
+from engine.placement.affinity.search import greedy_chain, search
 from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
 
 PROVEN_GAP = 1e-9

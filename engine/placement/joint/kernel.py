@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
-from engine.placement.joint_exact import shortest, solvable
-from engine.placement.joint_instance import JointFigures, JointInstance, equal_slots
-from engine.placement.joint_search import first_placement, search
-from engine.placement.joint_state import JointState, JointTerms
+from engine.placement.joint.exact import shortest, solvable
+from engine.placement.joint.instance import JointFigures, JointInstance, equal_slots
+from engine.placement.joint.search import first_placement, search
+from engine.placement.joint.state import JointState, JointTerms
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
 
 __all__ = ["JointFigures", "JointInstance", "equal_slots", "place_jointly"]

@@ -1,14 +1,14 @@
 """The search for balanced replications: greedy starts, exchanges, other replica counts.
 
-Loads are in units of the ideal, as in `replica_exchange`; rows are layers, or nodes of layers.
+Loads are in units of the ideal, as in `exchange`; rows are layers, or nodes of layers.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.placement.free_split import divided
-from engine.placement.replica_exchange import Layouts, exchange
-from engine.placement.replica_packing import counts_of, equal_weights, greedy_counts, packed
+from engine.placement.replication.exchange import Layouts, exchange
+from engine.placement.replication.free_split import divided
+from engine.placement.replication.packing import counts_of, equal_weights, greedy_counts, packed
 from engine.result import Stop
 
 FIRST_ROUNDS, LATER_ROUNDS = 80, 24

@@ -1,13 +1,13 @@
 """How balanced any replication can be at best.
 
-All limits are of the time of the slowest GPU in units of the ideal (see `replication_search`), and hold for both ways to
+All limits are of the time of the slowest GPU in units of the ideal (see `search`), and hold for both ways to
 split an expert's tokens, whether or not two replicas of it share a GPU.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.placement.replica_packing import greedy_counts
+from engine.placement.replication.packing import greedy_counts
 
 ROUND_OFF = 1e-12
 """By how much a limit gives way, so that no sum of floats can put it above the optimum."""

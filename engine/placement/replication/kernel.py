@@ -1,7 +1,7 @@
 """Which experts get replicas and on which GPUs they live, so that the slowest GPU of every layer is as fast as possible.
 
 What Lina (section 5) and DeepSeek's EPLB do at inference, taken further: replicas are counted and packed greedily, then
-exchanged between GPUs under the true objective (`replication_search`), which may be the worst of several workloads, and
+exchanged between GPUs under the true objective (`search`), which may be the worst of several workloads, and
 an expert's tokens may be divided at will over its replicas (`free_split`). Layers do not depend on each other.
 
 Here more is better: the objective is the balancedness, ideal time over the time of the slowest GPU, and its bound is an
@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.placement.eplb import check_counts, eplb
-from engine.placement.free_split import divided
-from engine.placement.replica_packing import equal_weights
-from engine.placement.replication_bounds import ROUND_OFF, least_time
-from engine.placement.replication_exact import MOST_VARIABLES, best_layout, variables
-from engine.placement.replication_groups import groups_of_nodes
-from engine.placement.replication_search import search, search_free
+from engine.placement.replication.bounds import ROUND_OFF, least_time
+from engine.placement.replication.eplb import check_counts, eplb
+from engine.placement.replication.exact import MOST_VARIABLES, best_layout, variables
+from engine.placement.replication.free_split import divided
+from engine.placement.replication.groups import groups_of_nodes
+from engine.placement.replication.packing import equal_weights
+from engine.placement.replication.search import search, search_free
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
 
 Split = Literal["equal", "free"]

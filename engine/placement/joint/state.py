@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.placement.joint_bounds import least_hop_cost_share, least_imbalance
-from engine.placement.joint_instance import JointFigures, JointInstance
+from engine.placement.joint.bounds import least_hop_cost_share, least_imbalance
+from engine.placement.joint.instance import JointFigures, JointInstance
 from engine.result import Stop, never
 
 EVENNESS = 0.02

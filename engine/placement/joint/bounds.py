@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.placement.joint_instance import JointInstance
+from engine.placement.joint.instance import JointInstance
 from engine.result import Stop, never
 
 _known: WeakKeyDictionary[JointInstance, tuple[NDArray[np.float64], NDArray[np.float64]]] = WeakKeyDictionary()

@@ -8,8 +8,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.placement.replica_exchange import Layouts, exchange
-from engine.placement.replica_packing import equal_weights, packed
+from engine.placement.replication.exchange import Layouts, exchange
+from engine.placement.replication.packing import equal_weights, packed
 from engine.result import never
 
 MOST_WAYS = 3000

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.placement.joint import Workloads, place_jointly
-from engine.placement.joint_instance import JointFigures, JointInstance
+from engine.placement.joint.instance import JointFigures, JointInstance
+from engine.placement.joint.kernel import Workloads, place_jointly
 from engine.result import Status, Stop, never
 
 END = 0.005

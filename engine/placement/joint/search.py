@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from engine.placement.joint_chain import chain, longest_chain
-from engine.placement.joint_state import BROAD, NARROW, TOLERANCE, JointState, JointTerms
+from engine.placement.joint.chain import chain, longest_chain
+from engine.placement.joint.state import BROAD, NARROW, TOLERANCE, JointState, JointTerms
 from engine.result import Stop, never
 
 ACCEPT = 1.0001

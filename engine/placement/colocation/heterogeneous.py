@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, LinearExpr
 
 from engine.errors import InputError
-from engine.placement.colocation_bounds import assigned, projections, weighted_mean
-from engine.placement.colocation_search import Triples, largest, search
+from engine.placement.colocation.bounds import assigned, projections, weighted_mean
+from engine.placement.colocation.search import Triples, largest, search
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
 from engine.solver import solve
 

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from engine.placement.bottleneck import bottleneck_assignment, with_slack
-from engine.placement.colocation_search import Triples
+from engine.placement.colocation.search import Triples
 from engine.result import Stop
 
 ROUND_OFF = 1e-11

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.placement.joint_state import EVENNESS, TOLERANCE, JointState
+from engine.placement.joint.state import EVENNESS, TOLERANCE, JointState
 
 MOST_EXCHANGES = 4096
 """Exchanges of two experts against two are left out where there would be more: at over 11 experts a GPU."""
