@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import formats, report, store
-from engine.cli_inputs import inputs_of, new_problem, problem_of, read_recording, remember, split_setting
+from engine.cli_inputs import inputs_of, new_problem, plans_and_problem, read_recording, remember, split_setting
 from engine.errors import InputError
 from engine.formats.source import one_line
 from engine.inspection import inspect
@@ -165,8 +165,7 @@ def plan(given: argparse.Namespace) -> int:
 
 
 def simulate_plan(given: argparse.Namespace) -> int:
-    made = formats.read_plan(given.plan)
-    problem = problem_of(given, made)
+    (made,), problem = plans_and_problem(given, [given.plan])
     timeline = simulate(made, problem)
     if given.output:
         write(given.output, json.dumps(timeline.to_dict()))
@@ -177,8 +176,7 @@ def simulate_plan(given: argparse.Namespace) -> int:
 
 
 def compare(given: argparse.Namespace) -> int:
-    plans = [formats.read_plan(path) for path in given.plans]
-    problem = problem_of(given, plans[0])
+    plans, problem = plans_and_problem(given, given.plans)
     rows = []
     for path, made in zip(given.plans, plans, strict=True):
         found = metrics(made, problem, simulate(made, problem)).to_dict()

@@ -1,15 +1,19 @@
 """What the command line's options name: recordings, models, clusters, costs, and the problem they make."""
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
 
 from engine import formats, store
 from engine.cluster import Cluster
 from engine.costs import AlphaBeta, CostModel, Datasheet
 from engine.errors import InputError
+from engine.formats.exflow import read_placement
 from engine.model import MoEModel
-from engine.plan import Plan
+from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
-from engine.workload import Workload
+from engine.result import Provenance
+from engine.workload import RoutingTrace, Workload
 
 
 def read_recording(file: str, model: MoEModel | None = None) -> Workload:
@@ -37,15 +41,49 @@ def inputs_of(given: argparse.Namespace, made: Plan) -> tuple[MoEModel, Workload
     return model, workload
 
 
+def plans_and_problem(given: argparse.Namespace, paths: list[Path]) -> tuple[list[Plan], Problem]:
+    """The plans of these files and the problem they are to be tried on. A .csv is a placement as ExFlow saves it, which
+    knows nothing of what it was made from, so that the options must say it unless a plan beside it does."""
+    plans = {path: formats.read_plan(path) for path in paths if path.suffix.lower() != ".csv"}
+    if plans:
+        problem = problem_of(given, next(iter(plans.values())))
+    elif given.workload and given.cluster and given.model:
+        model = formats.read_model(given.model)
+        problem = make_problem(
+            read_recording(given.workload, model), formats.read_cluster(given.cluster), model, read_cost(given)
+        )
+    else:
+        raise InputError(f"{paths[0].name}: a bare placement needs --workload, --cluster and --model beside it")
+    return [plans.get(path) or placed_by(path, problem) for path in paths], problem
+
+
+def placed_by(path: Path, problem: Problem) -> Plan:
+    """ExFlow's placement file as a plan, executed as ExFlow does where the recording has tokens to follow."""
+    gpus = len(problem.cluster.gpus)
+    rows = read_placement(path, problem.workload.num_experts, gpus)
+    placement = Placement.from_gpu_of_expert(rows, gpus, tuple(range(len(rows))))
+    if placement.layers == len(problem.model.moe_layers):
+        placement = placement.model_copy(update={"model_layers": problem.model.moe_layers})
+    follows = isinstance(problem.workload, RoutingTrace)
+    return Plan(
+        name=path.stem[:120], placement=placement, send_order=SendOrder(mode="concurrent"),
+        execution="context-coherent" if follows else "vanilla", provenance=Provenance(optimiser="file"),
+    )  # fmt: skip
+
+
 def new_problem(given: argparse.Namespace) -> Problem:
     """The problem that `plan`'s options name."""
     model = formats.read_model(given.model)
-    return make_problem(
+    problem = make_problem(
         read_recording(given.workload, model), formats.read_cluster(given.cluster), model, read_cost(given),
         second=read_second(given, model),
         others=tuple(read_recording(file, model) for file in given.also),
-        in_use=formats.read_plan(given.in_use).placement if given.in_use else None,
     )  # fmt: skip
+    if not given.in_use:
+        return problem
+    csv = given.in_use.suffix.lower() == ".csv"
+    deployed = placed_by(given.in_use, problem) if csv else formats.read_plan(given.in_use)
+    return replace(problem, in_use=deployed.placement)
 
 
 def problem_of(given: argparse.Namespace, made: Plan) -> Problem:

@@ -19,13 +19,15 @@ def solve(
     stop: Stop = never,
     hint: Mapping[IntVar, int] | None = None,
     linearization_level: int = 1,
+    probing_level: int = 2,
     on_progress: Callable[[float, float], None] | None = None,
 ) -> tuple[CpSolverStatus, CpSolver]:
     """Solve `model` with one worker within `time_limit` seconds: its status, and the solver to read the values from.
 
     One worker, a fixed seed and a deterministic limit make equal calls give equal answers wherever the machine is fast
     enough for that limit to come before `time_limit`, which holds in any case. `hint` replaces the hints of the model.
-    `linearization_level` 2 puts every constraint into the linear relaxation, for models whose difficulty is in sums.
+    `linearization_level` 2 puts every constraint into the linear relaxation, for models whose difficulty is in sums;
+    `probing_level` 0 leaves out the trial of single values before the search, for models that are quickly decided.
     `on_progress(objective, bound)` is called in the calling thread, in the units of the model, after an improvement.
 
     The search runs in a helper thread: the calling thread stays free to receive signals, asks `stop` and passes its
@@ -41,6 +43,7 @@ def solve(
     solver.parameters.max_time_in_seconds = time_limit
     solver.parameters.max_deterministic_time = time_limit * DETERMINISTIC_SHARE
     solver.parameters.linearization_level = linearization_level
+    solver.parameters.cp_model_probing_level = probing_level
     solver.parameters.catch_sigint_signal = False
     watch = _Watch()
     outcome: list[CpSolverStatus | BaseException] = []

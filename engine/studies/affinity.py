@@ -1,9 +1,8 @@
 """Two questions on a plan made by affinity: how many recorded tokens does it need, and does it hold on other text?
 
 ExFlow sections V-G (figure 13) and V-H (Table III). Every recording is cut into two halves: plans are made from one and
-scored on the other, so that no plan is judged by tokens it has seen. Where the recording names its sequences, every
-second sequence is held out, for the tokens of one text resemble each other; otherwise the second half of the tokens is.
-The score is the share of hops between consecutive layers that stay on their GPU. All hops cost the same; nodes are ignored.
+scored on the other, so that no plan is judged by tokens it has seen. The score is the share of hops between consecutive
+layers that stay on their GPU. All hops cost the same; nodes are ignored.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.robust import score_matrix
 from engine.placement.transitions import kept, transitions
 from engine.result import Stop, never
+from engine.studies.held_out import halves, sample
 from engine.workload import RoutingTrace
 
 FIRST_SIZE, SIZE_STEPS, LAST_STEP = 100, (1, 3), 0.7
@@ -232,38 +232,6 @@ def out_of_distribution(
         if on_point:
             on_point(found, done / len(plans))
     return found
-
-
-def halves(trace: RoutingTrace) -> tuple[RoutingTrace, RoutingTrace, str]:
-    """(the half to plan on, the half to score on, "sequences" or "tokens"); tokens without any choice are left out.
-
-    Every second sequence is held out where there are at least two, else the later tokens. Raises InputError for fewer than
-    two tokens.
-    """
-    used = np.flatnonzero((trace.experts >= 0).any(axis=(1, 2)))
-    if len(used) < 2:
-        raise InputError(f"{trace.name}: {len(used)} tokens with a choice cannot be cut into two halves; record more")
-    unit, held_out = "tokens", np.arange(len(used)) >= (len(used) + 1) // 2
-    if trace.sequence is not None:
-        number = np.unique(trace.sequence[used], return_inverse=True)[1]
-        if number.max() > 0:
-            unit, held_out = "sequences", number % 2 == 1
-    return _cut(trace, used[~held_out], unit), _cut(trace, used[held_out], unit), unit
-
-
-def _cut(trace: RoutingTrace, tokens: NDArray[np.int64], unit: str) -> RoutingTrace:
-    sequence = trace.sequence[tokens] if unit == "sequences" else None
-    return RoutingTrace(trace.name, trace.experts[tokens], trace.num_experts, sequence)
-
-
-def sample(trace: RoutingTrace, tokens: int, seed: int) -> NDArray[np.int16]:
-    """int16[token, layer, k]: so many tokens drawn at random, sequence by sequence where they are known."""
-    rng = np.random.default_rng(seed)
-    if trace.sequence is None:
-        return trace.experts[rng.permutation(trace.tokens)[:tokens]]
-    number = np.unique(trace.sequence, return_inverse=True)[1]
-    turn = rng.permutation(number.max() + 1)
-    return trace.experts[np.argsort(turn[number], kind="stable")[:tokens]]
 
 
 def default_sizes(tokens: int) -> list[int]:

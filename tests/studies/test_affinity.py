@@ -14,13 +14,12 @@ from engine.studies.affinity import (
     OutOfDistribution,
     SamplePoint,
     TokensEnough,
-    halves,
     kept_by_pair,
     out_of_distribution,
-    sample,
     sorted_choices,
     tokens_enough,
 )
+from engine.studies.held_out import halves, sample
 from engine.workload import RoutingTrace
 
 ROOT = Path(__file__).parents[2]

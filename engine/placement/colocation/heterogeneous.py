@@ -174,7 +174,7 @@ def _within(
             model.add_exactly_one(chosen[place] for place in order[ends[expert] : ends[expert + 1]])
     for one, gpus in enumerate(gpus_of_kind):
         model.add(LinearExpr.sum([chosen[place] for place in np.flatnonzero(kind == one)]) == len(gpus))
-    status, solver = solve(model, seconds, seed, stop, linearization_level=2)
+    status, solver = solve(model, seconds, seed, stop, linearization_level=2, probing_level=0)
     if status not in (OPTIMAL, FEASIBLE):
         return status, None
     state = np.empty((2, size), dtype=np.int64)

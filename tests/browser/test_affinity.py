@@ -1,0 +1,39 @@
+"""The Affinity page as a person uses it: group, play, run the study and read its charts."""
+
+import re
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import settle, shoot
+
+
+def test_group_play_and_study_the_sample(page: Page, start_studio) -> None:
+    page.goto(start_studio("--sample"))
+    settle(page)
+    page.get_by_role("link", name="Affinity", exact=True).click()
+    heatmap = page.locator(".js-plotly-plot").first
+    expect(heatmap.get_by_text("Expert 5 sends 59 % of its tokens to expert 6")).to_be_visible()
+    expect(page.get_by_text("Kept on GPU")).to_be_visible()
+    page.get_by_text("Grouped by GPU", exact=True).click()
+    stay = re.compile(r"of tokens stay on their GPU \(layers 0 and 1\)")
+    expect(heatmap.get_by_text(stay)).to_be_visible()
+    assert heatmap.locator(".shapelayer path").count() == 8 + 2 * 7
+    settle(page)
+    shoot(page, "10-affinity")
+
+    page.get_by_text("Play", exact=True).click()
+    for layer in (2, 3):
+        expect(heatmap.get_by_text(f"(layers {layer} and {layer + 1})")).to_be_visible(timeout=10_000)
+    page.get_by_text("Play", exact=True).click()
+    settle(page)
+
+    page.get_by_test_id("stMultiSelect").locator("input").click()
+    page.get_by_role("option", name="Alpha on prose (sample)").click()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Run the study").click()
+    expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
+    expect(page.get_by_text(re.compile(r"tokens (get|gain)"))).to_be_visible()
+    expect(page.get_by_text(re.compile("Plans from elsewhere keep"))).to_be_visible()
+    expect(page.locator(".js-plotly-plot")).to_have_count(5)
+    settle(page)
+    shoot(page, "11-affinity-study")
