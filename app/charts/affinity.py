@@ -147,7 +147,7 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
         return finish(go.Figure(), "No paths between these layers", 440)
     layer, here, there = np.unravel_index(strongest, counts.shape)
     value = counts[layer, here, there]
-    stays = gpu_of_expert[layer, here] == gpu_of_expert[layer, there]
+    stays = gpu_of_expert[layer, here] == gpu_of_expert[layer + 1, there]
     through = np.zeros((2, layers, experts))
     np.add.at(through[0], (layer, here), value)
     np.add.at(through[1], (layer + 1, there), value)

@@ -1,0 +1,173 @@
+"""The Optimise page beyond a first plan: two models, several recordings, the studies, and wrong requests."""
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from engine import store
+from engine.jobs import runner
+from engine.workload import ExpertLoad
+from tests.app.test_pages import ROOT, open_sample, plan_the_sample, visit
+
+
+@pytest.fixture
+def app() -> AppTest:
+    return open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
+
+
+def press(app: AppTest, label: str) -> AppTest:
+    next(button for button in app.button if button.label == label).click()
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def choose(app: AppTest, label: str, value) -> AppTest:
+    found = [*app.selectbox, *app.multiselect, *app.segmented_control]
+    next(one for one in found if one.label == label).set_value(value)
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def open_samples(app: AppTest, *titles: str) -> AppTest:
+    visit(app, "workload")
+    for title in titles:
+        press(app, title)
+    return app
+
+
+def finished(kind: str) -> runner.Job:
+    job = runner.jobs(store.data_folder(), kind)[0]
+    assert runner.wait(job, 90) is runner.State.DONE, job.log_tail()
+    return job
+
+
+def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
+    visit(app, "optimise")
+    choose(app, "Goal", "Two models on one cluster")
+    assert any("Choose the recording of the second model" in one.value for one in app.info)
+    choose(app, "Second model's recording", "tiny-moe/beta-prose.npz")
+    assert {box.label.split("**")[1] for box in app.checkbox} == {
+        "Aurora", "Random colocation (REC)", "Same-model packing (Lina)", "Linear placement"
+    }  # fmt: skip
+    press(app, "Run")
+    finished("optimise")
+    app.run()
+    table = app.dataframe[0].value
+    assert len(table) == 4 and table["Plan"].iloc[0] == "Aurora"
+    assert table["Above the bound of"].iloc[0].endswith("any plan") and set(table["Proof"]) <= {
+        "heuristic",
+        "optimal order",
+    }
+    visit(app, "timeline")
+    assert not app.error and any(metric.label == "Bound for any placement" for metric in app.metric)
+    visit(app, "launch")
+    assert any("cannot" in one.value or "can be simulated" in one.value.replace("\\", "") for one in app.error)
+    visit(app, "optimise")
+    choose(app, "Goal", "Inference latency of one model")
+    visit(app, "timeline")
+    assert any("two models" in one.value for one in app.info)
+
+
+def test_a_second_model_that_does_not_fit_is_refused_with_a_way_out(app: AppTest) -> None:
+    digest = store.save_workload(ExpertLoad("small", np.ones((8, 4)), tuple(range(8))))
+    model = app.session_state["model"].model_copy(update={"experts": 4})
+    app.session_state["workloads"] = {**app.session_state["workloads"], digest: "small"}
+    app.session_state["model_of"] = {digest: model.model_dump(mode="json", exclude_none=True)}
+    app.session_state["second"] = digest
+    visit(app, "optimise")
+    assert "choose a second model with 16 experts" in app.error[0].value.replace("\\", "")
+    press(app, "Close the second model")
+    assert not app.error
+
+
+def test_what_a_move_costs_counts_from_the_plan_in_use(app: AppTest) -> None:
+    plan_the_sample(app)
+    table = app.dataframe[0].value.set_index("Plan")
+    assert table.loc["Linear placement", "Copies to move"].startswith("0 ")
+    assert table.loc["Linear placement", "Pays after"] == "at once" and table.loc["Aurora", "Pays after"].endswith(
+        "passes"
+    )
+    ids = {one.split(" · ")[0]: one for one in app.selectbox[0].options}
+    assert any(one.startswith("Aurora") for one in ids)
+    deployed = next(box for box in app.selectbox if box.label == "Deployed now")
+    plan = runner.jobs(store.data_folder(), "optimise")[0].result["candidates"][0]["plan"]
+    assert plan["name"] == "Aurora"
+    deployed.select_index(next(i for i, one in enumerate(deployed.options) if one.startswith("Aurora")))
+    app.run()
+    table = app.dataframe[0].value.set_index("Plan")
+    assert table.loc["Aurora", "Copies to move"].startswith("0 ")
+    assert table.loc["Linear placement", "Pays after"] == "never"
+
+
+def test_the_front_fills_in_and_its_plans_can_be_opened(app: AppTest) -> None:
+    open_samples(app, "Alpha on prose", "Alpha on code")
+    visit(app, "optimise")
+    choose(app, "Show", "Balance against affinity")
+    assert any("No front yet" in one.value for one in app.info)
+    next(one for one in app.number_input if one.label == "Points").set_value(3)
+    next(one for one in app.number_input if one.label == "Seconds").set_value(3)
+    app.run()
+    press(app, "Find the front")
+    found = finished("front").result["candidates"]
+    app.run()
+    assert 1 <= len(found) <= 3
+    choose(app, "Scored on as well", app.session_state["workload"] and _other(app))
+    press(app, "Open this plan")
+    assert app.session_state["plan"] in {one["plan_id"] for one in found}
+    choose(app, "Show", "Candidate plans")
+    assert any(str(name).startswith("Front at") for name in app.dataframe[0].value["Plan"])
+
+
+def _other(app: AppTest) -> str:
+    return next(digest for digest in app.session_state["workloads"] if digest != app.session_state["workload"])
+
+
+def test_plan_on_a_score_on_b(app: AppTest) -> None:
+    visit(app, "optimise")
+    choose(app, "Show", "Plan on A, score on B")
+    assert any("at least two recordings" in one.value for one in app.info)
+    open_samples(app, "Alpha on prose")
+    visit(app, "optimise")
+    choose(app, "Show", "Plan on A, score on B")
+    choose(app, "System", "round-robin")
+    press(app, "Score")
+    result = finished("matrix").result
+    app.run()
+    assert len(result["names"]) == 2 and all(value > 0 for row in result["seconds"] for value in row)
+    choose(app, "Score", "balancedness")
+    assert not app.error
+
+
+def test_lina_at_run_time(app: AppTest) -> None:
+    visit(app, "optimise")
+    choose(app, "Show", "Lina at run time")
+    press(app, "Simulate")
+    finished("lina")
+    app.run()
+    table = app.dataframe[0].value
+    assert table["Path length"].tolist() == [1, 3, 6]
+    assert any("scheduling one layer again" in one.value for one in app.caption)
+
+
+def test_studies_of_loads_say_what_they_need(app: AppTest) -> None:
+    digest = store.save_workload(ExpertLoad("loads", np.ones((8, 16)), tuple(range(8))))
+    app.session_state["workloads"], app.session_state["workload"] = {digest: "loads"}, digest
+    visit(app, "optimise")
+    for view in ("Balance against affinity", "Lina at run time"):
+        choose(app, "Show", view)
+        assert any("routing log" in one.value for one in app.info) and not app.error
+
+
+def test_a_robust_plan_serves_the_chosen_recordings(app: AppTest) -> None:
+    open_samples(app, "Alpha on prose", "Alpha on code")
+    visit(app, "optimise")
+    choose(app, "Must also serve", [_other(app)])
+    assert app.session_state["others"] == [_other(app)]
+    for box in app.checkbox:
+        box.set_value(box.label.startswith("**Replication"))
+    app.run()
+    press(app, "Run")
+    note = finished("optimise").result["candidates"][0]["notes"]["balancedness"]["value"]
+    assert "of the worst recording" in note

@@ -1,0 +1,39 @@
+"""Two models on one cluster, and the front of one model's plans, in a real browser."""
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import settle, shoot
+
+
+def test_two_models_then_the_front_of_one(page: Page, start_studio) -> None:
+    page.goto(start_studio("--sample"))
+    settle(page)
+    page.get_by_role("link", name="Optimise").click()
+    page.get_by_text("Two models on one cluster").click()
+    page.get_by_role("combobox", name="Second model's recording").click()
+    page.get_by_role("option", name="Beta on prose (sample)").click()
+    expect(page.get_by_text("beside beta-prose")).to_be_visible()
+    settle(page)
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_text("Candidate plans")).to_be_visible(timeout=120_000)
+    expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
+    settle(page)
+    shoot(page, "6-two-models")
+    page.get_by_role("link", name="See why on the timeline").click()
+    gantt = page.locator(".js-plotly-plot").first
+    expect(gantt.get_by_text("Expert FFN, second model").first).to_be_visible()
+    settle(page)
+    shoot(page, "7-two-models-timeline")
+
+    page.get_by_test_id("stTopNav").get_by_role("link", name="Optimise").click()
+    page.get_by_text("Inference latency of one model").click()
+    settle(page)
+    page.get_by_text("Balance against affinity").click()
+    page.get_by_role("spinbutton", name="Points").fill("3")
+    page.get_by_role("spinbutton", name="Seconds").fill("4")
+    page.get_by_role("spinbutton", name="Seconds").press("Tab")
+    settle(page)
+    page.get_by_role("button", name="Find the front").click()
+    expect(page.get_by_role("button", name="Open this plan")).to_be_visible(timeout=60_000)
+    settle(page)
+    shoot(page, "8-front")
