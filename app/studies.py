@@ -50,8 +50,8 @@ def watch(kind: str, show: Callable[[dict[str, Any]], None], empty: str) -> None
 
 def front(problem: Problem) -> None:
     """Balance against affinity: a front of plans."""
-    st.caption("Every point is a placement that no other beats in both. Hops are counted between first choices; the search "
-               "is a heuristic, so a better point may exist.")  # fmt: skip
+    st.caption("Every point is a placement that no other beats in both. With several experts a token, hops are counted "
+               "between all of them; the search is a heuristic, so a better point may exist.")  # fmt: skip
     if not isinstance(problem.workload, RoutingTrace):
         st.info(
             "Affinity needs tokens that can be followed from layer to layer: open a routing log.",
@@ -111,14 +111,14 @@ def _other_plans(problem: Problem) -> dict[str, tuple[float, float]]:
 
 
 def _scores(plans: list, digest: str) -> list[tuple[float, float]]:
-    """(kept share of hops between first choices, balancedness) of plans on a recording; none where it does not fit."""
+    """(kept share of hops, balancedness) of plans on a recording; none where it does not fit."""
     workload = cached.recording(digest)
     fitting = (workload.layers, workload.num_experts)
     if not plans or any((one.placement.layers, one.placement.experts) != fitting for one in plans):
         return []
     if not isinstance(workload, RoutingTrace):
         return []
-    hops = cached.transitions(digest, True)
+    hops = cached.transitions(digest, False)
     scores = score_matrix([one.placement.share for one in plans], [workload.load], [hops])
     return list(zip(scores.kept_share[:, 0].tolist(), scores.balancedness[:, 0].tolist(), strict=True))
 

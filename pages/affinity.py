@@ -52,6 +52,8 @@ if not hops_of_pair.any():
 
 plan = cached.open_plan()
 placement, whose = widgets.placement_to_show(plan, problem)
+if plan and (reason := widgets.why_not(plan, problem)):
+    whose = f"a linear placement: {plain(reason)}"
 cluster = problem.cluster
 gpus, nodes = len(cluster.gpus), len(cluster.nodes)
 share, gpu_of_expert = placement.share, placement.gpu_of_expert

@@ -72,7 +72,7 @@ def instance_of(problem: Problem) -> JointInstance:
     recordings = (problem.workload, *problem.others)
     slots = spread_evenly(slots_of_gpu(problem, "even"), problem.workload.num_experts)
     hops = [
-        transitions(one.experts, one.num_experts, first_choice=True)
+        transitions(one.experts, one.num_experts)
         if isinstance(one, RoutingTrace)
         else np.zeros((one.layers - 1, one.num_experts, one.num_experts))
         for one in recordings

@@ -29,8 +29,9 @@ LENGTH = Option(
 )
 TOP_K = Option("top_k", DEFAULT.top_k, "likeliest next experts that an estimate keeps", low=1, high=4096)
 CAP = Option(
-    "max_experts", DEFAULT.max_experts_per_device, "experts on one device in a layer, at most", low=1, high=4096
-)
+    "max_experts", 0, "experts on one device in a layer, at most; 0: the paper's 4, or twice an even share if that is more",
+    high=4096,
+)  # fmt: skip
 BATCH = Option("batch_tokens", 1024, "recorded tokens of one batch in the run-time simulation", low=1, high=10**7)
 COPIES = Option(
     "copies",
@@ -44,7 +45,9 @@ COPIES = Option(
 def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
     """Hosting by popularity, and the two phases tried on the second half of the recording."""
     gpus, packing = len(problem.cluster.gpus), str(settings["packing"])
-    cap = min(int(settings["max_experts"]), int(problem.expert_slots_of_gpu().min()) or 1)
+    even_share = -(-problem.workload.num_experts // gpus)
+    wanted = int(settings["max_experts"]) or max(DEFAULT.max_experts_per_device, 2 * even_share)
+    cap = min(wanted, max(int(problem.expert_slots_of_gpu().min()), 1))
     rows, worst, bound = [], 0.0, 0.0
     load = sum(
         one.load / np.maximum(one.load.sum(axis=1, keepdims=True), 1) for one in (problem.workload, *problem.others)

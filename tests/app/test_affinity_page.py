@@ -105,6 +105,15 @@ def test_an_exflow_plan_keeps_more_and_its_own_note_is_shown(app: AppTest) -> No
     assert any("of hops stay on their GPU" in caption.value.replace("\\", "") for caption in app.caption)
 
 
+def test_a_plan_that_does_not_fit_gives_way_to_the_linear_placement(app: AppTest) -> None:
+    open_plan(app, "random", {})
+    app.session_state["cluster"] = cluster_presets()["exflow-4-nodes"].cluster
+    visit(app, "affinity")
+    said = next(caption.value.replace("\\", "") for caption in app.caption if "Grouped and scored" in caption.value)
+    assert "a linear placement: " in said and "is for 8 GPUs, but there are 16" in said
+    assert metrics(app)[2] == ("By chance", "6.2 %")
+
+
 def test_a_plan_with_replicas_is_scored_by_expectation(app: AppTest) -> None:
     plan = open_plan(app, "eplb", {})
     assert not plan.placement.single

@@ -27,7 +27,8 @@ def test_group_play_and_study_the_sample(page: Page, start_studio) -> None:
     page.get_by_text("Play", exact=True).click()
     settle(page)
 
-    page.get_by_test_id("stMultiSelect").locator("input").click()
+    page.get_by_test_id("stMultiSelect").locator("input").focus()
+    page.keyboard.press("ArrowDown")
     page.get_by_role("option", name="Alpha on prose (sample)").click()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Run the study").click()
