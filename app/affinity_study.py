@@ -17,11 +17,11 @@ from engine.workload import RoutingTrace
 
 KIND, CHOSEN = "affinity", "affinity-others"
 VIEWS = {
-    "share": ("Share kept", "of hops"),
-    "own": ("Against the own plan", "each column as a ratio to the plan made for that recording: what is lost by planning on "
-                                    "another one"),
-    "row": ("As in Table III", "each row as a ratio to the recording that the plan was made for; it also shows that some "
-                               "recordings have more affinity than others"),
+    "share": ("Share kept", "The share of hops that stay on their GPU."),
+    "own": ("Against the own plan", "Each column as a ratio to the plan made for that recording: what is lost by planning on "
+                                    "another one."),
+    "row": ("As in Table III", "Each row as a ratio to the recording that the plan was made for, which also shows that some "
+                               "recordings have more affinity than others."),
 }  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def _show(result: dict[str, Any], id: str) -> None:
             widgets.chart(
                 charts.out_of_distribution(others, view, st.context.theme.type == "dark"), "out-of-distribution"
             )
-            st.caption(f"{VIEWS[view][0]}: {VIEWS[view][1]}. Every recording is scored on its held-out half.")
+            st.caption(f"{VIEWS[view][1]} Every recording is scored on its held-out half.")
             if len(others.names) == 1:
                 st.caption("Choose other recordings above to see whether the plan holds on them.")
     if result["tokens"]:

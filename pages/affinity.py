@@ -40,8 +40,8 @@ if trace.k > 1:
     first_choice = hops == "First choices" if hops else not by_id
     if by_id:
         say = "All choices count because this" if not first_choice else "This"
-        st.caption(f"{say} recording lists a token's choices by expert id: the first is not the router's favourite but mostly a "
-                   "low id, which flatters contiguous blocks.")  # fmt: skip
+        st.caption(f"{say} recording lists a token's choices by expert id: the first is not the router's favourite but "
+                   "mostly a low id, which flatters contiguous blocks.")  # fmt: skip
 unit = charts.TOKENS if first_choice else charts.PAIRS
 counts = cached.transitions(digest, first_choice)
 hops_of_pair = counts.sum(axis=(1, 2))

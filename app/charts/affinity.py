@@ -38,13 +38,13 @@ def heatmap(
     rows = columns = np.arange(experts)
     if gpus is not None:
         rows, columns = (np.argsort(one, kind="stable") for one in gpus)
-    value = (chance if probability else counts)[np.ix_(rows, columns)]
+    value = (100 * chance if probability else counts)[np.ix_(rows, columns)].astype(np.float32)
     hover = np.dstack(
         [*np.broadcast_arrays(rows[:, None], columns), *(x[np.ix_(rows, columns)] for x in (counts, chance))]
     ).astype(np.float32)
     figure = go.Figure(
         go.Heatmap(
-            z=(100 * value if probability else value).astype(np.float32), customdata=hover, colorscale=SEQUENTIAL, zmin=0,
+            z=value, customdata=hover, colorscale=SEQUENTIAL, zmin=0, zmax=np.nanmax(value, initial=0) or 1,
             hovertemplate=f"expert %{{customdata[0]}} of layer {first} → expert %{{customdata[1]}} of layer {last}<br>"
                           f"%{{customdata[2]:,.0f}} {unit}, %{{customdata[3]:.1%}} of the former's<extra></extra>",
             colorbar={

@@ -76,7 +76,7 @@ def out_of_distribution(study: OutOfDistribution, view: View = "share", dark: bo
     value = {"share": study.matrix, "row": study.row_normalised, "own": study.against_own}[view]()
     if view == "share":
         value, rows = np.vstack([value, study.linear]), [*rows, "linear blocks"]
-        scale = {"colorscale": SEQUENTIAL, "zmin": 0, "z": 100 * value}
+        scale = {"colorscale": SEQUENTIAL, "zmin": 0, "zmax": 100 * np.nanmax(value) or 1, "z": 100 * value}
         bar, text = "% kept", [[_blank(cell, share) for cell in row] for row in value]
     else:
         reach = max(float(np.nanmax(np.abs(value - 1), initial=0.0)), 0.05)
@@ -103,8 +103,7 @@ def out_of_distribution(study: OutOfDistribution, view: View = "share", dark: bo
 
 def _colours(scale: dict) -> list[tuple[float, float, float, float]]:
     """(red, green, blue, opacity) of every cell of a heatmap on one of the two scales, row by row."""
-    low, z = scale["zmin"], np.nan_to_num(np.asarray(scale["z"], dtype=float).ravel())
-    high = scale.get("zmax", max(z.max(), 1e-9))
+    low, high, z = scale["zmin"], scale["zmax"], np.nan_to_num(np.asarray(scale["z"], dtype=float).ravel())
     place = np.clip((z - low) / (high - low), 0, 1)
     if scale["colorscale"] is SEQUENTIAL:
         return [(0, 137, 123, part) for part in place]

@@ -21,7 +21,7 @@ from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions
 from engine.systems import SYSTEMS, run
 from engine.systems.aurora_exclusive import best_order, to_placement
 from engine.systems.base import Draft, silent
-from engine.systems.joint import instance_of, start_of
+from engine.systems.joint import instance_of, moves_left, moves_to, start_of
 from engine.workload import RoutingTrace
 
 
@@ -29,26 +29,28 @@ def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     """Placements of which none is better in both affinity and balance, as plans.
 
     arguments: those of `problem_arguments`, points, over ("worst" or "mean"), max_moves (0: any), time_limit (seconds).
-    Result: {"candidates": [...]} in the order in which they were found; each also has `weight`, `kept_share` and
-    `balancedness` as the search counts them.
+    Result: {"candidates": [...]} from the fewest hops to the best balance (of a stopped or running job those found so far);
+    each also has `plan_id`, `moves`, and `weight`, `kept_share` and `balancedness` as the search counts them.
     """
     problem = problem_from(arguments)
-    instance, points = instance_of(problem), int(arguments["points"])
-    found: list[dict[str, Any]] = []
+    instance, points, start = instance_of(problem), int(arguments["points"]), start_of(problem)
+    found: dict[int, dict[str, Any]] = {}  # by the identity of the point, which the search hands out once more at the end
 
     def add(point: FrontPoint) -> None:
-        found.append(_point(point, problem, arguments))
-        context.keep({"candidates": found})
+        found[id(point)] = _point(point, problem, arguments)
+        context.keep({"candidates": list(found.values())})
         context.report(min(len(found) / points, 1.0), f"{len(found)} of at most {points} placements", None, None)
 
     context.report(0.0, "searching from both ends")
     final = front(
-        instance, points, arguments["over"], start_of(problem), int(arguments["max_moves"]) or None,
+        instance, points, arguments["over"], start, moves_left(problem, start, int(arguments["max_moves"])),
         time_limit=float(arguments["time_limit"]), stop=context.stop, on_point=add,
     )  # fmt: skip
-    known = {one["plan_id"]: one for one in found}
-    answers = [_point(point, problem, arguments) for point in final]
-    return {"candidates": [known.get(one["plan_id"], one) for one in answers]}
+    for point in final:
+        # Simulating what is not known yet would keep whoever cancelled waiting.
+        if id(point) not in found and not context.stop():
+            found[id(point)] = _point(point, problem, arguments)
+    return {"candidates": [found[id(point)] for point in final if id(point) in found]}
 
 
 def _point(point: FrontPoint, problem: Problem, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def _point(point: FrontPoint, problem: Problem, arguments: dict[str, Any]) -> di
     plan = plan.model_copy(update={"claim": claim})
     return candidate_of_plan(plan, problem, 0.0, {}) | {
         "plan_id": plan.id, "weight": float(point.weight), "kept_share": float(point.kept_share),
-        "balancedness": float(point.balancedness), "moves": int(point.moves),
+        "balancedness": float(point.balancedness), "moves": moves_to(point.gpu_of_expert, problem),
     }  # fmt: skip
 
 
@@ -109,6 +111,8 @@ def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     profile, served = trace.halves()
     if arguments.get("profile"):
         profile, served = store.load_workload(arguments["profile"]), trace
+        if not isinstance(profile, RoutingTrace):
+            raise InputError(f"{profile.name} has no tokens whose paths could foretell anything; learn from a routing log")
     runs: list[dict[str, Any]] = []
     lengths = [length for length in arguments["lengths"] if length < trace.layers]
     if not lengths:

@@ -66,7 +66,7 @@ def colocating(problem: Problem, settings: dict[str, Value], stop: Stop, report:
     for layer in range(layers):
         sides = sides_of_layer(problem, layer)
         following = gates[layer + 1] if layer + 1 < layers else np.zeros_like(sides[0].gate)
-        bound += _layer_bound(problem.network, sides, slots, following)
+        bound += _layer_bound(problem.network, sides, slots, settings["slots"] == "even", following)
         if stop():
             placed[:, layer] = [_spread(one, taken) for one, taken in zip(pair, slots, strict=True)]
             continue
@@ -279,20 +279,23 @@ def _exchange(
     return rows
 
 
-def _layer_bound(network: Network, sides: list[Side], slots: list[np.ndarray], next_gate: np.ndarray) -> float:
+def _layer_bound(
+    network: Network, sides: list[Side], slots: list[np.ndarray], even: bool, next_gate: np.ndarray
+) -> float:
     pairs = network.start_up(*np.nonzero(~np.eye(network.gpus, dtype=bool)))
     quickest = float(pairs.min()) if len(pairs) else 0.0
     slow, fast = np.minimum(network.send, network.receive), np.maximum(network.send, network.receive)
     # The instances have the mean of both directions; a single all-to-all may use the faster one.
     scale = 2 * slow / (slow + fast)
     tables = []
-    for side in sides:
+    for side, taken in zip(sides, slots, strict=True):
         must_leave = (side.bytes.sum(axis=0) - side.bytes.max(axis=0)).sum() > 0
         instance = side.instance
         tables.append(
             ModelTables(
                 side.gate, side.aggregate, instance.compute, instance.receive * scale[:, None],
-                instance.send_total * scale, instance.send_saved * scale[:, None], quickest * must_leave,
+                instance.send_total * scale, instance.send_saved * scale[:, None], quickest * must_leave, taken,
+                even and int(taken.sum()) == instance.experts,
             )
         )  # fmt: skip
-    return cycle_bound(*tables, np.maximum(*slots), next_gate)
+    return cycle_bound(*tables, next_gate)

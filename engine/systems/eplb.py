@@ -74,26 +74,29 @@ def eplb(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repor
 
 
 def slots_per_gpu(problem: Problem, redundant: int, kind: str) -> np.ndarray:
-    """int64[gpu]: slots of one layer, experts and replicas. Raises InputError when they do not fit the memory."""
+    """int64[gpu]: slots of one layer, experts and replicas; never more than one for each expert on a GPU. Raises InputError
+    when they do not fit the memory."""
     experts, gpus = problem.workload.num_experts, len(problem.cluster.gpus)
-    fits = problem.expert_slots_of_gpu()
+    fits = np.minimum(problem.expert_slots_of_gpu(), experts)
     base = -(-experts // gpus)
     if kind == "even":
+        redundant = min(redundant, experts - base)
         tight = int(fits.argmin())
         if base + redundant > fits[tight]:
             most = int(fits[tight]) - base
-            advice = f"choose redundant={most}" if most >= 0 else "use slots=uneven, more GPUs or a smaller dtype"
+            spread = "slots=uneven, " if fits.sum() >= experts else ""
+            advice = f"choose redundant={most}" if most >= 0 else f"use {spread}more GPUs or memory, or a smaller dtype"
             raise InputError(
                 f"{base + redundant} slots a layer do not fit {problem.cluster.gpu_names[tight]}, which has memory for "
                 f"{fits[tight]}; {advice}"
             )
         return np.full(gpus, base + redundant)
-    total = experts + redundant * gpus
+    total = min(experts + redundant * gpus, experts * gpus)
     if fits.sum() < total:
         most = (int(fits.sum()) - experts) // gpus
         advice = f"choose redundant={most}" if most >= 0 else "add GPUs or memory, or use a smaller dtype"
-        raise InputError(f"{total} slots a layer do not fit: all GPUs together have memory for {fits.sum()}; {advice}")
-    return _in_proportion(speed_of_gpu(problem), total, np.minimum(fits, experts * np.ones(gpus, dtype=np.int64)))
+        raise InputError(f"{total} slots a layer do not fit: all GPUs together have room for {fits.sum()}; {advice}")
+    return _in_proportion(speed_of_gpu(problem), total, fits)
 
 
 def _in_proportion(speed: np.ndarray, total: int, most: np.ndarray) -> np.ndarray:

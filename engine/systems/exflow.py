@@ -12,7 +12,7 @@ from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import kept, transitions
 from engine.plan import Placement, SendOrder
 from engine.problem import Problem
-from engine.result import Result, Stop
+from engine.result import Result, Status, Stop
 from engine.simulate.work import Work, work_of
 from engine.systems.aurora_exclusive import to_placement
 from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value
@@ -49,7 +49,7 @@ def exflow(problem: Problem, settings: dict[str, Value], stop: Stop, report: Rep
         on_progress=tell,
     )  # fmt: skip
     placement = to_placement(result.solution, problem)
-    notes = hop_notes(result, instance) | compare_executions(placement, problem)
+    notes = hop_notes(result, instance, settings["stages"] == "staged") | compare_executions(placement, problem)
     return Draft(
         placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution=str(settings["execution"])
     )
@@ -91,12 +91,13 @@ def instance_of(problem: Problem, counts: np.ndarray, stages: str) -> AffinityIn
     return AffinityInstance(counts, gpus, sizes.pop(), cost_gpu=fabric / float(network.link.min()), cost_node=1.0)
 
 
-def hop_notes(result: Result, instance: AffinityInstance) -> Notes:
+def hop_notes(result: Result, instance: AffinityInstance, staged: bool) -> Notes:
     """How many hops stay, and how many could at most."""
     counts, place = instance.transitions, result.solution
     total = float(counts.sum())
     if not total:
-        return {"affinity": Note("the recording has a single layer: there are no hops between layers")}
+        why = "the recording has a single layer" if instance.layers == 1 else "no token has experts in two layers running"
+        return {"affinity": Note(f"{why}: there are no hops between layers")}
     here, linear = kept(place, counts), 1 / instance.gpus
     text = f"{share(here)} of hops stay on their GPU (by chance {share(linear)})"
     if instance.nodes > 1:
@@ -105,12 +106,17 @@ def hop_notes(result: Result, instance: AffinityInstance) -> Notes:
     dearest = max(instance.cost_gpu, instance.cost_node)
     if instance.nodes == 1:
         text += f"; at most {share(1 - result.bound / (total * dearest))} is possible (proven)"
-    proof = (
-        "proven optimal"
-        if result.status.value == "OPTIMAL"
-        else f"a heuristic, {share(result.gap)} above its proven bound"
-    )
+    # Two stages minimise hops between nodes and then those between GPUs, not their cost.
+    both = staged and instance.nodes > 1 and result.status is Status.OPTIMAL
+    proof = "fewest hops between nodes, then fewest between GPUs (proven)" if both else proof_of(result)
     return {"affinity": Note(text), "cost of hops": Note(proof)}
+
+
+def proof_of(result: Result) -> str:
+    """How far an objective is proven, in words."""
+    if result.status is Status.OPTIMAL:
+        return "proven optimal"
+    return f"a heuristic, {share(result.gap)} above its proven bound" if result.bound > 0 else "a heuristic without a bound"
 
 
 def compare_executions(placement: Placement, problem: Problem) -> Notes:

@@ -5,7 +5,9 @@ nearly every token elsewhere. The weight between the two is the user's; the fron
 """
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
+from engine.errors import InputError
 from engine.placement.joint.kernel import JointInstance, place_jointly
 from engine.placement.transitions import transitions
 from engine.plan import SendOrder
@@ -14,7 +16,7 @@ from engine.result import Stop
 from engine.systems.aurora_exclusive import ORDER, best_order, slots_of_gpu, spread_evenly, to_placement
 from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value
 from engine.systems.baselines import linear_placement
-from engine.systems.exflow import EXECUTION
+from engine.systems.exflow import EXECUTION, proof_of
 from engine.units import digits, share
 from engine.workload import RoutingTrace
 
@@ -29,29 +31,24 @@ TIME_LIMIT = Option("time_limit", 10.0, "seconds for the search", low=0.1, high=
 def joint(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
     """Weigh hops against imbalance, worst case or mean over the recordings, within the moves allowed."""
     instance, start = instance_of(problem), start_of(problem)
-    moves = int(settings["max_moves"]) or None
+    most = int(settings["max_moves"])
 
     def tell(objective: float, bound: float) -> None:
         report(0.4, f"objective {digits(objective)}, at least {digits(bound)}", None, None)
 
     report(0.05, "weighing affinity and balance", None, None)
     result = place_jointly(
-        instance, float(settings["weight"]), str(settings["over"]), start, moves, seed=int(settings["seed"]),
-        time_limit=float(settings["time_limit"]), stop=stop, on_progress=tell,
+        instance, float(settings["weight"]), str(settings["over"]), start, moves_left(problem, start, most),
+        seed=int(settings["seed"]), time_limit=float(settings["time_limit"]), stop=stop, on_progress=tell,
     )  # fmt: skip
     placement = to_placement(result.solution, problem)
     figures = instance.figures(result.solution)
-    proof = (
-        "proven optimal"
-        if result.status.value == "OPTIMAL"
-        else f"a heuristic, {share(result.gap)} above its proven bound"
-    )
     notes: Notes = {
-        "weighted objective": Note(f"{digits(result.objective)}, {proof}"),
+        "weighted objective": Note(f"{digits(result.objective)}, {proof_of(result)}"),
         "hops kept on their GPU": Note(f"{share(float(figures.kept_share.min()))}" + _in_the_worst(problem)),
         "balancedness": Note(f"{digits(float(figures.balancedness.min()))}" + _in_the_worst(problem)),
-        "experts that move": Note(f"{int((result.solution != start).sum())} of {start.size}"
-                                  + (f", at most {moves} allowed" if moves else "")),
+        "experts that move": Note(f"{moves_to(result.solution, problem)} of {start.size}"
+                                  + (f", at most {most} allowed" if most else "")),
     }  # fmt: skip
     if settings["execution"] == "context-coherent":
         return Draft(
@@ -70,19 +67,48 @@ def instance_of(problem: Problem) -> JointInstance:
     """The placement problem of the open recording and the others it must serve. Recordings without tokens have no hops,
     so that only balance counts."""
     recordings = (problem.workload, *problem.others)
-    slots = spread_evenly(slots_of_gpu(problem, "even"), problem.workload.num_experts)
     hops = [
         transitions(one.experts, one.num_experts)
         if isinstance(one, RoutingTrace)
         else np.zeros((one.layers - 1, one.num_experts, one.num_experts))
         for one in recordings
     ]
-    return JointInstance(np.array(hops), np.array([one.load for one in recordings]), slots)
+    return JointInstance(np.array(hops), np.array([one.load for one in recordings]), one_copy_slots(problem))
 
 
 def start_of(problem: Problem) -> np.ndarray:
-    """int64[layer, expert]: the placement in use (linear where none is), the first GPU of an expert with replicas."""
-    return (problem.in_use or linear_placement(problem)).gpu_of_expert
+    """int64[layer, expert]: the placement in use (linear where none is). From one with replicas, or with other numbers of
+    experts per GPU, the nearest of those that are chosen from: as many experts as possible on a GPU that holds them."""
+    gpu_of_slot = np.repeat(np.arange(len(problem.cluster.gpus)), one_copy_slots(problem))
+    rows = [linear_sum_assignment(held[:, gpu_of_slot], maximize=True)[1] for held in _held(problem)]
+    return gpu_of_slot[np.array(rows)]
+
+
+def moves_to(gpu_of_expert: np.ndarray, problem: Problem) -> int:
+    """(layer, expert) pairs that a placement int64[layer, expert] has on a GPU that does not hold them now."""
+    return int((~np.take_along_axis(_held(problem), gpu_of_expert[:, :, None], axis=2)).sum())
+
+
+def moves_left(problem: Problem, start: np.ndarray, most: int) -> int | None:
+    """How many of `most` moves (0: any number, answered with None) are left at `start`. Raises InputError when even that is
+    further from the placement in use."""
+    needed = moves_to(start, problem)
+    if most and most < needed:
+        raise InputError(
+            f"max_moves: one copy of every expert, as many on every GPU, is at least {needed} moves away from the placement in "
+            f"use; choose max_moves={needed} or more"
+        )
+    return most - needed if most else None
+
+
+def one_copy_slots(problem: Problem) -> np.ndarray:
+    """int64[gpu]: experts of every GPU in a layer, one copy of each, as equally as they divide."""
+    return spread_evenly(slots_of_gpu(problem, "even"), problem.workload.num_experts)
+
+
+def _held(problem: Problem) -> np.ndarray:
+    """bool[layer, expert, gpu]: what the placement in use (linear where none is) has where."""
+    return (problem.in_use or linear_placement(problem)).share > 0
 
 
 SYSTEMS = (

@@ -80,9 +80,12 @@ def run_time_notes(
 ) -> Notes:
     """The scheduler's figures on the second half of the recording, learnt from the first."""
     trace = problem.workload
-    if trace.layers <= reaction.path_length or trace.tokens < 4:
-        return {"at run time": Note(f"not simulated: {trace.layers} layers are too few for a path of "
-                                    f"{reaction.path_length}; choose a shorter path_length")}  # fmt: skip
+    layers = f"{trace.layers} layers are" if trace.layers > 1 else "a single layer is"
+    if trace.layers <= reaction.path_length:
+        advice = "choose a shorter path_length" if trace.layers > 1 else "nothing comes before it"
+        return {"at run time": Note(f"not simulated: {layers} too few for a path of {reaction.path_length}; {advice}")}
+    if trace.tokens < 4:
+        return {"at run time": Note(f"not simulated: {trace.tokens} tokens are too few to learn from half of them")}
     report(0.7, "simulating both phases batch by batch", None, None)
     profile, served = trace.halves()
     options = TwoPhaseOptions(

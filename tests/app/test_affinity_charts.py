@@ -141,6 +141,15 @@ def test_a_matrix_that_is_not_full_or_keeps_nothing_can_be_drawn(view: str, kept
         assert figure.layout.title.text == f"{len(kept)} of 2 plans made so far"
 
 
+def test_colours_begin_at_nothing() -> None:
+    """Plotly ignores one end of a scale unless the other is given too."""
+    for figure in (
+        charts.heatmap(COUNTS + 5, (0, 1), False),
+        study_charts.out_of_distribution(moved(((0.4, 0.3), (0.3, 0.4)))),
+    ):
+        assert figure.data[0].zmin == 0 and figure.data[0].zmax == pytest.approx(np.max(figure.data[0].z))
+
+
 def test_numbers_can_be_read_on_either_theme() -> None:
     assert theme.readable((0, 137, 123, 0.0), dark=False) == "#16201F"
     assert theme.readable((0, 137, 123, 0.0), dark=True) == "#FFFFFF"

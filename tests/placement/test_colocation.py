@@ -1,7 +1,7 @@
 """Pairs of experts on shared GPUs: against every permutation, against each other, and what must not change the answer."""
 
 import time
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from engine.errors import InputError
 from engine.placement.bottleneck import bottleneck_assignment, with_slack
 from engine.placement.colocation import heterogeneous
 from engine.placement.colocation.bounds import projections, weighted_mean
+from engine.placement.colocation.cycle import ModelTables, cycle_bound
 from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
 from engine.placement.colocation.pairs import colocate, pair_weight, random_colocation, sorted_colocation
 from engine.placement.colocation.search import search
@@ -347,3 +348,73 @@ def test_illegal_answers_are_refused():
         with pytest.raises(IllegalError):
             check_colocation_heterogeneous(np.array(assignment), cost)
     assert check_colocation(np.array([2, 0, 1]), np.array([1.0, 2, 3]), ones, np.array([7.0, 8, 5]), 9 * ones) == 11.0
+
+
+# Bound of a whole cycle
+
+
+@st.composite
+def cycles(draw):
+    """Two models on two or three GPUs, few enough experts to try all placements."""
+    gpus = draw(st.integers(2, 3))
+    experts = draw(st.integers(gpus, 4))
+    slots = np.full(gpus, -(-experts // gpus))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    tables = []
+    for _ in range(2):
+        size = rng.integers(0, 20, (gpus, experts)).astype(float)
+        rate = rng.choice([1.0, 2.0, 4.0], gpus)
+        received = (size.sum(axis=0) - size) / rate[:, None]
+        tables.append(
+            ModelTables(
+                rng.random(gpus), rng.random(gpus), rng.random((gpus, experts)) * draw(st.sampled_from((1, 20))), received,
+                size.sum(axis=1) / rate, size / rate[:, None], draw(st.sampled_from((0.0, 0.5))), slots,
+                int(slots.sum()) == experts,
+            )
+        )  # fmt: skip
+    return tables, rng.random(gpus)
+
+
+def cycle_of(tables, next_gate, places) -> float:
+    """Table 2 with the network serving both at once, which no schedule beats, for one placement of each model."""
+    sums = []
+    for table, place in zip(tables, places, strict=True):
+        on = np.eye(len(table.slots))[list(place)].T
+        ffn, received = (table.ffn * on).sum(axis=1), (table.receive * on).sum(axis=1)
+        sent = table.send_total - (table.send_saved * on).sum(axis=1)
+        sums.append((ffn, sent, received))
+    (ffn_a, sent_a, got_a), (ffn_b, sent_b, got_b) = sums
+    a, b = tables
+    port_a, port_b = max(sent_a.max(), got_a.max()), max(sent_b.max(), got_b.max())
+    both = max((sent_a + sent_b).max(), (got_a + got_b).max())
+    start = min(a.start_up, b.start_up)
+    arrived = max(both + start, b.gate.min() + port_b + b.start_up)
+    first = port_a + a.start_up + ffn_a
+    second = np.maximum(first, arrived) + ffn_b
+    back_a = first.max() + port_a + a.start_up
+    back_b = max(second.max() + port_b + b.start_up, first.max() + both + start)
+    return max(back_b + (b.aggregate + next_gate).max(), back_a + (a.aggregate + b.aggregate + next_gate).max())
+
+
+@settings(max_examples=60, deadline=None)
+@given(cycles())
+def test_no_pair_of_placements_is_below_the_bound_of_a_cycle(case):
+    tables, next_gate = case
+    bound = cycle_bound(*tables, next_gate)
+    gpus, experts = tables[0].ffn.shape
+    legal = [
+        place for place in product(range(gpus), repeat=experts)
+        if np.all(np.bincount(place, minlength=gpus) <= tables[0].slots)
+    ]  # fmt: skip
+    best = min(cycle_of(tables, next_gate, pair) for pair in product(legal, repeat=2))
+    assert bound <= best * (1 + 1e-9)
+    assert bound >= 0.4 * best
+
+
+def test_large_cycles_are_bounded_without_the_programme(monkeypatch):
+    rng = np.random.default_rng(0)
+    size = rng.random((4, 8))
+    table = ModelTables(np.ones(4), np.ones(4), size, size, size.sum(axis=1), size * 0.1, 0.0, np.full(4, 2), True)
+    full = cycle_bound(table, table, np.zeros(4))
+    monkeypatch.setattr("engine.placement.colocation.cycle.MOST_CELLS", 0)
+    assert 0 < cycle_bound(table, table, np.zeros(4)) <= full
