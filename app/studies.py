@@ -32,17 +32,19 @@ def run(kind: str, problem: Problem, more: dict[str, Any]) -> None:
 def watch(kind: str, show: Callable[[dict[str, Any]], None], empty: str) -> None:
     """The newest study of a kind: its progress, and `show` of its result so far."""
 
-    @st.fragment(run_every=1)
+    (job,) = cached.jobs([state.study_job(kind)] if state.study_job(kind) else []) or (None,)
+    if job is None:
+        st.info(empty, icon=":material/info:")
+        return
+    running = not job.state.finished
+
+    @st.fragment(run_every=1 if running else None)
     def newest() -> None:
-        (job,) = cached.jobs([state.study_job(kind)] if state.study_job(kind) else []) or (None,)
-        if job is None:
-            st.info(empty, icon=":material/info:")
-            return
         if not job.state.finished or job.state is not runner.State.DONE:
             widgets.job_row(job)
         if job.result:
             show(job.result)
-        if state.newly_finished(job.id, job.state.finished):
+        if running and job.state.finished:
             st.rerun()
 
     newest()
@@ -154,7 +156,7 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
 
     def show(result: dict[str, Any]) -> None:
         st.caption(f"Plans by {plain(result['system'])}")
-        widgets.chart(charts.matrix(result["names"], result[what], what), "matrix")
+        widgets.chart(charts.matrix(result["names"], result[what], what, st.context.theme.type == "dark"), "matrix")
 
     watch("matrix", show, "Nothing scored yet: press Score.")
 

@@ -5,12 +5,10 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain, readable
+from app.charts.theme import DIVERGING, NEUTRAL, SEQUENTIAL, TEAL, finish, plain, write_numbers
 from engine.studies.affinity import OutOfDistribution, TokensEnough
 from engine.units import digits, share
 
-DIVERGING = [[0.0, MARK], [0.5, "rgba(138,150,148,0.08)"], [1.0, TEAL]]
-"""Worse than one, as good, better."""
 HOLDS = 0.99
 """A plan that keeps this part of what the own plan keeps holds on a recording."""
 View = Literal["share", "row", "own"]
@@ -89,25 +87,11 @@ def out_of_distribution(study: OutOfDistribution, view: View = "share", dark: bo
         go.Heatmap(x=across, y=down, text=hover, hovertemplate="%{text}<extra></extra>", xgap=2, ygap=2,
                    colorbar={"title": bar, "thickness": 12}, **scale)
     )  # fmt: skip
-    # Text of its own rather than the heatmap's, which takes the page behind pale cells to be white.
-    figure.add_scatter(
-        x=np.tile(across, len(rows)), y=np.repeat(down, len(names)), mode="text", hoverinfo="skip", showlegend=False,
-        text=[cell for row in text for cell in row],
-        textfont={"size": 14, "color": [readable(colour, dark) for colour in _colours(scale)]},
-    )  # fmt: skip
+    write_numbers(figure, scale, text, dark)
     figure.update_xaxes(title="scored on the held-out half of", tickvals=across, ticktext=names, showgrid=False,
                         range=[-0.5, len(names) - 0.5])  # fmt: skip
     figure.update_yaxes(tickvals=down, ticktext=rows, range=[len(rows) - 0.5, -0.5], showgrid=False, zeroline=False)
     return finish(figure, _transfer_title(study), 120 + 56 * (len(rows) + 1))
-
-
-def _colours(scale: dict) -> list[tuple[float, float, float, float]]:
-    """(red, green, blue, opacity) of every cell of a heatmap on one of the two scales, row by row."""
-    low, high, z = scale["zmin"], scale["zmax"], np.nan_to_num(np.asarray(scale["z"], dtype=float).ravel())
-    place = np.clip((z - low) / (high - low), 0, 1)
-    if scale["colorscale"] is SEQUENTIAL:
-        return [(0, 137, 123, part) for part in place]
-    return [(*((0, 137, 123) if part > 0.5 else (213, 94, 0)), abs(2 * part - 1)) for part in place]
 
 
 def _blank(value: float, text) -> str:

@@ -3,7 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain
+from app.charts.theme import KIND_COLOURS, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain, write_numbers
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
 SCORES = {
@@ -73,10 +73,10 @@ def front(
     )  # fmt: skip
 
 
-def matrix(names: list[str], table: list[list[float | None]], what: str) -> go.Figure:
+def matrix(names: list[str], table: list[list[float | None]], what: str, dark: bool = False) -> go.Figure:
     """Plans by row, scored on the recording of each column; the best of every column is 100 % for times.
 
-    table: [plan made on][scored on], None where not reached; what: a key of SCORES.
+    table: [plan made on][scored on], None where not reached; what: a key of SCORES; dark: of the page.
     """
     values = np.array([[np.nan if one is None else one for one in row] for row in table], dtype=float)
     count = len(names)
@@ -84,7 +84,7 @@ def matrix(names: list[str], table: list[list[float | None]], what: str) -> go.F
     if what == "seconds":
         factor, unit = scale_of(float(np.nanmax(values)) if np.isfinite(values).any() else 1.0, TIME)
         own = np.diag(values)
-        shown, label = values / own, "× own plan's time"
+        shown, label = np.divide(values, own, out=np.full_like(values, np.nan), where=own > 0), "× own plan's time"
         text = [[f"{digits(one / factor)} {unit}" if one == one else "…" for one in row] for row in values]
         worst = np.nanmax(shown) if np.isfinite(shown).any() else 1.0
         title = f"On a recording it was not made from, a plan takes up to {ratio(float(worst))} of that recording's own plan"
@@ -94,15 +94,22 @@ def matrix(names: list[str], table: list[list[float | None]], what: str) -> go.F
         off = values[~np.eye(count, dtype=bool)]
         low = float(np.nanmin(off)) if np.isfinite(off).any() else float("nan")
         title = f"{SCORES[what]} away from home falls to {digits(low)}" if low == low else SCORES[what]
+    low = 1.0 if what == "seconds" else 0.0
+    high = max(float(np.nanmax(shown)) if np.isfinite(shown).any() else 1.0, low + 1e-9)
+    scale = {"z": shown, "zmin": low, "zmax": high, "colorscale": SEQUENTIAL}
+    hover = [
+        [f"made from {names[i]}<br>scored on {names[j]}: {text[i][j]}" for j in range(count)] for i in range(count)
+    ]
+    across = np.arange(count)
     figure = go.Figure(
-        go.Heatmap(
-            z=shown, x=names, y=names, text=text, texttemplate="%{text}", colorscale=SEQUENTIAL,
-            colorbar={"title": label},
-            hovertemplate="made from %{y}<br>scored on %{x}: %{text}<extra></extra>",
-        )
+        go.Heatmap(x=across, y=across, text=hover, hovertemplate="%{text}<extra></extra>", xgap=2, ygap=2,
+                   colorbar={"title": label}, **scale)
     )  # fmt: skip
-    figure.update_xaxes(title="scored on", side="bottom")
-    figure.update_yaxes(title="plan made from", autorange="reversed")
+    write_numbers(figure, scale, text, dark)
+    figure.update_xaxes(title="scored on", tickvals=across, ticktext=names, showgrid=False, range=[-0.5, count - 0.5])
+    figure.update_yaxes(
+        title="plan made from", tickvals=across, ticktext=names, showgrid=False, range=[count - 0.5, -0.5]
+    )
     return finish(figure, title, 160 + 60 * count)
 
 

@@ -2,6 +2,7 @@
 
 import html
 
+import numpy as np
 import plotly.graph_objects as go
 
 KIND_COLOURS = {
@@ -33,6 +34,8 @@ SEQUENTIAL = [[0.0, "rgba(0,137,123,0.04)"], [1.0, TEAL]]
 
 NEUTRAL = "#8A9694"
 MARK = "#D55E00"
+DIVERGING = [[0.0, MARK], [0.5, "rgba(138,150,148,0.08)"], [1.0, TEAL]]
+"""Worse, as good, better."""
 
 CONFIG = {
     "displaylogo": False,
@@ -60,6 +63,26 @@ def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
     )
     # Where white and the theme's dark ink have the same contrast (WCAG).
     return "#16201F" if light > 0.2 else "#FFFFFF"
+
+
+def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: bool) -> None:
+    """Numbers in the cells of a heatmap at (0, 1, …) on one of the two scales, readable in the page's theme.
+
+    scale: z, zmin, zmax and colorscale as the heatmap has them. Text of its own rather than the heatmap's, which takes the
+    page behind pale cells to be white.
+    """
+    low, high, z = scale["zmin"], scale["zmax"], np.nan_to_num(np.asarray(scale["z"], dtype=float))
+    place = np.clip((z - low) / (high - low), 0, 1).ravel()
+    if scale["colorscale"] is SEQUENTIAL:
+        colours = [(0, 137, 123, part) for part in place]
+    else:
+        colours = [(*((0, 137, 123) if part > 0.5 else (213, 94, 0)), abs(2 * part - 1)) for part in place]
+    rows, columns = z.shape
+    figure.add_scatter(
+        x=np.tile(np.arange(columns), rows), y=np.repeat(np.arange(rows), columns), mode="text", hoverinfo="skip",
+        showlegend=False, text=[cell for row in text for cell in row],
+        textfont={"size": 14, "color": [readable(colour, dark) for colour in colours]},
+    )  # fmt: skip
 
 
 def finish(figure: go.Figure, title: str, height: int, top: int = 44, **layout) -> go.Figure:

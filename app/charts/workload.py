@@ -20,7 +20,7 @@ def popularity(load: np.ndarray) -> go.Figure:
     title = f"Layer {worst} is the most skewed: its busiest expert gets {ratio(skew[worst])} the mean"
     if layers > SMALL_MULTIPLES:
         figure = go.Figure(
-            go.Heatmap(z=load, colorscale=SEQUENTIAL, zmin=0, colorbar={"title": "token copies"},
+            go.Heatmap(z=load, colorscale=SEQUENTIAL, zmin=0, zmax=load.max() or 1, colorbar={"title": "token copies"},
                        hovertemplate="layer %{y}, expert %{x}: %{z:,.0f} copies<extra></extra>")
         )  # fmt: skip
         figure.update_xaxes(title="expert")
@@ -68,7 +68,8 @@ def traffic(matrix: np.ndarray, names: tuple[str, ...]) -> go.Figure:
     )  # fmt: skip
     hover = [[f"{names[i]} → {names[j]}: {size(matrix[i, j])}" for j in range(n)] for i in range(n)]
     figure.add_heatmap(
-        z=shown, x=short, y=short, colorscale=SEQUENTIAL, zmin=0, text=hover, hovertemplate="%{text}<extra></extra>",
+        z=shown, x=short, y=short, colorscale=SEQUENTIAL, zmin=0, zmax=off.max() / factor or 1, text=hover,
+        hovertemplate="%{text}<extra></extra>",
         colorbar={"title": unit, "len": 0.75, "y": 0.37}, row=2, col=1,
     )  # fmt: skip
     receiving = receives.max() >= sends.max()

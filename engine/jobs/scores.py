@@ -34,7 +34,9 @@ def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     """
     problem = problem_from(arguments)
     instance, points, start = instance_of(problem), int(arguments["points"]), start_of(problem)
-    found: dict[int, dict[str, Any]] = {}  # by the identity of the point, which the search hands out once more at the end
+    found: dict[
+        int, dict[str, Any]
+    ] = {}  # by the identity of the point, which the search hands out once more at the end
 
     def add(point: FrontPoint) -> None:
         found[id(point)] = _point(point, problem, arguments)
@@ -112,7 +114,9 @@ def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     if arguments.get("profile"):
         profile, served = store.load_workload(arguments["profile"]), trace
         if not isinstance(profile, RoutingTrace):
-            raise InputError(f"{profile.name} has no tokens whose paths could foretell anything; learn from a routing log")
+            raise InputError(
+                f"{profile.name} has no tokens whose paths could foretell anything; learn from a routing log"
+            )
     runs: list[dict[str, Any]] = []
     lengths = [length for length in arguments["lengths"] if length < trace.layers]
     if not lengths:

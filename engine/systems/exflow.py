@@ -96,7 +96,9 @@ def hop_notes(result: Result, instance: AffinityInstance, staged: bool) -> Notes
     counts, place = instance.transitions, result.solution
     total = float(counts.sum())
     if not total:
-        why = "the recording has a single layer" if instance.layers == 1 else "no token has experts in two layers running"
+        why = (
+            "the recording has a single layer" if instance.layers == 1 else "no token has experts in two layers running"
+        )
         return {"affinity": Note(f"{why}: there are no hops between layers")}
     here, linear = kept(place, counts), 1 / instance.gpus
     text = f"{share(here)} of hops stay on their GPU (by chance {share(linear)})"
@@ -116,7 +118,11 @@ def proof_of(result: Result) -> str:
     """How far an objective is proven, in words."""
     if result.status is Status.OPTIMAL:
         return "proven optimal"
-    return f"a heuristic, {share(result.gap)} above its proven bound" if result.bound > 0 else "a heuristic without a bound"
+    return (
+        f"a heuristic, {share(result.gap)} above its proven bound"
+        if result.bound > 0
+        else "a heuristic without a bound"
+    )
 
 
 def compare_executions(placement: Placement, problem: Problem) -> Notes:

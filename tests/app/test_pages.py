@@ -88,7 +88,7 @@ def test_a_plan_for_another_cluster_is_not_shown_as_if_it_fitted(app: AppTest) -
     visit(app, "optimise")
     assert not app.dataframe
     visit(app, "timeline")
-    assert any("Open a plan first" in info.value for info in app.info)
+    assert any("Choose a plan in the row above" in info.value for info in app.info)
 
 
 def test_a_traffic_matrix_can_be_planned_and_says_why_it_cannot_be_launched(app: AppTest) -> None:

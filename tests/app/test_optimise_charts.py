@@ -1,0 +1,68 @@
+"""Charts of many plans: what they draw, and that their titles say what is true."""
+
+import numpy as np
+import pytest
+
+from app.charts import optimise as charts
+from app.charts.theme import MARK, SEQUENTIAL, readable, write_numbers
+
+
+def point(kept: float, balance: float, seconds: float = 1e-3) -> dict:
+    return {"kept_share": kept, "balancedness": balance, "weight": 0.5, "seconds": seconds}
+
+
+def test_a_front_runs_from_balance_to_affinity_in_any_order():
+    figure = charts.front([point(0.4, 0.6), point(0.2, 0.9), point(0.3, 0.8)], {}, [(0.1, 0.5)], "other <b>")
+    front, elsewhere = figure.data
+    assert list(front.x) == [20, 30, 40] and list(front.y) == [0.9, 0.8, 0.6]
+    assert list(elsewhere.x) == [10] and elsewhere.marker.color == MARK and "<b>" not in elsewhere.name
+    assert "20 % kept at balancedness 0.9 to 40 % at 0.6" in figure.layout.title.text
+
+
+def test_plans_at_one_place_share_a_label():
+    others = {"Linear": (0.125, 0.7), "RCS": (0.1250001, 0.7), "<i>mine</i>": (0.3, 0.5)}
+    names = charts.front([point(0.4, 0.6)], others).data[1].text
+    assert sorted(names) == ["&lt;i&gt;mine&lt;/i&gt;", "Linear, RCS"]
+
+
+def test_a_matrix_of_times_is_relative_to_each_recordings_own_plan():
+    figure = charts.matrix(["a", "b"], [[1e-3, 3e-3], [2e-3, 2e-3]], "seconds")
+    np.testing.assert_allclose(figure.data[0].z, [[1, 1.5], [2, 1]])
+    assert "up to 2× " in figure.layout.title.text
+    assert list(figure.data[1].text) == ["1 ms", "3 ms", "2 ms", "2 ms"]
+
+
+@pytest.mark.parametrize("what", list(charts.SCORES))
+def test_a_matrix_that_is_still_filling_in(what):
+    figure = charts.matrix(["a", "b"], [[0.5, 0.25], [None, None]], what)
+    assert np.isnan(figure.data[0].z[1]).all() and figure.data[1].text[2] == "…"
+    assert charts.matrix(["a", "b"], [[None, None], [None, None]], what).layout.title.text
+
+
+def figures(**median: float) -> dict:
+    return {name: {"median_inference": median.get(name, 1.5), "tail_inference": 2.0} for name in charts.SCHEMES}
+
+
+def test_lina_says_who_wins():
+    assert "is 1.5× as fast as no scheduling" in charts.lina(figures(baseline=1.8, lina=1.2), 3).layout.title.text
+    assert "takes 2× the time of no scheduling" in charts.lina(figures(baseline=1.2, lina=2.4), 3).layout.title.text
+
+
+def test_accuracy_names_the_best_path_length():
+    runs = [
+        {"options": {"path_length": length}, "accuracy": right, "accuracy_of_layer": [None, right, right]}
+        for length, right in ((1, 0.25), (3, 0.75))
+    ]
+    figure = charts.accuracy(runs)
+    assert figure.layout.title.text == "Path length 3 is right most often: 75 %"
+    assert figure.data[1].y[0] is None and figure.data[1].y[1] == 75
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_numbers_in_cells_can_be_read(dark):
+    figure = charts.go.Figure()
+    scale = {"z": [[0.0, 1.0]], "zmin": 0, "zmax": 1, "colorscale": SEQUENTIAL}
+    write_numbers(figure, scale, [["0", "1"]], dark)
+    pale, full = figure.data[0].textfont.color
+    assert pale == readable((0, 137, 123, 0.0), dark) and full == readable((0, 137, 123, 1.0), dark)
+    assert (pale == "#FFFFFF") is dark
