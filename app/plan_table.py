@@ -39,7 +39,8 @@ def rows(problem: Problem) -> pd.DataFrame:
             "Kept local": figures.kept_local, "Utilisation": figures.utilisation, "Experts": figures.memory,
             "Found in": candidate.runtime, "Proof": claim.proof if own else "made from other inputs",
             "notes": candidate.notes,
-            "Copies": move.copies if move else math.nan, "Move": move.seconds if move else math.nan,
+            "Copies": move.copies if move else math.nan, "Bytes": move.bytes if move else math.nan,
+            "Move": move.seconds if move else math.nan,
             "Steps": move.steps if move else math.nan,
         })  # fmt: skip
     table = pd.DataFrame(found)
@@ -77,8 +78,8 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
     }  # fmt: skip
     if table["Copies"].notna().any():
         text["Copies to move"] = [
-            f"{copies:,.0f} · {units.seconds(move)}"
-            for copies, move in zip(table["Copies"], table["Move"], strict=True)
+            f"{copies:,.0f} · {units.size(size)} · {units.seconds(move)}"
+            for copies, size, move in zip(table["Copies"], table["Bytes"], table["Move"], strict=True)
         ]
         text["Pays after"] = table["Steps"].map(_steps, na_action="ignore")
     return pd.DataFrame(text | {"Found in": table["Found in"].map(units.seconds)})

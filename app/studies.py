@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 
@@ -199,9 +200,13 @@ def lina(problem: Problem) -> None:
         if not runs:
             return
         middle = runs[len(runs) // 2]
+        what = st.segmented_control(
+            "Times", list(charts.TIMES), default="inference", format_func=lambda one: charts.TIMES[one],
+            label_visibility="collapsed",
+        ) or "inference"  # fmt: skip
         left, right = st.columns(2)
         with left:
-            widgets.chart(charts.lina(middle["figures"], middle["options"]["path_length"]), "lina")
+            widgets.chart(charts.lina(middle["figures"], middle["options"]["path_length"], what), "lina")
         with right:
             widgets.chart(charts.accuracy(runs), "lina-accuracy")
         st.dataframe(
@@ -210,7 +215,7 @@ def lina(problem: Problem) -> None:
                     "Path length": one["options"]["path_length"],
                     "Right (set)": units.share(one["accuracy"]), "Right (in order)": units.share(one["accuracy_in_order"]),
                     "Tuned again": units.share(one["fine_tuning_rate"]),
-                    **{f"{title}, {end}": f"{one['figures'][scheme][f'{key}_inference']:.3g}×"
+                    **{f"{title}, {end}": f"{one['figures'][scheme][f'{key}_{what}']:.3g}×"
                        for scheme, (title, _, _) in charts.SCHEMES.items()
                        for key, end in (("median", "median"), ("tail", "95 %"))},
                 }
@@ -224,3 +229,18 @@ def lina(problem: Problem) -> None:
                    f"Costs: {plain(middle['cost_source'])}.")  # fmt: skip
 
     watch("lina", show, "Nothing simulated yet: press Simulate.")
+    with st.expander("Most popular experts of every layer", icon=":material/leaderboard:"):
+        st.caption(
+            "As Lina's Table 2: who is popular changes from layer to layer, so hosting must be decided per layer."
+        )
+        load = problem.workload.load
+        order = np.argsort(-load, axis=1, kind="stable")[:, : min(4, load.shape[1])]
+        part = np.take_along_axis(load / np.maximum(load.sum(axis=1, keepdims=True), 1), order, axis=1)
+        st.dataframe(
+            pd.DataFrame([
+                {"Layer": layer} | {f"{turn + 1}.": f"expert {expert} · {units.share(one)}"
+                                    for turn, (expert, one) in enumerate(zip(experts, parts, strict=True))}
+                for layer, (experts, parts) in enumerate(zip(order.tolist(), part.tolist(), strict=True))
+            ]),
+            hide_index=True,
+        )  # fmt: skip

@@ -228,6 +228,8 @@ def job_row(job: runner.Job) -> None:
             st.error(plain(job.error or "it failed"), icon=":material/error:")
             st.caption("The end of its log:")
             st.code(job.log_tail() or "(empty)", language=None)
+        for title, reason in ((job.result or {}).get("refused") or {}).items():
+            st.warning(f"**{plain(title)}** cannot plan for this: {plain(reason)}", icon=":material/warning:")
         if found is State.CANCELLED:
             kept = "What was found until then is kept." if job.result else "It had found nothing yet."
             st.caption(f"Stopped. {kept}")

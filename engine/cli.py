@@ -144,13 +144,22 @@ def plan(given: argparse.Namespace) -> int:
             has = ", ".join(sorted(set().union(*own))) or "none"
             raise InputError(f"{given.system} has no option '{name}' (it has: {has})")
     remember(problem)
-    outcomes = []
+    outcomes, refused = [], {}
     with stopped_by_signals() as stop, progress() as tell:
         for system, names in zip(systems, own, strict=True):
             options = {name: value for name, value in settings.items() if name in names}
-            outcomes.append(run(system, problem, options, stop, tell))
+            try:
+                outcomes.append(run(system, problem, options, stop, tell))
+            except InputError as error:
+                if len(systems) == 1:
+                    raise
+                refused[system.title] = str(error)
             if stop():
                 break
+    for title, reason in refused.items():
+        print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
+    if not outcomes:
+        raise InputError("no system can plan for this")
     outcomes.sort(key=lambda outcome: outcome.result.objective)
     best = outcomes[0].result
     if given.output:

@@ -59,9 +59,12 @@ if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not w
 
 @st.fragment(run_every=1)
 def watch() -> None:
-    """The newest jobs; once one has ended the whole page is drawn again, with its plans."""
-    for job in cached.jobs(state.plan_jobs())[:3]:
+    """What runs and what ended last; once one has ended the whole page is drawn again, with its plans."""
+    jobs = cached.jobs(state.plan_jobs())
+    ended = [job for job in jobs if job.state.finished]
+    for job in [*(job for job in jobs if not job.state.finished), *ended[:1]]:
         widgets.job_row(job)
+    for job in jobs:
         if state.newly_finished(job.id, job.state.finished):
             found = widgets.plans_of(job)
             if found and widgets.why_not(cached.open_plan(), problem):

@@ -19,6 +19,9 @@ SCHEMES = {
 }
 
 
+TIMES = {"inference": "Batch time", "layer": "Layer time", "all_to_all": "All-to-all time"}
+
+
 def front(
     points: list[dict], others: dict[str, tuple[float, float]], elsewhere: list[tuple[float, float]] | None = None,
     where: str = "",
@@ -108,25 +111,33 @@ def matrix(names: list[str], table: list[list[float | None]], what: str, dark: b
     write_numbers(figure, scale, text, dark)
     figure.update_xaxes(title="scored on", tickvals=across, ticktext=names, showgrid=False, range=[-0.5, count - 0.5])
     figure.update_yaxes(
-        title="plan made from", tickvals=across, ticktext=names, showgrid=False, range=[count - 0.5, -0.5]
+        title="plan made from",
+        tickvals=across,
+        ticktext=names,
+        showgrid=False,
+        zeroline=False,
+        range=[count - 0.5, -0.5],
     )
     return finish(figure, title, 160 + 60 * count)
 
 
-def lina(figures: dict[str, dict[str, float]], length: int) -> go.Figure:
-    """Inference time over the ideal, median and 95th percentile, by scheme (Lina, Figure 16)."""
+def lina(figures: dict[str, dict[str, float]], length: int, what: str = "inference") -> go.Figure:
+    """Times over the ideal, median and 95th percentile, by scheme (Lina, Figures 16 and 17).
+
+    what: "inference" (a whole batch), "layer" or "all_to_all" (of the layers that Lina schedules).
+    """
     figure = go.Figure()
     for scheme, (title, colour, pattern) in SCHEMES.items():
-        values = [figures[scheme]["median_inference"], figures[scheme]["tail_inference"]]
+        values = [figures[scheme][f"median_{what}"], figures[scheme][f"tail_{what}"]]
         figure.add_bar(
             x=["median", "95th percentile"], y=values, name=title, text=[f"{digits(one)}×" for one in values],
             marker={"color": colour, "pattern": {"shape": pattern}}, textposition="outside", cliponaxis=False,
             hovertemplate=f"{title}: %{{y:.3f}}× ideal<extra></extra>",
         )  # fmt: skip
     figure.add_hline(y=1, line={"dash": "dash", "width": 1.5, "color": NEUTRAL}, annotation_text="ideal")
-    gain = figures["baseline"]["median_inference"] / figures["lina"]["median_inference"]
+    gain = figures["baseline"][f"median_{what}"] / figures["lina"][f"median_{what}"]
     verdict = f"is {ratio(gain)} as fast as" if gain >= 1 else f"takes {ratio(1 / gain)} the time of"
-    figure.update_yaxes(title="batch time / ideal", rangemode="tozero")
+    figure.update_yaxes(title=f"{TIMES[what].lower()} / ideal", rangemode="tozero")
     return finish(
         figure, f"Path length {length}: Lina {verdict} no scheduling (median)", 380, barmode="group",
         legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"},

@@ -5,6 +5,7 @@ from typing import Any
 from engine import store
 from engine.cluster import Cluster
 from engine.costs import Datasheet
+from engine.errors import InputError
 from engine.jobs.protocol import Context
 from engine.launch import local
 from engine.launch.compare import compare
@@ -55,11 +56,12 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     """Run systems one after another.
 
     arguments: those of `problem_arguments`, and systems: [{name, options}]. Result: {"candidates": [candidate...]}, see
-    `candidate`.
+    `candidate`, and {"refused": {title: reason}} of the systems that cannot plan for this. Raises InputError when none can.
     """
     problem = problem_from(arguments)
     wanted = arguments["systems"]
     found: list[dict[str, Any]] = []
+    refused: dict[str, str] = {}
     for index, choice in enumerate(wanted):
         system = SYSTEMS[choice["name"]]
         fastest = min((one["metrics"]["total"] for one in found), default=None)
@@ -69,12 +71,20 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
             context.report((index + done) / len(wanted), f"{system.title}: {message}", best, bound)
 
         report(0.0, "started")
-        outcome = run(system, problem, choice.get("options", {}), context.stop, report)
+        try:
+            outcome = run(system, problem, choice.get("options", {}), context.stop, report)
+        except InputError as error:
+            if len(wanted) == 1:
+                raise
+            refused[system.title] = str(error)
+            continue
         found.append(candidate(outcome, problem))
-        context.keep({"candidates": found})
+        context.keep({"candidates": found, "refused": refused})
         if context.stop():
             break
-    return {"candidates": found}
+    if refused and not found:
+        raise InputError(next(iter(refused.values())))
+    return {"candidates": found, "refused": refused}
 
 
 def candidate(outcome: Outcome, problem: Problem) -> dict[str, Any]:

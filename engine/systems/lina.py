@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from engine.errors import InputError
 from engine.placement.devices.kernel import replicate_devices
 from engine.plan import Placement, Reaction, SendOrder
 from engine.problem import Problem
@@ -47,7 +48,14 @@ def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repor
     gpus, packing = len(problem.cluster.gpus), str(settings["packing"])
     even_share = -(-problem.workload.num_experts // gpus)
     wanted = int(settings["max_experts"]) or max(DEFAULT.max_experts_per_device, 2 * even_share)
-    cap = min(wanted, max(int(problem.expert_slots_of_gpu().min()), 1))
+    fits = problem.expert_slots_of_gpu()
+    tight = int(fits.argmin())
+    if fits[tight] < even_share:
+        raise InputError(
+            f"{problem.workload.num_experts} experts a layer do not fit: {problem.cluster.gpu_names[tight]} has memory for "
+            f"{fits[tight]} per layer, all GPUs together for {fits.sum()}; add GPUs or memory, or use a smaller dtype"
+        )
+    cap = min(wanted, int(fits[tight]))
     rows, worst, bound = [], 0.0, 0.0
     load = sum(
         one.load / np.maximum(one.load.sum(axis=1, keepdims=True), 1) for one in (problem.workload, *problem.others)

@@ -171,3 +171,17 @@ def test_a_robust_plan_serves_the_chosen_recordings(app: AppTest) -> None:
     press(app, "Run")
     note = finished("optimise").result["candidates"][0]["notes"]["balancedness"]["value"]
     assert "of the worst recording" in note
+
+
+def test_a_system_that_cannot_plan_says_why_and_does_not_hold_up_the_others(app: AppTest) -> None:
+    digest = store.save_workload(ExpertLoad("loads", np.ones((8, 16)), tuple(range(8))))
+    app.session_state["workloads"], app.session_state["workload"] = {digest: "loads"}, digest
+    visit(app, "optimise")
+    for box in app.checkbox:
+        box.set_value(box.label.startswith(("**ExFlow", "**Linear")))
+    app.run()
+    press(app, "Run")
+    assert list(finished("optimise").result["refused"]) == ["ExFlow"]
+    app.run()
+    assert app.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
+    assert any("ExFlow" in one.value and "routing log" in one.value for one in app.warning)

@@ -1,0 +1,294 @@
+"""Jobs that score many plans: what they return, what they keep on the way, and how they stop."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from engine import store
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.jobs.runner import State
+from engine.jobs.scores import find_front, lina_study, score_matrix
+from engine.jobs.tasks import problem_arguments, problem_from
+from engine.placement.transitions import transitions
+from engine.plan import Plan
+from engine.problem import Problem, make_problem
+from engine.simulate.inference import simulate
+from engine.simulate.metrics import input_digests, metrics
+from engine.simulate.two_phase import two_phase
+from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions
+from engine.systems import SYSTEMS, run
+from engine.validate import check_joint, check_plan
+from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
+from tests.strategies import cluster_of, make_gpu
+from tests.systems.samples import EIGHT, chained, problem_of, sample, sample_model, sample_problem
+
+FOUR = cluster_of(*[make_gpu()] * 4)
+
+
+class FakeContext:
+    """What a handler may ask of its job. It is asked to stop once it has kept `enough` partial results."""
+
+    def __init__(self, enough: float = np.inf) -> None:
+        self.enough = enough
+        self.kept: list[dict] = []
+        self.said: list[tuple[float | None, str]] = []
+
+    def stop(self) -> bool:
+        return len(self.kept) >= self.enough
+
+    def report(self, done: float | None, message: str, incumbent: float | None = None, bound: float | None = None):
+        self.said.append((done, message))
+
+    def keep(self, result: dict) -> None:
+        self.kept.append(strict(result))
+
+
+def strict(result: dict) -> dict:
+    """A copy by way of JSON, which must not have a NaN or an infinity."""
+    return json.loads(json.dumps(result, allow_nan=False))
+
+
+def arguments_of(problem: Problem, **more) -> dict:
+    """The arguments of a job on recordings that are kept, by way of JSON."""
+    second = [] if problem.second is None else [problem.second.workload]
+    for one in (problem.workload, *problem.others, *second):
+        store.save_workload(one)
+    return strict(problem_arguments(problem) | more)
+
+
+# A problem as arguments
+
+
+def test_a_problem_survives_being_arguments():
+    alpha, beta = sample_problem("alpha-code", tokens=300), sample("beta-man", 200)
+    in_use = run(SYSTEMS["eplb"], alpha, {"time_limit": 0.1}).result.solution.placement
+    problem = make_problem(
+        alpha.workload, EIGHT, alpha.model, alpha.cost, (beta, sample_model("beta")),
+        (sample("alpha-man", 100), sample("alpha-prose", 100)), in_use,
+    )  # fmt: skip
+    again = problem_from(arguments_of(problem))
+    assert input_digests(again) == input_digests(problem)
+    assert {"workload_b", "model_b", "workload_also_1", "in_use"} <= set(input_digests(again))
+    assert again.in_use == in_use and again.second.model == sample_model("beta")
+    assert [one.name for one in again.others] == ["alpha-man", "alpha-prose"]
+    plain = problem_from(arguments_of(alpha))
+    assert plain.second is None and plain.in_use is None and plain.others == ()
+
+
+def test_a_traffic_matrix_survives_being_arguments():
+    problem = problem_of(TrafficMatrix("bytes", np.ones((2, 4, 4)), 8.0), FOUR)
+    assert input_digests(problem_from(arguments_of(problem))) == input_digests(problem)
+
+
+def test_arguments_that_name_what_is_gone():
+    problem = sample_problem("alpha-code", "alpha-man", tokens=100)
+    arguments = arguments_of(problem)
+    for missing in ({"workload": "0" * 64}, {"others": ["0" * 64]}):
+        with pytest.raises(InputError, match="no longer in the data folder"):
+            problem_from(arguments | missing)
+
+
+# The front
+
+FRONT = {"points": 4, "over": "worst", "max_moves": 0, "time_limit": 1.0}
+
+
+def figures(candidate: dict, problem: Problem) -> tuple[float, float]:
+    """(share of hops kept, balancedness) by the validator, each on the recording that has the least of it."""
+    row = Plan.from_dict(candidate["plan"], "plan").placement.gpu_of_expert
+    checks = [
+        check_joint(row, transitions(one.experts, one.num_experts), one.load, np.full(8, 2))
+        for one in (problem.workload, *problem.others)
+    ]
+    return min(one.kept_share for one in checks), min(one.balancedness for one in checks)
+
+
+@pytest.mark.parametrize("names", [("alpha-code",), ("alpha-code", "alpha-man")])
+def test_no_point_of_the_front_beats_another_and_each_is_a_plan(names):
+    problem, context = sample_problem(*names, tokens=1000), FakeContext()
+    found = strict(find_front(arguments_of(problem, **FRONT), context))["candidates"]
+    assert 2 <= len(found) <= 4
+    points = [figures(one, problem) for one in found]
+    for one, (kept, balance) in zip(found, points, strict=True):
+        plan = Plan.from_dict(one["plan"], "plan")
+        assert plan.id == one["plan_id"] and plan.provenance.inputs == input_digests(problem)
+        assert (one["kept_share"], one["balancedness"]) == pytest.approx((kept, balance))
+        assert one["metrics"]["total"] == pytest.approx(check_plan(plan, problem)) == plan.claim.objective
+        assert one["moves"] == (plan.placement.gpu_of_expert != np.arange(16) // 2).sum()
+        assert not any(a >= kept and b >= balance for a, b in points if (a, b) != (kept, balance))
+    assert len({one["plan_id"] for one in found}) == len(set(points)) == len(found)
+    assert [one["kept_share"] for one in found] == sorted((one["kept_share"] for one in found), reverse=True)
+
+
+def test_the_front_keeps_every_point_as_soon_as_it_has_it():
+    problem, context = sample_problem("alpha-code", tokens=200), FakeContext()
+    final = find_front(arguments_of(problem, **FRONT), context)["candidates"]
+    ids = [[one["plan_id"] for one in kept["candidates"]] for kept in context.kept]
+    assert 2 <= len(ids) <= 4 and [len(row) for row in ids] == list(range(1, len(ids) + 1))
+    assert all(later[:-1] == earlier for earlier, later in pairwise(ids))
+    assert set(ids[-1]) & {one["plan_id"] for one in final}
+    assert context.said[-1] == (len(ids) / 4, f"{len(ids)} of at most 4 placements")
+
+
+def test_a_stopped_front_has_what_it_found():
+    problem, context = sample_problem("alpha-code", tokens=200), FakeContext(enough=1)
+    found = find_front(arguments_of(problem, **FRONT), context)["candidates"]
+    assert len(context.kept) == 1 and found == context.kept[0]["candidates"]
+
+
+def test_the_front_stays_near_the_placement_in_use():
+    problem = sample_problem("alpha-code", tokens=200)
+    for system, most in (("random", 6), ("eplb", 40)):
+        now = run(SYSTEMS[system], problem, {}).result.solution.placement
+        near = replace(problem, in_use=now)
+        found = find_front(arguments_of(near, **FRONT | {"max_moves": most}), FakeContext())["candidates"]
+        held = now.share > 0
+        for one in found:
+            row = Plan.from_dict(one["plan"], "plan").placement.share > 0
+            assert one["moves"] == (row & ~held).sum() <= most
+        assert any(one["moves"] for one in found)
+    with pytest.raises(InputError, match=r"choose max_moves=\d+ or more"):
+        find_front(arguments_of(near, **FRONT | {"max_moves": 1}), FakeContext())
+
+
+# Plan on one, score on another
+
+
+def matrix_arguments(system: str, options: dict, recordings: list[Workload], problem: Problem) -> dict:
+    digests = [store.save_workload(one) for one in recordings]
+    return arguments_of(problem, system=system, options=options, recordings=digests)
+
+
+def test_every_plan_is_scored_on_every_recording():
+    recordings = [sample(name, 1000) for name in ("alpha-code", "alpha-prose", "alpha-man")]
+    problem, context = sample_problem("alpha-code", tokens=1000), FakeContext()
+    arguments = matrix_arguments("eplb", {"algorithm": "eplb", "redundant": 2}, recordings, problem)
+    found = strict(score_matrix(arguments, context))
+    assert found["names"] == ["alpha-code", "alpha-prose", "alpha-man"] and found["system"] == "Replication (EPLB)"
+    for made_on, mine in enumerate(recordings):
+        plan = run(SYSTEMS["eplb"], problem.with_workload(mine), arguments["options"]).result.solution
+        for scored_on, theirs in enumerate(recordings):
+            there = problem.with_workload(theirs)
+            wanted = metrics(plan, there, simulate(plan, there))
+            assert found["seconds"][made_on][scored_on] == pytest.approx(check_plan(plan, there))
+            assert found["balancedness"][made_on][scored_on] == wanted.balancedness
+            assert found["kept_local"][made_on][scored_on] == wanted.kept_local
+    assert np.array(found["balancedness"]).argmax(axis=0).tolist() == [0, 1, 2]
+    filled = [[row[0] is not None for row in kept["seconds"]] for kept in context.kept]
+    assert filled == [[True, False, False], [True, True, False], [True, True, True]]
+    assert context.kept[-1] == found
+    assert context.said == [(turn / 3, f"Replication (EPLB) on {one.name}") for turn, one in enumerate(recordings)]
+
+
+def test_a_stopped_matrix_has_whole_rows_and_holes():
+    recordings = [sample(name, 200) for name in ("alpha-code", "alpha-man")]
+    problem = sample_problem("alpha-code", tokens=200)
+    found = score_matrix(matrix_arguments("linear", {}, recordings, problem), FakeContext(enough=1))
+    for name in ("seconds", "balancedness", "kept_local"):
+        assert found[name][1] == [None, None] and None not in found[name][0]
+    nothing = score_matrix(matrix_arguments("linear", {}, recordings, problem), FakeContext(enough=0))
+    assert nothing["seconds"] == [[None, None], [None, None]]
+
+
+def test_a_matrix_of_recordings_that_do_not_belong_together():
+    problem = sample_problem("alpha-code", tokens=200)
+    other = chained(0, 50, 8, 8, 0.5, "narrower")
+    with pytest.raises(InputError, match="narrower"):
+        score_matrix(matrix_arguments("linear", {}, [problem.workload, other], problem), FakeContext())
+    loads = ExpertLoad("loads", np.ones((8, 16)), tuple(range(8)))
+    with pytest.raises(InputError, match=r"loads has no.*; use a routing log"):
+        score_matrix(matrix_arguments("exflow", {"time_limit": 0.1}, [problem.workload, loads], problem), FakeContext())
+
+
+# Lina's scheduler
+
+OPTIONS = {"top_k": 2, "batch_tokens": 50, "max_experts_per_device": 3}
+
+
+def lina_problem(**more) -> Problem:
+    trace = replace(chained(0, 400, 4, 8, 0.8, "open"), sequence=np.repeat(np.arange(20), 20).astype(np.int32))
+    return problem_of(trace, FOUR, **more)
+
+
+def test_the_scheduler_is_simulated_for_every_path_that_is_short_enough():
+    problem, context = lina_problem(), FakeContext()
+    arguments = arguments_of(problem, profile=None, lengths=[3, 1, 9, 4], options=OPTIONS)
+    found = strict(lina_study(arguments, context))
+    assert [one["options"]["path_length"] for one in found["runs"]] == [3, 1]
+    assert found["profile"] == found["served"] == "open"
+    profile, served = (
+        RoutingTrace("open", problem.workload.experts[part], 8, problem.workload.sequence[part])
+        for part in (slice(0, 200), slice(200, 400))
+    )
+    for one in found["runs"]:
+        length = one["options"]["path_length"]
+        wanted = two_phase(problem.with_workload(served), profile, TwoPhaseOptions(path_length=length, **OPTIONS))
+        assert one["options"]["top_k"] == 2 and one["batches"] == 4 and one["cost_source"] == problem.cost.source
+        assert one["accuracy_of_layer"][:length] == [None] * length
+        rest = one["accuracy_of_layer"][length:]
+        assert len(rest) == 4 - length and one["accuracy"] == pytest.approx(np.mean(rest))
+        assert (
+            one["accuracy"] == pytest.approx(1 - one["fine_tuning_rate"])
+            and one["accuracy_in_order"] <= one["accuracy"]
+        )
+        assert one["accuracy"] == wanted.accuracy("set")
+        ideal = np.median(wanted.schemes["ideal"].layer.sum(axis=1))
+        assert one["ideal_seconds"] == pytest.approx(ideal) and list(one["figures"]) == list(SCHEMES)
+        for scheme, values in one["figures"].items():
+            times = np.median(wanted.schemes[scheme].layer.sum(axis=1))
+            assert values["median_inference"] == pytest.approx(times / ideal)
+    assert [len(kept["runs"]) for kept in context.kept] == [1, 2] and context.kept[-1] == found
+    assert context.said == [(0.0, "path length 3"), (0.5, "path length 1")]
+
+
+def test_with_a_recording_to_learn_from_the_whole_open_one_is_served():
+    profile = store.save_workload(chained(0, 100, 4, 8, 0.8, "before"))
+    found = lina_study(arguments_of(lina_problem(), profile=profile, lengths=[1], options=OPTIONS), FakeContext())
+    assert (found["profile"], found["served"], found["runs"][0]["batches"]) == ("before", "open", 8)
+
+
+def test_a_stopped_study_has_the_runs_it_finished():
+    arguments = arguments_of(lina_problem(), profile=None, lengths=[1, 2, 3], options=OPTIONS)
+    for enough in (0, 1, 2):
+        context = FakeContext(enough)
+        found = lina_study(arguments, context)
+        assert [one["options"]["path_length"] for one in found["runs"]] == [1, 2, 3][:enough]
+        assert len(context.kept) == enough
+
+
+def test_what_cannot_be_simulated_is_refused_by_name():
+    loads = ExpertLoad("loads", np.ones((4, 8)), (1, 2, 3, 4))
+    common = {"lengths": [1], "options": OPTIONS}
+    with pytest.raises(InputError, match=r"loads has no tokens .* use a routing log"):
+        lina_study(arguments_of(problem_of(loads, FOUR), profile=None, **common), FakeContext())
+    with pytest.raises(InputError, match=r"loads has no tokens .* learn from a routing log"):
+        lina_study(arguments_of(lina_problem(), profile=store.save_workload(loads), **common), FakeContext())
+    other = store.save_workload(chained(0, 100, 4, 4, 0.8, "narrow"))
+    with pytest.raises(InputError, match="narrow has 4 layers of 4 experts, open 4 of 8"):
+        lina_study(arguments_of(lina_problem(), profile=other, **common), FakeContext())
+    with pytest.raises(InputError, match="4 layers are too few: choose a path length below 4"):
+        lina_study(arguments_of(lina_problem(), profile=None, **common | {"lengths": [4, 7]}), FakeContext())
+    with pytest.raises(InputError, match="fewer than the 201 of one batch; make batches smaller"):
+        lina_study(
+            arguments_of(lina_problem(), profile=None, **common | {"options": {"batch_tokens": 201}}), FakeContext()
+        )
+
+
+# As a real job
+
+
+def test_a_study_as_a_real_job():
+    arguments = arguments_of(lina_problem(), profile=None, lengths=[1, 2], options=OPTIONS)
+    job = runner.start("lina", arguments, store.data_folder())
+    try:
+        wanted = strict(lina_study(arguments, FakeContext()))
+        assert runner.wait(job, 30) is State.DONE, job.log_tail()
+        assert job.result == wanted
+        assert [report.message for report in job.history] == ["path length 1", "path length 2"]
+    finally:
+        runner.cancel(job, grace=0)
+        assert runner.wait(job, 5).finished

@@ -1,0 +1,230 @@
+"""Lina at inference: legal hosting, a plan that carries its scheduler, and notes that can be counted again."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.errors import InputError
+from engine.plan import Plan, Reaction
+from engine.problem import Problem
+from engine.simulate.two_phase import two_phase
+from engine.simulate.two_phase_result import TwoPhaseOptions
+from engine.systems import SYSTEMS, run
+from engine.systems.base import Outcome
+from engine.units import digits, ratio, share
+from engine.validate import check_devices, check_plan
+from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from tests.strategies import cluster_of, make_gpu
+from tests.systems.samples import chained, problem_of, sample_problem, walks, with_room_for
+
+FOUR = cluster_of(*[make_gpu()] * 4)
+
+
+def lina(problem: Problem, **options) -> Outcome:
+    return run(SYSTEMS["lina"], problem, options)
+
+
+def popularity_of(problem: Problem) -> np.ndarray:
+    """float64[layer, expert]: every recording counts alike."""
+    loads = [one.load for one in (problem.workload, *problem.others)]
+    return sum(load / load.sum(axis=1, keepdims=True) for load in loads)
+
+
+def largest_loads(plan: Plan, problem: Problem, cap: int) -> np.ndarray:
+    """float64[layer]: the validator's largest device load over the mean."""
+    popularity, gpus = popularity_of(problem), plan.placement.gpus
+    return np.array([
+        check_devices(row, layer, gpus, cap) * gpus / layer.sum()
+        for row, layer in zip(plan.placement.experts_of_gpu, popularity, strict=True)
+    ])  # fmt: skip
+
+
+# Hosting
+
+
+@pytest.mark.parametrize("packing", ["lina", "best"])
+def test_hosting_is_legal_in_every_layer_and_the_note_has_its_largest_load(packing):
+    short = chained(1, 40, 4, 8, 0.9, "short")
+    problem = problem_of(chained(0, 400, 4, 8, 0.7), FOUR, others=(short,))
+    outcome = lina(problem, packing=packing, max_experts=3)
+    plan = outcome.result.solution
+    worst = largest_loads(plan, problem, 3).max()
+    text = outcome.notes["largest device load"].value
+    assert text.startswith(f"{ratio(worst)} the mean in the worst layer, ")
+    assert text.endswith(("proven optimal", "is needed (proven)"))
+    assert plan.send_order.mode == "concurrent" and plan.execution == "vanilla"
+    assert check_plan(plan, problem) == pytest.approx(outcome.result.objective, rel=1e-9)
+
+
+def test_the_best_packing_is_nowhere_worse_and_somewhere_better():
+    problem = problem_of(chained(3, 300, 3, 8, 0.8), FOUR)
+    loads = {
+        packing: largest_loads(lina(problem, packing=packing, max_experts=3).result.solution, problem, 3)
+        for packing in ("lina", "best")
+    }
+    assert np.all(loads["best"] <= loads["lina"] + 1e-9) and loads["best"].max() < loads["lina"].max()
+
+
+def test_a_popular_expert_is_hosted_by_as_many_devices_as_its_popularity_asks_for():
+    """Half of the tokens on four devices are worth two of them."""
+    rows = np.where(np.arange(80)[:, None] % 2 == 0, 0, 1 + np.arange(80)[:, None] // 2 % 7).repeat(2, axis=1)
+    placement = lina(problem_of(walks(rows, 8), FOUR), path_length=1, batch_tokens=10).result.solution.placement
+    hosts = (placement.share > 0).sum(axis=2)
+    assert np.all(hosts[:, 0] == 2) and np.all(hosts[:, 1:] == 1)
+
+
+def test_every_recording_counts_alike_however_long_it_is():
+    long, short = walks(np.zeros((900, 2)), 8, "long"), walks(np.full((30, 2), 5), 8, "short")
+    placement = lina(problem_of(long, FOUR, others=(short,)), path_length=1).result.solution.placement
+    hosts = (placement.share > 0).sum(axis=2)
+    assert np.all(hosts[:, [0, 5]] == 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "experts", "room", "cap"),
+    [(0, 8, 100, 4), (0, 16, 100, 8), (0, 32, 100, 16), (3, 8, 100, 3), (0, 16, 5, 5), (9, 16, 5, 5)],
+)
+def test_the_cap_is_as_asked_for_or_twice_an_even_share_and_never_above_the_memory(given, experts, room, cap):
+    problem = problem_of(chained(0, 100, 2, experts, 0.5), with_room_for([room] * 4, 2, experts))
+    plan = lina(problem, max_experts=given, path_length=1).result.solution
+    assert plan.reaction.max_experts_per_device == cap
+    largest_loads(plan, problem, cap)
+
+
+# The scheduler in the plan
+
+
+def test_the_plan_carries_the_scheduler():
+    problem = problem_of(chained(0, 200, 4, 8, 0.7), FOUR)
+    plan = lina(problem, path_length=2, top_k=3, max_experts=5, batch_tokens=50).result.solution
+    wanted = Reaction(path_length=2, top_k=3, check_experts=2, max_experts_per_device=5)
+    assert plan.reaction == wanted and Plan.from_json(plan.to_json(), "again").reaction == wanted
+    assert plan.id != plan.model_copy(update={"reaction": None}).id
+
+
+def foretold(profile: RoutingTrace, served: RoutingTrace, path: int, top_k: int, size: int) -> list[tuple[bool, bool]]:
+    """For every batch and scheduled layer whether the two most popular experts were foretold, as a set and in order."""
+    answers = []
+    for begin in range(0, served.tokens - size + 1, size):
+        for layer in range(path, served.layers):
+            followers: dict[tuple, dict[int, int]] = {}
+            for token in profile.experts[:, :, 0].tolist():
+                for key in (tuple(token[layer - path : layer]), ()):
+                    counts = followers.setdefault(key, {})
+                    counts[token[layer]] = counts.get(token[layer], 0) + 1
+            estimate, actual = [0.0] * served.num_experts, [0] * served.num_experts
+            for token in served.experts[begin : begin + size, :, 0].tolist():
+                counts = followers.get(tuple(token[layer - path : layer]), followers[()])
+                for expert in sorted(counts, key=lambda one: (-counts[one], one))[:top_k]:
+                    estimate[expert] += counts[expert] / sum(counts.values())
+                actual[token[layer]] += 1
+            first, second = (
+                sorted(range(served.num_experts), key=lambda expert, of=values: (-round(of[expert], 9), expert))[:2]
+                for values in (estimate, actual)
+            )
+            answers.append((set(first) == set(second), first == second))
+    return answers
+
+
+def test_the_notes_are_counted_again():
+    """A trace of fifteen sequences: the first seven teach, the others are served in batches."""
+    trace = replace(chained(4, 300, 5, 8, 0.8), sequence=np.repeat(np.arange(15), 20).astype(np.int32))
+    problem = problem_of(trace, FOUR)
+    outcome = lina(problem, path_length=2, top_k=2, batch_tokens=50, copies=10)
+    profile, served = (
+        RoutingTrace("part", trace.experts[part], 8, trace.sequence[part]) for part in (slice(0, 140), slice(140, 300))
+    )
+    answers = foretold(profile, served, 2, 2, 50)
+    right, in_order = (np.mean(column) for column in zip(*answers, strict=True))
+    assert 0 < in_order <= right < 1
+    notes = outcome.notes
+    assert notes["estimates right (top 2 as a set, in order)"].value == (
+        f"{share(right)}, {share(in_order)} of 3 batches"
+    )
+    assert notes["layers tuned again"].value == share(1 - right)
+    assert notes["assumed"].value.startswith("6.2 ms to schedule again and 1.45 ms to check")
+    options = TwoPhaseOptions(path_length=2, top_k=2, batch_tokens=50, copies=10)
+    result = two_phase(problem.with_workload(served), profile, options)
+    names = {"no scheduling": "baseline", "both phases": "lina", "without estimation": "without_estimation",
+             "without fine-tuning": "without_fine_tuning"}  # fmt: skip
+    for title, percent in (("median", 50), ("95th percentile", 95)):
+        ideal = np.percentile(result.schemes["ideal"].layer.sum(axis=1), percent)
+        times = {
+            name: np.percentile(result.schemes[scheme].layer.sum(axis=1), percent) for name, scheme in names.items()
+        }
+        assert notes[f"inference time over ideal, {title}"].value == ", ".join(
+            f"{name} {digits(seconds / ideal)}×" for name, seconds in times.items()
+        )
+
+
+def test_what_never_varies_is_always_foretold():
+    trace = chained(0, 400, 4, 8, 1.0)
+    problem = problem_of(trace.spread(400), FOUR)
+    notes = lina(problem, path_length=1, batch_tokens=200).notes
+    assert notes["estimates right (top 2 as a set, in order)"].value == "100 %, 100 % of 1 batches"
+    assert notes["layers tuned again"].value == "0.0 %"
+
+
+def test_a_real_recording_has_all_notes():
+    problem = sample_problem("alpha-code", "alpha-man", tokens=2048)
+    outcome = lina(problem, batch_tokens=512)
+    assert set(outcome.notes) == {
+        "largest device load", "estimates right (top 2 as a set, in order)", "layers tuned again", "assumed",
+        "inference time over ideal, median", "inference time over ideal, 95th percentile",
+    }  # fmt: skip
+    assert outcome.notes["estimates right (top 2 as a set, in order)"].value.endswith(" of 2 batches")
+    assert check_plan(outcome.result.solution, problem) == pytest.approx(outcome.result.objective, rel=1e-9)
+
+
+# What cannot be simulated, and what cannot be planned
+
+
+@pytest.mark.parametrize(
+    ("layers", "tokens", "says"),
+    [
+        (3, 30, "not simulated: 3 layers are too few for a path of 3; choose a shorter path_length"),
+        (1, 30, "not simulated: a single layer is too few for a path of 3; nothing comes before it"),
+        (4, 3, "not simulated: 3 tokens are too few to learn from half of them"),
+    ],
+)
+def test_too_little_for_the_scheduler_still_has_a_plan(layers, tokens, says):
+    problem = problem_of(chained(0, tokens, layers, 8, 0.5), FOUR)
+    outcome = lina(problem)
+    assert outcome.notes["at run time"].value == says and len(outcome.notes) == 2
+    largest_loads(outcome.result.solution, problem, 4)
+
+
+def test_a_shorter_path_is_simulated():
+    problem = problem_of(chained(0, 30, 3, 8, 0.5), FOUR)
+    assert "layers tuned again" in lina(problem, path_length=2).notes
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [ExpertLoad("counts", np.arange(16.0).reshape(2, 8), (1, 2)), TrafficMatrix("bytes", np.ones((2, 4, 4)), 128.0)],
+    ids=["loads", "traffic"],
+)
+def test_without_tokens_there_is_a_hosting_and_nothing_to_say_of_run_time(workload):
+    problem = problem_of(workload, FOUR)
+    outcome = lina(problem)
+    assert list(outcome.notes) == ["largest device load"]
+    largest_loads(outcome.result.solution, problem, 4)
+
+
+def test_experts_that_do_not_fit_say_what_would_help():
+    trace = chained(0, 60, 2, 8, 0.5)
+    with pytest.raises(
+        InputError, match=r"8 experts do not fit 4 devices with at most 1 .* allow 2 experts per device"
+    ):
+        lina(problem_of(trace, FOUR), max_experts=1)
+    tight = problem_of(trace, with_room_for([2, 3, 1, 2], 2, 8))
+    with pytest.raises(
+        InputError, match=r"GPU 2 · type-0 has memory for 1 per layer, .* for 8; add GPUs or memory"
+    ) as caught:
+        lina(tight)
+    assert "allow" not in str(caught.value)
+    with pytest.raises(InputError, match="top_k: 9; wanted at most the number of experts, 8"):
+        lina(problem_of(trace, FOUR), top_k=9, path_length=1)
+    fitting = problem_of(trace, with_room_for([2] * 4, 2, 8))
+    assert lina(fitting, path_length=1).result.solution.placement.slots.tolist() == [[2] * 4] * 2
