@@ -3,13 +3,17 @@
 Sizes are chosen so that computation, transfers and start-up times weigh about the same: a mistake in any of them shows.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from engine.cluster import Cluster, Gpu, Node
 from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet, Line
+from engine.errors import InputError
 from engine.model import MoEModel
 from engine.plan import Placement
 from engine.problem import Problem
@@ -81,6 +85,14 @@ def clusters(draw, least: int = 2, most: int = 5, linked: bool | None = None, sy
         for index, (first, last) in enumerate(pairwise(cuts))
     )
     return Cluster(name="drawn", nodes=nodes, latency=draw(st.sampled_from(LATENCIES)))
+
+
+def planned_or_skipped(plan: Callable[[], Any]) -> Any:
+    """What `plan()` returns; a drawn problem that the system refuses with a reason is not a case."""
+    try:
+        return plan()
+    except InputError:
+        assume(False)
 
 
 @st.composite

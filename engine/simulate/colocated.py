@@ -14,9 +14,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from engine.plan import SendOrder
+from engine.simulate.events import EventLog
 from engine.simulate.fabric import Fabric
-from engine.simulate.network import Flows, Network
-from engine.timeline import COLUMNS, KINDS, STREAMS
+from engine.simulate.network import Network
 
 Compute = Mapping[str, NDArray[np.float64]]
 """float64[layer, gpu] seconds of `gate`, `ffn` and `aggregate` of one model."""
@@ -41,7 +41,7 @@ def colocated_timeline(
     """
     layers = _layers(compute_a, compute_b, traffic_a, traffic_b)
     compute, traffic, order = (compute_a, compute_b), (traffic_a, traffic_b), (order_a, order_b)
-    fabric, log = Fabric(network), _Log()
+    fabric, log = Fabric(network), EventLog()
     lane = np.zeros(network.gpus)
 
     def run(kind: str, layer: int, model: int, ready: float) -> float:
@@ -50,8 +50,7 @@ def colocated_timeline(
         seconds = compute[model][kind][layer]
         start = np.maximum(lane, ready)
         lane = start + seconds
-        log.compute(kind, layer, model, start, seconds)
-        return float(lane.max())
+        return log.compute(kind, layer, start, seconds, model)
 
     def send(kind: str, layer: int, model: int, start: float) -> str:
         """Release an all-to-all; its name on the fabric."""
@@ -64,7 +63,7 @@ def colocated_timeline(
     def arrival(name: str, kind: str, layer: int, model: int) -> float:
         """Simulate until an all-to-all has ended; when that is."""
         end = fabric.finish(name)
-        log.network(kind, layer, model, fabric.flows(name))
+        log.network(kind, layer, 0.0, fabric.flows(name), model)
         return end
 
     for layer in range(layers):
@@ -179,31 +178,3 @@ def _layers(compute_a: Compute, compute_b: Compute, traffic_a: Traffic, traffic_
     counts = {len(one) for one in (*compute_a.values(), *compute_b.values(), *traffic_a, *traffic_b)}
     assert len(counts) == 1, f"colocated models must have as many layers, not {sorted(counts)}"
     return counts.pop()
-
-
-class _Log:
-    """Collects events as columns."""
-
-    def __init__(self) -> None:
-        self._parts: list[dict[str, np.ndarray]] = []
-
-    def compute(self, kind: str, layer: int, model: int, start: np.ndarray, seconds: np.ndarray) -> None:
-        """A computation on every GPU; start, seconds: float64[gpu]."""
-        gpu = np.flatnonzero(seconds > 0)
-        end, nobody, nothing = (start + seconds)[gpu], np.full(len(gpu), -1), np.zeros(len(gpu))
-        self._add("compute", kind, layer, model, gpu, start[gpu], end, nobody, nothing)
-
-    def network(self, kind: str, layer: int, model: int, flows: Flows) -> None:
-        """The sends of an all-to-all, on the lane of their sender."""
-        self._add("network", kind, layer, model, flows.src, flows.start, flows.end, flows.dst, flows.bytes)
-
-    def _add(self, stream: str, kind: str, layer: int, model: int, resource, start, end, peer, size) -> None:
-        same = {"stream": STREAMS.index(stream), "kind": KINDS.index(kind), "layer": layer, "model": model}
-        part = {name: np.full(len(resource), value) for name, value in same.items()}
-        self._parts.append(part | {"resource": resource, "start": start, "end": end, "peer": peer, "bytes": size})
-
-    def frame(self) -> pd.DataFrame:
-        columns = {name: np.concatenate([part[name] for part in self._parts]) for name in COLUMNS}
-        columns["stream"] = pd.Categorical.from_codes(columns["stream"], categories=list(STREAMS))
-        columns["kind"] = pd.Categorical.from_codes(columns["kind"], categories=list(KINDS))
-        return pd.DataFrame(columns)

@@ -11,9 +11,10 @@ import pandas as pd
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem
 from engine.simulate.colocated import colocated_bound, colocated_timeline
-from engine.simulate.network import Flows, Network, all_to_all
+from engine.simulate.events import EventLog
+from engine.simulate.network import Network, all_to_all
 from engine.simulate.work import Work, work_of
-from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline
+from engine.timeline import Timeline
 
 
 def simulate(plan: Plan, problem: Problem) -> Timeline:
@@ -39,13 +40,13 @@ def one_model(work: Work, order: SendOrder, network: Network) -> pd.DataFrame:
     layers = len(work.dispatch)
     for layer in range(layers):
         out, back = (order.dispatch[layer], order.combine[layer]) if scheduled else (None, None)
-        now = log.compute("gate", layer, work.compute["gate"][layer], now)
-        now = log.network("dispatch", layer, all_to_all(order.mode, out, work.dispatch[layer], network), now)
-        now = log.compute("ffn", layer, work.compute["ffn"][layer], now)
-        now = log.network("combine", layer, all_to_all(order.mode, back, work.combine[layer], network), now)
-        now = log.compute("aggregate", layer, work.compute["aggregate"][layer], now)
+        now = log.compute("gate", layer, now, work.compute["gate"][layer])
+        now = log.network("dispatch", layer, now, all_to_all(order.mode, out, work.dispatch[layer], network))
+        now = log.compute("ffn", layer, now, work.compute["ffn"][layer])
+        now = log.network("combine", layer, now, all_to_all(order.mode, back, work.combine[layer], network))
+        now = log.compute("aggregate", layer, now, work.compute["aggregate"][layer])
     if work.gather is not None:
-        log.network("all_gather", layers - 1, all_to_all("concurrent", None, work.gather, network), now)
+        log.network("all_gather", layers - 1, now, all_to_all("concurrent", None, work.gather, network))
     return log.frame()
 
 
@@ -72,39 +73,3 @@ def bound_of_plan(plan: Plan, problem: Problem, first: int = 0, last: int | None
     return colocated_bound(
         work.compute, second.compute, (work.dispatch, work.combine), (second.dispatch, second.combine), problem.network
     )
-
-
-class EventLog:
-    """Collects events as columns; every method returns when its step is over on all GPUs."""
-
-    def __init__(self) -> None:
-        self._parts: list[dict[str, np.ndarray]] = []
-
-    def compute(self, kind: str, layer: int, seconds: np.ndarray, now: float) -> float:
-        """A computation on every GPU. seconds: float64[gpu]."""
-        gpu = np.flatnonzero(seconds > 0)
-        nobody, nothing = np.full(len(gpu), -1), np.zeros(len(gpu))
-        self._add("compute", kind, layer, gpu, np.full(len(gpu), now), now + seconds[gpu], nobody, nothing)
-        return now + float(seconds.max())
-
-    def network(self, kind: str, layer: int, flows: Flows, now: float) -> float:
-        """The sends of an all-to-all, on the lane of their sender."""
-        self._add("network", kind, layer, flows.src, now + flows.start, now + flows.end, flows.dst, flows.bytes)
-        return now + flows.seconds
-
-    def _add(self, stream: str, kind: str, layer: int, resource, start, end, peer, size) -> None:
-        count = len(resource)
-        self._parts.append(
-            {
-                "resource": resource, "stream": np.full(count, STREAMS.index(stream)), "start": start, "end": end,
-                "kind": np.full(count, KINDS.index(kind)), "layer": np.full(count, layer),
-                "model": np.zeros(count, dtype=np.int64), "peer": peer, "bytes": size,
-            }
-        )  # fmt: skip
-
-    def frame(self) -> pd.DataFrame:
-        """All events, with the columns of `Timeline.events`."""
-        columns = {name: np.concatenate([part[name] for part in self._parts]) for name in COLUMNS}
-        columns["stream"] = pd.Categorical.from_codes(columns["stream"], categories=list(STREAMS))
-        columns["kind"] = pd.Categorical.from_codes(columns["kind"], categories=list(KINDS))
-        return pd.DataFrame(columns)

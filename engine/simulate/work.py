@@ -84,15 +84,18 @@ def _context_coherent(placement: Placement, problem: Problem) -> Work:
             "a routing log"
         )
     home, carrier = placement.gpu_of_expert, carriers(trace, placement, gpus)
-    copies = np.zeros((2, trace.layers, gpus * gpus))
+    copies, held = np.zeros((2, trace.layers, gpus * gpus)), np.zeros((2, trace.layers, gpus))
+    routed = (trace.experts >= 0).sum(axis=2)
     for layer in range(trace.layers):
         chosen = trace.experts[:, layer, :].astype(np.int64)
         token, rank = np.nonzero(chosen >= 0)
         host = home[layer, chosen[token, rank]]
         copies[0, layer] = np.bincount(carrier[layer, token] * gpus + host, minlength=gpus * gpus)
         copies[1, layer] = np.bincount(host * gpus + carrier[layer + 1, token], minlength=gpus * gpus)
+        # As in a vanilla pass, padding is no token, and one with half of its choices counts half.
+        for side in range(2):
+            held[side, layer] = np.bincount(carrier[layer + side], routed[:, layer] / trace.k, gpus)
     bytes_moved = copies.reshape(2, trace.layers, gpus, gpus) * problem.model.bytes_per_token
-    held = np.array([np.bincount(row, minlength=gpus) for row in carrier], dtype=np.float64)
-    gather = np.repeat(held[-1][:, None] * problem.model.bytes_per_token, gpus, axis=1)
-    compute = compute_seconds(placement, problem, held[:-1], held[1:])
-    return Work(bytes_moved[0], bytes_moved[1], compute, gather)
+    left = np.bincount(carrier[-1][routed.any(axis=1)], minlength=gpus)
+    gather = np.repeat(left[:, None] * problem.model.bytes_per_token, gpus, axis=1)
+    return Work(bytes_moved[0], bytes_moved[1], compute_seconds(placement, problem, *held), gather)

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from engine.errors import InputError
-from engine.placement.replication.kernel import Algorithm, ReplicationInstance, Split, balancedness, replicate
+from engine.placement.replication import Algorithm, ReplicationInstance, Split, balancedness, replicate
 from engine.result import Result, Stop
 from engine.schema import Frozen
 from engine.solve.instance import Face, Options, matrix

@@ -6,9 +6,10 @@ special case of mixed ones in which the paper's own, simpler rules hold; the ker
 
 from engine.problem import Problem
 from engine.result import Stop
-from engine.systems.aurora_colocated import colocating, random_colocation, same_model_packing
+from engine.systems.aurora_colocated import colocating
 from engine.systems.aurora_exclusive import ORDER, SLOTS, TIME_LIMIT, exclusive, exclusive_printed
 from engine.systems.base import SEED, Draft, Option, Report, System, Value
+from engine.systems.colocated_baselines import random_colocation, same_model_packing
 
 GPUS = Option(
     "gpus", "in order", "the first model's experts in contiguous blocks (REC), or at random as well (RGA + REC)",

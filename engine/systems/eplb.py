@@ -8,7 +8,7 @@ numbers of slots, and several recordings at once, and proves how far it can be f
 import numpy as np
 
 from engine.errors import InputError
-from engine.placement.replication.kernel import ReplicationInstance, balancedness, replicate
+from engine.placement.replication import ReplicationInstance, balancedness, replicate
 from engine.plan import Placement
 from engine.problem import Problem
 from engine.result import Stop

@@ -36,7 +36,9 @@ def check_plan(plan: Plan, problem: Problem) -> float:
             schedule = schedules[layer] if schedules else None
             total += _seconds_of_order(order.mode, schedule, matrix, network)
     if coherent:
-        gather = np.array([[carrier.count(gpu) * model.bytes_per_token] * len(gpus) for gpu in gpus])
+        real = [gpu for gpu, token in zip(carrier, problem.workload.experts.tolist(), strict=True)
+                if any(expert >= 0 for layer in token for expert in layer)]  # fmt: skip
+        gather = np.array([[real.count(gpu) * model.bytes_per_token] * len(gpus) for gpu in gpus])
         total += _seconds_of_order("concurrent", None, gather, network)
     return total
 
@@ -79,8 +81,9 @@ def _hops(placement: Placement, problem: Problem, layer: int, carrier: list[int]
             if expert >= 0:
                 out[here, home[expert]] += size
                 back[home[expert], there] += size
-        before[here] += 1
-        after[there] += 1
+        part = sum(expert >= 0 for expert in chosen) / len(chosen)
+        before[here] += part
+        after[there] += part
         carriers.append(there)
     return out, back, carriers, before, after
 

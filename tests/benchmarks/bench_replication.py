@@ -8,8 +8,8 @@ import numpy as np
 
 from engine.formats import read_workload
 from engine.placement.migration import fewest_moves, moved, relabelled, transfers
+from engine.placement.replication import ReplicationInstance, balancedness, imbalance_gap, replicate
 from engine.placement.replication.eplb import eplb
-from engine.placement.replication.kernel import ReplicationInstance, balancedness, imbalance_gap, replicate
 from engine.simulate.network import Network
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"

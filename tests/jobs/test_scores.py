@@ -94,7 +94,7 @@ def test_arguments_that_name_what_is_gone():
 
 # The front
 
-FRONT = {"points": 4, "over": "worst", "max_moves": 0, "time_limit": 1.0}
+FRONT = {"points": 4, "over": "worst", "max_moves": 0, "time_limit": 0.5}
 
 
 def figures(candidate: dict, problem: Problem) -> tuple[float, float]:
@@ -164,11 +164,11 @@ def matrix_arguments(system: str, options: dict, recordings: list[Workload], pro
 
 
 def test_every_plan_is_scored_on_every_recording():
-    recordings = [sample(name, 1000) for name in ("alpha-code", "alpha-prose", "alpha-man")]
-    problem, context = sample_problem("alpha-code", tokens=1000), FakeContext()
+    recordings = [sample(name, 500) for name in ("alpha-code", "alpha-man")]
+    problem, context = sample_problem("alpha-code", tokens=500), FakeContext()
     arguments = matrix_arguments("eplb", {"algorithm": "eplb", "redundant": 2}, recordings, problem)
     found = strict(score_matrix(arguments, context))
-    assert found["names"] == ["alpha-code", "alpha-prose", "alpha-man"] and found["system"] == "Replication (EPLB)"
+    assert found["names"] == ["alpha-code", "alpha-man"] and found["system"] == "Replication (EPLB)"
     for made_on, mine in enumerate(recordings):
         plan = run(SYSTEMS["eplb"], problem.with_workload(mine), arguments["options"]).result.solution
         for scored_on, theirs in enumerate(recordings):
@@ -177,11 +177,11 @@ def test_every_plan_is_scored_on_every_recording():
             assert found["seconds"][made_on][scored_on] == pytest.approx(check_plan(plan, there))
             assert found["balancedness"][made_on][scored_on] == wanted.balancedness
             assert found["kept_local"][made_on][scored_on] == wanted.kept_local
-    assert np.array(found["balancedness"]).argmax(axis=0).tolist() == [0, 1, 2]
+    assert np.array(found["balancedness"]).argmax(axis=0).tolist() == [0, 1]
     filled = [[row[0] is not None for row in kept["seconds"]] for kept in context.kept]
-    assert filled == [[True, False, False], [True, True, False], [True, True, True]]
+    assert filled == [[True, False], [True, True]]
     assert context.kept[-1] == found
-    assert context.said == [(turn / 3, f"Replication (EPLB) on {one.name}") for turn, one in enumerate(recordings)]
+    assert context.said == [(turn / 2, f"Replication (EPLB) on {one.name}") for turn, one in enumerate(recordings)]
 
 
 def test_a_stopped_matrix_has_whole_rows_and_holes():

@@ -23,9 +23,10 @@ from engine.systems.aurora_exclusive import phased_order
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline, balancedness
 from engine.validate import IllegalError, check_plan
 from engine.workload import RoutingTrace
-from tests.strategies import clusters, make_gpu, make_model, placements, problems
+from tests.strategies import clusters, make_gpu, make_model, placements, planned_or_skipped, problems
 
 EXACT = 1e-9
+ONE_MODEL = [system.name for system in SYSTEMS.values() if 1 in system.models]
 STEPS = ("gate", "dispatch", "ffn", "combine", "aggregate")
 
 
@@ -77,12 +78,12 @@ def test_check_plan_knows_that_links_and_fabric_start_differently():
     assert check_plan(plan, problem) == pytest.approx(simulate(plan, problem).total, rel=EXACT)
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("name", ONE_MODEL)
+@settings(max_examples=25, deadline=None)
 @given(problems())
 def test_check_plan_agrees_for_every_system(name, problem):
-    options = {"time_limit": 1.0} if "time_limit" in {option.name for option in SYSTEMS[name].options} else {}
-    result = run(SYSTEMS[name], problem, options).result
+    options = {"time_limit": 0.3} if "time_limit" in {option.name for option in SYSTEMS[name].options} else {}
+    result = planned_or_skipped(lambda: run(SYSTEMS[name], problem, options)).result
     assert result.objective == simulate(result.solution, problem).total
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=EXACT)
 
@@ -211,8 +212,8 @@ def test_an_empty_timeline_has_figures():
 def test_a_workload_without_tokens_takes_no_time(cluster):
     trace = RoutingTrace("padding", np.full((3, 2, 1), -1, dtype=np.int16), 4)
     problem = Problem(trace, cluster, make_model(2, 4), Datasheet())
-    for system in SYSTEMS.values():
-        result = run(system, problem).result
+    for name in ONE_MODEL:
+        result = planned_or_skipped(lambda name=name: run(SYSTEMS[name], problem)).result
         assert result.objective == check_plan(result.solution, problem) == 0
 
 

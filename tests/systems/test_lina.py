@@ -45,8 +45,8 @@ def largest_loads(plan: Plan, problem: Problem, cap: int) -> np.ndarray:
 
 @pytest.mark.parametrize("packing", ["lina", "best"])
 def test_hosting_is_legal_in_every_layer_and_the_note_has_its_largest_load(packing):
-    short = chained(1, 40, 4, 8, 0.9, "short")
-    problem = problem_of(chained(0, 400, 4, 8, 0.7), FOUR, others=(short,))
+    short = chained(1, 40, 2, 8, 0.9, "short")
+    problem = problem_of(chained(0, 400, 2, 8, 0.7), FOUR, others=(short,))
     outcome = lina(problem, packing=packing, max_experts=3)
     plan = outcome.result.solution
     worst = largest_loads(plan, problem, 3).max()

@@ -24,9 +24,12 @@ from engine.systems import SYSTEMS, Option, run
 from engine.systems.aurora_exclusive import instance_of_layer, phased_order, slots_of_gpu, spread_evenly, to_placement
 from engine.validate import check_assignment, check_plan
 from engine.workload import RoutingTrace
-from tests.strategies import make_gpu, make_model, problems, seeds
+from tests.strategies import make_gpu, make_model, planned_or_skipped, problems, seeds
 
 ROUND_OFF = 1 + 1e-9
+ONE_MODEL = [system.name for system in SYSTEMS.values() if 1 in system.models]
+EVEN = ("aurora", "aurora-printed", "joint", "linear", "round-robin", "random", "rcs", "sjf", "rga")
+"""Systems without replicas that take as many experts on every GPU."""
 SHORT = {"time_limit": 1.0}
 ROOT = Path(__file__).resolve().parents[2]
 RECORDING = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
@@ -123,11 +126,11 @@ def small_problem() -> Problem:
 # Bounds and objectives
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("name", ONE_MODEL)
+@settings(max_examples=25, deadline=None)
 @given(problem=problems())
 def test_bound_is_not_above_the_objective_and_the_claim_repeats_both(name, problem):
-    result = solve(name, problem)
+    result = planned_or_skipped(lambda: solve(name, problem))
     assert 0 <= result.bound <= result.objective * ROUND_OFF
     assert result.solution.claim.bound == result.bound
     assert result.solution.claim.objective == result.objective
@@ -197,7 +200,8 @@ def test_aurora_is_never_worse_where_its_objective_is_the_whole_truth(problem, s
     outcome = outcome_of("aurora", problem)
     layers = problem.workload.layers
     assume(f"in {layers} of {layers} layers" in outcome.notes["placement"].value)
-    for name in SYSTEMS.keys() - {"aurora"}:
+    # Others may use replicas or other executions, which this bound does not cover.
+    for name in EVEN[1:]:
         assert outcome.result.objective <= solve(name, problem, seed=seed % 2**31).objective * (1 + 2e-6)
     assert outcome.result.objective <= outcome.result.bound * (1 + 2e-6)
 
@@ -283,7 +287,7 @@ def test_instance_of_a_layer_costs_what_the_placement_takes(problem, seed):
 # The same inputs, the same plan; stopping
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", ONE_MODEL)
 def test_same_seed_same_plan(name):
     options = {"seed": 7} if "seed" in {option.name for option in SYSTEMS[name].options} else {}
     first, second = (solve(name, small_problem(), **options).solution for _ in range(2))
@@ -296,7 +300,7 @@ def test_another_seed_gives_another_random_plan():
         assert plans[0].placement != plans[1].placement or plans[0].send_order != plans[1].send_order
 
 
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if SYSTEMS[name].options])
+@pytest.mark.parametrize("name", [name for name in ONE_MODEL if SYSTEMS[name].options])
 @pytest.mark.parametrize("asked", [0, 1, 3, 20])
 def test_a_stop_after_some_questions_leaves_a_legal_plan(name, asked):
     problem = small_problem()
@@ -404,13 +408,19 @@ def test_plans_remember_their_options_and_inputs():
 # Memory and slots
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", EVEN)
 def test_experts_that_do_not_fit_anywhere_say_what_would_help(name):
     problem = with_memory(small_problem(), [2, 2, 1])
     with pytest.raises(InputError, match="add GPUs or memory") as caught:
         solve(name, problem)
     assert "GPU 2 · type-2 has memory for 1 per layer, all GPUs together for 5" in str(caught.value)
     assert "uneven" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["exflow", "eplb", "lina"])
+def test_systems_with_slots_of_their_own_say_what_would_help_too(name):
+    with pytest.raises(InputError, match=r"add GPUs|more GPUs|take 6 devices"):
+        solve(name, with_memory(small_problem(), [2, 2, 1]))
 
 
 def test_uneven_slots_are_offered_where_they_help():
@@ -436,11 +446,11 @@ def test_uneven_slots_respect_every_memory(problem, seed):
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problems())
 def test_even_slots_mean_as_many_experts_on_every_gpu(problem):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
-    for name in SYSTEMS:
+    for name in EVEN:
         slots = solve(name, problem).solution.placement.slots
         assert np.all(slots.sum(axis=1) == experts)
         assert slots.max() <= -(-experts // gpus)
@@ -475,7 +485,8 @@ def test_deepseek_v2_lite_on_the_sample_cluster(task):
     result = solve("aurora", problem, time_limit=3.0)
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
     assert result.gap < 0.05
-    for name in SYSTEMS.keys() - {"aurora"}:
+    # Others may use replicas or other executions, which this bound does not cover.
+    for name in EVEN[1:]:
         other = solve(name, problem)
         assert result.bound <= other.objective
         assert result.objective < other.objective

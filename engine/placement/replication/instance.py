@@ -1,0 +1,163 @@
+"""The problem of replicating experts, and what an answer is worth."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InputError
+from engine.placement.replication.eplb import check_counts
+from engine.placement.replication.free_split import divided
+from engine.placement.replication.groups import groups_of_nodes
+from engine.placement.replication.packing import equal_weights
+from engine.result import Stop, never
+
+Split = Literal["equal", "free"]
+
+
+@dataclass(frozen=True)
+class ReplicationInstance:
+    """Layers whose experts are to be replicated onto the same GPUs.
+
+    loads: float64[load, layer, expert], one or several workloads, any unit; slots: of one layer over all GPUs; split: an
+    expert's tokens divide equally over its replicas, or at will. nodes, groups: where nodes divide groups, all
+    replicas of the experts of a group (equal blocks of expert ids) stay on one node. slots_of_gpu: int64[gpu], where it
+    is not the same for all; speed: float64[gpu], relative computing speed, 1 everywhere if not given.
+
+    Raises InputError for a wrong shape or value, or where the slots cannot hold what they must.
+    """
+
+    loads: NDArray[np.float64]
+    slots: int
+    gpus: int
+    split: Split = "equal"
+    nodes: int = 1
+    groups: int = 1
+    slots_of_gpu: NDArray[np.int64] | None = None
+    speed: NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        loads = np.asarray(self.loads, dtype=np.float64)
+        if loads.ndim != 3 or loads.size == 0 or not np.isfinite(loads).all() or loads.min() < 0:
+            raise InputError("loads: wanted a table [load, layer, expert] of finite values of at least 0, none empty")
+        if self.split not in ("equal", "free"):
+            raise InputError(f"split: must be 'equal' or 'free', not '{self.split}'")
+        experts = loads.shape[2]
+        slots_of_gpu = self.slots_of_gpu
+        if slots_of_gpu is None:
+            check_counts(experts, self.slots, self.gpus, self.nodes, self.groups)
+            slots_of_gpu = np.full(self.gpus, self.slots // self.gpus)
+        else:
+            slots_of_gpu = self._checked_slots(experts)
+            check_counts(experts, self.slots * self.gpus, self.gpus, self.nodes, self.groups)
+        speed = np.ones(self.gpus) if self.speed is None else np.asarray(self.speed, dtype=np.float64)
+        if speed.shape != (self.gpus,) or not np.isfinite(speed).all() or speed.min() <= 0:
+            raise InputError(f"speed: wanted one positive number for each of the {self.gpus} GPUs")
+        for name, value in (("loads", loads), ("slots_of_gpu", slots_of_gpu.astype(np.int64)), ("speed", speed)):
+            object.__setattr__(self, name, value)
+        if self.grouped and not self.alike:
+            raise InputError(
+                "groups: experts can be kept on nodes by group only where all GPUs have equal slots and speeds; "
+                "leave groups and nodes out, or plan for equal GPUs"
+            )
+
+    def _checked_slots(self, experts: int) -> NDArray[np.int64]:
+        given = np.asarray(self.slots_of_gpu)
+        if given.shape != (self.gpus,) or not np.issubdtype(given.dtype, np.integer) or given.min(initial=0) < 0:
+            raise InputError(f"slots_of_gpu: wanted one whole number of at least 0 for each of the {self.gpus} GPUs")
+        if given.sum() != self.slots:
+            raise InputError(
+                f"slots_of_gpu: adds up to {given.sum()}, but slots says {self.slots}; "
+                f"change slots to {given.sum()}, or {abs(int(given.sum()) - self.slots)} slots on some GPUs"
+            )
+        if self.slots < experts:
+            raise InputError(
+                f"slots_of_gpu: {self.slots} slots for {experts} experts, each of which needs one; "
+                f"add {experts - self.slots} slots"
+            )
+        return given
+
+    @property
+    def alike(self) -> bool:
+        """Whether all GPUs have equally many slots and the same speed."""
+        return bool((self.slots_of_gpu == self.slots_of_gpu[0]).all() and (self.speed == self.speed[0]).all())
+
+    @property
+    def grouped(self) -> bool:
+        """Whether expert groups are kept on nodes (EPLB's hierarchical policy)."""
+        return self.nodes > 1 and self.groups % self.nodes == 0
+
+    @cached_property
+    def gpu_of_slot(self) -> NDArray[np.int64]:
+        """int64[slot]."""
+        return np.repeat(np.arange(self.gpus), self.slots_of_gpu)
+
+    @cached_property
+    def relative(self) -> NDArray[np.float64]:
+        """float64[layer, load, expert]: loads so that a perfect division takes every GPU a time of 1; no load stays 0."""
+        greatest = self.loads.max(axis=2, keepdims=True)
+        scaled = self.loads / np.where(greatest > 0, greatest, 1.0)
+        total = scaled.sum(axis=2, keepdims=True)
+        return (scaled / np.where(total > 0, total, 1.0) * self.speed.sum()).swapaxes(0, 1).copy()
+
+    @cached_property
+    def groups_in_order(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Groups in the order of their nodes int64[layer, group], and the least time float64[layer] of a busiest node."""
+        return groups_of_nodes(self.relative, self.nodes, self.groups, float(self.speed.sum()) / self.nodes)
+
+    @property
+    def experts_in_order(self) -> NDArray[np.int64]:
+        """int64[layer, expert]: experts in the order of their nodes; as they are if they may go to any node."""
+        layers, experts = self.loads.shape[1:]
+        if not self.grouped:
+            return np.tile(np.arange(experts), (layers, 1))
+        size = experts // self.groups
+        return (self.groups_in_order[0][:, :, None] * size + np.arange(size)).reshape(layers, experts)
+
+    def of_layer(self, layer: int) -> "ReplicationInstance":
+        """One layer of it."""
+        return replace(self, loads=self.loads[:, [layer]])
+
+    def layout(self, physical_to_logical: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[layer, gpu, place] of int64[layer, slot]: -1 where a GPU has fewer slots than the largest one."""
+        layout = np.full((len(physical_to_logical), self.gpus, int(self.slots_of_gpu.max())), -1, dtype=np.int64)
+        layout[:, self._places] = physical_to_logical
+        return layout
+
+    def slots_in(self, layout: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[layer, slot] of int64[layer, gpu, place]; experts of a GPU in rising order."""
+        experts = self.loads.shape[2]
+        return np.sort(np.where(layout < 0, experts, layout), axis=2)[:, self._places]
+
+    @cached_property
+    def _places(self) -> NDArray[np.bool_]:
+        return np.arange(self.slots_of_gpu.max()) < self.slots_of_gpu[:, None]
+
+
+def share_of_slot(
+    physical_to_logical: NDArray[np.int64], instance: ReplicationInstance, stop: Stop = never
+) -> NDArray[np.float64]:
+    """float64[load, layer, slot]: work of every slot, in units of what a perfect division gives a GPU of speed 1.
+
+    physical_to_logical: int64[layer, slot]. Equal over replicas, or the division that relieves the slowest GPU most.
+    """
+    layout = instance.layout(physical_to_logical)
+    weight = equal_weights(layout, instance.relative)
+    if instance.split == "free":
+        weight = divided(layout, weight, instance.speed, stop)
+    return weight[:, :, instance._places].swapaxes(0, 1)
+
+
+def balancedness(
+    physical_to_logical: NDArray[np.int64], instance: ReplicationInstance, stop: Stop = never
+) -> NDArray[np.float64]:
+    """float64[load, layer], of int64[layer, slot]: the ideal time over the time of the slowest GPU; 1 without any load.
+
+    With equal speeds it is mean / max of the GPUs' loads.
+    """
+    share = share_of_slot(physical_to_logical, instance, stop)
+    work = np.zeros((*share.shape[:2], instance.gpus))
+    np.add.at(work, (slice(None), slice(None), instance.gpu_of_slot), share)
+    return 1.0 / np.maximum((work / instance.speed).max(axis=2), 1.0)

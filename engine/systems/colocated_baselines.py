@@ -1,0 +1,60 @@
+"""What Aurora's colocation is compared with (§8.1): random colocation, and Lina's packing of one model's experts."""
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.placement.baselines import linear_assignment, random_assignment
+from engine.plan import Placement
+from engine.problem import Problem
+from engine.result import Stop
+from engine.systems.aurora_exclusive import phased_order, slots_of_gpu, spread_evenly, to_placement
+from engine.systems.base import Draft, Report, Value
+
+
+def random_colocation(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """REC: experts of the first model in blocks, those of the second at random; with `gpus` random, both (RGA + REC)."""
+    seed, placements = int(settings["seed"]), []
+    for turn, one in enumerate((problem, problem.second)):
+        taken, experts = spread_evenly(slots_of_gpu(one, "even"), one.workload.num_experts), one.workload.num_experts
+        if turn == 0 and settings["gpus"] == "in order":
+            rows = [linear_assignment(experts, taken)] * one.workload.layers
+        else:
+            rows = [random_assignment(experts, taken, seed + 2 * layer + turn) for layer in range(one.workload.layers)]
+        placements.append(to_placement(np.array(rows), one))
+    return _in_matched_order(placements, problem, stop)
+
+
+def same_model_packing(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Lina's packing as Aurora §8.1 compares it: a GPU takes experts of one model only, the most popular beside the least;
+    each model has every second GPU. Its tokens still start on all of them."""
+    gpus = len(problem.cluster.gpus)
+    if gpus < 2:
+        raise InputError("packing each model on GPUs of its own needs at least 2 GPUs")
+    placements = []
+    for one, mine in zip((problem, problem.second), (np.arange(gpus)[0::2], np.arange(gpus)[1::2]), strict=True):
+        experts = one.workload.num_experts
+        each = -(-experts // len(mine))
+        fits = one.expert_slots_of_gpu()[mine]
+        if np.any(fits < each):
+            raise InputError(
+                f"{each} experts a layer of {one.model.name} on each of {len(mine)} GPUs do not fit a memory for "
+                f"{fits.min()}; add GPUs or memory, or use a smaller dtype"
+            )
+        rows = []
+        for load in one.workload.load:
+            # Dealt back and forth, the heaviest meets the lightest.
+            turns = np.tile(np.r_[mine, mine[::-1]], -(-experts // (2 * len(mine))) + 1)[:experts]
+            row = np.empty(experts, dtype=np.int64)
+            row[np.argsort(-load, kind="stable")] = turns
+            rows.append(row)
+        placements.append(to_placement(np.array(rows), one))
+    return _in_matched_order(placements, problem, stop)
+
+
+def _in_matched_order(placements: list[Placement], problem: Problem, stop: Stop) -> Draft:
+    problem.check_memory(*placements)
+    orders = [
+        phased_order(one, side, "matched", stop)
+        for one, side in zip(placements, (problem, problem.second), strict=True)
+    ]
+    return Draft(placements[0], orders[0], cancelled=stop(), placement_b=placements[1], send_order_b=orders[1])
