@@ -11,7 +11,7 @@ studio: $(VENV)/.studio
 
 test: $(VENV)/.test
 	./tests/system_packages.sh
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/.test
 	$(PYTHON) -m ruff check .

@@ -11,7 +11,7 @@ from app.charts import gantt, theme
 from app.charts import workload as workload_charts
 from app.widgets import plain
 from engine.catalogue import cluster_presets, gpu_types
-from engine.simulate.inference import EventLog
+from engine.simulate.events import EventLog
 from engine.simulate.network import Flows
 from engine.timeline import KINDS, Timeline
 
@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[2]
 def timeline(layers: int = 2) -> Timeline:
     log, now = EventLog(), 0.0
     for layer in range(layers):
-        now = log.compute("gate", layer, np.array([1.0, 2.0]), now)
+        now = log.compute("gate", layer, now, np.array([1.0, 2.0]))
         flows = Flows(np.array([0]), np.array([1]), np.array([8.0]), np.array([0.0]), np.array([3.0]))
-        now = log.network("dispatch", layer, flows, now)
-        now = log.compute("ffn", layer, np.array([4.0, 1.0]), now)
+        now = log.network("dispatch", layer, now, flows)
+        now = log.compute("ffn", layer, now, np.array([4.0, 1.0]))
     return Timeline(log.frame(), ("GPU 0 · <b>A</b>", "GPU 1 · B"), "simulated", "test")
 
 

@@ -39,14 +39,14 @@ def running(page: Page, start_studio, data_folder: Path, tmp_path: Path) -> runn
     limit.press("Enter")
     settle(page)
     page.get_by_role("button", name="Run", exact=True).click()
-    expect(page.get_by_text("placing layer")).to_be_visible()
+    expect(page.get_by_text("placing layer")).to_be_visible(timeout=60_000)
     return runner.jobs(data_folder)[0]
 
 
 def test_a_reload_finds_the_running_job_and_stop_keeps_its_plan(page: Page, running: runner.Job) -> None:
     expect(page.get_by_text("placing layer 2 of 26")).to_be_visible(timeout=120_000)
     page.reload()
-    expect(page.get_by_text("placing layer")).to_be_visible()
+    expect(page.get_by_text("placing layer")).to_be_visible(timeout=60_000)
     shoot(page, "7-running")
     page.get_by_role("button", name="Stop").click()
     begin = time.monotonic()

@@ -15,26 +15,32 @@ from engine.workload import RoutingTrace, Workload
 from tests.strategies import cluster_of, make_gpu, make_model
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
+LAYERS = 4
 EIGHT = cluster_of(*[make_gpu(send=1e9, flops=1e12, memory_bandwidth=1e11)] * 8)
 
 
 @cache
 def sample(name: str, tokens: int | None = None) -> RoutingTrace:
-    """A shipped recording such as `alpha-code`, or as many of its tokens, evenly spaced."""
+    """A shipped recording such as `alpha-code`, or the first layers of as many of its tokens, evenly spaced."""
     trace = read_workload(SAMPLES / "tiny-moe" / f"{name}.npz")
-    return trace if tokens is None else trace.spread(tokens)
+    if tokens is None:
+        return trace
+    part = trace.spread(tokens)
+    return RoutingTrace(name, part.experts[:, :LAYERS], part.num_experts, part.sequence)
 
 
 @cache
-def sample_model(name: str = "alpha") -> MoEModel:
-    """The model of the recordings that begin with `name`."""
-    return MoEModel.from_json((SAMPLES / f"tiny-moe-{name}.json").read_text(encoding="utf-8"), name)
+def sample_model(name: str = "alpha", layers: int = LAYERS) -> MoEModel:
+    """The model of the recordings that begin with `name`, or the first layers of it."""
+    model = MoEModel.from_json((SAMPLES / f"tiny-moe-{name}.json").read_text(encoding="utf-8"), name)
+    return model.model_copy(update={"layers": layers})
 
 
 def sample_problem(*names: str, tokens: int | None = 2000, cluster: Cluster = EIGHT) -> Problem:
     """The first of the recordings, the others to be served as well."""
     first, *others = (sample(name, tokens) for name in names)
-    return make_problem(first, cluster, sample_model(names[0].split("-")[0]), Datasheet(), others=tuple(others))
+    model = sample_model(names[0].split("-")[0], first.layers)
+    return make_problem(first, cluster, model, Datasheet(), others=tuple(others))
 
 
 def problem_of(workload: Workload, cluster: Cluster, **more) -> Problem:

@@ -24,11 +24,13 @@ from tests.strategies import cluster_of, make_gpu, problems, seeds
 from tests.systems.samples import chained, every_placement, every_row, problem_of, sample_problem, walks
 
 TWO, THREE, FOUR = (cluster_of(*[make_gpu()] * count) for count in (2, 3, 4))
-SHORT = 0.3
+LONG, SHORT = 20.0, 0.2
+"""Limits that never decide, for small problems, and for where any plan will do."""
 
 
 def joint(problem: Problem, **options) -> Outcome:
-    return run(SYSTEMS["joint"], problem, {"time_limit": SHORT} | options)
+    limit = LONG if problem.workload.num_experts <= 8 else SHORT
+    return run(SYSTEMS["joint"], problem, {"time_limit": limit} | options)
 
 
 def row_of(outcome: Outcome) -> np.ndarray:
@@ -68,12 +70,11 @@ def test_no_placement_has_a_better_objective(weight, over):
 
 
 def test_the_worst_case_and_the_mean_are_different_plans():
-    names = ("alpha-code", "alpha-prose", "alpha-man")
-    problem = sample_problem(*names)
-    workloads = [problem.workload, *problem.others]
-    rows = {over: row_of(joint(problem, weight=0, over=over)) for over in ("worst", "mean")}
+    workloads = [chained(seed, 200, 3, 6, 0.6, f"trace {seed}") for seed in range(3)]
+    problem = problem_of(workloads[0], THREE, others=tuple(workloads[1:]))
+    rows = {over: row_of(joint(problem, over=over)) for over in ("worst", "mean")}
     value = {
-        (made, scored): objective_of(rows[made], workloads, 8, 0, scored)
+        (made, scored): objective_of(rows[made], workloads, 3, 0.5, scored)
         for made in rows
         for scored in ("worst", "mean")
     }
@@ -103,7 +104,7 @@ def test_hops_count_between_all_choices():
     rows[:, 0, 0], rows[:, 1, 0] = rng.integers(0, 4, (2, 300))
     rows[:, 0, 1], rows[:, 1, 1] = start, step[start - 4]
     problem = problem_of(RoutingTrace("pairs", rows, 8), FOUR)
-    outcome = joint(problem, weight=1, time_limit=2.0)
+    outcome = joint(problem, weight=1)
     row = row_of(outcome)
     assert all(row[0, expert] == row[1, step[expert - 4]] for expert in range(4, 8))
 
@@ -120,8 +121,8 @@ def test_the_notes_are_counted_again(names):
     notes = outcome.notes
     assert notes["hops kept on their GPU"].value == share(min(one.kept_share for one in checks)) + worst
     assert notes["balancedness"].value == digits(min(one.balancedness for one in checks)) + worst
-    linear = np.tile(np.arange(16) // 2, (8, 1))
-    assert notes["experts that move"].value == f"{(row_of(outcome) != linear).sum()} of 128"
+    linear = np.tile(np.arange(16) // 2, (4, 1))
+    assert notes["experts that move"].value == f"{(row_of(outcome) != linear).sum()} of 64"
     objective = objective_of(row_of(outcome), [problem.workload, *problem.others], 8, 0.5, "worst")
     text = notes["weighted objective"].value
     assert re.fullmatch(rf"{re.escape(digits(objective))}, a heuristic, \d[\d.]* % above its proven bound", text)
@@ -185,16 +186,16 @@ def moved(outcome: Outcome, now: Placement) -> int:
     )
 
 
-@pytest.mark.parametrize("most", [2, 7, 30])
+@pytest.mark.parametrize("most", [2, 5, 12])
 def test_at_most_so_many_experts_move_from_the_placement_in_use(most):
-    problem = sample_problem("alpha-code")
+    problem = problem_of(chained(0, 300, 4, 6, 0.6), THREE)
     now = run(SYSTEMS["random"], problem, {"seed": 3}).result.solution.placement
     problem = replace(problem, in_use=now)
     outcome = joint(problem, max_moves=most)
-    assert outcome.notes["experts that move"].value == f"{moved(outcome, now)} of 128, at most {most} allowed"
+    assert outcome.notes["experts that move"].value == f"{moved(outcome, now)} of 24, at most {most} allowed"
     assert 0 < moved(outcome, now) <= most
     before, after = (
-        objective_of(row, [problem.workload], 8, 0.5, "worst") for row in (now.gpu_of_expert, row_of(outcome))
+        objective_of(row, [problem.workload], 3, 0.5, "worst") for row in (now.gpu_of_expert, row_of(outcome))
     )
     assert after < before
     assert moved(joint(problem, max_moves=1), now) == 0  # two experts change places at least
@@ -227,7 +228,7 @@ def test_a_placement_with_replicas_may_be_in_use(system):
     for most in (0, needed + 6):
         outcome = joint(problem, max_moves=most)
         figures_on(row_of(outcome), problem.workload, 8)
-        assert outcome.notes["experts that move"].value.startswith(f"{moved(outcome, now)} of 128")
+        assert outcome.notes["experts that move"].value.startswith(f"{moved(outcome, now)} of 64")
         assert not most or moved(outcome, now) <= most
 
 
