@@ -91,9 +91,11 @@ def problem_of(given: argparse.Namespace, made: Plan) -> Problem:
     model, workload = inputs_of(given, made)
     digest = made.provenance.inputs.get("cluster", "")
     cluster = formats.read_cluster(given.cluster) if given.cluster else store.load_document(Cluster, digest)
-    second = read_second(given, model)
-    if second is None and made.placement_b is not None:
-        known = made.provenance.inputs
+    known, second = made.provenance.inputs, None
+    if given.workload_b or given.model_b:
+        remembered = made.placement_b is not None and not given.model_b
+        second = read_second(given, store.load_document(MoEModel, known.get("model_b", "")) if remembered else model)
+    elif made.placement_b is not None:
         second = (
             store.load_workload(known.get("workload_b", "")), store.load_document(MoEModel, known.get("model_b", ""))
         )  # fmt: skip
@@ -101,7 +103,7 @@ def problem_of(given: argparse.Namespace, made: Plan) -> Problem:
 
 
 def read_second(given: argparse.Namespace, model: MoEModel) -> tuple[Workload, MoEModel] | None:
-    """Recording and model of the second model, where one is given."""
+    """Recording and model of the second model, where one is given; `model` is its model unless the options name one."""
     if not given.workload_b:
         if given.model_b:
             raise InputError("--model-b needs the second model's recording too (--workload-b)")

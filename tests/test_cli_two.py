@@ -229,3 +229,7 @@ def test_a_coherent_plan_is_tried_again_without_its_inputs(engine, files, cohere
 def test_what_cannot_be_launched_says_so_in_one_line(engine, files, request, which, what):
     line = engine.refused("launch", request.getfixturevalue(which), "--ranks", "2")
     assert what in line and "simulated but not launched yet" in line and "vanilla execution" in line
+
+
+def test_another_recording_of_the_second_model_needs_no_model_beside_it(engine, files, pair):
+    assert engine.json("simulate", pair, *files.second[:2])["metrics"]["bound"] is not None

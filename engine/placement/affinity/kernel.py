@@ -120,7 +120,9 @@ def affinity(
     """Experts on GPUs so that hops cost little; `solution` is gpu_of_expert int64[layer, expert], E / P on each GPU.
 
     staged: fewest hops between nodes first, then fewest between the GPUs of each node (ExFlow section IV-C); the objective
-        is still the cost of all hops, and the bound holds for plans made in any way. Otherwise the cost is minimised.
+        is still the cost of all hops. Proven, its bound is that of plans made in stages, whose cost a plan that weighs both
+        kinds of hops together may undercut; unproven, the bound holds for plans made in any way. Otherwise the cost is
+        minimised.
     time_limit: wall seconds; the work is limited beforehand, so that it seldom decides. With `exact=False`, or where
         the limit is too short for better bounds, all of it goes into the search and the bound is the fast spectral one.
     on_progress: called with (objective, bound) after improvements of either.
