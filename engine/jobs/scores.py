@@ -63,11 +63,12 @@ def _point(point: FrontPoint, problem: Problem, arguments: dict[str, Any]) -> di
         optimiser="front", options=options, versions=library_versions(), inputs=input_digests(problem)
     )
     plan = Draft(placement, order).plan(f"Front at {point.weight:.2f}", provenance)
-    seconds = simulate(plan, problem).total
+    timeline = simulate(plan, problem)
+    seconds = timeline.total
     bound = min(bound_of_plan(plan, problem), seconds)
     claim = Claim(status=Status.FEASIBLE, objective=seconds, bound=bound, scope="order")
     plan = plan.model_copy(update={"claim": claim})
-    return candidate_of_plan(plan, problem, 0.0, {}) | {
+    return candidate_of_plan(plan, problem, 0.0, {}, timeline) | {
         "plan_id": plan.id, "weight": float(point.weight), "kept_share": float(point.kept_share),
         "balancedness": float(point.balancedness), "moves": moves_to(point.gpu_of_expert, problem),
     }  # fmt: skip

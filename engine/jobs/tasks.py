@@ -14,10 +14,10 @@ from engine.model import MoEModel
 from engine.plan import Placement, Plan
 from engine.problem import Problem, make_problem
 from engine.schema import Frozen
-from engine.simulate.inference import simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, Outcome, run
 from engine.systems.base import Notes
+from engine.timeline import Timeline
 
 
 def problem_arguments(problem: Problem) -> dict[str, Any]:
@@ -90,18 +90,18 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
 def candidate(outcome: Outcome, problem: Problem) -> dict[str, Any]:
     """One row of the candidate table: the plan, what its optimiser says and what the simulation says."""
     result = outcome.result
-    return candidate_of_plan(result.solution, problem, result.runtime, outcome.notes)
+    return candidate_of_plan(result.solution, problem, result.runtime, outcome.notes, outcome.timeline)
 
 
-def candidate_of_plan(plan: Plan, problem: Problem, runtime: float, notes: Notes) -> dict[str, Any]:
-    """The same of a plan that has a claim; runtime: seconds that its optimiser took."""
+def candidate_of_plan(plan: Plan, problem: Problem, runtime: float, notes: Notes, timeline: Timeline) -> dict[str, Any]:
+    """The same of a plan that has a claim; runtime: seconds that its optimiser took; timeline: the simulated one."""
     return {
         "plan": plan.model_dump(mode="json", exclude_none=True),
         "status": plan.claim.status.value,
         "proof": plan.claim.proof,
         "runtime": runtime,
         "notes": {about: note._asdict() for about, note in notes.items()},
-        "metrics": metrics(plan, problem, simulate(plan, problem)).to_dict(),
+        "metrics": metrics(plan, problem, timeline).to_dict(),
     }
 
 

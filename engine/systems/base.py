@@ -11,6 +11,7 @@ from engine.problem import Problem
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
 from engine.simulate.inference import bound_of_plan, simulate
 from engine.simulate.metrics import input_digests
+from engine.timeline import Timeline
 
 Value = str | int | float | bool
 Report = Callable[[float, str, float | None, float | None], None]
@@ -95,10 +96,11 @@ class Draft:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A system's answer: the result (its solution is the plan) and the recipe's notes."""
+    """A system's answer: the result (its solution is the plan), the recipe's notes and the plan's simulated timeline."""
 
     result: Result[Plan]
     notes: Notes
+    timeline: Timeline
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ def run(
         inputs=input_digests(problem),
     )
     plan = draft.plan(system.title, provenance)
-    objective = simulate(plan, problem).total
+    timeline = simulate(plan, problem)
+    objective = timeline.total
     bound = bound_of_plan(plan, problem) if draft.bound is None else draft.bound
     if bound > objective * (1 + 1e-6):
         raise AssertionError(f"{system.name}: the bound {bound} lies above the simulated time {objective}")
@@ -160,4 +163,4 @@ def run(
     scope = "order" if draft.bound is None else "placement and order"
     plan = plan.model_copy(update={"claim": Claim(status=status, objective=objective, bound=bound, scope=scope)})
     result = Result(status, objective, bound, time.perf_counter() - begin, plan, provenance)
-    return Outcome(result, draft.notes)
+    return Outcome(result, draft.notes, timeline)
