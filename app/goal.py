@@ -76,8 +76,9 @@ def choose_context(problem: Problem) -> None:
         chosen = st.multiselect(
             "Must also serve", list(fitting), [one for one in state.others() if one in fitting],
             format_func=lambda digest: fitting[digest], placeholder="Only the open recording", disabled=not fitting,
-            help="A robust plan is made for the open recording and these: its worst case over all of them counts. Open "
-                 "other recordings of the same model on the Workload page.",
+            help="Replication and Balance and affinity count the worst of all these recordings, ExFlow and Lina give each "
+                 "the same weight; Aurora and the baselines plan for the open one alone. Open other recordings of the "
+                 "same model on the Workload page.",
         )  # fmt: skip
     with right:
         options = [None, *plans]

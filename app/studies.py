@@ -32,7 +32,6 @@ def run(kind: str, problem: Problem, more: dict[str, Any]) -> None:
 
 def watch(kind: str, show: Callable[[dict[str, Any]], None], empty: str) -> None:
     """The newest study of a kind: its progress, and `show` of its result so far."""
-
     (job,) = cached.jobs([state.study_job(kind)] if state.study_job(kind) else []) or (None,)
     if job is None:
         st.info(empty, icon=":material/info:")
@@ -41,7 +40,7 @@ def watch(kind: str, show: Callable[[dict[str, Any]], None], empty: str) -> None
 
     @st.fragment(run_every=1 if running else None)
     def newest() -> None:
-        if not job.state.finished or job.state is not runner.State.DONE:
+        if job.state is not runner.State.DONE:
             widgets.job_row(job)
         if job.result:
             show(job.result)

@@ -73,6 +73,8 @@ def placed_by(path: Path, problem: Problem) -> Plan:
 
 def new_problem(given: argparse.Namespace) -> Problem:
     """The problem that `plan`'s options name."""
+    if given.workload_b and (given.also or given.in_use):
+        raise InputError("--also and --in-use are for plans of one model; leave them out, or leave out --workload-b")
     model = formats.read_model(given.model)
     problem = make_problem(
         read_recording(given.workload, model), formats.read_cluster(given.cluster), model, read_cost(given),

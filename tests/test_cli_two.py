@@ -233,3 +233,10 @@ def test_what_cannot_be_launched_says_so_in_one_line(engine, files, request, whi
 
 def test_another_recording_of_the_second_model_needs_no_model_beside_it(engine, files, pair):
     assert engine.json("simulate", pair, *files.second[:2])["metrics"]["bound"] is not None
+
+
+def test_several_recordings_and_a_deployed_plan_are_for_one_model(engine, files, pair):
+    for more in (("--also", files.recording("alpha-prose")), ("--in-use", pair)):
+        assert "leave out --workload-b" in engine.refused(
+            "plan", *files.one, *files.second, *more, "--system", "aurora"
+        )

@@ -34,9 +34,8 @@ def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     """
     problem = problem_from(arguments)
     instance, points, start = instance_of(problem), int(arguments["points"]), start_of(problem)
-    found: dict[
-        int, dict[str, Any]
-    ] = {}  # by the identity of the point, which the search hands out once more at the end
+    # By the identity of the point, which the search hands out once more at the end.
+    found: dict[int, dict[str, Any]] = {}
 
     def add(point: FrontPoint) -> None:
         found[id(point)] = _point(point, problem, arguments)

@@ -17,14 +17,14 @@ from engine.placement.colocation.pairs import pair_weight
 from engine.placement.exchange_search import exchange_search
 from engine.placement.grouped_assignment import assign_groups
 from engine.plan import Placement, Plan, SendOrder
-from engine.problem import Problem
+from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Stop
 from engine.simulate.colocated import ExpertSeconds, layer_weight
 from engine.simulate.inference import simulate
 from engine.simulate.network import Network
-from engine.simulate.work import compute_seconds
 from engine.systems.aurora_exclusive import (
     EXCHANGES_PER_EXPERT,
+    fixed_compute,
     instance_of_layer,
     phased_order,
     slots_of_gpu,
@@ -56,15 +56,13 @@ def colocating(problem: Problem, settings: dict[str, Value], stop: Stop, report:
     if settings["order"] == "shared":
         raise InputError("two models cannot follow a shared order, whose rates are constant; use matched or concurrent")
     pair = (problem, problem.second)
-    slots = [slots_of_gpu(one, str(settings["slots"])) for one in pair]
-    _check_memory(pair, slots)
+    slots = shared_slots(pair, str(settings["slots"]))
     layers = problem.workload.layers
     placed = np.zeros((2, layers, problem.workload.num_experts), dtype=np.int64)
-    gates = compute_of_nothing(problem)["gate"]
-    bound, ours, papers, proven = float(gates[0].max()), 0.0, 0.0, 0
-    for layer in range(layers):
-        sides = sides_of_layer(problem, layer)
-        following = gates[layer + 1] if layer + 1 < layers else np.zeros_like(sides[0].gate)
+    both = sides_of_layers(problem)
+    bound, ours, papers, proven = float(both[0][0].gate.max()), 0.0, 0.0, 0
+    for layer, sides in enumerate(both):
+        following = both[layer + 1][0].gate if layer + 1 < layers else np.zeros_like(sides[0].gate)
         bound += _layer_bound(problem.network, sides, slots, settings["slots"] == "even", following)
         if stop():
             placed[:, layer] = [_spread(one, taken) for one, taken in zip(pair, slots, strict=True)]
@@ -153,34 +151,40 @@ def layer_seconds(sides: list[Side], problem: Problem) -> Callable[[np.ndarray, 
     return seconds
 
 
-def compute_of_nothing(problem: Problem) -> dict[str, np.ndarray]:
-    """float64[layer, gpu] of gate and aggregation, which no placement changes."""
-    home = np.zeros((problem.workload.layers, problem.workload.num_experts), dtype=np.int64)
-    held = problem.tokens_of_rank
-    return compute_seconds(to_placement(home, problem), problem, held, held)
-
-
 def _spread(problem: Problem, slots: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(len(slots)), spread_evenly(slots, problem.workload.num_experts))
 
 
-def _check_memory(pair: tuple[Problem, Problem], slots: list[np.ndarray]) -> None:
-    """Raise InputError where the slots of both models together are more than the memory holds."""
+def shared_slots(pair: tuple[Problem, Problem], kind: str) -> list[np.ndarray]:
+    """int64[gpu] for each model: slots per layer. With `kind` "uneven" each also gets half of the memory that experts spread
+    evenly leave free. Raises InputError where the experts of both models do not fit together."""
+    slots = [slots_of_gpu(one, kind) for one in pair]
+    evenly = [spread_evenly(taken, one.workload.num_experts) for one, taken in zip(pair, slots, strict=True)]
     placements = [
         to_placement(np.tile(_spread(one, taken), (one.workload.layers, 1)), one)
         for one, taken in zip(pair, slots, strict=True)
     ]
     pair[0].check_memory(*placements)
+    if kind == "even":
+        return slots
+    free = pair[0].cluster.values("memory") * MEMORY_SHARE - pair[0].held_bytes(*placements)
+    more = [free / 2 // (one.model.bytes_per_expert * one.workload.layers) for one in pair]
+    return [
+        np.minimum(taken + extra.astype(np.int64), one.workload.num_experts)
+        for one, taken, extra in zip(pair, evenly, more, strict=True)
+    ]
 
 
-def sides_of_layer(problem: Problem, layer: int) -> list[Side]:
-    """Both models in one layer."""
-    sides = []
+def sides_of_layers(problem: Problem) -> list[list[Side]]:
+    """Both models in every layer."""
+    models = []
     for one in (problem, problem.second):
-        held = compute_of_nothing(one)
-        size = one.demand[layer] * one.model.bytes_per_token
-        sides.append(Side(instance_of_layer(one, layer), held["gate"][layer], held["aggregate"][layer], size))
-    return sides
+        held, size = fixed_compute(one), one.demand * one.model.bytes_per_token
+        models.append([
+            Side(instance_of_layer(one, layer), held["gate"][layer], held["aggregate"][layer], size[layer])
+            for layer in range(one.workload.layers)
+        ])  # fmt: skip
+    return [list(sides) for sides in zip(*models, strict=True)]
 
 
 def _match(

@@ -181,12 +181,18 @@ def spread_evenly(slots: np.ndarray, experts: int) -> np.ndarray:
     return taken
 
 
-def _fixed_seconds(problem: Problem) -> np.ndarray:
-    """float64[layer]: gate and aggregation, which no plan changes, and one start-up of dispatch and of combine where
-    some token must leave its GPU wherever the experts are."""
+def fixed_compute(problem: Problem) -> dict[str, np.ndarray]:
+    """float64[layer, gpu] seconds of `gate` and `aggregate`, which no placement changes."""
     home = np.zeros((problem.workload.layers, problem.workload.num_experts), dtype=np.int64)
     held = problem.tokens_of_rank
     seconds = compute_seconds(to_placement(home, problem), problem, held, held)
+    return {kind: seconds[kind] for kind in ("gate", "aggregate")}
+
+
+def _fixed_seconds(problem: Problem) -> np.ndarray:
+    """float64[layer]: gate and aggregation, and one start-up of dispatch and of combine where some token must leave its
+    GPU wherever the experts are."""
+    seconds = fixed_compute(problem)
     network = problem.network
     must_leave = (problem.demand.sum(axis=1) - problem.demand.max(axis=1)).sum(axis=1) > 0
     pairs = network.start_up(*np.nonzero(~np.eye(network.gpus, dtype=bool)))

@@ -12,6 +12,7 @@ from engine.result import Provenance, Result, Status, Stop, library_versions, ne
 from engine.simulate.inference import bound_of_plan, simulate
 from engine.simulate.metrics import input_digests
 from engine.timeline import Timeline
+from engine.units import share
 
 Value = str | int | float | bool
 Report = Callable[[float, str, float | None, float | None], None]
@@ -66,6 +67,17 @@ class Note(NamedTuple):
 
 Notes = dict[str, Note]
 """By what they are about, in words that can stand before a colon."""
+
+
+def proof_of(result: Result) -> str:
+    """How far an objective is proven, in words."""
+    if result.status is Status.OPTIMAL:
+        return "proven optimal"
+    return (
+        f"a heuristic, {share(result.gap)} above its proven bound"
+        if result.bound > 0
+        else "a heuristic without a bound"
+    )
 
 
 @dataclass(frozen=True)

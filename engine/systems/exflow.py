@@ -15,7 +15,7 @@ from engine.problem import Problem
 from engine.result import Result, Status, Stop
 from engine.simulate.work import Work, work_of
 from engine.systems.aurora_exclusive import to_placement
-from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value
+from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value, proof_of
 from engine.units import share, size
 from engine.workload import RoutingTrace
 
@@ -58,17 +58,16 @@ def exflow(problem: Problem, settings: dict[str, Value], stop: Stop, report: Rep
 def hops_of(problem: Problem, first_choice: bool) -> np.ndarray:
     """float64[layer - 1, expert, expert] of the open recording and of the others that the plan must serve, each weighing
     the same. Raises InputError for a workload without tokens."""
-    counts = []
+    tables = []
     for one in (problem.workload, *problem.others):
         if not isinstance(one, RoutingTrace):
             raise InputError(
                 f"affinity needs tokens that can be followed from layer to layer, but {one.name} has none; use a routing log"
             )
-        table = transitions(one.experts, one.num_experts, first_choice)
-        counts.append(table / max(table.sum(), 1.0))
-    if len(counts) == 1:
-        return transitions(problem.workload.experts, problem.workload.num_experts, first_choice)
-    return np.mean(counts, axis=0) * problem.workload.tokens
+        tables.append(transitions(one.experts, one.num_experts, first_choice))
+    if len(tables) == 1:
+        return tables[0]
+    return np.mean([table / max(table.sum(), 1.0) for table in tables], axis=0) * problem.workload.tokens
 
 
 def instance_of(problem: Problem, counts: np.ndarray, stages: str) -> AffinityInstance:
@@ -112,17 +111,6 @@ def hop_notes(result: Result, instance: AffinityInstance, staged: bool) -> Notes
     both = staged and instance.nodes > 1 and result.status is Status.OPTIMAL
     proof = "fewest hops between nodes, then fewest between GPUs (proven)" if both else proof_of(result)
     return {"affinity": Note(text), "cost of hops": Note(proof)}
-
-
-def proof_of(result: Result) -> str:
-    """How far an objective is proven, in words."""
-    if result.status is Status.OPTIMAL:
-        return "proven optimal"
-    return (
-        f"a heuristic, {share(result.gap)} above its proven bound"
-        if result.bound > 0
-        else "a heuristic without a bound"
-    )
 
 
 def compare_executions(placement: Placement, problem: Problem) -> Notes:

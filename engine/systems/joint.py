@@ -14,9 +14,9 @@ from engine.plan import SendOrder
 from engine.problem import Problem
 from engine.result import Stop
 from engine.systems.aurora_exclusive import ORDER, best_order, slots_of_gpu, spread_evenly, to_placement
-from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value
+from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value, proof_of
 from engine.systems.baselines import linear_placement
-from engine.systems.exflow import EXECUTION, proof_of
+from engine.systems.exflow import EXECUTION
 from engine.units import digits, share
 from engine.workload import RoutingTrace
 

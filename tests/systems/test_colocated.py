@@ -13,7 +13,7 @@ from engine.result import Provenance
 from engine.simulate.inference import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, run
-from engine.systems.aurora_colocated import layer_seconds, sides_of_layer
+from engine.systems.aurora_colocated import layer_seconds, sides_of_layers
 from engine.systems.aurora_exclusive import phased_order, to_placement
 from engine.validate import IllegalError, check_timeline
 from engine.workload import RoutingTrace
@@ -147,8 +147,7 @@ def test_the_estimate_of_the_search_is_no_faster_than_any_order(problem, seed):
     rows = rng.integers(gpus, size=(2, layers, experts))
     both = [to_placement(row, side) for row, side in zip(rows, (problem, problem.second), strict=True)]
     plan = plan_of(problem, *both, "concurrent")
-    for layer in range(layers):
-        sides = sides_of_layer(problem, layer)
+    for layer, sides in enumerate(sides_of_layers(problem)):
         seconds = layer_seconds(sides, problem)(*rows[:, layer])
         # The estimate has no start-ups, and a's gate at the end, where it need not be waited for on every GPU.
         slack = 6 * problem.network.latency + sides[0].gate.max() + sides[1].gate.max() + 1e-12
@@ -178,6 +177,20 @@ def test_two_models_that_do_not_fit_the_memory_together():
     for name in ("aurora", "linear"):
         with pytest.raises(InputError, match="add GPUs"):
             run(SYSTEMS[name], both)
+
+
+def test_uneven_slots_share_the_memory_between_both_models():
+    """Fast GPUs with room for six experts a layer, slow ones for four: what fits together is planned, not refused."""
+    model = make_model(2, 8)
+    cards = [
+        make_gpu(send=rate * 1e9, memory=2 * room * model.bytes_per_expert * 1.01 / 0.9)
+        for rate, room in ((12.5, 6), (10, 6), (6.25, 4), (5, 4))
+    ]
+    trace = pair_of_samples().workload
+    problem = make_problem(trace, cluster_of(*cards), model, Datasheet(), second=(trace, model))
+    plan = run(SYSTEMS["aurora"], problem, {"slots": "uneven", "time_limit": 1.0}).result.solution
+    held = plan.placement.slots + plan.placement_b.slots
+    assert (held <= [6, 6, 4, 4]).all() and (held.sum(axis=1) == 16).all()
 
 
 def test_a_plan_of_two_models_needs_two_models():
