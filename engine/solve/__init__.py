@@ -5,11 +5,27 @@ from typing import Any
 
 from engine.errors import InputError
 from engine.result import Status
-from engine.solve import affinity, assign, colocate, order, popularity, replicate, replicate_devices
+from engine.solve import (
+    affinity,
+    assign,
+    colocate,
+    order,
+    partition,
+    pipeline_degree,
+    popularity,
+    priority,
+    replicate,
+    replicate_devices,
+    weight_gradients,
+)
 from engine.solve.instance import Face, Options
 
 KERNELS: dict[str, Face] = order.KERNELS | assign.KERNELS | colocate.KERNELS | affinity.KERNELS
 KERNELS |= popularity.KERNELS | replicate_devices.KERNELS | replicate.KERNELS
+KERNELS |= pipeline_degree.KERNELS
+KERNELS |= partition.KERNELS
+KERNELS |= priority.KERNELS
+KERNELS |= weight_gradients.KERNELS
 
 __all__ = ["KERNELS", "Options", "solve"]
 

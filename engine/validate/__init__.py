@@ -11,22 +11,33 @@ from engine.validate.colocation import check_colocation, check_colocation_hetero
 from engine.validate.communication import check_flows, check_schedule
 from engine.validate.devices import check_devices, check_popularity
 from engine.validate.joint import check_joint
+from engine.validate.partition import check_axes, check_partition
+from engine.validate.pipeline import check_pipeline
 from engine.validate.plan import check_plan, check_timeline
+from engine.validate.priority import check_streams
 from engine.validate.replication import check_replication, check_transfers
+from engine.validate.training import check_step
+from engine.validate.weight_gradients import check_weight_gradients
 
 __all__ = [
     "IllegalError",
     "check_affinity",
     "check_assignment",
+    "check_axes",
     "check_colocation",
     "check_colocation_heterogeneous",
     "check_devices",
     "check_flows",
     "check_joint",
+    "check_partition",
+    "check_pipeline",
     "check_plan",
     "check_popularity",
     "check_replication",
     "check_schedule",
+    "check_step",
+    "check_streams",
     "check_timeline",
     "check_transfers",
+    "check_weight_gradients",
 ]

@@ -1,0 +1,80 @@
+"""The problem of hiding all-to-alls behind weight gradients, and what an answer is worth."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InputError
+
+NOWHERE = -1
+"""The all-to-all of a weight gradient that runs under none."""
+
+
+@dataclass(frozen=True)
+class WeightGradientInstance:
+    """All-to-alls of a backward pass, and weight-gradient computations (dW) that may run under some of them.
+
+    alltoall: float64[m], dw: float64[w], seconds of each, at least 0; allowed: bool[w, m], whether a dW and an all-to-all
+    do not depend on each other (see `engine.overlap.labelling`). Any of them may be empty.
+
+    Raises InputError for a wrong shape or value.
+    """
+
+    alltoall: NDArray[np.float64]
+    dw: NDArray[np.float64]
+    allowed: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        for name in ("alltoall", "dw"):
+            seconds = np.asarray(getattr(self, name), dtype=np.float64)
+            with np.errstate(over="ignore"):
+                usable = seconds.ndim == 1 and np.isfinite(seconds.sum()) and seconds.min(initial=0) >= 0
+            if not usable:
+                raise InputError(f"{name}: wanted one duration of at least 0 for each, in seconds, with a finite sum")
+            object.__setattr__(self, name, seconds)
+        allowed, wanted = np.asarray(self.allowed), (len(self.dw), len(self.alltoall))
+        if allowed.shape != wanted:
+            raise InputError(
+                f"allowed: shape {allowed.shape}; wanted {wanted}: a row for each dW, a column for each all-to-all"
+            )
+        if not np.isin(allowed, (0, 1)).all():
+            raise InputError("allowed: every value must be 0 or 1")
+        object.__setattr__(self, "allowed", allowed.astype(bool))
+
+    def relative(self) -> "tuple[WeightGradientInstance, float]":
+        """The same problem without durations that cannot count, the longest all-to-all lasting 1; and seconds of that 1.
+
+        What an all-to-all lasts beyond all the dW that may run under it is never hidden, and what a dW lasts beyond the
+        longest all-to-all it may run under hides nothing. So every assignment keeps its (relative) worth, the optimum is
+        at least 1, and bounds that let a dW run under several all-to-alls get lower.
+        """
+        alltoall = np.minimum(self.alltoall, self.dw @ self.allowed)
+        most = np.where(self.allowed, alltoall, 0.0).max(axis=1, initial=0)
+        longest = float(alltoall.max(initial=0)) or 1.0
+        return WeightGradientInstance(alltoall / longest, np.minimum(self.dw, most) / longest, self.allowed), longest
+
+
+def overlap(instance: WeightGradientInstance, alltoall_of_dw: NDArray[np.int64]) -> float:
+    """Seconds of all-to-all that run beside weight gradients (Lancet section 4.2); alltoall_of_dw: int64[w], -1 for none."""
+    under = [[] for _ in instance.alltoall]
+    for alltoall, seconds in zip(alltoall_of_dw.tolist(), instance.dw.tolist(), strict=True):
+        if alltoall != NOWHERE:
+            under[alltoall].append(seconds)
+    return math.fsum(min(t, math.fsum(one)) for t, one in zip(instance.alltoall.tolist(), under, strict=True))
+
+
+def without_idle(instance: WeightGradientInstance, alltoall_of_dw: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The answer int64[w] without the dW that hide nothing: each that stays hides some time that the others leave.
+
+    Of those under one all-to-all the longest that is not needed goes first.
+    """
+    kept = alltoall_of_dw.copy()
+    for alltoall, t in enumerate(instance.alltoall.tolist()):
+        under = np.flatnonzero(kept == alltoall)
+        for one in under[np.argsort(-instance.dw[under], kind="stable")]:
+            others = instance.dw[(kept == alltoall) & (np.arange(len(kept)) != one)]
+            if math.fsum(others.tolist()) >= t or instance.dw[one] == 0:
+                kept[one] = NOWHERE
+    return kept

@@ -1,0 +1,155 @@
+"""Which weight-gradient computation (dW) runs under which all-to-all of a backward pass, so that most time is overlapped.
+
+Lancet section 4. Maximise sum_j min(t_j, sum of the dW under j): several subset-sum problems at once, NP-hard, where a
+sum that is too long costs nothing by itself. The paper fills one all-to-all after the other ("greedy"). "best" begins
+with that or with closest sums and divides the dW of two all-to-alls anew, again and again, which mostly meets the bound.
+If not, it goes through the states after each all-to-all, where eligible sets are nested as in a backward pass, and as a
+last resort asks CP-SAT.
+
+Here more is better: `bound` is an **upper** limit, `objective <= optimum <= bound`. `Result.gap` is made for costs and
+says 0 here; what may be left to gain, relative to the answer, is `bound / objective - 1`.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InputError
+from engine.overlap.weight_gradients.bounds import cut_bound
+from engine.overlap.weight_gradients.exact import MOST_CHOICES, best_assignment, rounding
+from engine.overlap.weight_gradients.exchange import exchange_search, usual_steps
+from engine.overlap.weight_gradients.greedy import best_fit, closest_sums
+from engine.overlap.weight_gradients.instance import WeightGradientInstance, overlap, without_idle
+from engine.overlap.weight_gradients.nested import best_nested
+from engine.result import Provenance, Result, Status, Stop, library_versions, never
+
+Algorithm = Literal["greedy", "best"]
+PROVEN_GAP = 1e-9
+ROUND_OFF = 1e-12
+SEARCH_SHARE = 0.4
+"""Share of the time limit that exchanges may take when a proof is to follow."""
+FEW_STATES, ALL_STATES = 300, 10**6
+"""Collections of waiting dW kept by `best_nested`: first few for a better answer, then all for the proof."""
+
+
+def schedule_weight_gradients(
+    instance: WeightGradientInstance,
+    *,
+    algorithm: Algorithm = "best",
+    exact: bool = True,
+    time_limit: float = 10.0,
+    seed: int = 0,
+    stop: Stop = never,
+    on_progress: Callable[[float, float], None] | None = None,
+) -> Result[NDArray[np.int64]]:
+    """The all-to-all of every dW; `solution` is int64[w], -1 where a dW runs under none.
+
+    `objective` is the overlapped time in seconds, `bound` an upper limit of it: a minimum cut of the network in which a dW
+    may be split over several all-to-alls, or what a proof found.
+
+    algorithm: "best", or "greedy", Lancet's Algorithm 1 without anything added or taken away. exact: whether proofs may
+    follow the search of "best", by states if the eligible sets are nested, else by CP-SAT. time_limit: wall seconds; the
+    search's own end and the deterministic limits of the proofs come first as a rule. on_progress: called with
+    (objective, bound) after improvements.
+
+    In an answer of "best" every dW that runs under an all-to-all hides something that the others there leave, and it is
+    never worse than "greedy". Status OPTIMAL if objective and bound agree to 1e-9, or, where only
+    CP-SAT could prove it, to 4 (w + m) / 2^30, which is what its rounding to integers may take (relative; `objective` is
+    added up from the durations as given, and `bound` is proven for these in any case),
+    TIME_LIMIT if a limit ended search or proof, CANCELLED if `stop` answered True, otherwise FEASIBLE. Raises InputError
+    for another algorithm.
+    """
+    begin = time.perf_counter()
+    if algorithm not in get_args(Algorithm):
+        raise InputError(f"algorithm: must be 'best' or 'greedy', not '{algorithm}'")
+    relative, unit = instance.relative()
+    bound, limited, close = cut_bound(relative), False, PROVEN_GAP
+    found = best_fit(instance)
+    if algorithm == "best":
+        work = _Work(relative, found, bound, time_limit, seed, stop, on_progress, unit)
+        work.run(exact)
+        found = without_idle(instance, work.best)
+        bound, limited, close = work.bound, work.limited, work.close
+    objective = overlap(instance, found)
+    bound = max(bound * unit, objective)
+    if bound <= objective * (1 + close):
+        status = Status.OPTIMAL
+    elif stop():
+        status = Status.CANCELLED
+    else:
+        status = Status.TIME_LIMIT if limited else Status.FEASIBLE
+    options = {"algorithm": algorithm, "exact": exact, "time_limit": time_limit}
+    provenance = Provenance(
+        optimiser="schedule_weight_gradients", options=options, seed=seed, versions=library_versions()
+    )
+    return Result(status, objective, bound, time.perf_counter() - begin, found, provenance)
+
+
+class _Work:
+    """The best assignment so far int64[w] of a relative instance, its overlap, and the proven bound."""
+
+    def __init__(self, instance, start, bound, time_limit, seed, stop, on_progress, unit) -> None:
+        self.instance, self.bound, self.seed, self.stop = instance, bound, seed, stop
+        self.on_progress, self.unit = on_progress, unit
+        self.begin, self.time_limit, self.limited = time.perf_counter(), time_limit, False
+        self.close = PROVEN_GAP
+        self.best, self.objective = start, overlap(instance, start)
+        self.report()
+
+    @property
+    def proven(self) -> bool:
+        return self.bound <= self.objective * (1 + self.close)
+
+    def take(self, found: NDArray[np.int64]) -> None:
+        objective = overlap(self.instance, found)
+        if objective > self.objective:
+            self.best, self.objective = found, objective
+            self.report()
+
+    def report(self) -> None:
+        if self.on_progress:
+            self.on_progress(self.objective * self.unit, max(self.bound, self.objective) * self.unit)
+
+    def over(self, share: float = 1.0) -> bool:
+        return self.stop() or time.perf_counter() > self.begin + share * self.time_limit
+
+    def run(self, exact: bool) -> None:
+        """One step after the other until one of them proves the answer."""
+        for step in (self.fill, self.exchange, self.states, self.integers):
+            if self.proven or self.over():
+                break
+            step(exact)
+        # CP-SAT is only ended by a limit.
+        self.limited |= not self.proven and self.over()
+
+    def fill(self, exact: bool) -> None:
+        self.take(closest_sums(self.instance, self.over))
+
+    def exchange(self, exact: bool) -> None:
+        target, steps = self.bound * (1 - ROUND_OFF), usual_steps(len(self.instance.alltoall))
+        share = SEARCH_SHARE if exact else 1.0
+        stop = partial(self.over, share)
+        self.take(exchange_search(self.instance, self.best, target, steps, self.seed, stop, self.take))
+        self.limited = stop()
+
+    def states(self, exact: bool) -> None:
+        for width in (FEW_STATES, ALL_STATES)[: 1 + exact]:
+            found, bound = best_nested(self.instance, self.objective, width, self.over)
+            self.bound = min(self.bound, bound)
+            if found is not None:
+                self.take(found)
+            if self.proven:
+                break
+
+    def integers(self, exact: bool) -> None:
+        seconds = self.begin + self.time_limit - time.perf_counter()
+        if exact and seconds > 0 and self.instance.allowed.sum() <= MOST_CHOICES:
+            found, bound = best_assignment(self.instance, self.best, self.bound, seconds, self.seed, self.stop)
+            self.bound = min(self.bound, bound)
+            self.take(found)
+            self.close = max(PROVEN_GAP, rounding(self.instance))
+            self.limited = not self.proven

@@ -1,0 +1,121 @@
+"""Training steps: is every operator run in full, after what it needs, and with no stream doing two things' worth?"""
+
+import re
+from collections import defaultdict
+from itertools import pairwise
+
+from engine.errors import IllegalError
+from engine.overlap.operator_graph import Operator, OperatorGraph
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.timeline import Timeline
+
+PART = re.compile(r"^(.*) · part (\d+) of (\d+)$")
+Span = tuple[float, float]
+
+
+def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: OperatorGraph) -> float:
+    """Check the simulated timeline of a training step against the operators (`graph`) and return its seconds. Raises
+    IllegalError with the first broken rule. Operators that take no time leave no event and are not looked for."""
+    total = 0.0
+    for resource in range(len(timeline.resources)):
+        mine = timeline.events[timeline.events["resource"] == resource]
+        labels = [timeline.labels[row] for row in mine.index]
+        spans = list(zip(labels, mine["start"].tolist(), mine["end"].tolist(), mine["kind"].tolist(), strict=True))
+        total = max([total, *(end for _, _, end, _ in spans)])
+        parts, cut = _parts(spans)
+        slack = 1e-9 * timeline.total
+        _check_whole(parts, graph)
+        _check_order(parts, cut, graph, slack)
+        _check_compute([(start, end, label) for label, start, end, kind in spans if kind not in NETWORK], slack)
+        _check_network(spans, plan, problem, slack)
+        _check_gradients(spans, parts, plan, problem, graph, slack)
+    return total
+
+
+NETWORK = ("dispatch", "combine", "all_reduce")
+
+
+def _parts(spans: list[tuple[str, float, float, str]]) -> tuple[dict[str, dict[int, Span]], dict[str, int]]:
+    """Operator -> part -> when it ran, and into how many parts it is said to be cut; all-reduces are looked at elsewhere.
+    A part that takes no time on a GPU leaves no event there."""
+    found: dict[str, dict[int, Span]] = defaultdict(dict)
+    cut: dict[str, int] = {}
+    for label, start, end, kind in spans:
+        if kind == "all_reduce":
+            continue
+        match = PART.match(label)
+        name, part, parts = (match[1], int(match[2]), int(match[3])) if match else (label, 1, 1)
+        if part in found[name]:
+            raise IllegalError(f"{label} runs twice")
+        if not 1 <= part <= parts or cut.setdefault(name, parts) != parts:
+            raise IllegalError(f"{label}: there is no such part")
+        found[name][part] = (start, end)
+    return found, cut
+
+
+def _check_whole(parts: dict[str, dict[int, Span]], graph: OperatorGraph) -> None:
+    known = {operator.name: operator for operator in graph.operators}
+    for name in parts:
+        if name not in known:
+            raise IllegalError(f"{name} is no operator of the step")
+    for operator in graph.operators:
+        if _has_work(operator) and operator.phase != "all_reduce" and operator.name not in parts:
+            raise IllegalError(f"{operator.name} never runs")
+
+
+def _has_work(operator: Operator) -> bool:
+    return bool(operator.gemms or operator.moved)
+
+
+def _check_order(parts: dict[str, dict[int, Span]], cut: dict[str, int], graph: OperatorGraph, slack: float) -> None:
+    for one in graph.dependencies:
+        before, after = parts.get(one.before), parts.get(one.after)
+        if not before or not after:
+            continue
+        if cut[one.before] == cut[one.after] > 1:
+            # Cut alike, so in one stretch: part follows part. (Two stretches of equal parts follow each other anyway.)
+            late = any(after[part][0] < before[part][1] - slack for part in before if part in after)
+        else:
+            late = min(start for start, _ in after.values()) < max(end for _, end in before.values()) - slack
+        if late:
+            raise IllegalError(f"{one.after} starts before {one.before} has ended")
+
+
+def _check_compute(spans: list[tuple[float, float, str]], slack: float) -> None:
+    spans = sorted(spans)
+    for (_, end, first), (start, _, second) in pairwise(spans):
+        if start < end - slack:
+            raise IllegalError(f"{first} and {second} are computed at once")
+
+
+def _check_network(spans: list, plan: Plan, problem: Problem, slack: float) -> None:
+    """All-to-alls never run beside each other, nor all-reduces; both beside each other only where the policy shares."""
+    lanes = {
+        "all-to-alls": sorted((s, e, label) for label, s, e, kind in spans if kind in ("dispatch", "combine")),
+        "all-reduces": sorted((s, e, label) for label, s, e, kind in spans if kind == "all_reduce"),
+    }
+    if plan.priority.policy in ("priority", "fifo"):
+        lanes = {"collectives": sorted(lanes["all-to-alls"] + lanes["all-reduces"])}
+    for what, own in lanes.items():
+        for (_, end, first), (start, _, second) in pairwise(own):
+            if start < end - slack:
+                raise IllegalError(f"two {what} at once: {first} and {second}")
+
+
+def _check_gradients(
+    spans: list, parts: dict[str, dict[int, Span]], plan: Plan, problem: Problem, graph: OperatorGraph, slack: float
+) -> None:
+    """All gradients are reduced, to the byte, none before it is there, and the update waits for all of them."""
+    reduced = [(label, start, end) for label, start, end, kind in spans if kind == "all_reduce"]
+    update = next((operator.name for operator in graph.operators if operator.phase == "update"), None)
+    if update in parts and reduced and parts[update][1][0] < max(end for _, _, end in reduced) - slack:
+        raise IllegalError("the update starts before the last all-reduce has ended")
+    made = {}
+    for one in graph.dependencies:
+        if one.after.startswith("all_reduce.") and one.before in parts:
+            made[one.after] = max(made.get(one.after, 0.0), *(end for _, end in parts[one.before].values()))
+    for label, start, _ in reduced:
+        name = label.split(" · ")[0].split(" and ")[0]
+        if start < made.get(name, 0.0) - slack:
+            raise IllegalError(f"{label} starts before its gradient is there")

@@ -1,0 +1,322 @@
+"""Ranges and parts of a chain, held against a replay of every part and against all divisions of small chains."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError
+from engine.overlap.order_search import best_order_seconds
+from engine.overlap.partition import Range, group_starts, partition
+from engine.overlap.stage_pipeline import ChainInstance, overlap_bound, range_seconds
+from engine.result import Result, Status
+from engine.validate import IllegalError, check_partition
+
+COMP, COMM = False, True
+fast = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def chains(draw, ops: int = 7, parts: int = 3) -> ChainInstance:
+    """A random chain; parts cost a little more than their share, some operators cannot be cut, some ranges neither."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    count, most = draw(st.integers(1, ops)), draw(st.integers(1, parts))
+    whole = rng.integers(0, 12, count) if draw(st.booleans()) else rng.random(count) * 10.0 ** rng.integers(-2, 2)
+    times = whole[:, None] / np.arange(1, most + 1) + draw(st.sampled_from([0.0, 0.02, 0.3]))
+    times *= rng.uniform(0.8, 1.2, times.shape)
+    times[:, 1:][rng.random((count, most - 1)) < draw(st.sampled_from([0.0, 0.15]))] = np.inf
+    latest = None
+    if draw(st.booleans()):
+        latest = np.sort(rng.integers(-1, count, count))
+    return ChainInstance(rng.random(count) < draw(st.sampled_from([0.3, 0.5])), times, latest)
+
+
+def worth_of(result: Result, instance: ChainInstance, max_range: int | None = None) -> float:
+    ranges = [(one.first, one.last, one.parts) for one in result.solution]
+    return replayed(ranges, instance, max_range)
+
+
+def replayed(ranges: Sequence[tuple[int, int, int]], instance: ChainInstance, max_range: int | None = None) -> float:
+    network, times = instance.network.tolist(), instance.times.tolist()
+    return check_partition(ranges, network, times, instance.latest_last.tolist(), max_range)
+
+
+def divisions(instance: ChainInstance, borders: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
+    """Every division of the chain into ranges that start at some of `borders`, in every number of parts."""
+    for chosen in product([False, True], repeat=len(borders)):
+        starts = [0, *(border for border, taken in zip(borders, chosen, strict=True) if taken), instance.ops]
+        for parts in product(range(1, instance.max_parts + 1), repeat=len(starts) - 1):
+            yield [(a, b - 1, k) for (a, b), k in zip(pairwise(starts), parts, strict=True)]
+
+
+def best_by_trying_all(instance: ChainInstance, borders: Sequence[int], max_range: int | None = None) -> float:
+    best = np.inf
+    # A range on its own costs the same in every division: replay it once.
+    cost: dict[tuple[int, int, int], float] = {}
+    for division in divisions(instance, borders):
+        total = 0.0
+        for one in division:
+            if one not in cost:
+                cost[one] = cost_of(one, instance, max_range)
+            total += cost[one]
+        best = min(best, total)
+    return best
+
+
+def cost_of(one: tuple[int, int, int], instance: ChainInstance, max_range: int | None) -> float:
+    first, last, _ = one
+    before = [(op, op, 1) for op in range(first)]
+    after = [(op, op, 1) for op in range(last + 1, instance.ops)]
+    try:
+        whole = replayed([*before, one, *after], instance, max_range)
+    except IllegalError:
+        return np.inf
+    return whole - instance.times[:first, 0].sum() - instance.times[last + 1 :, 0].sum()
+
+
+def test_a_pipeline_by_hand():
+    # Two parts: 1 and 1 | 2 and 2 | 1 and 1. The network works from 1 to 5, then the last part's 1: 6 instead of 8.
+    instance = ChainInstance([COMP, COMM, COMP], [[2, 1], [4, 2], [2, 1]])
+    result = partition(instance)
+    assert result.solution == (Range(0, 2, 2),)
+    assert result.objective == range_seconds(instance, 0, 2, 2) == result.bound == overlap_bound(instance) == 6
+    assert range_seconds(instance, 0, 2, 1) == instance.sequential == 8
+
+
+def test_stage_major_order_waits_for_all_parts_of_the_stage_before():
+    # c-m-c in two parts of 5, 1, 5: the second computation waits for both parts of the first although its input is there.
+    instance = ChainInstance([COMP, COMM, COMP], [[10, 5], [2, 1], [10, 5]])
+    assert range_seconds(instance, 0, 2, 2) == 5 + 5 + 1 + 4 + 5
+
+
+@fast
+@given(chains(ops=14, parts=6), st.data())
+def test_a_range_takes_as_long_as_its_replay(instance, data):
+    first = data.draw(st.integers(0, instance.ops - 1))
+    allowed = int(instance.latest_last[first])
+    for last in {
+        first,
+        instance.ops - 1,
+        min(max(allowed, first), instance.ops - 1),
+        min(allowed + 1, instance.ops - 1),
+    }:
+        for parts in range(1, instance.max_parts + 1):
+            if last >= first:
+                seconds = range_seconds(instance, first, last, parts)
+                assert seconds == pytest.approx(cost_of((first, last, parts), instance, None), rel=1e-9, abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(chains(), st.one_of(st.none(), st.integers(1, 4)))
+def test_nothing_beats_the_answer(instance, max_range):
+    result = partition(instance, max_range=max_range)
+    assert result.objective == pytest.approx(worth_of(result, instance, max_range), rel=1e-9)
+    expected = best_by_trying_all(instance, range(1, instance.ops), max_range)
+    assert result.objective == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    unlimited = best_by_trying_all(instance, range(1, instance.ops))
+    assert result.bound == pytest.approx(unlimited, rel=1e-9, abs=1e-9)
+    reached = expected <= unlimited + 1e-9
+    assert result.status is (Status.OPTIMAL if reached else Status.FEASIBLE)
+
+
+@settings(max_examples=100, deadline=None)
+@given(chains(), st.floats(0.01, 20), st.one_of(st.none(), st.integers(1, 3)))
+def test_groups_stay_together_and_are_divided_best(instance, group_seconds, max_range):
+    starts = group_starts(instance, group_seconds).tolist()
+    result = partition(instance, group_seconds=group_seconds, max_range=max_range)
+    assert {one.first for one in result.solution} <= set(starts)
+    group = {start: number for number, start in enumerate([*starts, instance.ops])}
+    assert all(group[one.last + 1] - group[one.first] <= (max_range or instance.ops) for one in result.solution)
+    assert result.objective == pytest.approx(worth_of(result, instance), rel=1e-9)
+    assert result.objective >= partition(instance).objective * (1 - 1e-12)
+    if max_range is None:
+        assert result.objective == pytest.approx(best_by_trying_all(instance, starts[1:]), rel=1e-9, abs=1e-9)
+
+
+@fast
+@given(chains(ops=12), st.floats(0.01, 20))
+def test_groups_are_full_but_not_overfull(instance, group_seconds):
+    starts = group_starts(instance, group_seconds)
+    whole = instance.times[:, 0]
+    for first, end in pairwise([*starts, instance.ops]):
+        assert end - first == 1 or whole[first:end].sum() <= group_seconds * (1 + 1e-9)
+        assert len(set(instance.network[first:end])) == 1
+        if end < instance.ops and instance.network[end] == instance.network[first]:
+            assert whole[first : end + 1].sum() > group_seconds * (1 - 1e-9)
+
+
+@fast
+@given(chains(ops=20, parts=6))
+def test_more_freedom_never_hurts(instance):
+    def least(**options) -> float:
+        return partition(instance, **options).objective
+
+    by_parts = [least(max_parts=parts) for parts in range(1, instance.max_parts + 1)]
+    by_range = [least(max_range=most) for most in range(1, instance.ops + 1)]
+    assert by_parts[0] == pytest.approx(instance.sequential)
+    for less, more in [*pairwise(by_parts), *pairwise(by_range)]:
+        assert more <= less * (1 + 1e-12)
+    assert by_range[-1] == by_parts[-1] <= instance.sequential * (1 + 1e-12)
+    free = ChainInstance(instance.network, instance.times)
+    assert partition(free).objective <= least() * (1 + 1e-12)
+
+
+@fast
+@given(chains(ops=20, parts=6), st.floats(1e-6, 1e6))
+def test_the_answer_scales_with_the_times(instance, factor):
+    scaled = ChainInstance(instance.network, instance.times * factor, instance.latest_last)
+    assert partition(scaled).objective == pytest.approx(partition(instance).objective * factor, rel=1e-9)
+
+
+@fast
+@given(chains(ops=20, parts=6))
+def test_two_streams_swapped_take_as_long(instance):
+    swapped = ChainInstance(~instance.network, instance.times, instance.latest_last)
+    assert partition(swapped).objective == partition(instance).objective
+
+
+@fast
+@given(chains(ops=20, parts=6), st.integers(0, 20))
+def test_a_stopped_search_leaves_a_legal_answer(instance, calls):
+    asked = iter(range(calls))
+    result = partition(instance, stop=lambda: next(asked, None) is None)
+    assert result.objective == pytest.approx(worth_of(result, instance), rel=1e-9)
+    assert result.bound <= result.objective
+    assert result.status is (Status.OPTIMAL if calls >= instance.ops else Status.CANCELLED)
+
+
+@fast
+@given(chains(ops=8, parts=3))
+def test_the_overlap_bound_holds_for_every_order(instance):
+    bound = overlap_bound(instance)
+    assert bound <= partition(instance).objective * (1 + 1e-12)
+    streams = np.flatnonzero(np.diff(instance.network, prepend=~instance.network[0]))
+    for parts in range(1, instance.max_parts + 1):
+        stages = np.add.reduceat(instance.times[:, parts - 1], streams).tolist()
+        if np.isfinite(stages).all():
+            assert bound <= best_order_seconds(stages, parts) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("network", "times", "expected"),
+    [
+        ([COMP, COMM, COMP], [[3, 1], [6, 3], [3, 2]], 6 + 1 + 2),  # the network, one part before it, one behind
+        ([COMM, COMP, COMM], [[1, 1], [6, 2], [1, 0.25]], 4 + 1 + 0.25),  # cut in two the computation takes 2 · 2
+        ([COMP, COMP], [[1, np.inf], [2, 0.5]], 1 + 2 * 0.5),
+    ],
+)
+def test_the_overlap_bound_by_hand(network, times, expected):
+    assert overlap_bound(ChainInstance(network, times)) == expected
+
+
+def all_orders(stages: Sequence[float], parts: int) -> float:
+    """The shortest schedule over every order of the tasks of each stream."""
+    tasks = [[(s, p) for s in range(stream, len(stages), 2) for p in range(parts)] for stream in (0, 1)]
+    best = np.inf
+    for orders in product(*map(permutations, tasks)):
+        queues, end, free = [list(order) for order in orders], {}, [0.0, 0.0]
+        moved = True
+        while moved:
+            moved = False
+            for stream, queue in enumerate(queues):
+                while queue and (queue[0][0] == 0 or (queue[0][0] - 1, queue[0][1]) in end):
+                    stage, part = queue.pop(0)
+                    free[stream] = max(free[stream], end.get((stage - 1, part), 0.0)) + stages[stage]
+                    end[stage, part] = free[stream]
+                    moved = True
+        if not any(queues):
+            best = min(best, max(free))
+    return best
+
+
+@pytest.mark.parametrize(("count", "parts", "instances"), [(3, 2, 20), (4, 2, 10), (5, 2, 2), (3, 3, 5)])
+def test_no_order_beats_the_order_search(count, parts, instances):
+    rng = np.random.default_rng(count)
+    for _ in range(instances):
+        stages = rng.integers(0, 9, count).astype(float).tolist()
+        assert best_order_seconds(stages, parts) == all_orders(stages, parts)
+
+
+def all_interleavings(stages: Sequence[float], done: tuple[int, ...], time: tuple[float, ...]) -> float:
+    """The shortest schedule over every sequence of (part, its next stage), each put at the end of its stream."""
+    parts = len(done)
+    ends = [max(time)] if min(done) == len(stages) else []
+    for part in range(parts):
+        if done[part] < len(stages):
+            later, stream = list(time), parts + done[part] % 2
+            later[part] = later[stream] = max(time[part], time[stream]) + stages[done[part]]
+            ends.append(all_interleavings(stages, (*done[:part], done[part] + 1, *done[part + 1 :]), tuple(later)))
+    return min(ends)
+
+
+@pytest.mark.parametrize(("count", "parts", "instances"), [(4, 2, 60), (5, 2, 60), (6, 2, 40), (3, 3, 20)])
+def test_no_interleaving_beats_the_order_search(count, parts, instances):
+    rng = np.random.default_rng(count)
+    for _ in range(instances):
+        stages = (10.0 ** rng.uniform(-1.5, 0, count)).tolist()
+        expected = all_interleavings(stages, (0,) * parts, (0.0,) * (parts + 2))
+        assert best_order_seconds(stages, parts) == pytest.approx(expected, rel=1e-12)
+
+
+def test_stage_major_is_best_round_the_experts_and_not_for_longer_ranges():
+    rng = np.random.default_rng(0)
+    worse = {3: 0, 5: 0}
+    for _ in range(100):
+        for count, parts in ((3, 2), (3, 3), (5, 2), (5, 3)):
+            stages = rng.random(count)
+            chain = ChainInstance(np.arange(count) % 2 == 0, np.repeat(stages[:, None], parts, axis=1))
+            stage_major, best = range_seconds(chain, 0, count - 1, parts), best_order_seconds(stages.tolist(), parts)
+            assert best <= stage_major * (1 + 1e-12)
+            worse[count] += stage_major > best * (1 + 1e-9)
+    assert worse[3] == 0 and worse[5] > 0
+
+
+def test_an_order_search_can_be_stopped():
+    assert best_order_seconds([1.0, 2.0, 3.0, 1.0, 2.0], 3, stop=lambda: True) is None
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ChainInstance([], np.empty((0, 2))), "not empty"),
+        (lambda: ChainInstance([COMP], np.empty((1, 0))), "not empty"),
+        (lambda: ChainInstance([COMP, COMM], [[1.0]]), "shape"),
+        (lambda: ChainInstance([COMP], [[1.0, -1.0]]), "at least 0"),
+        (lambda: ChainInstance([COMP], [[1.0, np.nan]]), "at least 0"),
+        (lambda: ChainInstance([COMP], [[np.inf, 1.0]]), "one part"),
+        (lambda: ChainInstance([COMP, COMP], [[1e308], [1e308]]), "too large"),
+        (lambda: ChainInstance([COMP, COMP], [[1.0], [1.0]], [0]), "latest_last"),
+        (lambda: range_seconds(ChainInstance([COMP], [[1.0]]), 0, 1, 1), "range 0..1"),
+        (lambda: range_seconds(ChainInstance([COMP], [[1.0]]), 0, 0, 2), "2 parts"),
+        (lambda: partition(ChainInstance([COMP], [[1.0]]), max_range=0), "max_range"),
+        (lambda: partition(ChainInstance([COMP], [[1.0]]), max_parts=0), "max_parts"),
+        (lambda: partition(ChainInstance([COMP], [[1.0]]), group_seconds=0.0), "group_seconds"),
+        (lambda: best_order_seconds([1.0], 4), "4 parts"),
+        (lambda: best_order_seconds([], 2), "at least one"),
+        (lambda: best_order_seconds([-1.0], 2), "at least 0"),
+    ],
+)
+def test_bad_input_is_said(build, message):
+    with pytest.raises(InputError, match=message) as refusal:
+        build()
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ([(0, 1, 1)], "end at operator 1"),
+        ([(0, 0, 1), (2, 2, 1)], "does not start"),
+        ([(0, 3, 1)], "beyond"),
+        ([(0, 2, 3)], "3 parts"),
+        ([(0, 2, 2)], "more than 2"),
+        ([(0, 0, 1), (1, 2, 2)], "may be cut up to 1"),
+        ([(0, 1, 2), (2, 2, 1)], "cannot be cut"),
+    ],
+)
+def test_the_check_refuses_what_breaks_a_rule(ranges, message):
+    with pytest.raises(IllegalError, match=message):
+        check_partition(ranges, [COMP, COMM, COMP], [[2, 1], [2, np.inf], [2, 1]], [2, 1, 2], max_range=2)

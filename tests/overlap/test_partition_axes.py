@@ -1,0 +1,186 @@
+"""Axes of tensors against the enumeration of all assignments, and the operators of an MoE transformer against Lancet."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError
+from engine.overlap.operator_axes import (
+    FLOW,
+    GATES,
+    constraint_of,
+    latest_last,
+    range_axes,
+    range_is_valid,
+    range_problem,
+)
+from engine.overlap.partition_axes import AxisConstraint, AxisProblem, count_axes, partition_axes
+from engine.result import Status
+from engine.validate import IllegalError, check_axes
+
+AXES = (-1, 0, 1, "irregular")
+ATTENTION = ("layer_norm", "qkv", "attention", "projection", "residual")
+DENSE = (*ATTENTION, "layer_norm", "dense_ffn", "residual")
+MOE = (*ATTENTION, "layer_norm", "gate", "dispatch", "experts", "combine", "aggregate", "residual")
+MODEL = ("embedding", *DENSE, *MOE, *DENSE, *MOE, "layer_norm", "projection", "loss")
+CUTTABLE_GATES = [gate for gate, cuttable in GATES.items() if cuttable]
+
+
+@st.composite
+def problems(draw) -> AxisProblem:
+    tensors = [f"t{number}" for number in range(draw(st.integers(1, 5)))]
+    domains = {tensor: tuple(draw(st.lists(st.sampled_from(AXES), max_size=4, unique=True))) for tensor in tensors}
+    constraints = []
+    for _ in range(draw(st.integers(0, 4))):
+        named = draw(st.lists(st.sampled_from(tensors), min_size=1, max_size=3))
+        combination = st.tuples(*[st.sampled_from((*AXES, "elsewhere")) for _ in named])
+        constraints.append(AxisConstraint(tuple(named), tuple(draw(st.lists(combination, min_size=2, max_size=40)))))
+    return AxisProblem(domains, constraints)
+
+
+def legal(problem: AxisProblem, axis_of_tensor: dict) -> bool:
+    try:
+        check_axes(axis_of_tensor, problem.domains, [(one.tensors, one.allowed) for one in problem.constraints])
+    except IllegalError:
+        return False
+    return True
+
+
+def solutions(problem: AxisProblem) -> int:
+    chosen = product(*problem.domains.values())
+    return sum(legal(problem, dict(zip(problem.domains, axes, strict=True))) for axes in chosen)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_found_and_counted_as_by_enumeration(problem):
+    expected = solutions(problem)
+    assert count_axes(problem) == expected
+    result = partition_axes(problem)
+    if expected:
+        assert result.status is Status.OPTIMAL and legal(problem, result.solution)
+    else:
+        assert result.status is Status.INFEASIBLE and result.solution is None
+    assert result.objective == result.bound == 0
+
+
+def test_more_solutions_than_one_could_list():
+    # A cyclic chain of 60 tensors with three axes, neighbours different: 2^60 + 2 colourings, three at a time.
+    names = [f"t{number}" for number in range(60)]
+    different = tuple((a, b) for a in range(3) for b in range(3) if a != b)
+    ring = [AxisConstraint((names[i - 1], names[i]), different) for i in range(60)]
+    problem = AxisProblem(dict.fromkeys(names, (0, 1, 2)) | {"free": (0, 1)}, ring)
+    assert count_axes(problem) == 2 * (2**60 + 2)
+    assert legal(problem, partition_axes(problem).solution)
+
+
+def test_a_count_that_is_too_entangled_is_refused_and_can_be_stopped():
+    rng = np.random.default_rng(0)
+    names = [f"t{number}" for number in range(24)]
+    half = [pair for pair in product(range(6), repeat=2) if sum(pair) % 2]
+    entangled = [AxisConstraint((a, b), tuple(half)) for a in names for b in rng.choice(names, 6) if a != b]
+    entangled = AxisProblem(dict.fromkeys(names, tuple(range(6))), entangled)
+    free = AxisProblem(
+        dict.fromkeys(names, tuple(range(6))),
+        [AxisConstraint((a, b), tuple(product(range(6), repeat=2))) for i, a in enumerate(names) for b in names[:i]],
+    )
+    assert count_axes(entangled, stop=lambda: True) is None
+    with pytest.raises(InputError, match="too many tensors are tied"):
+        count_axes(free)
+    assert partition_axes(free).status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        (AxisConstraint((), ()), "constraint 0 names no tensor"),
+        (AxisConstraint(("b",), ((0,),)), "'b', which has no domain"),
+        (AxisConstraint(("a",), ((0, 1),)), "2 axes for 1 tensors"),
+    ],
+)
+def test_a_malformed_problem_is_said(constraint, message):
+    with pytest.raises(InputError, match=message):
+        AxisProblem({"a": (0,)}, (constraint,))
+
+
+def test_the_check_refuses_what_breaks_a_rule():
+    domains, rule = {"a": (0, 1), "b": (0, 1)}, [(("a", "b"), ((0, 1),))]
+    check_axes({"a": 0, "b": 1}, domains, rule)
+    for axes, message in (
+        ({"a": 0}, "not every tensor"),
+        ({"a": 0, "b": 2}, "which it does not have"),
+        ({"a": 1, "b": 1}, "constraint 0"),
+    ):
+        with pytest.raises(IllegalError, match=message):
+            check_axes(axes, domains, rule)
+
+
+def test_a_matrix_product_is_cut_by_rows_or_by_columns():
+    problem = range_problem(["qkv"])
+    assert [one.tensors for one in problem.constraints] == [("normed.0", "weight.0", "heads.1")]
+    assert count_axes(problem) == 2
+    rows, columns = {"normed.0": 0, "weight.0": -1, "heads.1": 0}, {"normed.0": -1, "weight.0": 1, "heads.1": 1}
+    assert legal(problem, rows) and legal(problem, columns) and range_axes(["qkv"]) in (rows, columns)
+    # Attention takes whole sequences, which leaves the rows.
+    assert range_axes(["qkv", "attention"]) == rows | {"mixed.1": 0}
+    assert count_axes(range_problem(["qkv", "attention"])) == 1
+
+
+def test_experts_alone_are_cut_by_capacity_and_irregularly_otherwise():
+    alone = ["dispatch", "experts", "combine"]
+    assert set(range_axes(alone).values()) == {"capacity"}
+    assert set(range_axes(alone, "batch-prioritised").values()) == {"capacity"}
+    after = range_axes([*alone, "aggregate", "residual"])
+    assert [after[f"routed.{version}"] for version in range(4)] == ["irregular"] * 4 and after["branch.1"] == 0
+    before = range_axes(["layer_norm", "gate", *alone])
+    assert before["normed.1"] == 0 and before["routed.1"] == before["routed.4"] == "irregular"
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_every_operator_of_a_range_is_cut(gate):
+    for kind in FLOW:
+        for only_experts in (False, True):
+            for combination in constraint_of(kind, gate, only_experts):
+                assert combination[-1] != -1 and len(combination) == len(FLOW[kind][0]) + 1
+
+
+@pytest.mark.parametrize("gate", CUTTABLE_GATES)
+def test_a_gate_that_decides_on_parts_lets_the_whole_forward_pass_be_cut(gate):
+    assert range_is_valid(MODEL[:-1], gate) and not range_is_valid(MODEL, gate) and not range_is_valid(["loss"], gate)
+    assert latest_last(MODEL, gate).tolist() == [len(MODEL) - 2] * len(MODEL)
+
+
+def test_batch_prioritised_routing_is_cut_only_behind_the_gate():
+    gates = [op for op, kind in enumerate(MODEL) if kind == "gate"]
+    latest = latest_last(MODEL, "batch-prioritised").tolist()
+    assert latest[: gates[0] + 1] == [gates[0] - 1] * (gates[0] + 1)
+    assert latest[gates[0] + 1 : gates[1] + 1] == [gates[1] - 1] * (gates[1] - gates[0])
+    assert latest[gates[1] + 1 :] == [len(MODEL) - 2] * (len(MODEL) - gates[1] - 1)
+
+
+@pytest.mark.parametrize("gate", ["switch", "batch-prioritised"])
+def test_the_latest_end_is_that_of_trying_every_range(gate):
+    latest = latest_last(MODEL, gate)
+    for first in range(len(MODEL)):
+        valid = [range_is_valid(MODEL[first : last + 1], gate) for last in range(first, len(MODEL))]
+        assert valid == [last <= latest[first] for last in range(first, len(MODEL))]
+
+
+def test_shared_experts_join_the_residual_with_the_axis_of_the_tokens():
+    layer = ["layer_norm", "gate", "dispatch", "shared_experts", "experts", "combine", "aggregate", "residual"]
+    problem = range_problem(layer)
+    assert problem.constraints[-1].tensors == ("stream.0", "branch.1", "shared.1", "stream.1")
+    axes = range_axes(layer)
+    assert axes["shared.1"] == axes["stream.1"] == 0 and axes["routed.2"] == "irregular"
+    following = range_problem([*layer, "layer_norm", "dense_ffn", "residual"])
+    assert following.constraints[-1].tensors == ("stream.1", "branch.2", "stream.2")
+
+
+def test_unknown_operators_and_gates_are_said():
+    with pytest.raises(InputError, match="no operator 'pooling'"):
+        range_is_valid(["pooling"])
+    with pytest.raises(InputError, match="no gate 'soft'"):
+        latest_last(["experts"], "soft")

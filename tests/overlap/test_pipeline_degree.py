@@ -1,0 +1,345 @@
+"""The pipeline degree: against equations 9-12 walked part by part, every order of a single network, and exact arithmetic."""
+
+from fractions import Fraction
+from itertools import combinations
+from math import ceil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import IllegalError, InputError
+from engine.overlap import pipeline_degree as module
+from engine.overlap.pipeline_degree import DegreeInstance, best_degree, pipeline_degree, pipeline_seconds
+from engine.overlap.pipemoe_printed import algorithm1, best_case, cases, pipemoe_printed
+from engine.result import Status
+from engine.validate import check_pipeline
+
+WAYS = [(1, "dispatch-first"), (1, "interleaved"), (2, "dispatch-first")]
+NUMBERS = ("alpha_comm", "beta_comm", "size_comm", "alpha_comp", "beta_comp", "size_comp")
+
+ways = st.sampled_from(WAYS)
+whole = st.integers(0, 12).map(float)
+seconds = whole | st.floats(0, 10, allow_subnormal=False)
+lines = st.fixed_dictionaries(dict.fromkeys(NUMBERS, seconds))
+
+
+def simulated(line: dict[str, float], parts: int, streams: int, order: str) -> float:
+    comm = line["alpha_comm"] + line["beta_comm"] * line["size_comm"] / parts
+    comp = line["alpha_comp"] + line["beta_comp"] * line["size_comp"] / parts
+    return check_pipeline([comm] * parts, [comp] * parts, [comm] * parts, streams, order)
+
+
+def random_instance(layers: int, seed: int, max_degree=20, streams: int = 1, order: str = "dispatch-first"):
+    rng = np.random.default_rng(seed)
+    alpha = 10.0 ** rng.uniform(-5, -2, (2, layers))
+    work = 10.0 ** rng.uniform(-4, 0, (2, layers))
+    return DegreeInstance(alpha[0], work[0], 1.0, alpha[1], work[1], 1.0, max_degree, streams, order)
+
+
+@pytest.mark.parametrize(
+    ("streams", "order", "wanted"),
+    [
+        # D1 0-2 D2 2-4 D3 4-6, E1 2-5 E2 5-8 E3 8-11, C1 5-6 or after D3 6-7, C3 11-12.
+        (1, "dispatch-first", 12),
+        (2, "dispatch-first", 12),
+        # D1 0-2 D2 2-4 C1 5-6 D3 6-8 C2 8-9 E3 8-11 C3 11-12: here no later.
+        (1, "interleaved", 12),
+    ],
+)
+def test_the_walk_by_hand(streams, order, wanted):
+    assert check_pipeline([2] * 3, [3] * 3, [1] * 3, streams, order) == wanted
+
+
+def test_the_walk_by_hand_where_the_orders_differ():
+    # Two networks: C1 at 3, C2 at 5, C3 at 7. One: C1 waits for D3 until 6. Interleaved: C1 3-5 D3 5-7 C2 7-9 C3 9-11,
+    # and with unequal parts: D1 0-1 D2 1-5 E1 1-4 C1 5-6 E2 5-6 C2 6-7.
+    three = [2.0] * 3
+    assert check_pipeline(three, [1.0] * 3, three, 2) == 9
+    assert check_pipeline(three, [1.0] * 3, three, 1) == 12
+    assert check_pipeline(three, [5.0] * 3, [4.0] * 3, 1, "interleaved") == 2 + 5 + 4 + 2 + 4 + 4 + 1
+    assert check_pipeline([1, 4], [3, 1], [1, 1], 1, "interleaved") == 7
+
+
+@pytest.mark.parametrize("parts", [([], [], []), ([1], [1, 1], [1]), ([1], [1], [])])
+def test_the_walk_refuses_parts_that_do_not_match(parts):
+    with pytest.raises(IllegalError):
+        check_pipeline(*parts)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=9), ways)
+def test_closed_forms_equal_the_walk(tables, way):
+    parts = np.array(tables).T
+    found = pipeline_seconds(*parts, *way)
+    for r, (d, e, c) in enumerate(parts.T, start=1):
+        assert found[r - 1] == pytest.approx(check_pipeline([d] * r, [e] * r, [c] * r, *way), rel=1e-12)
+
+
+def walk_any_order(sends: str, d: float, e: float, c: float) -> float:
+    """The end of a pipeline on one network that sends in the order of `sends`, such as DDCC; inf if it cannot."""
+    network = compute = 0.0
+    computed = []
+    for kind in sends:
+        if kind == "D":
+            network += d
+            compute = max(compute, network) + e
+            computed.append(compute)
+        elif not computed:
+            return np.inf
+        else:
+            network = max(network, computed.pop(0)) + c
+    return network
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 4), seconds, seconds, seconds)
+def test_dispatch_first_is_the_best_of_all_orders_of_one_network(parts, d, e, c):
+    orders = []
+    for places in combinations(range(2 * parts), parts):
+        orders.append("".join("D" if place in places else "C" for place in range(2 * parts)))
+    best = min(walk_any_order(order, d, e, c) for order in orders)
+    times = [np.full((1, parts), value) for value in (d, e, c)]
+    assert pipeline_seconds(*times)[0, -1] == pytest.approx(best, rel=1e-12)
+    assert pipeline_seconds(*times, 1, "interleaved")[0, -1] >= best * (1 - 1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lines, st.integers(1, 24), ways)
+def test_equals_brute_force_and_takes_the_smallest_of_ties(line, max_degree, way):
+    result = pipeline_degree(DegreeInstance(**line, max_degree=max_degree, streams=way[0], order=way[1]))
+    every = [simulated(line, r, *way) for r in range(1, max_degree + 1)]
+    degree = int(result.solution[0])
+    assert result.status is Status.OPTIMAL and result.solution.dtype == np.int64
+    assert result.objective == pytest.approx(min(every), rel=1e-11)
+    assert result.objective * (1 - 2e-12) <= result.bound <= result.objective
+    assert every[degree - 1] == pytest.approx(result.objective, rel=1e-12)
+    assert all(slower > min(every) * (1 + 5e-13) for slower in every[: degree - 1])
+
+
+def test_without_start_up_ties_go_to_the_smallest_degree_in_exact_arithmetic():
+    """T(r) = max(2 N, 2 N / r + E): constant from some r on, where rounding makes neighbours differ in the last digit."""
+    most = 40
+    for n in range(8):
+        for e in range(16):
+            network, experts = Fraction(n, 7), Fraction(e, 7)
+            every = [max(2 * network, 2 * network / r + experts) for r in range(1, most + 1)]
+            if e < 2 * n:
+                assert every.index(min(every)) + 1 == min(most, ceil(Fraction(2 * n, 2 * n - e)))
+            given = DegreeInstance(0, n / 7, 1, 0, e / 7, 1, most)
+            assert pipeline_degree(given).solution.tolist() == [every.index(min(every)) + 1], (n, e)
+
+
+def test_a_billionth_is_no_tie():
+    none = np.zeros((1, 2))
+    assert best_degree(none, np.array([[1 + 1e-9, 0.5]]), none).solution.tolist() == [2]
+    assert best_degree(none, np.array([[1 + 1e-14, 0.5]]), none).solution.tolist() == [1]
+
+
+def test_without_start_up_and_with_long_experts_the_most_parts_are_best():
+    for way in WAYS:
+        result = pipeline_degree(DegreeInstance(0, 0.3, 1, 0, [0.6, 0.7, 5], 1, 33, *way))
+        assert result.solution.tolist() == [33] * 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(lines, st.sampled_from([WAYS[0], WAYS[2]]))
+def test_seconds_are_convex_in_the_degree(line, way):
+    times = DegreeInstance(**line, max_degree=60, streams=way[0]).time_of_degree()[0]
+    assert (np.diff(times, 2) >= -1e-12 * times[1:-1]).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(lines, ways, st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_no_cut_equal_or_not_is_faster_than_the_limit(line, way, sizes):
+    instance = DegreeInstance(**line, max_degree=30, streams=way[0], order=way[1])
+    limit = instance.limit()[0] * (1 - 1e-12)
+    assert (instance.time_of_degree()[0] >= limit).all()
+    share = np.array(sizes) / sum(sizes)
+    comm = (line["alpha_comm"] + line["beta_comm"] * line["size_comm"] * share).tolist()
+    comp = (line["alpha_comp"] + line["beta_comp"] * line["size_comp"] * share).tolist()
+    assert check_pipeline(comm, comp, comm, *way) >= limit
+
+
+def test_the_limit_is_met_where_one_resource_is_never_idle():
+    # One part: 2 · 3 + 4 is also what the experts alone need beside two start-ups without bytes.
+    assert DegreeInstance(3, 0, 1, 1, 3, 1, 9).limit().tolist() == [10.0]
+    # Two parts fill the network: 2 · 2 · 1 + 2 · 10, beside the limit 2 + 2 · 10.
+    short = DegreeInstance(1, 10, 1, 0, 1, 1, 9)
+    assert short.limit().tolist() == [22.0] and pipeline_degree(short).objective == 23.0
+    assert DegreeInstance(1, 10, 1, 0, 1, 1, 9, streams=2).limit().tolist() == [12.0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_huge_start_ups_leave_the_layer_whole(way):
+    instance = DegreeInstance([1e3, 0, 1e3], 2, 1, [0, 1e3, 1e3], 3, 1, 50, *way)
+    assert pipeline_degree(instance).solution.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_units_the_order_of_layers_and_blocks_do_not_matter(way, monkeypatch):
+    instance = random_instance(40, 3, np.arange(1, 41), *way)
+    result = pipeline_degree(instance)
+    turn = np.random.default_rng(0).permutation(40)
+
+    def changed(factor: float, layers: np.ndarray) -> DegreeInstance:
+        lines = [factor * instance.alpha_comm, instance.beta_comm, factor * instance.size_comm]
+        lines += [factor * instance.alpha_comp, factor * instance.beta_comp, instance.size_comp]
+        return DegreeInstance(*(line[layers] for line in lines), instance.max_degree[layers], *way)
+
+    assert pipeline_degree(changed(1024, np.arange(40))).solution.tolist() == result.solution.tolist()
+    assert pipeline_degree(changed(1024, np.arange(40))).objective == pytest.approx(1024 * result.objective)
+    assert pipeline_degree(changed(1, turn)).solution.tolist() == result.solution[turn].tolist()
+    alone = [pipeline_degree(changed(1, turn[[one]])) for one in range(40)]
+    assert [int(one.solution[0]) for one in alone] == result.solution[turn].tolist()
+    assert sum(one.objective for one in alone) == pytest.approx(result.objective)
+    monkeypatch.setattr(module, "BLOCK", 100)
+    blocks = pipeline_degree(instance)
+    assert blocks.solution.tolist() == result.solution.tolist() and blocks.objective == result.objective
+
+
+def test_the_most_parts_of_each_layer_are_kept():
+    instance = random_instance(60, 5, np.tile([1, 2, 3, 20], 15))
+    times = instance.time_of_degree()
+    assert times.shape == (60, 20)
+    assert (np.isfinite(times) == (np.arange(1, 21) <= instance.max_degree[:, None])).all()
+    result = pipeline_degree(instance)
+    assert (result.solution <= instance.max_degree).all()
+    assert len(set(result.solution[3::4].tolist())) > 3
+    freer = pipeline_degree(random_instance(60, 5, 20))
+    assert freer.objective < result.objective
+    assert freer.solution[3::4].tolist() == result.solution[3::4].tolist()
+
+
+def test_a_second_network_never_hurts_and_helps_where_the_network_is_full():
+    one, two = (pipeline_degree(random_instance(200, 8, 50, streams)).objective for streams in (1, 2))
+    assert two < 0.9 * one
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_cancelled_search_has_legal_degrees_and_a_valid_bound(after, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 200)
+    instance = random_instance(50, 2)
+    asked = iter(range(10**6))
+    result, optimum = pipeline_degree(instance, lambda: next(asked) >= after), pipeline_degree(instance)
+    assert result.status is Status.CANCELLED
+    assert result.solution.tolist() == optimum.solution.tolist()[: 10 * after] + [1] * (50 - 10 * after)
+    assert result.bound < optimum.objective < result.objective
+    times = instance.time_of_degree()[np.arange(50), result.solution - 1]
+    assert result.objective == pytest.approx(times.sum(), rel=1e-12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 8), ways)
+def test_tables_equal_brute_force(seed, layers, most, way):
+    rng = np.random.default_rng(seed)
+    tables = rng.integers(0, 9, (3, layers, most)).astype(np.float64)
+    tables[:, :, 1:][rng.random((3, layers, most - 1)) < 0.15] = np.inf
+    result = best_degree(*tables, *way)
+    total = 0.0
+    for layer, degree in enumerate(result.solution):
+        every = {
+            r: check_pipeline(*([time] * r for time in tables[:, layer, r - 1]), *way)
+            for r in range(1, most + 1)
+            if np.isfinite(tables[:, layer, r - 1]).all()
+        }
+        assert degree == min(every, key=lambda r: (every[r], r))
+        total += every[degree]
+    assert result.objective == result.bound == total and result.status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tables_of_straight_lines_give_the_same_answer(way):
+    instance = random_instance(30, 4, 25, *way)
+    comm, comp = instance.parts(slice(None), 25)
+    by_table, by_line = best_degree(comm, comp, comm, *way), pipeline_degree(instance)
+    assert by_table.solution.tolist() == by_line.solution.tolist() and by_table.objective == by_line.objective
+
+
+def test_bad_input_is_named():
+    good = dict.fromkeys(NUMBERS, 1.0) | {"max_degree": 4}
+    for name in NUMBERS:
+        for bad in (-1.0, np.nan, np.inf):
+            with pytest.raises(InputError, match=name):
+                DegreeInstance(**good | {name: bad})
+    for bad in (0, 100_001, 2.0, [1, 0]):
+        with pytest.raises(InputError, match="max_degree"):
+            DegreeInstance(**good | {"max_degree": bad})
+    for bad in ({"beta_comm": [1, 2], "max_degree": [1, 2, 3]}, {"size_comm": []}, {"size_comm": [[1.0]]}):
+        with pytest.raises(InputError, match="one number per layer"):
+            DegreeInstance(**good | bad)
+    for bad in ({"beta_comm": 1e308}, {"size_comp": 1e308, "beta_comp": 1e308}, {"alpha_comm": [1e307] * 9}):
+        with pytest.raises(InputError, match="too large"):
+            DegreeInstance(**good | bad)
+    with pytest.raises(InputError, match="streams: must be 1 or 2, not 3"):
+        DegreeInstance(**good, streams=3)
+    with pytest.raises(InputError, match="order: must be"):
+        DegreeInstance(**good, order="random")
+    with pytest.raises(InputError, match="set streams to 1"):
+        DegreeInstance(**good, streams=2, order="interleaved")
+    ones = np.ones((2, 3))
+    for bad in (np.ones((2, 2)), np.ones(3), -ones, np.nan * ones, np.inf * ones, np.ones((0, 3))):
+        with pytest.raises(InputError, match=r"experts|dispatch"):
+            best_degree(ones, bad, ones)
+    with pytest.raises(InputError, match="too large"):
+        best_degree(1e308 * ones, ones, ones)
+
+
+def test_printed_line_5_overrates_a_whole_layer_with_long_experts():
+    # Whole: 2 · 1 + 2 · 0.1 + 0.5 + 5 = 7.7, by line 5 12.1; in two parts the experts alone set the time, 8.1.
+    line = (1.0, 0.1, 0.5, 5.0)
+    by_equation_19 = 2 * line[0] + 2 * line[1] + line[2] + line[3]
+    assert (algorithm1(*line), best_case(cases(*line), by_equation_19)) == (2, 1)
+    instance = DegreeInstance(line[0], line[1], 1, line[2], line[3], 1, 16)
+    result = pipemoe_printed(instance)
+    assert result.solution.tolist() == [2] and pipeline_degree(instance).solution.tolist() == [1]
+    assert (result.objective, result.bound, result.status) == (pytest.approx(8.1), pytest.approx(7.7), Status.FEASIBLE)
+
+
+def test_printed_line_6_believes_in_a_pipeline_that_cannot_be():
+    # Experts are longer than all-to-alls at every degree, so Q1 never holds; line 7 has 2 · 2 · 0.01 + 2 · 4 = 8.04 at two
+    # parts, where the experts alone need 9.
+    line = (0.01, 4.0, 0.02, 9.0)
+    seconds, degree = cases(*line)[0]
+    assert (degree, seconds(degree)) == (2, pytest.approx(8.04))
+    result = pipemoe_printed(DegreeInstance(line[0], line[1], 1, line[2], line[3], 1, 64))
+    assert result.solution.tolist() == [2] and result.gap == pytest.approx(0.33, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("network", "experts"), [(2.0, 1.0), (1.0, 2.0), (1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0)]
+)
+@pytest.mark.parametrize("alpha", [0.0, 0.1])
+def test_printed_rule_with_equal_start_ups(alpha, network, experts):
+    instance = DegreeInstance(alpha, network, 1, alpha, experts, 1, 12)
+    result, exact = pipemoe_printed(instance), pipeline_degree(instance)
+    assert 1 <= result.solution[0] <= 12
+    assert result.objective == pytest.approx(simulated_of(instance, int(result.solution[0])))
+    assert result.objective >= result.bound == pytest.approx(exact.objective)
+
+
+def simulated_of(instance: DegreeInstance, parts: int) -> float:
+    line = {name: float(getattr(instance, name)[0]) for name in NUMBERS}
+    return simulated(line, parts, instance.streams, instance.order)
+
+
+def test_printed_rule_is_scored_on_the_streams_of_the_instance_and_never_beats_the_exact_one():
+    for way in WAYS:
+        instance = random_instance(6, 11, 10, *way)
+        result = pipemoe_printed(instance)
+        chosen = instance.time_of_degree()[np.arange(6), result.solution - 1]
+        assert result.objective == pytest.approx(chosen.sum(), rel=1e-12)
+        assert result.bound == pytest.approx(pipeline_degree(instance).objective, rel=1e-12)
+        assert (result.status is Status.OPTIMAL) == (result.gap < 1e-12)
+
+
+def test_printed_rule_can_be_stopped_and_is_cut_to_the_most_parts():
+    instance = DegreeInstance(0.001, [1, 1, 1], 1, 0.0001, 9, 1, 5)
+    asked = iter(range(10))
+    result = pipemoe_printed(instance, lambda: next(asked) >= 2)
+    assert result.status is Status.CANCELLED and result.solution[2] == 1
+    assert result.bound == pytest.approx(pipeline_degree(instance).objective) and result.objective > result.bound
+    # r_2 = ceil(2 / 0.009) = 223 and f_3 is least near sqrt(2 · 1 / 0.001) = 45.
+    assert algorithm1(0.01, 1.0, 0.001, 3.0) == 45
+    assert pipemoe_printed(DegreeInstance(0.01, 1, 1, 0.001, 3, 1, 7)).solution.tolist() == [7]
