@@ -1,0 +1,389 @@
+"""Tasks on streams: against a naive simulation tick by tick, against the rules, by hand, and what must not change."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import IllegalError, InputError
+from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams, shared_rates
+from engine.validate import check_streams
+
+MOST_COLLECTIVES = 4
+EXCLUSIVE = ("priority", "fifo")
+
+
+def step(*rows: dict, groups: int = 1) -> Tasks:
+    """Tasks from rows with `stream` and `seconds` and, where they matter, after, release, pair and holds."""
+    return Tasks(
+        stream=[row["stream"] for row in rows],
+        seconds=np.array([np.broadcast_to(row["seconds"], groups) for row in rows], dtype=float).reshape(-1, groups),
+        edges=[(before, after) for after, row in enumerate(rows) for before in row.get("after", ())],
+        release=[row.get("release", 0.0) for row in rows],
+        pair=[row.get("pair", -1) for row in rows],
+        holds=[row.get("holds", False) for row in rows],
+    )
+
+
+def compute(seconds, **more) -> dict:
+    return {"stream": COMPUTE, "seconds": seconds, **more}
+
+
+def alltoall(seconds, **more) -> dict:
+    return {"stream": ALL_TO_ALL, "seconds": seconds, **more}
+
+
+def allreduce(seconds, **more) -> dict:
+    return {"stream": ALL_REDUCE, "seconds": seconds, **more}
+
+
+def times(tasks: Tasks, policy: str, use=(1.0, 1.0)) -> list[tuple[float, float]]:
+    """(start, end) of every task on the first group."""
+    start, end = run_streams(tasks, policy, use)
+    check_streams(tasks, policy, use, start, end)
+    return list(zip(start[:, 0].tolist(), end[:, 0].tolist(), strict=True))
+
+
+@st.composite
+def steps(draw, whole: bool = True, groups: int = 2) -> Tasks:
+    """Random acyclic steps with many ties (whole) or none (not whole)."""
+    kinds = draw(st.lists(st.sampled_from((COMPUTE, COMPUTE, ALL_TO_ALL, ALL_REDUCE)), min_size=1, max_size=9))
+    duration = st.integers(0, 3).map(float) if whole else st.floats(0.01, 3)
+    rows, collectives = [], 0
+    for index, kind in enumerate(kinds):
+        collectives += kind != COMPUTE
+        kind = kind if collectives <= MOST_COLLECTIVES else COMPUTE
+        row = {"stream": kind, "after": draw(st.sets(st.integers(0, index - 1), max_size=2)) if index else ()}
+        row["release"] = draw(st.sampled_from((0.0, 0.0, 1.0, 4.0)))
+        row["seconds"] = draw(st.tuples(*[duration] * groups)) if kind == COMPUTE else draw(duration)
+        row["holds"] = kind == COMPUTE and draw(st.booleans())
+        row["pair"] = draw(st.integers(-1, 1)) if kind == ALL_TO_ALL else -1
+        rows.append(row)
+    return step(*rows, groups=groups)
+
+
+class Ticks:
+    """The same step tick by tick: at every tick everything that may start does, then all in flight works for a tick.
+
+    With whole seconds and half speeds, a tick of 2**-collectives meets every event exactly.
+    """
+
+    def __init__(self, tasks: Tasks, policy: str):
+        self.tasks, self.policy, self.now = tasks, policy, 0.0
+        self.count, self.groups = tasks.seconds.shape
+        self.tick = 1.0 if policy in EXCLUSIVE else 2.0**-MOST_COLLECTIVES
+        self.left = tasks.seconds.copy()
+        self.start = np.full(tasks.seconds.shape, np.inf)
+        self.end = np.full(tasks.seconds.shape, np.inf)
+        self.ready_at = {}
+
+    def ready(self, task: int, group: int) -> bool:
+        if self.tasks.release[task] > self.now:
+            return False
+        for before, after in self.tasks.edges:
+            local = self.tasks.stream[task] == self.tasks.stream[before] == COMPUTE
+            over = self.end[before, group] if local else self.end[before].max()
+            if after == task and over > self.now:
+                return False
+        return True
+
+    def in_flight(self, kind: int) -> list[int]:
+        every = range(self.count)
+        return [i for i in every if self.tasks.stream[i] == kind and self.start[i, 0] <= self.now < self.end[i, 0]]
+
+    def settle(self) -> bool:
+        """End what has no work left and start computations; whether anything happened."""
+        running = (self.start <= self.now) & (self.end == np.inf)
+        over = running & (self.left == 0)
+        self.end[over] = self.now
+        happened = over.any()
+        for group in range(self.groups):
+            for task in np.flatnonzero(self.tasks.stream == COMPUTE):
+                if self.end[task, group] < np.inf:
+                    continue
+                if self.start[task, group] == np.inf and self.ready(task, group):
+                    self.start[task, group], happened = self.now, True
+                break
+        return bool(happened)
+
+    def launch(self) -> bool:
+        """Start at most one collective of a class; whether one was."""
+        stream, waiting = self.tasks.stream, {ALL_TO_ALL: [], ALL_REDUCE: []}
+        for task in np.flatnonzero(stream != COMPUTE).tolist():
+            if self.start[task, 0] == np.inf and all(self.ready(task, group) for group in range(self.groups)):
+                waiting[int(stream[task])].append((self.ready_at.setdefault(task, self.now), task))
+        waiting[ALL_REDUCE].sort()
+        if self.policy == "fifo":
+            waiting = {ALL_TO_ALL: sorted(waiting[ALL_TO_ALL] + waiting[ALL_REDUCE])}
+        launched = False
+        for kind, queue in waiting.items():
+            flying = self.in_flight(kind)
+            if self.policy in EXCLUSIVE:
+                flying = self.in_flight(ALL_TO_ALL) + self.in_flight(ALL_REDUCE)
+            if not queue or flying or (kind == ALL_REDUCE and self.barred()):
+                continue
+            self.start[queue[0][1]], launched = self.now, True
+        return launched
+
+    def barred(self) -> bool:
+        if self.policy == "priority":
+            holding = self.tasks.holds[:, None] & (self.start <= self.now) & (self.now < self.end)
+            return bool(holding.any())
+        if self.policy == "fixed":
+            for task in np.flatnonzero(self.tasks.stream == ALL_TO_ALL):
+                own = self.tasks.pair == self.tasks.pair[task]
+                own = own if self.tasks.pair[task] >= 0 else np.arange(self.count) == task
+                own &= self.tasks.stream == ALL_TO_ALL
+                if self.start[own].min() <= self.now and self.end[own].max() > self.now:
+                    return True
+        return False
+
+    def run(self):
+        limit = self.tasks.seconds.sum() * 2 + self.tasks.release.sum() + 1
+        while (self.end == np.inf).any():
+            if self.now > limit:
+                return None
+            while self.settle() or self.launch():
+                pass
+            shared = bool(self.in_flight(ALL_TO_ALL)) and bool(self.in_flight(ALL_REDUCE))
+            for task in range(self.count):
+                rate = 0.5 if shared and self.tasks.stream[task] != COMPUTE else 1.0
+                running = (self.start[task] <= self.now) & (self.end[task] == np.inf)
+                self.left[task, running] -= self.tick * rate
+            self.now += self.tick
+        return self.start, self.end
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=60, deadline=None)
+@given(tasks=steps())
+def test_equals_a_simulation_tick_by_tick(policy, tasks):
+    wanted = Ticks(tasks, policy).run()
+    if wanted is None:
+        assert policy == "fixed"
+        with pytest.raises(InputError, match="never comes"):
+            run_streams(tasks, policy)
+        return
+    start, end = run_streams(tasks, policy)
+    np.testing.assert_array_equal(start, wanted[0])
+    np.testing.assert_array_equal(end, wanted[1])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    tasks=steps(whole=False),
+    policy=st.sampled_from(("fair", "priority", "fifo")),
+    use=st.tuples(st.floats(0.1, 1), st.floats(0.1, 1)),
+)
+def test_keeps_every_rule_for_any_shares_of_the_network(tasks, policy, use):
+    start, end = run_streams(tasks, policy, use)
+    makespan = check_streams(tasks, policy, use, start, end)
+    assert makespan == end.max()
+    # No policy idles while there is work and none can beat any one group's own computations.
+    assert makespan >= tasks.seconds[tasks.stream == COMPUTE].sum(axis=0).max(initial=0) * (1 - 1e-12)
+    assert makespan <= tasks.seconds.sum() + tasks.release.max() + 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(tasks=steps(groups=3), policy=st.sampled_from(("fair", "priority", "fifo")), order=st.permutations([0, 1, 2, 0]))
+def test_groups_are_alike(tasks, policy, order):
+    """Duplicated and permuted groups change nothing."""
+    start, end = run_streams(tasks, policy)
+    again = run_streams(replace(tasks, seconds=tasks.seconds[:, order]), policy)
+    np.testing.assert_array_equal(again[0], start[:, order])
+    np.testing.assert_array_equal(again[1], end[:, order])
+
+
+@settings(max_examples=60, deadline=None)
+@given(tasks=steps(), policy=st.sampled_from(("fair", "priority", "fifo")))
+def test_twice_the_seconds_are_twice_the_times(tasks, policy):
+    start, end = run_streams(tasks, policy)
+    again = run_streams(replace(tasks, seconds=2 * tasks.seconds, release=2 * tasks.release), policy)
+    np.testing.assert_array_equal(again[0], 2 * start)
+    np.testing.assert_array_equal(again[1], 2 * end)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_class_alone_is_the_same_under_every_policy(policy):
+    rows = [alltoall(seconds, release=release) for release, seconds in ((0.5, 2), (1, 1), (1, 3), (9, 1))]
+    assert times(step(*rows), policy) == [(0.5, 2.5), (2.5, 3.5), (3.5, 6.5), (9, 10)]
+
+
+def test_all_to_alls_go_in_program_order_and_all_reduces_as_they_become_ready():
+    for kind, wanted in ((alltoall, [(4, 5), (5, 6), (0, 4)]), (allreduce, [(5, 6), (4, 5), (0, 4)])):
+        rows = kind(1, release=2), kind(1, release=1), kind(4)
+        assert times(step(*rows), "priority") == wanted
+    assert times(step(alltoall(1, release=2), alltoall(1, release=1), alltoall(4)), "fifo") == [(5, 6), (4, 5), (0, 4)]
+
+
+def test_sharing_by_hand():
+    both = step(alltoall(2), allreduce(3))
+    # Half speed until the all-to-all has its 2 s at 4 s; 1 s of the all-reduce is left.
+    assert times(both, "fair") == [(0, 4), (0, 5)]
+    assert times(both, "priority") == times(both, "fifo") == [(0, 2), (2, 5)]
+    # An all-to-all that fills a quarter of the network is not slowed, and leaves three quarters.
+    assert times(both, "fair", (0.25, 1.0)) == [(0, 2), (0, 3.5)]
+    assert times(both, "fair", (0.4, 0.5)) == [(0, 2), (0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("use", "rates"),
+    [((1, 1), (0.5, 0.5)), ((0.5, 1), (1, 0.5)), ((1, 0.2), (0.8, 1)), ((0.8, 0.625), (0.625, 0.8)), ((0.3, 0.6), (1, 1))],
+)  # fmt: skip
+def test_shares(use, rates):
+    assert shared_rates(use) == pytest.approx(rates)
+    assert shared_rates(use[::-1]) == pytest.approx(rates[::-1])
+
+
+def test_a_running_all_reduce_is_never_preempted_but_the_next_waits():
+    rows = allreduce(5), allreduce(5), alltoall(1, release=2), alltoall(1, release=5.5)
+    assert times(step(*rows), "priority") == [(0, 5), (7, 12), (5, 6), (6, 7)]
+    assert times(step(*rows), "fifo") == [(0, 5), (5, 10), (10, 11), (11, 12)]
+
+
+def test_a_holding_computation_keeps_all_reduces_back_from_its_very_start():
+    rows = compute(1), allreduce(2, after=[0]), compute([1, 3], holds=True), alltoall(1, after=[2])
+    tasks = step(*rows, groups=2)
+    assert times(tasks, "priority")[1:] == [(5, 7), (1, 2), (4, 5)]
+    freely = replace(tasks, holds=np.zeros(4, dtype=bool))
+    assert times(freely, "priority")[1:] == [(1, 3), (1, 2), (4, 5)]
+    # The group that starts to hold last is not the one that holds longest.
+    rows = compute([0, 1]), compute([3, 1], holds=True), allreduce(1, release=0.5)
+    assert times(step(*rows, groups=2), "priority")[2] == (3, 4)
+    # The others know nothing of it.
+    for policy in ("fair", "fifo", "fixed"):
+        assert times(tasks, policy) == times(freely, policy)
+
+
+def test_fixed_starts_all_reduces_between_pairs_only():
+    rows = (
+        alltoall(2, pair=7),
+        compute(3, after=[0]),
+        alltoall(2, after=[1], pair=7),
+        allreduce(4),
+        allreduce(1, release=3),
+    )
+    # At 0 the all-to-all goes first and opens the pair, which is closed at 7.
+    assert times(step(*rows), "fixed") == [(0, 2), (2, 5), (5, 7), (7, 11), (11, 12)]
+    # An all-reduce that came before shares with the pair.
+    early = alltoall(2, pair=0, release=1), allreduce(2)
+    assert times(step(*early), "fixed") == times(step(*early), "fair") == [(1, 4), (0, 3)]
+    # Two all-to-alls of no pair are two pairs: between them the all-reduce starts.
+    alone = alltoall(2), alltoall(2, release=5), allreduce(1), allreduce(1, release=6)
+    assert times(step(*alone), "fixed") == [(0, 2), (5, 7), (2, 3), (7, 8)]
+
+
+def test_groups_meet_at_collectives_and_only_there():
+    tasks = step(compute([1, 2]), compute([3, 1]), alltoall(1, after=[1]), compute([1, 1], after=[2]), groups=2)
+    start, end = run_streams(tasks, "fair")
+    assert start.tolist() == [[0, 0], [1, 2], [4, 4], [5, 5]]
+    assert end.tolist() == [[1, 2], [4, 3], [5, 5], [6, 6]]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tasks_of_no_length(policy):
+    rows = compute(0, holds=True), alltoall(0, after=[0], pair=0), compute(0, after=[1]), allreduce(0, after=[2])
+    assert times(step(*rows, alltoall(1, release=1)), policy)[:4] == [(0, 0)] * 4
+    start, end = run_streams(Tasks([], np.zeros((0, 3)), [], [], [], []), policy)
+    assert start.shape == end.shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((compute(1, after=[1]), compute(1)), "0, 1 wait"),
+        ((compute(1, after=[1]), alltoall(1, after=[0])), "0, 1 wait"),
+        ((allreduce(1, after=[1]), alltoall(1, after=[0]), compute(1)), "0, 1 wait"),
+        ((alltoall(1, after=[0]),), "0 wait"),
+        (tuple(compute(1, after=[0]) for _ in range(7)), "0, 1, 2, 3, 4 and 2 more wait"),
+    ],
+)  # fmt: skip
+def test_cycles_are_refused(rows, message):
+    with pytest.raises(InputError, match=message):
+        run_streams(step(*rows), "priority")
+
+
+def test_a_pair_that_waits_for_what_it_defers_is_refused():
+    rows = alltoall(1, pair=3), allreduce(1), alltoall(1, pair=3, after=[1])
+    with pytest.raises(InputError, match="task 1: policy 'fixed' defers this all-reduce to the end of pair 3"):
+        run_streams(step(*rows), "fixed")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seconds": np.ones(2)}, "seconds: shape"),
+        ({"seconds": np.ones((2, 0))}, "seconds: shape"),
+        ({"seconds": np.array([[1.0, 1.0], [-1.0, -1.0]])}, "seconds: every value"),
+        ({"seconds": np.array([[1.0, 1.0], [1.0, 2.0]])}, "seconds of task 1"),
+        ({"release": [0.0]}, "release: shape"),
+        ({"release": [0.0, np.nan]}, "release: every value"),
+        ({"stream": [0, 3]}, "stream: wanted"),
+        ({"edges": [[0, 2]]}, "edges: wanted"),
+        ({"edges": [[-1, 1]]}, "edges: wanted"),
+        ({"edges": [[0, 1, 1]]}, "edges: wanted"),
+        ({"pair": [0, -1]}, "pair: wanted"),
+        ({"pair": [-1, -2]}, "pair: wanted"),
+        ({"holds": [False, True]}, "holds: only"),
+    ],
+)  # fmt: skip
+def test_malformed_tasks_are_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        replace(step(compute(1), alltoall(1), groups=2), **change)
+
+
+@pytest.mark.parametrize(
+    ("policy", "use", "message"),
+    [("lifo", (1, 1), "'lifo'"), ("fair", (0, 1), "above 0"), ("fair", (1, 1.5), "at most 1"), ("fair", (np.nan, 1), "use")],
+)  # fmt: skip
+def test_unknown_policies_and_shares_are_refused(policy, use, message):
+    with pytest.raises(InputError, match=message):
+        run_streams(step(compute(1)), policy, use)
+
+
+def test_the_check_finds_what_is_wrong():
+    """Every rule of the validator is broken once."""
+    rows = compute(1), alltoall(2, after=[0], pair=0), allreduce(3), allreduce(1, release=0.5), compute(1, holds=True)
+    tasks = step(*rows)
+    legal = {policy: run_streams(tasks, policy) for policy in POLICIES}
+    for policy, (start, end) in legal.items():
+        check_streams(tasks, policy, (1, 1), start, end)
+    for task, shift in ((0, 0.1), (1, -0.1), (1, 0.1), (2, 0.1), (3, 0.1), (4, -0.1)):
+        for policy, (start, end) in legal.items():
+            moved = np.zeros_like(start)
+            moved[task] = shift
+            with pytest.raises(IllegalError):
+                check_streams(tasks, policy, (1, 1), start + moved, end + moved)
+            with pytest.raises(IllegalError):
+                check_streams(tasks, policy, (1, 1), start, end + moved)
+    for policy, other, message in (
+        ("priority", "fifo", "all-to-all 1 waits"),
+        ("fifo", "priority", "was ready first"),
+        ("fixed", "fair", "none may start|for nothing"),
+        ("fair", "fifo", "for nothing"),
+        ("priority", "fair", "together"),
+    ):
+        waits = step(allreduce(1), alltoall(2, release=0.5), allreduce(3), alltoall(1, release=0.7))
+        with pytest.raises(IllegalError, match=message):
+            check_streams(waits, policy, (1, 1), *run_streams(waits, other))
+    held = step(compute(2, holds=True), allreduce(1, release=1))
+    with pytest.raises(IllegalError, match="none may start"):
+        check_streams(held, "priority", (1, 1), *run_streams(held, "fifo"))
+    twice = step(alltoall(1), alltoall(1))
+    with pytest.raises(IllegalError, match="together"):
+        check_streams(twice, "fair", (1, 1), np.zeros((2, 1)), np.full((2, 1), 2.0))
+    turns = step(alltoall(1, release=0.9), alltoall(1), alltoall(1, release=0.5))
+    by_readiness = np.array([[2.0], [0.0], [1.0]])
+    check_streams(turns, "fifo", (1, 1), by_readiness, by_readiness + 1)
+    late = step(allreduce(1), allreduce(1, release=0.7), allreduce(1, release=0.5))
+    by_index = np.array([[0.0], [1.0], [2.0]])
+    for policy in ("fair", "priority", "fixed"):
+        with pytest.raises(IllegalError, match="turn"):
+            check_streams(turns, policy, (1, 1), by_readiness, by_readiness + 1)
+        with pytest.raises(IllegalError, match="turn"):
+            check_streams(late, policy, (1, 1), by_index, by_index + 1)
+    torn = step(alltoall(1), groups=2)
+    with pytest.raises(IllegalError, match="all groups at once"):
+        check_streams(torn, "fair", (1, 1), np.array([[0.0, 1.0]]), np.array([[1.0, 2.0]]))
