@@ -2,6 +2,26 @@
 
 from engine.costs.alpha_beta import AlphaBeta, CostProfile, Line, fit_line
 from engine.costs.base import CostModel
+from engine.costs.combined import Combined, combine
 from engine.costs.datasheet import Datasheet
+from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, MemoryTimes, fit_profile
+from engine.costs.profiled import Profiled
+from engine.costs.silicon import Silicon
 
-__all__ = ["AlphaBeta", "CostModel", "CostProfile", "Datasheet", "Line", "fit_line"]
+__all__ = [
+    "AlphaBeta",
+    "CollectiveTimes",
+    "Combined",
+    "CostModel",
+    "CostProfile",
+    "Datasheet",
+    "GemmTimes",
+    "Line",
+    "MeasuredTimes",
+    "MemoryTimes",
+    "Profiled",
+    "Silicon",
+    "combine",
+    "fit_line",
+    "fit_profile",
+]

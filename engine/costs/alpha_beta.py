@@ -1,12 +1,14 @@
 """t = α + β·size: a start-up time and a time per unit, fitted to measurements (PipeMoE §IV-A, §V-B)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from engine.cluster import Cluster, Gpu
 from engine.costs.base import CostModel
+from engine.costs.collectives import with_measured
+from engine.costs.datasheet import Datasheet
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.schema import Frozen
@@ -47,8 +49,9 @@ class CostProfile(Frozen):
     """Fitted lines of one kind of machine.
 
     gemm: over m·n·k, by GPU type; gate: the same for the router, whose narrow GEMM comes with a softmax (absent: as
-    `gemm`); memory: over bytes, by GPU type; network: over the bytes of one send between two ranks while all ranks
-    send (absent: the drawn bandwidths count).
+    `gemm`); memory: over bytes, by GPU type (no type at all: the datasheet counts); network: over the bytes that one
+    rank sends to the others while all ranks send (absent: the drawn bandwidths count); all_reduce: over the bytes of
+    the buffer, on `ranks` ranks (absent, or another number of GPUs: a ring or tree on the network).
 
     ranks, cores: that many ranks worked at once on that many processors while the lines were measured. With more ranks
     than processors the lines contain waiting, which `AlphaBeta` takes out again and adds where ranks really meet.
@@ -56,12 +59,26 @@ class CostProfile(Frozen):
 
     name: str = Field(min_length=1, max_length=80)
     origin: str = Field(min_length=1, description="where and when it was measured")
-    gemm: dict[str, Line] = Field(min_length=1)
+    gemm: dict[str, Line] = Field(default_factory=dict)
     gate: dict[str, Line] = Field(default_factory=dict)
-    memory: dict[str, Line] = Field(min_length=1)
+    memory: dict[str, Line] = Field(default_factory=dict)
     network: Line | None = None
+    all_reduce: Line | None = None
     ranks: int = Field(default=1, ge=1)
     cores: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _has_lines(self) -> "CostProfile":
+        if not self.gemm and self.network is None:
+            raise ValueError("a profile needs lines of GEMMs (gemm), of the network (network) or of both")
+        return self
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """All lines."""
+        tables = (self.gemm, self.gate, self.memory)
+        found = [line for table in tables for line in table.values()]
+        return (*found, *(line for line in (self.network, self.all_reduce) if line is not None))
 
     @property
     def alone(self) -> float:
@@ -77,10 +94,18 @@ class AlphaBeta(CostModel):
 
     @property
     def source(self) -> str:
-        fitted = [*self.profile.gemm.values(), *self.profile.gate.values(), *self.profile.memory.values()]
-        fitted += [self.profile.network] if self.profile.network else []
-        worst = max(line.error for line in fitted)
-        return f"α–β profile {self.profile.name} ({self.profile.origin}); fit error up to {worst:.0%}"
+        worst = max(line.error for line in self.profile.lines)
+        rest = [] if self.profile.memory or not self.profile.gemm else ["memory by the datasheet"]
+        rest += [] if self.profile.network else ["network as drawn"]
+        fitted = f"α–β profile {self.profile.name} ({self.profile.origin}); fit error up to {worst:.0%}"
+        return "; ".join([fitted, *rest])
+
+    def lacks_computation(self, cluster: Cluster) -> str | None:
+        missing = sorted({gpu.type for gpu in cluster.gpus} - set(self.profile.gemm))
+        if not missing:
+            return None
+        known = f"it has {', '.join(sorted(self.profile.gemm))}" if self.profile.gemm else "it has no GEMM times at all"
+        return f"the cost profile {self.profile.name} has no times for {', '.join(missing)} ({known})"
 
     def _line(self, table: dict[str, Line], gpu: Gpu) -> Line:
         if gpu.type not in table:
@@ -101,6 +126,8 @@ class AlphaBeta(CostModel):
         return self._line(self.profile.gate, gpu).seconds(work) * self.profile.alone
 
     def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
+        if not self.profile.memory:
+            return Datasheet().memory_pass(gpu, size)
         return self._line(self.profile.memory, gpu).seconds(size) * self.profile.alone
 
     def together(self, seconds: np.ndarray) -> np.ndarray:
@@ -120,5 +147,9 @@ class AlphaBeta(CostModel):
         network = Network.of(cluster)
         if self.profile.network is None:
             return network
-        measured = np.full(len(cluster.gpus), 1 / max(self.profile.network.beta, 1e-15))
-        return replace(network, send=measured, receive=measured, latency=self.profile.network.alpha)
+        return with_measured(network, self.profile.network.alpha, self.profile.network.beta)
+
+    def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
+        if self.profile.all_reduce is None or len(cluster.gpus) != self.profile.ranks:
+            return super().all_reduce(cluster, size)
+        return self.profile.all_reduce.seconds(size)

@@ -1,16 +1,17 @@
-"""The contract of every cost source, and what follows from a GEMM and a pass over memory."""
+"""The contract of every cost source, and what follows from a GEMM, a pass over memory and the network."""
 
 from abc import ABC, abstractmethod
 
 import numpy as np
 
 from engine.cluster import Cluster, Gpu
+from engine.costs.collectives import all_reduce_seconds, all_to_all_seconds
 from engine.model import MoEModel
 from engine.simulate.network import Network
 
 
 class CostModel(ABC):
-    """Times of the parts of an MoE layer on a given GPU, in seconds."""
+    """Times of the parts of an MoE layer on a given GPU and of the collectives between GPUs, in seconds."""
 
     @property
     @abstractmethod
@@ -25,9 +26,27 @@ class CostModel(ABC):
     def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
         """float64[...]: seconds to move `size` bytes through the GPU's memory; 0 where size is 0."""
 
+    def lacks_computation(self, cluster: Cluster) -> str | None:
+        """Why this source cannot time computation on the GPUs of the cluster, None where it can."""
+        return None
+
+    def lacks_network(self, cluster: Cluster) -> str | None:
+        """Why this source cannot time what the GPUs of the cluster send each other, None where it can."""
+        return None
+
     def network(self, cluster: Cluster) -> Network:
         """The fabric as this source sees it: the drawn bandwidths and latencies unless it measured its own."""
         return Network.of(cluster)
+
+    def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
+        """float64[...]: seconds of a uniform all-to-all in which every GPU holds `size` bytes (float64[...]), size / GPUs of
+        them for each GPU, its own part included. By `all_to_all_seconds` unless the source measured it."""
+        return all_to_all_seconds(self.network(cluster), size)
+
+    def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
+        """float64[...]: seconds to sum a buffer of `size` bytes (float64[...]) over all GPUs of the cluster. By
+        `all_reduce_seconds` unless the source measured it."""
+        return all_reduce_seconds(self.network(cluster), size)
 
     def together(self, seconds: np.ndarray) -> np.ndarray:
         """float64[..., gpu]: how long computations that start at once on all GPUs take, from what each takes on its own

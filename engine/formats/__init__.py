@@ -4,16 +4,20 @@ Every fault of a file is an InputError of one line: its name, the place in it an
 """
 
 from pathlib import Path
+from typing import TypeVar
 
 from engine.cluster import Cluster
-from engine.costs import CostProfile
+from engine.costs import CostProfile, MeasuredTimes
 from engine.errors import InputError
-from engine.formats import huggingface, numpy_files, sglang, tables
+from engine.formats import huggingface, kineto, measurements, nccl_tests, numpy_files, sglang, tables
 from engine.formats.checks import Finding, check_recording
 from engine.formats.source import MAX_FILE_BYTES, Source, check_file, fault, one_clear_line, read_json_object
 from engine.model import MoEModel
 from engine.plan import Plan
+from engine.schema import Frozen
 from engine.workload import Workload
+
+Document = TypeVar("Document", bound=Frozen)
 
 __all__ = [
     "MAX_FILE_BYTES",
@@ -22,7 +26,8 @@ __all__ = [
     "check_recording",
     "members",
     "read_cluster",
-    "read_cost_profile",
+    "read_costs",
+    "read_document",
     "read_model",
     "read_plan",
     "read_workload",
@@ -79,11 +84,16 @@ def split_member(text: str) -> tuple[Path, str | None]:
     return Path(file), member
 
 
-def read_cluster(path: Path) -> Cluster:
-    """A cluster as saved by the studio (JSON); raises InputError."""
+def read_document(kind: type[Document], path: Path) -> Document:
+    """Anything that is saved as JSON: a plan, a training step, an operator graph …; raises InputError."""
     with one_clear_line(path):
         check_file(path, (".json",))
-        return Cluster.from_dict(read_json_object(path), path.name)
+        return kind.from_dict(read_json_object(path), path.name)
+
+
+def read_cluster(path: Path) -> Cluster:
+    """A cluster as saved by the studio (JSON); raises InputError."""
+    return read_document(Cluster, path)
 
 
 def read_model(path: Path) -> MoEModel:
@@ -96,15 +106,21 @@ def read_model(path: Path) -> MoEModel:
         return MoEModel.from_dict(data, path.name)
 
 
-def read_cost_profile(path: Path) -> CostProfile:
-    """Fitted lines of a kind of machine, as a launch measures them (JSON); raises InputError."""
+def read_costs(path: Path) -> CostProfile | MeasuredTimes:
+    """Fitted lines or measured times: either of them as saved (JSON), measured times as a table (CSV), the text that
+    nccl-tests prints (.txt, .log, .out), or a trace of the PyTorch profiler (.json, .json.gz); raises InputError."""
     with one_clear_line(path):
-        check_file(path, (".json",))
-        return CostProfile.from_dict(read_json_object(path), path.name)
+        extension = check_file(path, (".json", ".gz", ".csv", *nccl_tests.EXTENSIONS))
+        if extension == ".csv":
+            return measurements.read_measurements(path)
+        if extension in nccl_tests.EXTENSIONS:
+            return nccl_tests.read_nccl_tests(path)
+        data = kineto.read_gzip(path) if extension == ".gz" else read_json_object(path)
+        if kineto.is_trace(data):
+            return kineto.read_kineto(data, path)
+        return (MeasuredTimes if "kind" in data else CostProfile).from_dict(data, path.name)
 
 
 def read_plan(path: Path) -> Plan:
     """A plan as saved by the studio (JSON); raises InputError."""
-    with one_clear_line(path):
-        check_file(path, (".json",))
-        return Plan.from_dict(read_json_object(path), path.name)
+    return read_document(Plan, path)

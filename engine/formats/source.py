@@ -23,6 +23,7 @@ MAGIC = {
     ".npz": (b"PK", "a NumPy .npz archive"),
     ".npy": (b"\x93NUMPY", "a NumPy .npy array"),
     ".parquet": (b"PAR1", "a Parquet file"),
+    ".gz": (b"\x1f\x8b", "a gzip file"),
 }
 """First bytes of the binary formats and what to call them."""
 

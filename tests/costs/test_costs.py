@@ -171,13 +171,23 @@ def test_a_gate_of_its_own_replaces_the_gemm_line():
 
 def test_a_measured_network_replaces_the_drawn_fabric_only():
     cards = (make_gpu(), make_gpu())
-    cluster = Cluster(name="two", nodes=(Node(name="n", gpus=cards, link_bandwidth=5e6, link_latency=1e-5),))
+    pair = Node(name="n", gpus=cards, link_bandwidth=5e6, link_latency=1e-5)
+    cluster = Cluster(name="three", nodes=(pair, Node(name="single", gpus=cards[:1])))
     drawn = AlphaBeta(profile()).network(cluster)
-    assert drawn.send.tolist() == Network.of(cluster).send.tolist() == [1e6, 1e6]
+    assert drawn.send.tolist() == Network.of(cluster).send.tolist() == [1e6, 1e6, 1e6]
     measured = AlphaBeta(profile(network=Line(alpha=2e-4, beta=1e-7))).network(cluster)
-    assert measured.send.tolist() == measured.receive.tolist() == pytest.approx([1e7, 1e7])
+    # Half of what a GPU of the pair sends in an all-to-all takes the link, so its port needs half the rate for the rest.
+    assert measured.send.tolist() == measured.receive.tolist() == pytest.approx([5e6, 5e6, 1e7])
     assert measured.latency == 2e-4
-    assert (measured.link.tolist(), measured.link_latency.tolist()) == ([5e6, 5e6], [1e-5, 1e-5])
+    assert (measured.link.tolist(), measured.link_latency.tolist()) == ([5e6, 5e6, 0], [1e-5, 1e-5, 0])
+
+
+def test_between_gpus_that_links_join_the_links_were_measured():
+    cards = (make_gpu(), make_gpu())
+    cluster = Cluster(name="two", nodes=(Node(name="n", gpus=cards, link_bandwidth=5e6, link_latency=1e-5),))
+    measured = AlphaBeta(profile(network=Line(alpha=2e-4, beta=1e-7))).network(cluster)
+    assert (measured.link.tolist(), measured.link_latency.tolist()) == (pytest.approx([1e7, 1e7]), [2e-4, 2e-4])
+    assert measured.send.tolist() == [1e6, 1e6]
 
 
 def test_lines_measured_in_a_crowd_are_put_back_to_one_rank_alone():

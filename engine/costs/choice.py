@@ -1,0 +1,56 @@
+"""A cost source as plain JSON and back, so that a job counts with the costs of the problem it was started for."""
+
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import Field
+
+from engine.costs.alpha_beta import AlphaBeta, CostProfile
+from engine.costs.base import CostModel
+from engine.costs.combined import Combined
+from engine.costs.datasheet import Datasheet
+from engine.costs.measured import MeasuredTimes
+from engine.costs.profiled import Profiled
+from engine.costs.silicon import Silicon
+from engine.errors import InputError
+from engine.schema import Frozen
+
+
+class _Shares(Frozen):
+    compute_efficiency: float = Field(default=Datasheet.compute_efficiency, gt=0)
+    memory_efficiency: float = Field(default=Datasheet.memory_efficiency, gt=0)
+    launch: float = Field(default=Datasheet.launch, ge=0)
+
+
+def to_dict(cost: CostModel) -> dict[str, Any]:
+    """The source as JSON. A source of a kind that is not the engine's own raises TypeError."""
+    match cost:
+        case Datasheet():
+            return {"source": "datasheet"} | asdict(cost)
+        case Silicon():
+            return {"source": "silicon"}
+        case AlphaBeta():
+            return {"source": "profile", "profile": cost.profile.model_dump(mode="json", exclude_none=True)}
+        case Profiled():
+            return {"source": "measured", "measured": cost.measured.model_dump(mode="json", exclude_none=True)}
+        case Combined():
+            return {
+                "source": "combined", "computation": to_dict(cost.computation), "network": to_dict(cost.connection)
+            }  # fmt: skip
+    raise TypeError(f"{type(cost).__name__} has no JSON form")
+
+
+def from_dict(data: object, where: str = "cost") -> CostModel:
+    """The source that `to_dict` described; raises InputError that starts with `where`."""
+    match data:
+        case {"source": "datasheet", **shares}:
+            return Datasheet(**_Shares.from_dict(shares, where).model_dump())
+        case {"source": "silicon"}:
+            return Silicon()
+        case {"source": "profile", "profile": profile}:
+            return AlphaBeta(CostProfile.from_dict(profile, where))
+        case {"source": "measured", "measured": measured}:
+            return Profiled(MeasuredTimes.from_dict(measured, where))
+        case {"source": "combined", "computation": computation, "network": network}:
+            return Combined(from_dict(computation, f"{where} → computation"), from_dict(network, f"{where} → network"))
+    raise InputError(f"{where}: not a cost source (datasheet, silicon, profile, measured or combined)")

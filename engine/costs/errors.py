@@ -1,0 +1,156 @@
+"""How far the cost sources are from real GPUs, and so from each other.
+
+The measured tables of `silicon` are the truth. What is learned is learned from every second size and held against the
+sizes between.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pandas as pd
+
+from engine.catalogue import gpu, node_types
+from engine.cluster import Cluster, Gpu, Node
+from engine.costs.alpha_beta import AlphaBeta, fit_line
+from engine.costs.base import CostModel
+from engine.costs.curve import Curve
+from engine.costs.datasheet import Datasheet
+from engine.costs.measured import GemmTimes, MeasuredTimes, fit_profile
+from engine.costs.profiled import Profiled
+from engine.costs.silicon import Silicon
+from engine.costs.silicon_tables import (
+    GEMM_DTYPES,
+    MACHINES,
+    NCCL_OPERATIONS,
+    GemmTable,
+    collective_table,
+    gemm_table,
+    measured_counts,
+    moe_table,
+)
+from engine.model import MoEModel
+
+GATED = (2, 8)
+"""Experts a token of the MoE layers compared: those of families whose experts have three matrices."""
+
+COLUMNS = ["gpu", "operation", "source", "mean", "worst", "points"]
+
+
+def cross_errors(gpus: Iterable[str] = ("H100", "H200"), dtype: str = "bf16") -> pd.DataFrame:
+    """Relative errors |predicted / measured - 1|: columns gpu, operation ("GEMM", "MoE FFN", "all-to-all", "all-reduce"),
+    source ("α–β", "profiled", "silicon", "datasheet"), mean, worst, points. Raises InputError when nothing was measured.
+
+    GEMM: the grid without the points whose three sizes all were learned; all-to-all and all-reduce: NCCL on all measured
+    numbers of GPUs of a node, where `silicon` interpolates as `profiled` does and has no row of its own. MoE FFN: whole
+    MoE layers of equally loaded experts in SGLang's fused kernels, against the GEMMs of their experts one after another, of
+    which `silicon` learned all and the others a part as before. That is no like for like: fused kernels save launches on
+    few rows, and on many rows of wide layers SGLang's were measured at a third of the plain GEMMs' rate.
+    """
+    rows = []
+    for kind in gpus:
+        table, card = gemm_table(MACHINES[kind].folder, GEMM_DTYPES[dtype]), gpu(kind)
+        learned = Profiled(MeasuredTimes(name="every second size", origin=kind, gemm=(_half_of(table, kind, dtype),)))
+        sources = {
+            "α–β": AlphaBeta(fit_profile(learned.measured, dtype)),
+            "profiled": learned,
+            "datasheet": Datasheet(),
+        }
+        for name, found in _gemm_errors(table, card, dtype, sources).items():
+            rows.append([kind, "GEMM", name, *_summary(found)])
+        for name, found in _moe_errors(card, dtype, sources | {"silicon": Silicon()}).items():
+            rows.append([kind, "MoE FFN", name, *_summary(found)])
+        for operation in NCCL_OPERATIONS:
+            for name, found in _collective_errors(kind, operation).items():
+                rows.append([kind, operation.replace("_", "-"), name, *_summary(found)])
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def left_out_errors(table: GemmTable) -> np.ndarray:
+    """float64[axis]: mean relative error when each size of m, of n and of k inside the grid is in turn left out and
+    interpolated from its two neighbours."""
+    found = []
+    for axis, sizes in enumerate((table.m, table.n, table.k)):
+        log_seconds, place = np.moveaxis(np.log(table.seconds), axis, 0), np.log(sizes)
+        share = ((place[1:-1] - place[:-2]) / (place[2:] - place[:-2])).reshape(-1, 1, 1)
+        between = (1 - share) * log_seconds[:-2] + share * log_seconds[2:]
+        found.append(np.abs(np.exp(between - log_seconds[1:-1]) - 1).mean())
+    return np.array(found)
+
+
+def _summary(errors: np.ndarray) -> tuple[float, float, int]:
+    return float(errors.mean()), float(errors.max()), errors.size
+
+
+def _half_of(table: GemmTable, kind: str, dtype: str) -> GemmTimes:
+    """The GEMMs whose three sizes are all at even places of the grid."""
+    half = np.meshgrid(table.m[::2], table.n[::2], table.k[::2], indexing="ij")
+    columns = [*(axis.ravel() for axis in half), table.seconds[::2, ::2, ::2].ravel()]
+    return GemmTimes(gpu=kind, dtype=dtype, points=tuple(np.column_stack(columns).tolist()))
+
+
+def _gemm_errors(table: GemmTable, card: Gpu, dtype: str, sources: dict[str, CostModel]) -> dict[str, np.ndarray]:
+    """Only inside the learned range: an end of the grid at an odd place would be extrapolation."""
+    inside = tuple(len(sizes) - 1 + len(sizes) % 2 for sizes in (table.m, table.n, table.k))
+    rest = np.ones(inside, dtype=bool)
+    rest[::2, ::2, ::2] = False
+    part = GemmTable(table.m[::2], table.n[::2], table.k[::2], table.seconds[::2, ::2, ::2])
+
+    def by_source(cost: CostModel) -> Callable[[int, int], np.ndarray]:
+        return lambda n, k: cost.gemm(card, table.m[: inside[0]], n, k, dtype)
+
+    def by_grid(n: int, k: int) -> np.ndarray:
+        return part.over_rows(part.of_shape(n, k), table.m[: inside[0]])
+
+    errors = {}
+    for name, seconds in ({name: by_source(cost) for name, cost in sources.items()} | {"silicon": by_grid}).items():
+        predicted = np.empty(inside)
+        for at, n in enumerate(table.n[: inside[1]]):
+            for place, k in enumerate(table.k[: inside[2]]):
+                predicted[:, at, place] = seconds(int(n), int(k))
+        measured = table.seconds[: inside[0], : inside[1], : inside[2]]
+        errors[name] = np.abs(predicted / measured - 1)[rest]
+    return errors
+
+
+def _moe_errors(card: Gpu, dtype: str, sources: dict[str, CostModel]) -> dict[str, np.ndarray]:
+    rows = moe_table(MACHINES[card.type].folder, GEMM_DTYPES[dtype])
+    rows = rows[rows.experts_per_token.isin(GATED)]
+    errors: dict[str, list[np.ndarray]] = {name: [] for name in sources}
+    for (width, inner, k, experts), part in rows.groupby(["d_model", "d_ff", "experts_per_token", "experts"]):
+        model = MoEModel(
+            name="layer", layers=1, experts=int(experts), experts_per_token=int(k), d_model=int(width), d_ff=int(inner),
+            dtype=dtype, batch=1, ffn_matrices=3,
+        )  # fmt: skip
+        copies = part.tokens.to_numpy(np.float64) * k
+        busy = np.minimum(copies, experts)
+        for name, cost in sources.items():
+            errors[name].append(
+                np.abs(busy * cost.expert_ffn(card, copies / busy, model) / part.seconds.to_numpy() - 1)
+            )
+    return {name: np.concatenate(found) for name, found in errors.items()}
+
+
+def _collective_errors(kind: str, operation: str) -> dict[str, np.ndarray]:
+    errors: dict[str, list[np.ndarray]] = {"α–β": [], "profiled": [], "datasheet": []}
+    machine = MACHINES[kind]
+    for count in measured_counts(machine.folder):
+        sizes, seconds = collective_table(machine.folder, operation, count)
+        learned = sizes[::2], seconds[::2]
+        between = slice(1, len(sizes) - 1 + len(sizes) % 2, 2)
+        sizes, seconds = sizes[between], seconds[between]
+        cluster = _one_node(kind, count, machine.link_bandwidth)
+        predicted = {
+            "α–β": fit_line(*learned).seconds(sizes),
+            "profiled": Curve.through(zip(*learned, strict=True)).at(sizes, operation),
+            "datasheet": getattr(Datasheet(), operation)(cluster, sizes),
+        }
+        for name, found in predicted.items():
+            errors[name].append(np.abs(found / seconds - 1))
+    return {name: np.concatenate(found) for name, found in errors.items()}
+
+
+def _one_node(kind: str, count: int, link_bandwidth: float) -> Cluster:
+    """GPUs of a type on links as the catalogue draws them."""
+    latency = next(node.link_latency for node in node_types().values() if node.gpu == kind)
+    node = Node(name="node", gpus=(gpu(kind),) * count, link_bandwidth=link_bandwidth, link_latency=latency)
+    return Cluster(name=f"{count} {kind}", nodes=(node,))

@@ -1,0 +1,121 @@
+"""Measured times of operations, as they come from a profiler or a benchmark, and lines fitted to them."""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from engine.costs.alpha_beta import CostProfile, Line, fit_line
+from engine.errors import InputError
+from engine.schema import Frozen
+
+MAX_POINTS = 1_000_000
+
+Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
+Positive = Annotated[float, Field(gt=0)]
+Point = tuple[Positive, Positive]
+"""(bytes, seconds)."""
+GemmPoint = tuple[Positive, Positive, Positive, Positive]
+"""(m, n, k, seconds)."""
+
+
+class GemmTimes(Frozen):
+    """GEMMs C[m, n] = A[m, k] B[k, n] on one type of GPU."""
+
+    gpu: str = Field(min_length=1, max_length=80)
+    dtype: Dtype
+    points: tuple[GemmPoint, ...] = Field(min_length=1, max_length=MAX_POINTS)
+
+
+class MemoryTimes(Frozen):
+    """Passes over the memory of one type of GPU."""
+
+    gpu: str = Field(min_length=1, max_length=80)
+    points: tuple[Point, ...] = Field(min_length=1, max_length=MAX_POINTS)
+
+
+class CollectiveTimes(Frozen):
+    """A collective over all of `ranks` GPUs. Sizes are the bytes of the buffer that each of them holds; of an all-to-all
+    its own part is included, as nccl-tests counts it."""
+
+    operation: Literal["all_to_all", "all_reduce"]
+    ranks: int = Field(ge=2, le=1_000_000)
+    points: tuple[Point, ...] = Field(min_length=1, max_length=MAX_POINTS)
+
+
+class MeasuredTimes(Frozen):
+    """What was measured, by operation; each part may be absent, but not all."""
+
+    kind: Literal["measured times"] = "measured times"
+    name: str = Field(min_length=1, max_length=80)
+    origin: str = Field(min_length=1, max_length=300, description="where and how it was measured")
+    gemm: tuple[GemmTimes, ...] = ()
+    memory: tuple[MemoryTimes, ...] = ()
+    collectives: tuple[CollectiveTimes, ...] = ()
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        keys = [("GEMM", one.gpu, one.dtype) for one in self.gemm]
+        keys += [("memory", one.gpu) for one in self.memory]
+        keys += [(one.operation, f"{one.ranks} ranks") for one in self.collectives]
+        if not keys:
+            raise ValueError("no times in it")
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"two entries for {' '.join(twice)}; put their points together")
+        return self
+
+    def collective(self, operation: str, ranks: int) -> CollectiveTimes | None:
+        """The times of a collective over `ranks` GPUs, None where they were not measured."""
+        found = (one for one in self.collectives if (one.operation, one.ranks) == (operation, ranks))
+        return next(found, None)
+
+    def ranks_of(self, operation: str) -> list[int]:
+        """Numbers of GPUs over which a collective was measured, ascending."""
+        return sorted(one.ranks for one in self.collectives if one.operation == operation)
+
+
+def medians(points: Iterable[tuple[float, ...]]) -> tuple[tuple[float, ...], ...]:
+    """(size, …, seconds) points with every size once, at the median of its times; ascending."""
+    times: dict[tuple[float, ...], list[float]] = {}
+    for *size, seconds in points:
+        times.setdefault(tuple(size), []).append(seconds)
+    return tuple((*size, float(np.median(found))) for size, found in sorted(times.items()))
+
+
+def sent_line(times: CollectiveTimes) -> Line:
+    """The α–β line of an all-to-all over the bytes that one GPU sends to the others. Raises InputError when all sizes are
+    the same."""
+    size, seconds = np.array(times.points).T
+    return fit_line(size * (times.ranks - 1) / times.ranks, seconds)
+
+
+def fit_profile(measured: MeasuredTimes, dtype: Dtype = "bf16") -> CostProfile:
+    """Lines fitted to what was measured (PipeMoE §V-B); each says its mean relative error.
+
+    GEMMs are those of `dtype`, where 16-bit numbers stand for each other; the network is the all-to-all over the most
+    GPUs that were measured. Raises InputError when nothing can be fitted or an operation has one size only.
+    """
+    alike = {"bf16", "fp16"} if dtype in ("bf16", "fp16") else {dtype}
+    gemm = {}
+    for one in sorted(measured.gemm, key=lambda one: one.dtype == dtype):  # an exact dtype comes last and stays
+        if one.dtype in alike:
+            m, n, k, seconds = np.array(one.points).T
+            gemm[one.gpu] = fit_line(m * n * k, seconds)
+    memory = {one.gpu: fit_line(*np.array(one.points).T) for one in measured.memory}
+    ranks = max(measured.ranks_of("all_to_all"), default=None)
+    network = sent_line(measured.collective("all_to_all", ranks)) if ranks else None
+    if not gemm and network is None:
+        raise InputError(f"{measured.name}: neither GEMMs of {dtype} nor an all-to-all to fit a profile to")
+    reduced = measured.collective("all_reduce", ranks) if ranks else None
+    return CostProfile(
+        name=measured.name,
+        origin=measured.origin,
+        gemm=gemm,
+        memory=memory,
+        network=network,
+        all_reduce=fit_line(*np.array(reduced.points).T) if reduced else None,
+        ranks=ranks or 1,
+        cores=ranks or 1,
+    )

@@ -1,0 +1,183 @@
+"""The measured tables inside the package aiconfigurator-core, as arrays in SI units.
+
+Only its data files are read, never its query classes, which are internal and change. What is known of the files:
+
+* GEMM: `latency` in ms of every (m, n, k) of a grid, dense but for the largest n with the largest k; one file an
+  inference engine. SGLang's is read: alone among them it has the same complete grid for every GPU.
+* NCCL: `latency` in ms over `message_size` in elements, 2 bytes each for `half`, of the buffer that every GPU holds, its
+  own part of an all-to-all included; 2, 4 and 8 GPUs of one node only. Eight-bit rows of as many bytes take as long,
+  which is how the unit can be told.
+* Folders are named by version; the newest that has what is asked for counts.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+
+from engine.costs.curve import Curve, never_falling
+from engine.errors import InputError
+
+PACKAGE = "aiconfigurator-core"
+NCCL_OPERATIONS = {"all_to_all": "alltoall", "all_reduce": "all_reduce"}
+GEMM_DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}
+MILLISECONDS = 1e-3
+HALF_BYTES = 2
+
+
+class Machine(NamedTuple):
+    """Where a GPU type's tables are, and the bytes/s of the links (per GPU, one direction) that they were measured on."""
+
+    folder: str
+    link_bandwidth: float
+
+
+MACHINES = {
+    "A100-40": Machine("a100_sxm", 300e9),  # measured on the 80 GB version, whose memory is a third faster
+    "A100-80": Machine("a100_sxm", 300e9),
+    "H100": Machine("h100_sxm", 450e9),
+    "H200": Machine("h200_sxm", 450e9),
+    "B200": Machine("b200_sxm", 900e9),
+    "L40S": Machine("l40s", 32e9),
+}
+"""GPU types of the catalogue that were measured."""
+
+
+@dataclass(frozen=True, eq=False)
+class GemmTable:
+    """seconds: float64[m, n, k] at the sizes m, n, k: float64[size], ascending."""
+
+    m: np.ndarray
+    n: np.ndarray
+    k: np.ndarray
+    seconds: np.ndarray
+
+    def of_shape(self, n: float, k: float) -> np.ndarray:
+        """float64[m]: seconds at the table's m for one shape, linear in the logarithms between the grid's n and k, never
+        falling over m (see `engine.costs.curve`). Outside the grid its edge counts, above it at the edge's throughput."""
+        log_seconds = np.log(self.seconds)
+        for size, sizes in ((n, self.n), (k, self.k)):
+            log_seconds = _blend(log_seconds, np.log(sizes), np.log(size))
+        return never_falling(np.exp(log_seconds)) * max(n / self.n[-1], 1.0) * max(k / self.k[-1], 1.0)
+
+    def over_rows(self, of_shape: np.ndarray, m: np.ndarray) -> np.ndarray:
+        """float64[...]: seconds of m (float64[...]) rows of the shape whose times are `of_shape`; 0 where m is 0."""
+        m = np.asarray(m, dtype=np.float64)
+        seconds = np.exp(np.interp(np.log(np.maximum(m, 1.0)), np.log(self.m), np.log(of_shape)))
+        return np.where(m > 0, seconds * np.maximum(m / self.m[-1], 1.0), 0.0)
+
+
+def installed_package() -> str:
+    """Package and version, as it is installed; raises InputError when it is absent."""
+    _data_folder()
+    return f"{PACKAGE} {version(PACKAGE)}"
+
+
+@lru_cache
+def gemm_table(folder: str, dtype: str) -> GemmTable | None:
+    """The GEMMs of a machine, None where the dtype was not measured. Raises InputError when the package is absent."""
+    for file in _newest(folder, "gemm/sglang", "gemm_perf.parquet"):
+        rows = pq.read_table(file, columns=["gemm_dtype", "m", "n", "k", "latency"])
+        rows = rows.to_pandas().loc[lambda table: table.gemm_dtype == dtype]
+        if rows.empty:
+            continue
+        cube = rows.groupby(["m", "n", "k"]).latency.median().unstack("k")
+        # Some machines have a few odd widths besides the grid: without k to go with them they are left out.
+        wide = cube.notna().mean(axis=1).groupby("n").mean() > 0.5
+        cube = cube[cube.index.get_level_values("n").isin(wide.index[wide])]
+        m, n = (cube.index.unique(name).to_numpy(np.float64) for name in ("m", "n"))
+        k = cube.columns.to_numpy(np.float64)
+        seconds = cube.to_numpy(np.float64).reshape(len(m), len(n), len(k)) * MILLISECONDS
+        # The one corner too large to measure: as fast per multiplication as with the next smaller n.
+        gap = np.isnan(seconds[:, -1, -1])
+        seconds[gap, -1, -1] = seconds[gap, -2, -1] * n[-1] / n[-2]
+        if np.isnan(seconds).any():
+            continue
+        for array in (m, n, k, seconds):
+            array.flags.writeable = False
+        return GemmTable(m, n, k, seconds)
+    return None
+
+
+def _blend(values: np.ndarray, sizes: np.ndarray, size: float) -> np.ndarray:
+    """`values` interpolated linearly at `size` along their second axis, whose places are `sizes`; clamped at both ends."""
+    upper = int(np.clip(np.searchsorted(sizes, size), 1, len(sizes) - 1))
+    share = np.clip((size - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1]), 0.0, 1.0)
+    return (1 - share) * values[:, upper - 1] + share * values[:, upper]
+
+
+def moe_table(folder: str, dtype: str) -> pd.DataFrame:
+    """Whole MoE layers on one GPU with equally loaded experts, as SGLang's fused kernels run them: columns tokens, d_model,
+    d_ff, experts_per_token, experts, seconds. Empty where the dtype was not measured. Raises InputError as `gemm_table`."""
+    names = {
+        "num_tokens": "tokens", "hidden_size": "d_model", "inter_size": "d_ff", "topk": "experts_per_token",
+        "num_experts": "experts",
+    }  # fmt: skip
+    for file in _newest(folder, "moe/sglang", "moe_perf.parquet"):
+        rows = pq.read_table(file).to_pandas()
+        alone = (rows.moe_tp_size == 1) & (rows.moe_ep_size == 1) & (rows.distribution == "balanced")
+        rows = rows[alone & (rows.moe_dtype == dtype)].rename(columns=names)
+        if not rows.empty:
+            return (rows.groupby([*names.values()]).latency.median() * MILLISECONDS).rename("seconds").reset_index()
+    return pd.DataFrame(columns=[*names.values(), "seconds"])
+
+
+@lru_cache
+def collective_table(folder: str, operation: str, gpus: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """(float64[size] bytes of each GPU's buffer, ascending; float64[size] seconds as measured) of a collective, None where it
+    was not measured on so many GPUs."""
+    for file in _newest(folder, "comm/nccl", "nccl_perf.parquet"):
+        rows = pq.read_table(file, columns=["op_name", "nccl_dtype", "num_gpus", "message_size", "latency"]).to_pandas()
+        asked = (rows.op_name == NCCL_OPERATIONS[operation]) & (rows.nccl_dtype == "half") & (rows.num_gpus == gpus)
+        if asked.any():
+            times = rows[asked].groupby("message_size").latency.median()
+            sizes, seconds = times.index.to_numpy(np.float64) * HALF_BYTES, times.to_numpy(np.float64) * MILLISECONDS
+            sizes.flags.writeable = seconds.flags.writeable = False
+            return sizes, seconds
+    return None
+
+
+def collective_curve(folder: str, operation: str, gpus: int) -> Curve | None:
+    """The curve through `collective_table`."""
+    table = collective_table(folder, operation, gpus)
+    return None if table is None else Curve(table[0], never_falling(table[1]))
+
+
+@lru_cache
+def measured_counts(folder: str) -> tuple[int, ...]:
+    """Numbers of GPUs with an all-to-all, ascending."""
+    found: set[int] = set()
+    for file in _newest(folder, "comm/nccl", "nccl_perf.parquet"):
+        rows = pq.read_table(file, columns=["op_name", "num_gpus"]).to_pandas()
+        found |= set(rows.num_gpus[rows.op_name == NCCL_OPERATIONS["all_to_all"]].tolist())
+    return tuple(sorted(found))
+
+
+def _newest(folder: str, part: str, name: str) -> list[Path]:
+    """The files of all versions, newest first."""
+    files = (_data_folder() / folder / part).glob(f"*/{name}")
+    return sorted(files, key=lambda file: [int(digits) for digits in _numbers(file.parent.name)], reverse=True)
+
+
+def _numbers(text: str) -> list[str]:
+    return "".join(char if char.isdigit() else " " for char in text).split()
+
+
+@lru_cache
+def _data_folder() -> Path:
+    # The package's own code stays unrun: importing it would load its compiled extension.
+    spec = find_spec("aiconfigurator_core")
+    folders = [Path(place) / "systems" / "data" for place in (spec.submodule_search_locations or ())] if spec else []
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise InputError(
+        f"the silicon costs need the package {PACKAGE} (Linux x86-64 only), which is not installed; use the datasheet, an "
+        "α–β profile or measured times"
+    )

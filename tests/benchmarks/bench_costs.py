@@ -1,0 +1,44 @@
+"""Errors of the cost sources against the measured tables: `python -m tests.benchmarks.bench_costs`.
+
+Also the time of a whole table of GEMMs, and how well a size left out of the tables is met.
+"""
+
+import argparse
+import time
+
+import numpy as np
+
+from engine.catalogue import gpu
+from engine.costs import Datasheet, Silicon
+from engine.costs.errors import cross_errors, left_out_errors
+from engine.costs.silicon_tables import GEMM_DTYPES, MACHINES, gemm_table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--gpus", nargs="*", default=["H100", "H200"])
+    arguments = parser.parse_args()
+
+    print(Silicon().source)
+    begin = time.perf_counter()
+    found = cross_errors(arguments.gpus)
+    print(f"\nRelative errors ({time.perf_counter() - begin:.1f} s)")
+    wide = found.pivot(index=["gpu", "operation"], columns="source", values=["mean", "worst"])
+    print(wide.map(lambda error: f"{error:.1%}" if np.isfinite(error) else "").to_string())
+
+    print("\nGEMM sizes left out one by one: mean relative error over m, n, k")
+    for kind in MACHINES:
+        for dtype in ("bf16", "fp8"):
+            if table := gemm_table(MACHINES[kind].folder, GEMM_DTYPES[dtype]):
+                m, n, k = left_out_errors(table)
+                print(f"  {kind:>8} {dtype:>5} {m:.3f} {n:.3f} {k:.3f}, mean {np.mean([m, n, k]):.3f}")
+
+    rows = np.random.default_rng(0).uniform(0, 1000, (60, 64, 256))
+    for cost in (Silicon(), Datasheet()):
+        begin = time.perf_counter()
+        cost.gemm(gpu("H100"), rows, 4096, 4096, "bf16")
+        print(f"{rows.size} GEMMs by {type(cost).__name__}: {(time.perf_counter() - begin) * 1e3:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()

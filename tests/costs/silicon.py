@@ -1,0 +1,17 @@
+"""What tests of the measured tables share."""
+
+import pytest
+
+from engine.costs.silicon_tables import installed_package
+from engine.errors import InputError
+
+
+def _missing() -> str:
+    try:
+        installed_package()
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+needs_tables = pytest.mark.skipif(bool(_missing()), reason=_missing())

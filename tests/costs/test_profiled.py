@@ -1,0 +1,257 @@
+"""Times read off measurements, and lines fitted to them."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cluster import Cluster, Node
+from engine.costs import (
+    AlphaBeta,
+    CollectiveTimes,
+    Datasheet,
+    GemmTimes,
+    MeasuredTimes,
+    MemoryTimes,
+    Profiled,
+    fit_profile,
+)
+from engine.costs.curve import REACH, Curve
+from engine.costs.measured import medians
+from engine.errors import InputError
+from engine.simulate.network import all_to_all
+from tests.strategies import cluster_of, make_gpu
+
+GPU = make_gpu()
+SHAPES = ((64.0, 32.0), (256.0, 32.0), (64.0, 512.0))
+
+
+def gemm_seconds(m, n, k):
+    return 1e-5 + 2e-10 * m * n * k
+
+
+def measured(**changes) -> MeasuredTimes:
+    points = [(m, n, k, gemm_seconds(m, n, k)) for n, k in SHAPES for m in (1.0, 16.0, 256.0)]
+    sizes = (1e3, 1e5, 1e7)
+    given = {
+        "name": "bench", "origin": "a test",
+        "gemm": (GemmTimes(gpu="type-0", dtype="bf16", points=points),),
+        "memory": (MemoryTimes(gpu="type-0", points=[(size, 1e-6 + size * 1e-9) for size in sizes]),),
+        "collectives": (
+            CollectiveTimes(operation="all_to_all", ranks=4, points=[(size, 2e-5 + size * 3e-8) for size in sizes]),
+            CollectiveTimes(operation="all_reduce", ranks=4, points=[(size, 4e-5 + size * 5e-8) for size in sizes]),
+        ),
+    }  # fmt: skip
+    return MeasuredTimes(**(given | changes))
+
+
+def fabric(count: int) -> Cluster:
+    return cluster_of(*[GPU] * count, latency=0.5)
+
+
+def linked(count: int) -> Cluster:
+    return Cluster(name="l", nodes=(Node(name="n", gpus=(GPU,) * count, link_bandwidth=1e3, link_latency=0.5),))
+
+
+# Curves
+
+points = st.lists(
+    st.tuples(st.integers(1, 10**9), st.floats(1e-6, 10)), min_size=1, max_size=15, unique_by=lambda one: one[0]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(points)
+def test_a_curve_meets_its_points_and_stays_between_neighbours(points):
+    curve = Curve.through(points)
+    sizes, seconds = np.array(sorted(points)).T
+    best = np.array([seconds[at:].min() for at in range(len(seconds))])
+    np.testing.assert_allclose(curve.at(sizes, "x"), best, rtol=1e-12)
+    middle = (sizes[1:] + sizes[:-1]) / 2
+    np.testing.assert_allclose(curve.at(middle, "x"), (best[1:] + best[:-1]) / 2, rtol=1e-6)
+    assert float(curve.at(sizes[0] / 2, "x")) == pytest.approx(best[0])
+    assert float(curve.at(sizes[-1] * REACH, "x")) == pytest.approx(seconds[-1] * REACH)
+    assert float(curve.at(0.0, "x")) == 0
+
+
+def test_far_beyond_the_largest_size_is_refused_with_what_to_do():
+    curve = Curve.through([(1, 1.0), (10, 2.0)])
+    with pytest.raises(
+        InputError, match=r"^a thing was measured up to size 10 and 41 is asked for.*measure larger sizes"
+    ):
+        curve.at(np.array([1.0, 41.0]), "a thing")
+
+
+def test_repetitions_count_by_their_median():
+    assert Curve.through([(2, 5.0), (1, 1.0), (2, 1.0), (2, 3.0)]).seconds.tolist() == [1.0, 3.0]
+    assert medians([(2, 7, 5.0), (2, 7, 1.0), (1, 9, 4.0), (2, 7, 2.0)]) == ((1, 9, 4.0), (2, 7, 2.0))
+
+
+# The cost model
+
+
+def test_every_measured_time_is_met_exactly():
+    cost, source = Profiled(measured()), measured()
+    for m, n, k, seconds in source.gemm[0].points:
+        assert float(cost.gemm(GPU, m, int(n), int(k), "bf16")) == pytest.approx(seconds, rel=1e-12)
+    for size, seconds in source.memory[0].points:
+        assert float(cost.memory_pass(GPU, size)) == pytest.approx(seconds, rel=1e-12)
+    for one in source.collectives:
+        for size, seconds in one.points:
+            assert float(getattr(cost, one.operation)(fabric(4), size)) == pytest.approx(seconds, rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 900), min_size=2, max_size=10), st.sampled_from([*SHAPES, (128.0, 100.0), (8.0, 4096.0)]))
+def test_with_growing_measurements_no_size_takes_less_time_than_a_smaller_one(rows, shape):
+    cost = Profiled(measured())
+    rows = np.sort(rows)
+    assert np.all(np.diff(cost.gemm(GPU, rows, *shape, "bf16")) >= -1e-15)
+    assert np.all(np.diff(cost.memory_pass(GPU, rows * 1e4)) >= 0)
+    assert np.all(np.diff(cost.all_to_all(fabric(4), rows * 1e4)) >= 0)
+
+
+def test_an_unmeasured_shape_grows_from_its_nearest():
+    """With times of a line over the work, scaling all but the start-up by n·k is exact."""
+    cost = Profiled(measured(gemm=(GemmTimes(gpu="type-0", dtype="bf16", points=[
+        (m, 64.0, 32.0, 1e-5 + 2e-10 * (m - 1) * 64 * 32) for m in (1.0, 16.0, 256.0)
+    ]),)))  # fmt: skip
+    assert float(cost.gemm(GPU, 100.0, 128, 96, "bf16")) == pytest.approx(1e-5 + 2e-10 * 99 * 128 * 96)
+    assert float(cost.gemm(GPU, 0.0, 128, 96, "bf16")) == 0
+
+
+def test_the_nearest_shape_is_nearest_in_ratios():
+    shapes = {(64.0, 64.0): 1.0, (1024.0, 1024.0): 10.0}
+    points = [(m, n, k, level * m) for (n, k), level in shapes.items() for m in (1.0, 2.0)]
+    cost = Profiled(measured(gemm=(GemmTimes(gpu="type-0", dtype="bf16", points=points),)))
+    assert float(cost.gemm(GPU, 2.0, 300, 300, "bf16")) == pytest.approx(1 + 19 * (300 / 1024) ** 2)
+    assert float(cost.gemm(GPU, 2.0, 200, 200, "bf16")) == pytest.approx(1 + 1 * (200 / 64) ** 2)
+
+
+def test_single_sizes_of_several_shapes_make_a_line():
+    points = [(16.0, n, 32.0, gemm_seconds(16, n, 32)) for n in (32.0, 64.0, 1024.0)]
+    cost = Profiled(measured(gemm=(GemmTimes(gpu="type-0", dtype="bf16", points=points),)))
+    assert float(cost.gemm(GPU, 100, 200, 300, "bf16")) == pytest.approx(gemm_seconds(100, 200, 300), rel=1e-6)
+
+
+def test_sixteen_bit_floats_stand_for_each_other_and_nothing_else_does():
+    cost = Profiled(measured())
+    assert float(cost.gemm(GPU, 16, 64, 32, "fp16")) == float(cost.gemm(GPU, 16, 64, 32, "bf16"))
+    with pytest.raises(InputError, match=r"no GEMM times of fp32 on type-0 \(it has: bf16 on type-0\); measure them"):
+        cost.gemm(GPU, 16, 64, 32, "fp32")
+    with pytest.raises(InputError, match="on type-5"):
+        cost.gemm(make_gpu(5), 16, 64, 32, "bf16")
+
+
+def test_memory_without_times_is_the_datasheets_and_said():
+    cost = Profiled(measured(memory=()))
+    assert float(cost.memory_pass(GPU, 1e6)) == float(Datasheet().memory_pass(GPU, 1e6))
+    assert "memory by the datasheet" in cost.source
+    assert "memory" not in Profiled(measured()).source
+    with pytest.raises(InputError, match="no memory times for type-1"):
+        Profiled(measured()).memory_pass(make_gpu(1), 1.0)
+
+
+@pytest.mark.parametrize("cluster", [fabric(4), linked(4)], ids=["fabric", "links"])
+def test_the_network_takes_as_long_as_measured_for_even_traffic(cluster):
+    network = Profiled(measured()).network(cluster)
+    for size in (1e3, 1e7):
+        simulated = all_to_all("concurrent", None, np.full((4, 4), size / 4), network).seconds
+        assert simulated == pytest.approx(2e-5 + size * 3e-8, rel=1e-6)
+
+
+def test_nodes_with_links_send_the_rest_over_the_measured_fabric():
+    pair = (GPU, GPU)
+    nodes = tuple(Node(name=name, gpus=pair, link_bandwidth=1e12) for name in "ab")
+    network = Profiled(measured()).network(Cluster(name="c", nodes=nodes))
+    simulated = all_to_all("concurrent", None, np.full((4, 4), 1e7 / 4), network).seconds
+    assert simulated == pytest.approx(2e-5 + 1e7 * 3e-8, rel=1e-6)
+
+
+def test_another_number_of_gpus_was_not_measured():
+    cost = Profiled(measured())
+    assert cost.lacks_network(fabric(4)) is None
+    assert cost.lacks_network(fabric(1)) is None
+    assert "no all-to-all over 3 GPUs (it has 4)" in cost.lacks_network(fabric(3))
+    for work in (cost.network, lambda one: cost.all_to_all(one, 1.0), lambda one: cost.all_reduce(one, 1.0)):
+        with pytest.raises(InputError, match="add the datasheet or a measurement over as many GPUs"):
+            work(fabric(3))
+    assert "has no GEMM times at all" in Profiled(measured(gemm=())).lacks_computation(fabric(2))
+    assert "no times for type-3 (it has type-0)" in cost.lacks_computation(cluster_of(make_gpu(3)))
+
+
+def test_an_all_reduce_without_times_runs_on_the_measured_network():
+    cost = Profiled(measured(collectives=measured().collectives[:1]))
+    assert "all-reduce as a ring or tree on that network" in cost.source
+    # The measured line: 4e-8 seconds for each byte sent; a ring sends 1.5 times the buffer in 6 steps.
+    assert float(cost.all_reduce(fabric(4), 1e7)) == pytest.approx(6 * 2e-5 + 1.5 * 1e7 * 4e-8, rel=1e-6)
+
+
+# The document
+
+
+def test_it_is_saved_and_read_without_a_difference():
+    document = measured()
+    assert MeasuredTimes.from_json(document.to_json(), "x") == document
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"gemm": [], "memory": [], "collectives": []}, "no times in it"),
+        ({"extra": 1}, "extra"),
+        ({"memory": [{"gpu": "a", "points": [[1, 0]]}]}, "memory → 0 → points → 0 → 1: Input should be greater than 0"),
+        ({"memory": [{"gpu": "a", "points": []}]}, "memory → 0 → points"),
+        ({"memory": [{"gpu": "a", "points": [[1, 1]]}] * 2}, "two entries for memory a; put their points together"),
+        ({"gemm": [{"gpu": "a", "dtype": "int4", "points": [[1, 1, 1, 1]]}]}, "dtype"),
+        ({"collectives": [{"operation": "all_to_all", "ranks": 1, "points": [[1, 1]]}]}, "ranks"),
+        ({"kind": "something"}, "kind"),
+    ],
+)
+def test_bad_documents_are_refused_with_the_place(change, part):
+    data = json.loads(measured().to_json()) | change
+    with pytest.raises(InputError) as caught:
+        MeasuredTimes.from_dict(data, "times.json")
+    assert str(caught.value).startswith("times.json: ")
+    assert part in str(caught.value)
+
+
+# Fitted lines
+
+
+def test_planted_lines_are_fitted():
+    profile = fit_profile(measured())
+    assert (profile.gemm["type-0"].alpha, profile.gemm["type-0"].beta) == (
+        pytest.approx(1e-5, rel=1e-6), pytest.approx(2e-10, rel=1e-6)
+    )  # fmt: skip
+    assert profile.memory["type-0"].beta == pytest.approx(1e-9)
+    assert max(line.error for line in profile.lines) < 1e-6
+    cost = AlphaBeta(profile)
+    assert float(cost.all_to_all(fabric(4), 5e6)) == pytest.approx(2e-5 + 5e6 * 3e-8, rel=1e-6)
+    assert float(cost.all_reduce(fabric(4), 5e6)) == pytest.approx(4e-5 + 5e6 * 5e-8, rel=1e-6)
+    # On other numbers of GPUs the all-reduce follows from the network that was fitted: 1e7 · 4/3 at 4e-8 s a byte.
+    assert float(cost.all_reduce(fabric(3), 1e7)) == pytest.approx(4 * 2e-5 + 4 / 3 * 1e7 * 4e-8, rel=1e-6)
+
+
+def test_a_fit_states_its_error():
+    noisy = measured(memory=(MemoryTimes(gpu="type-0", points=[(1, 1.0), (2, 1.0), (3, 4.0)]),))
+    assert fit_profile(noisy).memory["type-0"].error > 0.1
+
+
+def test_a_fit_takes_the_dtype_asked_for():
+    slow, fast = ([(m, 8.0, 8.0, level * m) for m in (1.0, 2.0)] for level in (4.0, 1.0))
+    both = measured(gemm=(
+        GemmTimes(gpu="type-0", dtype="bf16", points=slow), GemmTimes(gpu="type-0", dtype="fp16", points=fast),
+    ))  # fmt: skip
+    for dtype, level in (("bf16", 4.0), ("fp16", 1.0)):
+        assert fit_profile(both, dtype).gemm["type-0"].beta == pytest.approx(level / 64)
+    with pytest.raises(InputError, match="bench: neither GEMMs of fp8 nor an all-to-all"):
+        fit_profile(measured(collectives=()), "fp8")
+
+
+def test_a_fit_of_the_network_alone_has_no_computation():
+    profile = fit_profile(measured(gemm=(), memory=()))
+    assert "no GEMM times at all" in AlphaBeta(profile).lacks_computation(fabric(4))
+    assert profile.alone == 1

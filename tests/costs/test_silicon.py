@@ -1,0 +1,282 @@
+"""The measured tables: their units, interpolation between and beyond sizes, and what has no measurement."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.catalogue import cluster_presets, gpu, gpu_types, model_presets
+from engine.cluster import Cluster, Node
+from engine.costs import AlphaBeta, CostProfile, Datasheet, Line, Silicon, silicon_tables
+from engine.costs.curve import REACH
+from engine.costs.errors import left_out_errors
+from engine.costs.silicon import LEFT_OUT_ERROR
+from engine.costs.silicon_tables import (
+    GEMM_DTYPES,
+    MACHINES,
+    GemmTable,
+    collective_table,
+    gemm_table,
+    measured_counts,
+)
+from engine.errors import InputError
+from engine.simulate.network import all_to_all
+from tests.costs.silicon import needs_tables
+from tests.strategies import make_gpu
+
+COST = Silicon()
+FOLDERS = sorted({machine.folder for machine in MACHINES.values()})
+measured_gpus = pytest.mark.parametrize("kind", MACHINES)
+
+
+def one_node(kind: str, count: int, links: float | None = 0.0) -> Cluster:
+    """GPUs on the links that were measured, or on others."""
+    links = MACHINES[kind].link_bandwidth if links == 0.0 else links
+    node = Node(name="node", gpus=(gpu(kind),) * count, link_bandwidth=links, link_latency=5e-6)
+    return Cluster(name="one node", nodes=(node,), latency=1e-5)
+
+
+# Units
+
+
+@needs_tables
+@measured_gpus
+def test_no_gemm_beats_the_chip_and_large_ones_come_near_it(kind):
+    for dtype in ("bf16", "fp8"):
+        if (table := gemm_table(MACHINES[kind].folder, GEMM_DTYPES[dtype])) is None:
+            continue
+        work = 2 * table.m[:, None, None] * table.n[:, None] * table.k
+        share = work / table.seconds / gpu(kind).flops(dtype)
+        assert share.max() < 1
+        assert share.max() > 0.5
+        assert table.seconds.min() > 1e-6  # a launch alone takes over a microsecond
+
+
+@needs_tables
+@measured_gpus
+@pytest.mark.parametrize("operation", ["all_to_all", "all_reduce"])
+def test_no_collective_beats_the_links(kind, operation):
+    links = MACHINES[kind].link_bandwidth
+    for count in measured_counts(MACHINES[kind].folder):
+        sizes, seconds = collective_table(MACHINES[kind].folder, operation, count)
+        # What must leave each GPU: its parts for others, and of a sum that the switch makes at least the buffer once.
+        leaves = sizes * ((count - 1) / count if operation == "all_to_all" else 1.0)
+        share = leaves / seconds / links
+        assert share.max() < 1
+        # NVLink is used well. The L40S has PCIe, shared between GPUs, and its drivers go through the host.
+        assert share[-1] > (0.02 if kind == "L40S" else 0.3)
+        assert 1e-6 < seconds[0] < 1e-4
+
+
+@needs_tables
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_message_sizes_are_elements(folder):
+    file = silicon_tables._newest(folder, "comm/nccl", "nccl_perf.parquet")[0]
+    rows = pq.read_table(file).to_pandas()
+    rows["bytes"] = rows.message_size * rows.nccl_dtype.map({"half": 2, "int8": 1})
+    large = rows[(rows.bytes == rows.bytes.max()) & (rows.op_name == "alltoall")]
+    times = large.pivot(index="num_gpus", columns="nccl_dtype", values="latency")
+    assert len(times) >= 2
+    np.testing.assert_allclose(times["half"], times["int8"], rtol=0.25)
+
+
+@needs_tables
+def test_links_are_those_of_the_package_and_of_the_catalogues_nodes():
+    yaml = pytest.importorskip("yaml")
+    for machine in MACHINES.values():
+        text = (silicon_tables._data_folder().parent / f"{machine.folder}.yaml").read_text()
+        assert yaml.safe_load(text)["node"]["intra_node_bw"] == machine.link_bandwidth
+    for preset in ("hgx-h100-8", "hgx-h200-8", "hgx-b200-8"):
+        assert COST.lacks_network(cluster_presets()[preset].cluster) is None
+
+
+def test_every_measured_gpu_is_in_the_catalogue():
+    assert set(MACHINES) <= set(gpu_types())
+
+
+# GEMMs
+
+
+@needs_tables
+@pytest.mark.parametrize("kind", ["A100-80", "H100", "H200", "B200", "L40S"])
+def test_measured_gemms_are_met_but_where_more_rows_were_faster(kind):
+    table = gemm_table(MACHINES[kind].folder, "bfloat16")
+    for at, place in ((0, 0), (5, 9), (20, 3)):
+        seconds = COST.gemm(gpu(kind), table.m, int(table.n[at]), int(table.k[place]), "bf16")
+        measured = table.seconds[:, at, place]
+        best = [measured[rows:].min() for rows in range(len(measured))]
+        np.testing.assert_allclose(seconds, best, rtol=1e-12)
+        assert np.isclose(seconds, measured, rtol=1e-12).any()
+
+
+@needs_tables
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40_000), st.integers(8, 100_000), st.integers(8, 100_000))
+def test_between_sizes_a_gemm_lies_between_its_corners(m, n, k):
+    table = gemm_table(MACHINES["H100"].folder, "bfloat16")
+
+    def around(sizes, size):
+        upper = np.clip(np.searchsorted(sizes, size), 1, len(sizes) - 1)
+        return slice(upper - 1, upper + 1)
+
+    rows, shapes = around(table.m, m), table.seconds[:, around(table.n, n), around(table.k, k)]
+    beyond = np.prod([max(size / sizes[-1], 1) for size, sizes in ((m, table.m), (n, table.n), (k, table.k))])
+    seconds = float(COST.gemm(gpu("H100"), m, n, k, "bf16")) / beyond
+    # Later rows count below: a shape that dips there brings its earlier times down.
+    assert shapes[rows.start :].min() * (1 - 1e-9) <= seconds <= shapes[rows].max() * (1 + 1e-9)
+
+
+def test_a_power_law_is_interpolated_exactly():
+    m, n, k = (2.0 ** np.arange(5) for _ in range(3))
+    table = GemmTable(m, n, k, 3e-6 * m[:, None, None] ** 0.5 * n[:, None] * k**2)
+    rows = np.array([1.0, 2.7, 16.0])
+    np.testing.assert_allclose(table.over_rows(table.of_shape(3, 7), rows), 3e-6 * rows**0.5 * 3 * 49, rtol=1e-12)
+    # Twice the rows or columns of the largest take twice as long; below the smallest nothing is faster.
+    assert float(table.over_rows(table.of_shape(16, 1), 32)) == pytest.approx(2 * 3e-6 * 4 * 16)
+    assert float(table.over_rows(table.of_shape(32, 1), 1)) == pytest.approx(2 * 3e-6 * 16)
+    assert float(table.over_rows(table.of_shape(0.5, 1), 0.3)) == pytest.approx(3e-6)
+    assert float(table.over_rows(table.of_shape(1, 1), 0)) == 0
+
+
+@needs_tables
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(list(MACHINES)), st.lists(st.floats(0, 50_000), min_size=2, max_size=30), st.integers(8, 20_000),
+    st.integers(8, 100_000),
+)  # fmt: skip
+def test_more_rows_never_take_less_time(kind, rows, n, k):
+    seconds = COST.gemm(gpu(kind), np.sort(rows), n, k, "bf16")
+    assert np.all(np.diff(seconds) >= -1e-12 * seconds[1:])
+
+
+@needs_tables
+def test_sixteen_bit_floats_stand_for_each_other():
+    assert float(COST.gemm(gpu("H100"), 100, 512, 512, "fp16")) == float(COST.gemm(gpu("H100"), 100, 512, 512, "bf16"))
+
+
+@needs_tables
+def test_the_error_that_the_source_states_was_measured():
+    worst = max(
+        left_out_errors(table).mean()
+        for folder in FOLDERS
+        for dtype in ("bfloat16", "fp8")
+        if (table := gemm_table(folder, dtype)) is not None
+    )
+    assert abs(worst - LEFT_OUT_ERROR) < 0.005
+    assert f"{LEFT_OUT_ERROR:.0%}" in COST.source
+
+
+@needs_tables
+def test_larger_gemms_are_several_of_the_largest():
+    card = gpu("H100")
+    once = float(COST.gemm(card, 32768, 4096, 65536, "bf16"))
+    for m, n, k, times in ((327680, 4096, 65536, 10), (32768, 4096, 655360, 10), (65536, 4096, 131072, 4)):
+        assert float(COST.gemm(card, m, n, k, "bf16")) == pytest.approx(times * once)
+
+
+@needs_tables
+def test_an_expert_and_a_gate_are_timed_and_memory_is_the_datasheets():
+    model = model_presets()["Mixtral-8x7B"].model if "Mixtral-8x7B" in model_presets() else None
+    model = model or next(iter(model_presets().values())).model
+    card = gpu("H100")
+    ffn = COST.expert_ffn(card, np.array([0.0, 1.0, 4096.0]), model)
+    assert ffn[0] == 0 < ffn[1] < ffn[2]
+    assert float(COST.gate(card, 64.0, model)) > 0
+    assert float(COST.memory_pass(card, 1e9)) == float(Datasheet().memory_pass(card, 1e9))
+
+
+# Collectives
+
+
+@needs_tables
+@pytest.mark.parametrize("operation", ["all_to_all", "all_reduce"])
+@pytest.mark.parametrize(("kind", "count"), [("H100", 8), ("H200", 4), ("A100-80", 2), ("L40S", 8)])
+def test_measured_collectives_are_met_but_where_larger_ones_were_faster(operation, kind, count):
+    at, measured = collective_table(MACHINES[kind].folder, operation, count)
+    cluster = one_node(kind, count)
+    seconds = getattr(COST, operation)(cluster, at)
+    np.testing.assert_allclose(seconds, [measured[size:].min() for size in range(len(at))], rtol=1e-12)
+    assert np.isclose(seconds, measured, rtol=1e-12).mean() > 0.5
+    sizes = np.geomspace(1e6, at[-1] * REACH, 50)
+    assert np.all(np.diff(getattr(COST, operation)(cluster, sizes)) >= 0)
+    assert float(getattr(COST, operation)(cluster, 0.0)) == 0
+
+
+@needs_tables
+def test_the_network_of_uneven_traffic_is_the_line_through_the_measured():
+    cluster = one_node("H100", 8)
+    network, size = COST.network(cluster), 2e8
+    simulated = all_to_all("concurrent", None, np.full((8, 8), size / 8), network).seconds
+    assert simulated == pytest.approx(float(COST.all_to_all(cluster, size)), rel=0.35)
+    assert 0.4 * 450e9 < network.link[0] < 450e9
+    assert 1e-6 < network.link_latency[0] < 3e-5
+
+
+@needs_tables
+def test_one_gpu_needs_no_network():
+    alone = one_node("H100", 1, None)
+    assert COST.lacks_network(alone) is None
+    assert COST.all_reduce(alone, np.array([1e6])).tolist() == [0]
+    assert COST.network(alone).gpus == 1
+
+
+# Without a measurement
+
+
+def refused(work) -> str:
+    with pytest.raises(InputError) as caught:
+        work()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@needs_tables
+def test_what_was_not_measured_is_said_with_what_to_use():
+    card = gpu("H100")
+    assert "no tables of V100-32 (it has A100-40" in refused(lambda: COST.gemm(gpu("V100-32"), 1, 64, 64, "fp16"))
+    message = refused(lambda: COST.gemm(card, 1, 64, 64, "fp32"))
+    assert "fp32 on H100 (it has bf16, fp16, fp8); use the datasheet" in message
+    assert "fp8 on A100-80 (it has bf16, fp16)" in refused(lambda: COST.gemm(gpu("A100-80"), 1, 64, 64, "fp8"))
+    message = refused(lambda: COST.all_to_all(one_node("H100", 8), 1e10))
+    assert "all-to-all over 8 H100 was measured up to size 5.37e+08" in message
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("cluster", "part"),
+    [
+        (cluster_presets()["hgx-h100-4-nodes"].cluster, "stop at one node and the cluster has 4"),
+        (cluster_presets()["mixed-8"].cluster, "stop at one node and the cluster has 4"),
+        (one_node("H100", 6), "are for 2, 4, 8 GPUs, not 6"),
+        (one_node("H100", 8, 64e9), "for links of 450 GB/s, drawn are 64 GB/s"),
+        (one_node("H100", 8, None), "for links of 450 GB/s, drawn are none"),
+        (Cluster(name="mix", nodes=(Node(name="n", gpus=(gpu("H100"), gpu("H200"))),)), "mixes types"),
+        (Cluster(name="own", nodes=(Node(name="n", gpus=(make_gpu(), make_gpu())),)), "no tables of type-0"),
+    ],
+)
+def test_networks_that_were_not_measured_are_refused(cluster, part):
+    assert part in COST.lacks_network(cluster)
+    for work in (COST.network, lambda one: COST.all_to_all(one, 1e6), lambda one: COST.all_reduce(one, 1e6)):
+        message = refused(lambda work=work: work(cluster))
+        assert part in message
+        assert "add a source of the network: the datasheet, nccl-tests output" in message
+
+
+def test_without_the_package_everything_else_works(monkeypatch):
+    monkeypatch.setattr(silicon_tables, "find_spec", lambda name: None)
+    silicon_tables._data_folder.cache_clear()
+    try:
+        for work in (
+            lambda: Silicon().source,
+            lambda: Silicon().gemm(gpu("H100"), 1, 64, 64, "bf16"),
+            lambda: Silicon().all_to_all(one_node("H100", 8), 1e6),
+            lambda: Silicon().lacks_computation(one_node("H100", 8)),
+        ):
+            assert "need the package aiconfigurator-core (Linux x86-64 only), which is not installed" in refused(work)
+        line = Line(alpha=0, beta=1)
+        profile = CostProfile(name="p", origin="o", gemm={"H100": line}, memory={"H100": line})
+        for cost in (Datasheet(), AlphaBeta(profile)):
+            assert float(cost.gemm(gpu("H100"), 1, 64, 64, "bf16")) > 0
+    finally:
+        silicon_tables._data_folder.cache_clear()

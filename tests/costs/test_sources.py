@@ -1,0 +1,227 @@
+"""Choosing sources for a cluster, on the command line and in a job; and how far they are from each other."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+
+from engine import store
+from engine.catalogue import cluster_presets, gpu
+from engine.cli_inputs import read_cost
+from engine.cluster import Cluster, Node
+from engine.costs import (
+    AlphaBeta,
+    CollectiveTimes,
+    Combined,
+    CostProfile,
+    Datasheet,
+    GemmTimes,
+    Line,
+    MeasuredTimes,
+    Profiled,
+    Silicon,
+    choice,
+    combine,
+)
+from engine.costs.errors import COLUMNS, cross_errors
+from engine.errors import InputError
+from engine.jobs.tasks import problem_arguments, problem_from
+from engine.problem import Problem
+from engine.simulate.network import Network
+from engine.workload import RoutingTrace
+from tests.costs.silicon import needs_tables
+from tests.strategies import cluster_of, make_gpu, make_model
+
+GPU = make_gpu()
+PAIR = cluster_of(GPU, GPU)
+LINE = Line(alpha=1e-3, beta=1e-9)
+PROFILE = CostProfile(name="fitted", origin="a test", gemm={"type-0": LINE}, memory={"type-0": LINE})
+COMPUTATION = Profiled(
+    MeasuredTimes(
+        name="gemms",
+        origin="a test",
+        gemm=(GemmTimes(gpu="type-0", dtype="bf16", points=[(1, 64, 64, 1e-3), (100, 64, 64, 2e-3)]),),
+    )
+)
+NETWORK = Profiled(
+    MeasuredTimes(
+        name="net",
+        origin="a test",
+        collectives=(CollectiveTimes(operation="all_to_all", ranks=2, points=[(1e3, 1e-2), (1e6, 2e-2)]),),
+    )
+)
+SOURCES = [
+    Datasheet(), Datasheet(launch=1e-6), AlphaBeta(PROFILE), COMPUTATION, NETWORK, Combined(AlphaBeta(PROFILE), NETWORK)
+]  # fmt: skip
+
+
+def refused(work) -> str:
+    with pytest.raises(InputError) as caught:
+        work()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Two sources as one
+
+
+def test_each_part_comes_from_its_source_and_both_are_named():
+    shared = AlphaBeta(PROFILE.model_copy(update={"ranks": 4, "cores": 1, "gate": {"type-0": Line(alpha=5, beta=0)}}))
+    both, model = Combined(shared, NETWORK), make_model(1, 4)
+    assert shared.source in both.source and NETWORK.source in both.source
+    tokens = np.array([0.0, 3.0])
+    assert both.gemm(GPU, tokens, 8, 8, "bf16").tolist() == shared.gemm(GPU, tokens, 8, 8, "bf16").tolist()
+    assert both.memory_pass(GPU, tokens).tolist() == shared.memory_pass(GPU, tokens).tolist()
+    work = np.array([1.0, 2.0, 3.0])
+    assert both.together(work).tolist() == shared.together(work).tolist() != work.tolist()
+    for part in ("gate", "expert_ffn", "aggregate"):
+        assert getattr(both, part)(GPU, tokens, model).tolist() == getattr(shared, part)(GPU, tokens, model).tolist()
+    for part in ("all_to_all", "all_reduce"):
+        assert getattr(both, part)(PAIR, tokens).tolist() == getattr(NETWORK, part)(PAIR, tokens).tolist()
+    assert both.network(PAIR).send.tolist() == NETWORK.network(PAIR).send.tolist() != Network.of(PAIR).send.tolist()
+    assert both.lacks_network(cluster_of(GPU, GPU, GPU)) == NETWORK.lacks_network(cluster_of(GPU, GPU, GPU))
+    assert both.lacks_computation(cluster_of(make_gpu(9))) == shared.lacks_computation(cluster_of(make_gpu(9)))
+
+
+@pytest.mark.parametrize(
+    ("names", "computation", "network"),
+    [
+        ("", "datasheet", "datasheet"),
+        ("datasheet", "datasheet", "datasheet"),
+        ("gemms net", "gemms", "net"),
+        ("net gemms", "gemms", "net"),
+        ("net datasheet", "datasheet", "net"),
+        ("gemms datasheet", "gemms", "datasheet"),
+        ("profile", "profile", "profile"),
+        ("net profile", "profile", "net"),
+    ],
+)
+def test_every_part_is_the_first_sources_that_has_it(names, computation, network):
+    known = {"datasheet": Datasheet(), "gemms": COMPUTATION, "net": NETWORK, "profile": AlphaBeta(PROFILE)}
+    found = combine({name: known[name] for name in names.split()}, PAIR)
+    if computation == network:
+        assert found == known[computation]
+    else:
+        assert (found.computation, found.connection) == (known[computation], known[network])
+
+
+def test_a_missing_part_is_named_with_every_reason_and_what_to_add():
+    message = refused(lambda: combine({"gemms.csv": COMPUTATION}, PAIR))
+    assert message == (
+        "no source given has times of the network for this cluster: gemms has no all-to-all over 2 GPUs (it has no "
+        "all-to-all at all); add the datasheet as a source"
+    )
+    three = cluster_of(GPU, GPU, GPU)
+    message = refused(lambda: combine({"gemms.csv": COMPUTATION, "net.txt": NETWORK}, three))
+    assert "gemms has no all-to-all" in message and "net has no all-to-all over 3 GPUs (it has 2)" in message
+    assert "times of computation" in refused(lambda: combine({"net.txt": NETWORK}, PAIR))
+
+
+def test_a_source_that_would_not_count_is_not_passed_over_in_silence():
+    message = refused(lambda: combine({"datasheet": Datasheet(), "net.txt": NETWORK}, PAIR))
+    assert message.startswith("net.txt is not used: datasheet before it has all that it could add; name it first")
+
+
+# The option
+
+
+def option(*names) -> argparse.Namespace:
+    return argparse.Namespace(cost=[str(name) for name in names])
+
+
+def test_the_option_takes_names_and_files_of_every_kind(tmp_path):
+    profile, measured, table = (tmp_path / name for name in ("p.json", "m.json", "t.csv"))
+    profile.write_text(PROFILE.to_json())
+    measured.write_text(NETWORK.measured.to_json())
+    table.write_text("operation,gpu,dtype,m,n,k,seconds\ngemm,type-0,bf16,1,64,64,0.5\ngemm,type-0,bf16,9,64,64,0.7\n")
+    assert read_cost(option(), PAIR) == Datasheet()
+    assert read_cost(option("datasheet"), PAIR) == Datasheet()
+    assert read_cost(option(profile), PAIR) == AlphaBeta(PROFILE)
+    both = read_cost(option(table, measured), PAIR)
+    assert both.connection == NETWORK
+    assert float(both.gemm(GPU, 5, 64, 64, "bf16")) == pytest.approx(0.6)
+    assert "twice at most" in refused(lambda: read_cost(option(profile, measured, table), PAIR))
+    assert "no such file" in refused(lambda: read_cost(option(tmp_path / "missing.json"), PAIR))
+    assert "silicone" in refused(lambda: read_cost(option("silicone"), PAIR))
+
+
+@needs_tables
+def test_silicon_counts_inside_a_node_and_the_datasheet_between_nodes():
+    one, four = (cluster_presets()[name].cluster for name in ("hgx-h100-8", "hgx-h100-4-nodes"))
+    assert read_cost(option("silicon"), one) == Silicon()
+    message = refused(lambda: read_cost(option("silicon"), four))
+    assert "the network" in message and "stop at one node" in message and "add the datasheet" in message
+    both = read_cost(option("silicon", "datasheet"), four)
+    assert both == Combined(Silicon(), Datasheet())
+    assert "aiconfigurator" in both.source and "roofline" in both.source
+    unknown = Cluster(name="u", nodes=(Node(name="n", gpus=(gpu("V100-32"),)),))
+    assert "no tables of V100-32" in refused(lambda: read_cost(option("silicon"), unknown))
+
+
+# In a job
+
+
+@pytest.mark.parametrize("cost", [*SOURCES, Silicon()], ids=lambda cost: type(cost).__name__)
+def test_a_source_survives_the_way_to_a_job(cost):
+    data = json.loads(json.dumps(choice.to_dict(cost), allow_nan=False))
+    assert choice.from_dict(data) == cost
+
+
+def test_a_job_counts_with_the_costs_of_its_problem(tmp_path, monkeypatch):
+    monkeypatch.setenv("SWITCHYARD_DATA", str(tmp_path))
+    trace = RoutingTrace("t", np.zeros((4, 1, 1), dtype=np.int16), 2)
+    problem = Problem(trace, PAIR, make_model(1, 2), Combined(AlphaBeta(PROFILE), NETWORK))
+    store.save_workload(trace)
+    arguments = json.loads(json.dumps(problem_arguments(problem)))
+    assert problem_from(arguments).cost == problem.cost
+    del arguments["cost"]  # as jobs were written before they had one
+    assert problem_from(arguments).cost == Datasheet()
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (None, "cost: not a cost source"),
+        ({"source": "guess"}, "cost: not a cost source"),
+        ({"source": "datasheet", "launch": -1}, "launch"),
+        ({"source": "datasheet", "compute_efficiency": 0}, "compute_efficiency"),
+        ({"source": "datasheet", "speed": 1}, "speed"),
+        ({"source": "profile", "profile": {}}, "cost: name"),
+        ({"source": "measured", "measured": {}}, "cost: name"),
+        (
+            {"source": "combined", "computation": {"source": "datasheet"}, "network": 3},
+            "cost → network: not a cost source",
+        ),
+    ],
+)
+def test_a_bad_choice_is_refused(data, part):
+    assert part in refused(lambda: choice.from_dict(data))
+
+
+# Errors against each other
+
+
+@needs_tables
+def test_errors_of_every_source_are_finite_and_where_they_should_be():
+    found = cross_errors(["H200"])
+    assert list(found.columns) == COLUMNS
+    assert set(found.operation) == {"GEMM", "MoE FFN", "all-to-all", "all-reduce"}
+    assert np.isfinite(found[["mean", "worst"]].to_numpy()).all()
+    assert (found["mean"] <= found.worst).all() and (found.points > 0).all()
+    mean = found.set_index(["operation", "source"])["mean"]
+    # α–β has one line for shapes from launch-bound to compute-bound: half of the time off on average would still be a
+    # line, twice the time would be none. Its means are about 0.3 for GEMMs and 0.2 for collectives.
+    for operation in ("GEMM", "all-to-all", "all-reduce"):
+        assert 0 < mean[operation, "α–β"] < 0.5
+        assert mean[operation, "profiled"] < mean[operation, "α–β"]
+    assert mean["GEMM", "silicon"] < mean["GEMM", "profiled"]
+
+
+@needs_tables
+def test_predictions_are_held_against_sizes_that_were_not_learned():
+    found = cross_errors(["H100"]).set_index(["operation", "source"])
+    inside, learned = 73 * 21 * 21, 37 * 11 * 11  # of 74 × 22 × 22, whose even places end before the last
+    assert found.points["GEMM", "α–β"] == found.points["GEMM", "silicon"] == inside - learned
+    assert found["mean"]["GEMM", "silicon"] > 0.01
+    assert found.points["all-reduce", "profiled"] == 3 * 10
