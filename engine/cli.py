@@ -25,12 +25,14 @@ from engine.jobs.protocol import write_atomically
 from engine.jobs.tasks import candidate, describe_run
 from engine.launch import local
 from engine.launch.devices import attached
+from engine.problem import Problem
 from engine.result import Status, Stop
 from engine.simulate.inference import simulate
 from engine.simulate.metrics import metrics
 from engine.solve import KERNELS, Options, solve
-from engine.systems import SYSTEMS, run
-from engine.systems.base import Report
+from engine.studies.operators import describe_graph, operators_of
+from engine.systems import SYSTEMS, TRAINING, run, systems_for
+from engine.systems.base import Report, System
 
 INFEASIBLE = 3
 
@@ -66,7 +68,8 @@ def parser() -> argparse.ArgumentParser:
 
     def add_inputs(command: argparse.ArgumentParser, required: bool) -> None:
         more = "" if required else " (default: what the plan was made from)"
-        command.add_argument("--workload", required=required, metavar="FILE[::NAME]", help="the recording" + more)
+        training = "; with --training it may be left out: balanced routing" if required else more
+        command.add_argument("--workload", metavar="FILE[::NAME]", help="the recording" + training)
         command.add_argument("--cluster", required=required, type=Path, metavar="FILE", help="cluster JSON" + more)
         command.add_argument(
             "--model",
@@ -83,15 +86,22 @@ def parser() -> argparse.ArgumentParser:
             "--model-b", type=Path, metavar="FILE", help="the second model (default: the same as the first)"
         )
         command.add_argument(
-            "--cost", type=Path, metavar="FILE", help="an α–β cost profile (default: datasheet roofline)"
-        )
+            "--training", metavar="STEP", help="plan a training step instead of inference: its JSON, or 'usual' for what the "
+            "model and the cluster suggest" + more,
+        )  # fmt: skip
+        command.add_argument("--graph", type=Path, metavar="FILE", help="the step's operators as JSON" + more)
+        command.add_argument(
+            "--cost", action="append", default=[], metavar="SOURCE",
+            help="datasheet (the default), silicon (measured tables), or a file: an α–β profile or measured times (JSON, CSV), "
+            "nccl-tests output, a PyTorch profiler trace; twice: computation and network each from the first that has it",
+        )  # fmt: skip
 
     command = add("inspect", inspect_files, "what a recording is, its checks, its skew and affinity")
     command.add_argument("files", nargs="+", metavar="FILE[::NAME]")
 
     command = add("plan", plan, "run one system, or all of them and rank their plans")
     add_inputs(command, required=True)
-    command.add_argument("--system", required=True, choices=[*SYSTEMS, "all"])
+    command.add_argument("--system", required=True, choices=[*dict.fromkeys([*SYSTEMS, *TRAINING]), "all"])
     command.add_argument(
         "--also", action="append", default=[], metavar="FILE[::NAME]",
         help="another recording of the model that the plan must serve as well; may be given several times",
@@ -101,6 +111,11 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
     command.add_argument("-o", "--output", type=Path, metavar="plan.json", help="where the (best) plan goes")
+
+    command = add("graph", show_graph, "the operators of a training step, their sizes and times")
+    add_inputs(command, required=True)
+    command.set_defaults(also=[], in_use=None)
+    command.add_argument("-o", "--output", type=Path, metavar="graph.json")
 
     command = add("simulate", simulate_plan, "timeline and metrics of a plan on any workload")
     command.add_argument("plan", type=Path)
@@ -135,9 +150,8 @@ def inspect_files(given: argparse.Namespace) -> int:
 def plan(given: argparse.Namespace) -> int:
     problem = new_problem(given)
     settings = dict(split_setting(text) for text in given.settings)
-    models = 1 if problem.second is None else 2
-    fitting = [system for system in SYSTEMS.values() if models in system.models]
-    systems = fitting if given.system == "all" else [SYSTEMS[given.system]]
+    fitting = systems_for(problem)
+    systems = list(fitting.values()) if given.system == "all" else [system_called(given.system, problem)]
     own = [{option.name for option in system.options} for system in systems]
     for name in settings:
         if not any(name in names for names in own):
@@ -171,6 +185,25 @@ def plan(given: argparse.Namespace) -> int:
         row |= {"name": made.name, "system": made.provenance.optimiser, "id": made.id}
     answer(given, {"plans": rows, "saved": str(given.output) if given.output else None}, report.candidates)
     return INFEASIBLE if best.status is Status.INFEASIBLE else 0
+
+
+def system_called(name: str, problem: Problem) -> System:
+    """The system of that name for what is to be planned; InputError when it plans for something else."""
+    registry, what = (SYSTEMS, "inference") if problem.step is None else (TRAINING, "a training step")
+    if name not in registry:
+        raise InputError(f"{name} does not plan {what}; those that do: {', '.join(registry)}")
+    return registry[name]
+
+
+def show_graph(given: argparse.Namespace) -> int:
+    problem = new_problem(given)
+    graph = operators_of(problem)
+    if given.output:
+        write(given.output, graph.to_json())
+    answer(
+        given, describe_graph(problem, graph) | {"saved": str(given.output) if given.output else None}, report.operators
+    )
+    return 0
 
 
 def simulate_plan(given: argparse.Namespace) -> int:

@@ -6,13 +6,15 @@ from pathlib import Path
 
 from engine import formats, store
 from engine.cluster import Cluster
-from engine.costs import AlphaBeta, CostModel, Datasheet
+from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet, Profiled, Silicon, combine
 from engine.errors import InputError
 from engine.formats.exflow import read_placement
 from engine.model import MoEModel
+from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
+from engine.training import TrainingStep, balanced_load, usual_step
 from engine.workload import RoutingTrace, Workload
 
 
@@ -24,11 +26,18 @@ def read_recording(file: str, model: MoEModel | None = None) -> Workload:
     return formats.read_workload(path, member=member, num_experts=model.experts, bytes_per_token=model.bytes_per_token)
 
 
-def read_cost(given: argparse.Namespace) -> CostModel:
-    """The profile given by --cost, or the datasheet."""
-    if not given.cost:
-        return Datasheet()
-    return AlphaBeta(formats.read_cost_profile(given.cost))
+def read_cost(given: argparse.Namespace, cluster: Cluster) -> CostModel:
+    """What --cost names, or the datasheet: computation and network each from the first that has it for the cluster."""
+    if len(given.cost) > 2:
+        raise InputError("--cost may be given twice at most: for computation and for the network")
+    return combine({name: _cost_source(name) for name in given.cost}, cluster)
+
+
+def _cost_source(name: str) -> CostModel:
+    if name in ("datasheet", "silicon"):
+        return Datasheet() if name == "datasheet" else Silicon()
+    found = formats.read_costs(Path(name))
+    return AlphaBeta(found) if isinstance(found, CostProfile) else Profiled(found)
 
 
 def inputs_of(given: argparse.Namespace, made: Plan) -> tuple[MoEModel, Workload]:
@@ -48,10 +57,8 @@ def plans_and_problem(given: argparse.Namespace, paths: list[Path]) -> tuple[lis
     if plans:
         problem = problem_of(given, next(iter(plans.values())))
     elif given.workload and given.cluster and given.model:
-        model = formats.read_model(given.model)
-        problem = make_problem(
-            read_recording(given.workload, model), formats.read_cluster(given.cluster), model, read_cost(given)
-        )
+        model, cluster = formats.read_model(given.model), formats.read_cluster(given.cluster)
+        problem = make_problem(read_recording(given.workload, model), cluster, model, read_cost(given, cluster))
     else:
         raise InputError(f"{paths[0].name}: a bare placement needs --workload, --cluster and --model beside it")
     return [plans.get(path) or placed_by(path, problem) for path in paths], problem
@@ -75,17 +82,34 @@ def new_problem(given: argparse.Namespace) -> Problem:
     """The problem that `plan`'s options name."""
     if given.workload_b and (given.also or given.in_use):
         raise InputError("--also and --in-use are for plans of one model; leave them out, or leave out --workload-b")
-    model = formats.read_model(given.model)
+    model, cluster = formats.read_model(given.model), formats.read_cluster(given.cluster)
+    if not given.workload and not given.training:
+        raise InputError("--workload is missing: name the recording to plan for")
     problem = make_problem(
-        read_recording(given.workload, model), formats.read_cluster(given.cluster), model, read_cost(given),
+        read_recording(given.workload, model) if given.workload else balanced_load(model),
+        cluster, model, read_cost(given, cluster),
         second=read_second(given, model),
         others=tuple(read_recording(file, model) for file in given.also),
+        **read_step(given, model, cluster),
     )  # fmt: skip
     if not given.in_use:
         return problem
     csv = given.in_use.suffix.lower() == ".csv"
     deployed = placed_by(given.in_use, problem) if csv else formats.read_plan(given.in_use)
     return replace(problem, in_use=deployed.placement)
+
+
+def read_step(given: argparse.Namespace, model: MoEModel, cluster: Cluster) -> dict[str, TrainingStep | OperatorGraph]:
+    """`step` and `graph` of a problem, as far as the options name them."""
+    found: dict[str, TrainingStep | OperatorGraph] = {}
+    if given.training == "usual":
+        step = usual_step(model, len(cluster.gpus))
+        found["step"] = step.model_copy(update={"routing": "recorded"}) if given.workload else step
+    elif given.training:
+        found["step"] = formats.read_document(TrainingStep, Path(given.training))
+    if given.graph:
+        found["graph"] = formats.read_document(OperatorGraph, given.graph)
+    return found
 
 
 def problem_of(given: argparse.Namespace, made: Plan) -> Problem:
@@ -101,7 +125,11 @@ def problem_of(given: argparse.Namespace, made: Plan) -> Problem:
         second = (
             store.load_workload(known.get("workload_b", "")), store.load_document(MoEModel, known.get("model_b", ""))
         )  # fmt: skip
-    return make_problem(workload, cluster, model, read_cost(given), second)
+    step = read_step(given, model, cluster)
+    for role, kind in (("step", TrainingStep), ("graph", OperatorGraph)):
+        if role not in step and role in known:
+            step[role] = store.load_document(kind, known[role])
+    return make_problem(workload, cluster, model, read_cost(given, cluster), second, **step)
 
 
 def read_second(given: argparse.Namespace, model: MoEModel) -> tuple[Workload, MoEModel] | None:
@@ -125,7 +153,9 @@ def remember(problem: Problem) -> None:
         if one is not None:
             store.save_workload(one.workload)
             store.save_document(one.model)
-    store.save_document(problem.cluster)
+    for document in (problem.cluster, problem.step, problem.graph):
+        if document is not None:
+            store.save_document(document)
 
 
 def split_setting(text: str) -> tuple[str, str]:

@@ -75,6 +75,16 @@ class Cluster(Frozen):
         """Whether every GPU has the same numbers."""
         return len(set(self.gpus)) == 1
 
+    def part(self, gpus: list[int]) -> "Cluster":
+        """The cluster of only these GPUs (indices, ascending), on the same nodes and fabric."""
+        kept, first = [], 0
+        for node in self.nodes:
+            own = tuple(gpu for rank, gpu in enumerate(node.gpus, start=first) if rank in gpus)
+            first += len(node.gpus)
+            if own:
+                kept.append(node.model_copy(update={"gpus": own}))
+        return self.model_copy(update={"nodes": tuple(kept)})
+
     def values(self, field: str) -> np.ndarray:
         """float64[gpu]: one numeric field of every GPU, for example `send_bandwidth`."""
         return np.array([getattr(gpu, field) for gpu in self.gpus], dtype=np.float64)

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, NonNegativeFloat, model_validator
 
+from engine.plan_of_step import Overlap, Pipeline, Priority
 from engine.result import Provenance, Status
 from engine.schema import Frozen
 
@@ -181,18 +182,20 @@ class Claim(Frozen):
     Never trusted: `validate` and `simulate` recompute the objective.
 
     scope: what the bound covers: every send order of the plan's own placement, or also every other placement without
-    replicas and with as many slots per GPU."""
+    replicas and with as many slots per GPU; of a training step, every schedule of the plan's own placement."""
 
     status: Status
     objective: float = Field(ge=0)
     bound: float = Field(ge=0)
-    scope: Literal["order", "placement and order"]
+    scope: Literal["order", "placement and order", "schedule"]
 
     @property
     def proof(self) -> str:
         """How far the plan is proven, in words."""
         if self.status is Status.OPTIMAL:
-            return "proven optimal" if self.scope == "placement and order" else "optimal order"
+            return {"placement and order": "proven optimal", "schedule": "optimal schedule"}.get(
+                self.scope, "optimal order"
+            )
         stopped = {Status.CANCELLED: "stopped early", Status.TIME_LIMIT: "time ran out"}
         return stopped.get(self.status, "heuristic")
 
@@ -217,6 +220,9 @@ class Plan(Frozen):
     placement_b: Placement | None = Field(default=None, description="of a second model on the same GPUs")
     send_order_b: SendOrder | None = None
     reaction: Reaction | None = None
+    priority: Priority | None = Field(default=None, description="of a training step; absent: a plan for inference")
+    pipeline: Pipeline | None = None
+    overlap: Overlap | None = None
     provenance: Provenance
     claim: Claim | None = None
     parent: str | None = Field(default=None, description="id of the plan that this one was derived from")
@@ -232,6 +238,12 @@ class Plan(Frozen):
             if self.execution != "vanilla":
                 raise ValueError("two models on one cluster run with vanilla execution")
             _order_fits(self.send_order_b, self.placement_b)
+        if self.priority is None and (self.pipeline is not None or self.overlap is not None):
+            raise ValueError("pipeline and overlap are parts of a training step, which also needs a priority")
+        if self.priority is not None and (self.placement_b is not None or self.execution != "vanilla"):
+            raise ValueError("a training step is planned for one model with vanilla execution")
+        if self.pipeline is not None and len(self.pipeline.forward) != self.placement.layers:
+            raise ValueError(f"{len(self.pipeline.forward)} pipeline degrees for {self.placement.layers} MoE layers")
         if self.execution == "context-coherent" and not self.placement.single:
             raise ValueError("context-coherent execution needs every expert on exactly one GPU")
         return self

@@ -9,8 +9,10 @@ from engine.cluster import Cluster
 from engine.costs import CostModel
 from engine.errors import InputError
 from engine.model import MoEModel
+from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Placement, Plan
 from engine.simulate.network import Network
+from engine.training import TrainingStep
 from engine.workload import TrafficMatrix, Workload
 
 MEMORY_SHARE = 0.9
@@ -25,10 +27,12 @@ def make_problem(
     second: tuple[Workload, MoEModel] | None = None,
     others: tuple[Workload, ...] = (),
     in_use: Placement | None = None,
+    step: TrainingStep | None = None,
+    graph: OperatorGraph | None = None,
 ) -> "Problem":
     """The problem of these inputs. Raises InputError when they do not fit each other.
 
-    second: recording and model that share the cluster; others, in_use: see `Problem`.
+    second: recording and model that share the cluster; others, in_use, step, graph: see `Problem`.
 
     A traffic matrix knows no model: each column stands for what sits on one GPU, so the model takes its numbers of
     layers and experts from the matrix, and the matrix its bytes per token from the model.
@@ -39,7 +43,7 @@ def make_problem(
         sizes = {"layers": workload.layers, "dense_layers": (), "experts": workload.num_experts}
         sizes["experts_per_token"] = min(model.experts_per_token, workload.num_experts)
         model = model.model_copy(update=sizes)
-    return Problem(workload, cluster, model, cost, partner, others, in_use)
+    return Problem(workload, cluster, model, cost, partner, others, in_use, step, graph)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +53,8 @@ class Problem:
     second: another model on the same GPUs, with its own recording (Aurora §6, §7)
     others: further recordings of the model that a robust plan must also serve
     in_use: the placement that is deployed now; None: experts in contiguous blocks
+    step: what to plan is a training step, not inference
+    graph: the step's operators where they are known better than from the model (an import); None: those of a transformer
     """
 
     workload: Workload
@@ -58,6 +64,8 @@ class Problem:
     second: "Problem | None" = None
     others: tuple[Workload, ...] = ()
     in_use: Placement | None = None
+    step: TrainingStep | None = None
+    graph: OperatorGraph | None = None
 
     def __post_init__(self) -> None:
         for recording in (self.workload, *self.others):
@@ -65,6 +73,10 @@ class Problem:
         self.demand  # noqa: B018  raises when the recorded ranks do not fit the cluster
         if self.second is not None:
             self._check_second(self.second)
+        if self.step is not None and self.second is not None:
+            raise InputError("a training step is planned for one model; close the second model")
+        if self.graph is not None and self.step is None:
+            raise InputError("an operator graph belongs to a training step; describe the step too")
         if self.in_use is not None:
             self._check_placement(self.in_use, "the placement in use")
 
@@ -83,7 +95,8 @@ class Problem:
         """The same problem with another recording of the model. Raises InputError when it does not fit."""
         return make_problem(
             workload, self.cluster, self.model, self.cost,
-            None if self.second is None else (self.second.workload, self.second.model), (), self.in_use,
+            None if self.second is None else (self.second.workload, self.second.model), (), self.in_use, self.step,
+            self.graph,
         )  # fmt: skip
 
     @cached_property
@@ -113,6 +126,9 @@ class Problem:
     def check_plan(self, plan: Plan) -> None:
         """Raise InputError unless the plan is for as many GPUs, layers and experts, and its experts fit the memory."""
         self._check_placement(plan.placement, f"the plan {plan.name}")
+        if (plan.priority is None) != (self.step is None):
+            wanted, other = ("a training step", "inference") if self.step is None else ("inference", "a training step")
+            raise InputError(f"the plan {plan.name} is for {wanted}, but what is open is {other}; change the goal")
         if plan.placement_b is not None:
             if self.second is None:
                 raise InputError(f"the plan {plan.name} is for two models, but only one is open; open the second too")

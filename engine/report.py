@@ -38,12 +38,21 @@ def candidates(found: dict[str, Any]) -> str:
     rows = []
     for one in found["plans"]:
         figures = one["metrics"]
+        if (parts := figures["decomposition"]) is not None:
+            rows.append([
+                one["name"], seconds(figures["total"]), seconds(figures["bound"]), share(figures["gap"]),
+                seconds(parts["communication"]), seconds(parts["computation"]), seconds(parts["overlapped"]),
+                seconds(one["runtime"]), one["proof"],
+            ])  # fmt: skip
+            continue
         rows.append([
             one["name"], seconds(figures["total"]), seconds(figures["bound"]), share(figures["gap"]),
             share(figures["order_gap"]), f"{figures['balancedness']:.3f}", share(figures["kept_local"]),
             seconds(one["runtime"]), one["proof"],
         ])  # fmt: skip
     header = ["plan", "time", "bound", "gap", "order gap", "balanced", "kept local", "found in", "status"]
+    if found["plans"][0]["metrics"]["decomposition"] is not None:
+        header[4:7] = ["exposed comm.", "exposed comp.", "overlapped"]
     lines = [table(header, rows)]
     for one in found["plans"]:
         lines += [f"{one['name']}: {about}: {quantity(**note)}" for about, note in one["notes"].items()]
@@ -52,9 +61,24 @@ def candidates(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def operators(found: dict[str, Any]) -> str:
+    rows = [
+        [f"{one['phase']} {one['kind']}", str(one["operators"]), f"{one['flop'] / 1e9:,.1f}", size(one["sent"]),
+         seconds(one["seconds"])] for one in found["rows"]
+    ]  # fmt: skip
+    lines = [f"{found['name']}: {found['operators']} operators, {found['dependencies']} dependencies"]
+    lines.append(table(["kind", "operators", "GFLOP", "sent", "time"], rows))
+    lines.append(f"costs: {found['cost_source']}")
+    if found["saved"]:
+        lines.append(f"saved: {found['saved']}")
+    return "\n".join(lines)
+
+
 def simulated(found: dict[str, Any]) -> str:
     figures = found["metrics"]
     lines = [f"{found['name']} ({found['id'][:12]}): {seconds(figures['total'])} simulated"]
+    if figures["decomposition"] is not None:
+        return "\n".join([*lines, *_step_figures(figures), f"  costs: {found['cost_source']}"])
     lines.append(f"  no order of sends is below {seconds(figures['order_bound'])} ({share(figures['order_gap'])} away)")
     if figures["bound"] is not None and found["bound_covers"] != "order":
         lines.append(
@@ -66,6 +90,18 @@ def simulated(found: dict[str, Any]) -> str:
                  f"kept local {share(figures['kept_local'])}, up to {size(figures['memory'])} of experts on a GPU")  # fmt: skip
     lines.append(f"  costs: {found['cost_source']}")
     return "\n".join(lines)
+
+
+def _step_figures(figures: dict[str, Any]) -> list[str]:
+    parts = figures["decomposition"]
+    return [
+        f"  no schedule of its placement is below {seconds(figures['order_bound'])} ({share(figures['order_gap'])} away)",
+        f"  exposed communication {seconds(parts['communication'])}, exposed computation {seconds(parts['computation'])}, "
+        f"overlapped {seconds(parts['overlapped'])}, neither {seconds(parts['idle'])}",
+        "  busy: " + ", ".join(f"{kind} {seconds(value)}" for kind, value in figures["seconds"].items() if value),
+        f"  utilisation {share(figures['utilisation'])}, weights, gradients and momentum up to {size(figures['memory'])} on "
+        "a GPU",
+    ]
 
 
 def comparison(found: dict[str, Any]) -> str:

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 STREAMS = ("compute", "network")
-COMPUTE_KINDS = ("gate", "ffn", "aggregate")
-NETWORK_KINDS = ("dispatch", "combine", "all_gather")
+COMPUTE_KINDS = ("dense", "gate", "ffn", "aggregate", "dx", "dw")
+NETWORK_KINDS = ("dispatch", "combine", "all_gather", "all_reduce")
 KINDS = COMPUTE_KINDS + NETWORK_KINDS
 
 COLUMNS = ("resource", "stream", "start", "end", "kind", "layer", "model", "peer", "bytes")
@@ -21,22 +21,25 @@ class Timeline:
     events: one row an event, columns `resource` (int, GPU), `stream` (one of STREAMS), `start`, `end` (seconds),
         `kind` (one of KINDS), `layer` (MoE layer), `model` (0, or 1 for the second of two colocated models), `peer` (the
         GPU a send goes to, -1 for computation), `bytes`
-    resources: lane name of every GPU
+    resources: lane name of every GPU, or of every group of GPUs that do the same at the same time
     source: whether the times were simulated or measured
     cost_source: which cost model (or machine) they come from
+    labels: for a training step, the operator (and part) of every event, by the row of `events`
     """
 
     events: pd.DataFrame
     resources: tuple[str, ...]
     source: Literal["simulated", "measured"]
     cost_source: str
+    labels: tuple[str, ...] | None = None
 
     def to_dict(self) -> dict:
         """Plain JSON: the events as columns, times in seconds."""
         columns = {name: self.events[name].tolist() for name in COLUMNS}
-        return {
+        found = {
             "resources": list(self.resources), "source": self.source, "cost_source": self.cost_source, "events": columns
         }  # fmt: skip
+        return found if self.labels is None else found | {"labels": list(self.labels)}
 
     @classmethod
     def from_dict(cls, data: dict) -> "Timeline":
@@ -44,7 +47,8 @@ class Timeline:
         events = pd.DataFrame({name: data["events"][name] for name in COLUMNS})
         events["stream"] = pd.Categorical(events["stream"], categories=list(STREAMS))
         events["kind"] = pd.Categorical(events["kind"], categories=list(KINDS))
-        return cls(events, tuple(data["resources"]), data["source"], data["cost_source"])
+        labels = tuple(data["labels"]) if "labels" in data else None
+        return cls(events, tuple(data["resources"]), data["source"], data["cost_source"], labels)
 
     @property
     def total(self) -> float:
@@ -72,6 +76,38 @@ class Timeline:
         )
         totals = (spans["end"] - spans["start"]).groupby("kind", observed=True).sum()
         return {kind: float(totals.get(kind, 0.0)) for kind in KINDS}
+
+    def busy_of_kind(self) -> dict[str, float]:
+        """Seconds in which a kind runs, mean over the resources."""
+        parts = self.events.groupby(["kind", "resource"], observed=True)
+        totals = dict.fromkeys(KINDS, 0.0)
+        for (kind, _), events in parts:
+            totals[kind] += _covered(events) / len(self.resources)
+        return totals
+
+    def exposed_intervals(self, resource: int) -> np.ndarray:
+        """float64[interval, 2]: when a resource's network is busy and it computes nothing."""
+        mine = self.events[self.events["resource"] == resource]
+        network = _union(mine[mine["stream"] == "network"])
+        compute = _union(mine[mine["stream"] == "compute"])
+        edges = np.unique(np.concatenate([network.ravel(), compute.ravel()]))
+        middle = (edges[1:] + edges[:-1]) / 2
+        exposed = _inside(middle, network) & ~_inside(middle, compute)
+        return np.column_stack([edges[:-1][exposed], edges[1:][exposed]])
+
+    def decomposition(self) -> dict[str, float]:
+        """Seconds of exposed communication, exposed computation, both at once and neither, mean over the resources
+        (Lancet, Figure 13). They add up to the total."""
+        found = dict.fromkeys(("communication", "computation", "overlapped", "idle"), 0.0)
+        for resource in range(len(self.resources)):
+            mine = self.events[self.events["resource"] == resource]
+            network = _covered(mine[mine["stream"] == "network"])
+            compute = _covered(mine[mine["stream"] == "compute"])
+            either = _covered(mine)
+            seconds = (either - compute, either - network, network + compute - either, self.total - either)
+            for name, value in zip(found, seconds, strict=True):
+                found[name] += max(value, 0.0) / len(self.resources)
+        return found
 
     def exposed_communication(self) -> float:
         """Seconds in which some GPU's network is busy and no GPU computes."""
@@ -101,6 +137,12 @@ def _union(events: pd.DataFrame) -> np.ndarray:
 
 def _length(intervals: np.ndarray) -> float:
     return float((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+def _inside(times: np.ndarray, intervals: np.ndarray) -> np.ndarray:
+    """bool[time]: which times lie in one of the disjoint, ascending intervals."""
+    place = np.searchsorted(intervals[:, 0], times, side="right") - 1
+    return (place >= 0) & (times < intervals[np.maximum(place, 0), 1]) if len(intervals) else np.zeros(len(times), bool)
 
 
 def _covered(events: pd.DataFrame) -> float:

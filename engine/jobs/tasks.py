@@ -4,32 +4,35 @@ from typing import Any
 
 from engine import store
 from engine.cluster import Cluster
-from engine.costs import Datasheet
+from engine.costs import choice as cost_choice
 from engine.errors import InputError
 from engine.jobs.protocol import Context
 from engine.launch import local
 from engine.launch.compare import compare
 from engine.launch.devices import attached
 from engine.model import MoEModel
+from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Placement, Plan
 from engine.problem import Problem, make_problem
 from engine.schema import Frozen
 from engine.simulate.metrics import metrics
-from engine.systems import SYSTEMS, Outcome, run
+from engine.systems import SYSTEMS, TRAINING, Outcome, run
 from engine.systems.base import Notes
 from engine.timeline import Timeline
+from engine.training import TrainingStep
 
 
 def problem_arguments(problem: Problem) -> dict[str, Any]:
     """A problem as the arguments of a job; its recordings must be in the data folder."""
     found = {
         "workload": problem.workload.digest, "cluster": _json(problem.cluster), "model": _json(problem.model),
-        "others": [one.digest for one in problem.others],
+        "others": [one.digest for one in problem.others], "cost": cost_choice.to_dict(problem.cost),
     }  # fmt: skip
     if problem.second is not None:
         found["second"] = {"workload": problem.second.workload.digest, "model": _json(problem.second.model)}
-    if problem.in_use is not None:
-        found["in_use"] = _json(problem.in_use)
+    for role in ("in_use", "step", "graph"):
+        if (document := getattr(problem, role)) is not None:
+            found[role] = _json(document)
     return found
 
 
@@ -38,17 +41,18 @@ def _json(document: Frozen) -> dict[str, Any]:
 
 
 def problem_from(arguments: dict[str, Any]) -> Problem:
-    """The problem that `problem_arguments` described. Costs are the datasheet's."""
-    second = arguments.get("second")
-    in_use = arguments.get("in_use")
+    """The problem that `problem_arguments` described. Without a cost, the datasheet's."""
+    second, in_use, step, graph = (arguments.get(role) for role in ("second", "in_use", "step", "graph"))
     return make_problem(
         store.load_workload(arguments["workload"]),
         Cluster.from_dict(arguments["cluster"], "cluster"),
         MoEModel.from_dict(arguments["model"], "model"),
-        Datasheet(),
+        cost_choice.from_dict(arguments.get("cost", {"source": "datasheet"})),
         second and (store.load_workload(second["workload"]), MoEModel.from_dict(second["model"], "second model")),
         tuple(store.load_workload(digest) for digest in arguments.get("others", [])),
         in_use and Placement.from_dict(in_use, "placement in use"),
+        step and TrainingStep.from_dict(step, "training step"),
+        graph and OperatorGraph.from_dict(graph, "operator graph"),
     )
 
 
@@ -59,11 +63,11 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     `candidate`, and {"refused": {title: reason}} of the systems that cannot plan for this. Raises InputError when none can.
     """
     problem = problem_from(arguments)
-    wanted = arguments["systems"]
+    wanted, registry = arguments["systems"], SYSTEMS if problem.step is None else TRAINING
     found: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
     for index, choice in enumerate(wanted):
-        system = SYSTEMS[choice["name"]]
+        system = registry[choice["name"]]
         fastest = min((one["metrics"]["total"] for one in found), default=None)
 
         def report(done, message, incumbent=None, bound=None, index=index, system=system, fastest=fastest) -> None:

@@ -95,16 +95,15 @@ def prepare(
 
     tokens: how many tokens of the recording to replay, evenly spaced (default: as many as `FLOP_BUDGET` allows).
     """
+    if what := _not_launchable(plan):
+        raise InputError(
+            f"the plan {plan.name} has {what}, which can be simulated but not launched yet; launch a plan of one model "
+            "with vanilla execution"
+        )
     if not isinstance(workload, RoutingTrace):
         raise InputError(
             f"{workload.name} has no tokens to replay; a launch needs a routing log (loads and matrices can be planned "
             "and simulated)"
-        )
-    if plan.placement_b is not None or plan.execution != "vanilla":
-        what = "two colocated models" if plan.placement_b is not None else "context-coherent execution"
-        raise InputError(
-            f"the plan {plan.name} has {what}, which can be simulated but not launched yet; launch a plan of one model "
-            "with vanilla execution"
         )
     gpus = plan.placement.gpus
     model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
@@ -131,6 +130,15 @@ def prepare(
     spec = LaunchSpec(plan=fold_plan(plan, ranks), model=model, ranks=ranks, backend=backend, repeats=repeats)
     trace = fold_trace(workload, gpus, ranks).spread(replayed)
     return Launch(spec, trace, limit, tuple(_checks(spec, trace, devices, gpus)))
+
+
+def _not_launchable(plan: Plan) -> str:
+    """What of a plan no worker executes yet; empty when one does."""
+    if plan.placement_b is not None:
+        return "two colocated models"
+    if plan.priority is not None:
+        return "a training step"
+    return "context-coherent execution" if plan.execution != "vanilla" else ""
 
 
 def _checks(spec: LaunchSpec, trace: RoutingTrace, devices: Devices, gpus: int):

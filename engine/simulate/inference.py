@@ -13,12 +13,15 @@ from engine.problem import Problem
 from engine.simulate.colocated import colocated_bound, colocated_timeline
 from engine.simulate.events import EventLog
 from engine.simulate.network import Network, all_to_all
+from engine.simulate.training import bound_of_step, simulate_step
 from engine.simulate.work import Work, work_of
 from engine.timeline import Timeline
 
 
 def simulate(plan: Plan, problem: Problem) -> Timeline:
     """The predicted timeline of a plan. Raises InputError when the plan does not fit the problem."""
+    if problem.step is not None:
+        return simulate_step(plan, problem)
     problem.check_plan(plan)
     work = work_of(plan.placement, problem, plan.execution)
     if plan.placement_b is None:
@@ -63,7 +66,10 @@ def bound_of_work(work: Work, network: Network) -> np.ndarray:
 
 
 def bound_of_plan(plan: Plan, problem: Problem, first: int = 0, last: int | None = None) -> float:
-    """Seconds below which no send order can bring the placement (and execution) of a plan, in layers first … last."""
+    """Seconds below which no send order can bring the placement (and execution) of a plan, in layers first … last. Of a
+    training step: the whole step, and any schedule."""
+    if problem.step is not None:
+        return bound_of_step(problem, plan.placement)
     last = problem.workload.layers - 1 if last is None else last
     work = work_of(plan.placement, problem, plan.execution).stretch(first, last)
     if plan.placement_b is None:

@@ -8,6 +8,8 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import relative_gap
 from engine.simulate.inference import bound_of_plan
+from engine.simulate.training.memory import step_state_bytes
+from engine.simulate.training.routing import route
 from engine.simulate.work import work_of
 from engine.timeline import Timeline, balancedness
 
@@ -17,7 +19,9 @@ class Metrics:
     """total, order_bound, exposed_communication, seconds: in seconds; memory: bytes on the fullest GPU; the rest shares.
 
     order_bound: no send order can bring the plan's placement below it. bound: the optimiser's own proven bound over the
-    placements it chose from, None when the plan makes no claim.
+    placements it chose from, None when the plan makes no claim. Of a training step, `order_bound` covers every schedule of
+    its placement, `memory` is weights, gradients and momentum without activations, `seconds` are busy times by kind and
+    `decomposition` is `Timeline.decomposition`.
     """
 
     total: float
@@ -33,6 +37,7 @@ class Metrics:
     memory: float
     phases: int
     seconds: dict[str, float]
+    decomposition: dict[str, float] | None = None
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -40,15 +45,13 @@ class Metrics:
 
 def metrics(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
     """The figures of `plan` on `problem`, whose simulated timeline is `timeline`."""
+    if problem.step is not None:
+        return _of_step(plan, problem, timeline)
     dispatch = work_of(plan.placement, problem, plan.execution).dispatch
     if plan.placement_b is not None:
         dispatch = np.concatenate([dispatch, work_of(plan.placement_b, problem.second).dispatch])
     everything, stays = dispatch.sum(), np.trace(dispatch, axis1=1, axis2=2).sum()
-    order_bound = bound_of_plan(plan, problem)
-    # A bound was proven for the inputs the plan was made from; on any others it proves nothing.
-    mine = input_digests(problem)
-    own = plan.claim is not None and all(plan.provenance.inputs.get(role) == mine.get(role) for role in SCORED_ON)
-    bound = plan.claim.bound if own else None
+    order_bound, bound = bound_of_plan(plan, problem), _own_bound(plan, problem)
     return Metrics(
         total=timeline.total,
         order_bound=order_bound,
@@ -66,7 +69,39 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
     )
 
 
-SCORED_ON = ("workload", "cluster", "model", "cost", "workload_b", "model_b")
+def _of_step(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
+    """The figures of a plan for a training step."""
+    routing = route(problem, plan.placement, irregular=plan.overlap is not None and plan.overlap.irregular)
+    everything, stays = routing.traffic.sum(), np.trace(routing.traffic, axis1=1, axis2=2).sum()
+    order_bound, bound = bound_of_plan(plan, problem), _own_bound(plan, problem)
+    parts = timeline.decomposition()
+    sent = parts["communication"] + parts["overlapped"]
+    return Metrics(
+        total=timeline.total,
+        order_bound=order_bound,
+        order_gap=relative_gap(timeline.total, order_bound),
+        bound=bound,
+        gap=relative_gap(timeline.total, bound) if bound is not None else None,
+        utilisation=timeline.utilisation,
+        exposed_communication=parts["communication"],
+        overlap=parts["overlapped"] / sent if sent else 0.0,
+        balancedness=float(balancedness(np.nansum(routing.rows, axis=2)).mean()),
+        kept_local=float(stays / everything) if everything else 1.0,
+        memory=float(step_state_bytes(problem, plan.placement).max()),
+        phases=0,
+        seconds=timeline.busy_of_kind(),
+        decomposition=parts,
+    )
+
+
+def _own_bound(plan: Plan, problem: Problem) -> float | None:
+    """The optimiser's bound, where it was proven for these inputs; on any others it proves nothing."""
+    mine = input_digests(problem)
+    own = plan.claim is not None and all(plan.provenance.inputs.get(role) == mine.get(role) for role in SCORED_ON)
+    return plan.claim.bound if own else None
+
+
+SCORED_ON = ("workload", "cluster", "model", "cost", "workload_b", "model_b", "step", "graph")
 """Roles of the inputs that a plan's simulated time depends on."""
 
 
@@ -81,6 +116,10 @@ def input_digests(problem: Problem) -> dict[str, str]:
     if problem.second is not None:
         digests |= {"workload_b": problem.second.workload.digest, "model_b": problem.second.model.digest}
     digests |= {f"workload_also_{index}": one.digest for index, one in enumerate(problem.others)}
+    if problem.step is not None:
+        digests["step"] = problem.step.digest
+    if problem.graph is not None:
+        digests["graph"] = problem.graph.digest
     if problem.in_use is not None:
         digests["in_use"] = problem.in_use.digest
     return digests

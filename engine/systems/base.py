@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.errors import InputError
-from engine.plan import Claim, Execution, Placement, Plan, Reaction, SendOrder
+from engine.plan import Claim, Execution, Overlap, Pipeline, Placement, Plan, Priority, Reaction, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
 from engine.simulate.inference import bound_of_plan, simulate
@@ -96,13 +96,16 @@ class Draft:
     placement_b: Placement | None = None
     send_order_b: SendOrder | None = None
     reaction: Reaction | None = None
+    priority: Priority | None = None
+    pipeline: Pipeline | None = None
+    overlap: Overlap | None = None
 
     def plan(self, name: str, provenance: Provenance) -> Plan:
         """The plan that these parts make."""
         return Plan(
             name=name, placement=self.placement, send_order=self.send_order, execution=self.execution,
             placement_b=self.placement_b, send_order_b=self.send_order_b, reaction=self.reaction,
-            provenance=provenance,
+            priority=self.priority, pipeline=self.pipeline, overlap=self.overlap, provenance=provenance,
         )  # fmt: skip
 
 
@@ -173,6 +176,8 @@ def run(
     proven = Status.OPTIMAL if objective <= bound * (1 + 1e-9) else Status.FEASIBLE
     status = Status.CANCELLED if draft.cancelled else proven
     scope = "order" if draft.bound is None else "placement and order"
+    if problem.step is not None:
+        scope = "schedule"
     plan = plan.model_copy(update={"claim": Claim(status=status, objective=objective, bound=bound, scope=scope)})
     result = Result(status, objective, bound, time.perf_counter() - begin, plan, provenance)
     return Outcome(result, draft.notes, timeline)

@@ -1,0 +1,204 @@
+"""The operator graph of a training step: what is computed and sent, in sizes, and what needs what.
+
+Every operator of the forward pass has up to two in the backward pass: dX, the gradient of its input, which the operators
+before it wait for, and dW, the gradient of its weights, which only the update waits for (Lancet §2.3). The program order is
+the forward pass, then the backward pass in reverse, every dW just before its dX, as automatic differentiation emits both at
+once, then all-reduces and the update.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import networkx as nx
+from pydantic import Field, model_validator
+
+from engine.errors import InputError
+from engine.schema import Frozen
+
+Kind = Literal[
+    "embedding", "layer_norm", "qkv", "attention", "projection", "residual", "dense_ffn", "gate", "dispatch", "experts",
+    "combine", "aggregate", "shared_experts", "loss", "gradient", "update",
+]  # fmt: skip
+Phase = Literal["forward", "dx", "dw", "all_reduce", "update"]
+
+
+class Gemm(Frozen):
+    """`count` products C[m, n] = A[m, k] B[k, n], one kernel each. tokens: the dimension that counts tokens, which gets
+    shorter when the operator is cut."""
+
+    count: int = Field(default=1, ge=1)
+    m: int = Field(ge=1)
+    n: int = Field(ge=1)
+    k: int = Field(ge=1)
+    tokens: Literal["m", "k"] = "m"
+
+
+class Operator(Frozen):
+    """One instruction of the step, as every GPU executes it.
+
+    layer: model layer; the embedding counts to the first, head and loss to the last
+    gemms: matrix products; moved: bytes through the GPU's memory besides those of the products
+    sent: bytes in a GPU's buffer of an all-to-all or all-reduce
+    parameters: of a forward operator, numbers of its weights on this GPU
+    seconds: measured time, which then counts instead of any cost model's (Lancet §3 profiles its operators so)
+    """
+
+    name: str = Field(min_length=1, max_length=200)
+    kind: Kind
+    phase: Phase
+    layer: int = Field(ge=0)
+    gemms: tuple[Gemm, ...] = ()
+    moved: float = Field(default=0, ge=0)
+    sent: float = Field(default=0, ge=0)
+    parameters: int = Field(default=0, ge=0)
+    seconds: float | None = Field(default=None, ge=0)
+
+    @property
+    def network(self) -> bool:
+        """Whether it runs on the network."""
+        return self.kind in ("dispatch", "combine", "gradient")
+
+
+class Dependency(Frozen):
+    """`after` reads what `before` makes. gradient: whether a gradient flows back along it (none flows through the choice of
+    an expert)."""
+
+    before: str
+    after: str
+    gradient: bool = True
+
+
+class OperatorGraph(Frozen):
+    """All operators in program order, and what needs what. Checked: names differ, every dependency points forwards."""
+
+    name: str = Field(min_length=1, max_length=120)
+    operators: tuple[Operator, ...] = Field(min_length=1, max_length=200_000)
+    dependencies: tuple[Dependency, ...] = ()
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "OperatorGraph":
+        place = {operator.name: index for index, operator in enumerate(self.operators)}
+        if len(place) < len(self.operators):
+            names = [operator.name for operator in self.operators]
+            raise ValueError(f"two operators are called '{next(name for name in names if names.count(name) > 1)}'")
+        for one in self.dependencies:
+            for end in (one.before, one.after):
+                if end not in place:
+                    raise ValueError(f"a dependency names '{end}', which is no operator")
+            if place[one.before] >= place[one.after]:
+                raise ValueError(f"'{one.after}' needs '{one.before}', but is listed before it")
+        reduced = {one.after for one in self.dependencies}
+        for operator in self.operators:
+            for kind, phase in (("gradient", "all_reduce"), ("update", "update")):
+                if (operator.kind == kind) != (operator.phase == phase):
+                    raise ValueError(f"'{operator.name}' is of kind {operator.kind} in phase {operator.phase}, but kind {kind} "
+                                     f"and phase {phase} belong together")  # fmt: skip
+            if operator.phase == "all_reduce" and operator.name not in reduced:
+                raise ValueError(
+                    f"the all-reduce '{operator.name}' needs no operator; name the one that makes the gradient"
+                )
+        return self
+
+    def graph(self) -> nx.DiGraph:
+        """The graph as networkx has it: nodes by name with the attribute `operator`, edges with `gradient`."""
+        graph = nx.DiGraph(name=self.name)
+        graph.add_nodes_from((operator.name, {"operator": operator}) for operator in self.operators)
+        graph.add_edges_from((one.before, one.after, {"gradient": one.gradient}) for one in self.dependencies)
+        return graph
+
+    @classmethod
+    def of(cls, graph: nx.DiGraph) -> "OperatorGraph":
+        """The graph that `graph()` described; the order of its nodes is the program order."""
+        operators = tuple(operator for _, operator in graph.nodes(data="operator"))
+        dependencies = tuple(
+            Dependency(before=before, after=after, gradient=gradient)
+            for before, after, gradient in graph.edges(data="gradient", default=True)
+        )
+        return cls(name=graph.name or "operators", operators=operators, dependencies=dependencies)
+
+    def of_phase(self, *phases: Phase) -> tuple[Operator, ...]:
+        """The operators of some phases, in program order."""
+        return tuple(operator for operator in self.operators if operator.phase in phases)
+
+
+UPDATE_BYTES = 20
+"""Bytes moved for each number by SGD with momentum in 32 bits: read gradient, momentum and weight, write the last two."""
+
+
+def with_backward(forward: nx.DiGraph, bytes_per_number: float, tied: tuple[str, str] | None = None) -> OperatorGraph:
+    """The whole step for a forward graph (nodes in program order): dX and dW of every operator, an all-reduce for every
+    gradient of replicated weights, and the update.
+
+    Experts' weights are not replicated; their gradients stay where they are (a packed placement adds its own all-reduces).
+    tied: two operators that share one matrix, whose gradient is then reduced once, when both parts are there.
+    Raises InputError for a graph whose dependencies form a cycle.
+    """
+    if not nx.is_directed_acyclic_graph(forward):
+        raise InputError("the operators need each other in a circle, so that none can run first")
+    step = nx.DiGraph(forward)
+    order: list[Operator] = [operator for _, operator in forward.nodes(data="operator")]
+    dw: dict[str, str] = {}
+    for operator in reversed(order):
+        read_by = forward.out_edges(operator.name, data="gradient", default=True)
+        sources = [backward_name("dx", reader) for _, reader, gradient in read_by if gradient]
+        if operator.parameters:
+            dw[operator.name] = _add(step, _dw(operator), sources)
+        if operator.kind != "embedding":  # nothing comes before it
+            _add(step, _dx(operator), [*sources, operator.name])
+    gradients = [_add(step, one, after) for one, after in _all_reduces(order, dw, bytes_per_number, tied)]
+    numbers = sum(operator.parameters for operator in order)
+    numbers -= step.nodes[tied[0]]["operator"].parameters if tied else 0
+    last = max(operator.layer for operator in order)
+    update = Operator(name="update", kind="update", phase="update", layer=last, moved=float(UPDATE_BYTES * numbers))
+    _add(step, update, [*gradients, *dw.values()])
+    return OperatorGraph.of(step)
+
+
+def backward_name(phase: Phase, forward_name: str) -> str:
+    """The name of an operator of the backward pass, from the one it belongs to."""
+    return f"{phase}.{forward_name}"
+
+
+def _add(graph: nx.DiGraph, operator: Operator, after: list[str]) -> str:
+    graph.add_node(operator.name, operator=operator)
+    graph.add_edges_from(((before, operator.name) for before in after), gradient=False)
+    return operator.name
+
+
+def _dw(operator: Operator) -> Operator:
+    """dW[k, n] = Xᵀ[k, m] dY[m, n]: the tokens are what is summed over. Of a table, every row that was read is read and
+    written once more."""
+    gemms = tuple(Gemm(count=one.count, m=one.k, n=one.n, k=one.m, tokens="k") for one in operator.gemms)
+    return Operator(
+        name=backward_name("dw", operator.name), kind=operator.kind, phase="dw", layer=operator.layer, gemms=gemms,
+        moved=0 if gemms else operator.moved,
+    )  # fmt: skip
+
+
+def _dx(operator: Operator) -> Operator:
+    """dX[m, k] = dY[m, n] Wᵀ[n, k]; attention has two such products for each of its own, as both inputs of its products
+    have gradients, and so has an aggregation by a dense product. Element by element, a gradient reads the input again
+    beside what the forward pass moves; where a sum was, the gradients of its readers are added up."""
+    gemms = tuple(Gemm(count=one.count, m=one.m, n=one.k, k=one.n) for one in operator.gemms)
+    if operator.kind in ("attention", "aggregate"):
+        gemms = gemms * 2
+    return Operator(
+        name=backward_name("dx", operator.name), kind=operator.kind, phase="dx", layer=operator.layer, gemms=gemms,
+        moved=operator.moved * (1 if operator.kind == "residual" else 1.5), sent=operator.sent,
+    )  # fmt: skip
+
+
+def _all_reduces(
+    order: list[Operator], dw: dict[str, str], bytes_per_number: float, tied: tuple[str, str] | None
+) -> Iterator[tuple[Operator, list[str]]]:
+    """One all-reduce for the gradient of every replicated weight, with the dW operators it waits for, in the order in
+    which those run."""
+    for operator in reversed(order):
+        if operator.name not in dw or operator.kind == "experts" or (tied and operator.name == tied[1]):
+            continue
+        parts = tied if tied and operator.name == tied[0] else (operator.name,)
+        reduce = Operator(
+            name=backward_name("all_reduce", operator.name), kind="gradient", phase="all_reduce", layer=operator.layer,
+            sent=operator.parameters * bytes_per_number,
+        )  # fmt: skip
+        yield reduce, [dw[part] for part in parts]

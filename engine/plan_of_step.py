@@ -1,0 +1,63 @@
+"""The parts of a plan for a training step: what is cut, what runs under what, and who gets the network."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from engine.schema import Frozen
+
+
+class Pipeline(Frozen):
+    """Into how many parts the tokens of every MoE layer are cut from dispatch to combine, so that communication and expert
+    computation of different parts overlap (PipeMoE). order: of the parts on the network; "dispatch-first": every dispatch
+    before the first combine; "interleaved": D1 D2 C1 D3 C2 …"""
+
+    forward: tuple[int, ...] = Field(description="degree per MoE layer")
+    backward: tuple[int, ...] = Field(description="degree per MoE layer")
+    order: Literal["dispatch-first", "interleaved"] = "dispatch-first"
+
+    @model_validator(mode="after")
+    def _degrees(self) -> "Pipeline":
+        if len(self.forward) != len(self.backward):
+            raise ValueError("forward and backward must have one degree per MoE layer each")
+        if any(not 1 <= degree <= 4096 for degree in self.forward + self.backward):
+            raise ValueError("a degree must lie in 1 … 4096")
+        return self
+
+
+class PartitionRange(Frozen):
+    """Operators `first` … `last` of the program, all cut in `parts` and run as a pipeline (Lancet §5)."""
+
+    first: str = Field(min_length=1)
+    last: str = Field(min_length=1)
+    parts: int = Field(ge=2, le=4096)
+
+
+class Overlap(Frozen):
+    """What hides what in a training step (Lancet). Operators go by their names in the operator graph.
+
+    ranges: stretches of the forward pass that are cut; under: weight-gradient operator -> the all-to-all that it runs
+    under; irregular: all-to-alls carry only real tokens, not buffers filled up to the capacity (Lancet §6)
+    """
+
+    ranges: tuple[PartitionRange, ...] = ()
+    under: dict[str, str] = Field(default_factory=dict)
+    irregular: bool = False
+
+
+class Priority(Frozen):
+    """Who gets the network of a training step when all-to-alls and all-reduces of gradients meet (Lina §4).
+
+    policy: see `engine.simulate.streams`; exactly one of bucket (gradients are fused until they reach so many bytes, as
+    PyTorch's DistributedDataParallel does) and micro_op (every gradient is cut in equal pieces of at most so many bytes).
+    """
+
+    policy: Literal["fair", "priority", "fifo", "fixed"]
+    bucket: float | None = Field(default=None, gt=0, description="bytes")
+    micro_op: float | None = Field(default=None, gt=0, description="bytes")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "Priority":
+        if (self.bucket is None) == (self.micro_op is None):
+            raise ValueError("all-reduces are either fused to a bucket size or cut to a micro-op size")
+        return self

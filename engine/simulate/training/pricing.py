@@ -1,0 +1,177 @@
+"""How long every operator of a training step takes, whole and cut into parts, on every kind of GPU."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from engine.cluster import Gpu
+from engine.overlap.operator_graph import Gemm, Operator, OperatorGraph
+from engine.overlap.transformer import transformer_step
+from engine.plan import Placement
+from engine.problem import Problem
+from engine.simulate.training.routing import Routing, route, route_parts
+
+MAX_PARTS = 16
+"""No operator is cut into more parts: Lancet never saw more than 4 pay, PipeMoE's grid needs at most 9."""
+
+
+@dataclass(frozen=True, eq=False)
+class PricedStep:
+    """A training step with its times.
+
+    seconds: float64[operator, parts - 1, group]: time of ONE part when the operator is cut into `parts` equal ones. Of a
+        network operator it is the same for all groups: it is over when the slowest GPU is.
+    groups: the GPUs of every group; all GPUs of a group take the same time for everything
+    expert_groups: copies of all experts, see `Routing`
+    uneven: operators of recorded routing whose parts differ, by name and number of parts: float64[part, group]
+    """
+
+    graph: OperatorGraph
+    seconds: np.ndarray
+    groups: tuple[tuple[int, ...], ...]
+    expert_groups: int
+    uneven: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
+
+    def of_part(self, name: str, part: int, parts: int) -> np.ndarray:
+        """float64[group]: seconds of one part, counted from 0."""
+        known = self.uneven.get((name, parts))
+        return self.seconds[self.index[name], parts - 1] if known is None else known[part]
+
+    def whole(self, name: str) -> float:
+        """Seconds of an uncut operator on the slowest group."""
+        return float(self.seconds[self.index[name], 0].max())
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Place of every operator by its name."""
+        return {operator.name: place for place, operator in enumerate(self.graph.operators)}
+
+
+def price_step(
+    problem: Problem,
+    placement: Placement,
+    irregular: bool = False,
+    parts: int = MAX_PARTS,
+    as_recorded: tuple[int, ...] = (),
+) -> PricedStep:
+    """Price the problem's training step under a placement; `irregular`: all-to-alls carry real tokens only.
+
+    Parts of an all-to-all and of its experts are priced at their share of the whole, Lancet's static-shape approximation
+    (§3), and for the numbers of parts in `as_recorded` also as the routing log has them, part by part.
+    """
+    routing = route(problem, placement, irregular)
+    graph = problem.graph
+    if graph is None:
+        graph = transformer_step(problem.model, problem.step, len(problem.cluster.gpus) // routing.groups)
+    gpus = problem.cluster.gpus
+    loads = routing.rows.transpose(1, 0, 2).reshape(len(gpus), -1)
+    keys = [(gpu, loads[rank].tobytes() if not routing.even else b"") for rank, gpu in enumerate(gpus)]
+    distinct = list(dict.fromkeys(keys))
+    members = tuple(tuple(rank for rank, key in enumerate(keys) if key == one) for one in distinct)
+    pricer = _Pricer(problem, placement, routing, parts)
+    seconds = np.stack([pricer.operator(operator, members) for operator in graph.operators])
+    priced = PricedStep(graph, seconds, members, routing.groups)
+    for cut in as_recorded:
+        pricers = [_Pricer(problem, placement, one, 1) for one in route_parts(problem, placement, cut)]
+        for operator in graph.of_phase("forward"):
+            if operator.kind in ("dispatch", "experts", "combine"):
+                rows = [one.operator(operator, members)[0] for one in pricers]
+                priced.uneven[operator.name, cut] = np.stack(rows)
+    return priced
+
+
+def all_reduce_seconds(problem: Problem, sizes: Iterable[float], groups: int = 1) -> np.ndarray:
+    """float64[size]: seconds to sum gradients of `sizes` bytes over all GPUs, or with several expert groups over those
+    that hold the same experts, all of these at once."""
+    sizes, cluster = np.asarray(list(sizes), dtype=np.float64), problem.cluster
+    if groups == 1:
+        return problem.cost.all_reduce(cluster, sizes)
+    apart = len(cluster.gpus) // groups
+    parts = {cluster.part(list(range(first, len(cluster.gpus), apart))) for first in range(apart)}
+    return np.max([problem.cost.all_reduce(part, sizes) for part in parts], axis=0)
+
+
+class _Pricer:
+    """Prices operators; equal shapes are asked for once."""
+
+    def __init__(self, problem: Problem, placement: Placement, routing: Routing, parts: int) -> None:
+        self.problem, self.routing = problem, routing
+        self.cut = np.arange(1, parts + 1)
+        self.moe_layer = {layer: index for index, layer in enumerate(placement.model_layers)}
+        size = len(problem.cluster.gpus) // routing.groups
+        firsts = range(0, len(problem.cluster.gpus), size)
+        self.blocks = list({problem.cluster.part(list(range(first, first + size))): None for first in firsts})
+        self.known: dict[tuple, np.ndarray] = {}
+
+    def operator(self, operator: Operator, members: tuple[tuple[int, ...], ...]) -> np.ndarray:
+        """float64[parts, group] seconds of one part."""
+        if operator.seconds is not None:
+            return np.repeat(operator.seconds / self.cut[:, None], len(members), axis=1)
+        if operator.network:
+            return np.repeat(self._network(operator)[:, None], len(members), axis=1)
+        gpus = self.problem.cluster.gpus
+        found = np.stack([self._compute(operator, gpus[group[0]], group[0]) for group in members], axis=1)
+        # Ranks that share processors hold each other up, so that all of them must be looked at together.
+        everywhere = np.repeat(found, [len(group) for group in members], axis=1)
+        firsts = np.cumsum([0, *(len(group) for group in members)])[:-1]
+        return self.problem.cost.together(everywhere)[:, firsts]
+
+    def _network(self, operator: Operator) -> np.ndarray:
+        layer, cost = self.moe_layer.get(operator.layer), self.problem.cost
+        if operator.kind == "gradient":
+            key = ("gradient", operator.sent)
+            if key not in self.known:
+                self.known[key] = all_reduce_seconds(self.problem, operator.sent / self.cut)
+            return self.known[key]
+        if layer is None or self.problem.graph is not None:
+            return np.max([cost.all_to_all(block, operator.sent / self.cut) for block in self.blocks], axis=0)
+        # Combine goes the other way round, and so does the gradient of a dispatch.
+        back = (operator.kind == "combine") != (operator.phase == "dx")
+        key = ("all-to-all", back, layer if not self.routing.even else 0)
+        if key not in self.known:
+            traffic = self.routing.traffic[layer]
+            self.known[key] = self._all_to_all(traffic.T if back else traffic)
+        return self.known[key]
+
+    def _all_to_all(self, traffic: np.ndarray) -> np.ndarray:
+        if self.routing.even:
+            size = traffic.sum(axis=1).max()
+            return np.max([self.problem.cost.all_to_all(block, size / self.cut) for block in self.blocks], axis=0)
+        # Uneven traffic is no collective of one size: the busiest port of the network counts.
+        network = self.problem.network
+        src, dst = np.nonzero(np.where(np.eye(len(traffic), dtype=bool), 0.0, traffic))
+        if not len(src):
+            return np.zeros(len(self.cut))
+        start_up = float(network.start_up(src, dst).max())
+        return start_up + network.fluid_seconds(src, dst, traffic[src, dst]) / self.cut
+
+    def _compute(self, operator: Operator, gpu: Gpu, rank: int) -> np.ndarray:
+        cost = self.problem.cost
+        seconds = cost.memory_pass(gpu, operator.moved / self.cut)
+        routed = operator.kind == "experts" and operator.layer in self.moe_layer and self.problem.graph is None
+        if not routed:
+            return seconds + sum(self._gemm(one, gpu, self.cut) * one.count for one in operator.gemms)
+        rows = self.routing.rows[self.moe_layer[operator.layer], rank]
+        sizes, counts = np.unique(rows[~np.isnan(rows)], return_counts=True)
+        for one in operator.gemms:
+            for size, count in zip(sizes, counts, strict=True):
+                seconds = seconds + count * self._gemm(one, gpu, self.cut, size)
+        return seconds
+
+    def _gemm(self, gemm: Gemm, gpu: Gpu, cut: np.ndarray, tokens: float | None = None) -> np.ndarray:
+        """float64[parts]: one of the products, with its own number of tokens or another one."""
+        key = (gemm, gpu, tokens)
+        if key not in self.known:
+            cost, dtype = self.problem.cost, self.problem.model.dtype
+            length = float(gemm.m if gemm.tokens == "m" else gemm.k) if tokens is None else tokens
+            if gemm.tokens == "m":
+                self.known[key] = cost.gemm(gpu, length / cut, gemm.n, gemm.k, dtype)
+            elif length:
+                shares = [max(1, round(length / parts)) for parts in cut]
+                found = [float(cost.gemm(gpu, np.float64(gemm.m), gemm.n, share, dtype)) for share in shares]
+                self.known[key] = np.array(found)
+            else:
+                self.known[key] = np.zeros(len(cut))
+        return self.known[key]

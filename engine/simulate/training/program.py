@@ -1,0 +1,273 @@
+"""A plan's training step as tasks: operators in the order in which they are issued, cut where the plan cuts them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+
+import networkx as nx
+import numpy as np
+
+from engine.errors import InputError
+from engine.overlap.operator_graph import Operator, OperatorGraph
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, Tasks
+from engine.simulate.training.pricing import MAX_PARTS, PricedStep, all_reduce_seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Tasks, and what each of them is: the operator, and a name with its part. operators: int64[task], -1 for an
+    all-reduce of several gradients."""
+
+    tasks: Tasks
+    labels: tuple[str, ...]
+    operators: np.ndarray
+    sent: np.ndarray
+
+
+@dataclass
+class _Builder:
+    """Collects tasks in issue order."""
+
+    priced: PricedStep
+    operators: list[int] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    stream: list[int] = field(default_factory=list)
+    seconds: list[np.ndarray] = field(default_factory=list)
+    sent: list[float] = field(default_factory=list)
+    edges: list[tuple[int, int]] = field(default_factory=list)
+    first: dict[str, int] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, list[int]] = field(default_factory=dict)
+    blocking: int | None = None
+
+    def add(self, operator: Operator, part: int, parts: int) -> int:
+        """One part of an operator; returns its task."""
+        place = self.priced.index[operator.name]
+        label = operator.name if parts == 1 else f"{operator.name} · part {part + 1} of {parts}"
+        stream = ALL_TO_ALL if operator.network else COMPUTE
+        task = self.raw(place, label, stream, self.priced.of_part(operator.name, part, parts), operator.sent / parts)
+        self.first.setdefault(operator.name, task)
+        self.last[operator.name] = task
+        self.parts.setdefault(operator.name, []).append(task)
+        return task
+
+    def raw(self, operator: int, label: str, stream: int, seconds: np.ndarray, sent: float) -> int:
+        self.operators.append(operator)
+        self.labels.append(label)
+        self.stream.append(stream)
+        self.seconds.append(seconds)
+        self.sent.append(sent)
+        return len(self.labels) - 1
+
+
+def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
+    """The tasks of a plan's step. Raises InputError where the plan names operators that the step does not have."""
+    graph, build = priced.graph, _Builder(priced)
+    cut = _cuts(plan, graph)
+    under = plan.overlap.under if plan.overlap else {}
+    _check_moves(under, graph)
+    before: dict[str, list[str]] = {operator.name: [] for operator in graph.operators}
+    for one in graph.dependencies:
+        before[one.after].append(one.before)
+    waiting: list[Operator] = []  # weight gradients that are put off until the all-to-all that they run under
+    moved = {name: [] for name in under.values()}
+    for operator in graph.operators:
+        if operator.name in under:
+            moved[under[operator.name]].append(operator)
+    ordered = [one for one in graph.operators if one.phase in ("forward", "dx", "dw") and one.name not in under]
+    for start, stop, parts, interleaved in _stretches(ordered, cut):
+        stretch = ordered[start:stop]
+        tasks = [build.add(operator, part, parts) for operator, part in _emission(stretch, parts, interleaved)]
+        _block(build, tasks)
+        waiting += [one for operator in stretch for one in moved.get(operator.name, ())]
+        # A weight gradient goes right behind its all-to-all, but never before what it reads is issued.
+        ready = [one for one in waiting if all(name in build.last for name in before[one.name])]
+        for one in ready:
+            build.add(one, 0, 1)
+        waiting = [one for one in waiting if one not in ready]
+    _join(build, graph, cut)
+    reduced = _all_reduces(build, plan, problem, graph)
+    update = next((one for one in graph.operators if one.phase == "update"), None)
+    if update is not None:
+        task = build.add(update, 0, 1)
+        build.edges += [
+            (other, task)
+            for other in (*reduced, *(build.last[name] for name in before[update.name] if name in build.last))
+        ]
+    return _finish(build, graph)
+
+
+Cut = tuple[str, str, int, bool]
+"""First and last operator, parts, and whether the network takes the parts interleaved."""
+
+
+def _cuts(plan: Plan, graph: OperatorGraph) -> list[Cut]:
+    """All stretches that the plan cuts, those of the MoE layers' pipelines among them."""
+    cuts: list[Cut] = [(one.first, one.last, one.parts, False) for one in plan.overlap.ranges] if plan.overlap else []
+    if plan.pipeline is not None:
+        interleaved = plan.pipeline.order == "interleaved"
+        for layer, forward, backward in zip(
+            plan.placement.model_layers, plan.pipeline.forward, plan.pipeline.backward, strict=True
+        ):
+            for phase, parts in (("forward", forward), ("dx", backward)):
+                ends = [one.name for one in graph.operators if one.layer == layer and one.phase == phase
+                        and one.kind in ("dispatch", "combine")]  # fmt: skip
+                if parts > 1 and len(ends) == 2:
+                    cuts.append((*ends, parts, interleaved))
+    return cuts
+
+
+def _stretches(ordered: list[Operator], cuts: list[Cut]) -> Iterator[tuple[int, int, int, bool]]:
+    """Cut stretches and single operators of the program in order: (start, stop, parts, interleaved)."""
+    place = {operator.name: index for index, operator in enumerate(ordered)}
+    begins: dict[int, tuple[int, int, bool]] = {}
+    for first, last, parts, interleaved in cuts:
+        if first not in place or last not in place:
+            raise InputError(f"the plan cuts from {first} to {last}, which the step does not have in its program")
+        if place[last] < place[first]:
+            raise InputError(f"the plan cuts from {first} to {last}, but {last} comes first in the program")
+        if parts > MAX_PARTS:
+            raise InputError(f"the plan cuts {first} into {parts} parts; at most {MAX_PARTS} are priced")
+        if place[first] in begins:
+            raise InputError(f"the plan cuts {first} twice")
+        begins[place[first]] = (place[last] + 1, parts, interleaved)
+    at = 0
+    for begin in [*sorted(begins), len(ordered)]:
+        if begin < at:
+            raise InputError(f"the plan cuts {ordered[begin].name} twice")
+        yield from ((one, one + 1, 1, False) for one in range(at, begin))
+        if begin < len(ordered):
+            at, parts, interleaved = begins[begin]
+            yield begin, at, parts, interleaved
+
+
+def _emission(stretch: list[Operator], parts: int, interleaved: bool) -> Iterator[tuple[Operator, int]]:
+    """The order in which the parts of a stretch are issued: stage by stage (Lancet §5.3), or for a pipeline of dispatch,
+    experts and combine D1 D2 E1 C1 D3 E2 C2 …"""
+    stages = [list(same) for _, same in groupby(stretch, key=lambda operator: operator.network)]
+    if interleaved and len(stages) == 3:
+        for step in range(parts + 1):
+            if step < parts:
+                yield from ((operator, step) for operator in stages[0])
+            if step > 0:
+                yield from ((operator, step - 1) for stage in stages[1:] for operator in stage)
+        return
+    for stage in stages:
+        for part in range(parts):
+            yield from ((operator, part) for operator in stage)
+
+
+def _block(build: _Builder, tasks: list[int]) -> None:
+    """Frameworks let the compute stream wait for an all-to-all as soon as it is issued: what comes next in the program starts
+    after it, needed or not, except for weight gradients that a plan moves under it and the parts of its own stretch."""
+    first = next((task for task in tasks if build.stream[task] == COMPUTE), None)
+    if build.blocking is not None and first is not None:
+        build.edges.append((build.blocking, first))
+        build.blocking = None
+    if build.stream[tasks[-1]] == ALL_TO_ALL:
+        build.blocking = tasks[-1]
+
+
+def _join(build: _Builder, graph: OperatorGraph, cuts: list[Cut]) -> None:
+    """Dependencies between tasks: part on part inside a stretch, and from a whole operator otherwise. Parts run in order on
+    their stream, so the first and the last stand for all of them: all-to-alls go one after another as they are issued, as
+    in a communicator's stream."""
+    exchanges = [task for task, stream in enumerate(build.stream) if stream == ALL_TO_ALL]
+    build.edges += pairwise(exchanges)
+    inside: dict[str, int] = {}
+    place = {operator.name: index for index, operator in enumerate(graph.operators)}
+    for number, (first, last, _, _) in enumerate(cuts):
+        inside |= {one.name: number for one in graph.operators[place[first] : place[last] + 1]}
+    for one in graph.dependencies:
+        if one.before not in build.last or one.after not in build.first:
+            continue
+        same = inside.get(one.before, -1) == inside.get(one.after, -2)
+        before, after = build.parts[one.before], build.parts[one.after]
+        if same and len(before) == len(after):
+            build.edges += zip(before, after, strict=True)
+        else:
+            build.edges.append((build.last[one.before], build.first[one.after]))
+
+
+def _all_reduces(build: _Builder, plan: Plan, problem: Problem, graph: OperatorGraph) -> list[int]:
+    """The all-reduces of all gradients, fused or cut as the plan says; returns their tasks."""
+    before: dict[str, list[str]] = {}
+    for one in graph.dependencies:
+        before.setdefault(one.after, []).append(one.before)
+    gradients = [
+        (one.name, one.sent, [build.last[name] for name in before[one.name]], 1) for one in graph.of_phase("all_reduce")
+    ]
+    if (groups := build.priced.expert_groups) > 1:
+        weights = {one.name: one.parameters * problem.model.bytes_per_number for one in graph.of_phase("forward")}
+        gradients += [
+            (f"all_reduce.{one.name[3:]}", weights[one.name[3:]], [build.last[one.name]], groups)
+            for one in graph.of_phase("dw") if one.kind == "experts"
+        ]  # fmt: skip
+    gradients.sort(key=lambda one: max(one[2]))  # in the order in which the backward pass makes them
+    tasks = []
+    for label, sent, after, groups in _pieces(plan, gradients):
+        seconds = all_reduce_seconds(problem, [sent], groups)
+        task = build.raw(-1, label, ALL_REDUCE, np.repeat(seconds, len(build.priced.groups)), sent)
+        build.edges += [(other, task) for other in after]
+        tasks.append(task)
+    return tasks
+
+
+Gradient = tuple[str, float, list[int], int]
+"""Name, bytes, the tasks that make it, and among how many expert groups it is summed (1: over all GPUs)."""
+
+
+def _pieces(plan: Plan, gradients: list[Gradient]) -> Iterator[Gradient]:
+    """What the network is given: gradients fused to buckets as they come, or each cut into equal micro-ops."""
+    if (limit := plan.priority.micro_op) is not None:
+        for name, sent, after, groups in gradients:
+            pieces = max(1, int(np.ceil(sent / limit)))
+            for piece in range(pieces):
+                yield f"{name} · piece {piece + 1} of {pieces}" if pieces > 1 else name, sent / pieces, after, groups
+        return
+    for groups in sorted({one[3] for one in gradients}):
+        names, size, waits = [], 0.0, []
+        own = [one for one in gradients if one[3] == groups]
+        for index, (name, sent, after, _) in enumerate(own):
+            names, size, waits = [*names, name], size + sent, [*waits, *after]
+            if size >= plan.priority.bucket or index == len(own) - 1:
+                label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more gradients"
+                yield label, size, waits, groups
+                names, size, waits = [], 0.0, []
+
+
+def _check_moves(under: dict[str, str], graph: OperatorGraph) -> None:
+    """A weight gradient may run under an all-to-all if no path leads from one to the other (Lancet §4.1)."""
+    phase = {operator.name: operator for operator in graph.operators}
+    needs = graph.graph() if under else None
+    after: dict[str, set[str]] = {}
+    for gradient, exchange in under.items():
+        if gradient not in phase or phase[gradient].phase != "dw":
+            raise InputError(f"the plan moves {gradient}, which is no weight gradient of this step")
+        if exchange not in phase or phase[exchange].kind not in ("dispatch", "combine"):
+            raise InputError(f"the plan runs {gradient} under {exchange}, which is no all-to-all of this step")
+        if exchange not in after:
+            after[exchange] = nx.descendants(needs, exchange) | nx.ancestors(needs, exchange)
+        if gradient in after[exchange]:
+            raise InputError(f"the plan runs {gradient} under {exchange}, but one of them needs the other")
+
+
+def _finish(build: _Builder, graph: OperatorGraph) -> Program:
+    pairs: dict[tuple, int] = {}
+    pair, holds = [], []
+    for place, stream in zip(build.operators, build.stream, strict=True):
+        operator = graph.operators[place]
+        if stream == ALL_TO_ALL:
+            pair.append(pairs.setdefault((operator.layer, operator.phase), len(pairs)))
+        else:
+            pair.append(-1)
+        # The gradient of the aggregation is what Lina calls the combine of the backward pass: an all-to-all is imminent.
+        holds.append(stream == COMPUTE and operator.kind == "aggregate" and operator.phase == "dx")
+    edges = np.array(sorted(set(build.edges)), dtype=np.int64).reshape(-1, 2)
+    tasks = Tasks(
+        stream=np.array(build.stream), seconds=np.stack(build.seconds), edges=edges,
+        release=np.zeros(len(build.labels)), pair=np.array(pair), holds=np.array(holds),
+    )  # fmt: skip
+    return Program(tasks, tuple(build.labels), np.array(build.operators), np.array(build.sent))

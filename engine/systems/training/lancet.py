@@ -1,0 +1,149 @@
+"""Lancet (Jiang et al., 2024): in the forward pass cut operators around every all-to-all into a pipeline, in the backward
+pass run weight gradients under all-to-alls."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.overlap.labelling import overlappable
+from engine.overlap.operator_axes import latest_last
+from engine.overlap.partition import partition
+from engine.overlap.stage_pipeline import ChainInstance
+from engine.overlap.weight_gradients import WeightGradientInstance, schedule_weight_gradients
+from engine.plan import Overlap, Priority, SendOrder
+from engine.plan_of_step import PartitionRange
+from engine.problem import Problem
+from engine.result import Result, Status, Stop
+from engine.simulate.training import MAX_PARTS, PricedStep, price_step
+from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value, proof_of
+from engine.systems.baselines import linear_placement
+from engine.systems.training.baselines import BUCKET
+from engine.units import seconds as in_seconds
+from engine.units import share
+
+PARTITION = Option("partition", True, "cut operators of the forward pass around the all-to-alls")
+PARTS = Option("max_parts", 8, "most parts of a range (the paper's ρ)", low=2, high=MAX_PARTS)
+RANGE = Option("max_range", 0, "most operators in a range (the paper's ι); 0: no limit", high=100_000)
+WEIGHTS = Option(
+    "weight_gradients", "best", "which weight gradients run under which all-to-alls: best: searched and bounded; greedy: the "
+    "paper's Algorithm 1; none: they stay where they are", choices=("best", "greedy", "none"),
+)  # fmt: skip
+IRREGULAR = Option("irregular", True, "all-to-alls carry only real tokens, not buffers filled up to the capacity (§6)")
+TIME_LIMIT = Option("time_limit", 5.0, "seconds for the proof of the weight gradients", low=0.05, high=3600)
+
+
+def lancet(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Both passes on the priced operator graph."""
+    placement, irregular = linear_placement(problem), bool(settings["irregular"])
+    priced = price_step(problem, placement, irregular)
+    notes: Notes = {"operators": Note(f"{len(priced.graph.operators)} in the whole step")}
+    ranges: tuple[PartitionRange, ...] = ()
+    under: dict[str, str] = {}
+    if settings["partition"]:
+        report(0.1, "cutting the forward pass")
+        ranges = _ranges(problem, priced, settings, stop, notes)
+    if settings["weight_gradients"] != "none":
+        report(0.5, "moving weight gradients")
+        under = _under(priced, settings, stop, notes)
+    overlap = Overlap(ranges=ranges, under=under, irregular=irregular)
+    priority = Priority(policy="fair", bucket=float(settings["bucket_mb"]) * 1e6)
+    return Draft(
+        placement, SendOrder(mode="concurrent"), priority=priority, overlap=overlap, notes=notes, cancelled=stop()
+    )  # fmt: skip
+
+
+def _ranges(
+    problem: Problem, priced: PricedStep, settings: dict[str, Value], stop: Stop, notes: Notes
+) -> tuple[PartitionRange, ...]:
+    """The cut stretches of the forward pass."""
+    forward = priced.graph.of_phase("forward")
+    instance = forward_chain(problem, priced, int(settings["max_parts"]))
+    result = partition(instance, max_range=int(settings["max_range"]) or None, stop=stop)
+    cut = [one for one in result.solution if one.parts > 1]
+    alone = float(instance.times[:, 0].sum())
+    gate = problem.step.gate
+    notes["forward pass"] = Note(
+        f"{in_seconds(result.objective)} estimated, {in_seconds(alone)} one after another; {len(cut)} stretches cut"
+        + (f" ({_in_words([one.parts for one in cut])})" if cut else "")
+    )
+    notes["forward pass, proof"] = Note(
+        f"{proof_of(result)} among stretches and parts; found in {in_seconds(result.runtime)}"
+    )
+    where = "before and after" if gate != "batch-prioritised" else "only after"
+    notes["gate"] = Note(f"{gate}: operators {where} the MoE layer can be cut")
+    return tuple(
+        PartitionRange(first=forward[one.first].name, last=forward[one.last].name, parts=one.parts) for one in cut
+    )
+
+
+def forward_chain(problem: Problem, priced: PricedStep, parts: int) -> ChainInstance:
+    """The forward pass as the chain that Lancet's dynamic programme divides; every operator at its slowest group."""
+    forward = priced.graph.of_phase("forward")
+    places = [priced.index[operator.name] for operator in forward]
+    # No part has less than a sequence.
+    most = min(parts, problem.step.batch)
+    return ChainInstance(
+        network=np.array([operator.network for operator in forward]),
+        times=priced.seconds[places, :most].max(axis=2),
+        latest_last=latest_last([operator.kind for operator in forward], problem.step.gate),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardExchanges:
+    """The weight-gradient problem of a step: names of all-to-alls and weight gradients, and the instance over them."""
+
+    exchanges: tuple[str, ...]
+    gradients: tuple[str, ...]
+    instance: WeightGradientInstance
+
+
+def weight_gradient_problem(priced: PricedStep) -> BackwardExchanges:
+    """Which weight gradients could run under which all-to-alls of the backward pass (Lancet §4.1)."""
+    graph = priced.graph
+    exchanges = tuple(one.name for one in graph.of_phase("dx") if one.network)
+    gradients = tuple(one.name for one in graph.of_phase("dw"))
+    allowed = overlappable(graph.graph(), exchanges, gradients)
+    instance = WeightGradientInstance(
+        np.array([priced.whole(name) for name in exchanges]),
+        np.array([priced.whole(name) for name in gradients]),
+        allowed,
+    )
+    return BackwardExchanges(exchanges, gradients, instance)
+
+
+def _under(priced: PricedStep, settings: dict[str, Value], stop: Stop, notes: Notes) -> dict[str, str]:
+    """Weight gradient -> the all-to-all it runs under."""
+    both = weight_gradient_problem(priced)
+    if not len(both.exchanges):
+        return {}
+    greedy = schedule_weight_gradients(both.instance, algorithm="greedy", stop=stop)
+    chosen: Result = greedy
+    if settings["weight_gradients"] == "best":
+        limit, seed = float(settings["time_limit"]), int(settings["seed"])
+        chosen = schedule_weight_gradients(both.instance, time_limit=limit, seed=seed, stop=stop)
+    whole = float(both.instance.alltoall.sum())
+    proof = "proven optimal" if chosen.status is Status.OPTIMAL else f"at most {share(chosen.bound / whole)} possible"
+    notes["weight gradients"] = Note(
+        f"hide {share(chosen.objective / whole)} of the backward all-to-alls ({proof}); the paper's greedy "
+        f"{share(greedy.objective / whole)}; found in {in_seconds(chosen.runtime)}"
+    )
+    return {
+        both.gradients[gradient]: both.exchanges[exchange]
+        for gradient, exchange in enumerate(chosen.solution.tolist())
+        if exchange >= 0
+    }
+
+
+def _in_words(parts: list[int]) -> str:
+    values, counts = np.unique(parts, return_counts=True)
+    return ", ".join(f"{count} in {value} parts" for value, count in zip(values, counts, strict=True))
+
+
+SYSTEMS = (
+    System(
+        "lancet", "Lancet", "cuts operators around the all-to-alls of the forward pass, and runs weight gradients under "
+        "those of the backward pass", "Lancet", lancet,
+        (PARTITION, PARTS, RANGE, WEIGHTS, IRREGULAR, TIME_LIMIT, BUCKET, SEED),
+    ),
+)  # fmt: skip

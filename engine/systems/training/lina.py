@@ -1,0 +1,133 @@
+"""Lina in training (Li et al., 2023, §4): all-to-alls before all-reduces by micro-ops, pipelined with the experts, and as many
+experts on a GPU as make their computation as long as the all-to-alls."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.placement.packing import pack_experts, packing_choices
+from engine.plan import Pipeline, Placement, Priority, SendOrder
+from engine.problem import MEMORY_SHARE, Problem
+from engine.result import Provenance, Stop
+from engine.simulate.training import MAX_PARTS, PricedStep, price_step, simulate_step
+from engine.simulate.training.memory import bytes_per_parameter, step_state_bytes
+from engine.systems.base import Draft, Note, Notes, Option, Report, System, Value
+from engine.systems.baselines import linear_placement
+from engine.systems.training.baselines import BUCKET
+from engine.units import share, size
+
+MICRO_OP = Option(
+    "micro_op_mb", 30.0, "MB of a micro-op of an all-to-all or all-reduce (the paper's 30)", low=0.01, high=1e6
+)
+POLICY = Option(
+    "policy", "priority", "priority: Lina; naive: all-to-alls first, but nothing cut (Fig. 7b); fixed: all-reduces only "
+    "between pairs of all-to-alls (Fig. 7c); fair: both share the network (Fig. 7a)",
+    choices=("priority", "naive", "fixed", "fair"),
+)  # fmt: skip
+PIPELINE = Option("pipelining", True, "cut all-to-alls into micro-ops too, and the experts with them (Fig. 8b)")
+PACKING = Option(
+    "packing", "best", "experts on a GPU, in powers of two: best: what makes the step shortest; lina: the paper's rule, until "
+    "the experts fill the all-to-alls, which does not see that packed experts must be all-reduced; off: as few as hold all",
+    choices=("best", "lina", "off"),
+)  # fmt: skip
+
+
+def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """Packing first, then the network's policy and the degree that micro-ops of the wanted size give."""
+    notes: Notes = {}
+    choices = {linear_placement(problem).slots.max(): linear_placement(problem)}
+    if settings["packing"] != "off":
+        choices = _packings(problem, float(settings["micro_op_mb"]) * 1e6, settings["packing"] == "lina", notes)
+    tried: dict[float, Draft] = {}
+    for step, (experts, placement) in enumerate(choices.items()):
+        draft = _scheduled(problem, placement, settings)
+        seconds = simulate_step(draft.plan("trial", Provenance(optimiser="lina")), problem).total
+        tried.setdefault(seconds, draft)
+        if len(choices) > 1:
+            notes[f"step with {experts} experts on a GPU"] = Note(seconds, "s")
+        report((step + 1) / len(choices), f"tried {experts} experts on a GPU", min(tried))
+        if stop():
+            break
+    best = tried[min(tried)]
+    degree = best.pipeline.forward[0] if best.pipeline else 1
+    notes["micro-ops of an all-to-all"] = Note(str(degree))
+    return replace(best, notes=notes, cancelled=stop())
+
+
+def _scheduled(problem: Problem, placement: Placement, settings: dict[str, Value]) -> Draft:
+    """The network's policy and the micro-ops, for a placement."""
+    micro_op, policy, layers = float(settings["micro_op_mb"]) * 1e6, str(settings["policy"]), placement.layers
+    degree = _degree(price_step(problem, placement), micro_op) if settings["pipelining"] else 1
+    pipeline = Pipeline(forward=(degree,) * layers, backward=(degree,) * layers) if degree > 1 else None
+    cut = policy == "priority"
+    priority = Priority(
+        policy="priority" if policy in ("priority", "naive") else policy,
+        micro_op=micro_op if cut else None, bucket=None if cut else float(settings["bucket_mb"]) * 1e6,
+    )  # fmt: skip
+    return Draft(placement, SendOrder(mode="concurrent"), priority=priority, pipeline=pipeline)
+
+
+def _degree(priced: PricedStep, micro_op: float) -> int:
+    """Parts of the largest all-to-all, so that none is larger than a micro-op."""
+    largest = max((one.sent for one in priced.graph.operators if one.kind == "dispatch"), default=0.0)
+    return min(MAX_PARTS, max(1, math.ceil(largest / micro_op)))
+
+
+def packed_placement(problem: Problem, experts_per_gpu: int) -> Placement:
+    """Experts in contiguous blocks of so many on every GPU, starting over as soon as all are placed: groups of neighbours
+    that hold every expert once."""
+    gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
+    slots = np.tile(np.arange(gpus * experts_per_gpu) % experts, (problem.workload.layers, 1))
+    return Placement.from_slots(slots, np.full(gpus, experts_per_gpu), experts, linear_placement(problem).model_layers)
+
+
+def _packings(problem: Problem, micro_op: float, by_the_paper: bool, notes: Notes) -> dict[int, Placement]:
+    """The placements to try, by experts on a GPU: all that fit, or the one of the paper's rule. Experts stay as they are where
+    they do not divide evenly."""
+    model, gpus, experts = problem.model, len(problem.cluster.gpus), problem.workload.num_experts
+    choices = packing_choices(experts, gpus)
+    if problem.graph is not None or any(experts % one or gpus % (experts // one) for one in choices):
+        notes["packing"] = Note(f"left out: {experts} experts on {gpus} GPUs make no groups of equal GPUs")
+        return {int(choices[0]): linear_placement(problem)}
+    placements = {int(one): packed_placement(problem, int(one)) for one in choices}
+    seconds = np.array([_micro_op_seconds(problem, placement, micro_op) for placement in placements.values()])
+    each = model.bytes_per_expert / model.bytes_per_number * bytes_per_parameter(model) * problem.workload.layers
+    room = (
+        problem.cluster.values("memory") * MEMORY_SHARE - step_state_bytes(problem, linear_placement(problem))
+    ).min()
+    found = pack_experts(*seconds.T, experts, gpus, each, room + choices[0] * each).solution
+    if found.experts_per_device is None:
+        raise InputError(
+            f"the experts do not fit: {size(found.memory[0])} of weights, gradients and momentum on a GPU; add GPUs or memory"
+        )
+    rows = zip(found.choices, found.efficiency, found.memory, found.needs_offloading, strict=True)
+    for one, efficiency, memory, too_much in rows:
+        more = ", more than fits (the paper would move it to the host, which is not modelled)" if too_much else ""
+        notes[f"{one} experts on a GPU"] = Note(f"fill {share(efficiency)} of an all-to-all; {size(memory)}{more}")
+    if by_the_paper:
+        return {found.experts_per_device: placements[found.experts_per_device]}
+    return {
+        one: placement
+        for one, placement in placements.items()
+        if not found.needs_offloading[list(placements).index(one)]
+    }
+
+
+def _micro_op_seconds(problem: Problem, placement: Placement, micro_op: float) -> tuple[float, float]:
+    """Seconds of a layer's micro-op of the experts and of its all-to-all in the forward pass, mean over the layers."""
+    priced = price_step(problem, placement)
+    part, totals = _degree(priced, micro_op) - 1, {"experts": 0.0, "dispatch": 0.0}
+    for operator, seconds in zip(priced.graph.operators, priced.seconds, strict=True):
+        if operator.phase == "forward" and operator.kind in totals:
+            totals[operator.kind] += seconds[part].max() / placement.layers
+    return totals["experts"], totals["dispatch"]
+
+
+SYSTEMS = (
+    System(
+        "lina", "Lina (training)", "all-to-alls before all-reduces by micro-ops, pipelined with packed experts",
+        "Lina §4", lina, (MICRO_OP, POLICY, PIPELINE, PACKING, BUCKET),
+    ),
+)  # fmt: skip

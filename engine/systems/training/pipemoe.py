@@ -1,0 +1,97 @@
+"""PipeMoE (Shi et al., 2023): every MoE layer in as many parts as suit it."""
+
+import numpy as np
+
+from engine.costs import fit_line
+from engine.overlap.pipeline_degree import DegreeInstance, best_degree, pipeline_seconds
+from engine.overlap.pipemoe_printed import pipemoe_printed
+from engine.plan import Pipeline, Priority, SendOrder
+from engine.problem import Problem
+from engine.result import Stop
+from engine.simulate.training import MAX_PARTS, PricedStep, price_step
+from engine.systems.base import Draft, Note, Option, Report, System, Value
+from engine.systems.baselines import linear_placement
+from engine.systems.training.baselines import BUCKET
+
+ORDER = Option(
+    "network_order", "dispatch-first", "of the parts on the network: every dispatch first, or combines in between",
+    choices=("dispatch-first", "interleaved"),
+)  # fmt: skip
+ALGORITHM = Option(
+    "algorithm", "exact", "exact: the best whole number of parts; printed: Algorithm 1 of the paper, which often misses it",
+    choices=("exact", "printed"),
+)  # fmt: skip
+LIMIT = Option("max_degree", 8, "most parts of a layer", low=1, high=MAX_PARTS)
+
+
+def pipemoe(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    """The degree of every layer by itself, forward and backward apart, as the expert computation of the backward pass is
+    twice that of the forward pass."""
+    placement, order, most = linear_placement(problem), str(settings["network_order"]), int(settings["max_degree"])
+    priced = price_step(problem, placement)
+    tables = {phase: layer_tables(priced, placement.model_layers, phase) for phase in ("forward", "dx")}
+    exact = {phase: best_degree(*(one[:, :most] for one in table), order=order) for phase, table in tables.items()}
+    degrees = {phase: found.solution for phase, found in exact.items()}
+    printed = settings["algorithm"] == "printed"
+    if printed:
+        degrees = {phase: pipemoe_printed(fitted_lines(*table, most)).solution for phase, table in tables.items()}
+    seconds = {
+        phase: pipeline_seconds(*table, order=order)[np.arange(len(table[0])), degrees[phase] - 1].sum()
+        for phase, table in tables.items()
+    }
+    notes = {
+        "degrees, forward": Note(_in_words(degrees["forward"])),
+        "degrees, backward": Note(_in_words(degrees["dx"])),
+        "MoE layers, dispatch to combine": Note(float(sum(seconds.values())), "s"),
+        "the same without a pipeline": Note(float(sum(one[:, 0].sum() for table in tables.values() for one in table)), "s"),
+    }  # fmt: skip
+    if printed:
+        notes["the same with exact degrees"] = Note(sum(one.objective for one in exact.values()), "s")
+    pipeline = Pipeline(
+        forward=tuple(degrees["forward"].tolist()), backward=tuple(degrees["dx"].tolist()), order=order
+    )  # fmt: skip
+    priority = Priority(policy="fair", bucket=float(settings["bucket_mb"]) * 1e6)
+    return Draft(placement, SendOrder(mode="concurrent"), priority=priority, pipeline=pipeline, notes=notes)
+
+
+def layer_tables(priced: PricedStep, moe_layers: tuple[int, ...], phase: str) -> tuple[np.ndarray, ...]:
+    """float64[layer, parts - 1] three times: seconds of one part of the first all-to-all, of the expert computation and of
+    the second all-to-all of every MoE layer, on the slowest group. phase "dx": of the backward pass, dW included."""
+    seconds, found = priced.seconds, []
+    phases = ("forward",) if phase == "forward" else ("dx", "dw")
+    kinds = ("dispatch", "experts", "combine") if phase == "forward" else ("combine", "experts", "dispatch")
+    for kind in kinds:
+        rows = []
+        for layer in moe_layers:
+            own = [place for place, one in enumerate(priced.graph.operators)
+                   if one.layer == layer and one.kind == kind and one.phase in phases]  # fmt: skip
+            rows.append(seconds[own].sum(axis=0).max(axis=1))
+        found.append(np.array(rows))
+    return tuple(found)
+
+
+def fitted_lines(first: np.ndarray, experts: np.ndarray, second: np.ndarray, most: int) -> DegreeInstance:
+    """The α–β lines that the paper's algorithm needs, through the priced parts; size 1 is a whole layer, and both
+    all-to-alls are alike."""
+    size = 1 / np.arange(1, first.shape[1] + 1)
+    numbers = []
+    for table in ((first + second) / 2, experts):
+        lines = [fit_line(size, np.maximum(row, np.finfo(float).tiny)) for row in table]
+        numbers += [np.array([line.alpha for line in lines]), np.array([line.beta for line in lines]), 1.0]
+    return DegreeInstance(*numbers, max_degree=most)
+
+
+def _in_words(degrees: np.ndarray) -> str:
+    """`2 (5 layers), 3 (1 layer)`."""
+    values, counts = np.unique(degrees, return_counts=True)
+    return ", ".join(
+        f"{value} ({count} layer{'s' if count > 1 else ''})" for value, count in zip(values, counts, strict=True)
+    )
+
+
+SYSTEMS = (
+    System(
+        "pipemoe", "PipeMoE", "every MoE layer in as many pipelined parts as suit it, proven per layer",
+        "PipeMoE", pipemoe, (LIMIT, ORDER, ALGORITHM, BUCKET),
+    ),
+)  # fmt: skip

@@ -1,0 +1,71 @@
+"""A training step, as far as a plan depends on it beyond the model: what every GPU feeds in and how tokens are routed."""
+
+import math
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from engine.model import MoEModel
+from engine.schema import Frozen
+from engine.workload import ExpertLoad
+
+Gate = Literal["switch", "top-k", "random", "hash", "batch-prioritised"]
+"""How tokens choose experts. All but batch-prioritised (Riquelme et al., 2021) decide token by token, so that a batch may
+be cut before the gate (Lancet §2.3); top-k where every token takes all its experts before the next one does. A gate that
+serves the first choices of the whole batch before any second one is to be called batch-prioritised here."""
+
+
+class TrainingStep(Frozen):
+    """One step of data- and expert-parallel training: everything but the experts is replicated on every GPU, each of which
+    holds sequences of its own (Lancet §2.1).
+
+    capacity_factor: an expert takes at most this many times its fair share of a GPU's tokens; 0 = as many as come.
+    routing: "balanced": every expert is chosen equally often, which is what a balance loss aims at; "recorded": as the
+        open recording says, scaled to the tokens of the step.
+    """
+
+    batch: int = Field(ge=1, le=1_000_000, description="sequences on each GPU")
+    sequence_length: int = Field(ge=1, le=10_000_000)
+    heads: int = Field(ge=1, le=4096)
+    dense_d_ff: int = Field(ge=1, le=1_000_000, description="inner width of the FFN of dense layers")
+    vocabulary: int = Field(default=50257, ge=1, le=10_000_000)
+    tied_embeddings: bool = Field(default=True, description="input and output embedding are one matrix, as in GPT-2")
+    gate: Gate = "switch"
+    capacity_factor: float = Field(default=1.0, ge=0, le=1000)
+    routing: Literal["balanced", "recorded"] = "balanced"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TrainingStep":
+        if 0 < self.capacity_factor < 1:
+            raise ValueError(
+                "capacity_factor below 1 drops tokens even when all experts are equally popular; use 1 or 0"
+            )
+        return self
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that every GPU holds."""
+        return self.batch * self.sequence_length
+
+    def capacity(self, model: MoEModel) -> float:
+        """Token copies that one GPU may send to one expert; infinite without a capacity factor."""
+        if not self.capacity_factor:
+            return math.inf
+        return float(math.ceil(self.capacity_factor * self.tokens * model.experts_per_token / model.experts))
+
+
+def usual_step(model: MoEModel, gpus: int) -> TrainingStep:
+    """A step for a model that tells only its own sizes: its batch spread over the GPUs, heads of 64, dense FFNs as wide as
+    all experts that a token visits. A person corrects what is wrong."""
+    return TrainingStep(
+        batch=max(1, model.batch // gpus), sequence_length=model.sequence_length, heads=max(1, model.d_model // 64),
+        dense_d_ff=model.d_ff * (model.experts_per_token + model.shared_experts),
+        gate="switch" if model.experts_per_token == 1 else "top-k",
+    )  # fmt: skip
+
+
+def balanced_load(model: MoEModel) -> ExpertLoad:
+    """The expert loads that a balance loss aims at, for planning before anything was recorded. An assumption, and named so."""
+    load = np.ones((len(model.moe_layers), model.experts))
+    return ExpertLoad("balanced routing (assumed)", load, model.moe_layers)

@@ -1,0 +1,253 @@
+"""Operator graphs and the transformer's: sizes against closed forms, and what may run beside what (Lancet figure 3)."""
+
+from itertools import pairwise
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError
+from engine.model import MoEModel
+from engine.overlap.operator_graph import UPDATE_BYTES, Dependency, Gemm, Operator, OperatorGraph, with_backward
+from engine.overlap.transformer import transformer_step
+from engine.training import TrainingStep
+
+
+def flops(operators) -> int:
+    return sum(2 * one.count * one.m * one.n * one.k for operator in operators for one in operator.gemms)
+
+
+def gpt(
+    layers=4, dense=(0, 2), experts=4, k=1, heads=4, width=64, inner=128, matrices=2, shared=0, batch=2, length=32, gpus=2,
+    tied=True, dtype="fp16",
+) -> tuple[MoEModel, TrainingStep, OperatorGraph]:  # fmt: skip
+    model = MoEModel(
+        name="GPT-2", layers=layers, dense_layers=dense, experts=experts, experts_per_token=k, d_model=width, d_ff=inner,
+        ffn_matrices=matrices, shared_experts=shared, dtype=dtype,
+    )  # fmt: skip
+    step = TrainingStep(
+        batch=batch, sequence_length=length, heads=heads, dense_d_ff=4 * width, vocabulary=500, tied_embeddings=tied
+    )
+    return model, step, transformer_step(model, step, gpus)
+
+
+steps = st.builds(
+    gpt,
+    layers=st.integers(2, 4),
+    dense=st.sampled_from([(), (0,), (1,)]),
+    experts=st.sampled_from([4, 8]),
+    k=st.integers(1, 2),
+    heads=st.sampled_from([1, 4]),
+    width=st.sampled_from([32, 64]),
+    inner=st.sampled_from([48, 128]),
+    matrices=st.sampled_from([2, 3]),
+    shared=st.integers(0, 2),
+    batch=st.integers(1, 3),
+    length=st.sampled_from([16, 64]),
+    gpus=st.sampled_from([1, 2, 4]),
+    tied=st.booleans(),
+    dtype=st.sampled_from(["fp32", "bf16"]),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(steps)
+def test_flops_are_twice_weights_times_tokens_and_attention(made):
+    model, step, graph = made
+    width, moe = model.d_model, len(model.moe_layers)
+    visited = model.layers * 4 * width**2 + step.vocabulary * width
+    visited += (model.layers - moe) * model.ffn_matrices * width * step.dense_d_ff
+    expert = model.ffn_matrices * width * model.d_ff
+    visited += moe * (width * model.experts + (model.experts_per_token + model.shared_experts) * expert)
+    attention = model.layers * 4 * step.batch * step.sequence_length**2 * width
+    assert flops(graph.of_phase("forward")) == 2 * visited * step.tokens + attention
+    assert flops(graph.of_phase("dw")) == 2 * visited * step.tokens
+    assert flops(graph.of_phase("dx")) == 2 * visited * step.tokens + 2 * attention
+
+
+@settings(max_examples=15, deadline=None)
+@given(steps)
+def test_every_gradient_costs_as_much_as_its_operator(made):
+    _, _, graph = made
+    operators = {one.name: one for one in graph.operators}
+    for forward in graph.of_phase("forward"):
+        assert (f"dw.{forward.name}" in operators) == (forward.parameters > 0)
+        assert (f"dx.{forward.name}" in operators) == (forward.kind != "embedding")
+        if forward.parameters and forward.gemms:
+            assert flops([operators[f"dw.{forward.name}"]]) == flops([forward])
+            assert {one.tokens for one in operators[f"dw.{forward.name}"].gemms} == {"k"}
+        if forward.kind != "embedding":
+            times = 2 if forward.kind == "attention" else 1
+            assert flops([operators[f"dx.{forward.name}"]]) == times * flops([forward])
+            assert operators[f"dx.{forward.name}"].sent == forward.sent
+
+
+@settings(max_examples=15, deadline=None)
+@given(steps)
+def test_numbers_sent_and_updated_are_the_models(made):
+    model, step, graph = made
+    width, moe = model.d_model, len(model.moe_layers)
+    replicated = model.layers * 4 * width**2 + step.vocabulary * width * (1 if step.tied_embeddings else 2)
+    replicated += (model.layers - moe) * model.ffn_matrices * width * step.dense_d_ff
+    replicated += moe * width * (model.experts + model.shared_experts * model.ffn_matrices * model.d_ff)
+    assert sum(one.sent for one in graph.of_phase("all_reduce")) == replicated * model.bytes_per_number
+    own = sum(one.parameters for one in graph.of_phase("forward") if one.kind == "experts")
+    assert graph.operators[-1].moved == UPDATE_BYTES * (replicated + own)
+    copies = step.tokens * model.experts_per_token * model.bytes_per_token
+    assert [one.sent for one in graph.of_phase("forward") if one.network] == [copies] * 2 * moe
+
+
+@pytest.mark.parametrize(("gpus", "own"), [(1, 4), (2, 2), (4, 1)])
+def test_experts_are_divided_over_the_gpus_and_their_tokens_multiplied(gpus, own):
+    model, step, graph = gpt(gpus=gpus)
+    up = next(one for one in graph.operators if one.name == "1.experts_up")
+    assert up.gemms == (Gemm(count=own, m=step.tokens * gpus // 4, n=model.d_ff, k=model.d_model),)
+    assert up.parameters == own * model.d_model * model.d_ff
+
+
+@settings(max_examples=15, deadline=None)
+@given(steps)
+def test_program_order_and_the_update_last(made):
+    _, _, graph = made
+    drawn = graph.graph()
+    assert nx.is_directed_acyclic_graph(drawn)
+    place = {one.name: index for index, one in enumerate(graph.operators)}
+    assert all(place[one.before] < place[one.after] for one in graph.dependencies)
+    assert graph.operators[-1].phase == "update"
+    before = nx.ancestors(drawn, "update")
+    assert {one.name for one in graph.of_phase("dw", "all_reduce")} <= before
+    assert not drawn.out_degree("update")
+    phases = [one.phase for one in graph.operators]
+    assert phases.index("all_reduce") > max(index for index, phase in enumerate(phases) if phase in ("dx", "dw"))
+    for one, after in pairwise(graph.operators):  # every dW just before its dX
+        if one.phase == "dw" and one.kind != "embedding":
+            assert after.name == f"dx.{one.name[3:]}"
+
+
+@settings(max_examples=15, deadline=None)
+@given(steps)
+def test_weight_gradients_wait_for_their_own_gradient_and_hold_up_only_the_update(made):
+    _, _, graph = made
+    drawn = graph.graph()
+    for one in graph.of_phase("dw"):
+        forward = drawn.nodes[one.name[3:]]["operator"]
+        readers = {after for _, after, gradient in drawn.out_edges(forward.name, data="gradient") if gradient}
+        readers = {name for name in readers if drawn.nodes[name]["operator"].phase == "forward"}
+        assert set(drawn.predecessors(one.name)) == {f"dx.{name}" for name in readers} and readers
+        assert {drawn.nodes[name]["operator"].phase for name in nx.descendants(drawn, one.name)} <= {
+            "all_reduce",
+            "update",
+        }
+
+
+def test_all_to_alls_of_lower_layers_run_beside_weight_gradients_of_higher_ones():
+    # Lancet figure 3: dW of layer N has no path from or to the backward all-to-alls of the layers before it.
+    _, _, graph = gpt(layers=4, dense=(0, 2))
+    drawn = graph.graph()
+    exchanges = [one for one in graph.of_phase("dx") if one.network]
+    assert sorted({one.layer for one in exchanges}) == [1, 3] and len(exchanges) == 4
+    for dw in graph.of_phase("dw"):
+        for exchange in exchanges:
+            apart = not nx.has_path(drawn, dw.name, exchange.name) and not nx.has_path(drawn, exchange.name, dw.name)
+            if dw.layer > exchange.layer or dw.name == "dw.head":
+                assert apart
+            elif dw.layer < exchange.layer:
+                assert nx.has_path(drawn, exchange.name, dw.name)
+    # Inside a layer: the experts' gradients come between the two, the gate's needs only the combine to be undone.
+    assert nx.has_path(drawn, "dx.3.combine", "dw.3.experts_down")
+    assert not nx.has_path(drawn, "dx.3.dispatch", "dw.3.experts_up")
+    assert not nx.has_path(drawn, "dx.3.dispatch", "dw.3.gate")
+    assert nx.has_path(drawn, "dx.3.dispatch", "dw.3.projection")
+
+
+def test_tied_embeddings_are_reduced_once_when_both_parts_are_there():
+    tied, apart = gpt(tied=True)[2], gpt(tied=False)[2]
+    needs = {one.before for one in tied.dependencies if one.after == "all_reduce.embedding"}
+    assert needs == {"dw.embedding", "dw.head"}
+    assert len(apart.of_phase("all_reduce")) == len(tied.of_phase("all_reduce")) + 1
+
+
+@settings(max_examples=10, deadline=None)
+@given(steps)
+def test_json_and_networkx_round_trips(made):
+    graph = made[2]
+    assert OperatorGraph.from_json(graph.to_json(), "graph") == graph
+    again = OperatorGraph.of(graph.graph())
+    assert again.operators == graph.operators
+    assert sorted(again.dependencies, key=str) == sorted(graph.dependencies, key=str)
+
+
+def operator(name: str, kind: str = "dense_ffn", **more) -> Operator:
+    return Operator(name=name, kind=kind, phase="forward", layer=0, **more)
+
+
+def forward_of(*edges: tuple[str, str]) -> nx.DiGraph:
+    graph = nx.DiGraph(name="hand-made")
+    for name in dict.fromkeys(end for edge in edges for end in edge):
+        graph.add_node(name, operator=operator(name, gemms=(Gemm(m=2, n=3, k=5),), parameters=15))
+    graph.add_edges_from(edges, gradient=True)
+    return graph
+
+
+def test_backward_by_hand():
+    graph = with_backward(forward_of(("a", "b"), ("b", "c")), 2.0)
+    assert [one.name for one in graph.operators] == [
+        "a", "b", "c", "dw.c", "dx.c", "dw.b", "dx.b", "dw.a", "dx.a", "all_reduce.c", "all_reduce.b", "all_reduce.a", "update",
+    ]  # fmt: skip
+    needs = {
+        one.after: sorted(two.before for two in graph.dependencies if two.after == one.after)
+        for one in graph.dependencies
+    }
+    assert needs == {
+        "b": ["a"], "c": ["b"], "dx.c": ["c"], "dw.b": ["dx.c"], "dx.b": ["b", "dx.c"], "dw.a": ["dx.b"], "dx.a": ["a", "dx.b"],
+        **{f"all_reduce.{name}": [f"dw.{name}"] for name in "abc"},
+        "update": [f"{phase}.{name}" for phase in ("all_reduce", "dw") for name in "abc"],
+    }  # fmt: skip
+    gemms = {one.name: one.gemms for one in graph.operators}
+    assert gemms["dx.b"] == (Gemm(m=2, n=5, k=3),)
+    assert gemms["dw.b"] == (Gemm(m=5, n=3, k=2, tokens="k"),)
+    assert [one.sent for one in graph.of_phase("all_reduce")] == [30.0] * 3
+    assert graph.operators[-1].moved == 45 * UPDATE_BYTES
+
+
+def test_both_factors_of_a_product_of_activations_have_gradients():
+    for kind, times in (("attention", 2), ("aggregate", 2), ("gate", 1)):
+        graph = nx.DiGraph(name="one")
+        graph.add_node("x", operator=operator("x", kind, gemms=(Gemm(m=2, n=3, k=5),)))
+        assert flops(with_backward(graph, 2.0).of_phase("dx")) == times * 60
+
+
+@pytest.mark.parametrize(("kind", "times"), [("layer_norm", 1.5), ("residual", 1)])
+def test_an_element_wise_gradient_reads_the_input_again_but_that_of_a_sum_does_not(kind, times):
+    graph = nx.DiGraph(name="one")
+    graph.add_node("x", operator=operator("x", kind, moved=8))
+    assert [one.moved for one in with_backward(graph, 2.0).of_phase("dx")] == [8 * times]
+
+
+def test_a_circle_is_refused():
+    with pytest.raises(InputError, match="need each other in a circle"):
+        with_backward(forward_of(("a", "b"), ("b", "c"), ("c", "a")), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("names", "edges", "says"),
+    [
+        (["a", "b", "a"], [], "two operators are called 'a'"),
+        (["a", "b"], [("a", "c")], "names 'c', which is no operator"),
+        (["a", "b"], [("c", "b")], "names 'c', which is no operator"),
+        (["a", "b"], [("b", "a")], "'a' needs 'b', but is listed before it"),
+        (["a", "b"], [("a", "a")], "'a' needs 'a', but is listed before it"),
+        (["a", "b"], [("a", "b"), ("b", "a")], "'a' needs 'b', but is listed before it"),
+        ([], [], "operators: "),
+    ],
+)
+def test_bad_graphs_are_refused(names, edges, says):
+    data = {
+        "name": "bad",
+        "operators": [operator(name).model_dump() for name in names],
+        "dependencies": [Dependency(before=before, after=after).model_dump() for before, after in edges],
+    }
+    with pytest.raises(InputError, match=f"^graph.json: .*{says}") as caught:
+        OperatorGraph.from_dict(data, "graph.json")
+    assert "\n" not in str(caught.value)

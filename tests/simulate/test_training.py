@@ -1,0 +1,316 @@
+"""Simulated training steps: legal schedules, closed forms, bounds, and what must not change them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.overlap.pipeline_degree import pipeline_seconds
+from engine.overlap.transformer import transformer_step
+from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder
+from engine.plan_of_step import PartitionRange
+from engine.problem import Problem, make_problem
+from engine.result import Provenance
+from engine.simulate.inference import bound_of_plan, simulate
+from engine.simulate.metrics import metrics
+from engine.simulate.training import price_step
+from engine.simulate.training.routing import expert_groups, route, route_parts
+from engine.systems.baselines import linear_placement
+from engine.training import TrainingStep, balanced_load
+from engine.validate import IllegalError, check_step
+from engine.workload import RoutingTrace
+from tests.strategies import cluster_of, clusters, make_gpu, make_model
+
+POLICIES = ("fair", "priority", "fifo", "fixed")
+FAIR = Priority(policy="fair", bucket=4e3)
+
+
+def step_of(**more) -> TrainingStep:
+    sizes = {"batch": 8, "sequence_length": 16, "heads": 4, "dense_d_ff": 96, "vocabulary": 50}
+    return TrainingStep(**(sizes | more))
+
+
+def problem_of(cluster=None, experts: int = 4, layers: int = 2, k: int = 1, workload=None, **step) -> Problem:
+    model = make_model(layers, experts, k)
+    cluster = cluster or cluster_of(*(make_gpu() for _ in range(4)), latency=1e-4)
+    return make_problem(workload or balanced_load(model), cluster, model, Datasheet(), step=step_of(**step))
+
+
+def plan_of(problem: Problem, priority: Priority = FAIR, placement: Placement | None = None, **parts) -> Plan:
+    return Plan(
+        name="test", placement=placement or linear_placement(problem), send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test"), priority=priority, **parts,
+    )  # fmt: skip
+
+
+def graph_of(problem: Problem, groups: int = 1):
+    return transformer_step(problem.model, problem.step, len(problem.cluster.gpus) // groups)
+
+
+def degrees(problem: Problem, forward: int, backward: int, order: str = "dispatch-first") -> Pipeline:
+    layers = problem.workload.layers
+    return Pipeline(forward=(forward,) * layers, backward=(backward,) * layers, order=order)
+
+
+@st.composite
+def planned(draw):
+    """A small step on a drawn cluster with drawn parts of a plan."""
+    cluster = draw(clusters(2, 4))
+    gpus = len(cluster.gpus)
+    problem = problem_of(
+        cluster, experts=gpus * draw(st.integers(1, 2)), k=draw(st.integers(1, 2)),
+        gate=draw(st.sampled_from(("switch", "batch-prioritised"))),
+        capacity_factor=draw(st.sampled_from((0, 1, 1.5))), tied_embeddings=draw(st.booleans()),
+    )  # fmt: skip
+    size = draw(st.sampled_from((1e3, 2e4, 1e7)))
+    priority = Priority(
+        policy=draw(st.sampled_from(POLICIES)), **{draw(st.sampled_from(("bucket", "micro_op"))): size}
+    )  # fmt: skip
+    parts = {}
+    if draw(st.booleans()):
+        order = draw(st.sampled_from(("dispatch-first", "interleaved")))
+        parts["pipeline"] = degrees(problem, draw(st.integers(1, 4)), draw(st.integers(1, 4)), order)
+    else:
+        names = [one.name for one in graph_of(problem).of_phase("forward")]
+        first = draw(st.integers(0, len(names) - 2))
+        last = draw(st.integers(first + 1, len(names) - 1))
+        cut = PartitionRange(first=names[first], last=names[last], parts=draw(st.integers(2, 4)))
+        under = {"dw.2.experts_down": "dx.1.combine", "dw.head": "dx.2.combine", "dw.2.qkv": "dx.1.dispatch"}
+        chosen = draw(st.sets(st.sampled_from(sorted(under))))
+        parts["overlap"] = Overlap(
+            ranges=(cut,), under={name: under[name] for name in chosen}, irregular=draw(st.booleans())
+        )
+    return plan_of(problem, priority, **parts), problem
+
+
+@settings(max_examples=80, deadline=None)
+@given(planned())
+def test_every_simulated_step_is_legal_and_above_its_bound(case):
+    plan, problem = case
+    timeline = simulate(plan, problem)
+    assert check_step(timeline, plan, problem, graph_of(problem)) == pytest.approx(timeline.total)
+    assert timeline.total >= bound_of_plan(plan, problem) * (1 - 1e-9)
+    assert sum(timeline.decomposition().values()) == pytest.approx(timeline.total)
+    figures = metrics(plan, problem, timeline)
+    assert figures.exposed_communication <= figures.total
+    for resource in range(len(timeline.resources)):
+        exposed = timeline.exposed_intervals(resource)
+        assert (exposed[:, 1] > exposed[:, 0]).all() and (exposed[1:, 0] >= exposed[:-1, 1]).all()
+
+
+@pytest.mark.parametrize("order", ["dispatch-first", "interleaved"])
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 8])
+def test_a_pipelined_layer_takes_what_the_recurrences_say(parts, order):
+    problem = problem_of(capacity_factor=1)
+    plan = plan_of(problem, pipeline=degrees(problem, parts, 1, order))
+    timeline = simulate(plan, problem)
+    priced = price_step(problem, plan.placement)
+
+    def part(*names):
+        return sum(priced.seconds[priced.index[name], :, 0] for name in names)
+
+    expected = pipeline_seconds(
+        part("1.dispatch"), part("1.experts_up", "1.experts_down"), part("1.combine"), order=order
+    )[parts - 1]
+    rows = [row for row, label in enumerate(timeline.labels) if label.split(" · ")[0] in ("1.dispatch", "1.combine")]
+    own = timeline.events.loc[rows]
+    assert own["end"].max() - own["start"].min() == pytest.approx(expected)
+
+
+def test_without_any_overlap_everything_adds_up():
+    """One GPU type, nothing cut, gradients reduced only at the end: the sum of all operators."""
+    problem = problem_of()
+    plan = plan_of(problem, Priority(policy="fair", bucket=1e12))
+    timeline, priced = simulate(plan, problem), price_step(problem, linear_placement(problem))
+    network = [one.kind == "gradient" for one in priced.graph.operators]
+    rest = priced.seconds[~np.array(network), 0, 0].sum()
+    gradients = sum(one.sent for one in priced.graph.operators if one.kind == "gradient")
+    assert timeline.total == pytest.approx(
+        rest + float(problem.cost.all_reduce(problem.cluster, np.float64(gradients)))
+    )
+
+
+def test_a_weight_gradient_under_an_all_to_all_shortens_the_step_by_what_it_hides():
+    problem = problem_of()
+    priced = price_step(problem, linear_placement(problem))
+    plain, moved = (
+        simulate(plan_of(problem, Priority(policy="fair", bucket=1e12), overlap=Overlap(under=under)), problem).total
+        for under in ({}, {"dw.2.experts_down": "dx.1.combine"})
+    )
+    hidden = min(priced.whole("dw.2.experts_down"), priced.whole("dx.1.combine"))
+    assert plain - moved == pytest.approx(hidden)
+
+
+@settings(max_examples=20, deadline=None)
+@given(planned())
+def test_faster_hardware_scales_every_time(case):
+    plan, problem = case
+    without = Datasheet(launch=0.0)
+    slow = replace(problem, cost=without)
+    cards = [
+        node.model_copy(update={
+            "gpus": tuple(
+                gpu.model_copy(update={name: 2 * getattr(gpu, name) for name in (
+                    "memory_bandwidth", "flops_fp32", "flops_fp16", "send_bandwidth", "receive_bandwidth")})
+                for gpu in node.gpus),
+            "link_bandwidth": node.link_bandwidth and 2 * node.link_bandwidth, "link_latency": node.link_latency / 2,
+        }) for node in problem.cluster.nodes
+    ]  # fmt: skip
+    cluster = problem.cluster.model_copy(update={"nodes": tuple(cards), "latency": problem.cluster.latency / 2})
+    fast = make_problem(problem.workload, cluster, problem.model, without, step=problem.step)
+    assert simulate(plan, fast).total == pytest.approx(simulate(plan, slow).total / 2)
+
+
+def test_the_order_of_the_gpus_does_not_matter():
+    cards = [make_gpu(0), make_gpu(1, 5e5, flops=1e9), make_gpu(2, 8e5)]
+    times = {
+        simulate(plan_of(problem), problem).total
+        for problem in (problem_of(cluster_of(*cards), 3), problem_of(cluster_of(*cards[::-1]), 3))
+    }
+    assert max(times) == pytest.approx(min(times))
+
+
+def test_alike_gpus_share_a_lane_and_slow_ones_have_their_own():
+    cards = [make_gpu(0), make_gpu(1, flops=1e9), make_gpu(0), make_gpu(0)]
+    problem = problem_of(cluster_of(*cards))
+    timeline = simulate(plan_of(problem), problem)
+    assert timeline.resources == ("GPU 0 · type-0 and 2 alike", "GPU 1 · type-1")
+
+
+def test_only_real_tokens_are_cheaper_than_full_buffers():
+    problem = problem_of(capacity_factor=1.5)
+    padded, real = (
+        simulate(plan_of(problem, overlap=Overlap(irregular=irregular)), problem).total for irregular in (False, True)
+    )
+    assert real < padded
+    full, sent = (route(problem, linear_placement(problem), irregular).traffic.sum() for irregular in (False, True))
+    assert full == pytest.approx(1.5 * sent)
+
+
+def test_recorded_routing_keeps_the_shares_of_the_recording_and_drops_above_the_capacity():
+    rng = np.random.default_rng(0)
+    experts = np.where(rng.random((400, 2, 1)) < 0.7, 0, rng.integers(0, 4, (400, 2, 1))).astype(np.int16)
+    trace = RoutingTrace("skewed", experts, 4, sequence=np.arange(400) // 10)
+    free = problem_of(workload=trace, routing="recorded", capacity_factor=0)
+    placement = linear_placement(free)
+    routing = route(free, placement, irregular=True)
+    assert not routing.even
+    shares = free.demand / free.demand.sum(axis=2, keepdims=True) * free.step.tokens
+    assert routing.rows[:, :, 0] == pytest.approx(shares.sum(axis=1))
+    capped = problem_of(workload=trace, routing="recorded", capacity_factor=1)
+    assert route(capped, placement, irregular=True).rows.max() == pytest.approx(4 * capped.step.capacity(capped.model))
+    assert simulate(plan_of(free), free).total > simulate(plan_of(capped), capped).total
+    timeline = simulate(plan_of(free), free)
+    assert len(timeline.resources) == 4  # every GPU has other loads
+    assert check_step(timeline, plan_of(free), free, graph_of(free)) == pytest.approx(timeline.total)
+
+
+def test_packed_experts_stay_in_their_group_and_reduce_their_gradients():
+    problem = problem_of()
+    rows = ((0, 1), (2, 3), (0, 1), (2, 3))
+    packed = Placement(experts=4, experts_of_gpu=(rows,) * 2, model_layers=problem.model.moe_layers)
+    assert expert_groups(packed) == 2 and expert_groups(linear_placement(problem)) == 1
+    routing = route(problem, packed, irregular=True)
+    assert routing.even and not routing.traffic[:, :2, 2:].any() and not routing.traffic[:, 2:, :2].any()
+    plan = plan_of(problem, placement=packed)
+    timeline = simulate(plan, problem)
+    assert sum("all_reduce" in label and "experts" in label for label in timeline.labels) > 0
+    assert check_step(timeline, plan, problem, graph_of(problem, 2)) == pytest.approx(timeline.total)
+    assert timeline.total >= bound_of_plan(plan, problem)
+
+
+def test_replicas_that_make_no_groups_are_no_groups():
+    rows = ((0, 1), (1, 2), (2, 3), (3, 0))
+    assert expert_groups(Placement(experts=4, experts_of_gpu=(rows,), model_layers=(0,))) == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"overlap": Overlap(under={"dw.nothing": "dx.1.combine"})}, "dw.nothing"),
+        ({"overlap": Overlap(under={"dw.2.qkv": "2.combine.x"})}, "no all-to-all"),
+        ({"overlap": Overlap(ranges=(PartitionRange(first="1.qkv", last="nothing", parts=2),))}, "nothing"),
+        ({"overlap": Overlap(ranges=(PartitionRange(first="1.combine", last="1.qkv", parts=2),))}, "comes first"),
+        ({"overlap": Overlap(ranges=(PartitionRange(first="1.qkv", last="1.combine", parts=2),
+                                     PartitionRange(first="1.dispatch", last="2.qkv", parts=2)))}, "twice"),
+        ({"overlap": Overlap(ranges=(PartitionRange(first="1.qkv", last="1.combine", parts=99),))}, "99 parts"),
+        ({"overlap": Overlap(under={"dw.1.qkv": "dx.1.combine"})}, "needs the other"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_does_not_fit_the_step_is_refused(parts, reason):
+    problem = problem_of()
+    with pytest.raises(InputError, match=reason):
+        simulate(plan_of(problem, **parts), problem)
+
+
+def test_plans_for_training_and_for_inference_are_told_apart():
+    problem = problem_of()
+    inference = replace(problem, step=None)
+    plan = plan_of(problem)
+    with pytest.raises(InputError, match="change the goal"):
+        simulate(plan, inference)
+    with pytest.raises(InputError, match="change the goal"):
+        simulate(plan.model_copy(update={"priority": None}), problem)
+
+
+def test_the_check_sees_broken_timelines():
+    problem = problem_of()
+    plan = plan_of(problem)
+    timeline, graph = simulate(plan, problem), graph_of(problem)
+    place = timeline.labels.index("1.experts_up")
+    moved = timeline.events.copy()
+    moved.loc[place, ["start", "end"]] -= 0.5 * (moved.loc[place, "end"] - moved.loc[place, "start"])
+    with pytest.raises(IllegalError):
+        check_step(replace(timeline, events=moved), plan, problem, graph)
+    kept = [row for row in range(len(timeline.labels)) if row != place]
+    lost = replace(
+        timeline,
+        events=timeline.events.loc[kept].reset_index(drop=True),
+        labels=tuple(timeline.labels[row] for row in kept),
+    )
+    with pytest.raises(IllegalError, match=r"experts_up never runs"):
+        check_step(lost, plan, problem, graph)
+
+
+def recorded_problem(**step) -> Problem:
+    rng = np.random.default_rng(1)
+    experts = rng.choice(4, size=(640, 2, 1), p=(0.55, 0.25, 0.15, 0.05)).astype(np.int16)
+    trace = RoutingTrace("skewed", experts, 4, sequence=np.arange(640) // 16)
+    return problem_of(workload=trace, routing="recorded", **step)
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 1.5])
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_parts_of_a_recording_keep_exactly_the_tokens_of_the_whole(parts, capacity):
+    problem = recorded_problem(capacity_factor=capacity)
+    placement = linear_placement(problem)
+    whole = route(problem, placement, irregular=True)
+    cut = route_parts(problem, placement, parts)
+    assert sum(one.traffic for one in cut) == pytest.approx(whole.traffic)
+    assert np.nansum([one.rows for one in cut], axis=0) == pytest.approx(np.nan_to_num(whole.rows))
+    assert all(one.traffic.min() >= 0 for one in cut)
+    if capacity == 1 and parts == 8:  # popular experts are full before the last part comes
+        assert cut[-1].traffic.sum() < 0.9 * whole.traffic.sum() / 8
+
+
+def test_parts_need_a_routing_log():
+    with pytest.raises(InputError, match="routing log"):
+        route_parts(problem_of(), linear_placement(problem_of()), 2)
+
+
+def test_a_cut_step_of_a_recording_is_simulated_part_by_part():
+    problem = recorded_problem(capacity_factor=1)
+    cut = PartitionRange(first="1.dispatch", last="1.aggregate", parts=4)
+    plan = plan_of(problem, overlap=Overlap(ranges=(cut,), irregular=True))
+    timeline = simulate(plan, problem)
+    assert check_step(timeline, plan, problem, graph_of(problem)) == pytest.approx(timeline.total)
+    exact = price_step(problem, plan.placement, irregular=True, as_recorded=(4,))
+    rows = [row for row, label in enumerate(timeline.labels) if label.startswith("1.dispatch · part")]
+    own = timeline.events.loc[rows].drop_duplicates("start").sort_values("start")
+    lengths = (own["end"] - own["start"]).to_numpy()
+    assert lengths == pytest.approx(exact.uneven["1.dispatch", 4].max(axis=1))
+    assert np.ptp(lengths) > 0.05 * lengths.max()

@@ -1,0 +1,180 @@
+"""The systems for a training step: what each promises, on small steps and on the papers' models."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.formats.perfetto import write_trace
+from engine.problem import Problem, make_problem
+from engine.result import Status
+from engine.simulate.inference import simulate
+from engine.simulate.metrics import metrics
+from engine.simulate.training import price_step
+from engine.simulate.training.routing import expert_groups
+from engine.studies.lancet import Setting, evaluate, settings, weight_gradient_gaps
+from engine.systems import SYSTEMS, TRAINING, run, systems_for
+from engine.systems.training.lina import packed_placement
+from engine.systems.training.pipemoe import layer_tables
+from engine.training import balanced_load
+from engine.validate import check_step
+from tests.simulate.test_training import graph_of, problem_of
+from tests.strategies import cluster_of, make_gpu
+
+SMALL = Setting("GPT2-S-MoE", "p4de.24xlarge", 2)
+
+
+@pytest.fixture(scope="module")
+def paper() -> Problem:
+    """GPT2-S-MoE on 16 A100, as Lancet configures it."""
+    return SMALL.problem(Datasheet())
+
+
+@pytest.fixture(scope="module")
+def outcomes(paper):
+    return {name: run(system, paper) for name, system in TRAINING.items()}
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_every_system_makes_a_legal_plan_above_its_bound(outcomes, paper, name):
+    outcome = outcomes[name]
+    plan = outcome.result.solution
+    groups = expert_groups(plan.placement)
+    assert check_step(outcome.timeline, plan, paper, graph_of(paper, groups)) == pytest.approx(outcome.result.objective)
+    assert outcome.result.bound <= outcome.result.objective
+    assert plan.claim.scope == "schedule" and plan.provenance.inputs["step"] == paper.step.digest
+    assert simulate(plan, paper).total == outcome.result.objective
+    assert type(plan).from_json(plan.to_json(), "plan") == plan
+    figures = metrics(plan, paper, outcome.timeline)
+    assert figures.bound == outcome.result.bound and sum(figures.decomposition.values()) == pytest.approx(figures.total)
+    assert "seconds" in json.dumps(figures.to_dict())
+    assert len(json.loads(write_trace(outcome.timeline))["traceEvents"]) > len(outcome.timeline.events)
+
+
+def test_each_system_beats_what_it_is_compared_with(outcomes):
+    total = {name: outcome.result.objective for name, outcome in outcomes.items()}
+    assert total["lancet"] < total["tutel"] < total["deepspeed"]
+    assert total["pipemoe"] <= total["tutel"] <= total["fastermoe"] * (1 + 1e-9)
+    assert total["lina"] < total["deepspeed"]
+    exposed = {name: outcome.timeline.decomposition()["communication"] for name, outcome in outcomes.items()}
+    assert all(exposed["lancet"] < exposed[name] for name in ("tutel", "deepspeed", "raf", "fastermoe"))
+
+
+@pytest.mark.parametrize(
+    "one", [Setting("GPT2-S-MoE", "p3dn.24xlarge", 2), Setting("GPT2-L-MoE", "p4de.24xlarge", 2),
+            Setting("GPT2-L-MoE", "p3dn.24xlarge", 2), Setting("GPT2-S-MoE", "p4de.24xlarge", 2, "batch-prioritised")],
+    ids=lambda one: f"{one.model}-{one.node}-{one.gate}",
+)  # fmt: skip
+def test_lancet_exposes_less_than_each_baseline_on_the_papers_models(one):
+    (row,) = evaluate([one])
+    for name in ("deepspeed", "tutel", "raf"):
+        assert row["exposed_lancet"] < row[f"exposed_{name}"] and row["lancet"] < row[name]
+    assert row["planning"] < 60  # the paper: up to 20 minutes
+
+
+def test_all_settings_of_the_paper_are_there():
+    assert len(settings()) == 12 and len({one.problem(Datasheet()).cluster.name for one in settings()}) == 6
+    for one in settings((2,)):
+        problem = one.problem(Datasheet())
+        assert problem.model.experts == 2 * len(problem.cluster.gpus) and problem.step.sequence_length == 512
+
+
+def test_the_greedy_gap_is_measured_against_a_proven_optimum():
+    rows = weight_gradient_gaps([SMALL, Setting("GPT2-L-MoE", "p3dn.24xlarge", 2)])
+    assert (rows["status"] == Status.OPTIMAL.value).all()
+    assert (rows["greedy"] <= rows["best"] * (1 + 1e-9)).all() and (rows["best"] <= rows["bound"] * (1 + 1e-9)).all()
+    assert (rows["best"] <= rows["seconds"]).all() and rows["dW"].tolist() == [56, 110]
+
+
+def test_a_gate_that_needs_the_whole_batch_is_never_cut_before_the_moe_layer(paper):
+    careful = replace(paper, step=paper.step.model_copy(update={"gate": "batch-prioritised"}))
+    free, kept = (run(TRAINING["lancet"], one).result.solution.overlap.ranges for one in (paper, careful))
+    names = [operator.name for operator in graph_of(paper).of_phase("forward")]
+
+    def covered(ranges):
+        return {name for one in ranges for name in names[names.index(one.first) : names.index(one.last) + 1]}
+
+    assert any(name.endswith(".gate") for name in covered(free))
+    assert covered(kept) and not any(name.endswith(".gate") for name in covered(kept))
+
+
+def test_lancets_parts_by_themselves(paper):
+    """The paper's ablation (Figure 16): each pass alone gains, both together gain more."""
+    plain = run(TRAINING["lancet"], paper, {"partition": False, "weight_gradients": "none"}).result.objective
+    cut = run(TRAINING["lancet"], paper, {"weight_gradients": "none"}).result.objective
+    moved = run(TRAINING["lancet"], paper, {"partition": False}).result.objective
+    greedy = run(TRAINING["lancet"], paper, {"partition": False, "weight_gradients": "greedy"}).result.objective
+    both = run(TRAINING["lancet"], paper).result.objective
+    assert both < min(cut, moved) and max(cut, moved) < plain
+    assert moved <= greedy * (1 + 1e-9)
+
+
+def test_a_part_has_at_least_one_sequence():
+    problem = problem_of(batch=2)
+    ranges = run(TRAINING["lancet"], problem).result.solution.overlap.ranges
+    assert all(one.parts <= 2 for one in ranges)
+
+
+def test_pipemoe_chooses_the_best_degree_of_every_layer(paper, outcomes):
+    plan = outcomes["pipemoe"].result.solution
+    best = outcomes["pipemoe"].result.objective
+    for degree in range(1, 9):
+        other = plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={
+            "forward": (degree,) * 6, "backward": plan.pipeline.backward})})  # fmt: skip
+        assert best <= simulate(other, paper).total * (1 + 1e-9)
+    tables = layer_tables(price_step(paper, plan.placement), plan.placement.model_layers, "dx")
+    assert tables[1].shape == (6, 16)
+
+
+def test_the_printed_rule_is_never_better_than_the_exact_one(paper, outcomes):
+    printed = run(TRAINING["pipemoe"], paper, {"algorithm": "printed"})
+    assert printed.result.objective >= outcomes["pipemoe"].result.objective * (1 - 1e-9)
+    assert "the same with exact degrees" in printed.notes
+
+
+def test_linas_policies_on_a_step_where_gradients_meet_all_to_alls(paper):
+    """Many all-reduces during the backward pass: giving way by micro-ops is never worse than naive priority."""
+    options = {"packing": "off", "pipelining": False}
+    times = {
+        policy: run(TRAINING["lina"], paper, options | {"policy": policy}).result.objective
+        for policy in ("priority", "naive", "fixed", "fair")
+    }
+    assert times["priority"] <= min(times.values()) * 1.02, times
+
+
+def test_packing_holds_every_expert_once_in_every_group(paper):
+    for count in (2, 4, 8, 16, 32):
+        assert expert_groups(packed_placement(paper, count)) == count // 2
+    plan = run(TRAINING["lina"], paper).result.solution
+    assert plan.placement.slots[0, 0] > 2  # two experts fill too little of an all-to-all here
+
+
+def test_packing_is_left_out_where_groups_would_be_uneven():
+    problem = problem_of(cluster_of(*(make_gpu() for _ in range(3))), experts=6)
+    outcome = run(TRAINING["lina"], problem)
+    assert "packing" in outcome.notes and outcome.result.solution.placement.single
+
+
+def test_every_goal_has_its_own_systems(paper):
+    assert systems_for(paper) is TRAINING
+    inference = make_problem(balanced_load(paper.model), paper.cluster, paper.model, paper.cost)
+    assert set(systems_for(inference)) < set(SYSTEMS)
+    with pytest.raises(InputError, match="change the goal"):
+        run(SYSTEMS["linear"], paper)
+
+
+def test_stopping_keeps_a_plan(paper):
+    for name in ("lancet", "tutel"):
+        outcome = run(TRAINING[name], paper, stop=lambda: True)
+        assert outcome.result.status is Status.CANCELLED
+        assert simulate(outcome.result.solution, paper).total == outcome.result.objective
+
+
+def test_mixed_gpus_are_planned_too():
+    cards = [make_gpu(0), make_gpu(1, 5e5, flops=1e9), make_gpu(2, 8e5), make_gpu(0)]
+    problem = problem_of(cluster_of(*cards, latency=1e-4))
+    totals = {name: run(system, problem).result.objective for name, system in TRAINING.items()}
+    assert totals["lancet"] < totals["deepspeed"] and np.isfinite(list(totals.values())).all()
