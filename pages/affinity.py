@@ -1,9 +1,9 @@
 """Where do tokens go next?"""
 
-import numpy as np
 import streamlit as st
 
 from app import affinity_study, cached, state, widgets
+from app.affinity_figures import Hops
 from app.charts import affinity as charts
 from app.text import plain
 from engine import units
@@ -54,55 +54,8 @@ plan = cached.open_plan()
 placement, whose = widgets.placement_to_show(plan, problem)
 if plan and (reason := widgets.why_not(plan, problem)):
     whose = f"a linear placement: {plain(reason)}"
-cluster = problem.cluster
-gpus, nodes = len(cluster.gpus), len(cluster.nodes)
 share, gpu_of_expert = placement.share, placement.gpu_of_expert
-kept = cached.kept_by_pair(digest, first_choice, placement, tuple(range(gpus)))
-
-
-def whole(by_pair: np.ndarray) -> float:
-    """A share of every layer pair as one of all hops."""
-    return float(np.nansum(by_pair * hops_of_pair) / hops_of_pair.sum())
-
-
-def chance_of(group_of_gpu: np.ndarray) -> np.ndarray:
-    """float64[layer - 1]: what would stay in its group (GPU or node) if any expert followed any other equally often."""
-    part = share.mean(axis=1) @ np.eye(gpus)[group_of_gpu]
-    return (part[:-1] * part[1:]).sum(axis=1)
-
-
-def limits(groups: int) -> np.ndarray | None:
-    """float64[layer - 1]: no placement keeps a larger share in `groups` equal groups; None where there are none."""
-    if trace.num_experts % groups:
-        return None
-    most = cached.keep_limits(digest, first_choice, groups)
-    return np.divide(most, hops_of_pair, out=np.full(len(most), np.nan), where=hops_of_pair > 0)
-
-
-def metrics(what: str, kept: np.ndarray, limit: np.ndarray | None, chance: np.ndarray, covers: str) -> None:
-    """Three figures in a row: what stays on a `what`, what could, and what would by chance."""
-    places = st.columns(3)
-    places[0].metric(
-        f"Kept on {what}", units.share(whole(kept)), help=f"share of hops that stay on their {what}, all layers"
-    )
-    if limit is not None:
-        places[1].metric("At most (proven)", units.share(whole(limit)), help=covers)
-    places[2].metric("By chance", units.share(whole(chance)), help="if the next expert were any, at random")
-
-
-def figures() -> None:
-    """What stays, and what could."""
-    covers = "upper limit for placements with equally many experts on every GPU and no replicas, from singular values"
-    if not (placement.single and len(np.unique(placement.slots)) == 1):
-        covers += "; the placement shown is not one of them"
-    limit = limits(gpus)
-    metrics("GPU", kept, limit, chance_of(np.arange(gpus)), covers)
-    if gpus > nodes > 1:
-        equal = len({len(node.gpus) for node in cluster.nodes}) == 1
-        node_of_gpu = cluster.node_of_gpu
-        stays = cached.kept_by_pair(digest, first_choice, placement, tuple(node_of_gpu.tolist()))
-        metrics("node", stays, limits(nodes) if equal else None, chance_of(node_of_gpu), covers)
-    widgets.chart(charts.kept_by_pair(kept, limit, whole(chance_of(np.arange(gpus))), unit), "affinity-kept")
+figures = Hops(digest, first_choice, hops_of_pair, placement, problem.cluster, unit)
 
 
 def layer_pair() -> tuple[int, int]:
@@ -154,7 +107,7 @@ def pictures() -> None:
         groups = (gpu_of_expert[low], gpu_of_expert[high]) if grouped else None
         widgets.chart(charts.heatmap(pair, (low, high), values != "Counts", unit, groups, stays), "affinity-heatmap")
     with right:
-        figures()
+        figures.show()
         first = min(low, max(0, trace.layers - PATH_LAYERS))
         span = slice(first, first + PATH_LAYERS)
         widgets.chart(

@@ -6,6 +6,7 @@ from streamlit.testing.v1 import AppTest
 
 from engine import store
 from engine.catalogue import cluster_presets
+from engine.costs import Datasheet
 from engine.jobs import runner
 from engine.jobs.tasks import problem_arguments
 from engine.model import MoEModel
@@ -57,7 +58,7 @@ def open_recording(app: AppTest, workload: Workload, **model) -> None:
 def open_plan(app: AppTest, system: str, options: dict) -> Plan:
     """Make a plan as a job and open it."""
     workload = store.load_workload(app.session_state["workload"])
-    problem = make_problem(workload, app.session_state["cluster"], app.session_state["model"], None)
+    problem = make_problem(workload, app.session_state["cluster"], app.session_state["model"], Datasheet())
     arguments = problem_arguments(problem) | {"systems": [{"name": system, "options": options}]}
     job = runner.start("optimise", arguments, store.data_folder())
     assert runner.wait(job, 60) is runner.State.DONE, job.log_tail()
