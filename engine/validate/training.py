@@ -17,7 +17,7 @@ Span = tuple[float, float]
 def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: OperatorGraph) -> float:
     """Check the simulated timeline of a training step against the operators (`graph`) and return its seconds. Raises
     IllegalError with the first broken rule. Operators that take no time leave no event and are not looked for."""
-    total = 0.0
+    total, ran, wanted = 0.0, defaultdict(set), {}
     for resource in range(len(timeline.resources)):
         mine = timeline.events[timeline.events["resource"] == resource]
         labels = [timeline.labels[row] for row in mine.index]
@@ -25,15 +25,19 @@ def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: Operator
         total = max([total, *(end for _, _, end, _ in spans)])
         parts, cut = _parts(spans)
         slack = 1e-9 * timeline.total
-        _check_whole(parts, graph)
+        wanted |= cut
+        for name, own in parts.items():
+            ran[name] |= set(own)
         _check_order(parts, cut, graph, slack)
         _check_compute([(start, end, label) for label, start, end, kind in spans if kind not in NETWORK], slack)
         _check_network(spans, plan, problem, slack)
         _check_gradients(spans, parts, plan, problem, graph, slack)
+    _check_whole(ran, wanted, graph)
     return total
 
 
 NETWORK = ("dispatch", "combine", "all_reduce")
+MOE = ("dispatch", "experts", "combine")
 
 
 def _parts(spans: list[tuple[str, float, float, str]]) -> tuple[dict[str, dict[int, Span]], dict[str, int]]:
@@ -54,14 +58,18 @@ def _parts(spans: list[tuple[str, float, float, str]]) -> tuple[dict[str, dict[i
     return found, cut
 
 
-def _check_whole(parts: dict[str, dict[int, Span]], graph: OperatorGraph) -> None:
+def _check_whole(ran: dict[str, set[int]], cut: dict[str, int], graph: OperatorGraph) -> None:
+    """Every operator with work runs somewhere, in all its parts. A GPU without experts spends no time on any, and a part whose
+    tokens find all experts full spends none either."""
     known = {operator.name: operator for operator in graph.operators}
-    for name in parts:
+    for name in ran:
         if name not in known:
             raise IllegalError(f"{name} is no operator of the step")
     for operator in graph.operators:
-        if _has_work(operator) and operator.phase != "all_reduce" and operator.name not in parts:
+        if _has_work(operator) and operator.phase != "all_reduce" and operator.name not in ran:
             raise IllegalError(f"{operator.name} never runs")
+        if operator.name in ran and len(ran[operator.name]) < cut[operator.name] and operator.kind not in MOE:
+            raise IllegalError(f"{operator.name}: not every part of it runs")
 
 
 def _has_work(operator: Operator) -> bool:

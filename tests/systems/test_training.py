@@ -178,3 +178,15 @@ def test_mixed_gpus_are_planned_too():
     problem = problem_of(cluster_of(*cards, latency=1e-4))
     totals = {name: run(system, problem).result.objective for name, system in TRAINING.items()}
     assert totals["lancet"] < totals["deepspeed"] and np.isfinite(list(totals.values())).all()
+
+
+@pytest.mark.parametrize(
+    "gpus, experts", [(1, 2), (3, 1), (4, 6)], ids=["one GPU", "fewer experts than GPUs", "uneven"]
+)
+def test_odd_sizes_are_planned_too(gpus, experts):
+    problem = problem_of(cluster_of(*(make_gpu() for _ in range(gpus)), latency=1e-4), experts=experts)
+    for system in TRAINING.values():
+        outcome = run(system, problem)
+        plan = outcome.result.solution
+        graph = graph_of(problem, expert_groups(plan.placement))
+        assert check_step(outcome.timeline, plan, problem, graph) == pytest.approx(outcome.result.objective)

@@ -115,14 +115,15 @@ def weight_gradient_problem(priced: PricedStep) -> BackwardExchanges:
 def _under(priced: PricedStep, settings: dict[str, Value], stop: Stop, notes: Notes) -> dict[str, str]:
     """Weight gradient -> the all-to-all it runs under."""
     both = weight_gradient_problem(priced)
-    if not len(both.exchanges):
+    whole = float(both.instance.alltoall.sum())
+    if not whole:
+        notes["weight gradients"] = Note("no all-to-all of the backward pass takes any time")
         return {}
     greedy = schedule_weight_gradients(both.instance, algorithm="greedy", stop=stop)
     chosen: Result = greedy
     if settings["weight_gradients"] == "best":
         limit, seed = float(settings["time_limit"]), int(settings["seed"])
         chosen = schedule_weight_gradients(both.instance, time_limit=limit, seed=seed, stop=stop)
-    whole = float(both.instance.alltoall.sum())
     proof = "proven optimal" if chosen.status is Status.OPTIMAL else f"at most {share(chosen.bound / whole)} possible"
     notes["weight gradients"] = Note(
         f"hide {share(chosen.objective / whole)} of the backward all-to-alls ({proof}); the paper's greedy "
