@@ -9,13 +9,14 @@ import streamlit as st
 
 from app import state
 from engine import store
-from engine.costs import Datasheet
+from engine.costs import choice as cost_choice
 from engine.errors import InputError
 from engine.inspection import Inspection
 from engine.inspection import inspect as engine_inspect
 from engine.jobs import runner
 from engine.launch.devices import Devices
 from engine.launch.devices import attached as engine_attached
+from engine.model import MoEModel
 from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.transitions import transitions as engine_transitions
 from engine.plan import Placement, Plan, SendOrder
@@ -30,7 +31,8 @@ from engine.studies.affinity import kept_by_pair as engine_kept_by_pair
 from engine.studies.affinity import sorted_choices as engine_sorted_choices
 from engine.systems.baselines import linear_placement
 from engine.timeline import Timeline
-from engine.workload import RoutingTrace, Workload
+from engine.training import TrainingStep, balanced_load
+from engine.workload import RoutingTrace, Workload, digest_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,26 +80,47 @@ def _demand(digest: str, ranks: int, _workload: Workload) -> np.ndarray:
 
 def problem() -> Problem | None:
     """What is open, as a problem; None while something is missing. Raises InputError when the parts do not fit."""
-    recording, cluster, model = workload(), state.cluster(), state.model()
+    recording, cluster, model, step = workload(), state.cluster(), state.model(), state.step()
+    if step is not None and model is not None:
+        recording = _recording_of_step(recording, model, step)
     if recording is None or cluster is None or model is None:
         return None
     second = None
-    if digest := state.second():
+    if (digest := state.second()) and step is None:
         second = (_workload(digest), state.model_of(digest))
-    others = tuple(_workload(digest) for digest in state.others()) if second is None else ()
-    in_use = placement_in_use() if second is None else None
+    alone = second is None and step is None
+    others = tuple(_workload(digest) for digest in state.others()) if alone else ()
+    in_use = placement_in_use() if alone else None
+    graph, cost = (state.graph() if step else None), state.cost()
     key = (
         recording.digest, cluster.digest, model.digest, second and (second[0].digest, second[1].digest),
-        tuple(one.digest for one in others), in_use and in_use.digest,
+        tuple(one.digest for one in others), in_use and in_use.digest, step and step.digest, graph and graph.digest,
+        digest_of(json.dumps(cost, sort_keys=True)),
     )  # fmt: skip
-    found = _problem(key, recording, cluster, model, second, others, in_use)
-    state.remember_model(recording.digest, model)
+    found = _problem(key, recording, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph)
+    if recording.digest == state.workload_digest():
+        state.remember_model(recording.digest, model)
     return found
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def _problem(key: tuple, _workload, _cluster, _model, _second, _others, _in_use) -> Problem:
-    return make_problem(_workload, _cluster, _model, Datasheet(), _second, _others, _in_use)
+def _problem(key: tuple, _workload, _cluster, _model, _cost, _second, _others, _in_use, _step, _graph) -> Problem:
+    return make_problem(_workload, _cluster, _model, _cost, _second, _others, _in_use, _step, _graph)
+
+
+def _recording_of_step(recording: Workload | None, model: MoEModel, step: TrainingStep) -> Workload | None:
+    """A step that is routed evenly needs no recording: without a fitting one it gets the loads it assumes."""
+    if step.routing == "recorded":
+        return recording
+    try:
+        if recording is not None:
+            model.check_recording(recording.layers, recording.num_experts, recording.k, recording.name)
+            return recording
+    except InputError:
+        pass
+    balanced = balanced_load(model)
+    store.save_workload(balanced)
+    return balanced
 
 
 def placement_in_use() -> Placement | None:
@@ -152,11 +175,14 @@ def _migration(id: str, now: str, key: tuple[str, ...], _plan: Plan, _now: Place
 
 def _key(problem: Problem) -> tuple[str, ...]:
     digests = input_digests(problem)
+    # Two files of measured times may go by one name.
+    digests["cost"] = digest_of(json.dumps(cost_choice.to_dict(problem.cost), sort_keys=True))
     return tuple(digests.get(role, "") for role in SCORED_ON)
 
 
 def candidates() -> dict[str, Candidate]:
-    """Every plan that the session's jobs have found so far, by id, newest job first; those of a front last."""
+    """Every plan that the session's jobs have found so far, by id, newest job first; then those of a front, and of sweeps
+    those that were opened."""
     found: dict[str, Candidate] = {}
     front = state.study_job("front")
     for job in jobs([*state.plan_jobs(), *([front] if front else [])]):
@@ -164,15 +190,25 @@ def candidates() -> dict[str, Candidate]:
         if path.exists():
             for candidate in _candidates(job.id, path.stat().st_mtime_ns, path):
                 found.setdefault(candidate.plan.id, candidate)
+    for id, name in state.taken().items():
+        for job in jobs([name]):
+            found.setdefault(id, _taken(id, job.folder / "result.json"))
     return found
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _taken(id: str, path: Path) -> Candidate:
+    """One plan of a sweep, which once found stays in its job's result."""
+    return next(_candidate(one) for one in json.loads(path.read_bytes())["candidates"] if one["point"]["plan_id"] == id)
 
 
 @st.cache_resource(max_entries=64, show_spinner="Reading plans")
 def _candidates(id: str, written: int, _path: Path) -> list[Candidate]:
-    return [
-        Candidate(Plan.from_dict(one["plan"], "plan"), one["status"], one["runtime"], one["notes"])
-        for one in json.loads(_path.read_bytes())["candidates"]
-    ]
+    return [_candidate(one) for one in json.loads(_path.read_bytes())["candidates"]]
+
+
+def _candidate(data: dict) -> Candidate:
+    return Candidate(Plan.from_dict(data["plan"], "plan"), data["status"], data["runtime"], data["notes"])
 
 
 def transitions(digest: str, first_choice: bool) -> np.ndarray:

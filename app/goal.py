@@ -1,33 +1,47 @@
-"""What a plan is for: one model or two, which recordings it must serve, and what is deployed now."""
+"""What a plan is for: one model or two or a training step, which recordings it must serve, and what is deployed now."""
 
 import streamlit as st
 
-from app import cached, samples, state
+from app import cached, samples, state, step_form
 from engine import formats
 from engine.errors import InputError
 from engine.problem import Problem
 
-ONE, TWO = "Inference latency of one model", "Two models on one cluster"
+ONE, TWO, STEP = "Inference latency of one model", "Two models on one cluster", "Training step"
 GOALS = {
     ONE: "One model has the GPUs to itself: place its experts and order its all-to-alls.",
     TWO: "Two models share every GPU: while one computes, the other communicates (Aurora §6, §7).",
+    STEP: "Forward, backward and update of one model: hide its all-to-alls and all-reduces under computation.",
 }
 LINEAR = "linear (contiguous blocks)"
 
 
-def choose() -> int:
-    """The goal; returns how many models are to be planned for. Changes what is open as the second model."""
+def choose() -> str:
+    """The goal, one of GOALS. Changes what is open as the second model and as the training step."""
     st.subheader("Goal", anchor=False)
-    now = TWO if state.second() else ONE
-    goal = st.segmented_control("Goal", list(GOALS), default=now, label_visibility="collapsed", key="goal") or now
-    st.caption(GOALS[goal])
-    if goal == ONE:
-        if state.second():
-            state.open_second(None)
-            st.rerun()
-        return 1
-    _choose_second()
-    return 2
+    now = STEP if state.step() else TWO if state.second() or state.wants_two() else ONE
+    for place, (goal, text) in zip(st.columns(len(GOALS)), GOALS.items(), strict=True):
+        with place, st.container(border=True, height="stretch"):
+            st.button(
+                goal, key=f"goal-{goal}", type="primary" if goal == now else "secondary", width="stretch",
+                icon=":material/check_circle:" if goal == now else ":material/circle:", on_click=_open, args=(goal,),
+            )  # fmt: skip
+            st.caption(text)
+    if now == TWO:
+        _choose_second()
+    if now == STEP:
+        step_form.form()
+    return now
+
+
+def _open(goal: str) -> None:
+    state.want_two(goal == TWO)
+    if goal != TWO:
+        state.open_second(None)
+    if goal == STEP:
+        step_form.open_step()
+    else:
+        state.open_step(None)
 
 
 def _choose_second() -> None:
@@ -70,7 +84,10 @@ def choose_context(problem: Problem) -> None:
             continue
         if digest != state.workload_digest():
             fitting[digest] = name
-    plans = {id: one.plan for id, one in cached.candidates().items() if one.plan.placement_b is None}
+    plans = {
+        id: one.plan for id, one in cached.candidates().items()
+        if one.plan.placement_b is None and one.plan.priority is None
+    }  # fmt: skip
     left, right = st.columns(2)
     with left:
         chosen = st.multiselect(

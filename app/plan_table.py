@@ -6,14 +6,20 @@ import pandas as pd
 import streamlit as st
 
 from app import cached, state, widgets
+from app.charts import step as step_charts
 from app.text import plain
 from engine import units
 from engine.errors import InputError
 from engine.problem import Problem
 from engine.workload import digest_of
 
-BOUND_COVERS = {"order": " · any order", "placement and order": " · any plan"}
-"""What lies above a plan's bound: every send order of its own placement, or every plan with as many slots per GPU."""
+BOUND_COVERS = {
+    "order": " · any order", "placement and order": " · any plan", "schedule": " · any schedule of its placement"
+}  # fmt: skip
+"""What lies above a plan's bound: every send order of its own placement, every plan with as many slots per GPU, or every
+schedule of a training step."""
+BASELINE = "deepspeed"
+"""What plans of a training step are held against."""
 
 
 def rows(problem: Problem) -> pd.DataFrame:
@@ -31,11 +37,14 @@ def rows(problem: Problem) -> pd.DataFrame:
         claim = candidate.plan.claim
         # A plan made from other inputs has only the bound of its own placement here.
         own = figures.bound is not None
-        move = cached.migration(candidate.plan, problem)
+        move = cached.migration(candidate.plan, problem) if problem.step is None else None
+        parts = figures.decomposition or {}
         found.append({
             "id": id, "open": id == state.plan_id(), "Plan": candidate.plan.name, "Time": figures.total,
             "Gap": figures.gap if own else figures.order_gap, "Bound": figures.bound if own else figures.order_bound,
-            "Scope": claim.scope if own else "order", "Balancedness": figures.balancedness,
+            "Scope": claim.scope if own else "order" if problem.step is None else "schedule",
+            "Exposed": parts.get("communication", math.nan), "Overlap": figures.overlap,
+            "System": candidate.plan.provenance.optimiser, "Balancedness": figures.balancedness,
             "Kept local": figures.kept_local, "Utilisation": figures.utilisation, "Experts": figures.memory,
             "Found in": candidate.runtime, "Proof": claim.proof if own else "made from other inputs",
             "notes": candidate.notes,
@@ -57,7 +66,8 @@ def show(table: pd.DataFrame) -> None:
         if selected := st.session_state[key].selection.rows:
             state.open_plan(ids[selected[0]])
 
-    st.dataframe(as_text(table), key=key, hide_index=True, on_select=open_selected, selection_mode="single-row")
+    text = as_text(table) if table["Exposed"].isna().all() else as_text_of_steps(table)
+    st.dataframe(text, key=key, hide_index=True, on_select=open_selected, selection_mode="single-row")
 
 
 def as_text(table: pd.DataFrame) -> pd.DataFrame:
@@ -83,6 +93,45 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
         ]
         text["Pays after"] = table["Steps"].map(_steps, na_action="ignore")
     return pd.DataFrame(text | {"Found in": table["Found in"].map(units.seconds)})
+
+
+def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
+    """The same for plans of a training step."""
+    factor, unit = units.scale_of(float(table["Time"].max()), units.TIME)
+    memory, memory_unit = units.scale_of(float(table["Experts"].max()), units.SIZE)
+    times = {
+        "": table["open"].map({True: "▸", False: ""}),
+        "Plan": table["Plan"],
+        f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
+    }
+    baseline = table[table["System"] == BASELINE]
+    if len(baseline):
+        times["Against " + baseline["Plan"].iloc[0].split(" (")[0]] = (baseline["Time"].iloc[0] / table["Time"]).map(
+            units.ratio
+        )
+    exposed = [f"{units.digits(one / factor)} · {units.share(one / (total or 1))}"
+               for one, total in zip(table["Exposed"], table["Time"], strict=True)]  # fmt: skip
+    return pd.DataFrame(times | {
+        f"Bound, {unit}": (table["Bound"] / factor).map(units.digits),
+        "Above the bound of": table["Gap"].map(units.share) + table["Scope"].map(BOUND_COVERS),
+        f"Exposed communication, {unit}": exposed,
+        "Overlap": table["Overlap"].map(units.share),
+        "Utilisation": table["Utilisation"].map(units.share),
+        f"Memory per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
+        "Proof": table["Proof"],
+        "Found in": table["Found in"].map(units.seconds),
+    })  # fmt: skip
+
+
+def decomposition(table: pd.DataFrame, problem: Problem) -> None:
+    """The chart of what the plans' communication and computation overlap."""
+    plans, twice = cached.candidates(), table["Plan"].duplicated(keep=False)
+    names = [f"{name} {id[:8]}" if more else name
+             for name, id, more in zip(table["Plan"], table["id"], twice, strict=True)]  # fmt: skip
+    baseline = next((name for name, system in zip(names, table["System"], strict=True) if system == BASELINE), None)
+    figures = {name: cached.metrics(plans[id].plan, problem) for name, id in zip(names, table["id"], strict=True)}
+    figure = step_charts.decomposition(figures, baseline, st.context.theme.type == "dark")
+    widgets.chart(figure, "decomposition")
 
 
 def _steps(steps: float) -> str:

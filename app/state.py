@@ -13,15 +13,20 @@ from engine import store
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.model import MoEModel
+from engine.overlap.operator_graph import OperatorGraph
+from engine.training import TrainingStep
 from engine.workload import Workload
 
 _WORKLOADS, _WORKLOAD, _CLUSTER, _MODEL = "workloads", "workload", "cluster", "model"
 _PLAN_JOBS, _LAUNCH_JOBS, _PLAN = "plan_jobs", "launch_jobs", "plan"
 _SECOND, _OTHERS, _IN_USE, _MODEL_OF = "second", "others", "in_use", "model_of"
-_STUDY_JOBS = "study_jobs"
+_STUDY_JOBS, _TAKEN = "study_jobs", "taken"
+_STEP, _GRAPH, _COST = "step", "graph", "cost"
+_STEPS, _SOURCES, _WANTS_TWO = "steps", "sources", "wants_two"
 _NOTICE, _EDIT_ROUND, _TOKEN = "notice", "edit_round", "token"
 _TABLE_BASE, _UPLOADS, _WATCHED = "table_base", "uploads", "watched"
 _PARAMETER = "session"
+DATASHEET = {"source": "datasheet"}
 
 
 def restore() -> None:
@@ -50,11 +55,16 @@ def _fill(kept: dict) -> None:
     session[_PLAN] = kept.get(_PLAN)
     session[_SECOND], session[_OTHERS], session[_IN_USE] = kept.get(_SECOND), kept.get(_OTHERS, []), kept.get(_IN_USE)
     session[_MODEL_OF], session[_STUDY_JOBS] = kept.get(_MODEL_OF, {}), kept.get(_STUDY_JOBS, {})
+    session[_TAKEN] = kept.get(_TAKEN, {})
+    session[_STEP] = TrainingStep.from_dict(kept[_STEP], "session") if kept.get(_STEP) else None
+    session[_GRAPH], session[_COST] = kept.get(_GRAPH), kept.get(_COST, DATASHEET)
+    session[_STEPS], session[_SOURCES] = kept.get(_STEPS, {}), kept.get(_SOURCES, {})
     session[_EDIT_ROUND] = 0
 
 
 _KEPT = (
-    _WORKLOADS, _WORKLOAD, _PLAN_JOBS, _LAUNCH_JOBS, _PLAN, _SECOND, _OTHERS, _IN_USE, _MODEL_OF, _STUDY_JOBS
+    _WORKLOADS, _WORKLOAD, _PLAN_JOBS, _LAUNCH_JOBS, _PLAN, _SECOND, _OTHERS, _IN_USE, _MODEL_OF, _STUDY_JOBS, _GRAPH,
+    _COST, _STEPS, _SOURCES, _TAKEN,
 )  # fmt: skip
 """Keys whose values are plain JSON and are kept with the session."""
 
@@ -62,7 +72,7 @@ _KEPT = (
 def _keep() -> None:
     session = st.session_state
     kept = {key: session[key] for key in _KEPT}
-    for key in (_CLUSTER, _MODEL):
+    for key in (_CLUSTER, _MODEL, _STEP):
         kept[key] = session[key].model_dump(mode="json", exclude_none=True) if session[key] else None
     store.save_session(session[_TOKEN], json.dumps(kept))
 
@@ -145,6 +155,15 @@ def open_second(digest: str | None) -> None:
     _keep()
 
 
+def wants_two() -> bool:
+    """Whether a person is about to choose a second model."""
+    return st.session_state.get(_WANTS_TWO, False)
+
+
+def want_two(wanted: bool) -> None:
+    st.session_state[_WANTS_TWO] = wanted
+
+
 def add_recording(workload: Workload, model: MoEModel) -> str:
     """Add a recording to the session without opening it; returns its digest."""
     digest = store.save_workload(workload)
@@ -175,6 +194,61 @@ def set_in_use(id: str | None) -> None:
         _keep()
 
 
+def step() -> TrainingStep | None:
+    """The training step that is to be planned; None: inference."""
+    return st.session_state[_STEP]
+
+
+def open_step(step: TrainingStep | None) -> None:
+    """Plan for a training step of the open model, or for inference (None); the step is remembered for that model."""
+    if step is not None and model() is not None:
+        known = step.model_dump(mode="json", exclude_none=True)
+        st.session_state[_STEPS] = {**st.session_state[_STEPS], model().digest: known}
+    st.session_state[_STEP] = step
+    _keep()
+
+
+def step_of_model() -> TrainingStep | None:
+    """The training step that was last described for the open model."""
+    known = st.session_state[_STEPS].get(model().digest) if model() else None
+    return TrainingStep.from_dict(known, "session") if known else None
+
+
+def graph() -> OperatorGraph | None:
+    """The imported operators of the training step; None: those of a transformer."""
+    digest = st.session_state[_GRAPH]
+    try:
+        return store.load_document(OperatorGraph, digest) if digest else None
+    except InputError:
+        return None
+
+
+def open_graph(graph: OperatorGraph | None) -> None:
+    st.session_state[_GRAPH] = store.save_document(graph) if graph else None
+    _keep()
+
+
+def cost() -> dict:
+    """The cost source, as `engine.costs.choice` writes it."""
+    return st.session_state[_COST]
+
+
+def open_cost(cost: dict) -> None:
+    if cost != st.session_state[_COST]:
+        st.session_state[_COST] = cost
+        _keep()
+
+
+def cost_sources() -> dict[str, dict]:
+    """Cost sources read from files in this session, by name, as `engine.costs.choice` writes them."""
+    return st.session_state[_SOURCES]
+
+
+def add_cost_source(name: str, cost: dict) -> None:
+    st.session_state[_SOURCES] = {**cost_sources(), name: cost}
+    _keep()
+
+
 def study_job(kind: str) -> str | None:
     """Id of the newest study of a kind (front, affinity, lina)."""
     return st.session_state[_STUDY_JOBS].get(kind)
@@ -182,6 +256,17 @@ def study_job(kind: str) -> str | None:
 
 def set_study_job(kind: str, id: str) -> None:
     st.session_state[_STUDY_JOBS] = {**st.session_state[_STUDY_JOBS], kind: id}
+    _keep()
+
+
+def taken() -> dict[str, str]:
+    """Ids of the plans that were opened from sweeps, each with that of the job that found it, newest first."""
+    return st.session_state[_TAKEN]
+
+
+def take_plan(id: str, job: str) -> None:
+    """Count a plan that a sweep found to the candidates of the session."""
+    st.session_state[_TAKEN] = {id: job, **taken()}
     _keep()
 
 

@@ -23,7 +23,7 @@ from engine.workload import RoutingTrace
 
 def run(kind: str, problem: Problem, more: dict[str, Any]) -> None:
     """Start a study of the open problem."""
-    arguments = problem_arguments(problem) | {"workload": state.workload_digest()} | more
+    arguments = problem_arguments(problem) | more
     try:
         state.set_study_job(kind, runner.start(kind, arguments, store.data_folder()).id)
     except InputError as error:

@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from app import cached, state
@@ -20,12 +22,19 @@ def receive(name: str, content: bytes) -> str:
 
     Raises InputError with one line; what the session had open stays open.
     """
+    with as_file(name, content) as path:
+        return _open(path)
+
+
+@contextmanager
+def as_file(name: str, content: bytes) -> Iterator[Path]:
+    """An uploaded file on the disk for as long as it is being read."""
     folder = Path(tempfile.mkdtemp(prefix="upload-", dir=store.data_folder()))
     try:
         # The name is the browser's word: only its last part, and only harmless characters, reach the disk.
         path = folder / re.sub(r"[^\w.\- ()]", "_", Path(name.replace("\\", "/")).name)[-100:]
         path.write_bytes(content)
-        return _open(path)
+        yield path
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

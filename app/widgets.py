@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from datetime import datetime
+from typing import NoReturn
 
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import cached, samples, state
+from app import cached, costs_form, samples, state, step_form
 from app.charts.theme import CONFIG
 from app.text import plain
 from engine import store, units
@@ -32,6 +33,7 @@ def chart(figure: go.Figure, key: str) -> None:
 
 def header(title: str, question: str) -> None:
     """The strip, then what this page is for."""
+    step_form.follow_model()
     strip()
     st.header(title, anchor=False)
     st.caption(question)
@@ -54,14 +56,19 @@ def strip() -> None:
 
 def _workload_popover() -> None:
     workload = cached.workload()
-    name = plain(workload.name) if workload else "No workload"
+    step = state.step()
+    balanced = step is not None and step.routing == "balanced"
+    name = "Balanced routing" if balanced else plain(workload.name) if workload else "No workload"
     with st.popover(name, icon=":material/database:", width="stretch"):
         for digest, known in state.workloads().items():
             if st.button(plain(known), key=f"strip-workload-{digest}", disabled=digest == state.workload_digest()):
                 state.choose_workload(digest)
                 st.rerun()
         st.page_link("../pages/workload.py", label="Upload or pick a sample", icon=":material/upload:")
-    if workload:
+    if step:
+        how = "assumed" if balanced else "routed as recorded"
+        st.caption(f"training step: {step.batch:,} × {step.sequence_length:,} tokens on each GPU, {how}")
+    elif workload:
         tokens = f"{workload.tokens:,} tokens × " if isinstance(workload, RoutingTrace) else ""
         beside = f" · beside {plain(state.workloads().get(state.second(), ''))}" if state.second() else ""
         st.caption(f"{tokens}{workload.layers} layers × {workload.num_experts} experts{beside}")
@@ -74,10 +81,11 @@ def _cluster_popover() -> None:
             if st.button(plain(name), key=f"strip-cluster-{name}", help=plain(preset.description)):
                 state.open_cluster(preset.cluster)
                 st.rerun()
-        st.page_link("../pages/cluster.py", label="Describe your own", icon=":material/edit:")
+        st.page_link("../pages/cluster.py", label="Describe your own, choose costs", icon=":material/edit:")
     if cluster:
         types = [gpu.type for gpu in cluster.gpus]
-        st.caption(" · ".join(f"{types.count(one)} × {plain(one)}" for one in dict.fromkeys(types)))
+        gpus = " · ".join(f"{types.count(one)} × {plain(one)}" for one in dict.fromkeys(types))
+        st.caption(f"{gpus} · costs: {plain(costs_form.short(state.cost()))}")
 
 
 def _model_popover() -> None:
@@ -116,19 +124,36 @@ def needed_problem() -> Problem:
         for name, there in (("workload", cached.workload()), ("cluster", state.cluster()), ("model", state.model()))
         if there is None
     ]
+    if state.step() is not None and state.step().routing == "balanced" and "workload" in missing:
+        missing.remove("workload")
     if missing:
-        st.info(f"Open a {' and a '.join(missing)} first, or start from the sample.", icon=":material/info:")
+        else_ = " A training step with balanced routing needs no workload." if missing == ["workload"] else ""
+        st.info(f"Open a {' and a '.join(missing)} first, or start from the sample.{else_}", icon=":material/info:")
         sample_button()
         st.stop()
     try:
-        return cached.problem()
+        problem = cached.problem()
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         st.caption("Choose parts that fit each other in the row above.")
         if state.second() and st.button("Close the second model", icon=":material/close:"):
             state.open_second(None)
             st.rerun()
+        if state.step() and st.button("Assume balanced routing", icon=":material/balance:"):
+            state.open_step(state.step().model_copy(update={"routing": "balanced"}))
+            st.rerun()
         st.stop()
+    if reason := costs_form.why_not(problem.cost, problem.cluster, problem.model):
+        cost_fault(reason)
+    return problem
+
+
+def cost_fault(reason: str) -> NoReturn:
+    """Say that the chosen costs cannot time what is open, offer those that always can, and stop."""
+    st.error(f"The chosen costs cannot time what is open: {plain(reason)}.", icon=":material/error:")
+    st.caption("Choose another source of costs on the Cluster page, or:")
+    st.button("Use the datasheet costs", icon=":material/menu_book:", on_click=costs_form.use_datasheet)
+    st.stop()
 
 
 def sample_button() -> None:
@@ -157,7 +182,7 @@ def why_not(plan: Plan | None, problem: Problem) -> str:
 
 
 def option_input(system: str, option: Option) -> str | int | float | bool:
-    """The input widget of one option."""
+    """The input widget of one option; `system` tells systems apart, also those of one name for different goals."""
     key, label = f"option-{system}-{option.name}", option.name.replace("_", " ")
     if option.choices:
         index = option.choices.index(option.default)
@@ -178,7 +203,7 @@ def usual_baselines(plans: dict[str, Plan], plan: Plan) -> list[str]:
     """Ids of the newest plans of the papers' baselines, which a plan is looked at beside unless a person chooses others."""
     found = {}
     for id, one in plans.items():
-        if one.provenance.optimiser in ("rcs", "sjf", "rec", "packing") and id != plan.id:
+        if one.provenance.optimiser in ("rcs", "sjf", "rec", "packing", "deepspeed", "tutel") and id != plan.id:
             found.setdefault(one.provenance.optimiser, id)
     return list(found.values())
 

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cluster_table, samples, state, uploads, widgets
+from app import cluster_table, costs_form, samples, state, uploads, widgets
 from app.charts import cluster as charts
 from app.text import plain
 from engine import units
@@ -86,3 +86,7 @@ if model:
         f"for weights ({MEMORY_SHARE:.0%} of memory)",
         icon=":material/memory:",
     )
+
+st.subheader("Where times come from", anchor=False)
+st.caption("Every simulated time counts with these costs; each page names them.")
+costs_form.choose(cluster, model)

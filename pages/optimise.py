@@ -2,37 +2,42 @@
 
 import streamlit as st
 
-from app import cached, goal, plan_table, state, studies, widgets
+from app import cached, goal, plan_table, state, step_form, studies, widgets
 from app.text import plain
 from engine import store, units
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.tasks import problem_arguments
-from engine.systems import SYSTEMS
+from engine.systems import systems_for
 
-DEFAULT = {1: ("aurora", "rcs", "sjf", "linear"), 2: ("aurora", "rec", "packing", "linear")}
+DEFAULT = {
+    goal.ONE: ("aurora", "rcs", "sjf", "linear"), goal.TWO: ("aurora", "rec", "packing", "linear"),
+    goal.STEP: ("lancet", "pipemoe", "lina", "tutel", "deepspeed", "raf"),
+}  # fmt: skip
 VIEWS = {
     "Candidate plans": ":material/table_rows:", "Balance against affinity": ":material/scatter_plot:",
     "Plan on A, score on B": ":material/grid_on:", "Lina at run time": ":material/schedule:",
 }  # fmt: skip
 
 widgets.header("Optimise", "What should I do? Pick systems, run them, and compare what they found with a proven bound.")
-if cached.workload() is None or state.cluster() is None or state.model() is None:
+if state.cluster() is None or state.model() is None:
     widgets.needed_problem()
-models = goal.choose()
+aim = goal.choose()
 problem = widgets.needed_problem()
-if models == 1:
+if aim == goal.ONE:
     goal.choose_context(problem)
+if aim == goal.STEP:
+    step_form.summary(problem)
 
 st.subheader("Systems", anchor=False)
 wanted = []
-fitting = [system for system in SYSTEMS.values() if models in system.models]
+fitting = list(systems_for(problem).values())
 for first in range(0, len(fitting), 3):
     for place, system in zip(st.columns(3), fitting[first : first + 3], strict=False):
         with place:
             kind = "baseline" if system.baseline else system.paper
             if st.checkbox(
-                f"**{system.title}** · {kind}", system.name in DEFAULT[models], key=f"use-{models}-{system.name}",
+                f"**{system.title}** · {kind}", system.name in DEFAULT[aim], key=f"use-{aim}-{system.name}",
                 help=system.summary,
             ):  # fmt: skip
                 wanted.append(system)
@@ -44,13 +49,18 @@ with st.expander("Options", icon=":material/settings:"):
             continue
         st.markdown(f"**{system.title}**")
         with st.container(horizontal=True):
-            options[system.name] = {option.name: widgets.option_input(system.name, option) for option in system.options}
-st.caption(f"Costs: {problem.cost.source}. Simulated is the MoE part of every layer; attention and dense layers are the "
-           "same for every plan.")  # fmt: skip
+            options[system.name] = {
+                option.name: widgets.option_input(f"{aim}-{system.name}", option) for option in system.options
+            }  # fmt: skip
+if aim == goal.STEP:
+    st.caption(step_form.assumptions(problem))
+else:
+    st.caption(f"Costs: {plain(problem.cost.source)}. Simulated is the MoE part of every layer; attention and dense layers "
+               "are the same for every plan.")  # fmt: skip
 
 if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted):
     chosen = [{"name": system.name, "options": options.get(system.name, {})} for system in wanted]
-    arguments = problem_arguments(problem) | {"workload": state.workload_digest(), "systems": chosen}
+    arguments = problem_arguments(problem) | {"systems": chosen}
     try:
         state.add_plan_job(runner.start("optimise", arguments, store.data_folder()).id)
     except InputError as error:
@@ -76,7 +86,7 @@ watch()
 widgets.other_jobs("optimise", state.plan_jobs(), state.add_plan_job)
 
 view = "Candidate plans"
-if models == 1:
+if aim == goal.ONE:
     view = st.segmented_control(
         "Show", list(VIEWS), default=view, format_func=lambda one: f"{VIEWS[one]} {one}", label_visibility="collapsed"
     ) or view  # fmt: skip
@@ -94,18 +104,23 @@ table = plan_table.rows(problem)
 if table.empty:
     if any(not job.state.finished for job in cached.jobs(state.plan_jobs())):
         st.stop()  # the row above says how far the job is
-    st.info(
-        "No plan for these inputs yet: press Run. Aurora takes a few seconds on the sample.", icon=":material/info:"
-    )
+    known = "Lancet" if aim == goal.STEP else "Aurora"
+    st.info(f"No plan for these inputs yet: press Run. {known} takes a few seconds on the sample.",
+            icon=":material/info:")  # fmt: skip
     st.stop()
 
 st.subheader("Candidate plans", anchor=False)
-said = "Simulated on the open workload, fastest first. Select a row to open its plan."
+on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"
+said = f"{on}, fastest first. Select a row to open its plan."
 if len(table) > 1 and table["Time"][0] > 0:
     factor = units.ratio(table["Time"].max() / table["Time"][0])
     said = f"{plain(table['Plan'][0])} is {factor} as fast as {plain(table['Plan'].iloc[-1])}. {said}"
 st.caption(said)
 plan_table.show(table)
+if aim == goal.STEP:
+    st.caption("Exposed communication: the network is busy and nothing computes. Memory: weights, gradients and momentum on "
+               "the fullest GPU, without activations.")  # fmt: skip
+    plan_table.decomposition(table, problem)
 opened = table[table["id"] == state.plan_id()]
 if len(opened):
     plan_table.notes(opened.iloc[0])

@@ -2,11 +2,12 @@
 
 import streamlit as st
 
-from app import cached, state, widgets
+from app import cached, state, step_timeline, widgets
 from app.charts import gantt as charts
 from app.charts import theme
 from app.text import plain
 from engine import units
+from engine.errors import InputError
 from engine.formats.perfetto import write_trace
 from engine.simulate.inference import bound_of_plan
 
@@ -28,7 +29,23 @@ beside = st.multiselect(
 )  # fmt: skip
 shown = {fitting[id].name if fitting[id].name != plan.name or id == plan.id else f"{fitting[id].name} {id[:8]}": fitting[id]
          for id in (plan.id, *beside)}  # fmt: skip
-timelines = {name: cached.simulate(one, problem) for name, one in shown.items()}
+try:
+    timelines = {name: cached.simulate(one, problem) for name, one in shown.items()}
+except InputError as error:  # sizes that the chosen costs were not measured for, or tokens that the recording lacks
+    widgets.cost_fault(str(error))
+
+
+def download() -> None:
+    st.download_button(
+        "Perfetto file of the open plan", lambda: write_trace(timelines[plan.name]), "timeline.json",
+        "application/json", icon=":material/download:",
+    )  # fmt: skip
+
+
+if problem.step is not None:
+    step_timeline.show(shown, problem)
+    download()
+    st.stop()
 
 figures = cached.metrics(plan, problem)
 whole = figures.total or 1.0  # a recording of nothing but padding takes no time
@@ -67,7 +84,4 @@ share = units.share(figures.seconds[longest] / whole)
 most = f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). " if plan.placement_b is None else ""
 st.caption(f"{most}Outlined bars are simulated. A bar on a "
            "network lane is a send; hover tells its receiver. The line runs through what all GPUs wait for.")  # fmt: skip
-st.download_button(
-    "Perfetto file of the open plan", lambda: write_trace(timelines[plan.name]), "timeline.json", "application/json",
-    icon=":material/download:",
-)  # fmt: skip
+download()

@@ -6,20 +6,28 @@ import numpy as np
 import plotly.graph_objects as go
 
 KIND_COLOURS = {
+    "dense": "#E69F00",
     "gate": "#8C6BB1",
     "dispatch": "#0072B2",
     "ffn": "#009E73",
     "combine": "#56B4E9",
     "aggregate": "#CC79A7",
+    "dx": "#44AA99",
+    "dw": "#117733",
     "all_gather": "#D55E00",
+    "all_reduce": "#D55E00",
 }
 KIND_TITLES = {
+    "dense": "Attention, dense compute",
     "gate": "Gate",
     "dispatch": "Dispatch all-to-all",
     "ffn": "Expert FFN",
     "combine": "Combine all-to-all",
     "aggregate": "Aggregate",
+    "dx": "dX, gradient of inputs",
+    "dw": "dW, gradient of weights",
     "all_gather": "All-gather",
+    "all_reduce": "All-reduce",
 }
 
 _GPU_COLOURS = (

@@ -18,7 +18,8 @@ def write_trace(timeline: Timeline) -> str:
     Slices of one thread must not overlap unless they nest, so sends that run side by side go to further lanes of the
     network stream.
     """
-    events = timeline.events.sort_values(["start", "end"], kind="stable", ignore_index=True)
+    events = timeline.events.assign(label="" if timeline.labels is None else timeline.labels)
+    events = events.sort_values(["start", "end"], kind="stable", ignore_index=True)
     thread = _threads(events)
     trace = [_label("process_name", gpu, 0, name) for gpu, name in enumerate(timeline.resources)]
     trace += [
@@ -68,6 +69,8 @@ def _name_of_thread(tid: int) -> str:
 
 
 def _name_of_event(event) -> str:
+    if event.label:
+        return event.label
     model = "second model's " if event.model else ""
     return f"{model}{event.kind} layer {event.layer}" + (f" → GPU {event.peer}" if event.peer >= 0 else "")
 

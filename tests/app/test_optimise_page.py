@@ -45,7 +45,7 @@ def finished(kind: str) -> runner.Job:
 
 def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     visit(app, "optimise")
-    choose(app, "Goal", "Two models on one cluster")
+    press(app, "Two models on one cluster")
     assert any("Choose the recording of the second model" in one.value for one in app.info)
     choose(app, "Second model's recording", "tiny-moe/beta-prose.npz")
     assert {box.label.split("**")[1] for box in app.checkbox} == {
@@ -65,7 +65,7 @@ def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     visit(app, "launch")
     assert any("cannot" in one.value or "can be simulated" in one.value.replace("\\", "") for one in app.error)
     visit(app, "optimise")
-    choose(app, "Goal", "Inference latency of one model")
+    press(app, "Inference latency of one model")
     visit(app, "timeline")
     assert any("two models" in one.value for one in app.info)
 

@@ -12,7 +12,7 @@ from engine.jobs import runner
 from engine.workload import RoutingTrace
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("workload", "cluster", "affinity", "optimise", "timeline", "launch")
+PAGES = ("workload", "cluster", "affinity", "optimise", "timeline", "what_if", "launch")
 
 
 @pytest.fixture
@@ -57,6 +57,17 @@ def test_a_page_with_the_sample(app: AppTest, page: str) -> None:
     open_sample(app)
     visit(app, page)
     assert not app.error
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_with_the_sample_and_a_training_step(app: AppTest, page: str) -> None:
+    open_sample(app)
+    visit(app, "optimise")
+    next(button for button in app.button if button.label == "Training step").click()
+    app.run()
+    visit(app, page)
+    assert not app.error
+    assert any("training step: 12 × 128 tokens on each GPU" in one.value for one in app.caption)
 
 
 def test_the_pages_of_a_finished_plan(app: AppTest) -> None:

@@ -32,6 +32,16 @@ def test_events_in_microseconds(trace):
     assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == len(EVENTS)
 
 
+def test_operators_of_a_training_step_go_by_their_own_names():
+    events = pd.DataFrame(EVENTS[:3], columns=list(COLUMNS)).iloc[::-1]
+    labels = ("1.dispatch · part 1 of 2", "1.gate", "0.qkv")
+    timeline = Timeline(events, ("GPU 0", "GPU 1"), "simulated", "datasheet", labels)
+    found = [event for event in json.loads(write_trace(timeline))["traceEvents"] if event["ph"] == "X"]
+    assert {(one["name"], one["cat"], one["pid"]) for one in found} == {
+        ("1.dispatch · part 1 of 2", "dispatch", 0), ("1.gate", "gate", 1), ("0.qkv", "gate", 0)
+    }  # fmt: skip
+
+
 def test_every_thread_and_process_is_named(trace):
     labels = [event for event in trace["traceEvents"] if event["ph"] == "M"]
     assert {event["args"]["name"] for event in labels if event["name"] == "process_name"} == {"GPU 0 · A", "GPU 1 · B"}

@@ -57,13 +57,16 @@ def _ranges(
 ) -> tuple[PartitionRange, ...]:
     """The cut stretches of the forward pass."""
     forward = priced.graph.of_phase("forward")
+    if not forward:
+        notes["forward pass"] = Note("the operators given have none")
+        return ()
     instance = forward_chain(problem, priced, int(settings["max_parts"]))
     result = partition(instance, max_range=int(settings["max_range"]) or None, stop=stop)
     cut = [one for one in result.solution if one.parts > 1]
     alone = float(instance.times[:, 0].sum())
     gate = problem.step.gate
     notes["forward pass"] = Note(
-        f"{in_seconds(result.objective)} estimated, {in_seconds(alone)} one after another; {len(cut)} stretches cut"
+        f"{in_seconds(result.objective)} estimated, {in_seconds(alone)} one after another; {len(cut)} stretch{'es' if len(cut) != 1 else ''} cut"
         + (f" ({_in_words([one.parts for one in cut])})" if cut else "")
     )
     notes["forward pass, proof"] = Note(

@@ -1,0 +1,313 @@
+"""Training steps: what of their communication stayed exposed, as stacked bars and on the timeline."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, NEUTRAL, TEAL, finish, plain
+from engine.simulate.metrics import Metrics
+from engine.timeline import COMPUTE_KINDS, KINDS, Timeline
+from engine.units import TIME, scale_of, seconds, share, size
+
+MOST_BARS = 5000
+"""Events drawn as bars; a browser gets slow above, so a part of the step must be chosen."""
+MOST_LANES = 4
+"""Groups of GPUs drawn for each plan: those that compute longest."""
+EXPOSED = "#DC267F"
+EXPOSED_TITLE = "Exposed communication"
+PARTS = (
+    ("communication", EXPOSED_TITLE, EXPOSED, "/"),
+    ("overlapped", "Both at once", TEAL, ""),
+    ("computation", "Computation alone", "#E69F00", ""),
+    ("idle", "Neither", "rgba(138,150,148,0.25)", ""),
+)
+"""Of `Timeline.decomposition`: key, title, colour, pattern."""
+
+Phase = Literal["step", "forward", "backward"]
+
+
+def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: bool = False) -> go.Figure:
+    """One stacked bar a plan, fastest first, as Lancet's Figure 13; every bar's own bound is a dashed line through it.
+
+    baseline: name of the plan whose exposed communication the fastest is held against; dark: of the page.
+    """
+    factor, unit = scale_of(max(one.total for one in plans.values()), TIME)
+    names, figures = list(plans), list(plans.values())
+    place = np.arange(len(names))
+    figure = go.Figure()
+    for key, title, colour, pattern in PARTS:
+        values = np.array([one.decomposition[key] for one in figures])
+        if key == "idle" and not values.any():
+            continue
+        figure.add_bar(
+            x=values / factor, y=place, orientation="h", name=title, width=0.62,
+            marker={"color": colour, "opacity": 0.7, "line": {"color": colour, "width": 1},
+                    "pattern": _hatched(pattern, colour)},
+            customdata=[f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (one.total or 1))}"
+                        for name, one, value in zip(names, figures, values, strict=True)],
+            hovertemplate="%{customdata}<extra></extra>",
+        )  # fmt: skip
+    bounds = [one.order_bound for one in figures]
+    ends = [(row - 0.42, row + 0.42, None) for row in place]
+    figure.add_scatter(
+        x=[None if end is None else bounds[row] / factor for row, three in enumerate(ends) for end in three],
+        y=[end for three in ends for end in three], mode="lines", name="Bound: any schedule of its placement",
+        line={"dash": "dash", "width": 1.5, "color": "#FFFFFF" if dark else "#16201F"}, hoverinfo="skip",
+    )  # fmt: skip
+    figure.add_scatter(
+        x=[one.total / factor for one in figures], y=place, mode="text", showlegend=False, hoverinfo="skip",
+        text=[f" {seconds(one.total)}, {share(one.order_gap)} above" for one in figures], textposition="middle right",
+    )  # fmt: skip
+    said = " … ".join(dict.fromkeys(seconds(one) for one in (min(bounds), max(bounds))))
+    figure.add_annotation(
+        x=min(bounds) / factor, y=-0.5, yshift=8, text=f"bound {said}", showarrow=False, font={"size": 11}
+    )
+    longest = max(one.total for one in figures) / factor
+    figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest * 1.22])
+    figure.update_yaxes(
+        tickvals=place, ticktext=[plain(name) for name in names], range=[len(names) - 0.5, -0.75], showgrid=False,
+        zeroline=False,
+    )  # fmt: skip
+    return finish(
+        figure, _finding(plans, baseline), 160 + 38 * len(names), barmode="stack",
+        legend={"orientation": "h", "x": 0, "y": -62 / (80 + 38 * len(names)), "yanchor": "top", "traceorder": "normal"},
+    )  # fmt: skip
+
+
+def _finding(plans: dict[str, Metrics], baseline: str | None) -> str:
+    best = next(iter(plans))
+    own = plans[best].decomposition["communication"]
+    if baseline in plans and baseline != best:
+        theirs = plans[baseline].decomposition["communication"]
+        if theirs > own:
+            return f"{short(best)} hides {share(1 - own / theirs)} of {short(baseline)}'s exposed communication"
+    total = plans[best].total or 1.0
+    return f"{short(best)} waits {share(own / total)} of its {seconds(plans[best].total)} for the network"
+
+
+def short(name: str) -> str:
+    """A plan's name for a title: without what stands in brackets, and without markup."""
+    return plain(name.split(" (")[0])
+
+
+def _hatched(shape: str, colour: str) -> dict:
+    return {"shape": shape, "fgcolor": colour, "bgcolor": "rgba(0,0,0,0)", "size": 6, "solidity": 0.5} if shape else {}
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """A part of a step's timeline, from its own 0.
+
+    events: as in `Timeline`, cut to the part, with `label`; only those of `lanes`, resources of the timeline
+    exposed: by lane, float64[interval, 2] when the network is busy and nothing is computed
+    backward: by lane, when the backward pass begins, None where the part lies on one side of it
+    """
+
+    events: pd.DataFrame
+    lanes: tuple[int, ...]
+    exposed: tuple[np.ndarray, ...]
+    length: float
+    backward: tuple[float | None, ...]
+
+
+def begin_of_backward(timeline: Timeline) -> np.ndarray:
+    """float64[resource]: seconds until the first gradient is computed; the whole step where none is."""
+    gradients = timeline.events[timeline.events["kind"].isin(["dx", "dw"])]
+    firsts = gradients.groupby("resource")["start"].min()
+    return firsts.reindex(range(len(timeline.resources)), fill_value=timeline.total).to_numpy()
+
+
+def layers_of(timelines: list[Timeline]) -> list[int]:
+    """Model layers that have events, ascending."""
+    return sorted({layer for one in timelines for layer in one.events["layer"].unique().tolist() if layer >= 0})
+
+
+def stretch(timeline: Timeline, phase: Phase = "step", first: int = 0, last: int | None = None) -> Stretch:
+    """The whole step, or from the first start to the last end of model layers `first` … `last` in one phase, with
+    everything that runs meanwhile."""
+    low, high = _window(timeline, phase, first, last)
+    lanes, turns = _lanes(timeline), begin_of_backward(timeline)
+    inside = _drawn(timeline.events, lanes, low, high)
+    events = timeline.events[inside]
+    labels = np.array(timeline.labels)[inside] if timeline.labels else ""
+    events = events.assign(
+        start=events["start"].clip(lower=low) - low, end=events["end"].clip(upper=high) - low, label=labels
+    ).reset_index(drop=True)  # fmt: skip
+    exposed = tuple(_cut(timeline.exposed_intervals(lane), low, high) for lane in lanes)
+    backward = tuple(float(turns[lane] - low) if low < turns[lane] < high else None for lane in lanes)
+    return Stretch(events, lanes, exposed, high - low, backward)
+
+
+def _window(timeline: Timeline, phase: Phase, first: int, last: int | None) -> tuple[float, float]:
+    """Begin and end of a part, in seconds of the timeline."""
+    if phase == "step":
+        return 0.0, timeline.total
+    events, turns = timeline.events, begin_of_backward(timeline)
+    mine = (events["layer"] >= first) & (events["layer"] <= (np.inf if last is None else last))
+    before = events["start"] < turns[events["resource"]]
+    mine = events[mine & (before if phase == "forward" else ~before)]
+    return (float(mine["start"].min()), float(mine["end"].max())) if len(mine) else (0.0, 0.0)
+
+
+def _lanes(timeline: Timeline) -> tuple[int, ...]:
+    """Resources to draw."""
+    return tuple(sorted(np.argsort(-timeline.busy("compute"), kind="stable")[:MOST_LANES].tolist()))
+
+
+def _drawn(events: pd.DataFrame, lanes: tuple[int, ...], low: float, high: float) -> np.ndarray:
+    """bool[event]"""
+    return ((events["end"] > low) & (events["start"] < high) & events["resource"].isin(lanes)).to_numpy()
+
+
+def _cut(intervals: np.ndarray, low: float, high: float) -> np.ndarray:
+    inside = np.clip(intervals, low, high) - low
+    return inside[inside[:, 1] > inside[:, 0]]
+
+
+def last_that_fits(timelines: list[Timeline], phase: Phase, first: int, last: int) -> int:
+    """The last model layer up to which all timelines together can be drawn; at least `first`."""
+    lanes = [_lanes(one) for one in timelines]
+
+    def too_many(layer: int) -> bool:
+        windows = [_window(one, phase, first, layer) for one in timelines]
+        bars = (
+            _drawn(one.events, own, *window).sum() for one, own, window in zip(timelines, lanes, windows, strict=True)
+        )
+        return sum(bars) > MOST_BARS
+
+    known = [layer for layer in layers_of(timelines) if first <= layer <= last]
+    fitting = bisect_left(known, True, key=too_many)
+    return known[fitting - 1] if fitting else first
+
+
+TITLE, NAME, THIN, LANE, GAP, PIXELS = 0.7, 0.34, 0.16, 0.32, 0.14, 66
+"""Heights on the y axis: a plan's title, a lane's name, the exposed marks, a half-lane, and between lanes; pixels of 1."""
+
+
+def step_gantt(
+    timelines: dict[str, Timeline], parts: dict[str, Stretch], title: str, bounds: dict[str, float] | None = None
+) -> go.Figure:
+    """The parts of the timelines by name, one above the other on one time axis, with a slider below to zoom.
+
+    Every group of alike GPUs has marks where communication is exposed, all-to-alls, all-reduces, and computation. bounds:
+    seconds from the begin of the part, as a dashed line with its value.
+    """
+    longest = max((part.length for part in parts.values()), default=0.0)
+    factor, unit = scale_of(longest, TIME)
+    figure, seen, ticks, y = go.Figure(), set(), {}, 0.0
+    for name, part in parts.items():
+        top, names = y, timelines[name].resources
+        alone = len(part.lanes) == 1
+        text = f"{plain(name)} · {seconds(part.length)}" + (f" · {plain(names[part.lanes[0]])}" if alone else "")
+        _write(figure, 0, y + 0.22, text, 13, "left")
+        y += TITLE
+        for lane, exposed, backward in zip(part.lanes, part.exposed, part.backward, strict=True):
+            if not alone:
+                _write(figure, 0, y + NAME / 2, plain(names[lane]), 11, "left")
+                y += NAME
+            own = part.events[part.events["resource"] == lane]
+            places = {"exposed": y + THIN / 2, "all-to-all": y + THIN + LANE / 2, "all-reduce": y + THIN + 1.5 * LANE,
+                      "compute": y + THIN + 2.5 * LANE}  # fmt: skip
+            _draw_exposed(figure, exposed, places["exposed"], factor, seen)
+            _draw_lane(figure, own, exposed, places, factor, seen)
+            ticks |= {place: what for what, place in places.items()}
+            if backward is not None:
+                first = lane == part.lanes[0]
+                _upright(figure, backward / factor, top + TITLE if first else y, y + THIN + 3 * LANE, "dot")
+                if first:
+                    _write(figure, backward / factor, top + TITLE - 0.16, "forward | backward", 11, "center")
+            y += THIN + 3 * LANE + GAP
+        if bounds and name in bounds:
+            _upright(figure, bounds[name] / factor, top + TITLE, y - GAP, "dash")
+            _write(figure, bounds[name] / factor, top + TITLE - 0.16, f"bound {seconds(bounds[name])}", 11, "center")
+    height = int(PIXELS * y / 0.9) + 190
+    span = [0, longest / factor * 1.02 or 1]
+    figure.update_xaxes(
+        title=f"time, {unit}",
+        range=span,
+        rangeslider={"visible": True, "thickness": min(0.1, 80 / height), "range": span},
+    )
+    figure.update_yaxes(
+        tickvals=list(ticks), ticktext=list(ticks.values()), tickfont={"size": 10}, range=[y, -0.05], showgrid=False,
+        zeroline=False,
+    )  # fmt: skip
+    return finish(
+        figure, title, height, top=94, barmode="overlay",
+        legend={"orientation": "h", "yref": "container", "y": 1 - 34 / height, "yanchor": "top", "x": 0, "xanchor": "left"},
+    )  # fmt: skip
+
+
+def _write(figure: go.Figure, x: float, y: float, text: str, size: int, anchor: str) -> None:
+    figure.add_annotation(x=x, y=y, text=text, showarrow=False, font={"size": size}, xanchor=anchor, yanchor="middle")
+
+
+def _upright(figure: go.Figure, x: float, top: float, bottom: float, dash: str) -> None:
+    line = {"dash": dash, "width": 1.5, "color": NEUTRAL}
+    figure.add_shape(type="line", x0=x, x1=x, y0=top, y1=bottom, line=line)
+
+
+def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: float, seen: set[str]) -> None:
+    if not len(exposed):
+        return
+    length = exposed[:, 1] - exposed[:, 0]
+    figure.add_bar(
+        x=length / factor, base=exposed[:, 0] / factor, y=np.full(len(exposed), y), width=THIN * 0.8, orientation="h",
+        name=EXPOSED_TITLE, legendgroup=EXPOSED_TITLE, showlegend=EXPOSED_TITLE not in seen,
+        marker={"color": EXPOSED, "line": {"color": EXPOSED, "width": 1}, "pattern": _hatched("/", EXPOSED)},
+        customdata=[f"{EXPOSED_TITLE}<br>{seconds(one)}, from {seconds(start)}"
+                    for one, start in zip(length, exposed[:, 0], strict=True)],
+        hovertemplate="%{customdata}<extra></extra>",
+    )  # fmt: skip
+    seen.add(EXPOSED_TITLE)
+
+
+def _draw_lane(
+    figure: go.Figure,
+    events: pd.DataFrame,
+    exposed: np.ndarray,
+    places: dict[str, float],
+    factor: float,
+    seen: set[str],
+) -> None:
+    for kind in KINDS:
+        some = events[events["kind"] == kind]
+        if not len(some):
+            continue
+        colour, name = KIND_COLOURS[kind], KIND_TITLES[kind]
+        half = "compute" if kind in COMPUTE_KINDS else "all-reduce" if kind == "all_reduce" else "all-to-all"
+        figure.add_bar(
+            x=(some["end"] - some["start"]) / factor, base=some["start"] / factor, y=np.full(len(some), places[half]),
+            width=LANE * 0.88, orientation="h", name=name, legendgroup=name, showlegend=name not in seen,
+            marker={"color": colour, "opacity": 0.55, "line": {"color": colour, "width": 1}},
+            customdata=_hover(some, exposed), hovertemplate="%{customdata}<extra></extra>",
+        )  # fmt: skip
+        seen.add(name)
+
+
+def _hover(events: pd.DataFrame, exposed: np.ndarray) -> list[str]:
+    waited = exposed_seconds(events, exposed)
+    texts = []
+    for event, waiting in zip(events.itertuples(), waited, strict=True):
+        lines = [plain(event.label), KIND_TITLES[event.kind] + (f", layer {event.layer}" if event.layer >= 0 else "")]
+        length = f"{seconds(event.end - event.start)}, from {seconds(event.start)}"
+        if event.stream == "network":
+            length = f"{size(event.bytes)} · {length}"
+            lines += [length, f"exposed for {seconds(waiting)}" if waiting > 0 else "hidden under computation"]
+        else:
+            lines.append(length)
+        texts.append("<br>".join(lines))
+    return texts
+
+
+def exposed_seconds(events: pd.DataFrame, exposed: np.ndarray) -> np.ndarray:
+    """float64[event]: how much of every event lies in the exposed intervals."""
+    if not len(exposed):
+        return np.zeros(len(events))
+    so_far = np.concatenate([[0.0], np.cumsum(exposed[:, 1] - exposed[:, 0])])
+    times = np.column_stack([exposed[:, 0], exposed[:, 1]]).ravel()
+    passed = np.column_stack([so_far[:-1], so_far[1:]]).ravel()
+    return np.interp(events["end"], times, passed) - np.interp(events["start"], times, passed)

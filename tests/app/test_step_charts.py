@@ -1,0 +1,169 @@
+"""Charts of training steps: what they say is what the timeline has."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from app.charts import step as charts
+from app.charts.theme import KIND_COLOURS
+from engine.catalogue import cluster_presets, model_presets
+from engine.costs import Datasheet
+from engine.plan import Plan
+from engine.problem import Problem, make_problem
+from engine.simulate.metrics import Metrics, metrics
+from engine.systems import TRAINING, run
+from engine.timeline import COLUMNS, Timeline
+from engine.training import balanced_load, usual_step
+
+EVENTS = [
+    (0, "compute", 0.0, 2.0, "dense", 0, 0, -1, 0.0),
+    (0, "network", 1.0, 4.0, "dispatch", 0, 0, -1, 8e6),
+    (0, "compute", 4.0, 5.0, "dx", 0, 0, -1, 0.0),
+    (0, "network", 5.0, 6.0, "all_reduce", -1, 0, -1, 2e6),
+    (0, "compute", 5.5, 7.0, "dw", 1, 0, -1, 0.0),
+    (1, "compute", 0.0, 1.0, "dense", 0, 0, -1, 0.0),
+    (1, "network", 1.0, 4.0, "dispatch", 0, 0, -1, 8e6),
+    (1, "compute", 4.5, 5.0, "dx", 0, 0, -1, 0.0),
+]
+LABELS = (
+    "0.qkv",
+    "<b>0.dispatch</b>",
+    "dx.0.qkv",
+    "all_reduce.0.qkv",
+    "dw.1.qkv",
+    "0.qkv",
+    "<b>0.dispatch</b>",
+    "dx.0.qkv",
+)
+
+
+@pytest.fixture
+def timeline() -> Timeline:
+    events = pd.DataFrame(EVENTS, columns=list(COLUMNS))
+    return Timeline(events, ("GPU 0 · <i>A</i> and 3 alike", "GPU 4 · B"), "simulated", "test", LABELS)
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    model, cluster = model_presets()["GPT2-S-MoE"].model, cluster_presets()["lancet-p4de-2-nodes"].cluster
+    return make_problem(balanced_load(model), cluster, model, Datasheet(), step=usual_step(model, len(cluster.gpus)))
+
+
+@pytest.fixture(scope="module")
+def plans(problem: Problem) -> dict[str, tuple[Plan, Timeline, Metrics]]:
+    found = {}
+    for name in ("lancet", "deepspeed"):
+        outcome = run(TRAINING[name], problem)
+        plan = outcome.result.solution
+        found[plan.name] = plan, outcome.timeline, metrics(plan, problem, outcome.timeline)
+    return found
+
+
+def bars(figure, name: str) -> list:
+    return [trace for trace in figure.data if trace.type == "bar" and trace.name == name]
+
+
+def drawn(figure, one: str) -> list[tuple[float, float]]:
+    return [(base, base + x) for trace in bars(figure, one) for base, x in zip(trace.base, trace.x, strict=True)]
+
+
+def test_bars_of_a_plan_add_up_to_its_time_and_the_title_says_what_was_hidden(plans) -> None:
+    figures = {name: one for name, (_, _, one) in plans.items()}
+    lancet, deepspeed = figures["Lancet"], figures["DeepSpeed (no overlap)"]
+    figure = charts.decomposition(figures, "DeepSpeed (no overlap)")
+    total = np.sum([trace.x for trace in figure.data if trace.type == "bar"], axis=0)
+    assert total == pytest.approx([lancet.total * 1e3, deepspeed.total * 1e3])
+    assert bars(figure, charts.EXPOSED_TITLE)[0].x[1] == pytest.approx(deepspeed.exposed_communication * 1e3)
+    hidden = 1 - lancet.exposed_communication / deepspeed.exposed_communication
+    assert figure.layout.title.text == f"Lancet hides {hidden:.0%} of DeepSpeed's exposed communication".replace(
+        "%", " %"
+    )
+
+
+def test_every_bar_has_its_own_bound_and_the_value_is_written(plans) -> None:
+    figures = {name: one for name, (_, _, one) in plans.items()}
+    figure = charts.decomposition(figures)
+    line = next(trace for trace in figure.data if trace.name.startswith("Bound"))
+    assert line.line.dash == "dash"
+    assert [x for x in line.x if x is not None] == pytest.approx(
+        [one.order_bound * 1e3 for one in figures.values() for _ in "ab"]
+    )
+    assert figure.layout.annotations[0].text == "bound 75 ms"
+
+
+def test_without_a_baseline_the_title_tells_the_fastest_plans_own_waiting(plans) -> None:
+    figure = charts.decomposition({name: one for name, (_, _, one) in plans.items()})
+    assert figure.layout.title.text == "Lancet waits 15 % of its 90.8 ms for the network"
+
+
+def test_what_stayed_exposed_is_marked_on_its_own_lane(timeline: Timeline) -> None:
+    figure = charts.step_gantt({"one": timeline}, {"one": charts.stretch(timeline)}, "title")
+    assert drawn(figure, charts.EXPOSED_TITLE) == [(2, 4), (5, 5.5), (1, 4)]
+    marks = bars(figure, charts.EXPOSED_TITLE)
+    assert all(trace.marker.pattern.shape for trace in marks) and len({y for trace in marks for y in trace.y}) == 2
+
+
+def test_network_and_compute_of_a_lane_are_apart_and_in_their_colours(timeline: Timeline) -> None:
+    figure = charts.step_gantt({"one": timeline}, {"one": charts.stretch(timeline)}, "title")
+    where = {what: [y for y, text in zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True)
+                    if text == what] for what in ("all-to-all", "all-reduce", "compute")}  # fmt: skip
+    for kind, title, lane in (
+        ("dispatch", "Dispatch all-to-all", "all-to-all"), ("all_reduce", "All-reduce", "all-reduce"),
+        ("dx", "dX, gradient of inputs", "compute"),
+    ):  # fmt: skip
+        for trace in bars(figure, title):
+            assert trace.marker.color == KIND_COLOURS[kind]
+            assert set(trace.y) <= set(where[lane])
+    assert sum(len(trace.x) for trace in figure.data if trace.name != charts.EXPOSED_TITLE) == len(EVENTS)
+
+
+def test_hover_names_operator_bytes_and_what_was_hidden_without_markup(timeline: Timeline) -> None:
+    figure = charts.step_gantt({"<i>p</i>": timeline}, {"<i>p</i>": charts.stretch(timeline)}, "title")
+    text = bars(figure, "Dispatch all-to-all")[0].customdata[0]
+    assert "&lt;b&gt;0.dispatch" in text and "8 MB · 3 s, from 1 s" in text and "exposed for 2 s" in text
+    assert "exposed for 500 ms" in bars(figure, "All-reduce")[0].customdata[0]
+    assert "<i>" not in str(figure.to_dict())
+
+
+def test_bound_and_the_begin_of_the_backward_pass_are_lines(timeline: Timeline) -> None:
+    part = charts.stretch(timeline)
+    figure = charts.step_gantt({"one": timeline}, {"one": part}, "title", {"one": 6.0})
+    lines = {(shape.x0, shape.line.dash) for shape in figure.layout.shapes}
+    assert lines == {(6, "dash"), (4, "dot"), (4.5, "dot")}
+    assert {"bound 6 s", "forward | backward"} <= {one.text for one in figure.layout.annotations}
+    assert figure.layout.xaxis.rangeslider.visible and figure.layout.xaxis.rangeslider.range[0] == 0
+
+
+def test_a_part_begins_at_nought_and_keeps_what_runs_meanwhile(timeline: Timeline) -> None:
+    part = charts.stretch(timeline, "backward", 1, 1)
+    assert part.length == pytest.approx(1.5)
+    assert part.events["label"].tolist() == ["all_reduce.0.qkv", "dw.1.qkv"]
+    assert part.events["start"].tolist() == [0, 0] and part.events["end"].tolist() == [0.5, 1.5]
+    assert part.backward == (None, None) and not any(len(one) for one in part.exposed)
+    forward = charts.stretch(timeline, "forward")
+    assert forward.length == 4 and set(forward.events["kind"]) == {"dense", "dispatch"}
+    assert len(charts.stretch(timeline, "forward", 7, 9).events) == 0
+
+
+def test_exposed_seconds_of_events_add_up_to_the_timelines_own(plans) -> None:
+    for _, timeline, figures in plans.values():
+        part = charts.stretch(timeline)
+        network = part.events[part.events["stream"] == "network"]
+        each = charts.exposed_seconds(network, part.exposed[0])
+        alone = network["kind"].isin(["dispatch", "combine"])
+        assert each.min() >= 0 and np.all(each <= (network["end"] - network["start"]) * (1 + 1e-9))
+        assert each[alone].sum() <= figures.exposed_communication * (1 + 1e-9) <= each.sum() * (1 + 1e-9)
+
+
+def test_long_steps_are_cut_to_what_a_browser_can_draw() -> None:
+    rows = [(0, "compute", i, i + 1, "dense", i // 500, 0, -1, 0.0) for i in range(8000)]
+    long = Timeline(pd.DataFrame(rows, columns=list(COLUMNS)), ("GPU 0",), "simulated", "test", ("x",) * 8000)
+    assert charts.last_that_fits([long], "forward", 0, 15) == charts.MOST_BARS // 500 - 1
+    assert charts.last_that_fits([long, long], "forward", 3, 15) == 3 + charts.MOST_BARS // 1000 - 1
+
+
+def test_only_the_busiest_lanes_of_many_are_drawn() -> None:
+    rows = [(gpu, "compute", 0.0, 1.0 + gpu, "dense", 0, 0, -1, 0.0) for gpu in range(9)]
+    names = tuple(f"GPU {gpu}" for gpu in range(9))
+    many = Timeline(pd.DataFrame(rows, columns=list(COLUMNS)), names, "simulated", "test", ("x",) * 9)
+    assert charts.stretch(many).lanes == (5, 6, 7, 8)

@@ -1,0 +1,325 @@
+"""The training step from the goal to the timeline, and the choice of costs, without a browser."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import cached, costs_form, step_form
+from engine import store
+from engine.catalogue import cluster_presets, model_presets
+from engine.costs import CollectiveTimes, Combined, Datasheet, GemmTimes, MeasuredTimes, Profiled, Silicon
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.problem import Problem, make_problem
+from engine.studies.operators import operators_of
+from engine.training import balanced_load, usual_step
+from engine.workload import ExpertLoad
+from tests.app.test_pages import ROOT, open_sample, visit
+
+
+def press(app: AppTest, label: str) -> AppTest:
+    next(button for button in app.button if button.label == label).click()
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def field(app: AppTest, label: str):
+    return next(one for one in (*app.number_input, *app.selectbox, *app.checkbox) if one.label == label)
+
+
+def enter(app: AppTest, label: str, value) -> AppTest:
+    field(app, label).set_value(value)
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def said(elements) -> str:
+    return " | ".join(one.value.replace("\\", "") for one in elements)
+
+
+def empty(app: AppTest, cluster: str = "lancet-p4de-2-nodes", model: str = "GPT2-S-MoE") -> AppTest:
+    """A session with cluster and model, but no recording."""
+    app.session_state["cluster"] = cluster_presets()[cluster].cluster
+    app.session_state["model"] = model_presets()[model].model
+    return visit(app, "optimise")
+
+
+@pytest.fixture
+def app() -> AppTest:
+    return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
+
+
+def plan_the_step(app: AppTest, *systems: str) -> AppTest:
+    for box in app.checkbox:
+        if " · " in box.label:
+            box.set_value(box.label.startswith(tuple(f"**{one}" for one in systems)))
+    app.run()
+    press(app, "Run")
+    job = runner.jobs(store.data_folder(), "optimise")[0]
+    assert runner.wait(job, 90) is runner.State.DONE, job.log_tail()
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def test_a_balanced_step_needs_no_recording(app: AppTest) -> None:
+    empty(app)
+    assert "needs no workload" in said(app.info)
+    press(app, "Training step")
+    assert not app.info or "press Run" in said(app.info)
+    assert app.session_state["step"] == usual_step(app.session_state["model"], 16)
+    summary = next(one.value for one in app.markdown if "operators" in one.value)
+    # 24 × 512 tokens of 768 numbers of two bytes
+    assert "12,288 tokens on each GPU" in summary and "18.9 MB in each GPU's buffer" in summary
+    assert field(app, "Routing").options == ["balanced (assumed)"]
+    for page in ("timeline", "affinity", "launch", "cluster", "workload"):
+        visit(app, page)
+
+
+def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app: AppTest) -> None:
+    press(empty(app), "Training step")
+    assert {box.label.split("**")[1] for box in app.checkbox if box.value and "**" in box.label} == {
+        "Lancet", "PipeMoE", "Lina (training)", "Tutel (best of 1, 2, 4, 8)", "DeepSpeed (no overlap)",
+        "RAF-like (no partition)",
+    }  # fmt: skip
+    assert not any(one.label == "Show" for one in app.segmented_control)
+    plan_the_step(app, "Lancet", "DeepSpeed")
+    table = app.dataframe[0].value
+    assert table["Plan"].tolist() == ["Lancet", "DeepSpeed (no overlap)"]
+    times = table["Time, ms (simulated)"].astype(float)
+    assert times[0] < times[1] and table["Against DeepSpeed"].tolist()[1] == "1×"
+    assert table["Above the bound of"].str.endswith("any schedule of its placement").all()
+    assert table["Exposed communication, ms"].str.contains(" · ").all()
+
+    visit(app, "timeline")
+    assert not app.error
+    metrics = {one.label: one.value for one in app.metric}
+    assert metrics["Total, simulated"] == f"{times[0]:.3g} ms"
+    assert metrics["Exposed communication"].startswith(table["Exposed communication, ms"][0].split(" ")[0])
+    assert metrics.keys() >= {"Bound for this placement", "Overlap", "GPU utilisation"}
+    assert "every expert is chosen equally often" in said(app.caption)
+    for part in ("forward", "backward"):
+        next(one for one in app.segmented_control if one.label == "Part of the step").set_value(part)
+        app.run()
+        assert not app.exception and any(one.label == "Model layers" for one in app.slider)
+
+    points = [[1.0, 1e-4], [2.0, 2e-4]]
+    times = {"kind": "measured times", "name": "tiny", "origin": "a test", "collectives": [
+        {"operation": "all_to_all", "ranks": 16, "points": points}
+    ]}  # fmt: skip
+    network = {"source": "measured", "measured": times}
+    app.session_state["cost"] = {"source": "combined", "computation": {"source": "datasheet"}, "network": network}
+    visit(app, "timeline")
+    assert "cannot time what is open: tiny: all-to-all over 16 GPUs" in said(app.error)
+    press(app, "Use the datasheet costs")
+    assert not app.error
+
+
+def test_changing_the_goal_loses_neither_plans_nor_the_step(app: AppTest) -> None:
+    open_sample(app)
+    press(visit(app, "optimise"), "Training step")
+    enter(app, "Batch per GPU, sequences", 7)
+    plan_the_step(app, "DeepSpeed")
+    enter(app, "Batch per GPU, sequences", 8)
+    row = app.dataframe[0].value.iloc[0]
+    assert row["Proof"] == "made from other inputs" and row["Above the bound of"].endswith(
+        "any schedule of its placement"
+    )
+    enter(app, "Batch per GPU, sequences", 7)
+    press(app, "Inference latency of one model")
+    assert app.session_state["step"] is None and not app.dataframe
+    plan_the_step(app, "Linear")
+    assert app.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
+    press(app, "Training step")
+    assert app.session_state["step"].batch == 7
+    assert app.dataframe[0].value["Plan"].tolist() == ["DeepSpeed (no overlap)"]
+    visit(app, "timeline")
+    assert "is for inference, but what is open is a training step; change the goal" in said(app.info)
+
+
+def test_the_step_closes_a_second_model_and_the_other_goals_close_the_step(app: AppTest) -> None:
+    open_sample(app)
+    app.session_state["second"] = app.session_state["workload"]
+    press(visit(app, "optimise"), "Training step")
+    assert app.session_state["second"] is None and app.session_state["step"] is not None
+    press(app, "Two models on one cluster")
+    assert app.session_state["step"] is None
+    assert "Choose the recording of the second model" in said(app.info)
+
+
+def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(app: AppTest) -> None:
+    open_sample(app)
+    press(visit(app, "optimise"), "Training step")
+    enter(app, "Capacity factor", 0.5)
+    assert "capacity_factor below 1 drops tokens" in said(app.error) and "last valid step stays" in said(app.error)
+    assert app.session_state["step"].capacity_factor == 1
+    enter(app, "Capacity factor", 1.25)
+    assert not app.error
+    for label, value in (("Sequence length, tokens", 64), ("Gate", "random"), ("Attention heads", 4), ("Dense d_ff", 99),
+                         ("Vocabulary, tokens", 1000), ("Tied embeddings", False), ("Routing", "recorded")):  # fmt: skip
+        enter(app, label, value)
+    step = app.session_state["step"]
+    assert step.model_dump(exclude={"batch"}) == {
+        "sequence_length": 64, "gate": "random", "heads": 4, "dense_d_ff": 99, "vocabulary": 1000,
+        "tied_embeddings": False, "routing": "recorded", "capacity_factor": 1.25,
+    }  # fmt: skip
+    assert "experts are chosen as in alpha-code" in said(app.caption)
+    press(app, "Usual values for tiny\\-moe\\-alpha")
+    assert app.session_state["step"] == usual_step(app.session_state["model"], 8)
+    assert field(app, "Dense d_ff").value == app.session_state["step"].dense_d_ff
+
+
+def test_another_model_has_a_step_of_its_own(app: AppTest) -> None:
+    press(empty(app), "Training step")
+    enter(app, "Batch per GPU, sequences", 5)
+    for name, batch in (("GPT2-L-MoE", None), ("GPT2-S-MoE", 5)):
+        app.session_state["model"] = model_presets()[name].model
+        visit(app, "timeline")
+        usual = usual_step(model_presets()[name].model, 16)
+        assert app.session_state["step"] == (usual.model_copy(update={"batch": batch}) if batch else usual)
+
+
+def test_recorded_routing_without_its_recording_offers_the_balanced_one(app: AppTest) -> None:
+    open_sample(app)
+    press(visit(app, "optimise"), "Training step")
+    enter(app, "Routing", "recorded")
+    other = ExpertLoad("other", np.ones((3, 4)), (0, 1, 2))
+    app.session_state["workloads"] = {store.save_workload(other): "other"}
+    app.session_state["workload"] = other.digest
+    visit(app, "timeline")
+    assert "does not fit the recording other" in said(app.error)
+    press(app, "Assume balanced routing")
+    assert not app.error and app.session_state["step"].routing == "balanced"
+
+
+def problem() -> Problem:
+    model, cluster = model_presets()["GPT2-S-MoE"].model, cluster_presets()["lancet-p4de-2-nodes"].cluster
+    return make_problem(balanced_load(model), cluster, model, Datasheet(), step=usual_step(model, 16))
+
+
+def test_times_measured_anew_under_the_old_name_are_other_times() -> None:
+    def key(seconds: float) -> tuple[str, ...]:
+        gemm = GemmTimes(gpu="A100-80", dtype="fp16", points=((1.0, 1.0, 1.0, seconds),))
+        return cached._key(replace(problem(), cost=Profiled(MeasuredTimes(name="mine", origin="here", gemm=(gemm,)))))
+
+    assert key(1.0) == key(1.0) != key(2.0)
+
+
+def test_an_operator_graph_is_read_again_as_it_was_saved() -> None:
+    graph = operators_of(problem())
+    text = graph.model_dump_json(indent=1, exclude_none=True).encode()
+    assert step_form._read_graph("operators.json", text, problem()) == graph
+
+
+BAD_GRAPHS = {
+    "not valid JSON": b"{",
+    "a JSON object": b"[]",
+    "operators": b'{"name": "x"}',
+    "belong together": {"name": "x", "operators": [{"name": "a", "kind": "gradient", "phase": "dx", "layer": 0}]},
+    "which is no operator": {
+        "name": "x", "operators": [{"name": "a", "kind": "qkv", "phase": "forward", "layer": 0}],
+        "dependencies": [{"before": "a", "after": "b"}],
+    },
+    "needs no operator": {"name": "x", "operators": [{"name": "a", "kind": "gradient", "phase": "all_reduce", "layer": 0}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", BAD_GRAPHS)
+def test_a_wrong_graph_is_answered_in_one_line(reason: str) -> None:
+    content = BAD_GRAPHS[reason]
+    content = content if isinstance(content, bytes) else json.dumps(content).encode()
+    with pytest.raises(InputError, match=reason) as caught:
+        step_form._read_graph("graph.json", content, problem())
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("graph.json")
+
+
+def test_a_graph_that_the_costs_cannot_time_is_refused() -> None:
+    points = ((1.0, 1e-4), (2.0, 2e-4))
+    times = CollectiveTimes(operation="all_to_all", ranks=16, points=points)
+    cost = Combined(Datasheet(), Profiled(MeasuredTimes(name="tiny", origin="a test", collectives=(times,))))
+    text = operators_of(problem()).model_dump_json(exclude_none=True).encode()
+    with pytest.raises(InputError, match="tiny: all-to-all over 16 GPUs"):
+        step_form._read_graph("operators.json", text, replace(problem(), cost=cost))
+
+
+def test_an_imported_graph_is_named_counts_and_can_be_removed(app: AppTest) -> None:
+    press(empty(app), "Training step")
+    small = {"name": "<b>mine</b>", "operators": [
+        {"name": "a", "kind": "qkv", "phase": "forward", "layer": 0, "seconds": 0.5},
+        {"name": "b", "kind": "qkv", "phase": "dw", "layer": 0, "seconds": 0.25},
+    ]}  # fmt: skip
+    app.session_state["graph"] = store.save_document(
+        step_form._read_graph("mine.json", json.dumps(small).encode(), problem())
+    )
+    app.run()
+    assert "**2 operators**" in said(app.markdown) and "was imported" in said(app.markdown)
+    press(app, "Remove the imported graph")
+    assert "**371 operators**" in said(app.markdown)
+
+
+def silicon_there() -> bool:
+    try:
+        return bool(Silicon().source)
+    except InputError:
+        return False
+
+
+needs_tables = pytest.mark.skipif(not silicon_there(), reason="aiconfigurator-core is not installed")
+
+
+@needs_tables
+def test_costs_that_do_not_know_the_cluster_are_refused_and_the_last_ones_stay(app: AppTest) -> None:
+    visit(open_sample(app), "cluster")
+    enter(app, "Computation", costs_form.SILICON)
+    assert "Refused: silicon has no tables of V100-32" in said(app.error) and "In use stays: datasheet" in said(
+        app.error
+    )
+    assert app.session_state["cost"] == {"source": "datasheet"}
+
+
+@needs_tables
+def test_computation_and_network_are_chosen_apart_and_named(app: AppTest) -> None:
+    empty(app)
+    visit(app, "cluster")
+    enter(app, "Computation", costs_form.SILICON)
+    assert not app.error and "computation: silicon" in said(app.caption) and "network: datasheet" in said(app.caption)
+    enter(app, "Network", costs_form.SILICON)
+    assert "stop at one node" in said(app.error) and "measured tables, network by datasheet" in said(app.error)
+    assert app.session_state["cost"]["network"] == {"source": "datasheet"}
+    press(visit(app, "optimise"), "Training step")
+    assert "Costs: computation: silicon" in said(app.caption) and "costs: measured tables" in said(app.caption)
+
+
+@needs_tables
+def test_costs_that_no_longer_fit_offer_the_datasheet_on_every_page(app: AppTest) -> None:
+    empty(app)
+    app.session_state["cost"] = {"source": "silicon"}
+    press(app, "Training step")
+    for page in ("optimise", "timeline", "launch"):
+        visit(app, page)
+        assert "cannot time what is open: the NCCL tables stop at one node" in said(app.error)
+    visit(app, "cluster")
+    assert "The costs in use cannot time this cluster" in said(app.error)
+    press(app, "Use the datasheet costs")
+    assert not app.error and app.session_state["cost"] == {"source": "datasheet"}
+
+
+def test_a_measured_file_can_be_chosen_and_what_it_lacks_is_said(app: AppTest) -> None:
+    visit(open_sample(app), "cluster")
+    measured = {"kind": "measured times", "name": "Datasheet", "origin": "a test", "collectives": [
+        {"operation": "all_to_all", "ranks": 8, "points": [[1e3, 1e-4], [1e9, 1e-1]]}
+    ]}  # fmt: skip
+    app.session_state["sources"] = {"Datasheet": {"source": "measured", "measured": measured}}
+    app.run()
+    enter(app, "Computation", "Datasheet (file)")
+    assert "it has no GEMM times at all" in said(app.error)
+    enter(app, "Computation", costs_form.DATASHEET)
+    enter(app, "Network", "Datasheet (file)")
+    assert not app.error and app.session_state["cost"]["network"]["source"] == "measured"
+    press(app, "lancet\\-p4de\\-2\\-nodes")
+    assert "no all-to-all over 16 GPUs (it has 8)" in said(app.error)
