@@ -175,8 +175,6 @@ def _migration(id: str, now: str, key: tuple[str, ...], _plan: Plan, _now: Place
 
 def _key(problem: Problem) -> tuple[str, ...]:
     digests = input_digests(problem)
-    # Two files of measured times may go by one name.
-    digests["cost"] = digest_of(json.dumps(cost_choice.to_dict(problem.cost), sort_keys=True))
     return tuple(digests.get(role, "") for role in SCORED_ON)
 
 

@@ -93,6 +93,10 @@ class AlphaBeta(CostModel):
     profile: CostProfile
 
     @property
+    def digest(self) -> str:
+        return self.profile.digest
+
+    @property
     def source(self) -> str:
         worst = max(line.error for line in self.profile.lines)
         rest = [] if self.profile.memory or not self.profile.gemm else ["memory by the datasheet"]

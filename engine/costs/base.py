@@ -8,6 +8,7 @@ from engine.cluster import Cluster, Gpu
 from engine.costs.collectives import all_reduce_seconds, all_to_all_seconds
 from engine.model import MoEModel
 from engine.simulate.network import Network
+from engine.workload import digest_of
 
 
 class CostModel(ABC):
@@ -17,6 +18,11 @@ class CostModel(ABC):
     @abstractmethod
     def source(self) -> str:
         """One line for people: where the times come from, with the assumptions made."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what the times come from: sources of one name may have been measured twice."""
+        return digest_of(self.source)
 
     @abstractmethod
     def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:

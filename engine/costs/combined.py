@@ -11,6 +11,7 @@ from engine.costs.datasheet import Datasheet
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.simulate.network import Network
+from engine.workload import digest_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,10 @@ class Combined(CostModel):
 
     computation: CostModel
     connection: CostModel
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.computation.digest, self.connection.digest)
 
     @property
     def source(self) -> str:

@@ -30,6 +30,10 @@ class Profiled(CostModel):
     measured: MeasuredTimes
 
     @property
+    def digest(self) -> str:
+        return self.measured.digest
+
+    @property
     def source(self) -> str:
         parts = [f"measured times {self.measured.name} ({self.measured.origin}), linear between sizes"]
         if self.measured.gemm and not self.measured.memory:

@@ -111,7 +111,7 @@ def input_digests(problem: Problem) -> dict[str, str]:
         "workload": problem.workload.digest,
         "cluster": problem.cluster.digest,
         "model": problem.model.digest,
-        "cost": problem.cost.source,
+        "cost": problem.cost.digest,
     }
     if problem.second is not None:
         digests |= {"workload_b": problem.second.workload.digest, "model_b": problem.second.model.digest}

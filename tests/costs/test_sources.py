@@ -225,3 +225,17 @@ def test_predictions_are_held_against_sizes_that_were_not_learned():
     assert found.points["GEMM", "α–β"] == found.points["GEMM", "silicon"] == inside - learned
     assert found["mean"]["GEMM", "silicon"] > 0.01
     assert found.points["all-reduce", "profiled"] == 3 * 10
+
+
+def test_sources_of_one_name_but_other_numbers_are_told_apart():
+    def times(seconds: float) -> Profiled:
+        points = ((1e6, seconds), (2e6, 2 * seconds))
+        collective = CollectiveTimes(operation="all_to_all", ranks=2, points=points)
+        return Profiled(MeasuredTimes(name="mine", origin="here", collectives=(collective,)))
+
+    first, again, other = times(1e-3), times(1e-3), times(2e-3)
+    assert first.source == other.source
+    assert first.digest == again.digest != other.digest
+    assert Combined(Datasheet(), first).digest == Combined(Datasheet(), again).digest
+    assert Combined(Datasheet(), first).digest != Combined(Datasheet(), other).digest
+    assert Datasheet().digest != Datasheet(launch=0.0).digest

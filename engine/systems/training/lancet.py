@@ -66,8 +66,8 @@ def _ranges(
     alone = float(instance.times[:, 0].sum())
     gate = problem.step.gate
     notes["forward pass"] = Note(
-        f"{in_seconds(result.objective)} estimated, {in_seconds(alone)} one after another; {len(cut)} stretch{'es' if len(cut) != 1 else ''} cut"
-        + (f" ({_in_words([one.parts for one in cut])})" if cut else "")
+        f"{in_seconds(result.objective)} estimated, {in_seconds(alone)} one after another; "
+        + (f"stretches cut: {_in_words([one.parts for one in cut])}" if cut else "no stretch is worth cutting")
     )
     notes["forward pass, proof"] = Note(
         f"{proof_of(result)} among stretches and parts; found in {in_seconds(result.runtime)}"
