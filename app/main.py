@@ -25,6 +25,7 @@ st.navigation(
         st.Page(PAGES / "affinity.py", title="Affinity", icon=":material/hub:", url_path="affinity"),
         st.Page(PAGES / "optimise.py", title="Optimise", icon=":material/tune:", url_path="optimise"),
         st.Page(PAGES / "timeline.py", title="Timeline", icon=":material/view_timeline:", url_path="timeline"),
+        st.Page(PAGES / "what_if.py", title="What-if", icon=":material/experiment:", url_path="what-if"),
         st.Page(PAGES / "launch.py", title="Launch", icon=":material/rocket_launch:", url_path="launch"),
     ],
     position="top",

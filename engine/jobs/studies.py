@@ -5,7 +5,9 @@ from typing import Any
 from engine import store
 from engine.errors import InputError
 from engine.jobs.protocol import Context
+from engine.jobs.tasks import problem_from
 from engine.studies.affinity import SEEDS, OutOfDistribution, TokensEnough, out_of_distribution, tokens_enough
+from engine.studies.sweep import sweep, trials_of
 from engine.workload import RoutingTrace
 
 
@@ -43,6 +45,27 @@ def affinity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any
     result["tokens"] = found.to_dict()
     if not context.stop():
         result["others"] = out_of_distribution(traces, on_point=on_plan, **common).to_dict()
+    return result
+
+
+def sweep_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """One parameter of a plan for a training step, swept.
+
+    arguments: those of `problem_arguments`, and sweep: {"kind", "values", "settings"}, see `trials_of`. Result:
+    {"candidates": [...], "of": trials in all, "cost_source"}; each candidate is a plan as `optimise` keeps it, without
+    metrics, and has its figures as `point`, a `SweepPoint`. Of a stopped or running job: those that were run to their end.
+    """
+    problem, wanted = problem_from(arguments), arguments["sweep"]
+    trials = trials_of(problem, wanted["kind"], wanted["values"], wanted["settings"])
+    result: dict[str, Any] = {"candidates": [], "of": len(trials), "cost_source": problem.cost.source}
+    for point, outcome in sweep(problem, trials, context.stop, context.report):
+        plan = outcome.result.solution
+        result["candidates"].append({
+            "plan": plan.model_dump(mode="json", exclude_none=True), "status": plan.claim.status.value,
+            "runtime": outcome.result.runtime, "notes": {about: note._asdict() for about, note in outcome.notes.items()},
+            "point": point.to_dict(),
+        })  # fmt: skip
+        context.keep(result)
     return result
 
 

@@ -25,6 +25,7 @@ HANDLERS = {
     "optimise": "engine.jobs.tasks:optimise",
     "launch": "engine.jobs.tasks:launch",
     "affinity": "engine.jobs.studies:affinity_study",
+    "sweep": "engine.jobs.studies:sweep_study",
     "front": "engine.jobs.scores:find_front",
     "matrix": "engine.jobs.scores:score_matrix",
     "lina": "engine.jobs.scores:lina_study",

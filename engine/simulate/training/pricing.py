@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class PricedStep:
         return {operator.name: place for place, operator in enumerate(self.graph.operators)}
 
 
+@lru_cache(maxsize=16)
 def price_step(
     problem: Problem,
     placement: Placement,
@@ -59,7 +60,8 @@ def price_step(
     """Price the problem's training step under a placement; `irregular`: all-to-alls carry real tokens only.
 
     Parts of an all-to-all and of its experts are priced at their share of the whole, Lancet's static-shape approximation
-    (§3), and for the numbers of parts in `as_recorded` also as the routing log has them, part by part.
+    (§3), and for the numbers of parts in `as_recorded` also as the routing log has them, part by part. Planning, simulation
+    and bound ask for the same prices, so the last ones are kept.
     """
     routing = route(problem, placement, irregular)
     graph = problem.graph

@@ -1,0 +1,238 @@
+"""Charts of a sweep: the time of a training step against one parameter of its plan, and what that time is spent on."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import plotly.graph_objects as go
+
+from app.charts.theme import MARK, NEUTRAL, TEAL, finish, plain
+from engine.studies.sweep import Kind, SweepPoint, best_of
+from engine.units import TIME, digits, scale_of, seconds, share
+
+What = Literal["total", "forward"]
+
+AXES = {
+    "micro_op": "micro-op size, MB", "degree": "pipeline degree of every MoE layer",
+    "range": "most operators in a range (not to scale)",
+}  # fmt: skip
+SHORT = {"micro_op": "{:g} MB", "degree": "{:g}", "range": "ranges up to {:g}"}
+WHATS = {"total": "step time", "forward": "forward pass"}
+STYLES = ((TEAL, "solid", "circle"), (MARK, "dash", "diamond"), (NEUTRAL, "dashdot", "square"))
+PARTS = {
+    "computation": ("computation alone", "#E69F00", ""), "overlapped": ("both at once", TEAL, "/"),
+    "communication": ("communication alone (exposed)", "#0072B2", ""), "idle": ("neither", "#BBBBBB", "."),
+}  # fmt: skip
+"""Names, colours and patterns of what `Timeline.decomposition` tells apart."""
+LEGEND = {"orientation": "h", "x": 0, "y": -0.17, "yanchor": "top", "traceorder": "normal"}
+EQUAL = 1e-3
+"""Times that differ by no more than this part are equally good."""
+CLOSE = 0.06
+"""Lines nearer to each other than this part of what is shown share one label."""
+
+
+def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", complete: bool = True) -> go.Figure:
+    """Time against the value, one line a series; the best point marked, references and the bound as named lines.
+
+    what: of the whole step, or of its forward pass, which has no bound of its own. complete: whether all points are there.
+    """
+    swept = [one for one in points if one.value is not None]
+    factor, unit = scale_of(max((getattr(one, what) for one in points), default=1.0), TIME)
+    place = _places(swept, kind)
+    figure = go.Figure()
+    for turn, series in enumerate(series_of(points)):
+        mine = [one for one in swept if one.series == series]
+        colour, dash, symbol = STYLES[turn % len(STYLES)]
+        figure.add_scatter(
+            x=[place[one.value] for one in mine], y=[getattr(one, what) / factor for one in mine], name=plain(series),
+            mode="lines+markers", line={"color": colour, "dash": dash, "width": 2},
+            marker={"color": colour, "symbol": f"{symbol}-open", "size": 8}, text=[_hover(one, kind) for one in mine],
+            hovertemplate="%{text}<extra></extra>",
+        )  # fmt: skip
+    best = best_of(points, what)
+    if best is not None:
+        figure.add_scatter(
+            x=[place[best.value]], y=[getattr(best, what) / factor], mode="markers+text", showlegend=False, hoverinfo="skip",
+            marker={"symbol": "star", "size": 16, "color": MARK}, text=[f"<b>{seconds(getattr(best, what))}</b>"],
+            textposition="bottom center", cliponaxis=False,
+        )  # fmt: skip
+    lines = {plain(one.series): getattr(one, what) / factor for one in points if one.value is None}
+    shown = [getattr(one, what) for one in points]
+    if what == "total":
+        _add_bound(figure, swept, place, factor, unit)
+        shown += [one.bound for one in swept]
+    reach = (max(shown) - min(shown)) / factor if shown else 0.0
+    _add_references(figure, lines, reach, best and getattr(best, what) / factor, unit)
+    _finish_x(figure, place, kind)
+    figure.update_yaxes(title=f"{WHATS[what]}, {unit} (simulated)")
+    return finish(
+        figure, title(points, kind, what, complete), 440, legend=LEGEND,
+    )  # fmt: skip
+
+
+def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.Figure:
+    """What the step time of one series is spent on, stacked."""
+    mine = [one for one in points if one.series == series and one.value is not None]
+    factor, unit = scale_of(max((one.total for one in mine), default=1.0), TIME)
+    place = _places(mine, kind)
+    figure = go.Figure()
+    for part, (name, colour, pattern) in PARTS.items():
+        values = [one.decomposition[part] for one in mine]
+        if not any(values):
+            continue
+        figure.add_scatter(
+            x=[place[one.value] for one in mine], y=[value / factor for value in values], name=name, stackgroup="time",
+            mode="lines", line={"color": colour, "width": 1}, fillpattern={"shape": pattern, "fgcolor": colour},
+            text=[f"{label(kind, one.value)}<br>{name}: {seconds(value)}, {share(value / one.total)} of the step"
+                  for one, value in zip(mine, values, strict=True)],
+            hovertemplate="%{text}<extra></extra>",
+        )  # fmt: skip
+    _finish_x(figure, place, kind)
+    figure.update_yaxes(title=f"step time, {unit} (simulated)", rangemode="tozero")
+    return finish(
+        figure, _exposed_title(mine, kind), 440, legend=LEGEND,
+    )  # fmt: skip
+
+
+def series_of(points: Sequence[SweepPoint]) -> list[str]:
+    """The series that have points, in the order in which they came."""
+    return list(dict.fromkeys(one.series for one in points if one.value is not None))
+
+
+def label(kind: Kind, value: float) -> str:
+    """A value in words: `30 MB micro-ops`."""
+    if kind == "micro_op":
+        return f"{value:g} MB micro-ops"
+    if kind == "degree":
+        return f"degree {value:g}"
+    return f"ranges up to {value:g} operators" if value else "no partition"
+
+
+def title(points: Sequence[SweepPoint], kind: Kind, what: What = "total", complete: bool = True) -> str:
+    """The finding: the best value, and the reference that beats it or else what the worst value costs."""
+    best = best_of(points, what)
+    if best is None:
+        return "No points yet"
+    least = getattr(best, what)
+    mine = [one for one in points if one.value is not None and one.series == best.series]
+    worst = max(mine, key=lambda one: getattr(one, what))
+    loss = getattr(worst, what) / least - 1
+    if len(mine) > 1 and loss <= EQUAL:
+        found = f"every value takes {seconds(least)}"
+    else:
+        equal = [one.value for one in mine if getattr(one, what) <= least * (1 + EQUAL)]
+        found = f"{_best_in_words(kind, best.value, equal)} best: {seconds(least)}"
+    rival = min((one for one in points if one.value is None), key=lambda one: getattr(one, what), default=None)
+    if rival is not None and getattr(rival, what) < least * (1 - EQUAL):
+        found += f", but {seconds(getattr(rival, what))} with {rival.series}"
+    elif loss > EQUAL:
+        cost = "costs" if _singular(kind, worst.value) else "cost"
+        found += f"; {SHORT[kind].format(worst.value) if worst.value else 'none'} {cost} {share(loss)} more"
+    return plain(f"So far: {found}" if not complete else found[0].upper() + found[1:])
+
+
+def _singular(kind: Kind, value: float) -> bool:
+    return kind == "degree" or not value
+
+
+def _best_in_words(kind: Kind, best: float, equal: list[float]) -> str:
+    """The best value, of micro-ops and degrees with all that are as good."""
+    low, high = min(equal), max(equal)
+    if kind == "range" or low == high:
+        return f"{label(kind, best)} {'is' if _singular(kind, best) else 'are'}"
+    return f"{low:g} to {high:g} MB micro-ops are" if kind == "micro_op" else f"degrees {low:g} to {high:g} are"
+
+
+def _exposed_title(points: Sequence[SweepPoint], kind: Kind) -> str:
+    if not points:
+        return "No points yet"
+    least = min(points, key=lambda one: one.decomposition["communication"])
+    return f"Least exposed: {seconds(least.decomposition['communication'])} with {label(kind, least.value)}"
+
+
+def _places(points: Sequence[SweepPoint], kind: Kind) -> dict[float, float]:
+    """Where every value is on the axis: at itself, or for ranges, whose interesting lengths are the short ones, in a row."""
+    values = sorted({one.value for one in points})
+    return dict(zip(values, range(len(values)) if kind == "range" else values, strict=True))
+
+
+def _finish_x(figure: go.Figure, place: dict[float, float], kind: Kind) -> None:
+    values = list(place)
+    figure.update_xaxes(title=AXES[kind], showgrid=False)
+    if not values:
+        return
+    if kind == "micro_op":
+        shown = _apart(values)
+        low, high = np.log10(values[0]), np.log10(values[-1])
+        room = 0.04 * max(high - low, 1.0)
+        figure.update_xaxes(
+            type="log", tickvals=shown, ticktext=[f"{one:g}" for one in shown], range=[low - room, high + room]
+        )
+        return
+    room = 0.04 * max(len(values) if kind == "range" else values[-1] - values[0], 1.0) + 0.2
+    ends = [min(place.values()) - room, max(place.values()) + room]
+    figure.update_xaxes(range=ends)
+    if kind == "range":
+        text = ["none" if not one else f"{one:g}" for one in values]
+        figure.update_xaxes(tickvals=list(place.values()), ticktext=text)
+    elif values[-1] - values[0] <= 16:
+        figure.update_xaxes(tickvals=values, ticktext=[f"{one:g}" for one in values])
+
+
+def _apart(values: list[float]) -> list[float]:
+    """The values whose labels do not run into each other on a logarithmic axis, the last one among them."""
+    room = 0.045 * max(np.log10(values[-1] / values[0]), 0.5)
+    shown = [values[-1]]
+    for value in reversed(values[:-1]):
+        if np.log10(shown[0] / value) >= room:
+            shown.insert(0, value)
+    return shown
+
+
+def _add_bound(
+    figure: go.Figure, points: Sequence[SweepPoint], place: dict[float, float], factor: float, unit: str
+) -> None:
+    """The proven bound of every value's placement, the least where series differ."""
+    bounds = {value: min(one.bound for one in points if one.value == value) / factor for value in place}
+    if not bounds:
+        return
+    figure.add_scatter(
+        x=[place[value] for value in bounds], y=list(bounds.values()), mode="lines", showlegend=False,
+        line={"color": NEUTRAL, "width": 1, "dash": "dash"}, hovertemplate=f"bound: %{{y:.3f}} {unit}<extra></extra>",
+    )  # fmt: skip
+    last = bounds[max(bounds)]
+    figure.add_annotation(
+        xref="x domain", x=1, y=last, text=f"bound, {digits(last)} {unit}", showarrow=False, xanchor="right",
+        yanchor="bottom", font={"size": 11},
+    )  # fmt: skip
+
+
+def _add_references(figure: go.Figure, lines: dict[str, float], reach: float, best: float | None, unit: str) -> None:
+    """A line with its name and value for every reference; of lines that nearly coincide one carries all names. Names stand
+    on the side away from the best point, whose own number is there. reach: from the least to the most that is shown."""
+    together: list[list[str]] = []
+    for name in sorted(lines, key=lines.get):
+        if together and lines[name] - lines[together[-1][0]] <= CLOSE * reach:
+            together[-1].append(name)
+        else:
+            together.append([name])
+    for names in together:
+        below = best is not None and lines[names[0]] <= best * (1 + EQUAL)
+        carrier = names[0] if below else names[-1]
+        for name in names:
+            text = " · ".join(f"{one}, {digits(lines[one])} {unit}" for one in names) if name == carrier else ""
+            figure.add_hline(
+                y=lines[name], line={"dash": "dot", "width": 1.5, "color": NEUTRAL},
+                annotation={"text": text, "font": {"size": 11}},
+                annotation_position="bottom right" if below else "top right",
+            )  # fmt: skip
+
+
+def _hover(point: SweepPoint, kind: Kind) -> str:
+    exposed = point.decomposition["communication"]
+    packed = f"<br>{point.experts_per_gpu} experts on a GPU, {point.pieces:,} all-reduces" if kind == "micro_op" else ""
+    return (
+        f"{label(kind, point.value)}, {plain(point.series)}<br>step {1e3 * point.total:.3f} ms, "
+        f"{share(point.total / point.bound - 1)} above the bound<br>forward pass {1e3 * point.forward:.3f} ms<br>"
+        f"{1e3 * exposed:.3f} ms of communication exposed{packed}"
+    )

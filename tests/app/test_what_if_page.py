@@ -1,0 +1,178 @@
+"""The What-if page in every state it can be met in, without a browser."""
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import sweeps
+from engine import store
+from engine.catalogue import cluster_presets, model_presets
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.training import TrainingStep
+from tests.app.test_pages import ROOT, open_sample, visit
+from tests.strategies import cluster_of, make_gpu, make_model
+
+STEP = TrainingStep(batch=8, sequence_length=16, heads=4, dense_d_ff=96, vocabulary=2000)
+
+
+@pytest.fixture
+def app() -> AppTest:
+    return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
+
+
+@pytest.fixture
+def training(app: AppTest) -> AppTest:
+    """A small training step, opened on its page; no recording."""
+    app.session_state["model"] = make_model(2, 4)
+    app.session_state["cluster"] = cluster_of(*(make_gpu() for _ in range(4)), latency=1e-4)
+    open_step(app)
+    return visit(app, "what_if")
+
+
+def open_step(app: AppTest, **more) -> None:
+    """Put the step into the session, as described for the open model."""
+    step = STEP.model_copy(update=more)
+    app.session_state["step"] = step
+    app.session_state["steps"] = {app.session_state["model"].digest: step.model_dump(mode="json", exclude_none=True)}
+
+
+def titles(app: AppTest) -> list[str]:
+    return [chart.proto.alt for chart in app.get("plotly_chart")]
+
+
+def button(app: AppTest, label: str):
+    return next(one for one in app.button if one.label == label)
+
+
+def choose(app: AppTest, key: str, value: str) -> AppTest:
+    next(group for group in app.get("button_group") if (group.key or "").startswith(key)).set_value(value)
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def run(app: AppTest, kind: str, values: str) -> runner.Job:
+    """Sweep some values to the end."""
+    choose(app, "sweep-kind", kind)
+    app.text_input[0].set_value(values).run()
+    button(app, "Run the sweep").click()
+    app.run()
+    assert not app.exception, app.exception
+    job = runner.jobs(store.data_folder(), "sweep")[0]
+    assert runner.wait(job, 60) is runner.State.DONE, job.log_tail()
+    app.run()
+    assert not app.exception, app.exception
+    return job
+
+
+def test_inference_is_told_where_to_choose_the_goal(app: AppTest) -> None:
+    visit(app, "what_if")
+    assert any(one.label == "Open the sample" for one in app.button)
+    open_sample(app)
+    visit(app, "what_if")
+    assert "for a training step" in app.info[0].value and not app.text_input
+    assert not any(one.label == "Run the sweep" for one in app.button)
+
+
+def test_a_step_that_does_not_fit_is_answered(app: AppTest) -> None:
+    open_sample(app)
+    app.session_state["model"] = model_presets()["Mixtral-8x7B"].model
+    open_step(app, routing="recorded")
+    visit(app, "what_if")
+    assert "does not fit the recording" in app.error[0].value.replace("\\", "")
+
+
+def test_before_anything_was_swept(training: AppTest) -> None:
+    assert "Nothing swept yet" in training.info[0].value and not training.error
+    assert training.text_input[0].value.startswith("1, 2, 5, 10")
+    choose(training, "sweep-kind", "degree")
+    assert training.text_input[0].value == "1-16"
+    choose(training, "sweep-kind", "range")
+    forward = int(training.text_input[0].value.split(", ")[-1])
+    assert training.text_input[0].value.startswith("0, 4, 5") and forward > 10, "it ends at the whole forward pass"
+
+
+def test_sweeps_of_all_kinds_and_a_plan_to_open(training: AppTest) -> None:
+    run(training, "micro_op", "0.1, 1")
+    assert len(titles(training)) == 2 and "micro-ops" in titles(training)[0]
+    table = training.dataframe[0].value
+    assert table.iloc[:, 0].tolist() == ["0.1", "1", "reference", "reference", "reference"]
+    assert {"All-reduces", "Experts on a GPU"} <= set(table.columns)
+
+    run(training, "range", "0, 4, 99")
+    whole = titles(training)[0]
+    choose(training, "sweep-what", "forward")
+    assert titles(training)[0] != whole and "Ranges up to" in titles(training)[0]
+
+    job = run(training, "degree", "1-3")
+    assert len(training.dataframe[0].value) == 7
+    best = min(
+        (one["point"] for one in job.result["candidates"] if one["point"]["value"]), key=lambda one: one["forward"]
+    )
+    assert any(f"This plan: degree {best['value']:.0f}" in one.value.replace("\\", "") for one in training.caption)
+    button(training, "Open this plan").click()
+    training.run()
+    assert not training.exception, training.exception
+    assert training.session_state["plan"] == best["plan_id"]
+    assert button(training, "Open this plan").disabled
+    strip = [one.label for one in training.button if (one.key or "").startswith("strip-plan-")]
+    assert len(strip) == 1 and strip[0].replace("\\", "").startswith("One degree, "), (
+        "only what was opened is a candidate"
+    )
+
+    choose(training, "sweep-kind", "micro_op")
+    assert "micro-ops" in titles(training)[0], "the sweep before is still there"
+    visit(training, "timeline")
+    assert not training.error and any(metric.label.startswith("Total") for metric in training.metric)
+
+    again = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    again.query_params["session"] = training.query_params["session"]
+    visit(again.run(), "what_if")
+    assert any((one.key or "").startswith("strip-plan-") for one in again.button), "found again by its address"
+
+
+def test_a_sweep_of_something_else_is_not_shown_as_if_it_were_of_this(training: AppTest) -> None:
+    run(training, "degree", "1, 2")
+    open_step(training, batch=4)
+    training.run()
+    assert not titles(training) and "another training step" in training.info[0].value
+    open_step(training)
+    training.run()
+    assert len(titles(training)) == 2
+    training.session_state["cluster"] = cluster_presets()["hgx-h100-8"].cluster
+    training.run()
+    assert not titles(training) and not training.exception
+
+
+@pytest.mark.parametrize(
+    "kind, text, said",
+    [
+        ("degree", "", "give at least one value"),
+        ("degree", "0", "0 is not between 1 and 16"),
+        ("degree", "1e9", "is not between 1 and 16"),
+        ("degree", "two", "'two' is not a number"),
+        ("micro_op", "nan", "nan is not between"),
+        ("range", "1-500", "500 values are too many"),
+    ],
+)
+def test_wrong_values_are_answered_before_anything_starts(training: AppTest, kind: str, text: str, said: str) -> None:
+    choose(training, "sweep-kind", kind)
+    training.text_input[0].set_value(text).run()
+    assert said in training.error[0].value.replace("\\", "")
+    assert button(training, "Run the sweep").disabled
+    assert not training.exception
+
+
+def test_a_sweep_without_a_series_says_so(training: AppTest) -> None:
+    choose(training, "sweep-kind", "degree")
+    training.multiselect[0].set_value([]).run()
+    assert "at least one order" in training.error[0].value and button(training, "Run the sweep").disabled
+
+
+def test_values_may_be_typed_in_many_ways() -> None:
+    assert sweeps.values_of("10,20; 30  40,", "micro_op") == [10, 20, 30, 40]
+    assert sweeps.values_of("1-4, 8", "degree") == [1, 2, 3, 4, 8]
+    assert sweeps.values_of("0.5", "micro_op") == [0.5]
+    for text in ("4-1", "1-999999", "1..3", "-5", "10 MB"):
+        with pytest.raises(InputError, match="pipeline degrees: "):
+            sweeps.values_of(text, "degree")
