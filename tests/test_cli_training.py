@@ -108,7 +108,9 @@ def test_what_does_not_go_together_is_refused(engine, inputs, tmp_path):
     graph.write_text('{"name": "x", "operators": [], "dependencies": []}')
     assert "graph.json" in engine.refused("plan", *inputs, "--graph", graph, "--system", "lancet")
     assert "no training step" in engine.refused("graph", *sample)
-    assert "there is no such file" in engine.refused("plan", *inputs[:4], "--training", Path("no.json"), "--system", "lancet")
+    assert "there is no such file" in engine.refused(
+        "plan", *inputs[:4], "--training", Path("no.json"), "--system", "lancet"
+    )
 
 
 def test_a_training_plan_cannot_be_launched_yet_and_says_so(engine, inputs, tmp_path):

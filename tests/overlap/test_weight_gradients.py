@@ -1,21 +1,30 @@
 """Weight gradients under all-to-alls: against every assignment, a linear programme, and what must not change the answer."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ortools.sat.python.cp_model import UNKNOWN
 from scipy.optimize import linprog
 
 from engine.errors import InputError
 from engine.overlap.labelling import overlappable
-from engine.overlap.weight_gradients import WeightGradientInstance, overlap, schedule_weight_gradients
+from engine.overlap.weight_gradients import (
+    WeightGradientInstance,
+    exact,
+    exchange,
+    kernel,
+    overlap,
+    schedule_weight_gradients,
+)
 from engine.overlap.weight_gradients.bounds import cut_bound
 from engine.overlap.weight_gradients.exact import best_assignment
 from engine.overlap.weight_gradients.exchange import exchange_search
 from engine.overlap.weight_gradients.greedy import best_fit, closest_sums
+from engine.overlap.weight_gradients.instance import without_idle
 from engine.overlap.weight_gradients.nested import best_nested
 from engine.result import Status, never
 from engine.validate import IllegalError, check_weight_gradients
@@ -69,6 +78,12 @@ def instances(draw, alltoalls: int = 3, dws: int = 6, nested: bool | None = None
     else:
         allowed = rng.random((w, m)) < 0.6
     return WeightGradientInstance(alltoall, dw, allowed)
+
+
+CROSSING = WeightGradientInstance(
+    np.array([8.0, 7, 9]), np.array([6.0, 6, 9, 4]), np.array([[1, 0, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
+)
+"""Sets that are not nested, and 22 of the 24 that splittable dW would hide: no search can prove it."""
 
 
 @settings(max_examples=60, deadline=None)
@@ -137,6 +152,36 @@ def test_cp_sat_is_given_numbers_it_can_count_with():
     found, bound = best_assignment(instance, np.full(5, -1), cut_bound(instance), 10, 0, never)
     assert worth(instance, found) == pytest.approx(every_assignment(instance), rel=EXACT)
     assert bound >= every_assignment(instance)
+
+
+def test_durations_of_any_ratio_do_not_overflow():
+    instance = WeightGradientInstance(np.array([1e-130, 1e155]), np.array([1.2e155]), np.ones((1, 2)))
+    with np.errstate(over="raise"):
+        result = schedule_weight_gradients(instance)
+    assert (result.objective, result.status) == (pytest.approx(1e155), Status.OPTIMAL)
+
+
+def test_cp_sat_without_an_answer_changes_nothing(monkeypatch):
+    monkeypatch.setattr(exact, "solve", lambda *_, **__: (UNKNOWN, None))
+    known = best_fit(CROSSING)
+    found, bound = best_assignment(CROSSING, known, 24.0, 10, 0, never)
+    assert found.tolist() == known.tolist() and bound == 24
+
+
+def test_states_that_were_dropped_leave_no_proof():
+    """One state at a time leads nowhere here, though 25 is possible: that 24 cannot be beaten does not follow."""
+    allowed = np.array([[0, 1, 1], [0, 0, 1], [1, 1, 1], [1, 1, 1], [0, 1, 1]])
+    instance = WeightGradientInstance(np.array([7.0, 10, 9]), np.array([7.0, 7, 6, 4, 8]), allowed)
+    assert best_nested(instance, 24.0, 1, never) == (None, np.inf)
+    found, bound = best_nested(instance, 24.0, 100, never)
+    assert (worth(instance, found), bound) == (25, 25)
+
+
+def test_states_look_at_every_division_that_may_be_best():
+    for dw in ([9.5, 0.7], [0.7, 9.5], [5.0, 4.9, 0.2], [9.9, 9.8]):
+        instance = WeightGradientInstance(np.array([10.0]), np.array(dw), np.ones((len(dw), 1)))
+        found, _ = best_nested(instance, 0.0, 100, never)
+        assert worth(instance, found) == 10
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1e-15, 1e-100, 1e-290])
@@ -218,6 +263,9 @@ def test_a_dw_beyond_what_is_needed_stays_out():
     result = schedule_weight_gradients(instance)
     assert (result.objective, np.count_nonzero(result.solution == 0)) == (3, 2)
     assert (result.solution == 1).sum() == 0 and result.solution[3] == -1
+    # The longest that can be spared goes first.
+    instance = WeightGradientInstance(np.array([5.0]), np.array([3.0, 5, 2]), np.ones((3, 1)))
+    assert without_idle(instance, np.zeros(3, dtype=np.int64)).tolist() == [0, -1, 0]
 
 
 def test_greedy_by_hand():
@@ -253,6 +301,11 @@ def test_sums_of_several_are_looked_for_at_once():
     assert closest_sums(instance).tolist() == [-1, 0, 0, -1]
     # More than twice the time covers it as well, where nothing else does.
     assert closest_sums(WeightGradientInstance(np.ones(1), np.array([3.0]), np.ones((1, 1)))).tolist() == [0]
+    # Of 9 and 11, equally close, the one that covers it.
+    assert closest_sums(WeightGradientInstance(np.array([10.0]), np.array([9.0, 11]), np.ones((2, 1)))).tolist() == [
+        -1,
+        0,
+    ]
     # The all-to-all with less choice comes first.
     instance = WeightGradientInstance(np.array([4.0, 4]), np.array([4.0, 3]), np.array([[1, 1], [1, 0]]))
     assert closest_sums(instance).tolist() == [1, 0]
@@ -266,6 +319,63 @@ def test_search_alone_gets_near_the_flow():
         assert overlap(instance, start) < 0.985 * bound
         found = exchange_search(instance, start, bound * (1 - 1e-12), 20_000, 0, never, lambda found: None)
         assert worth(instance, found) >= bound * (1 - 1e-4)
+
+
+def test_without_proofs_there_is_none(monkeypatch):
+    result = schedule_weight_gradients(CROSSING, exact=False)
+    assert (result.status, result.objective, result.bound) == (Status.FEASIBLE, 22, pytest.approx(24))
+    # States are then only a search: as few as are kept for that, not as many as a proof takes.
+    widths = []
+    monkeypatch.setattr(kernel, "best_nested", lambda instance, known, width, stop: (widths.append(width), np.inf))
+    schedule_weight_gradients(CROSSING, exact=False)
+    schedule_weight_gradients(CROSSING)
+    assert widths == [kernel.FEW_STATES, kernel.FEW_STATES, kernel.ALL_STATES]
+
+
+def test_search_through_the_kernel_gets_near_the_flow():
+    """Greedy is 8 % below it here, closest sums 3 % (both measured)."""
+    result = schedule_weight_gradients(scattered(24, 8), exact=False)
+    assert result.objective >= 0.998 * result.bound
+
+
+@pytest.mark.parametrize(
+    ("above", "status"), [(1e-6, Status.TIME_LIMIT), (4e-8, Status.TIME_LIMIT), (2e-8, Status.OPTIMAL)]
+)
+def test_only_what_rounding_can_take_is_forgiven(monkeypatch, above, status):
+    """CP-SAT's limit for three all-to-alls and four dW may be 4 x 7 / 2^30 = 2.6e-8 too high."""
+    monkeypatch.setattr(
+        kernel, "best_assignment", lambda instance, known, *_: (known, overlap(instance, known) * (1 + above))
+    )
+    result = schedule_weight_gradients(CROSSING)
+    assert result.status is status
+    assert result.bound == pytest.approx(22 * (1 + above), rel=1e-12)
+
+
+def test_a_search_cut_short_says_so_where_no_proof_follows(monkeypatch):
+    monkeypatch.setattr(kernel, "MOST_CHOICES", 0)
+    assert schedule_weight_gradients(scattered(24, 8), time_limit=0.3).status is Status.TIME_LIMIT
+    assert schedule_weight_gradients(CROSSING).status is Status.FEASIBLE
+
+
+def test_search_brings_in_what_runs_under_none():
+    instance = WeightGradientInstance(np.array([5.0, 5]), np.array([4.0, 4, 5, 5]), np.ones((4, 2)))
+    start = np.array([0, 1, -1, -1])
+    assert worth(instance, exchange_search(instance, start, 10.0, 100, 0, never, lambda found: None)) == 10
+
+
+def test_search_never_answers_with_less_than_it_had(monkeypatch):
+    """So hot that it keeps leaving good answers."""
+    monkeypatch.setattr(exchange, "WARM", 1.0)
+    monkeypatch.setattr(exchange, "COOL", 1.0)
+    instance, _ = scattered(6, 1).relative()
+    start = best_fit(instance)
+    for seed in range(5):
+        seen = [start]
+        found = exchange_search(instance, start, np.inf, 300, seed, never, seen.append)
+        hidden = [worth(instance, one) for one in seen]
+        assert all(a < b * (1 + 1e-12) for a, b in pairwise(hidden)) and len(seen) > 1
+        assert found.tolist() == seen[-1].tolist()
+        assert worth(instance, exchange_search(instance, found, np.inf, 20, seed, never, seen.append)) >= hidden[-1]
 
 
 @pytest.mark.parametrize(("layers", "seed"), [(4, 1), (4, 14), (12, 0), (12, 3), (24, 2), (24, 4), (24, 26)])
@@ -282,6 +392,8 @@ def test_same_seed_same_answer():
     instance = scattered(6, 1)
     first, second = (schedule_weight_gradients(instance, exact=False, seed=5) for _ in range(2))
     assert first.solution.tolist() == second.solution.tolist()
+    others = [schedule_weight_gradients(instance, exact=False, seed=seed).solution.tolist() for seed in range(5)]
+    assert any(other != first.solution.tolist() for other in others)
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 20, 60])
@@ -307,6 +419,10 @@ def test_progress_improves_and_ends_at_the_answer():
     result = schedule_weight_gradients(instance, on_progress=lambda *figures: seen.append(figures))
     assert len(seen) > 2 and [one for one, _ in seen] == sorted(one for one, _ in seen)
     assert seen[-1][0] == pytest.approx(result.objective, rel=EXACT)
+    # Lancet's greedy, then the closest sums, then what the search finds.
+    relative, unit = instance.relative()
+    assert seen[0][0] == pytest.approx(overlap(instance, best_fit(instance)), rel=EXACT)
+    assert seen[1][0] == pytest.approx(overlap(relative, closest_sums(relative)) * unit, rel=EXACT)
     assert all(objective <= bound <= instance.alltoall.sum() * (1 + EXACT) for objective, bound in seen)
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
+from engine.placement.devices import kernel
 from engine.placement.devices.kernel import lower_bound, replicate_devices
 from engine.placement.devices.packing import pack_devices
 from engine.placement.devices.search import largest_load, replicas_of_expert
@@ -16,6 +17,8 @@ from engine.validate import IllegalError
 from engine.validate.devices import check_devices
 
 EXACT = 1e-9
+ROUNDED = 1e-8
+"""What CP-SAT's rounding to integers may take from a bound for a handful of experts on a device."""
 
 
 def brute_force(popularity: np.ndarray, devices: int, cap: int) -> float:
@@ -55,8 +58,8 @@ def test_best_equals_every_hosting(case):
     result = replicate_devices(*case)
     assert result.status is Status.OPTIMAL
     assert check_devices(result.solution, *case) == pytest.approx(result.objective, rel=EXACT)
-    assert result.objective == pytest.approx(optimum, rel=EXACT)
-    assert result.bound == pytest.approx(optimum, rel=EXACT) and result.bound <= result.objective
+    assert result.objective == pytest.approx(optimum, rel=ROUNDED)
+    assert optimum * (1 - ROUNDED) <= result.bound <= result.objective
 
 
 @settings(max_examples=100, deadline=None)
@@ -148,6 +151,27 @@ def test_a_proof_where_no_hosting_meets_the_simple_bounds():
     assert result.status is Status.OPTIMAL
     assert result.objective > lower_bound(popularity, 4, 2) * (1 + 1e-6)
     assert result.objective == pytest.approx(brute_force(popularity, 4, 2), rel=EXACT)
+
+
+def test_cp_sat_is_given_numbers_it_can_count_with(monkeypatch):
+    """In units of 2^-32 of the objective and finer CP-SAT 9.15 proved 0.8216 here, after a search that found nothing good."""
+    popularity = np.array([0.42765555659426135, 0.2110666264115244, 0.09972858876490742, 0.7935027583474412])
+    wrong = []
+    for first in combinations(range(4), 2):
+        start = np.isin(np.arange(4), first)
+        monkeypatch.setattr(kernel, "search", lambda *_, start=start: np.stack([start, ~start], axis=1))
+        result = replicate_devices(popularity, 2, 3)
+        wrong.append(result.bound > popularity.max() or result.objective > popularity.max() * (1 + ROUNDED))
+        assert result.status is Status.OPTIMAL
+    assert not any(wrong) and brute_force(popularity, 2, 3) == popularity.max()
+
+
+@pytest.mark.parametrize(("above", "status"), [(4e-9, Status.FEASIBLE), (2e-9, Status.OPTIMAL)])
+def test_only_what_rounding_can_take_is_forgiven(monkeypatch, above, status):
+    """A unit of 2^-30 for each of two experts on a device and one for round-off: 2.8e-9 of the objective."""
+    objective = replicate_devices(zipf(6, 1), 4, 2, exact=False).objective / zipf(6, 1).max()
+    monkeypatch.setattr(kernel, "_cp_sat", lambda weight, cap, hosts, *_: (hosts, objective * (1 - above), True))
+    assert replicate_devices(zipf(6, 1), 4, 2).status is status
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,10 +1,12 @@
 """`solve weight-gradients`: JSON in, JSON out, held against the rules of the problem."""
 
+import json
+
 import numpy as np
 import pytest
 
 from engine.validate import check_weight_gradients
-from tests.benchmarks.bench_weight_gradients import backward_pass
+from tests.benchmarks.bench_weight_gradients import backward_pass, scattered
 from tests.solve.test_solve import COMMON
 
 INSTANCE = {"alltoall": [10, 10], "dw": [9, 10], "allowed": [[1, 0], [1, 1]]}
@@ -64,6 +66,27 @@ def test_a_time_limit_keeps_a_legal_answer_and_says_so(solver):
     answer = solver.answer("weight-gradients", instance, '{"time_limit": 1e-9}')
     held_against_the_rules(answer, instance)
     assert answer["status"] == "TIME_LIMIT"
+
+
+def test_a_proof_only_where_it_is_wanted(solver):
+    allowed = [[1, 0, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    instance = {"alltoall": [8, 7, 9], "dw": [6, 6, 9, 4], "allowed": allowed}
+    for options, bound, status in (('{"exact": false}', 24, "FEASIBLE"), ("{}", 22, "OPTIMAL")):
+        answer = solver.answer("weight-gradients", instance, options)
+        held_against_the_rules(answer, instance)
+        assert (answer["objective"], answer["bound"], answer["status"]) == (22, pytest.approx(bound), status)
+
+
+def test_the_seed_is_the_search_s(solver):
+    given = scattered(6, 1)
+    instance = {
+        "alltoall": given.alltoall.tolist(),
+        "dw": given.dw.tolist(),
+        "allowed": given.allowed.astype(int).tolist(),
+    }
+    options = [json.dumps({"exact": False, "seed": seed}) for seed in (0, 0, 1, 2)]
+    answers = [solver.answer("weight-gradients", instance, one)["alltoall_of_dw"] for one in options]
+    assert answers[0] == answers[1] and (answers[0] != answers[2] or answers[0] != answers[3])
 
 
 def test_an_array_of_instances(solver):

@@ -43,7 +43,6 @@ def _cut(instance: WeightGradientInstance) -> NDArray[np.bool_]:
     capacity = np.concatenate([seconds[:w], between, seconds[w:]]).astype(np.int32)
     network = sp.csr_array((capacity, (tail, head)), shape=(sink + 1, sink + 1))
     residual = network - maximum_flow(network, source, sink).flow
-    residual.data[residual.data < 0] = 0
     residual.eliminate_zeros()
     reached = np.zeros(sink + 1, dtype=bool)
     reached[breadth_first_order(residual, source, return_predecessors=False)] = True

@@ -46,7 +46,9 @@ def closest_sums(instance: WeightGradientInstance, stop: Stop = never) -> NDArra
         seconds = instance.alltoall[alltoall]
         free = np.flatnonzero(instance.allowed[:, alltoall] & (found == NOWHERE))
         if seconds > 0 and len(free):
-            size = np.minimum(np.rint(instance.dw[free] / seconds * STEPS_OF_ALLTOALL), 2 * STEPS_OF_ALLTOALL + 1)
+            # Limited before the division too, which could overflow.
+            part = np.minimum(instance.dw[free], 3 * seconds) / seconds
+            size = np.minimum(np.rint(part * STEPS_OF_ALLTOALL), 2 * STEPS_OF_ALLTOALL + 1)
             found[free[_closest(size.astype(np.int64).tolist())]] = alltoall
     return best_fit(instance, found, stop)
 

@@ -30,8 +30,9 @@ from engine.result import Provenance, Result, Status, Stop, library_versions, ne
 Algorithm = Literal["greedy", "best"]
 PROVEN_GAP = 1e-9
 ROUND_OFF = 1e-12
-SEARCH_SHARE = 0.4
-"""Share of the time limit that exchanges may take when a proof is to follow."""
+SEARCH_SHARE, PROOF_SHARE = 0.4, 0.6
+"""Shares of the time limit that exchanges may take when a proof is to follow, and CP-SAT at most: as long as all before it
+takes no more than the rest, its limits are the same however fast the machine is."""
 FEW_STATES, ALL_STATES = 300, 10**6
 """Collections of waiting dW kept by `best_nested`: first few for a better answer, then all for the proof."""
 
@@ -146,7 +147,7 @@ class _Work:
                 break
 
     def integers(self, exact: bool) -> None:
-        seconds = self.begin + self.time_limit - time.perf_counter()
+        seconds = min(PROOF_SHARE * self.time_limit, self.begin + self.time_limit - time.perf_counter())
         if exact and seconds > 0 and self.instance.allowed.sum() <= MOST_CHOICES:
             found, bound = best_assignment(self.instance, self.best, self.bound, seconds, self.seed, self.stop)
             self.bound = min(self.bound, bound)

@@ -24,8 +24,9 @@ CP_SAT_CHOICES = 1500
 """(expert, number of hosts, device) choices up to which CP-SAT is tried."""
 CP_SAT_SECONDS = 10.0
 """What CP-SAT gets at most: a proof that takes longer hardly ever comes."""
-CP_SAT_UNITS = 2**36
-"""Integer units of the known objective in the model: what rounding takes from the bound is far below PROVEN_GAP."""
+CP_SAT_UNITS = 2**30
+"""Integer units of the known objective in the model. With 2^32 and more CP-SAT 9.15 calls wrong answers of small models
+optimal (32-bit sums in its presolve)."""
 SEARCH_SHARE = 0.4
 
 
@@ -51,8 +52,10 @@ def replicate_devices(
     on_incumbent: called with (objective, bound) after improvements
 
     `solution` lists the experts of every device, in rising order, none twice on a device. Status OPTIMAL if the bound
-    is met to 1e-9, TIME_LIMIT if a limit ended search or proof, FEASIBLE if none was tried, CANCELLED if `stop` answered True.
-    Raises InputError for bad values and for more experts than devices x max_experts_per_device.
+    is met to 1e-9, or, where only CP-SAT could prove it, to (max_experts_per_device + 1) / 2^30 of what the search had
+    found, which is what rounding to integers may take (the bound is proven in any case), TIME_LIMIT if a limit ended
+    search or proof, FEASIBLE if none was tried, CANCELLED if `stop` answered True. Raises InputError for bad values and
+    for more experts than devices x max_experts_per_device.
     """
     start = time.perf_counter()
     weight = np.asarray(popularity, dtype=np.float64)
@@ -69,7 +72,7 @@ def replicate_devices(
     popularity, weight = weight, weight / unit
     bound = lower_bound(weight, devices, cap)
     options = {"method": method, "devices": devices, "max_experts_per_device": max_experts_per_device}
-    limited = False
+    limited, rounding = False, 0.0
     if method == "lina":
         share = devices * (weight / (weight.sum() or 1.0))
         hosts = _hosts(pack_devices(share, devices, cap, seed), len(weight))
@@ -81,9 +84,11 @@ def replicate_devices(
             if on_incumbent:
                 on_incumbent(objective * unit, proven * unit)
 
-        hosts, bound, limited = _best(weight, devices, cap, bound, exact, kicks, time_limit, seed, stop, report)
+        hosts, bound, limited, rounding = _best(
+            weight, devices, cap, bound, exact, kicks, time_limit, seed, stop, report
+        )
     objective, bound = largest_load(hosts, popularity), bound * unit
-    if relative_gap(objective, bound) <= PROVEN_GAP:
+    if relative_gap(objective, bound) <= PROVEN_GAP or objective - bound <= rounding * unit:
         status = Status.OPTIMAL
     elif stop():
         status = Status.CANCELLED
@@ -120,8 +125,8 @@ def _best(
     seed: int,
     stop: Stop,
     on_incumbent: Callable[[float, float], None],
-) -> tuple[Hosts, float, bool]:
-    """Hosts, a lower bound, and whether a time limit ended the search or the proof."""
+) -> tuple[Hosts, float, bool, float]:
+    """Hosts, a lower bound, whether a time limit ended the search or the proof, and what rounding took from the bound."""
     deadline = time.perf_counter() + time_limit
     search_ends = time.perf_counter() + SEARCH_SHARE * time_limit
 
@@ -135,16 +140,17 @@ def _best(
     objective = largest_load(hosts, weight)
     cut_short = objective > target and time.perf_counter() > search_ends
     if objective <= target or not exact or stop():
-        return hosts, bound, cut_short
+        return hosts, bound, cut_short, 0.0
     fewest = np.maximum(np.ceil(weight / objective * (1 - PROVEN_GAP)), 1).astype(np.int64)
     most = np.minimum(devices, devices * cap - (fewest.sum() - fewest))
     if np.sum(most - fewest + 1) * devices > CP_SAT_CHOICES:
-        return hosts, bound, cut_short
+        return hosts, bound, cut_short, 0.0
     seconds = min(CP_SAT_SECONDS, max(0.0, deadline - time.perf_counter()))
     found, proven, ended = _cp_sat(weight, cap, hosts, fewest, most, bound, seconds, seed, stop, report)
     if largest_load(found, weight) < objective:
         hosts = found
-    return hosts, max(bound, proven), not ended
+    # A unit for each piece on a device, and one for the arithmetic on floats before they are rounded.
+    return hosts, max(bound, proven), not ended, (cap + 1) * objective / CP_SAT_UNITS
 
 
 def _cp_sat(
