@@ -10,6 +10,8 @@ STREAMS = ("compute", "network")
 COMPUTE_KINDS = ("dense", "gate", "ffn", "aggregate", "dx", "dw")
 NETWORK_KINDS = ("dispatch", "combine", "all_gather", "all_reduce")
 KINDS = COMPUTE_KINDS + NETWORK_KINDS
+INFERENCE_KINDS = ("gate", "ffn", "aggregate", "dispatch", "combine", "all_gather")
+"""The kinds of a forward pass through the MoE layers alone."""
 
 COLUMNS = ("resource", "stream", "start", "end", "kind", "layer", "model", "peer", "bytes")
 
@@ -70,12 +72,13 @@ class Timeline:
         return float(self.busy("compute").mean() / self.total) if self.total else 0.0
 
     def seconds_of_kind(self) -> dict[str, float]:
-        """Seconds of the critical path per kind: from the first start to the last end of a kind in a layer, summed."""
+        """Seconds of a forward pass's critical path per kind: from the first start to the last end of a kind in a layer,
+        summed."""
         spans = self.events.groupby(["model", "layer", "kind"], observed=True).agg(
             start=("start", "min"), end=("end", "max")
         )
         totals = (spans["end"] - spans["start"]).groupby("kind", observed=True).sum()
-        return {kind: float(totals.get(kind, 0.0)) for kind in KINDS}
+        return {kind: float(totals.get(kind, 0.0)) for kind in INFERENCE_KINDS}
 
     def busy_of_kind(self) -> dict[str, float]:
         """Seconds in which a kind runs, mean over the resources."""

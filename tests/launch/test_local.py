@@ -32,11 +32,11 @@ from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, never
 from engine.systems.base import silent
-from engine.timeline import KINDS, NETWORK_KINDS, Timeline
+from engine.timeline import INFERENCE_KINDS, NETWORK_KINDS, Timeline
 from engine.validate import check_plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 
-STEPS = tuple(kind for kind in KINDS if kind != "all_gather")
+STEPS = tuple(kind for kind in INFERENCE_KINDS if kind != "all_gather")
 LAYERS, EXPERTS, K = 3, 8, 2
 MODEL = MoEModel(name="tiny", layers=LAYERS, experts=EXPERTS, experts_per_token=K, d_model=32, d_ff=64)
 BIG = MODEL.model_copy(update={"d_model": 256, "d_ff": 512})

@@ -185,7 +185,7 @@ def test_exposed_communication_is_what_no_computation_covers():
     assert timeline.utilisation == pytest.approx((2 + 0.5) / 2 / 5)
     assert timeline.busy("network").tolist() == pytest.approx([4, 4])  # a send occupies both of its ends
     assert timeline.seconds_of_kind() == pytest.approx(
-        dict.fromkeys(KINDS, 0) | {"gate": 2, "ffn": 0.5, "dispatch": 3, "combine": 1.5}
+        {"gate": 2, "ffn": 0.5, "aggregate": 0, "dispatch": 3, "combine": 1.5, "all_gather": 0}
     )
 
 
