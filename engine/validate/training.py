@@ -18,6 +18,7 @@ def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: Operator
     """Check the simulated timeline of a training step against the operators (`graph`) and return its seconds. Raises
     IllegalError with the first broken rule. Operators that take no time leave no event and are not looked for."""
     total, ran, wanted = 0.0, defaultdict(set), {}
+    gradients = _gradients(plan, problem, graph)
     for resource in range(len(timeline.resources)):
         mine = timeline.events[timeline.events["resource"] == resource]
         labels = [timeline.labels[row] for row in mine.index]
@@ -30,8 +31,13 @@ def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: Operator
             ran[name] |= set(own)
         _check_order(parts, cut, graph, slack)
         _check_compute([(start, end, label) for label, start, end, kind in spans if kind not in NETWORK], slack)
-        _check_network(spans, plan, problem, slack)
-        _check_gradients(spans, parts, plan, problem, graph, slack)
+        _check_network(spans, plan, slack)
+        reduced = mine[mine["kind"] == "all_reduce"]
+        names = [labels[row] for row in range(len(mine)) if spans[row][3] == "all_reduce"]
+        _check_gradients(
+            list(zip(names, reduced["start"], reduced["end"], reduced["bytes"], strict=True)),
+            parts, gradients, graph, slack,
+        )  # fmt: skip
     _check_whole(ran, wanted, graph)
     return total
 
@@ -97,7 +103,7 @@ def _check_compute(spans: list[tuple[float, float, str]], slack: float) -> None:
             raise IllegalError(f"{first} and {second} are computed at once")
 
 
-def _check_network(spans: list, plan: Plan, problem: Problem, slack: float) -> None:
+def _check_network(spans: list, plan: Plan, slack: float) -> None:
     """All-to-alls never run beside each other, nor all-reduces; both beside each other only where the policy shares."""
     lanes = {
         "all-to-alls": sorted((s, e, label) for label, s, e, kind in spans if kind in ("dispatch", "combine")),
@@ -111,19 +117,41 @@ def _check_network(spans: list, plan: Plan, problem: Problem, slack: float) -> N
                 raise IllegalError(f"two {what} at once: {first} and {second}")
 
 
+def _gradients(plan: Plan, problem: Problem, graph: OperatorGraph) -> list[tuple[str, float, list[str]]]:
+    """Name, bytes and makers of every gradient that is reduced; where every expert is held several times, theirs too."""
+    made = [
+        (one.name, one.sent, [edge.before for edge in graph.dependencies if edge.after == one.name])
+        for one in graph.operators if one.phase == "all_reduce"
+    ]  # fmt: skip
+    if plan.placement.slots[0].sum() > plan.placement.experts:
+        made += [
+            (f"all_reduce.{one.name}", one.parameters * problem.model.bytes_per_number, [f"dw.{one.name}"])
+            for one in graph.operators if one.kind == "experts" and one.phase == "forward"
+        ]  # fmt: skip
+    return made
+
+
 def _check_gradients(
-    spans: list, parts: dict[str, dict[int, Span]], plan: Plan, problem: Problem, graph: OperatorGraph, slack: float
-) -> None:
+    reduced: list[tuple[str, float, float, float]], parts: dict[str, dict[int, Span]],
+    gradients: list[tuple[str, float, list[str]]], graph: OperatorGraph, slack: float,
+) -> None:  # fmt: skip
     """All gradients are reduced, to the byte, none before it is there, and the update waits for all of them."""
-    reduced = [(label, start, end) for label, start, end, kind in spans if kind == "all_reduce"]
+    if not reduced:  # one GPU, or no time
+        return
     update = next((operator.name for operator in graph.operators if operator.phase == "update"), None)
-    if update in parts and reduced and parts[update][1][0] < max(end for _, _, end in reduced) - slack:
+    if update in parts and parts[update][1][0] < max(end for _, _, end, _ in reduced) - slack:
         raise IllegalError("the update starts before the last all-reduce has ended")
-    made = {}
-    for one in graph.dependencies:
-        if one.after.startswith("all_reduce.") and one.before in parts:
-            made[one.after] = max(made.get(one.after, 0.0), *(end for _, end in parts[one.before].values()))
-    for label, start, _ in reduced:
-        name = label.split(" · ")[0].split(" and ")[0]
-        if start < made.get(name, 0.0) - slack:
+    wanted, found = sum(size for _, size, _ in gradients), sum(size for *_, size in reduced)
+    if abs(found - wanted) > 1e-9 * wanted:
+        raise IllegalError(f"{found:g} bytes of gradients are reduced, but there are {wanted:g}")
+    there = {
+        name: max([end for one in makers if one in parts for _, end in parts[one].values()], default=0.0)
+        for name, _, makers in gradients
+    }
+    sent = 0.0
+    for label, start, _, size in sorted(reduced, key=lambda one: one[1]):
+        if start < there[label.split(" · ")[0].split(" and ")[0]] - slack:
             raise IllegalError(f"{label} starts before its gradient is there")
+        sent += size
+        if sent > (1 + 1e-9) * sum(own for name, own, _ in gradients if there[name] <= start + slack):
+            raise IllegalError(f"{label} reduces more than the gradients that are there")

@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
+from engine.costs.combined import Combined
+from engine.costs.measured import CollectiveTimes, MeasuredTimes
+from engine.costs.profiled import Profiled
 from engine.errors import InputError
+from engine.overlap.operator_axes import latest_last
 from engine.overlap.pipeline_degree import pipeline_seconds
 from engine.overlap.transformer import transformer_step
 from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder
@@ -18,11 +23,12 @@ from engine.result import Provenance
 from engine.simulate.inference import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
 from engine.simulate.training import price_step
+from engine.simulate.training.memory import step_state_bytes
 from engine.simulate.training.routing import expert_groups, route, route_parts
 from engine.systems.baselines import linear_placement
 from engine.training import TrainingStep, balanced_load
 from engine.validate import IllegalError, check_step
-from engine.workload import RoutingTrace
+from engine.workload import ExpertLoad, RoutingTrace
 from tests.strategies import cluster_of, clusters, make_gpu, make_model
 
 POLICIES = ("fair", "priority", "fifo", "fixed")
@@ -75,9 +81,11 @@ def planned(draw):
         order = draw(st.sampled_from(("dispatch-first", "interleaved")))
         parts["pipeline"] = degrees(problem, draw(st.integers(1, 4)), draw(st.integers(1, 4)), order)
     else:
-        names = [one.name for one in graph_of(problem).of_phase("forward")]
-        first = draw(st.integers(0, len(names) - 2))
-        last = draw(st.integers(first + 1, len(names) - 1))
+        forward = graph_of(problem).of_phase("forward")
+        names = [one.name for one in forward]
+        latest = latest_last([one.kind for one in forward], problem.step.gate)
+        first = draw(st.sampled_from(np.flatnonzero(latest > np.arange(len(names))).tolist()))
+        last = draw(st.integers(first + 1, int(latest[first])))
         cut = PartitionRange(first=names[first], last=names[last], parts=draw(st.integers(2, 4)))
         under = {"dw.2.experts_down": "dx.1.combine", "dw.head": "dx.2.combine", "dw.2.qkv": "dx.1.dispatch"}
         chosen = draw(st.sets(st.sampled_from(sorted(under))))
@@ -235,6 +243,8 @@ def test_replicas_that_make_no_groups_are_no_groups():
         ({"overlap": Overlap(under={"dw.2.qkv": "2.combine.x"})}, "no all-to-all"),
         ({"overlap": Overlap(ranges=(PartitionRange(first="1.qkv", last="nothing", parts=2),))}, "nothing"),
         ({"overlap": Overlap(ranges=(PartitionRange(first="1.combine", last="1.qkv", parts=2),))}, "comes first"),
+        ({"overlap": Overlap(ranges=(PartitionRange(first="head", last="loss", parts=2),))}, "cannot be cut together"),
+        ({"overlap": Overlap(ranges=(PartitionRange(first="1.qkv", last="1.attention", parts=9),))}, "only 8 sequences"),
         ({"overlap": Overlap(ranges=(PartitionRange(first="1.qkv", last="1.combine", parts=2),
                                      PartitionRange(first="1.dispatch", last="2.qkv", parts=2)))}, "twice"),
         ({"overlap": Overlap(ranges=(PartitionRange(first="1.qkv", last="1.combine", parts=99),))}, "99 parts"),
@@ -314,3 +324,106 @@ def test_a_cut_step_of_a_recording_is_simulated_part_by_part():
     lengths = (own["end"] - own["start"]).to_numpy()
     assert lengths == pytest.approx(exact.uneven["1.dispatch", 4].max(axis=1))
     assert np.ptp(lengths) > 0.05 * lengths.max()
+
+
+def test_the_bound_holds_where_one_gpu_is_slow_before_the_loss_and_another_after_it():
+    """Backward passes start as soon as a GPU's own loss is there: the two slowest do not add up."""
+    multiplies = make_gpu(0, send=1e12, flops=1e9, memory_bandwidth=5e10)
+    copies = make_gpu(1, send=1e12, flops=1e12, memory_bandwidth=4.3e7)
+    problem = problem_of(cluster_of(multiplies, copies), 2, layers=1, vocabulary=6000, batch=64)
+    plan = plan_of(problem, Priority(policy="fair", bucket=1e5))
+    total = simulate(plan, problem).total
+    assert 0.9 * total < bound_of_plan(plan, problem) <= total
+
+
+def test_the_bound_holds_for_full_buffers_of_a_recording():
+    """Real tokens go as single sends and full buffers as one collective, which is timed by another formula."""
+    rng = np.random.default_rng(0)
+    trace = RoutingTrace("even", rng.integers(0, 4, (4000, 2, 1)).astype(np.int16), 4, sequence=np.arange(4000) // 10)
+    card = make_gpu(send=1e9)
+    nodes = tuple(Node(name=name, gpus=(card, card), link_bandwidth=3e5) for name in ("a", "b"))
+    cluster = Cluster(name="linked", nodes=nodes, latency=5e-2)
+    problem = problem_of(cluster, workload=trace, routing="recorded", capacity_factor=1)
+    for irregular in (False, True):
+        plan = plan_of(problem, Priority(policy="fair", bucket=1e9), overlap=Overlap(irregular=irregular))
+        assert bound_of_plan(plan, problem) <= simulate(plan, problem).total * (1 + 1e-9)
+
+
+def test_the_bound_holds_for_all_reduces_of_a_size_that_was_measured_to_be_good():
+    points = ((1e3, 1e-1), (1.1e4, 1.01e-1), (1e6, 1e3))
+    times = CollectiveTimes(operation="all_reduce", ranks=4, points=points)
+    exchanged = CollectiveTimes(operation="all_to_all", ranks=4, points=((1e3, 1e-4), (1e6, 1e-3)))
+    measured = Profiled(MeasuredTimes(name="m", origin="test", collectives=(times, exchanged)))
+    problem = replace(problem_of(vocabulary=2000), cost=Combined(Datasheet(), measured))
+    plan = plan_of(problem, Priority(policy="priority", micro_op=1.1e4))
+    timeline = simulate(plan, problem)
+    assert bound_of_plan(plan, problem) <= timeline.total * (1 + 1e-9)
+
+
+def test_a_measured_all_reduce_takes_as_long_as_measured_fused_or_cut():
+    problem = problem_of()
+    graph = graph_of(problem)
+    timed = tuple(
+        one.model_copy(update={"seconds": 0.25 if one.kind == "gradient" else 0.0}) for one in graph.operators
+    )
+    problem = replace(problem, graph=graph.model_copy(update={"operators": timed}))
+    gradients = len(graph.of_phase("all_reduce"))
+    for priority in (Priority(policy="fifo", bucket=4e3), Priority(policy="fifo", micro_op=1e3)):
+        plan = plan_of(problem, priority)
+        assert simulate(plan, problem).total == pytest.approx(0.25 * gradients)
+        assert bound_of_plan(plan, problem) == pytest.approx(0.25 * gradients)
+
+
+def test_gradients_of_packed_experts_are_summed_only_over_those_who_hold_them():
+    """Two groups of two GPUs: an all-reduce of half of all experts, over two GPUs."""
+    problem = problem_of(layers=1)
+    packed = Placement(experts=4, experts_of_gpu=(((0, 1), (2, 3)) * 2,), model_layers=problem.model.moe_layers)
+    timeline = simulate(plan_of(problem, Priority(policy="fifo", bucket=1e12), packed), problem)
+    rows = [row for row, label in enumerate(timeline.labels) if "all_reduce.1.experts" in label]
+    (event,) = timeline.events.loc[rows].itertuples()
+    assert event.bytes == 2 * problem.model.bytes_per_expert
+    pair = problem.cluster.part([0, 2])
+    assert event.end - event.start == pytest.approx(float(problem.cost.all_reduce(pair, np.float64(event.bytes))))
+
+
+def test_replicas_whose_gradients_nobody_sums_up_are_refused():
+    problem = problem_of(layers=1)
+    spread = Placement(experts=4, experts_of_gpu=(((0, 1), (1, 2), (2, 3), (3, 0)),), model_layers=(1,))
+    packed = Placement(experts=4, experts_of_gpu=(((0, 1), (2, 3)) * 2,), model_layers=(1,))
+    with pytest.raises(InputError, match="not in groups"):
+        simulate(plan_of(problem, placement=spread), problem)
+    with pytest.raises(InputError, match="operator graph"):
+        simulate(plan_of(problem, placement=packed), replace(problem, graph=graph_of(problem)))
+
+
+def test_combines_bring_back_what_dispatches_sent():
+    """All tokens of all GPUs go to one expert, whose port in is ten times as slow as its port out."""
+    cards = [make_gpu(0, send=1e6, receive=1e5), *(make_gpu(1, send=1e6, receive=1e6) for _ in range(3))]
+    load = ExpertLoad("one", np.array([[1.0, 0, 0, 0]]), (1,))
+    problem = problem_of(cluster_of(*cards), layers=1, workload=load, routing="recorded", capacity_factor=0)
+    priced = price_step(problem, linear_placement(problem))
+    sent = 3 * problem.step.tokens * problem.model.bytes_per_token
+    for name, rate in (("1.dispatch", 1e5), ("1.combine", 1e6), ("dx.1.combine", 1e5), ("dx.1.dispatch", 1e6)):
+        assert priced.whole(name) == pytest.approx(sent / rate), name
+
+
+def test_memory_counts_every_matrix_once():
+    problem = problem_of(layers=1, experts=8)
+    width, step = 64, problem.step
+    per_layer = 4 * width * width
+    dense = 2 * per_layer + 3 * width * step.dense_d_ff + width * 8 + step.vocabulary * width
+    experts = 2 * 3 * width * 96
+    held = step_state_bytes(problem, linear_placement(problem))
+    assert held == pytest.approx(12 * (dense + experts))  # 16-bit weight and gradient, 32-bit momentum and copy
+    (update,) = graph_of(problem).of_phase("update")
+    assert update.moved == 20 * (dense + experts)
+
+
+def test_no_all_reduce_starts_when_an_all_to_all_is_imminent():
+    """While the aggregation's gradient is computed, which an all-to-all waits for (Lina §6.1)."""
+    problem = problem_of(k=2, gate="top-k", batch=64)
+    timeline = simulate(plan_of(problem, Priority(policy="priority", micro_op=1e2)), problem)
+    starts = timeline.events.loc[timeline.events["kind"] == "all_reduce", "start"].to_numpy()
+    rows = [row for row, label in enumerate(timeline.labels) if label == "dx.1.aggregate"]
+    (event,) = timeline.events.loc[rows].itertuples()
+    assert (starts < event.start).any() and not ((starts >= event.start) & (starts < event.end)).any()

@@ -3,64 +3,99 @@
 import networkx as nx
 import numpy as np
 
+from engine.errors import InputError
 from engine.plan import Placement
 from engine.problem import Problem
 from engine.simulate.training.pricing import PricedStep, all_reduce_seconds, price_step
 
-SMALLEST = 1024.0
+GRID = 2 ** (1 / 256)
+"""Ratio of the sizes between which an all-reduce is taken to move the larger in the time of the smaller."""
 
 
 def bound_of_step(problem: Problem, placement: Placement) -> float:
     """Seconds that every schedule of the step takes under this placement, however its operators are cut (into at most
-    `MAX_PARTS` parts), fused, ordered and overlapped, and if only real tokens are sent.
+    `MAX_PARTS` equal parts), fused, ordered and overlapped, whether full buffers or only real tokens are sent.
 
     No GPU computes two things at once, and the network carries one collective's worth at a time: both have a least total,
-    before the loss, which needs the whole forward pass, and after it. The update needs every gradient, and every all-to-all
-    of the backward pass comes before some gradient, so it follows all communication.
+    before the loss, which needs the whole forward pass, and after it. A collective after the loss waits for the loss of all
+    GPUs, and the loss of every GPU for all collectives before it; but a GPU's own computation after the loss does not wait
+    for the slower GPUs. The update needs every gradient, and with it most communication.
     """
-    priced = price_step(problem, placement, irregular=True)
-    operators = priced.graph.operators
+    priced = [price_step(problem, placement, irregular) for irregular in (True, False)]
+    least = np.min([_least(one) for one in priced], axis=0)
+    operators, graph = priced[0].graph.operators, priced[0].graph.graph()
+    kinds = np.array([operator.kind for operator in operators])
+    exchanged, update = np.isin(kinds, ("dispatch", "combine")), kinds == "update"
+    computed = ~(exchanged | update | (kinds == "gradient"))
+    first, after = _around_the_loss(priced[0], graph)
+    waited_for = _among(priced[0], *(nx.ancestors(graph, one.name) for one in priced[0].graph.of_phase("update")))
+    reduced = _all_reduced(problem, priced[0])
+
+    def total(which: np.ndarray) -> np.ndarray:
+        return least[which].sum(axis=0)
+
+    before, behind, last = total(computed & first), total(computed & after), total(update)
+    sent_before = total(exchanged & first).max()
+    sent_behind = max(
+        total(exchanged & after).max() + reduced, total(exchanged & after & waited_for).max() + reduced + last.max()
+    )
+    return float(max(
+        (before + behind + last).max(), sent_before + (behind + last).max(), max(before.max(), sent_before) + sent_behind
+    ))  # fmt: skip
+
+
+def _least(priced: PricedStep) -> np.ndarray:
+    """float64[operator, gpu]: seconds in the number of parts that takes least."""
     parts = np.arange(1, priced.seconds.shape[1] + 1)
     least = (priced.seconds * parts[None, :, None]).min(axis=1)
-    kinds = np.array([operator.kind for operator in operators])
-    exchanged, reduced, update = np.isin(kinds, ("dispatch", "combine")), kinds == "gradient", kinds == "update"
-    computed = ~(exchanged | reduced | update)
-    first, after = _around_the_loss(priced)
-    sent = sum(operator.sent for operator in operators if operator.kind == "gradient")
-    all_reduced = _least_all_reduce(problem, sent)
-    if priced.expert_groups > 1:
-        number = problem.model.bytes_per_number
-        own = sum(one.parameters for one in operators if one.kind == "experts" and one.phase == "forward")
-        all_reduced += _least_all_reduce(problem, own * number, priced.expert_groups)
-
-    def total(which: np.ndarray) -> float:
-        return float(least[which].sum(axis=0).max(initial=0.0))
-
-    forward = max(total(computed & first), total(exchanged & first))
-    backward = max(total(computed & after), total(exchanged & after) + all_reduced)
-    return forward + backward + total(update)
+    group = np.empty(sum(map(len, priced.groups)), dtype=np.int64)
+    for index, members in enumerate(priced.groups):
+        group[list(members)] = index
+    return least[:, group]
 
 
-def _around_the_loss(priced: PricedStep) -> tuple[np.ndarray, np.ndarray]:
+def _around_the_loss(priced: PricedStep, graph: nx.DiGraph) -> tuple[np.ndarray, np.ndarray]:
     """bool[operator] twice: what must be over before the backward pass begins, and what cannot begin before. Without a loss
     nothing is before; what neither leads to the loss nor follows from it may run on either side and is left out."""
-    graph, names = priced.graph.graph(), [operator.name for operator in priced.graph.operators]
     loss = next((one.name for one in priced.graph.operators if (one.kind, one.phase) == ("loss", "forward")), None)
     if loss is None:
-        return np.zeros(len(names), dtype=bool), np.ones(len(names), dtype=bool)
-    sides = (nx.ancestors(graph, loss) | {loss}, nx.descendants(graph, loss))
-    first, after = (np.array([name in side for name in names]) for side in sides)
-    return first, after
+        return _among(priced), ~_among(priced)
+    return _among(priced, nx.ancestors(graph, loss), {loss}), _among(priced, nx.descendants(graph, loss))
+
+
+def _among(priced: PricedStep, *names: set[str]) -> np.ndarray:
+    """bool[operator]: whether its name is in one of the sets."""
+    return np.array([any(one.name in some for some in names) for one in priced.graph.operators], dtype=bool)
+
+
+def _all_reduced(problem: Problem, priced: PricedStep) -> float:
+    """Seconds that the network needs for all gradients."""
+    gradients = priced.graph.of_phase("all_reduce")
+    seconds = sum(one.seconds for one in gradients if one.seconds is not None)
+    seconds += _least_all_reduce(problem, sum(one.sent for one in gradients if one.seconds is None))
+    if priced.expert_groups > 1:
+        own = sum(one.parameters for one in priced.graph.of_phase("forward") if one.kind == "experts")
+        seconds += _least_all_reduce(problem, own * problem.model.bytes_per_number, priced.expert_groups)
+    return seconds
 
 
 def _least_all_reduce(problem: Problem, sent: float, groups: int = 1) -> float:
-    """Seconds that all-reduces of `sent` bytes take at the very least, in whatever pieces: at the best rate of any size.
-
-    Times are lines or run straight between measured sizes, which are powers of two, so that the best rate is at one of
-    these or at the whole.
+    """Seconds that all-reduces of `sent` bytes take at the very least, in whatever pieces of at least a byte: at the best
+    rate of any size. More bytes never take less time, so that a size takes at least as long as the one below it on a grid.
     """
-    if sent <= 0:
+    if sent <= 1:
         return 0.0
-    sizes = np.unique([*SMALLEST * 2.0 ** np.arange(max(0, np.log2(sent / SMALLEST)) + 1), sent])
-    sizes = sizes[sizes <= sent]
-    return float(sent * (all_reduce_seconds(problem, sizes, groups) / sizes).min())
+    # What a measured source does not tell cannot be simulated either; half of its reach is already at its last rate.
+    largest = sent
+    while not _is_priced(problem, largest, groups):
+        largest /= 2
+    sizes = np.geomspace(1.0, largest, 2 + int(np.log(largest) / np.log(GRID)))
+    return float(sent * (all_reduce_seconds(problem, sizes[:-1], groups) / sizes[1:]).min())
+
+
+def _is_priced(problem: Problem, size: float, groups: int) -> bool:
+    try:
+        all_reduce_seconds(problem, [size], groups)
+    except InputError:
+        return size <= 1  # asked for again, it says why
+    return True

@@ -23,6 +23,7 @@ class PricedStep:
 
     seconds: float64[operator, parts - 1, group]: time of ONE part when the operator is cut into `parts` equal ones. Of a
         network operator it is the same for all groups: it is over when the slowest GPU is.
+    sent: float64[operator]: bytes in the fullest GPU's buffer of a network operator, as routed
     groups: the GPUs of every group; all GPUs of a group take the same time for everything
     expert_groups: copies of all experts, see `Routing`
     uneven: operators of recorded routing whose parts differ, by name and number of parts: float64[part, group]
@@ -30,6 +31,7 @@ class PricedStep:
 
     graph: OperatorGraph
     seconds: np.ndarray
+    sent: np.ndarray
     groups: tuple[tuple[int, ...], ...]
     expert_groups: int
     uneven: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
@@ -49,7 +51,6 @@ class PricedStep:
         return {operator.name: place for place, operator in enumerate(self.graph.operators)}
 
 
-@lru_cache(maxsize=16)
 def price_step(
     problem: Problem,
     placement: Placement,
@@ -63,6 +64,14 @@ def price_step(
     (§3), and for the numbers of parts in `as_recorded` also as the routing log has them, part by part. Planning, simulation
     and bound ask for the same prices, so the last ones are kept.
     """
+    fills = problem.step.capacity_factor > 0  # without a capacity there are no buffers to fill up
+    return _price(problem, placement, irregular and fills, parts, as_recorded)
+
+
+@lru_cache(maxsize=16)
+def _price(
+    problem: Problem, placement: Placement, irregular: bool, parts: int, as_recorded: tuple[int, ...]
+) -> PricedStep:
     routing = route(problem, placement, irregular)
     graph = problem.graph
     if graph is None:
@@ -74,7 +83,8 @@ def price_step(
     members = tuple(tuple(rank for rank, key in enumerate(keys) if key == one) for one in distinct)
     pricer = _Pricer(problem, placement, routing, parts)
     seconds = np.stack([pricer.operator(operator, members) for operator in graph.operators])
-    priced = PricedStep(graph, seconds, members, routing.groups)
+    sent = np.array([pricer.sent(operator) for operator in graph.operators])
+    priced = PricedStep(graph, seconds, sent, members, routing.groups)
     for cut in as_recorded:
         pricers = [_Pricer(problem, placement, one, 1) for one in route_parts(problem, placement, cut)]
         for operator in graph.of_phase("forward"):
@@ -101,6 +111,9 @@ class _Pricer:
     def __init__(self, problem: Problem, placement: Placement, routing: Routing, parts: int) -> None:
         self.problem, self.routing = problem, routing
         self.cut = np.arange(1, parts + 1)
+        first = {gpu: rank for rank, gpu in reversed(list(enumerate(problem.cluster.gpus)))}
+        self.alike = [first[gpu] for gpu in problem.cluster.gpus]
+        """The first GPU that is like each."""
         self.moe_layer = {layer: index for index, layer in enumerate(placement.model_layers)}
         size = len(problem.cluster.gpus) // routing.groups
         firsts = range(0, len(problem.cluster.gpus), size)
@@ -113,12 +126,21 @@ class _Pricer:
             return np.repeat(operator.seconds / self.cut[:, None], len(members), axis=1)
         if operator.network:
             return np.repeat(self._network(operator)[:, None], len(members), axis=1)
+        ranks = [group[0] if self._routed(operator) else self.alike[group[0]] for group in members]
         gpus = self.problem.cluster.gpus
-        found = np.stack([self._compute(operator, gpus[group[0]], group[0]) for group in members], axis=1)
+        known = {rank: self._compute(operator, gpus[rank], rank) for rank in set(ranks)}
+        found = np.stack([known[rank] for rank in ranks], axis=1)
         # Ranks that share processors hold each other up, so that all of them must be looked at together.
         everywhere = np.repeat(found, [len(group) for group in members], axis=1)
         firsts = np.cumsum([0, *(len(group) for group in members)])[:-1]
         return self.problem.cost.together(everywhere)[:, firsts]
+
+    def sent(self, operator: Operator) -> float:
+        """Bytes in the fullest GPU's buffer."""
+        layer = self.moe_layer.get(operator.layer)
+        if operator.kind not in ("dispatch", "combine") or layer is None or self.problem.graph is not None:
+            return operator.sent
+        return float(self.routing.traffic[layer].sum(axis=0 if _goes_back(operator) else 1).max())
 
     def _network(self, operator: Operator) -> np.ndarray:
         layer, cost = self.moe_layer.get(operator.layer), self.problem.cost
@@ -129,8 +151,7 @@ class _Pricer:
             return self.known[key]
         if layer is None or self.problem.graph is not None:
             return np.max([cost.all_to_all(block, operator.sent / self.cut) for block in self.blocks], axis=0)
-        # Combine goes the other way round, and so does the gradient of a dispatch.
-        back = (operator.kind == "combine") != (operator.phase == "dx")
+        back = _goes_back(operator)
         key = ("all-to-all", back, layer if not self.routing.even else 0)
         if key not in self.known:
             traffic = self.routing.traffic[layer]
@@ -149,11 +170,14 @@ class _Pricer:
         start_up = float(network.start_up(src, dst).max())
         return start_up + network.fluid_seconds(src, dst, traffic[src, dst]) / self.cut
 
+    def _routed(self, operator: Operator) -> bool:
+        """Whether it works on as many tokens as the routing sends."""
+        return operator.kind == "experts" and operator.layer in self.moe_layer and self.problem.graph is None
+
     def _compute(self, operator: Operator, gpu: Gpu, rank: int) -> np.ndarray:
         cost = self.problem.cost
         seconds = cost.memory_pass(gpu, operator.moved / self.cut)
-        routed = operator.kind == "experts" and operator.layer in self.moe_layer and self.problem.graph is None
-        if not routed:
+        if not self._routed(operator):
             return seconds + sum(self._gemm(one, gpu, self.cut) * one.count for one in operator.gemms)
         rows = self.routing.rows[self.moe_layer[operator.layer], rank]
         sizes, counts = np.unique(rows[~np.isnan(rows)], return_counts=True)
@@ -171,9 +195,22 @@ class _Pricer:
             if gemm.tokens == "m":
                 self.known[key] = cost.gemm(gpu, length / cut, gemm.n, gemm.k, dtype)
             elif length:
-                shares = [max(1, round(length / parts)) for parts in cut]
-                found = [float(cost.gemm(gpu, np.float64(gemm.m), gemm.n, share, dtype)) for share in shares]
-                self.known[key] = np.array(found)
+                shares = [max(1, round(length / parts)) for parts in cut.tolist()]
+                self.known[key] = np.array([self._summed_over(gemm, gpu, share) for share in shares])
             else:
                 self.known[key] = np.zeros(len(cut))
         return self.known[key]
+
+    def _summed_over(self, gemm: Gemm, gpu: Gpu, tokens: int) -> float:
+        """Seconds of a product that sums over so many tokens. Routed experts get thousands of different numbers of them, but
+        their parts mostly meet again."""
+        key = (gemm.m, gemm.n, tokens, gpu)
+        if key not in self.known:
+            cost, dtype = self.problem.cost, self.problem.model.dtype
+            self.known[key] = float(cost.gemm(gpu, np.float64(gemm.m), gemm.n, tokens, dtype))
+        return self.known[key]
+
+
+def _goes_back(operator: Operator) -> bool:
+    """Whether an all-to-all brings tokens home: combine goes the other way round, and so does the gradient of a dispatch."""
+    return (operator.kind == "combine") != (operator.phase == "dx")

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
 
 from engine.errors import InputError
+from engine.overlap.operator_axes import range_is_valid
 from engine.overlap.operator_graph import Operator, OperatorGraph
 from engine.plan import Plan
 from engine.problem import Problem
@@ -47,7 +49,9 @@ class _Builder:
         place = self.priced.index[operator.name]
         label = operator.name if parts == 1 else f"{operator.name} · part {part + 1} of {parts}"
         stream = ALL_TO_ALL if operator.network else COMPUTE
-        task = self.raw(place, label, stream, self.priced.of_part(operator.name, part, parts), operator.sent / parts)
+        task = self.raw(
+            place, label, stream, self.priced.of_part(operator.name, part, parts), self.priced.sent[place] / parts
+        )
         self.first.setdefault(operator.name, task)
         self.last[operator.name] = task
         self.parts.setdefault(operator.name, []).append(task)
@@ -65,6 +69,7 @@ class _Builder:
 def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
     """The tasks of a plan's step. Raises InputError where the plan names operators that the step does not have."""
     graph, build = priced.graph, _Builder(priced)
+    _check_ranges(plan, problem, graph)
     cut = _cuts(plan, graph)
     under = plan.overlap.under if plan.overlap else {}
     _check_moves(under, graph)
@@ -117,6 +122,22 @@ def _cuts(plan: Plan, graph: OperatorGraph) -> list[Cut]:
                 if parts > 1 and len(ends) == 2:
                     cuts.append((*ends, parts, interleaved))
     return cuts
+
+
+def _check_ranges(plan: Plan, problem: Problem, graph: OperatorGraph) -> None:
+    """A stretch of the forward pass may be cut if the axes along which its operators can be cut fit each other (Lancet §5.2);
+    into no more parts than there are sequences, unless only the buffers of the experts are cut."""
+    forward = graph.of_phase("forward")
+    place = {operator.name: index for index, operator in enumerate(forward)}
+    for one in plan.overlap.ranges if plan.overlap else ():
+        stretch = f"the plan cuts from {one.first} to {one.last}"
+        if one.first not in place or one.last not in place:
+            raise InputError(f"{stretch}, which the step does not have in its forward pass")
+        kinds = [operator.kind for operator in forward[place[one.first] : place[one.last] + 1]]
+        if not range_is_valid(kinds, problem.step.gate):
+            raise InputError(f"{stretch}, but with the gate {problem.step.gate} these cannot be cut together")
+        if one.parts > problem.step.batch and not set(kinds) <= {"dispatch", "experts", "combine"}:
+            raise InputError(f"{stretch} in {one.parts} parts, but a GPU has only {problem.step.batch} sequences")
 
 
 def _stretches(ordered: list[Operator], cuts: list[Cut]) -> Iterator[tuple[int, int, int, bool]]:
@@ -197,45 +218,57 @@ def _all_reduces(build: _Builder, plan: Plan, problem: Problem, graph: OperatorG
     for one in graph.dependencies:
         before.setdefault(one.after, []).append(one.before)
     gradients = [
-        (one.name, one.sent, [build.last[name] for name in before[one.name]], 1) for one in graph.of_phase("all_reduce")
+        Gradient(one.name, one.sent, [build.last[name] for name in before[one.name]], 1, one.seconds)
+        for one in graph.of_phase("all_reduce")
     ]
     if (groups := build.priced.expert_groups) > 1:
         weights = {one.name: one.parameters * problem.model.bytes_per_number for one in graph.of_phase("forward")}
         gradients += [
-            (f"all_reduce.{one.name[3:]}", weights[one.name[3:]], [build.last[one.name]], groups)
+            Gradient(f"all_reduce.{one.name[3:]}", weights[one.name[3:]], [build.last[one.name]], groups)
             for one in graph.of_phase("dw") if one.kind == "experts"
         ]  # fmt: skip
-    gradients.sort(key=lambda one: max(one[2]))  # in the order in which the backward pass makes them
+    gradients.sort(key=lambda one: max(one.after))  # in the order in which the backward pass makes them
     tasks = []
-    for label, sent, after, groups in _pieces(plan, gradients):
-        seconds = all_reduce_seconds(problem, [sent], groups)
+    for label, fused, cut in _pieces(plan, gradients):
+        sent = sum(one.sent for one in fused) / cut
+        unknown = sum(one.sent for one in fused if one.seconds is None) / cut
+        seconds = all_reduce_seconds(problem, [unknown], fused[0].groups)
+        seconds = seconds + sum(one.seconds or 0.0 for one in fused) / cut
         task = build.raw(-1, label, ALL_REDUCE, np.repeat(seconds, len(build.priced.groups)), sent)
-        build.edges += [(other, task) for other in after]
+        build.edges += [(other, task) for one in fused for other in one.after]
         tasks.append(task)
     return tasks
 
 
-Gradient = tuple[str, float, list[int], int]
-"""Name, bytes, the tasks that make it, and among how many expert groups it is summed (1: over all GPUs)."""
+class Gradient(NamedTuple):
+    """Name, bytes, the tasks that make it, among how many expert groups it is summed (1: over all GPUs), and how long
+    that takes where it was measured."""
+
+    name: str
+    sent: float
+    after: list[int]
+    groups: int
+    seconds: float | None = None
 
 
-def _pieces(plan: Plan, gradients: list[Gradient]) -> Iterator[Gradient]:
-    """What the network is given: gradients fused to buckets as they come, or each cut into equal micro-ops."""
+def _pieces(plan: Plan, gradients: list[Gradient]) -> Iterator[tuple[str, list[Gradient], int]]:
+    """What the network is given: gradients fused to buckets as they come, or each cut into so many equal micro-ops."""
     if (limit := plan.priority.micro_op) is not None:
-        for name, sent, after, groups in gradients:
-            pieces = max(1, int(np.ceil(sent / limit)))
+        for one in gradients:
+            pieces = max(1, int(np.ceil(one.sent / limit)))
             for piece in range(pieces):
-                yield f"{name} · piece {piece + 1} of {pieces}" if pieces > 1 else name, sent / pieces, after, groups
+                label = f"{one.name} · piece {piece + 1} of {pieces}" if pieces > 1 else one.name
+                yield label, [one], pieces
         return
-    for groups in sorted({one[3] for one in gradients}):
-        names, size, waits = [], 0.0, []
-        own = [one for one in gradients if one[3] == groups]
-        for index, (name, sent, after, _) in enumerate(own):
-            names, size, waits = [*names, name], size + sent, [*waits, *after]
-            if size >= plan.priority.bucket or index == len(own) - 1:
-                label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more gradients"
-                yield label, size, waits, groups
-                names, size, waits = [], 0.0, []
+    for groups in sorted({one.groups for one in gradients}):
+        fused: list[Gradient] = []
+        own = [one for one in gradients if one.groups == groups]
+        for index, one in enumerate(own):
+            fused.append(one)
+            if sum(part.sent for part in fused) >= plan.priority.bucket or index == len(own) - 1:
+                more = f" and {len(fused) - 1} more gradients" if len(fused) > 1 else ""
+                yield fused[0].name + more, fused, 1
+                fused = []
 
 
 def _check_moves(under: dict[str, str], graph: OperatorGraph) -> None:

@@ -65,7 +65,7 @@ def route(problem: Problem, placement: Placement, irregular: bool) -> Routing:
 
 def route_parts(problem: Problem, placement: Placement, parts: int) -> list[Routing]:
     """The routing of every part when each rank's recorded tokens are cut into `parts` runs of equal length, in their order,
-    which keeps sequences together. Real tokens only; an expert that an earlier part has filled takes no more from a later
+    sequence after sequence. Real tokens only; an expert that an earlier part has filled takes no more from a later
     one, so that exactly the tokens of the uncut step are kept (capacity passing, Lancet §2.3).
 
     Raises InputError unless the routing is recorded, token by token.

@@ -3,12 +3,14 @@
 import numpy as np
 import pandas as pd
 
+from engine.errors import InputError
 from engine.overlap.operator_graph import Operator
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.streams import COMPUTE, run_streams
 from engine.simulate.training.pricing import PricedStep, price_step
 from engine.simulate.training.program import Program, program_of
+from engine.simulate.training.routing import expert_groups
 from engine.timeline import KINDS, STREAMS, Timeline
 from engine.workload import RoutingTrace
 
@@ -24,6 +26,7 @@ FORWARD_KINDS = {
 def simulate_step(plan: Plan, problem: Problem) -> Timeline:
     """The timeline of one training step. Raises InputError when the plan does not fit the problem."""
     problem.check_plan(plan)
+    _check_replicas(plan, problem)
     irregular = plan.overlap is not None and plan.overlap.irregular
     # Capacity cuts give equal parts; whole sequences give parts as they were recorded.
     recorded = irregular and problem.step.routing == "recorded" and isinstance(problem.workload, RoutingTrace)
@@ -32,6 +35,20 @@ def simulate_step(plan: Plan, problem: Problem) -> Timeline:
     program = program_of(plan, problem, priced)
     start, end = run_streams(program.tasks, plan.priority.policy)
     return _timeline(program, priced, start, end, problem)
+
+
+def _check_replicas(plan: Plan, problem: Problem) -> None:
+    """Gradients of replicated experts have to be summed up, which is only known how to for groups of GPUs."""
+    if plan.placement.single:
+        return
+    if problem.graph is not None:
+        raise InputError(
+            f"the plan {plan.name} holds experts several times, but the operator graph has each of them once"
+        )
+    if expert_groups(plan.placement) == 1:
+        raise InputError(
+            f"the plan {plan.name} holds experts several times, but not in groups of neighbouring GPUs that hold each once"
+        )
 
 
 def _timeline(program: Program, priced: PricedStep, start: np.ndarray, end: np.ndarray, problem: Problem) -> Timeline:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.errors import InputError
 from engine.placement.packing import pack_experts, packing_choices
 from engine.plan import Pipeline, Placement, Priority, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Stop
 from engine.simulate.training import MAX_PARTS, PricedStep, price_step, simulate_step
 from engine.simulate.training.memory import bytes_per_parameter, step_state_bytes
+from engine.simulate.training.routing import expert_groups
 from engine.systems.base import Draft, Note, Notes, Option, Report, System, Value
 from engine.systems.baselines import linear_placement
 from engine.systems.training.baselines import BUCKET
@@ -71,7 +71,8 @@ def _scheduled(problem: Problem, placement: Placement, settings: dict[str, Value
 
 def _degree(priced: PricedStep, micro_op: float) -> int:
     """Parts of the largest all-to-all, so that none is larger than a micro-op."""
-    largest = max((one.sent for one in priced.graph.operators if one.kind == "dispatch"), default=0.0)
+    exchanges = [place for place, one in enumerate(priced.graph.operators) if one.kind == "dispatch"]
+    largest = priced.sent[exchanges].max(initial=0.0)
     return min(MAX_PARTS, max(1, math.ceil(largest / micro_op)))
 
 
@@ -92,16 +93,22 @@ def _packings(problem: Problem, micro_op: float, by_the_paper: bool, notes: Note
         notes["packing"] = Note(f"left out: {experts} experts on {gpus} GPUs make no groups of equal GPUs")
         return {int(choices[0]): linear_placement(problem)}
     placements = {int(one): packed_placement(problem, int(one)) for one in choices}
+    unknown = [one for one, placement in placements.items() if one > choices[0] and _lacks_groups(problem, placement)]
+    if unknown:
+        notes["packing"] = Note(f"left out: {_lacks_groups(problem, placements[unknown[0]])}")
+        return {int(choices[0]): placements[int(choices[0])]}
     seconds = np.array([_micro_op_seconds(problem, placement, micro_op) for placement in placements.values()])
     each = model.bytes_per_expert / model.bytes_per_number * bytes_per_parameter(model) * problem.workload.layers
     room = (
         problem.cluster.values("memory") * MEMORY_SHARE - step_state_bytes(problem, linear_placement(problem))
     ).min()
-    found = pack_experts(*seconds.T, experts, gpus, each, room + choices[0] * each).solution
+    found = pack_experts(*seconds.T, experts, gpus, each, max(0.0, room + choices[0] * each)).solution
     if found.experts_per_device is None:
-        raise InputError(
-            f"the experts do not fit: {size(found.memory[0])} of weights, gradients and momentum on a GPU; add GPUs or memory"
+        notes["packing"] = Note(
+            f"left out: not even the {size(found.memory[0])} of weights, gradients and momentum of the fewest experts fit "
+            "beside the rest; the times hold as if they did"
         )
+        return {int(choices[0]): placements[int(choices[0])]}
     rows = zip(found.choices, found.efficiency, found.memory, found.needs_offloading, strict=True)
     for one, efficiency, memory, too_much in rows:
         more = ", more than fits (the paper would move it to the host, which is not modelled)" if too_much else ""
@@ -113,6 +120,16 @@ def _packings(problem: Problem, micro_op: float, by_the_paper: bool, notes: Note
         for one, placement in placements.items()
         if not found.needs_offloading[list(placements).index(one)]
     }
+
+
+def _lacks_groups(problem: Problem, placement: Placement) -> str | None:
+    """Why the costs do not know the collectives inside and across a placement's groups of GPUs, None where they do."""
+    gpus = len(problem.cluster.gpus)
+    apart = gpus // expert_groups(placement)
+    groups = [list(range(first, first + apart)) for first in range(0, gpus, apart)]
+    groups += [list(range(first, gpus, apart)) for first in range(apart)]  # the same experts
+    parts = dict.fromkeys(problem.cluster.part(group) for group in groups if len(group) > 1)
+    return next((reason for part in parts if (reason := problem.cost.lacks_network(part))), None)
 
 
 def _micro_op_seconds(problem: Problem, placement: Placement, micro_op: float) -> tuple[float, float]:
