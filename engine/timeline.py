@@ -68,7 +68,7 @@ class Timeline:
 
     @property
     def utilisation(self) -> float:
-        """Compute time / total, mean over GPUs (Aurora §8.1)."""
+        """Compute time / total, mean over GPUs (Aurora §8.1), of a training step over its groups of alike GPUs."""
         return float(self.busy("compute").mean() / self.total) if self.total else 0.0
 
     def seconds_of_kind(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The operator graph of an MoE transformer (GPT-2's layout, layer norm first), from a model, a step and a number of GPUs.
 
-Left out, as small beside the rest: the weights of layer norms and all biases (2·d_model numbers each), dropout, and the
-balance loss.
+Left out, as small beside the rest: the weights of layer norms and all biases (2·d_model numbers each), dropout, the balance
+loss, the activation functions of FFNs and experts (fused into their products), and sorting the tokens by expert.
 """
 
 from collections.abc import Iterable

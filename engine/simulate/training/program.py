@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
-from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -14,7 +13,8 @@ from engine.overlap.operator_graph import Operator, OperatorGraph
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, Tasks
-from engine.simulate.training.pricing import MAX_PARTS, PricedStep, all_reduce_seconds
+from engine.simulate.training.gradients import gradients_of, pieces
+from engine.simulate.training.pricing import MAX_PARTS, PricedStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,61 +214,13 @@ def _join(build: _Builder, graph: OperatorGraph, cuts: list[Cut]) -> None:
 
 def _all_reduces(build: _Builder, plan: Plan, problem: Problem, graph: OperatorGraph) -> list[int]:
     """The all-reduces of all gradients, fused or cut as the plan says; returns their tasks."""
-    before: dict[str, list[str]] = {}
-    for one in graph.dependencies:
-        before.setdefault(one.after, []).append(one.before)
-    gradients = [
-        Gradient(one.name, one.sent, [build.last[name] for name in before[one.name]], 1, one.seconds)
-        for one in graph.of_phase("all_reduce")
-    ]
-    if (groups := build.priced.expert_groups) > 1:
-        weights = {one.name: one.parameters * problem.model.bytes_per_number for one in graph.of_phase("forward")}
-        gradients += [
-            Gradient(f"all_reduce.{one.name[3:]}", weights[one.name[3:]], [build.last[one.name]], groups)
-            for one in graph.of_phase("dw") if one.kind == "experts"
-        ]  # fmt: skip
-    gradients.sort(key=lambda one: max(one.after))  # in the order in which the backward pass makes them
     tasks = []
-    for label, fused, cut in _pieces(plan, gradients):
-        sent = sum(one.sent for one in fused) / cut
-        unknown = sum(one.sent for one in fused if one.seconds is None) / cut
-        seconds = all_reduce_seconds(problem, [unknown], fused[0].groups)
-        seconds = seconds + sum(one.seconds or 0.0 for one in fused) / cut
-        task = build.raw(-1, label, ALL_REDUCE, np.repeat(seconds, len(build.priced.groups)), sent)
-        build.edges += [(other, task) for one in fused for other in one.after]
+    for piece in pieces(plan.priority, gradients_of(graph, problem, build.priced.expert_groups, build.last)):
+        seconds = np.repeat(piece.seconds(problem), len(build.priced.groups))
+        task = build.raw(-1, piece.label, ALL_REDUCE, seconds, piece.sent)
+        build.edges += [(other, task) for one in piece.gradients for other in one.after]
         tasks.append(task)
     return tasks
-
-
-class Gradient(NamedTuple):
-    """Name, bytes, the tasks that make it, among how many expert groups it is summed (1: over all GPUs), and how long
-    that takes where it was measured."""
-
-    name: str
-    sent: float
-    after: list[int]
-    groups: int
-    seconds: float | None = None
-
-
-def _pieces(plan: Plan, gradients: list[Gradient]) -> Iterator[tuple[str, list[Gradient], int]]:
-    """What the network is given: gradients fused to buckets as they come, or each cut into so many equal micro-ops."""
-    if (limit := plan.priority.micro_op) is not None:
-        for one in gradients:
-            pieces = max(1, int(np.ceil(one.sent / limit)))
-            for piece in range(pieces):
-                label = f"{one.name} · piece {piece + 1} of {pieces}" if pieces > 1 else one.name
-                yield label, [one], pieces
-        return
-    for groups in sorted({one.groups for one in gradients}):
-        fused: list[Gradient] = []
-        own = [one for one in gradients if one.groups == groups]
-        for index, one in enumerate(own):
-            fused.append(one)
-            if sum(part.sent for part in fused) >= plan.priority.bucket or index == len(own) - 1:
-                more = f" and {len(fused) - 1} more gradients" if len(fused) > 1 else ""
-                yield fused[0].name + more, fused, 1
-                fused = []
 
 
 def _check_moves(under: dict[str, str], graph: OperatorGraph) -> None:
