@@ -115,4 +115,4 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float) -> Cluster:
         )
         for name, members in gpus.items()
     )
-    return Cluster(name=before.name, nodes=nodes, latency=latency * 1e-6)
+    return Cluster(name=before.name, nodes=nodes, latency=latency / 1e6)

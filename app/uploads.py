@@ -10,8 +10,10 @@ from pathlib import Path
 
 from app import cached, state
 from engine import formats, store
+from engine.catalogue.nvidia import Drawn
 from engine.cluster import Cluster
 from engine.errors import InputError
+from engine.formats.nvidia_topo import read_topology
 from engine.workload import RoutingTrace, TrafficMatrix, Workload
 
 TYPES = [extension.removeprefix(".") for extension in formats.WORKLOAD_EXTENSIONS]
@@ -24,6 +26,12 @@ def receive(name: str, content: bytes) -> str:
     """
     with as_file(name, content) as path:
         return _open(path)
+
+
+def topology(name: str, content: bytes, type: str | None) -> Drawn:
+    """The machine in what `nvidia-smi topo -m` printed; `type` names its GPUs where the text does not. Raises InputError."""
+    with as_file(name, content) as path:
+        return read_topology(path, type)
 
 
 @contextmanager

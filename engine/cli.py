@@ -13,18 +13,21 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engine import formats, report, store
 from engine.cli_inputs import inputs_of, new_problem, plans_and_problem, read_recording, remember, split_setting
+from engine.cluster import Cluster
 from engine.errors import InputError
+from engine.formats.nvidia_topo import read_topology
 from engine.formats.source import one_line
 from engine.inspection import inspect
 from engine.jobs.protocol import write_atomically
 from engine.jobs.tasks import candidate, describe_run
-from engine.launch import local
-from engine.launch.devices import attached
+from engine.launch import local, testbed
+from engine.launch.devices import attached, cluster_of
 from engine.problem import Problem
 from engine.result import Status, Stop
 from engine.simulate.inference import simulate
@@ -129,11 +132,25 @@ def parser() -> argparse.ArgumentParser:
     command = add("launch", launch, "run a plan as a torch.distributed job; measured beside predicted")
     command.add_argument("plan", type=Path)
     add_inputs(command, required=False)
-    command.add_argument("--on", choices=["local"], default="local")
+    command.add_argument(
+        "--on", choices=["local", "testbed"], default="local",
+        help="testbed: the plan's cluster emulated on this machine, with shaped links (needs root and iproute2)",
+    )  # fmt: skip
+    command.add_argument(
+        "--scale", type=float, metavar="S",
+        help="testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
+    )  # fmt: skip
     command.add_argument("--ranks", type=int, metavar="N", help="default: one per attached GPU, at most 4 on a CPU")
     command.add_argument("--tokens", type=int, metavar="N", help="tokens to replay (default: what takes some seconds)")
     command.add_argument("--repeats", type=int, default=3, metavar="N", help="timed passes (default 3)")
     command.add_argument("--limit", type=float, default=900.0, metavar="SECONDS", help="time limit (default 900)")
+
+    command = add(
+        "detect", detect, "the GPUs of this machine, or of one whose 'nvidia-smi topo -m' was saved, as a cluster"
+    )
+    command.add_argument("--topology", type=Path, metavar="FILE", help="what 'nvidia-smi topo -m' printed")
+    command.add_argument("--type", metavar="TYPE", help="the catalogue's type of GPUs that are not known by name")
+    command.add_argument("-o", "--output", type=Path, metavar="cluster.json")
 
     command = add("solve", solve_kernel, "one kernel on its bare problem: JSON on standard input, JSON out")
     command.add_argument("kernel", choices=list(KERNELS))
@@ -237,16 +254,56 @@ def compare(given: argparse.Namespace) -> int:
 def launch(given: argparse.Namespace) -> int:
     made = formats.read_plan(given.plan)
     model, workload = inputs_of(given, made)
+    devices, bed = attached(), None
+    if given.on == "testbed":
+        devices = replace(devices, gpus=(), memory=())  # ranks in namespaces talk over Gloo, from the CPU
+    elif given.scale is not None:
+        raise InputError("--scale is for emulated links; add --on testbed, or leave it out")
     prepared = local.prepare(
-        made, workload, model, attached(), given.ranks, given.tokens, given.repeats, given.limit
+        made, workload, model, devices, given.ranks, given.tokens, given.repeats, given.limit
     )  # fmt: skip
+    if given.on == "testbed":
+        digest = made.provenance.inputs.get("cluster", "")
+        cluster = formats.read_cluster(given.cluster) if given.cluster else store.load_document(Cluster, digest)
+        bed = testbed.emulated(made, cluster, prepared.spec.ranks, given.scale)
     for check in prepared.checks:
         print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.text}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="run-", dir=store.data_folder()) as folder:
-        print("$ " + shlex.join(prepared.command(Path(folder))), file=sys.stderr)
-        with stopped_by_signals() as stop, progress() as tell:
-            finished = local.run(prepared, Path(folder), stop, tell)
-    answer(given, describe_run(finished), report.launched)
+        command = bed.command(0, Path(folder)) if bed else prepared.command(Path(folder))
+        print("$ " + shlex.join(command) + ("  (rank 0; the others alike)" if bed else ""), file=sys.stderr)
+        # What the ranks print is a log.
+        with stopped_by_signals() as stop, progress() as tell, contextlib.redirect_stdout(sys.stderr):
+            if bed is None:
+                finished = local.run(prepared, Path(folder), stop, tell)
+            else:
+                with bed:
+                    finished = testbed.run(prepared, bed, Path(folder), stop, tell)
+    answer(given, describe_run(finished) | ({"testbed": bed.to_dict()} if bed else {}), report.launched)
+    return 0
+
+
+def detect(given: argparse.Namespace) -> int:
+    found: dict[str, Any] = {"summary": None, "gpus": [], "cluster": None, "notes": [], "saved": None}
+    if given.topology:
+        drawn = read_topology(given.topology, given.type)
+    else:
+        devices, drawn = attached(), None
+        found["summary"], found["notes"] = devices.summary, list(devices.notes)
+        found["gpus"] = [{"name": gpu.name, "type": gpu.type, "memory": gpu.memory} for gpu in devices.machine]
+        try:
+            drawn = cluster_of(devices.machine, given.type)
+        except InputError as error:
+            # To look is no fault where there is nothing to see, to save it is.
+            if given.output or given.type:
+                raise
+            found["notes"].append(str(error))
+    if drawn:
+        found["cluster"] = drawn.cluster.model_dump(mode="json", exclude_none=True)
+        found["notes"] += drawn.notes
+        if given.output:
+            write(given.output, drawn.cluster.model_dump_json(indent=1, exclude_none=True))
+            found["saved"] = str(given.output)
+    answer(given, found, report.detected)
     return 0
 
 

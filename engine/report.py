@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.units import quantity, ratio, seconds, share, size
+from engine.units import digits, quantity, ratio, seconds, share, size
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -129,9 +129,37 @@ def launched(found: dict[str, Any]) -> str:
     rows.append(["waiting between steps", "", seconds(found["waiting_seconds"]), ""])
     rows.append(["total", seconds(found["predicted_seconds"]), seconds(found["measured_seconds"]), ratio(total)])
     spread = f"{seconds(min(found['pass_seconds']))} to {seconds(max(found['pass_seconds']))}"
-    return "\n".join([
+    lines = [
         table(["step", "predicted", "measured", "measured / predicted"], rows),
         f"{found['tokens']:,} tokens on {found['device']}, median of {len(found['pass_seconds'])} passes ({spread})",
         f"output differs from the unplanned one by {found['difference']:.2g} of its largest number",
         f"predicted with {found['predicted']['cost_source']}",
-    ])  # fmt: skip
+    ]  # fmt: skip
+    if (bed := found.get("testbed")) is not None:
+        rates = ", ".join(digits(rate * 8 / 1e6) for rate in bed["bandwidth"])
+        lines.append(f"links of {bed['name']}: {rates} Mbit/s each way, the drawn bandwidths / {digits(bed['scale'])}")
+    return "\n".join(lines)
+
+
+def detected(found: dict[str, Any]) -> str:
+    lines = [found["summary"]] if found["summary"] else []
+    if found["gpus"]:
+        lines.append(
+            table(
+                ["GPU", "type in the catalogue", "memory"],
+                [
+                    [one["name"], one["type"] or "unknown", f"{digits(one['memory'] / 2**30)} GiB"]
+                    for one in found["gpus"]
+                ],
+            )
+        )
+    for node in found["cluster"]["nodes"] if found["cluster"] else ():
+        types = [gpu["type"] for gpu in node["gpus"]]
+        links = f", links {digits(node['link_bandwidth'] / 1e9)} GB/s" if "link_bandwidth" in node else ""
+        lines.append(
+            f"node {node['name']}: {', '.join(f'{types.count(kind)} × {kind}' for kind in dict.fromkeys(types))}{links}"
+        )
+    lines += [f"  note: {note}" for note in found["notes"]]
+    if found["saved"]:
+        lines.append(f"saved the cluster: {found['saved']}")
+    return "\n".join(lines)

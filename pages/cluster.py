@@ -2,12 +2,31 @@
 
 import streamlit as st
 
-from app import cluster_table, costs_form, samples, state, uploads, widgets
+from app import cached, cluster_table, costs_form, samples, state, uploads, widgets
 from app.charts import cluster as charts
 from app.text import plain
-from engine import units
+from engine import catalogue, units
+from engine.catalogue.nvidia import Drawn
+from engine.cluster import Cluster
 from engine.errors import InputError
+from engine.formats import nvidia_topo
+from engine.launch.devices import cluster_of
 from engine.problem import MEMORY_SHARE
+
+TOPOLOGY = tuple(nvidia_topo.EXTENSIONS)
+
+
+def tell(drawn: Drawn) -> None:
+    """What was drawn, and what was assumed for it."""
+    gpus = f"{len(drawn.cluster.gpus)} GPU{'s' if len(drawn.cluster.gpus) > 1 else ''}"
+    st.success(f"{plain(drawn.cluster.name)}: {gpus}. {plain('; '.join(drawn.notes))}.", icon=":material/memory:")
+
+
+def open_drawn(cluster: Cluster) -> None:
+    """Before the page is drawn, so that all of it shows the new cluster."""
+    state.open_cluster(cluster)
+    state.notice(f"opened the cluster {cluster.name}")
+
 
 widgets.header("Cluster", "What do I have? Edit the table; the picture follows.")
 
@@ -21,16 +40,55 @@ with source:
     if st.button("Open the preset", disabled=chosen is None, icon=":material/folder_open:"):
         state.open_cluster(presets[chosen].cluster)
         st.rerun()
-with upload:
-    file = st.file_uploader("Or open a cluster file (JSON)", type=["json"], key="cluster-file")
-    if file and state.first_time(file.file_id):
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        kind = st.selectbox(
+            "GPU type, where the driver's name is not known", list(catalogue.gpu_types()), index=None, width=300,
+            placeholder="as detected",
+        )  # fmt: skip
+        detect = st.button(
+            "Detect attached GPUs", icon=":material/memory:", help="looks at the machine that the studio runs on"
+        )
+    if detect:
+        devices = cached.attached()
         try:
-            state.notice(uploads.receive(file.name, file.getvalue()))
-            st.rerun()
+            drawn = cluster_of(devices.machine, kind)
         except InputError as error:
-            state.complain(file.file_id, str(error))
-    for complaint in state.complaints([file.file_id] if file else []):
-        st.error(plain(complaint), icon=":material/error:")
+            notes = "".join(f" ({plain(note)})" for note in devices.notes)
+            st.warning(f"{plain(devices.summary)}: {plain(str(error))}{notes}", icon=":material/info:")
+        else:
+            st.markdown(plain(devices.summary))
+            tell(drawn)
+            st.button("Open these GPUs", icon=":material/folder_open:", on_click=open_drawn, args=(drawn.cluster,))
+with upload:
+    file = st.file_uploader(
+        "Or open a cluster file (JSON), or what nvidia-smi topo -m printed (text)", key="cluster-file",
+        type=["json", *(one.removeprefix(".") for one in TOPOLOGY)],
+        help="`nvidia-smi -L > topo.txt; nvidia-smi topo -m >> topo.txt` also names the GPUs",
+    )  # fmt: skip
+    if file and file.name.lower().endswith(TOPOLOGY):
+        kind = st.selectbox(
+            "GPU type in this file", list(catalogue.gpu_types()), index=None, placeholder="as the file says",
+            key=f"topology-{file.file_id}",
+        )  # fmt: skip
+        try:
+            drawn = uploads.topology(file.name, file.getvalue(), kind)
+        except InputError as error:
+            st.error(plain(str(error)), icon=":material/error:")
+        else:
+            # Read again at every run for its notes, but opened once for each type: edits of the table stay.
+            if state.first_time(f"{file.file_id} {kind}"):
+                state.open_cluster(drawn.cluster)
+                st.rerun()
+            tell(drawn)
+    elif file:
+        if state.first_time(file.file_id):
+            try:
+                state.notice(uploads.receive(file.name, file.getvalue()))
+                st.rerun()
+            except InputError as error:
+                state.complain(file.file_id, str(error))
+        for complaint in state.complaints([file.file_id]):
+            st.error(plain(complaint), icon=":material/error:")
 
 cluster = state.cluster()
 if cluster is None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,15 +162,23 @@ def _checks(spec: LaunchSpec, trace: RoutingTrace, devices: Devices, gpus: int):
     yield Check("Numbers", True, f"{model.dtype}, random weights, routing replayed; attention is not run")
 
 
-def run(launch: Launch, folder: Path, stop: Stop, report) -> Run:
+def run(
+    launch: Launch, folder: Path, stop: Stop, report, start: Callable[..., None] | None = None,
+    foretell: Callable[..., Timeline] | None = None,
+) -> Run:  # fmt: skip
     """Run a prepared launch in `folder` and read its measurements. Raises InputError when it fails or is stopped, with
-    the reason; what the ranks printed is on standard output, which a job keeps as its log."""
+    the reason; what the ranks printed is on standard output, which a job keeps as its log.
+
+    start: runs the ranks to their end, given launch, folder, stop and report (default: torchrun on this machine);
+    foretell: the prediction, given the launch, the profile fitted at its start and the points it was fitted to, as
+    `calibrate` gives them (default: `predict` from the first two).
+    """
     failed = [check for check in launch.checks if not check.passed]
     if failed:
         raise InputError(f"pre-flight: {failed[0].name.lower()}: {failed[0].text}")
     with _alone():
         write_spec(folder, launch.spec, launch.trace.experts, launch.trace.source_rank)
-        _torchrun(launch, folder, stop, report)
+        (start or _torchrun)(launch, folder, stop, report)
     outcome = json.loads((folder / REPORT).read_text())
     tolerance = TOLERANCE[launch.spec.model.dtype]
     # Written so that a NaN, which compares false, fails too.
@@ -184,8 +192,9 @@ def run(launch: Launch, folder: Path, stop: Stop, report) -> Run:
     timelines = measured_timelines(folder, launch.spec.ranks, outcome["device"])
     totals = tuple(timeline.total for timeline in timelines)
     middle = int(np.argsort(totals)[len(totals) // 2])
+    predicted = predict(launch, profile) if foretell is None else foretell(launch, profile, measured)
     return Run(
-        predict(launch, profile), timelines[middle], totals, outcome["difference"], outcome["device"],
+        predicted, timelines[middle], totals, outcome["difference"], outcome["device"],
         launch.trace.tokens, profile,
     )  # fmt: skip
 
@@ -217,66 +226,91 @@ def fit_profile(measured: dict[str, list], device: str, spec: LaunchSpec, cores:
     )
 
 
-def predict(launch: Launch, profile: CostProfile) -> Timeline:
-    """The simulated timeline of exactly what the ranks ran, with the costs measured on their machine."""
+def predict(
+    launch: Launch, profile: CostProfile, bandwidth: np.ndarray | None = None, latency: float = 0.0
+) -> Timeline:
+    """The simulated timeline of exactly what the ranks ran, with the costs measured on their machine.
+
+    bandwidth: float64[rank] bytes/s in each direction, latency: seconds; they count where the profile has no network.
+    """
     device = next(iter(profile.gemm))
-    # Only the type and the memory of this GPU are read: times and bandwidths all come from the profile.
-    rank = Gpu(
-        type=device,
-        memory=2.0**60,
-        memory_bandwidth=1,
-        flops_fp32=1,
-        flops_fp16=1,
-        send_bandwidth=1,
-        receive_bandwidth=1,
-    )
-    nodes = tuple(Node(name=f"rank {index}", gpus=(rank,)) for index in range(launch.spec.ranks))
-    here = Cluster(name="this machine", nodes=nodes)
+    rates = np.ones(launch.spec.ranks) if bandwidth is None else bandwidth
+
+    def gpu(rate: float) -> Gpu:
+        # Of a GPU only the type, the memory and at most the bandwidths are read: times come from the profile.
+        return Gpu(
+            type=device,
+            memory=2.0**60,
+            memory_bandwidth=1,
+            flops_fp32=1,
+            flops_fp16=1,
+            send_bandwidth=rate,
+            receive_bandwidth=rate,
+        )
+
+    nodes = tuple(Node(name=f"rank {index}", gpus=(gpu(rate),)) for index, rate in enumerate(rates.tolist()))
+    here = Cluster(name="this machine", nodes=nodes, latency=latency)
     timeline = simulate(launch.spec.plan, Problem(launch.trace, here, launch.spec.model, AlphaBeta(profile)))
     names = tuple(f"rank {index}" for index in range(launch.spec.ranks))
     return Timeline(timeline.events, names, timeline.source, timeline.cost_source)
 
 
 def _torchrun(launch: Launch, folder: Path, stop: Stop, report) -> None:
-    environment = os.environ | {
+    run_processes([(launch.command(folder), {"GLOO_SOCKET_IFNAME": "lo"})], launch, folder, stop, report)
+
+
+def run_processes(
+    commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], launch: Launch, folder: Path, stop: Stop, report
+) -> None:
+    """Run the ranks of a launch, or what starts them, until all have ended well. Raises InputError as soon as one fails,
+    when the launch is stopped, and when it takes too long. Nothing is left running, also when this process dies.
+
+    commands: the argument list of every process, and what it needs in its environment beside what all need.
+    """
+    shared = os.environ | {
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // launch.spec.ranks)),
-        "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TMPDIR": str(folder),  # torchrun leaves a folder for its logs behind
     }
     root = Path(__file__).parent.parent.parent
-    process = subprocess.Popen(
-        launch.command(folder), cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace", preexec_fn=_die_with_parent,
-    )  # fmt: skip
     deadline = time.monotonic() + launch.limit
     errors: list[str] = []
-    reader = threading.Thread(target=_relay, args=(process.stdout, report, errors), daemon=True)
-    reader.start()
+    processes: list[subprocess.Popen[str]] = []
+    readers: list[threading.Thread] = []
     try:
-        while process.poll() is None:
+        for command, own in commands:
+            process = subprocess.Popen(
+                command, cwd=root, env=shared | own, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace", preexec_fn=_die_with_parent,
+            )  # fmt: skip
+            processes.append(process)
+            readers.append(threading.Thread(target=_relay, args=(process.stdout, report, errors), daemon=True))
+            readers[-1].start()
+        while None in (codes := [process.poll() for process in processes]) and not any(codes):
             if stop():
                 raise InputError("the launch was ended: stopped")
             if time.monotonic() > deadline:
                 raise InputError(f"the launch was ended: not finished after {launch.limit:g} s")
             time.sleep(0.05)
     finally:
-        _end(process, folder)
-        reader.join(5.0)
-    if process.returncode:
-        raise InputError(
-            f"the ranks ended with exit code {process.returncode}; {errors[0] if errors else 'see the log'}"
-        )
+        _end(processes, folder)
+        for reader in readers:
+            reader.join(5.0)
+    if failed := [code for code in codes if code]:
+        raise InputError(f"the ranks ended with exit code {failed[0]}; {errors[0] if errors else 'see the log'}")
 
 
-def _end(process: subprocess.Popen[str], folder: Path) -> None:
+def _end(processes: Sequence[subprocess.Popen[str]], folder: Path) -> None:
     """Leave nothing of a launch running: torchrun gives its ranks sessions of their own, and a rank that is still
     starting does not notice that torchrun was killed."""
-    if process.poll() is None:
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
         process.terminate()
+    patience = time.monotonic() + 1.0
+    for process in running:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
+            process.wait(max(0.0, patience - time.monotonic()))
         process.kill()
         process.wait()
     for rank in psutil.process_iter():

@@ -1,0 +1,156 @@
+"""What `nvidia-smi topo -m` prints: which links join the GPUs of one machine.
+
+A head `GPU0 GPU1 … NIC0 … CPU Affinity …`, one row for every GPU and NIC, then a legend. A cell is X (itself), NV# (so many
+NVLinks), or a path over PCIe: PIX and PXB over switches, PHB over the host bridge, NODE and SYS (SOC in old drivers) between
+bridges and sockets. Network cards are called NIC0 … or by their names, mlx5_0.
+
+The text does not name the GPUs, so their type must come from elsewhere: from the person, or from the lines of `nvidia-smi -L`
+(`GPU 0: NVIDIA H200 (UUID: …)`) where the file has them too, before or after the matrix.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine import catalogue
+from engine.catalogue.nvidia import Drawn, draw, type_of
+from engine.errors import InputError
+from engine.formats.source import check_file, fault, one_clear_line, quoted
+
+EXTENSIONS = (".txt", ".log", ".out")
+MAX_BYTES = 4 * 1024**2
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_GPU = re.compile(r"GPU\d+")
+_NVLINK = re.compile(r"NV(\d{1,3})")
+# Long lines lose blanks when they are copied from some terminals: NIC8NIC9 above NODEPXB.
+_GLUED_NAMES, _NAME = re.compile(r"((GPU|NIC)\d+){2,}"), re.compile(r"(?:GPU|NIC)\d+")
+_CELL = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|X")
+_GLUED_CELLS = re.compile(rf"(?:{_CELL.pattern})+")
+_LISTED = re.compile(r"GPU (\d+): (.+?)(?: \(UUID: .*)?")
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """The matrix of one machine. nvlinks: int64[gpu, gpu], 0 between GPUs that talk over PCIe and on the diagonal; nics: how
+    many network cards; names: of the GPUs, () where the file does not have them; across: whether a pair's path over PCIe
+    crosses sockets (SYS)."""
+
+    nvlinks: np.ndarray
+    nics: int
+    names: tuple[str, ...]
+    across: bool
+
+
+def read_topology(path: Path, types: str | Sequence[str] | None = None) -> Drawn:
+    """The machine as a cluster of one node, with notes on what the text does not say; raises InputError.
+
+    types: the catalogue's type of all GPUs, or one for each; None: as the lines of `nvidia-smi -L` in the file say
+    """
+    with one_clear_line(path):
+        check_file(path, EXTENSIONS)
+        if path.stat().st_size > MAX_BYTES:
+            raise fault(path, f"too large for what nvidia-smi prints (over {MAX_BYTES // 1024**2} MB)")
+        topology = parse_topology(path.read_text(encoding="utf-8", errors="replace"), path)
+        gpus = [catalogue.gpu(kind) for kind in _types(path, topology, types)]
+        try:
+            drawn = draw(path.stem, gpus, topology.nvlinks)
+        except InputError as error:
+            raise fault(path, str(error)) from None
+    notes = list(drawn.notes)
+    if topology.nics:
+        notes.append(f"{topology.nics} network card{'s are' if topology.nics > 1 else ' is'} listed, without rates")
+    if topology.across:
+        notes.append("some pairs talk over PCIe between sockets (SYS) and reach less than the raw rate")
+    return Drawn(drawn.cluster, tuple(notes))
+
+
+def parse_topology(text: str, path: Path) -> Topology:
+    """The matrix in the text; `path` is named in complaints. Raises InputError."""
+    columns: list[str] = []
+    gpus: list[str] = []
+    rows: dict[str, list[str]] = {}
+    names: dict[int, str] = {}
+    for number, line in enumerate(_ESCAPE.sub("", text).splitlines(), 1):
+        words, place = line.split(), f"line {number}"
+        if listed := _LISTED.fullmatch(line.strip()):
+            names[int(listed[1])] = listed[2]
+        elif not words or not _GPU.match(words[0]):
+            continue
+        elif len(words) == 1 or not _GLUED_CELLS.fullmatch(words[1]):
+            if columns and words[0] in gpus[1:]:
+                raise fault(path, f"the row of {words[0]} begins with {quoted(' '.join(words[1:2]))}", place)
+            if columns:
+                raise fault(path, "a second matrix begins here; keep one machine to a file", place)
+            columns = _columns(words)
+            gpus = [column for column in columns if _GPU.fullmatch(column)]
+            if len(set(columns)) < len(columns) or columns[: len(gpus)] != gpus:
+                raise fault(path, "a head that begins with every GPU, once each, is needed", place)
+        elif words[0] in gpus:
+            if words[0] in rows:
+                raise fault(path, f"a second row of {words[0]}", place)
+            rows[words[0]] = _cells(words[1:])[: len(gpus)]
+            if (found := len(rows[words[0]])) < len(gpus):
+                raise fault(
+                    path, f"the row of {words[0]} has {found} cells like X, NV4, PIX or SYS; the head has {len(gpus)} GPUs",
+                    place,
+                )  # fmt: skip
+    if not rows:
+        raise fault(path, "this is not what 'nvidia-smi topo -m' prints: no head and rows 'GPU0 GPU1 …'")
+    if missing := [gpu for gpu in gpus if gpu not in rows]:
+        raise fault(path, f"the row of {missing[0]} is missing; keep the whole output")
+    cells = [rows[gpu] for gpu in gpus]
+    for a, row in enumerate(cells):
+        for b, cell in enumerate(row):
+            if (cell == "X") != (a == b) or cell != cells[b][a]:
+                raise fault(path, f"{gpus[a]} to {gpus[b]} is {cell}, back it is {cells[b][a]}; the matrix is damaged")
+    nvlinks = np.array([[_nvlinks(cell) for cell in row] for row in cells], dtype=np.int64)
+    across = any(cell in ("SYS", "SOC") for row in cells for cell in row)
+    listed = [names[int(gpu[3:])] for gpu in gpus if int(gpu[3:]) in names]
+    if names and len(listed) < len(gpus):
+        raise fault(path, f"{len(listed)} of the {len(gpus)} GPUs of the matrix are listed by name; keep all or none")
+    return Topology(nvlinks, len(columns) - len(gpus), tuple(listed), across)
+
+
+def _columns(words: list[str]) -> list[str]:
+    """Names of the GPUs and NICs in the head, which end where `CPU Affinity` begins."""
+    found = words[: words.index("CPU") if "CPU" in words else None]
+    return [name for word in found for name in (_NAME.findall(word) if _GLUED_NAMES.fullmatch(word) else [word])]
+
+
+def _cells(words: list[str]) -> list[str]:
+    """The links at the beginning of a row."""
+    found: list[str] = []
+    for word in words:
+        if not _GLUED_CELLS.fullmatch(word):
+            break
+        found += _CELL.findall(word)
+    return found
+
+
+def _nvlinks(cell: str) -> int:
+    found = _NVLINK.fullmatch(cell)
+    return int(found[1]) if found else 0
+
+
+def _types(path: Path, topology: Topology, types: str | Sequence[str] | None) -> list[str]:
+    """The catalogue's type of every GPU; raises InputError when it is neither given nor in the file."""
+    count = len(topology.nvlinks)
+    if types is not None:
+        found = [types] * count if isinstance(types, str) else list(types)
+        if len(found) != count:
+            raise fault(path, f"{len(found)} types were given for the {count} GPUs of the matrix")
+        return found
+    known = ", ".join(catalogue.gpu_types())
+    if not topology.names:
+        raise fault(
+            path, f"the text does not say what the {count} GPUs are; choose their type ({known}), or put what "
+            "'nvidia-smi -L' prints into the file too",
+        )  # fmt: skip
+    for name in topology.names:
+        if type_of(name) is None:
+            raise fault(path, f"{quoted(name)} is not in the catalogue; choose the nearest type ({known})")
+    return [type_of(name) for name in topology.names]

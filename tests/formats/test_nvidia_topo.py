@@ -1,0 +1,253 @@
+"""What `nvidia-smi topo -m` prints on machines of several kinds, and texts that are something else."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.catalogue import gpu_types, node_types
+from engine.catalogue.nvidia import LANES, LINKS, PCIE_LANE, link_bandwidth, type_of
+from engine.formats.nvidia_topo import parse_topology, read_topology
+from tests.formats.faults import refused as refused_by
+
+LEGEND = """
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NV#  = Connection traversing a bonded set of # NVLinks
+
+NIC Legend:
+
+  NIC0: mlx5_0
+"""
+CUBE_MESH = [
+    "X NV1 NV1 NV2 NV2 SYS SYS SYS", "NV1 X NV2 NV1 SYS NV2 SYS SYS", "NV1 NV2 X NV2 SYS SYS NV1 SYS",
+    "NV2 NV1 NV2 X SYS SYS SYS NV1", "NV2 SYS SYS SYS X NV1 NV1 NV2", "SYS NV2 SYS SYS NV1 X NV2 NV1",
+    "SYS SYS NV1 SYS NV1 NV2 X NV2", "SYS SYS SYS NV1 NV2 NV1 NV2 X",
+]  # fmt: skip
+"""DGX-1: six links a GPU, four peers linked, three not."""
+BRIDGED = ["X NV12 SYS SYS", "NV12 X SYS SYS", "SYS SYS X NV12", "SYS SYS NV12 X"]
+
+
+def everywhere(cell: str, gpus: int) -> list[str]:
+    return [" ".join("X" if a == b else cell for b in range(gpus)) for a in range(gpus)]
+
+
+def printed(rows: list[str], nics: int = 0, nic: str = "NIC", affinity: str = "NUMA", escapes: bool = False) -> str:
+    """The matrix in the layout of nvidia-smi: tabs, X between blanks, rows of the network cards without affinity."""
+    names = [f"GPU{at}" for at in range(len(rows))] + [f"{nic}{at}" for at in range(nics)]
+    tail = {"": "", "CPU": "\tCPU Affinity", "NUMA": "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID"}[affinity]
+    own = {"": "", "CPU": "\t0-23,48-71", "NUMA": "\t0-47,96-143\t0\t\tN/A"}[affinity]
+    head = "\t" + "\t".join(names) + tail
+    lines = [f"\x1b[4m{head}\x1b[0m" if escapes else head]
+    for name, row in zip(names, rows, strict=False):
+        cells = [f" {cell} " if cell == "X" else cell for cell in row.split()]
+        lines.append("\t".join([name, *cells, *["PXB"] * nics]) + own)
+    for at in range(nics):
+        others = [" X " if at == other else "NODE" for other in range(nics)]
+        lines.append("\t".join([f"{nic}{at}", *["PXB"] * len(rows), *others]))
+    return "\n".join(lines) + "\n" + LEGEND
+
+
+def saved(folder: Path, text: str, name: str = "dgx.txt") -> Path:
+    path = folder / name
+    path.write_text(text, newline="")
+    return path
+
+
+def refused(path: Path, *parts: str, types: str | None = "A100-80") -> str:
+    return refused_by(path, *parts, read=read_topology, types=types)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "gigabytes"),
+    [
+        (everywhere("NV12", 8), "A100-80", 300),  # DGX A100: through NVSwitch
+        (everywhere("NV18", 8), "H100", 450),
+        (everywhere("NV18", 8), "B200", 900),
+        (everywhere("NV8", 8), "H100", 200),  # a build of the chip with fewer links
+        (everywhere("NV6", 16), "V100-32", 150),  # DGX-2
+        (everywhere("NV4", 4), "A100-80", 300),  # no switch: a third of the links to each of three peers
+        (everywhere("NV2", 2), "RTX 2080 Ti", 50),
+        (everywhere("PIX", 4), "L40S", 31.5),
+        (everywhere("SYS", 8), "L40S", 31.5),
+        (everywhere("SOC", 2), "V100-16", 15.75),
+        (CUBE_MESH, "V100-32", 7 * 15.75 / 3),  # seven peers wait for the three that share a PCIe port
+        (BRIDGED, "A100-80", 3 * 31.5 / 2),
+    ],
+)
+def test_links_of_machines(tmp_path, rows, kind, gigabytes):
+    drawn = read_topology(saved(tmp_path, printed(rows)), kind)
+    (node,) = drawn.cluster.nodes
+    assert (node.name, drawn.cluster.name, len(node.gpus)) == ("dgx", "dgx", len(rows))
+    assert set(node.gpus) == {gpu_types()[kind].gpu()}
+    assert node.link_bandwidth == pytest.approx(gigabytes * 1e9)
+    assert node.link_latency == (5e-6 if "NV" in rows[0] and "SYS" not in rows[0] else 10e-6)
+
+
+def test_the_notes_say_what_was_simplified(tmp_path):
+    mesh = read_topology(saved(tmp_path, printed(CUBE_MESH, nics=4)), "V100-32").notes
+    assert "8 pairs by 2 NVLinks, 8 pairs by 1 NVLink, 12 pairs by PCIe" in mesh[0] and "36.8 GB/s" in mesh[0]
+    assert any("4 network cards" in note for note in mesh) and any("SYS" in note for note in mesh)
+    assert any("catalogue's (V100-32 50 Gb/s)" in note for note in mesh)
+    switched = read_topology(saved(tmp_path, printed(everywhere("NV12", 8), nics=1)), "A100-80").notes
+    assert "12 NVLinks through a switch: 300 GB/s" in switched[0]
+    assert any("1 network card is" in note for note in switched) and not any("SYS" in note for note in switched)
+    direct = read_topology(saved(tmp_path, printed(everywhere("NV4", 4))), "A100-80").notes
+    assert "4 NVLinks directly: 300 GB/s" in direct[0] and not any("network card" in note for note in direct)
+    assert "PCIe, 31.5 GB/s" in read_topology(saved(tmp_path, printed(everywhere("NODE", 2))), "L40S").notes[0]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"nics": 10, "escapes": True},
+        {"nics": 10, "nic": "mlx5_", "affinity": "CPU"},
+        {"nics": 2, "nic": "mlx5_bond_", "affinity": ""},
+        {"affinity": ""},
+    ],
+)
+def test_layouts(tmp_path, layout):
+    found = parse_topology(printed(CUBE_MESH, **layout), Path("x.txt"))
+    assert found.nics == layout.get("nics", 0)
+    assert found.nvlinks.tolist()[0] == [0, 1, 1, 2, 2, 0, 0, 0] and found.nvlinks.sum() == 8 * 6
+    assert (found.names, found.across) == ((), True)
+
+
+def test_one_gpu_has_no_links(tmp_path):
+    for layout in ({}, {"nics": 1}, {"affinity": ""}):
+        drawn = read_topology(saved(tmp_path, printed(["X"], **layout)), "H200")
+        assert drawn.cluster.nodes[0].link_bandwidth is None and len(drawn.cluster.gpus) == 1
+
+
+def test_blanks_that_were_lost_and_lines_around(tmp_path):
+    text = printed(everywhere("NV18", 2), nics=2).replace("NIC0\tNIC1", "NIC0NIC1").replace("PXB\tPXB", "PXBPXB")
+    text = "$ nvidia-smi topo -m\n" + text.replace("\n", "\r\n") + "$ exit\n"
+    assert "NIC0NIC1" in text and "PXBPXB" in text
+    found = parse_topology(text, Path("x.txt"))
+    assert (found.nics, found.nvlinks.tolist()) == (2, [[0, 18], [18, 0]])
+    glued = printed(everywhere("NV18", 2)).replace("GPU0\tGPU1\t", "GPU0GPU1\t")
+    assert parse_topology(glued, Path("x.txt")).nvlinks.tolist() == [[0, 18], [18, 0]]
+
+
+def test_names_listed_in_the_same_file(tmp_path):
+    listed = "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\nGPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-2)\n"
+    for text in (listed + printed(everywhere("NV12", 2)), printed(everywhere("NV12", 2)) + listed):
+        drawn = read_topology(saved(tmp_path, text))
+        assert [gpu.type for gpu in drawn.cluster.gpus] == ["A100-80", "A100-40"]
+    chosen = read_topology(saved(tmp_path, listed + printed(everywhere("NV12", 2))), ["A100-40", "H100"])
+    assert [gpu.type for gpu in chosen.cluster.gpus] == ["A100-40", "H100"]
+    other = listed.replace("A100-SXM4-40GB", "A100-PG509-200")
+    refused(saved(tmp_path, other + printed(everywhere("NV12", 2))), "'NVIDIA A100-PG509-200'", "choose", types=None)
+    refused(saved(tmp_path, listed + printed(everywhere("NV12", 4))), "2 of the 4 GPUs", types=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("A100-SXM-80GB", "A100-80"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("Tesla V100-SXM2-32GB", "V100-32"),
+        ("Tesla V100-SXM2-16GB", "V100-16"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA L40S-48Q", None),
+        ("NVIDIA L40", None),
+        ("Tesla V100-PCIE-32GB", None),
+        ("NVIDIA A100-SXM-64GB", None),
+        ("", None),
+    ],
+)
+def test_names(name, kind):
+    assert type_of(name) == kind
+
+
+def test_the_text_does_not_name_the_gpus(tmp_path):
+    message = refused(saved(tmp_path, printed(everywhere("NV12", 8))), "8 GPUs", "choose", "nvidia-smi -L", types=None)
+    assert all(kind in message for kind in gpu_types())
+
+
+MATRIX = printed(everywhere("NV4", 4), nics=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("hello\n", ("not what 'nvidia-smi topo -m' prints",)),
+        ("GPU0\tGPU1\n", ("not what",)),
+        (LEGEND, ("not what",)),
+        (MATRIX + MATRIX, ("second matrix", "line 18")),
+        (MATRIX.replace("GPU3\tNV4", "GPU9\tNV4"), ("row of GPU3 is missing",)),
+        (MATRIX.replace("GPU3\tNV4", "GPU2\tNV4"), ("second row of GPU2", "line 5")),
+        (MATRIX.replace("GPU2\tNV4\tNV4", "GPU2\tNV4\t???"), ("row of GPU2 has 1 cells", "line 4")),
+        (MATRIX.replace("GPU2\tNV4", "GPU2\tN?4"), ("row of GPU2 begins with 'N?4'", "line 4")),
+        (MATRIX[: MATRIX.index("GPU3\tNV4") + 13], ("row of GPU3 has 2 cells", "line 5")),
+        (MATRIX.replace("GPU2\tNV4", "GPU2\tNV3"), ("GPU0 to GPU2 is NV4, back it is NV3",)),
+        (MATRIX.replace(" X \tNV4", "PIX\tNV4", 1), ("GPU0 to GPU0 is PIX",)),
+        (MATRIX.replace("\tGPU1\t", "\tGPU0\t"), ("once each", "line 1")),
+        (MATRIX.replace("\tGPU3\t", "\tNIC7\tGPU3\t", 1), ("begins with every GPU",)),
+        (MATRIX.replace("NV4", "NV13"), ("13 NVLinks", "A100-80 has only 12", "H100")),
+        (MATRIX.replace("NV4", "NV99"), ("99 NVLinks", "none in the catalogue")),
+    ],
+)
+def test_damaged_text(tmp_path, text, parts):
+    refused(saved(tmp_path, text), *parts)
+
+
+def test_other_files(tmp_path):
+    refused(saved(tmp_path, ""), "empty")
+    refused(saved(tmp_path, "a\0b"), "UTF-8")
+    refused(saved(tmp_path, MATRIX, "topo.csv"), "extension")
+    refused(tmp_path / "none.txt", "no such file")
+    refused(saved(tmp_path, "x" * (4 * 1024**2 + 1)), "too large")
+    refused(saved(tmp_path, MATRIX), "no NVLinks", "A100-80", types="L40S")
+    refused_by(saved(tmp_path, MATRIX), "3 types", "4 GPUs", read=read_topology, types=["H100"] * 3)
+
+
+def test_every_type_of_the_catalogue_has_its_links():
+    assert list(LINKS) == list(gpu_types())
+    for node in node_types().values():
+        if node.link_bandwidth is not None:
+            links = LINKS[node.gpu]
+            over_pcie = PCIE_LANE[links.pcie] * LANES
+            own = over_pcie if "pcie" in node.name else links.nvlink * links.nvlinks
+            assert node.link_bandwidth == pytest.approx(own), node.name
+
+
+@given(st.integers(2, 6), st.integers(0, 2**32 - 1))
+def test_pace_of_an_equal_exchange(gpus, seed):
+    """Against the exchange written out: every GPU sends a byte to every other; a path carries what is on it one after
+    another. Any numbering of the GPUs has the same pace, and a further link never slows it."""
+    rng = np.random.default_rng(seed)
+    upper = np.triu(rng.integers(0, 3, (gpus, gpus)), 1)
+    nvlinks = upper + upper.T
+    types = ["H100"] * gpus  # whose 18 links are more than any row here: no switch
+    pcie = rng.uniform(10e9, 60e9, gpus).tolist()
+    ends = []
+    for source in range(gpus):
+        port, last = 0.0, 0.0
+        for target in range(gpus):
+            if target != source and nvlinks[source][target]:
+                last = max(last, 1 / (25e9 * nvlinks[source][target]))
+            elif target != source:
+                port += 1 / pcie[source]
+        ends.append(max(port, last))
+    pace = link_bandwidth(types, nvlinks, pcie)
+    assert pace == pytest.approx((gpus - 1) / max(ends))
+    order = rng.permutation(gpus)
+    assert link_bandwidth(types, nvlinks[np.ix_(order, order)], [pcie[at] for at in order]) == pytest.approx(pace)
+    better = nvlinks.copy()
+    a, b = rng.choice(gpus, 2, replace=False)
+    if better[a, b]:
+        better[a, b] += 1
+        better[b, a] += 1
+        assert link_bandwidth(types, better, pcie) >= pace * (1 - 1e-12)

@@ -1,0 +1,410 @@
+"""The emulated cluster: its links are as slow as asked, a launch on it computes what it must, and nothing of it stays."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from engine.catalogue import cluster_presets
+from engine.cli import main
+from engine.cluster import Cluster, Node
+from engine.communication.order import order
+from engine.costs import CostProfile, Line
+from engine.errors import InputError
+from engine.jobs import protocol
+from engine.launch import local, testbed
+from engine.launch.devices import Devices
+from engine.launch.testbed import Testbed, emulated, remove_remains
+from engine.model import MoEModel
+from engine.plan import Placement, Plan, SendOrder
+from engine.report import launched
+from engine.result import Provenance, never
+from engine.systems.base import silent
+from engine.workload import RoutingTrace
+
+ROOT = Path(__file__).parent.parent.parent
+MBIT = 1e6 / 8
+LAYERS, EXPERTS, K = 2, 6, 2
+MODEL = MoEModel(name="tiny", layers=LAYERS, experts=EXPERTS, experts_per_token=K, d_model=64, d_ff=64)
+HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
+
+
+def why_not() -> str:
+    """Why no testbed can be built on this machine; empty when one can."""
+    try:
+        with Testbed(np.array([MBIT])):
+            return ""
+    except InputError as error:
+        return str(error)
+
+
+REFUSED = why_not()
+needs_testbed = pytest.mark.skipif(bool(REFUSED), reason=REFUSED)
+
+
+def own_namespaces(process: int | None = None) -> list[str]:
+    """Namespaces of testbeds that a process, this one unless told otherwise, has made."""
+    folder = Path("/run/netns")
+    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    return [name for name in names if name.startswith(f"switchyard-{process or os.getpid()}-")]
+
+
+def host_links() -> set[str]:
+    return {path.name for path in Path("/sys/class/net").iterdir()}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No test leaves a namespace of its own or a link of the host behind."""
+    before = host_links()
+    yield
+    assert host_links() == before and not own_namespaces()
+
+
+def until(condition: Callable, timeout: float = 20.0):
+    deadline = time.monotonic() + timeout
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return answer
+
+
+RECEIVE = """
+import socket, time
+server = socket.create_server(("", 5001))
+server.settimeout(10)
+print("ready", flush=True)
+stream, begin, total = server.accept()[0], time.monotonic(), 0
+while part := stream.recv(65536):
+    total += len(part)
+print(total / (time.monotonic() - begin))
+"""
+SEND = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 5001)) as stream:
+    stream.sendall(bytes(int(sys.argv[2])))
+"""
+
+
+def rate_between(bed: Testbed, src: int, dst: int, size: float) -> float:
+    """Bytes/s of one TCP stream."""
+    with subprocess.Popen(
+        bed.inside(dst, [sys.executable, "-c", RECEIVE]), stdout=subprocess.PIPE, text=True
+    ) as receiver:
+        assert receiver.stdout.readline() == "ready\n"
+        subprocess.run(bed.inside(src, [sys.executable, "-c", SEND, bed.address(dst), str(int(size))]), check=True)
+        return float(receiver.stdout.read())
+
+
+@needs_testbed
+def test_every_link_is_as_fast_as_asked_in_both_directions():
+    asked = np.array([80, 80, 20]) * MBIT
+    with Testbed(asked) as bed:
+        for src, dst in ((0, 1), (0, 2), (2, 1)):
+            slower = min(asked[src], asked[dst])
+            # Half a second of data; the 2 ms that pass at once after a pause are below one percent of it.
+            assert rate_between(bed, src, dst, slower / 2) == pytest.approx(slower, rel=0.1)
+
+
+@needs_testbed
+def test_namespaces_exist_inside_and_the_host_sees_no_link():
+    links = host_links()
+    with Testbed(np.full(2, MBIT)) as bed, Testbed(np.full(1, MBIT)) as other:
+        assert host_links() == links
+        assert set(own_namespaces()) >= {bed.namespace(0), bed.namespace(1), other.namespace(0)}
+        assert len(own_namespaces()) == 5  # with the two bridges'
+    assert not own_namespaces()
+
+
+@needs_testbed
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_nothing_is_left_after_an_error_not_even_a_process_inside(error):
+    with pytest.raises(error), Testbed(np.full(2, MBIT)) as bed:
+        inside = subprocess.Popen(bed.inside(1, ["sleep", "60"]))
+        until(lambda: psutil.Process(inside.pid).name() == "sleep")
+        raise error
+    assert inside.wait(2.0) == -signal.SIGKILL
+    assert not own_namespaces()
+
+
+@needs_testbed
+def test_nothing_is_left_when_it_cannot_be_finished(monkeypatch):
+    monkeypatch.setattr(testbed, "_tc", lambda *arguments: testbed._ip("no-such-object"))
+    with pytest.raises(InputError, match=r"refuse.*no-such-object.*sch_tbf") as caught:
+        Testbed(np.full(2, MBIT)).__enter__()
+    assert "\n" not in str(caught.value) and not own_namespaces()
+
+
+WAITING = """
+import sys, time
+import numpy as np
+from engine.launch.testbed import Testbed
+with Testbed(np.full(2, 1e6)) as bed:
+    print(bed.namespace(0), flush=True)
+    time.sleep(60)
+"""
+
+
+@needs_testbed
+def test_what_a_killed_process_left_goes_when_the_next_testbed_starts_and_a_living_ones_stays():
+    killed, living = (
+        subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)
+    )
+    try:
+        for process in (killed, living):
+            assert process.stdout.readline()
+        killed.kill()
+        # Not reaped yet: a process that is dead but still listed owns nothing.
+        until(lambda: psutil.Process(killed.pid).status() == psutil.STATUS_ZOMBIE)
+        assert len(own_namespaces(killed.pid)) == 3
+        with Testbed(np.full(1, MBIT)):
+            assert not own_namespaces(killed.pid) and len(own_namespaces(living.pid)) == 3
+    finally:
+        for process in (killed, living):
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    remove_remains()
+    assert not own_namespaces(living.pid)
+
+
+@needs_testbed
+def test_a_process_id_used_again_owns_nothing():
+    forged = Testbed(np.full(1, MBIT))
+    forged._token = f"{testbed.PREFIX}-{os.getpid()}-1-abcdef"  # made by this process id, but long before this process
+    forged._build()
+    assert len(own_namespaces()) == 2
+    remove_remains()
+    assert not own_namespaces()
+
+
+# What is refused, also without root.
+
+
+def refuse(part: str) -> None:
+    with pytest.raises(InputError, match=part) as caught:
+        Testbed(np.full(2, MBIT)).__enter__()
+    assert "--on local" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_without_root_it_says_so(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    refuse("needs root")
+
+
+@pytest.mark.parametrize("there", [(), ("ip",), ("tc",)])
+def test_without_its_tools_it_says_which_is_missing(tmp_path, monkeypatch, there):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(testbed, "SYSTEM_FOLDERS", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for tool in there:
+        (tmp_path / tool).touch(0o755)
+    missing = [tool for tool in ("ip", "tc") if tool not in there]
+    refuse(f"needs {' and '.join(missing)}; install iproute2")
+
+
+def test_elsewhere_than_on_linux_it_says_so(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    refuse("needs Linux")
+
+
+@pytest.mark.parametrize(
+    "bandwidth", [[], [[1e6]], [1e6, np.nan], [1e6, np.inf], [1e6, 0.0], [1e6, -1.0], [1e6, 100.0]]
+)
+def test_bandwidths_that_make_no_sense(bandwidth):
+    with pytest.raises(InputError, match="testbed"):
+        Testbed(np.array(bandwidth))
+
+
+# The plan's cluster as a testbed.
+
+
+def plan_for(trace: RoutingTrace, mode: str, gpus: int = 3) -> Plan:
+    where = Placement(
+        experts=EXPERTS, experts_of_gpu=(tuple(tuple(p) for p in np.array_split(range(EXPERTS), gpus)),) * LAYERS,
+        model_layers=tuple(range(LAYERS)),
+    )  # fmt: skip
+    traffic = trace.demand(gpus) @ where.share * MODEL.model_copy(update={"dtype": "fp32"}).bytes_per_token
+    rate = np.ones(gpus)
+    made = [] if mode == "concurrent" else [[order(m, rate, rate, mode).solution for m in (t, t.T)] for t in traffic]
+    send_order = SendOrder(mode=mode, dispatch=[out for out, _ in made], combine=[back for _, back in made])
+    return Plan(name=mode, placement=where, send_order=send_order, provenance=Provenance(optimiser="test"))
+
+
+def recording(tokens: int = 240) -> RoutingTrace:
+    rng = np.random.default_rng(3)
+    keys = rng.random((tokens, LAYERS, EXPERTS)) ** (1 / np.arange(1, EXPERTS + 1))
+    return RoutingTrace("made up", np.argsort(-keys, axis=-1)[:, :, :K].astype(np.int16), EXPERTS)
+
+
+def test_drawn_bandwidths_are_folded_and_scaled():
+    cluster = cluster_presets()["mixed-8"].cluster
+    drawn = np.minimum(cluster.values("send_bandwidth"), cluster.values("receive_bandwidth"))
+    plan = plan_for(recording(), "concurrent", 8)
+    whole, half = emulated(plan, cluster, 8), emulated(plan, cluster, 4)
+    assert whole.bandwidth.max() == pytest.approx(100 * MBIT) == half.bandwidth.max()
+    np.testing.assert_allclose(whole.bandwidth * whole.scale, drawn)
+    np.testing.assert_allclose(half.bandwidth * half.scale, drawn.reshape(4, 2).sum(axis=1))
+    np.testing.assert_allclose(emulated(plan, cluster, 8, 500.0).bandwidth, drawn / 500)
+    for scale in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="scale"):
+            emulated(plan, cluster, 8, scale)
+    with pytest.raises(InputError, match=r"too slow.*smaller scale"):
+        emulated(plan, cluster, 8, 1e9)
+    with pytest.raises(InputError, match=r"for 3 GPUs, .* has 8"):
+        emulated(plan_for(recording(), "concurrent", 3), cluster, 2)
+
+
+def test_a_prediction_uses_the_links_and_the_start_up_of_the_smallest_exchange():
+    trace, rate = recording(), np.array([40, 10]) * MBIT
+    launch = local.prepare(plan_for(trace, "concurrent", 2), trace, MODEL, HOST, 2)
+    line = Line(alpha=0, beta=1e-12)
+    profile = CostProfile(
+        name="p", origin="made up", gemm={"CPU": line}, gate={"CPU": line}, memory={"CPU": line},
+        network=Line(alpha=7, beta=3),
+    )  # fmt: skip
+    bed = Testbed(rate)
+    for start_up in (0.25, 0.0, -0.1):  # an exchange may seem faster than its link: a burst passes at once
+        measured = {"network": [[1e6, 1e6 / rate[1] + start_up], [2e6, 99.0]]}
+        events = bed.predict(launch, profile, measured).events
+        sends = events[events["stream"] == "network"]
+        assert len(sends) == 4 * LAYERS
+        expected = max(start_up, 0.0) + sends["bytes"] / rate[1]  # both ways are as fast as the slower end
+        np.testing.assert_allclose(sends["end"] - sends["start"], expected, rtol=1e-9)
+    alone = local.prepare(plan_for(trace, "concurrent", 2), trace, MODEL, HOST, 1)
+    assert Testbed(rate[:1]).predict(alone, profile, {"network": []}).total > 0
+
+
+# Launches.
+
+
+@needs_testbed
+def test_a_launch_computes_what_one_process_computes_and_its_network_is_the_shaped_one(tmp_path):
+    trace = recording()
+    rate = np.array([40, 40, 10]) * MBIT
+    launch = local.prepare(plan_for(trace, "matched"), trace, MODEL, HOST, 3, repeats=1)
+    with Testbed(rate) as bed:
+        run = testbed.run(launch, bed, tmp_path / "run", never, silent)
+    assert 0 <= run.difference <= 1e-5 and run.tokens == trace.tokens
+    for timeline in (run.predicted, run.measured):
+        events = timeline.events
+        for (_, kind), sends in events[events["stream"] == "network"].groupby(["layer", "kind"], observed=True):
+            moved = np.bincount(sends["resource"], sends["bytes"], 3) / rate
+            moved = max(moved.max(), (np.bincount(sends["peer"], sends["bytes"], 3) / rate).max())
+            # What bursts let pass at once is little beside what the ranks send.
+            assert kind in ("dispatch", "combine") and sends["end"].max() - sends["start"].min() > 0.8 * moved > 0.005
+    assert run.predicted.resources == run.measured.resources == ("rank 0", "rank 1", "rank 2")
+
+
+@needs_testbed
+def test_a_launch_of_other_ranks_than_the_testbed_has_is_refused(tmp_path):
+    trace = recording()
+    launch = local.prepare(plan_for(trace, "concurrent"), trace, MODEL, HOST, 2)
+    with pytest.raises(InputError, match=r"links for 3 ranks .* 2 ranks"):
+        testbed.run(launch, Testbed(np.full(3, MBIT)), tmp_path / "run", never, silent)
+
+
+def workers_of(folder: Path) -> list[psutil.Process]:
+    """The living ranks of a launch."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if {local.WORKER, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
+                found.append(process)
+    return found
+
+
+@needs_testbed
+def test_a_stopped_launch_leaves_no_rank_and_no_namespace(tmp_path):
+    trace = recording()
+    launch = local.prepare(plan_for(trace, "concurrent"), trace, MODEL, HOST, 2, repeats=100)
+    folder = tmp_path / "run"
+    with pytest.raises(InputError, match="stopped"), Testbed(np.full(2, 10 * MBIT)) as bed:
+        testbed.run(launch, bed, folder, lambda: len(workers_of(folder)) == 2, silent)
+    assert not workers_of(folder) and not own_namespaces()
+
+
+@needs_testbed
+def test_the_death_of_a_rank_ends_the_launch(tmp_path):
+    trace = recording()
+    launch = local.prepare(plan_for(trace, "concurrent"), trace, MODEL, HOST, 2, repeats=100)
+    folder = tmp_path / "run"
+
+    def kill_one() -> bool:
+        if len(ranks := workers_of(folder)) == 2:
+            ranks[1].kill()
+        return False
+
+    with Testbed(np.full(2, 10 * MBIT)) as bed, pytest.raises(InputError, match="exit code -9"):
+        testbed.run(launch, bed, folder, kill_one, silent)
+    assert not workers_of(folder)
+
+
+def cluster_of(*bandwidth: float) -> Cluster:
+    """One node a GPU; bytes/s each way."""
+    like = cluster_presets()["mixed-8"].cluster.gpus[0]
+    gpus = [like.model_copy(update={"send_bandwidth": rate, "receive_bandwidth": rate}) for rate in bandwidth]
+    return Cluster(name="drawn", nodes=tuple(Node(name=f"n{at}", gpus=(gpu,)) for at, gpu in enumerate(gpus)))
+
+
+@pytest.fixture
+def command(tmp_path) -> list[str]:
+    """`launch` of a plan for two GPUs, one half as fast as the other."""
+    trace = recording()
+    np.savez(tmp_path / "trace.npz", experts=trace.experts)
+    (tmp_path / "model.json").write_text(MODEL.to_json())
+    (tmp_path / "cluster.json").write_text(cluster_of(50e9, 25e9).to_json())
+    (tmp_path / "plan.json").write_text(plan_for(trace, "concurrent", 2).to_json())
+    files = [f"--{what}={tmp_path / what}.json" for what in ("cluster", "model")]
+    return ["launch", str(tmp_path / "plan.json"), *files, f"--workload={tmp_path / 'trace.npz'}", "--ranks=2"]
+
+
+@needs_testbed
+def test_the_command_line_tells_the_scale_and_the_links(command, capsys):
+    assert main([*command, "--on=testbed", "--repeats=1", "--json"]) == 0
+    out, told = capsys.readouterr()
+    found = json.loads(out)
+    assert found["testbed"]["scale"] == pytest.approx(4000) and found["difference"] < 1e-5
+    assert found["testbed"]["bandwidth"] == pytest.approx([100 * MBIT, 50 * MBIT])
+    assert "links of the testbed of drawn: 100, 50 Mbit/s each way, the drawn bandwidths / 4,000" in launched(found)
+    assert "netns exec switchyard-" in told and "Warning" not in told
+
+
+@pytest.mark.parametrize(
+    ("more", "part"),
+    [(["--scale=10"], "--on testbed"), (["--on=testbed", "--scale=0"], "scale must be a number above 0")],
+)
+def test_a_scale_that_makes_no_sense_is_refused(command, capsys, more, part):
+    assert main([*command, *more]) == 2
+    error = capsys.readouterr().err.strip()
+    assert part in error and error.startswith("error: ") and "\n" not in error
+
+
+@needs_testbed
+def test_ranks_do_not_outlive_a_killed_launch_and_the_next_testbed_cleans_up(command, own_data_folder):
+    engine = subprocess.Popen(
+        [sys.executable, "-m", "engine", *command, "--on=testbed", "--repeats=100"], cwd=ROOT,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    def ranks() -> list[psutil.Process]:
+        return [one for folder in own_data_folder.glob("run-*") for one in workers_of(folder)]
+
+    try:
+        until(lambda: len(ranks()) == 2)
+        assert len(own_namespaces(engine.pid)) == 3
+    finally:
+        engine.kill()
+        engine.wait()
+    until(lambda: not ranks(), 3.0)
+    remove_remains()
+    assert not own_namespaces(engine.pid)

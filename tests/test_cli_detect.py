@@ -1,0 +1,66 @@
+"""`detect`: the GPUs of this machine, or those of a saved topology, as a cluster file."""
+
+import sys
+
+import pytest
+import torch
+
+from engine.catalogue import gpu_types
+from engine.formats import read_cluster
+from tests.formats.test_nvidia_topo import everywhere, printed
+from tests.launch.nvml import GIB, Gpu, plug_in, switched
+from tests.test_cli import CommandLine
+
+
+@pytest.fixture
+def engine(capsys, monkeypatch) -> CommandLine:
+    """On a machine whose PyTorch has no GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return CommandLine(capsys)
+
+
+def test_gpus_of_this_machine(engine, monkeypatch, tmp_path):
+    plug_in(monkeypatch, switched("NVIDIA A100-SXM4-80GB", 4, links=12))
+    path = tmp_path / "cluster.json"
+    answer = engine.json("detect", "-o", path)
+    assert answer["gpus"] == [{"name": "NVIDIA A100-SXM4-80GB", "type": "A100-80", "memory": 80 * GIB}] * 4
+    cluster = read_cluster(path)
+    assert cluster.model_dump(exclude_none=True) == read_cluster(path).from_dict(answer["cluster"], "").model_dump(
+        exclude_none=True
+    )
+    assert cluster.nodes[0].link_bandwidth == pytest.approx(300e9) and answer["saved"] == str(path)
+    text = engine.text("detect")
+    assert "4 × A100-80, links 300 GB/s" in text and "80 GiB" in text and "note: " in text and "saved" not in text
+
+
+def test_no_gpu_is_said_kindly(engine, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    answer = engine.json("detect")
+    assert (answer["gpus"], answer["cluster"], answer["saved"]) == ([], None, None)
+    text = engine.text("detect")
+    assert "no GPU attached" in text and "nvidia-ml-py is not installed" in text and "start from a preset" in text
+    assert "no GPU on this machine" in engine.refused("detect", "-o", tmp_path / "x.json")
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_a_name_that_is_not_known(engine, monkeypatch, tmp_path):
+    plug_in(monkeypatch, [Gpu("NVIDIA H100 NVL", 94 * GIB, bus=at) for at in range(2)])
+    path = tmp_path / "cluster.json"
+    text = engine.text("detect")
+    assert "NVIDIA H100 NVL" in text and "unknown" in text and "choose the nearest type" in text
+    assert "'NVIDIA H100 NVL' with 94 GiB" in engine.refused("detect", "-o", path)
+    assert not path.exists()
+    assert "no GPU type 'H900'" in engine.refused("detect", "--type", "H900")
+    engine.json("detect", "--type", "H100", "-o", path)
+    assert [(gpu.type, gpu.memory) for gpu in read_cluster(path).gpus] == [("H100", 94 * GIB)] * 2
+
+
+def test_a_saved_topology(engine, tmp_path):
+    topology, path = tmp_path / "dgx.txt", tmp_path / "cluster.json"
+    topology.write_text(printed(everywhere("NV18", 8), nics=8))
+    assert "choose their type" in engine.refused("detect", "--topology", topology)
+    assert "only 12 NVLinks" in engine.refused("detect", "--topology", topology, "--type", "A100-80")
+    text = engine.text("detect", "--topology", topology, "--type", "H100", "-o", path)
+    assert "node dgx: 8 × H100, links 450 GB/s" in text and f"saved the cluster: {path}" in text
+    assert set(read_cluster(path).gpus) == {gpu_types()["H100"].gpu()}
+    assert "there is no such file" in engine.refused("detect", "--topology", tmp_path / "none.txt")
