@@ -252,6 +252,10 @@ def compare(given: argparse.Namespace) -> int:
 
 
 def launch(given: argparse.Namespace) -> int:
+    if given.cost or given.training or given.graph:
+        raise InputError(
+            "a launch measures its own costs and runs a forward pass; leave out --cost, --training and --graph"
+        )
     made = formats.read_plan(given.plan)
     model, workload = inputs_of(given, made)
     devices, bed = attached(), None

@@ -119,5 +119,12 @@ def test_a_training_plan_cannot_be_launched_yet_and_says_so(engine, inputs, tmp_
     assert "training" in engine.refused("launch", path)
 
 
+@pytest.mark.parametrize("option", [["--cost", "silicon"], ["--training", "usual"], ["--graph", "graph.json"]])
+def test_a_launch_does_not_pretend_to_heed_what_it_ignores(engine, tmp_path, option):
+    path, sample = tmp_path / "plan.json", ["--workload", SAMPLES / "tiny-moe" / "alpha-code.npz", "--cluster", CLUSTER]
+    engine.json("plan", *sample, "--model", SAMPLES / "tiny-moe-alpha.json", "--system", "linear", "-o", path)
+    assert "leave out --cost" in engine.refused("launch", path, *option)
+
+
 def test_every_field_of_a_step_is_in_its_json():
     assert TrainingStep.from_json(TrainingStep(**STEP).to_json(), "step") == TrainingStep(**STEP)

@@ -1,5 +1,6 @@
 """Simulated training steps: legal schedules, closed forms, bounds, and what must not change them."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from engine.costs.combined import Combined
 from engine.costs.measured import CollectiveTimes, MeasuredTimes
 from engine.costs.profiled import Profiled
 from engine.errors import InputError
+from engine.overlap.capacity import even_bounds, kept_with_passing, sent
 from engine.overlap.operator_axes import latest_last
 from engine.overlap.pipeline_degree import pipeline_seconds
 from engine.overlap.transformer import transformer_step
@@ -427,3 +429,22 @@ def test_no_all_reduce_starts_when_an_all_to_all_is_imminent():
     rows = [row for row, label in enumerate(timeline.labels) if label == "dx.1.aggregate"]
     (event,) = timeline.events.loc[rows].itertuples()
     assert (starts < event.start).any() and not ((starts >= event.start) & (starts < event.end)).any()
+
+
+@pytest.mark.parametrize("capacity_factor", [0, 1, 1.5])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_parts_send_what_capacity_passing_token_by_token_sends(parts, capacity_factor):
+    """As many tokens recorded as the step has, so that nothing is scaled: the counts are those of the kernel."""
+    gpus, tokens = 4, 128  # as many on each GPU as 8 sequences of 16
+    rng = np.random.default_rng(2)
+    experts = rng.choice(4, size=(gpus * tokens, 2, 1), p=(0.6, 0.2, 0.15, 0.05)).astype(np.int16)
+    rank = np.repeat(np.arange(gpus), tokens).astype(np.int32)
+    trace = RoutingTrace("skewed", experts, 4, source_rank=rank)
+    problem = problem_of(workload=trace, routing="recorded", capacity_factor=capacity_factor)
+    cut = route_parts(problem, linear_placement(problem), parts)
+    capacity, bounds = int(min(problem.step.capacity(problem.model), tokens)), even_bounds(tokens, parts)
+    for layer, own in itertools.product(range(2), range(gpus)):
+        mine = experts[rank == own, layer]
+        wanted = sent(mine, kept_with_passing(mine, 4, capacity, bounds), 4, bounds)
+        found = [one.traffic[layer, own] / problem.model.bytes_per_token for one in cut]
+        assert np.array(found) == pytest.approx(wanted)
