@@ -47,8 +47,8 @@ class Silicon(CostModel):
     @property
     def source(self) -> str:
         return (
-            f"silicon: tables of {installed_package()}, measured on real GPUs: GEMMs of SGLang (a size left out is met to about "
-            f"{LEFT_OUT_ERROR:.0%} on average; A100-40 as A100-80, up to a quarter too fast where memory "
+            f"silicon: tables of {installed_package()}, measured on real GPUs: GEMMs of SGLang (a size left out is met to "
+            f"about {LEFT_OUT_ERROR:.0%} on average; A100-40 as A100-80, up to a quarter too fast where memory "
             "counts), NCCL inside one node (uneven all-to-alls by a line fitted to the even ones); memory by the datasheet"
         )
 
