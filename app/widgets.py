@@ -227,7 +227,7 @@ def describe_time(moment: float) -> str:
 def describe_launch(job: runner.Job) -> str:
     """One launch in a list."""
     request = job.request.arguments
-    return f"{describe_time(job.started)} · {request['plan']['name']} · {request['ranks']} ranks"
+    return f"{describe_time(job.started)} · {request['plans'][0]['name']} · {request['ranks']} ranks"
 
 
 def job_row(job: runner.Job) -> None:

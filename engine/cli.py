@@ -28,6 +28,7 @@ from engine.jobs.protocol import write_atomically
 from engine.jobs.tasks import candidate, describe_run
 from engine.launch import local, testbed
 from engine.launch.devices import attached, cluster_of
+from engine.launch.prepare import prepare
 from engine.problem import Problem
 from engine.result import Status, Stop
 from engine.simulate.inference import simulate
@@ -130,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
     add_inputs(command, required=False)
 
     command = add("launch", launch, "run a plan as a torch.distributed job; measured beside predicted")
-    command.add_argument("plan", type=Path)
+    command.add_argument("plans", nargs="+", type=Path, metavar="PLAN", help="several are run in turn and compared")
     add_inputs(command, required=False)
     command.add_argument(
         "--on", choices=["local", "testbed"], default="local",
@@ -256,20 +257,18 @@ def launch(given: argparse.Namespace) -> int:
         raise InputError(
             "a launch measures its own costs and runs a forward pass; leave out --cost, --training and --graph"
         )
-    made = formats.read_plan(given.plan)
-    model, workload = inputs_of(given, made)
+    plans = [formats.read_plan(path) for path in given.plans]
+    model, workload = inputs_of(given, plans[0])
     devices, bed = attached(), None
     if given.on == "testbed":
         devices = replace(devices, gpus=(), memory=())  # ranks in namespaces talk over Gloo, from the CPU
     elif given.scale is not None:
         raise InputError("--scale is for emulated links; add --on testbed, or leave it out")
-    prepared = local.prepare(
-        made, workload, model, devices, given.ranks, given.tokens, given.repeats, given.limit
-    )  # fmt: skip
+    prepared = prepare(plans, workload, model, devices, given.ranks, given.tokens, given.repeats, given.limit)
     if given.on == "testbed":
-        digest = made.provenance.inputs.get("cluster", "")
+        digest = plans[0].provenance.inputs.get("cluster", "")
         cluster = formats.read_cluster(given.cluster) if given.cluster else store.load_document(Cluster, digest)
-        bed = testbed.emulated(made, cluster, prepared.spec.ranks, given.scale)
+        bed = testbed.emulated(plans[0], cluster, prepared.spec.ranks, given.scale)
     for check in prepared.checks:
         print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.text}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="run-", dir=store.data_folder()) as folder:

@@ -118,27 +118,32 @@ def comparison(found: dict[str, Any]) -> str:
 
 
 def launched(found: dict[str, Any]) -> str:
-    kinds = found["by_kind"]
+    lines = [_launched_plan(one) for one in found["runs"]]
+    lines.append(f"{found['tokens']:,} tokens on {found['device']}")
+    if (bed := found.get("testbed")) is not None:
+        rates = ", ".join(digits(rate * 8 / 1e6) for rate in bed["bandwidth"])
+        lines.append(f"links of {bed['name']}: {rates} Mbit/s each way, the drawn bandwidths / {digits(bed['scale'])}")
+    return "\n".join(lines)
+
+
+def _launched_plan(one: dict[str, Any]) -> str:
+    kinds = one["by_kind"]
     rows = [
         [kind, seconds(predicted), seconds(measured), ratio(factor) if factor else ""]
         for kind, predicted, measured, factor in zip(
             kinds["kind"], kinds["predicted"], kinds["measured"], kinds["ratio"], strict=True
         )
     ]
-    total = found["measured_seconds"] / found["predicted_seconds"]
-    rows.append(["waiting between steps", "", seconds(found["waiting_seconds"]), ""])
-    rows.append(["total", seconds(found["predicted_seconds"]), seconds(found["measured_seconds"]), ratio(total)])
-    spread = f"{seconds(min(found['pass_seconds']))} to {seconds(max(found['pass_seconds']))}"
-    lines = [
+    total = one["measured_seconds"] / one["predicted_seconds"]
+    rows.append(["waiting between steps", "", seconds(one["waiting_seconds"]), ""])
+    rows.append(["total", seconds(one["predicted_seconds"]), seconds(one["measured_seconds"]), ratio(total)])
+    spread = f"{seconds(min(one['pass_seconds']))} to {seconds(max(one['pass_seconds']))}"
+    return "\n".join([
+        f"{one['name']}: median of {len(one['pass_seconds'])} passes ({spread})",
         table(["step", "predicted", "measured", "measured / predicted"], rows),
-        f"{found['tokens']:,} tokens on {found['device']}, median of {len(found['pass_seconds'])} passes ({spread})",
-        f"output differs from the unplanned one by {found['difference']:.2g} of its largest number",
-        f"predicted with {found['predicted']['cost_source']}",
-    ]  # fmt: skip
-    if (bed := found.get("testbed")) is not None:
-        rates = ", ".join(digits(rate * 8 / 1e6) for rate in bed["bandwidth"])
-        lines.append(f"links of {bed['name']}: {rates} Mbit/s each way, the drawn bandwidths / {digits(bed['scale'])}")
-    return "\n".join(lines)
+        f"differs from the unplanned computation by {one['difference']:.2g} of its largest number",
+        f"predicted with {one['predicted']['cost_source']}",
+    ])  # fmt: skip
 
 
 def detected(found: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from engine import store, units
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.runner import State
-from engine.launch import local
+from engine.launch.prepare import prepare
 from engine.timeline import Timeline
 
 widgets.header(
@@ -34,7 +34,7 @@ with st.container(horizontal=True):
                              help="evenly spaced over the recording")  # fmt: skip
     repeats = st.number_input("Timed passes", 1, 100, 3, width=140)
 try:
-    prepared = local.prepare(plan, problem.workload, problem.model, devices, ranks, tokens, repeats)
+    prepared = prepare([plan], problem.workload, problem.model, devices, ranks, tokens, repeats)
 except InputError as error:
     st.error(plain(str(error)), icon=":material/error:")
     st.stop()
@@ -62,7 +62,7 @@ if st.button("Start", type="primary", icon=":material/rocket_launch:",
     arguments = {
         "workload": state.workload_digest(),
         "model": problem.model.model_dump(mode="json", exclude_none=True),
-        "plan": plan.model_dump(mode="json", exclude_none=True),
+        "plans": [plan.model_dump(mode="json", exclude_none=True)],
         "ranks": ranks, "tokens": tokens, "repeats": repeats,
     }  # fmt: skip
     state.add_launch_job(runner.start("launch", arguments, store.data_folder()).id)
@@ -86,7 +86,8 @@ done = [job for job in cached.jobs(state.launch_jobs()) if job.state is State.DO
 if not done:
     st.stop()
 job = st.selectbox("Past runs", done, format_func=widgets.describe_launch) if len(done) > 1 else done[0]
-result = job.result
+report = job.result
+result = report["runs"][0]
 predicted, measured = result["predicted_seconds"], result["measured_seconds"]
 st.subheader(f"Measured {units.seconds(measured)}, predicted {units.seconds(predicted)}", anchor=False)
 with st.container(horizontal=True, gap="large"):
@@ -98,7 +99,7 @@ with st.container(horizontal=True, gap="large"):
     )
     st.metric("Output differs by", f"{result['difference']:.1g}",
               help="largest difference from the unplanned single-process output, relative to its largest number")  # fmt: skip
-    st.metric("Tokens", f"{result['tokens']:,}")
+    st.metric("Tokens", f"{report['tokens']:,}")
 kinds = result["by_kind"]
 widgets.chart(charts.by_kind(kinds["kind"], kinds["predicted"], kinds["measured"], (predicted, measured)), "by-kind")
 pair = {"Predicted for this machine": Timeline.from_dict(result["predicted"]),
@@ -110,5 +111,5 @@ widgets.chart(
     gantt_charts.gantt(pair, first, min(last, first + fits - 1), "Predicted (outlined) and measured (solid)"),
     "launch-gantt",
 )
-costs, device = plain(result["predicted"]["cost_source"]), plain(result["device"])
+costs, device = plain(result["predicted"]["cost_source"]), plain(report["device"])
 st.caption(f"The prediction uses {costs}. It is for {device}, not for the drawn cluster.")

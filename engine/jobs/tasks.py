@@ -10,6 +10,7 @@ from engine.jobs.protocol import Context
 from engine.launch import local
 from engine.launch.compare import compare
 from engine.launch.devices import attached
+from engine.launch.prepare import prepare
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Placement, Plan
@@ -110,12 +111,12 @@ def candidate_of_plan(plan: Plan, problem: Problem, runtime: float, notes: Notes
 
 
 def launch(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Run a plan on this machine.
+    """Run plans on this machine.
 
-    arguments: workload (digest), model, plan (JSON), ranks, tokens (None: default), repeats, limit (seconds).
+    arguments: workload (digest), model, plans (JSON), ranks, tokens (None: default), repeats, limit (seconds).
     """
-    prepared = local.prepare(
-        Plan.from_dict(arguments["plan"], "plan"),
+    prepared = prepare(
+        [Plan.from_dict(plan, "plan") for plan in arguments["plans"]],
         store.load_workload(arguments["workload"]),
         MoEModel.from_dict(arguments["model"], "model"),
         attached(),
@@ -128,18 +129,27 @@ def launch(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
 
 
 def describe_run(run: local.Run) -> dict[str, Any]:
-    """A finished launch as JSON: both timelines, the comparison and what it was measured on."""
-    laid = compare(run.predicted, run.measured)
+    """A finished launch as JSON: of every plan both timelines and their comparison, and what it was measured on."""
     return {
-        "predicted": run.predicted.to_dict(),
-        "measured": run.measured.to_dict(),
+        "runs": [_describe_plan(one) for one in run.runs],
+        "device": run.device,
+        "tokens": run.tokens,
+        "clock_error": run.clock_error,
+        "profile": run.profile.model_dump(mode="json", exclude_none=True),
+    }
+
+
+def _describe_plan(one: local.Measured) -> dict[str, Any]:
+    laid = compare(one.predicted, one.measured)
+    return {
+        "plan": one.plan.id,
+        "name": one.plan.name,
+        "predicted": one.predicted.to_dict(),
+        "measured": one.measured.to_dict(),
         "by_kind": laid.by_kind.astype(object).where(laid.by_kind.notna(), None).to_dict("list"),
         "predicted_seconds": laid.predicted,
         "measured_seconds": laid.measured,
         "waiting_seconds": laid.waiting,
-        "pass_seconds": list(run.totals),
-        "difference": run.difference,
-        "device": run.device,
-        "tokens": run.tokens,
-        "profile": run.profile.model_dump(mode="json", exclude_none=True),
+        "pass_seconds": list(one.totals),
+        "difference": one.difference,
     }

@@ -2,14 +2,13 @@
 is for this machine and not for the drawn one. It measures the run's own steps, all ranks at work, at sizes around those
 that the run will have."""
 
-import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from engine.launch.layer import Weights, aggregate, ffn, gate
-from engine.launch.spec import LaunchSpec
+from engine.launch.job import Job
+from engine.launch.layer import aggregate, ffn, gate
 
 AROUND = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Sizes measured, relative to the mean size in the run."""
@@ -17,16 +16,16 @@ AROUND = (0.125, 0.25, 0.5, 1.0, 2.0)
 REPEATS = 3
 
 
-def calibrate(spec: LaunchSpec, weights: Weights, tokens: int, rank: int, device: torch.device) -> dict[str, list]:
+def calibrate(job: Job) -> dict[str, list]:
     """Median seconds over `REPEATS` runs: {"gemm" | "gate" | "memory" | "network": [[size, seconds], ...]}.
-
-    tokens: how many all ranks hold together.
 
     gemm: the mean rank's experts one after another, each on m rows; seconds of one of the two GEMMs of one expert, taken
     to be equal, size = m·n·k; gate: the router on m rows, size = m·n·k; memory: one aggregation, size in bytes; network:
     every rank sends to every other one at once, size in bytes that one rank sends.
     """
-    model = spec.model
+    spec, model, rank, device = job.spec, job.spec.model, job.rank, job.device
+    tokens, layers = job.tokens[0].experts.shape[:2]
+    weights = job.weights(model, layers)
     copies = tokens * model.experts_per_token
     held = max(1, model.experts // spec.ranks)
     experts = [weights.expert(0, expert) for expert in range(held)]
@@ -42,7 +41,7 @@ def calibrate(spec: LaunchSpec, weights: Weights, tokens: int, rank: int, device
             for part, matrices in zip(parts, experts, strict=True):
                 out[part] = ffn(x[part], *matrices, gated)
 
-        measured["gemm"].append([rows * two_gemms / 2, seconds_of(one_ffn, device) / held / 2])
+        measured["gemm"].append([rows * two_gemms / 2, seconds_of(one_ffn, job) / held / 2])
 
         rows = rows_of(times, tokens / spec.ranks)
         x = torch.ones((rows, model.d_model), dtype=weights.dtype, device=device)
@@ -56,9 +55,9 @@ def calibrate(spec: LaunchSpec, weights: Weights, tokens: int, rank: int, device
         def one_sum(x=x, outputs=outputs, weight=weight, token=token) -> None:
             aggregate(x, outputs, weight, token)
 
-        measured["gate"].append([rows * model.experts * model.d_model, seconds_of(one_gate, device)])
+        measured["gate"].append([rows * model.experts * model.d_model, seconds_of(one_gate, job)])
         moved = rows * (model.experts_per_token + 1) * model.bytes_per_token
-        measured["memory"].append([moved, seconds_of(one_sum, device)])
+        measured["memory"].append([moved, seconds_of(one_sum, job)])
 
         if spec.ranks > 1:
             rows = rows_of(times, copies / spec.ranks**2)
@@ -73,7 +72,7 @@ def calibrate(spec: LaunchSpec, weights: Weights, tokens: int, rank: int, device
                     work.wait()
 
             sent = (spec.ranks - 1) * rows * model.bytes_per_token
-            measured["network"].append([sent, seconds_of(one_exchange, device)])
+            measured["network"].append([sent, seconds_of(one_exchange, job)])
     return measured
 
 
@@ -82,17 +81,15 @@ def rows_of(times: float, mean: float) -> int:
     return round(times * max(mean, 8.0))
 
 
-def seconds_of(work: Callable[[], None], device: torch.device) -> float:
+def seconds_of(work: Callable[[], None], job: Job) -> float:
     """Median seconds, the same figure on all ranks, from the first rank's start to the last one's end: ranks that share
-    cores wait for each other, which a rank's own stopwatch would not see. All ranks must share one clock."""
+    cores wait for each other, which a rank's own stopwatch would not see."""
     spans = []
     for _ in range(REPEATS + 1):
         dist.barrier()
-        begin = time.monotonic()
+        begin = job.recorder.now()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        ends = torch.tensor([-begin, time.monotonic()], dtype=torch.float64, device=device)
+        ends = torch.tensor([-begin, job.recorder.now()], dtype=torch.float64, device=job.device)
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
         spans.append(float(ends.sum()))
     return sorted(spans[1:])[REPEATS // 2]

@@ -54,30 +54,31 @@ def _spans(timeline: Timeline) -> pd.DataFrame:
     return (spans["end"] - spans["start"]).rename("seconds").reset_index()
 
 
-def measured_timelines(folder: Path, ranks: int, source: str) -> list[Timeline]:
-    """The timed passes of a launch, one timeline each, in order. A send is one event from its sender's post to its
-    receiver's completion. source: what they were measured on."""
+def measured_timelines(folder: Path, ranks: int, plans: int, source: str) -> list[list[Timeline]]:
+    """The timed passes of every plan of a launch, one timeline each, in order. A send is one event from its sender's post
+    to its receiver's completion; a collective is one event on every rank. source: what they were measured on."""
     parts = []
     for rank in range(ranks):
         with np.load(folder / f"events-{rank}.npz", allow_pickle=False) as arrays:
             parts.append(pd.DataFrame({name: arrays[name] for name in arrays.files}).assign(seen_by=rank))
     events = pd.concat(parts, ignore_index=True)
-    sends = events["kind"].isin(NETWORK_KINDS)
-    key = ["number", "layer", "kind", "phase", "src", "dst", "row", "bytes"]
+    sends = events["dst"] >= 0
+    key = ["plan", "number", "layer", "kind", "model", "phase", "src", "dst", "row", "bytes", "label"]
     by_sender = events[sends & (events["seen_by"] == events["src"])].drop(columns="end")
     by_receiver = events[sends & (events["seen_by"] == events["dst"])][[*key, "end"]]
     joined = pd.concat([events[~sends], by_sender.merge(by_receiver, on=key)], ignore_index=True)
-    timelines = []
-    for _, one in joined.groupby("number"):
-        origin = one["start"].min()
+    names = tuple(f"rank {rank}" for rank in range(ranks))
+    timelines: list[list[Timeline]] = [[] for _ in range(plans)]
+    for (plan, _), one in joined.groupby(["plan", "number"]):
+        one = one.assign(end=one["end"] - one["start"].min(), start=one["start"] - one["start"].min())
+        one = one.sort_values("start", ignore_index=True)
+        network = one["kind"].isin(NETWORK_KINDS)
         frame = pd.DataFrame({
-            "resource": one["src"], "start": one["start"] - origin, "end": one["end"] - origin,
-            "layer": one["layer"], "model": 0, "peer": one["dst"], "bytes": one["bytes"],
+            "resource": one["src"], "start": one["start"], "end": one["end"], "layer": one["layer"],
+            "model": one["model"], "peer": one["dst"], "bytes": one["bytes"],
             "kind": pd.Categorical(one["kind"], categories=list(KINDS)),
-            "stream": pd.Categorical(np.where(one["dst"] >= 0, "network", "compute"), categories=list(STREAMS)),
+            "stream": pd.Categorical(np.where(network, "network", "compute"), categories=list(STREAMS)),
         })  # fmt: skip
-        names = tuple(f"rank {rank}" for rank in range(ranks))
-        timelines.append(
-            Timeline(frame[list(COLUMNS)].sort_values("start", ignore_index=True), names, "measured", source)
-        )
+        labels = tuple(one["label"]) if one["label"].any() else None
+        timelines[plan].append(Timeline(frame[list(COLUMNS)], names, "measured", source, labels))
     return timelines

@@ -24,6 +24,10 @@ from engine.costs import CostProfile
 from engine.errors import InputError
 from engine.launch import local
 from engine.launch.fold import rank_of_gpu
+from engine.launch.prediction import predict
+from engine.launch.prepare import Launch
+from engine.launch.processes import run_processes
+from engine.launch.spec import WORKER
 from engine.plan import Plan
 from engine.result import Stop
 from engine.timeline import Timeline
@@ -139,15 +143,15 @@ class Testbed:
             _ip("-n", own, "link", "set", "lo", "addrgenmode", "none", "up")
             _ip("-n", own, "link", "set", LINK, "addrgenmode", "none", "up")
 
-    def start(self, launch: local.Launch, folder: Path, stop: Stop, report) -> None:
+    def start(self, launch: Launch, folder: Path, stop: Stop, report) -> None:
         """Run the ranks of a launch, each in its namespace, to their end. Replaces torchrun in `local.run`: torchrun
         starts all its ranks in one namespace."""
         commands = [(self.command(rank, folder), self.environment(rank)) for rank in range(self.ranks)]
-        local.run_processes(commands, launch, folder, stop, report)
+        run_processes(commands, self.ranks, launch.limit, folder, stop, report)
 
     def command(self, rank: int, folder: Path) -> list[str]:
         """The exact command of a rank, as an argument list."""
-        return self.inside(rank, [sys.executable, "-m", local.WORKER, str(folder)])
+        return self.inside(rank, [sys.executable, "-m", WORKER, str(folder)])
 
     def environment(self, rank: int) -> dict[str, str]:
         """What a rank is told in place of what torchrun would tell it."""
@@ -161,7 +165,7 @@ class Testbed:
         """What a report of a run has to say of it."""
         return {"name": self.name, "scale": self.scale, "bandwidth": self.bandwidth.tolist()}
 
-    def predict(self, launch: local.Launch, profile: CostProfile, measured: dict[str, list]) -> Timeline:
+    def predict(self, launch: Launch, plan: Plan, profile: CostProfile, measured: dict[str, list]) -> Timeline:
         """The simulated timeline with the measured computation, on a network of the shaped bandwidths.
 
         measured: as `calibrate` gives it. A send's start-up is what its smallest exchange took longer than the slowest
@@ -171,10 +175,10 @@ class Testbed:
         if measured["network"]:  # a single rank exchanges nothing
             sent, seconds = measured["network"][0]
             start_up = max(0.0, seconds - sent / float(self.bandwidth.min()))
-        return local.predict(launch, profile.model_copy(update={"network": None}), self.bandwidth, start_up)
+        return predict(launch, plan, profile.model_copy(update={"network": None}), self.bandwidth, start_up)
 
 
-def run(launch: local.Launch, testbed: Testbed, folder: Path, stop: Stop, report) -> local.Run:
+def run(launch: Launch, testbed: Testbed, folder: Path, stop: Stop, report) -> local.Run:
     """`local.run` on a testbed that has been entered."""
     if launch.spec.backend != "gloo" or launch.spec.ranks != testbed.ranks:
         raise InputError(

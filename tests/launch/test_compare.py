@@ -7,15 +7,20 @@ import pandas as pd
 import pytest
 
 from engine.launch.compare import compare, measured_timelines
+from engine.launch.recorder import COLUMNS as RECORDED
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline
 
 EVENT = ("number", "layer", "kind", "phase", "src", "dst", "row", "bytes", "start", "end")
+"""Of one plan; plan, model and label are the same for all."""
 
 
 def write(folder: Path, *by_rank: list[tuple]) -> None:
     """The event files of a launch, one list of events a rank."""
     for rank, events in enumerate(by_rank):
         columns = {name: np.array(column) for name, column in zip(EVENT, zip(*events, strict=True), strict=True)}
+        count = len(events)
+        columns |= {"plan": np.zeros(count, int), "model": np.zeros(count, int), "label": np.full(count, "")}
+        assert set(columns) == set(RECORDED)
         np.savez(folder / f"events-{rank}.npz", **columns)
 
 
@@ -41,7 +46,7 @@ def test_a_send_runs_from_its_senders_post_to_its_receivers_end(tmp_path):
         [(1, 0, "gate", 0, 0, -1, 0, 0.0, 100.0, 101.0), (*sender, 102.0, 103.0)],
         [(1, 0, "gate", 0, 1, -1, 0, 0.0, 100.5, 101.5), (*sender, 101.0, 104.0)],
     )
-    (one,) = measured_timelines(tmp_path, 2, "two cores")
+    ((one,),) = measured_timelines(tmp_path, 2, 1, "two cores")
     sends = one.events[one.events["kind"] == "dispatch"]
     assert sends[["resource", "peer", "start", "end", "bytes"]].to_numpy().tolist() == [[0, 1, 2.0, 4.0, 640.0]]
     assert len(one.events) == 3 and one.total == 4.0
@@ -66,7 +71,7 @@ def test_passes_pieces_and_directions_are_kept_apart(tmp_path):
                     expected.append((number, kind, src, dst, at - origin, at + 2 - origin))
                     at += 3
     write(tmp_path, *files)
-    timelines = measured_timelines(tmp_path, 2, "x")
+    (timelines,) = measured_timelines(tmp_path, 2, 1, "x")
     found = [
         (number, row.kind, row.resource, row.peer, row.start, row.end)
         for number, one in enumerate(timelines, start=1)
@@ -79,7 +84,7 @@ def test_passes_pieces_and_directions_are_kept_apart(tmp_path):
 
 def test_a_single_rank_has_no_sends(tmp_path):
     write(tmp_path, [(1, 0, "gate", 0, 0, -1, 0, 0.0, 3.0, 4.0), (1, 0, "ffn", 0, 0, -1, 0, 0.0, 4.0, 6.5)])
-    (one,) = measured_timelines(tmp_path, 1, "x")
+    ((one,),) = measured_timelines(tmp_path, 1, 1, "x")
     assert one.total == 3.5 and one.events["stream"].tolist() == ["compute", "compute"]
     assert one.seconds_of_kind() == {
         "gate": 1.0,

@@ -25,6 +25,7 @@ from engine.errors import InputError
 from engine.jobs import protocol, runner
 from engine.jobs.runner import Job, State
 from engine.launch import local
+from engine.launch import prepare as launching
 from engine.launch.devices import Devices
 from engine.launch.spec import REPORT
 from engine.model import MoEModel
@@ -80,11 +81,11 @@ def plan_for(trace: RoutingTrace, mode: str, where: Placement = EVEN, model: MoE
     return Plan(name=mode, placement=where, send_order=send_order, provenance=Provenance(optimiser="test"))
 
 
-def prepare(mode: str = "concurrent", ranks: int | None = 2, **more) -> local.Launch:
+def prepare(mode: str = "concurrent", ranks: int | None = 2, **more) -> launching.Launch:
     trace = more.pop("trace", None) or recording()
     plan = more.pop("plan", None) or plan_for(trace, mode)
     model, devices = more.pop("model", MODEL), more.pop("devices", HOST)
-    return local.prepare(plan, trace, model, devices, ranks, **{"repeats": 3} | more)
+    return launching.prepare([plan], trace, model, devices, ranks, **{"repeats": 3} | more)
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
@@ -133,17 +134,17 @@ def test_prepare_says_what_it_checked():
     assert "4 GPUs" in text["Ranks"] and "2 ranks" in text["Ranks"]
     assert "Gloo" in text["Backend"] and "100" in text["Tokens"] and "4 timed passes" in text["Tokens"]
     assert "fp32" in text["Numbers"] and launch.spec.model.dtype == "fp32"
-    assert launch.trace.tokens == 100 and launch.spec.plan.placement.gpus == 2
+    assert launch.workloads[0].tokens == 100 and launch.spec.plans[0].placement.gpus == 2
     assert launch.command(Path("x y; rm"))[-1] == "x y; rm"
 
 
 def test_as_many_tokens_as_the_budget_allows_and_never_more_than_there_are(monkeypatch):
-    assert prepare().trace.tokens == 300 and prepare(tokens=10**9).trace.tokens == 300
+    assert prepare().workloads[0].tokens == 300 and prepare(tokens=10**9).workloads[0].tokens == 300
     per_token = LAYERS * K * MODEL.ffn_flops_per_token
-    monkeypatch.setattr(local, "FLOP_BUDGET", 50.5 * per_token)
-    assert prepare().trace.tokens == 50 and prepare(tokens=200).trace.tokens == 200
-    monkeypatch.setattr(local, "FLOP_BUDGET", 0.0)
-    assert prepare(ranks=4).trace.tokens == 4
+    monkeypatch.setattr(launching, "FLOP_BUDGET", 50.5 * per_token)
+    assert prepare().workloads[0].tokens == 50 and prepare(tokens=200).workloads[0].tokens == 200
+    monkeypatch.setattr(launching, "FLOP_BUDGET", 0.0)
+    assert prepare(ranks=4).workloads[0].tokens == 4
 
 
 def test_default_ranks():
@@ -189,7 +190,7 @@ def test_numbers_that_make_no_sense(more, part):
 )
 def test_what_has_no_tokens_is_refused(workload):
     with pytest.raises(InputError, match=f"{workload.name} has no tokens to replay") as caught:
-        local.prepare(plan_for(recording(), "concurrent"), workload, MODEL, HOST, 2)
+        launching.prepare([plan_for(recording(), "concurrent")], workload, MODEL, HOST, 2)
     assert "\n" not in str(caught.value)
 
 
@@ -228,13 +229,13 @@ def test_replicas_and_tokens_need_memory():
 # Real ranks.
 
 
-def hold_together(launch: local.Launch, run: local.Run) -> None:
+def hold_together(launch: launching.Launch, whole: local.Run) -> None:
     """What every finished launch has to show."""
-    ranks, repeats = launch.spec.ranks, launch.spec.repeats
+    ranks, repeats, (run,) = launch.spec.ranks, launch.spec.repeats, whole.runs
     assert 0 <= run.difference <= 1e-5
-    assert run.tokens == launch.trace.tokens and run.device == "CPU"
+    assert whole.tokens == launch.workloads[0].tokens and whole.device == "CPU" and whole.clock_error == 0
     assert len(run.totals) == repeats and run.measured.total == sorted(run.totals)[repeats // 2]
-    assert run.profile.ranks == ranks and run.predicted.resources == run.measured.resources
+    assert whole.profile.ranks == ranks and run.predicted.resources == run.measured.resources
     for timeline in (run.predicted, run.measured):
         events = timeline.events
         assert (events["start"] >= 0).all() and (events["end"] >= events["start"]).all()
@@ -261,12 +262,16 @@ def bytes_of(timeline: Timeline, kind: str, layer: int, ranks: int) -> np.ndarra
     return sent
 
 
-def rows_of(launch: local.Launch) -> np.ndarray:
+def rows_of(launch: launching.Launch) -> np.ndarray:
     """int64[layer, src, dst] token copies between ranks, counted one by one; for plans without replicas."""
-    home = launch.spec.plan.placement.share.argmax(axis=2)
+    home = launch.spec.plans[0].placement.share.argmax(axis=2)
     rows = np.zeros((LAYERS, launch.spec.ranks, launch.spec.ranks), dtype=int)
-    for token, layer, choice in np.argwhere(launch.trace.experts >= 0):
-        rows[layer, launch.trace.source_rank[token], home[layer, launch.trace.experts[token, layer, choice]]] += 1
+    for token, layer, choice in np.argwhere(launch.workloads[0].experts >= 0):
+        rows[
+            layer,
+            launch.workloads[0].source_rank[token],
+            home[layer, launch.workloads[0].experts[token, layer, choice]],
+        ] += 1
     return rows
 
 
@@ -274,8 +279,9 @@ def rows_of(launch: local.Launch) -> np.ndarray:
 def test_two_ranks_compute_what_one_process_computes(tmp_path, mode):
     launch = prepare(mode, 2)
     told: list[tuple[float, str]] = []
-    run = local.run(launch, tmp_path / "run", never, lambda done, message, *more: told.append((done, message)))
-    hold_together(launch, run)
+    whole = local.run(launch, tmp_path / "run", never, lambda done, message, *more: told.append((done, message)))
+    hold_together(launch, whole)
+    (run,) = whole.runs
     size = launch.spec.model.bytes_per_token
     rows = rows_of(launch) * size
     for layer in range(LAYERS):
@@ -292,9 +298,10 @@ def test_two_ranks_compute_what_one_process_computes(tmp_path, mode):
 def test_four_ranks_with_uneven_slots_a_replica_and_padding(tmp_path):
     trace = recording(padding=0.2)
     launch = prepare(ranks=4, trace=trace, plan=plan_for(trace, "shared", UNEVEN))
-    assert launch.spec.plan.placement is UNEVEN and UNEVEN.slots[0].tolist() == [4, 2, 2, 1]
-    run = local.run(launch, tmp_path / "run", never, silent)
-    hold_together(launch, run)
+    assert launch.spec.plans[0].placement is UNEVEN and UNEVEN.slots[0].tolist() == [4, 2, 2, 1]
+    whole = local.run(launch, tmp_path / "run", never, silent)
+    hold_together(launch, whole)
+    (run,) = whole.runs
     size = launch.spec.model.bytes_per_token
     for layer in range(LAYERS):
         for kind in ("dispatch", "combine"):
@@ -310,19 +317,19 @@ def test_one_rank_has_no_network_and_a_launch_writes_into_its_folder_only(tmp_pa
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     launch = prepare("matched", 1, repeats=1)
-    run = local.run(launch, tmp_path / "run", never, silent)
-    hold_together(launch, run)
+    whole = local.run(launch, tmp_path / "run", never, silent)
+    hold_together(launch, whole)
     assert not list((tmp_path / "temporary").iterdir())
-    assert run.profile.network is None
+    assert whole.profile.network is None
 
 
 @pytest.mark.parametrize("difference", [1e-3, float("nan"), float("inf")])
 def test_an_output_that_differs_makes_the_run_invalid(tmp_path, monkeypatch, difference):
     def ranks_of_a_wrong_kernel(launch, folder, stop, report) -> None:
-        (folder / REPORT).write_text(json.dumps({"difference": difference, "device": "CPU"}))
+        (folder / REPORT).write_text(json.dumps({"differences": [difference], "device": "CPU", "clock_error": 0.0}))
 
     monkeypatch.setattr(local, "_torchrun", ranks_of_a_wrong_kernel)
-    with pytest.raises(InputError, match="differs from the unplanned one"):
+    with pytest.raises(InputError, match="differs from the unplanned computation"):
         local.run(prepare(), tmp_path / "run", never, silent)
 
 
@@ -443,15 +450,15 @@ def launch_arguments(model: MoEModel, **more) -> dict:
     plan = plan_for(trace, "matched", model=model)
     return {
         "workload": store.save_workload(trace), "model": model.model_dump(mode="json"),
-        "plan": plan.model_dump(mode="json", exclude_none=True), "ranks": 2, **more,
+        "plans": [plan.model_dump(mode="json", exclude_none=True)], "ranks": 2, **more,
     }  # fmt: skip
 
 
 def test_a_launch_job_is_done_and_its_result_can_be_read(start_job):
     job = start_job("launch", launch_arguments(MODEL, tokens=200, repeats=2))
     assert runner.wait(job, 60) is State.DONE, job.log_tail()
-    result = job.result
-    assert result["tokens"] == 200 and result["difference"] < 1e-5 and len(result["pass_seconds"]) == 2
+    (result,) = job.result["runs"]
+    assert job.result["tokens"] == 200 and result["difference"] < 1e-5 and len(result["pass_seconds"]) == 2
     assert result["by_kind"]["kind"] == list(STEPS)
     measured = Timeline.from_dict(result["measured"])
     assert measured.total == result["measured_seconds"] and measured.resources == ("rank 0", "rank 1")

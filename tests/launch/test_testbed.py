@@ -21,8 +21,10 @@ from engine.communication.order import order
 from engine.costs import CostProfile, Line
 from engine.errors import InputError
 from engine.jobs import protocol
-from engine.launch import local, testbed
+from engine.launch import testbed
 from engine.launch.devices import Devices
+from engine.launch.prepare import prepare
+from engine.launch.spec import WORKER
 from engine.launch.testbed import Testbed, emulated, remove_remains
 from engine.model import MoEModel
 from engine.plan import Placement, Plan, SendOrder
@@ -147,6 +149,8 @@ def test_nothing_is_left_when_it_cannot_be_finished(monkeypatch):
 WAITING = """
 import sys, time
 import numpy as np
+from engine.launch.prepare import prepare
+from engine.launch.spec import WORKER
 from engine.launch.testbed import Testbed
 with Testbed(np.full(2, 1e6)) as bed:
     print(bed.namespace(0), flush=True)
@@ -266,7 +270,7 @@ def test_drawn_bandwidths_are_folded_and_scaled():
 
 def test_a_prediction_uses_the_links_and_the_start_up_of_the_smallest_exchange():
     trace, rate = recording(), np.array([40, 10]) * MBIT
-    launch = local.prepare(plan_for(trace, "concurrent", 2), trace, MODEL, HOST, 2)
+    launch = prepare([plan_for(trace, "concurrent", 2)], trace, MODEL, HOST, 2)
     line = Line(alpha=0, beta=1e-12)
     profile = CostProfile(
         name="p", origin="made up", gemm={"CPU": line}, gate={"CPU": line}, memory={"CPU": line},
@@ -275,13 +279,13 @@ def test_a_prediction_uses_the_links_and_the_start_up_of_the_smallest_exchange()
     bed = Testbed(rate)
     for start_up in (0.25, 0.0, -0.1):  # an exchange may seem faster than its link: a burst passes at once
         measured = {"network": [[1e6, 1e6 / rate[1] + start_up], [2e6, 99.0]]}
-        events = bed.predict(launch, profile, measured).events
+        events = bed.predict(launch, launch.spec.plans[0], profile, measured).events
         sends = events[events["stream"] == "network"]
         assert len(sends) == 4 * LAYERS
         expected = max(start_up, 0.0) + sends["bytes"] / rate[1]  # both ways are as fast as the slower end
         np.testing.assert_allclose(sends["end"] - sends["start"], expected, rtol=1e-9)
-    alone = local.prepare(plan_for(trace, "concurrent", 2), trace, MODEL, HOST, 1)
-    assert Testbed(rate[:1]).predict(alone, profile, {"network": []}).total > 0
+    alone = prepare([plan_for(trace, "concurrent", 2)], trace, MODEL, HOST, 1)
+    assert Testbed(rate[:1]).predict(alone, alone.spec.plans[0], profile, {"network": []}).total > 0
 
 
 # Launches.
@@ -291,10 +295,11 @@ def test_a_prediction_uses_the_links_and_the_start_up_of_the_smallest_exchange()
 def test_a_launch_computes_what_one_process_computes_and_its_network_is_the_shaped_one(tmp_path):
     trace = recording()
     rate = np.array([40, 40, 10]) * MBIT
-    launch = local.prepare(plan_for(trace, "matched"), trace, MODEL, HOST, 3, repeats=1)
+    launch = prepare([plan_for(trace, "matched")], trace, MODEL, HOST, 3, repeats=1)
     with Testbed(rate) as bed:
-        run = testbed.run(launch, bed, tmp_path / "run", never, silent)
-    assert 0 <= run.difference <= 1e-5 and run.tokens == trace.tokens
+        whole = testbed.run(launch, bed, tmp_path / "run", never, silent)
+    (run,) = whole.runs
+    assert 0 <= run.difference <= 1e-5 and whole.tokens == trace.tokens
     for timeline in (run.predicted, run.measured):
         events = timeline.events
         for (_, kind), sends in events[events["stream"] == "network"].groupby(["layer", "kind"], observed=True):
@@ -308,7 +313,7 @@ def test_a_launch_computes_what_one_process_computes_and_its_network_is_the_shap
 @needs_testbed
 def test_a_launch_of_other_ranks_than_the_testbed_has_is_refused(tmp_path):
     trace = recording()
-    launch = local.prepare(plan_for(trace, "concurrent"), trace, MODEL, HOST, 2)
+    launch = prepare([plan_for(trace, "concurrent")], trace, MODEL, HOST, 2)
     with pytest.raises(InputError, match=r"links for 3 ranks .* 2 ranks"):
         testbed.run(launch, Testbed(np.full(3, MBIT)), tmp_path / "run", never, silent)
 
@@ -318,7 +323,7 @@ def workers_of(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if {local.WORKER, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
+            if {WORKER, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
                 found.append(process)
     return found
 
@@ -326,7 +331,7 @@ def workers_of(folder: Path) -> list[psutil.Process]:
 @needs_testbed
 def test_a_stopped_launch_leaves_no_rank_and_no_namespace(tmp_path):
     trace = recording()
-    launch = local.prepare(plan_for(trace, "concurrent"), trace, MODEL, HOST, 2, repeats=100)
+    launch = prepare([plan_for(trace, "concurrent")], trace, MODEL, HOST, 2, repeats=100)
     folder = tmp_path / "run"
     with pytest.raises(InputError, match="stopped"), Testbed(np.full(2, 10 * MBIT)) as bed:
         testbed.run(launch, bed, folder, lambda: len(workers_of(folder)) == 2, silent)
@@ -336,7 +341,7 @@ def test_a_stopped_launch_leaves_no_rank_and_no_namespace(tmp_path):
 @needs_testbed
 def test_the_death_of_a_rank_ends_the_launch(tmp_path):
     trace = recording()
-    launch = local.prepare(plan_for(trace, "concurrent"), trace, MODEL, HOST, 2, repeats=100)
+    launch = prepare([plan_for(trace, "concurrent")], trace, MODEL, HOST, 2, repeats=100)
     folder = tmp_path / "run"
 
     def kill_one() -> bool:
@@ -373,7 +378,7 @@ def test_the_command_line_tells_the_scale_and_the_links(command, capsys):
     assert main([*command, "--on=testbed", "--repeats=1", "--json"]) == 0
     out, told = capsys.readouterr()
     found = json.loads(out)
-    assert found["testbed"]["scale"] == pytest.approx(4000) and found["difference"] < 1e-5
+    assert found["testbed"]["scale"] == pytest.approx(4000) and found["runs"][0]["difference"] < 1e-5
     assert found["testbed"]["bandwidth"] == pytest.approx([100 * MBIT, 50 * MBIT])
     assert "links of the testbed of drawn: 100, 50 Mbit/s each way, the drawn bandwidths / 4,000" in launched(found)
     assert "netns exec switchyard-" in told and "Warning" not in told

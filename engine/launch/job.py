@@ -1,0 +1,64 @@
+"""What every executor of a rank works with: the job, its place in it, its clock and its weights."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from engine.launch.layer import TORCH_DTYPE, Weights
+from engine.launch.recorder import Recorder
+from engine.launch.spec import PROGRESS, LaunchSpec, Tokens
+from engine.model import MoEModel
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One rank's view of a launch. tokens: of the model and of a second one, none for a step without a recording."""
+
+    spec: LaunchSpec
+    tokens: tuple[Tokens, ...]
+    rank: int
+    device: torch.device
+    recorder: Recorder
+    _weights: dict = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        return self.spec.ranks
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return TORCH_DTYPE[self.spec.model.dtype]
+
+    def weights(self, model: MoEModel, layers: int) -> Weights:
+        """The experts and routers of a model; all executors share them."""
+        key = (model.digest, layers)
+        if key not in self._weights:
+            self._weights[key] = Weights(model, layers, self.spec.seed, self.device, TORCH_DTYPE[model.dtype])
+        return self._weights[key]
+
+    def tell(self, done: float, message: str) -> None:
+        """A progress line for the process that started the launch."""
+        if self.rank == 0:
+            # In one write with its line end: unbuffered, `print` makes two, and other ranks share the stream.
+            sys.stdout.write(PROGRESS + json.dumps({"done": done, "message": message}) + "\n")
+            sys.stdout.flush()
+
+    def use_all_cores(self) -> None:
+        """Let PyTorch compute on every core of the machine, once the other ranks have nothing left to do."""
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+
+class Executor(Protocol):
+    """Runs one plan, pass after pass. Every method is called on all ranks in the same order."""
+
+    def run(self, tell: Callable[[float, str], None]) -> None:
+        """One pass; its events go to the job's recorder. tell: takes the share of the pass that is done, and a word on it."""
+
+    def difference(self) -> float | None:
+        """On rank 0, by how much the last pass differs from the unplanned one on a single process, relative to the largest
+        number there; None on the others."""
