@@ -8,15 +8,18 @@ RUN apt-get update \
     && mkdir /data && chown switchyard /data
 
 WORKDIR /switchyard
-COPY requirements.txt .
-RUN pip install --no-cache-dir -r requirements.txt
+COPY requirements.txt requirements-no-deps.txt ./
+RUN pip install --no-cache-dir -r requirements.txt \
+    && pip install --no-cache-dir --no-deps -r requirements-no-deps.txt
 COPY app app
 COPY engine engine
 COPY pages pages
 COPY sample_traces sample_traces
 
 USER switchyard
-ENV SWITCHYARD_DATA=/data PYTHONUNBUFFERED=1
+# A cluster starts its ranks with this image too, as whoever wrote the run folder and in whatever folder it likes:
+# `python -m torch.distributed.run … --module engine.launch.worker FOLDER`, or `python -m engine.launch.node …`.
+ENV SWITCHYARD_DATA=/data PYTHONUNBUFFERED=1 PYTHONPATH=/switchyard
 VOLUME /data
 EXPOSE 8501
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s \

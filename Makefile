@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 PORT ?= 8501
 
-.PHONY: studio test lint clean
+.PHONY: studio test gpu lint clean
 
 studio: $(VENV)/.studio
 	$(PYTHON) -m streamlit run app/main.py --server.port $(PORT) -- --sample
@@ -13,6 +13,10 @@ test: $(VENV)/.test
 	./tests/system_packages.sh
 	$(PYTHON) -m pytest -n auto --dist loadfile
 
+# Everything that needs an NVIDIA GPU, in a short table.
+gpu: $(VENV)/.studio
+	$(PYTHON) -m tests.gpu.check
+
 lint: $(VENV)/.test
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
@@ -20,12 +24,14 @@ lint: $(VENV)/.test
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)
 
-$(VENV)/.studio: requirements.txt | $(VENV)/bin/python
+$(VENV)/.studio: requirements.txt requirements-no-deps.txt | $(VENV)/bin/python
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-no-deps.txt
 	touch $@
 
-$(VENV)/.test: requirements-test.txt requirements.txt | $(VENV)/bin/python
+$(VENV)/.test: requirements-test.txt requirements.txt requirements-no-deps.txt | $(VENV)/bin/python
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-no-deps.txt
 	touch $@ $(VENV)/.studio
 
 clean:

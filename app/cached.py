@@ -16,6 +16,7 @@ from engine.inspection import inspect as engine_inspect
 from engine.jobs import runner
 from engine.launch.devices import Devices
 from engine.launch.devices import attached as engine_attached
+from engine.launch.preflight import testbed_fault as engine_testbed_fault
 from engine.model import MoEModel
 from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.transitions import transitions as engine_transitions
@@ -239,6 +240,18 @@ def open_plan() -> Plan | None:
 @st.cache_resource(ttl=60, show_spinner="Looking for devices")
 def attached() -> Devices:
     return engine_attached()
+
+
+@st.cache_resource(ttl=60, show_spinner="Trying whether a testbed can be built here")
+def testbed_fault() -> str | None:
+    """Why no testbed can be built on this machine; None when one can."""
+    return engine_testbed_fault()
+
+
+@st.cache_resource(max_entries=8, show_spinner="Reading the measurements")
+def launch_result(id: str, _path: Path) -> dict:
+    """The result of a launch that is done, which is in its job's `_path`."""
+    return json.loads(_path.read_bytes())
 
 
 def layer_pair(digest: str, layers: tuple[int, int], first_choice: bool) -> np.ndarray:

@@ -24,7 +24,8 @@ _STUDY_JOBS, _TAKEN = "study_jobs", "taken"
 _STEP, _GRAPH, _COST = "step", "graph", "cost"
 _STEPS, _SOURCES, _WANTS_TWO = "steps", "sources", "wants_two"
 _NOTICE, _EDIT_ROUND, _TOKEN = "notice", "edit_round", "token"
-_TABLE_BASE, _UPLOADS, _WATCHED = "table_base", "uploads", "watched"
+_TABLE_BASE, _UPLOADS, _WATCHED, _SHOWN = "table_base", "uploads", "watched", "launch_shown"
+_RUN_FOLDERS = "run_folders"
 _PARAMETER = "session"
 DATASHEET = {"source": "datasheet"}
 
@@ -288,6 +289,24 @@ def launch_jobs() -> list[str]:
 def add_launch_job(id: str) -> None:
     st.session_state[_LAUNCH_JOBS] = [id, *launch_jobs()]
     _keep()
+
+
+def launch_shown() -> str | None:
+    """Id of the launch whose report a person chose to see; None: the newest of this session."""
+    return st.session_state.get(_SHOWN)
+
+
+def show_launch(id: str | None) -> None:
+    st.session_state[_SHOWN] = id
+
+
+def run_folder(key: str) -> str | None:
+    """The run folder that was written for a launch on a cluster; key: digest of the launch and its destination."""
+    return st.session_state.get(_RUN_FOLDERS, {}).get(key)
+
+
+def keep_run_folder(key: str, folder: str) -> None:
+    st.session_state.setdefault(_RUN_FOLDERS, {})[key] = folder
 
 
 def plan_id() -> str | None:

@@ -18,7 +18,7 @@ def show(shown: dict[str, Plan], problem: Problem) -> None:
     name, plan = next(iter(shown.items()))
     figures = cached.metrics(plan, problem)
     _figures(plan, problem)
-    phase, first, last = _choose(list(timelines.values()))
+    phase, first, last = choose_part(list(timelines.values()))
     parts = {one: charts.stretch(timeline, phase, first, last) for one, timeline in timelines.items()}
     own = figures.decomposition["communication"]
     whole = figures.total or 1.0
@@ -66,7 +66,7 @@ def _figures(plan: Plan, problem: Problem) -> None:
         )
 
 
-def _choose(timelines: list[Timeline]) -> tuple[charts.Phase, int, int]:
+def choose_part(timelines: list[Timeline]) -> tuple[charts.Phase, int, int]:
     """Phase and model layers to draw; never more than a browser can."""
     layers = charts.layers_of(timelines) or [0]
     whole = sum(len(charts.stretch(one).events) for one in timelines) <= charts.MOST_BARS

@@ -119,6 +119,14 @@ def _plan_popover() -> None:
 
 def needed_problem() -> Problem:
     """What is open as a problem; where something is missing or does not fit, says so, offers the sample, and stops."""
+    problem = problem_or_advice() or st.stop()
+    if reason := costs_form.why_not(problem.cost, problem.cluster, problem.model):
+        cost_fault(reason)
+    return problem
+
+
+def problem_or_advice() -> Problem | None:
+    """What is open as a problem; where something is missing or does not fit, says so and offers the sample."""
     missing = [
         name
         for name, there in (("workload", cached.workload()), ("cluster", state.cluster()), ("model", state.model()))
@@ -130,9 +138,9 @@ def needed_problem() -> Problem:
         else_ = " A training step with balanced routing needs no workload." if missing == ["workload"] else ""
         st.info(f"Open a {' and a '.join(missing)} first, or start from the sample.{else_}", icon=":material/info:")
         sample_button()
-        st.stop()
+        return None
     try:
-        problem = cached.problem()
+        return cached.problem()
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         st.caption("Choose parts that fit each other in the row above.")
@@ -142,10 +150,7 @@ def needed_problem() -> Problem:
         if state.step() and st.button("Assume balanced routing", icon=":material/balance:"):
             state.open_step(state.step().model_copy(update={"routing": "balanced"}))
             st.rerun()
-        st.stop()
-    if reason := costs_form.why_not(problem.cost, problem.cluster, problem.model):
-        cost_fault(reason)
-    return problem
+        return None
 
 
 def cost_fault(reason: str) -> NoReturn:
@@ -224,14 +229,8 @@ def describe_time(moment: float) -> str:
     return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
 
 
-def describe_launch(job: runner.Job) -> str:
-    """One launch in a list."""
-    request = job.request.arguments
-    return f"{describe_time(job.started)} · {request['plans'][0]['name']} · {request['ranks']} ranks"
-
-
-def job_row(job: runner.Job) -> None:
-    """One job: state, progress, a way to stop it, and why it failed."""
+def job_row(job: runner.Job, grace: float = 1.0) -> None:
+    """One job: state, progress, a way to stop it, and why it failed. grace: seconds that it is given to stop by itself."""
     found, progress = job.state, job.progress
     parts = [f":{STATE_COLOURS[found]}[{found.value}]", units.seconds(job.elapsed)]
     if progress and not found.finished:
@@ -247,7 +246,7 @@ def job_row(job: runner.Job) -> None:
                 st.progress((progress.done or 0.0) if progress else 0.0, text=" · ".join(parts))
         with right:
             if not found.finished and st.button("Stop", key=f"stop-{job.id}", icon=":material/stop:"):
-                runner.cancel(job)
+                runner.cancel(job, grace)
                 st.rerun(scope="fragment")
         if found is State.FAILED:
             st.error(plain(job.error or "it failed"), icon=":material/error:")

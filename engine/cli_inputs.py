@@ -117,19 +117,36 @@ def problem_of(given: argparse.Namespace, made: Plan) -> Problem:
     model, workload = inputs_of(given, made)
     digest = made.provenance.inputs.get("cluster", "")
     cluster = formats.read_cluster(given.cluster) if given.cluster else store.load_document(Cluster, digest)
-    known, second = made.provenance.inputs, None
-    if given.workload_b or given.model_b:
-        remembered = made.placement_b is not None and not given.model_b
-        second = read_second(given, store.load_document(MoEModel, known.get("model_b", "")) if remembered else model)
-    elif made.placement_b is not None:
-        second = (
-            store.load_workload(known.get("workload_b", "")), store.load_document(MoEModel, known.get("model_b", ""))
-        )  # fmt: skip
+    known, second = made.provenance.inputs, second_of(given, made, model)
     step = read_step(given, model, cluster)
     for role, kind in (("step", TrainingStep), ("graph", OperatorGraph)):
         if role not in step and role in known:
             step[role] = store.load_document(kind, known[role])
     return make_problem(workload, cluster, model, read_cost(given, cluster), second, **step)
+
+
+def step_of(given: argparse.Namespace, made: Plan, model: MoEModel) -> TrainingStep | None:
+    """The training step that a plan is for, from the options or as it was planned; None of a plan for inference."""
+    if made.priority is None:
+        if given.training:
+            raise InputError(f"the plan {made.name} is for inference; leave out --training")
+        return None
+    if given.training == "usual":
+        return usual_step(model, made.placement.gpus)
+    if given.training:
+        return formats.read_document(TrainingStep, Path(given.training))
+    return store.load_document(TrainingStep, made.provenance.inputs.get("step", ""))
+
+
+def second_of(given: argparse.Namespace, made: Plan, model: MoEModel) -> tuple[Workload, MoEModel] | None:
+    """Recording and model of a plan's second model, from the options or those that the plan was made from."""
+    known = made.provenance.inputs
+    if given.workload_b or given.model_b:
+        remembered = made.placement_b is not None and not given.model_b
+        return read_second(given, store.load_document(MoEModel, known.get("model_b", "")) if remembered else model)
+    if made.placement_b is None:
+        return None
+    return store.load_workload(known.get("workload_b", "")), store.load_document(MoEModel, known.get("model_b", ""))
 
 
 def read_second(given: argparse.Namespace, model: MoEModel) -> tuple[Workload, MoEModel] | None:

@@ -119,6 +119,8 @@ def comparison(found: dict[str, Any]) -> str:
 
 def launched(found: dict[str, Any]) -> str:
     lines = [_launched_plan(one) for one in found["runs"]]
+    if (preference := found["preference"]) is not None:
+        lines.append(_launched_together(found["runs"], preference))
     lines.append(f"{found['tokens']:,} tokens on {found['device']}")
     if (bed := found.get("testbed")) is not None:
         rates = ", ".join(digits(rate * 8 / 1e6) for rate in bed["bandwidth"])
@@ -135,15 +137,38 @@ def _launched_plan(one: dict[str, Any]) -> str:
         )
     ]
     total = one["measured_seconds"] / one["predicted_seconds"]
-    rows.append(["waiting between steps", "", seconds(one["waiting_seconds"]), ""])
+    rows.append(
+        ["waiting between steps", seconds(one["predicted_waiting_seconds"]), seconds(one["waiting_seconds"]), ""]
+    )
     rows.append(["total", seconds(one["predicted_seconds"]), seconds(one["measured_seconds"]), ratio(total)])
     spread = f"{seconds(min(one['pass_seconds']))} to {seconds(max(one['pass_seconds']))}"
     return "\n".join([
         f"{one['name']}: median of {len(one['pass_seconds'])} passes ({spread})",
         table(["step", "predicted", "measured", "measured / predicted"], rows),
+        *_launched_layers(one["by_layer"]),
         f"differs from the unplanned computation by {one['difference']:.2g} of its largest number",
         f"predicted with {one['predicted']['cost_source']}",
     ])  # fmt: skip
+
+
+def _launched_layers(layers: dict[str, list]) -> list[str]:
+    """Between what the layers' factors lie, where there are several."""
+    factors = {layer: factor for layer, factor in zip(layers["layer"], layers["ratio"], strict=True) if factor}
+    if len(factors) < 2:
+        return []
+    least, most = min(factors, key=factors.__getitem__), max(factors, key=factors.__getitem__)
+    return [f"layers: from {ratio(factors[least])} (layer {least}) to {ratio(factors[most])} (layer {most})"]
+
+
+def _launched_together(runs: list[dict[str, Any]], preference: dict[str, Any]) -> str:
+    rows = []
+    for place in preference["order"]:
+        one = runs[place]
+        passes, predicted, measured = one["pass_seconds"], one["predicted_seconds"], one["measured_seconds"]
+        spread = f"{seconds(min(passes))} to {seconds(max(passes))}"
+        rows.append([one["name"], seconds(predicted), seconds(measured), ratio(measured / predicted), spread])
+    header = ["plan", "predicted", "measured", "measured / predicted", f"{len(runs[0]['pass_seconds'])} passes"]
+    return "\n".join([table(header, rows), *preference["lines"]])
 
 
 def detected(found: dict[str, Any]) -> str:

@@ -57,14 +57,21 @@ class Timeline:
         """Seconds from 0 to the last end."""
         return float(self.events["end"].max()) if len(self.events) else 0.0
 
+    def _spans(self) -> np.ndarray:
+        """float64[event, 2]: the start and the end of every event."""
+        return self.events[["start", "end"]].to_numpy(np.float64)
+
+    def _on(self, stream: str) -> np.ndarray:
+        """bool[event]: which events are of a stream."""
+        return (self.events["stream"] == stream).to_numpy()
+
     def busy(self, stream: str) -> np.ndarray:
         """float64[gpu]: seconds in which a GPU's stream has at least one event (a send occupies both its ends)."""
-        events = self.events[self.events["stream"] == stream]
-        ends = [events[["resource", "start", "end"]]]
+        on = self._on(stream)
+        spans, lanes = self._spans()[on], self.events["resource"].to_numpy()[on]
         if stream == "network":
-            ends.append(events[["peer", "start", "end"]].rename(columns={"peer": "resource"}))
-        every = pd.concat(ends)
-        return np.array([_covered(every[every["resource"] == gpu]) for gpu in range(len(self.resources))])
+            spans, lanes = np.concatenate([spans, spans]), np.append(lanes, self.events["peer"].to_numpy()[on])
+        return np.array([_covered(spans[lanes == gpu]) for gpu in range(len(self.resources))])
 
     @property
     def utilisation(self) -> float:
@@ -74,25 +81,32 @@ class Timeline:
     def seconds_of_kind(self) -> dict[str, float]:
         """Seconds of a forward pass's critical path per kind: from the first start to the last end of a kind in a layer,
         summed."""
-        spans = self.events.groupby(["model", "layer", "kind"], observed=True).agg(
-            start=("start", "min"), end=("end", "max")
-        )
-        totals = (spans["end"] - spans["start"]).groupby("kind", observed=True).sum()
-        return {kind: float(totals.get(kind, 0.0)) for kind in INFERENCE_KINDS}
+        spans, passes = self._spans(), 2 * self.events["layer"].to_numpy() + self.events["model"].to_numpy()
+        totals = {}
+        for kind in INFERENCE_KINDS:
+            mine = (self.events["kind"] == kind).to_numpy()
+            there, place = np.unique(passes[mine], return_inverse=True)
+            first, last = np.full(len(there), np.inf), np.full(len(there), -np.inf)
+            np.minimum.at(first, place, spans[mine, 0])
+            np.maximum.at(last, place, spans[mine, 1])
+            totals[kind] = float((last - first).sum())
+        return totals
 
     def busy_of_kind(self) -> dict[str, float]:
         """Seconds in which a kind runs, mean over the resources."""
-        parts = self.events.groupby(["kind", "resource"], observed=True)
+        spans, lanes = self._spans(), self.events["resource"].to_numpy()
         totals = dict.fromkeys(KINDS, 0.0)
-        for (kind, _), events in parts:
-            totals[kind] += _covered(events) / len(self.resources)
+        for kind in KINDS:
+            mine = (self.events["kind"] == kind).to_numpy()
+            for lane in np.unique(lanes[mine]):
+                totals[kind] += _covered(spans[mine & (lanes == lane)]) / len(self.resources)
         return totals
 
     def exposed_intervals(self, resource: int) -> np.ndarray:
         """float64[interval, 2]: when a resource's network is busy and it computes nothing."""
-        mine = self.events[self.events["resource"] == resource]
-        network = _union(mine[mine["stream"] == "network"])
-        compute = _union(mine[mine["stream"] == "compute"])
+        mine = self.events["resource"].to_numpy() == resource
+        spans = self._spans()
+        network, compute = (_union(spans[mine & self._on(stream)]) for stream in ("network", "compute"))
         edges = np.unique(np.concatenate([network.ravel(), compute.ravel()]))
         middle = (edges[1:] + edges[:-1]) / 2
         exposed = _inside(middle, network) & ~_inside(middle, compute)
@@ -102,11 +116,12 @@ class Timeline:
         """Seconds of exposed communication, exposed computation, both at once and neither, mean over the resources
         (Lancet, Figure 13). They add up to the total."""
         found = dict.fromkeys(("communication", "computation", "overlapped", "idle"), 0.0)
+        spans, lanes = self._spans(), self.events["resource"].to_numpy()
+        on_network, on_compute = self._on("network"), self._on("compute")
         for resource in range(len(self.resources)):
-            mine = self.events[self.events["resource"] == resource]
-            network = _covered(mine[mine["stream"] == "network"])
-            compute = _covered(mine[mine["stream"] == "compute"])
-            either = _covered(mine)
+            mine = lanes == resource
+            network, compute = _covered(spans[mine & on_network]), _covered(spans[mine & on_compute])
+            either = _covered(spans[mine])
             seconds = (either - compute, either - network, network + compute - either, self.total - either)
             for name, value in zip(found, seconds, strict=True):
                 found[name] += max(value, 0.0) / len(self.resources)
@@ -114,27 +129,24 @@ class Timeline:
 
     def exposed_communication(self) -> float:
         """Seconds in which some GPU's network is busy and no GPU computes."""
-        network = _union(self.events[self.events["stream"] == "network"])
-        both = _union(self.events)
-        compute = _union(self.events[self.events["stream"] == "compute"])
-        return _length(both) - _length(compute) if len(network) else 0.0
+        spans = self._spans()
+        return _covered(spans) - _covered(spans[self._on("compute")]) if self._on("network").any() else 0.0
 
     @property
     def overlap(self) -> float:
         """Share of the network's busy time that is hidden under computation."""
-        network = _length(_union(self.events[self.events["stream"] == "network"]))
+        network = _covered(self._spans()[self._on("network")])
         return 1 - self.exposed_communication() / network if network else 0.0
 
 
-def _union(events: pd.DataFrame) -> np.ndarray:
-    """float64[interval, 2]: the union of the events' intervals."""
-    if not len(events):
+def _union(spans: np.ndarray) -> np.ndarray:
+    """float64[interval, 2]: the union of intervals float64[event, 2]."""
+    if not len(spans):
         return np.empty((0, 2))
-    spans = events[["start", "end"]].to_numpy()
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     latest = np.maximum.accumulate(spans[:, 1])
-    first = np.r_[True, spans[1:, 0] > latest[:-1]]
-    last = np.r_[first[1:], True]
+    first = np.append(True, spans[1:, 0] > latest[:-1])
+    last = np.append(first[1:], True)
     return np.column_stack([spans[first, 0], latest[last]])
 
 
@@ -148,8 +160,8 @@ def _inside(times: np.ndarray, intervals: np.ndarray) -> np.ndarray:
     return (place >= 0) & (times < intervals[np.maximum(place, 0), 1]) if len(intervals) else np.zeros(len(times), bool)
 
 
-def _covered(events: pd.DataFrame) -> float:
-    return _length(_union(events))
+def _covered(spans: np.ndarray) -> float:
+    return _length(_union(spans))
 
 
 def balancedness(load: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, cluster_table, costs_form, samples, state, uploads, widgets
+from app import cached, calibration_form, cluster_table, costs_form, samples, state, uploads, widgets
 from app.charts import cluster as charts
 from app.text import plain
 from engine import catalogue, units
@@ -148,3 +148,4 @@ if model:
 st.subheader("Where times come from", anchor=False)
 st.caption("Every simulated time counts with these costs; each page names them.")
 costs_form.choose(cluster, model)
+calibration_form.show(cluster, model)

@@ -113,17 +113,21 @@ def test_what_does_not_go_together_is_refused(engine, inputs, tmp_path):
     )
 
 
-def test_a_training_plan_cannot_be_launched_yet_and_says_so(engine, inputs, tmp_path):
+def test_a_training_plan_is_launched_with_the_step_that_it_was_made_for(engine, inputs, tmp_path):
     path = tmp_path / "plan.json"
     engine.json("plan", *inputs, "--system", "deepspeed", "-o", path)
-    assert "training" in engine.refused("launch", path)
+    assert "leave out --tokens" in engine.refused("launch", path, "--tokens", "5")
+    found = engine.json("launch", path, "--ranks", "2", "--repeats", "1")
+    (one,) = found["runs"]
+    assert one["difference"] <= 1e-4 and {"dx", "dw", "all_reduce"} <= set(one["by_kind"]["kind"])
 
 
-@pytest.mark.parametrize("option", [["--cost", "silicon"], ["--training", "usual"], ["--graph", "graph.json"]])
+@pytest.mark.parametrize("option", [["--cost", "silicon"], ["--graph", "graph.json"]])
 def test_a_launch_does_not_pretend_to_heed_what_it_ignores(engine, tmp_path, option):
     path, sample = tmp_path / "plan.json", ["--workload", SAMPLES / "tiny-moe" / "alpha-code.npz", "--cluster", CLUSTER]
     engine.json("plan", *sample, "--model", SAMPLES / "tiny-moe-alpha.json", "--system", "linear", "-o", path)
     assert "leave out --cost" in engine.refused("launch", path, *option)
+    assert "is for inference" in engine.refused("launch", path, "--training", "usual")
 
 
 def test_every_field_of_a_step_is_in_its_json():

@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.cli import main
+from engine.errors import InputError
 from engine.formats import read_plan
+from engine.launch import local
 from engine.systems import SYSTEMS
 from tests.test_cli import CLUSTER, SAMPLES, CommandLine
 
@@ -214,7 +217,7 @@ def test_a_plan_in_use_on_other_gpus(engine, files, tmp_path):
     )
 
 
-# What cannot be launched yet
+# Launches
 
 
 def test_a_coherent_plan_is_tried_again_without_its_inputs(engine, files, coherent):
@@ -223,12 +226,30 @@ def test_a_coherent_plan_is_tried_again_without_its_inputs(engine, files, cohere
     assert found["metrics"]["total"] == pytest.approx(plan.claim.objective)
 
 
-@pytest.mark.parametrize(
-    ("which", "what"), [("pair", "two colocated models"), ("coherent", "context-coherent execution")]
-)
-def test_what_cannot_be_launched_says_so_in_one_line(engine, files, request, which, what):
-    line = engine.refused("launch", request.getfixturevalue(which), "--ranks", "2")
-    assert what in line and "simulated but not launched yet" in line and "vanilla execution" in line
+@pytest.mark.parametrize("which", ["pair", "coherent"])
+def test_a_plan_is_launched_with_the_inputs_that_it_was_made_from(engine, request, monkeypatch, which):
+    seen = []
+
+    def refuse(launch, *more):
+        seen.append(launch)
+        raise InputError("seen enough")
+
+    monkeypatch.setattr(local, "run", refuse)
+    path = request.getfixturevalue(which)
+    assert main(["launch", str(path), "--ranks", "2", "--tokens", "64", "--dtype", "bf16"]) == 2
+    (launch,) = seen
+    models = [launch.spec.model, *([launch.spec.model_b] if which == "pair" else [])]
+    assert [one.name for one in models] == ["tiny-moe-alpha", "tiny-moe-beta"][: len(models)]
+    assert all(one.dtype == "bf16" for one in models) and len(launch.workloads) == len(models)
+    assert launch.ready and launch.workloads[0].tokens == 64 and launch.spec.plans[0].placement.gpus == 2
+
+
+def test_a_launch_takes_the_second_model_from_its_options(engine, files, pair, coherent):
+    assert "no such file" in engine.refused(
+        "launch", pair, "--ranks", "2", "--workload-b", files.folder / "nowhere.npz"
+    )
+    assert "at least one token" in engine.refused("launch", pair, "--ranks", "2", "--tokens", "0", *files.second)
+    assert "is for one model" in engine.refused("launch", coherent, "--ranks", "2", *files.second)
 
 
 def test_another_recording_of_the_second_model_needs_no_model_beside_it(engine, files, pair):

@@ -4,7 +4,7 @@ The measured tables of `silicon` are the truth. What is learned is learned from 
 sizes between.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ from engine.costs.alpha_beta import AlphaBeta, fit_line
 from engine.costs.base import CostModel
 from engine.costs.curve import Curve
 from engine.costs.datasheet import Datasheet
+from engine.costs.gemm_table import GemmTable
 from engine.costs.measured import GemmTimes, MeasuredTimes, fit_profile
 from engine.costs.profiled import Profiled
 from engine.costs.silicon import Silicon
@@ -22,7 +23,6 @@ from engine.costs.silicon_tables import (
     GEMM_DTYPES,
     MACHINES,
     NCCL_OPERATIONS,
-    GemmTable,
     collective_table,
     gemm_table,
     measured_counts,
@@ -41,7 +41,7 @@ def cross_errors(gpus: Iterable[str] = ("H100", "H200"), dtype: str = "bf16") ->
     source ("α–β", "profiled", "silicon", "datasheet"), mean, worst, points. Raises InputError when nothing was measured.
 
     GEMM: the grid without the points whose three sizes all were learned; all-to-all and all-reduce: NCCL on all measured
-    numbers of GPUs of a node, where `silicon` interpolates as `profiled` does and has no row of its own. MoE FFN: whole
+    numbers of GPUs of a node. In both `silicon` interpolates as `profiled` does and has no row of its own. MoE FFN: whole
     MoE layers of equally loaded experts in SGLang's fused kernels, against the GEMMs of their experts one after another, of
     which `silicon` learned all and the others a part as before. That is no like for like: fused kernels save launches on
     few rows, and on many rows of wide layers SGLang's were measured at a third of the plain GEMMs' rate.
@@ -93,20 +93,12 @@ def _gemm_errors(table: GemmTable, card: Gpu, dtype: str, sources: dict[str, Cos
     inside = tuple(len(sizes) - 1 + len(sizes) % 2 for sizes in (table.m, table.n, table.k))
     rest = np.ones(inside, dtype=bool)
     rest[::2, ::2, ::2] = False
-    part = GemmTable(table.m[::2], table.n[::2], table.k[::2], table.seconds[::2, ::2, ::2])
-
-    def by_source(cost: CostModel) -> Callable[[int, int], np.ndarray]:
-        return lambda n, k: cost.gemm(card, table.m[: inside[0]], n, k, dtype)
-
-    def by_grid(n: int, k: int) -> np.ndarray:
-        return part.over_rows(part.of_shape(n, k), table.m[: inside[0]])
-
     errors = {}
-    for name, seconds in ({name: by_source(cost) for name, cost in sources.items()} | {"silicon": by_grid}).items():
+    for name, cost in sources.items():
         predicted = np.empty(inside)
         for at, n in enumerate(table.n[: inside[1]]):
             for place, k in enumerate(table.k[: inside[2]]):
-                predicted[:, at, place] = seconds(int(n), int(k))
+                predicted[:, at, place] = cost.gemm(card, table.m[: inside[0]], int(n), int(k), dtype)
         measured = table.seconds[: inside[0], : inside[1], : inside[2]]
         errors[name] = np.abs(predicted / measured - 1)[rest]
     return errors

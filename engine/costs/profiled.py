@@ -9,9 +9,10 @@ from engine.cluster import Cluster, Gpu
 from engine.costs.alpha_beta import Line, fit_line
 from engine.costs.base import CostModel
 from engine.costs.collectives import with_measured
-from engine.costs.curve import Curve
+from engine.costs.curve import REACH, Curve
 from engine.costs.datasheet import Datasheet
-from engine.costs.measured import MeasuredTimes, sent_line
+from engine.costs.gemm_table import GemmTable
+from engine.costs.measured import MeasuredTimes, medians, sent_line
 from engine.errors import InputError
 from engine.simulate.network import Network
 
@@ -20,9 +21,10 @@ from engine.simulate.network import Network
 class Profiled(CostModel):
     """Costs from measured times.
 
-    GEMMs lie on curves over m, one a shape (n, k) of which two or more m were measured. A shape without one takes the curve
-    of the nearest that has one (in the logarithms of n and k), with all of it but the shortest time ever measured, taken
-    to be start-up, scaled by n·k: both arithmetic and weights grow so. Without any curve, a line fitted over m·n·k counts.
+    GEMMs measured on a grid of m, n and k, as `calibrate` does, are interpolated there (`engine.costs.gemm_table`). Others
+    lie on curves over m, one a shape (n, k) of which two or more m were measured. A shape without one takes the curve of the
+    nearest that has one (in the logarithms of n and k), with all of it but the shortest time ever measured, taken to be
+    start-up, scaled by n·k: both arithmetic and weights grow so. Without any curve, a line fitted over m·n·k counts.
 
     Uneven all-to-alls run on a network of the bandwidth and start-up that the measured uniform one had.
     """
@@ -63,6 +65,14 @@ class Profiled(CostModel):
     def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
         m = np.asarray(m, dtype=np.float64)
         known = self._gemm_of(gpu, dtype)
+        if (table := known.table) is not None:
+            if m.max(initial=0) > REACH * table.m[-1]:
+                raise InputError(
+                    f"{self.measured.name}: GEMMs of {dtype} on {gpu.type} were measured up to m = {table.m[-1]:.3g} and "
+                    f"{m.max():.3g} is asked for, more than {REACH:g} times that; measure larger ones, or use the datasheet or "
+                    "an α–β profile for computation"
+                )
+            return table.over_rows(table.of_shape(n, k), m)
         if not known.curves:
             return known.line.seconds(m * n * k)
         near_n, near_k = known.nearest(n, k)
@@ -135,6 +145,11 @@ class _Gemms:
     """The GEMMs of one dtype on one type of GPU. points: float64[point, (m, n, k, seconds)]."""
 
     points: np.ndarray
+
+    @cached_property
+    def table(self) -> GemmTable | None:
+        """The measured grid, None where the sizes form none."""
+        return GemmTable.of(medians(self.points.tolist()))
 
     @cached_property
     def curves(self) -> dict[tuple[float, float], Curve]:

@@ -10,7 +10,6 @@ Only its data files are read, never its query classes, which are internal and ch
 * Folders are named by version; the newest that has what is asked for counts.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -22,6 +21,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from engine.costs.curve import Curve, never_falling
+from engine.costs.gemm_table import GemmTable
 from engine.errors import InputError
 
 PACKAGE = "aiconfigurator-core"
@@ -47,30 +47,6 @@ MACHINES = {
     "L40S": Machine("l40s", 32e9),
 }
 """GPU types of the catalogue that were measured."""
-
-
-@dataclass(frozen=True, eq=False)
-class GemmTable:
-    """seconds: float64[m, n, k] at the sizes m, n, k: float64[size], ascending."""
-
-    m: np.ndarray
-    n: np.ndarray
-    k: np.ndarray
-    seconds: np.ndarray
-
-    def of_shape(self, n: float, k: float) -> np.ndarray:
-        """float64[m]: seconds at the table's m for one shape, linear in the logarithms between the grid's n and k, never
-        falling over m (see `engine.costs.curve`). Outside the grid its edge counts, above it at the edge's throughput."""
-        log_seconds = np.log(self.seconds)
-        for size, sizes in ((n, self.n), (k, self.k)):
-            log_seconds = _blend(log_seconds, np.log(sizes), np.log(size))
-        return never_falling(np.exp(log_seconds)) * max(n / self.n[-1], 1.0) * max(k / self.k[-1], 1.0)
-
-    def over_rows(self, of_shape: np.ndarray, m: np.ndarray) -> np.ndarray:
-        """float64[...]: seconds of m (float64[...]) rows of the shape whose times are `of_shape`; 0 where m is 0."""
-        m = np.asarray(m, dtype=np.float64)
-        seconds = np.exp(np.interp(np.log(np.maximum(m, 1.0)), np.log(self.m), np.log(of_shape)))
-        return np.where(m > 0, seconds * np.maximum(m / self.m[-1], 1.0), 0.0)
 
 
 def installed_package() -> str:
@@ -103,13 +79,6 @@ def gemm_table(folder: str, dtype: str) -> GemmTable | None:
             array.flags.writeable = False
         return GemmTable(m, n, k, seconds)
     return None
-
-
-def _blend(values: np.ndarray, sizes: np.ndarray, size: float) -> np.ndarray:
-    """`values` interpolated linearly at `size` along their second axis, whose places are `sizes`; clamped at both ends."""
-    upper = int(np.clip(np.searchsorted(sizes, size), 1, len(sizes) - 1))
-    share = np.clip((size - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1]), 0.0, 1.0)
-    return (1 - share) * values[:, upper - 1] + share * values[:, upper]
 
 
 def moe_table(folder: str, dtype: str) -> pd.DataFrame:

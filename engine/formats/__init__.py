@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from engine.cluster import Cluster
 from engine.costs import CostProfile, MeasuredTimes
+from engine.costs.calibration import Calibration
 from engine.errors import InputError
 from engine.formats import huggingface, kineto, measurements, nccl_tests, numpy_files, sglang, tables
 from engine.formats.checks import Finding, check_recording
@@ -107,8 +108,9 @@ def read_model(path: Path) -> MoEModel:
 
 
 def read_costs(path: Path) -> CostProfile | MeasuredTimes:
-    """Fitted lines or measured times: either of them as saved (JSON), measured times as a table (CSV), the text that
-    nccl-tests prints (.txt, .log, .out), or a trace of the PyTorch profiler (.json, .json.gz); raises InputError."""
+    """Fitted lines or measured times: either of them as saved (JSON), what `calibrate` writes (JSON), measured times as a
+    table (CSV), the text that nccl-tests prints (.txt, .log, .out), or a trace of the PyTorch profiler (.json, .json.gz);
+    raises InputError."""
     with one_clear_line(path):
         extension = check_file(path, (".json", ".gz", ".csv", *nccl_tests.EXTENSIONS))
         if extension == ".csv":
@@ -118,6 +120,8 @@ def read_costs(path: Path) -> CostProfile | MeasuredTimes:
         data = kineto.read_gzip(path) if extension == ".gz" else read_json_object(path)
         if kineto.is_trace(data):
             return kineto.read_kineto(data, path)
+        if data.get("kind") == "calibration":
+            return Calibration.from_dict(data, path.name).measured
         return (MeasuredTimes if "kind" in data else CostProfile).from_dict(data, path.name)
 
 

@@ -27,6 +27,7 @@ RESULT = "result.json"  # the best result so far
 FINAL = "final"  # marker: the result is the complete one
 ERROR = "error.json"  # JSON: the message of the exception that ended the job
 EXIT = "exit"  # the worker's exit code, known only where it was started
+RESERVE = ".reserve"  # room on the disk for `ERROR` and `EXIT`, given up when the worker ends
 
 # The boot time is given in whole seconds and may tick over between the two readings that are compared.
 START_TOLERANCE = 2.0
@@ -156,7 +157,8 @@ class Context:
         self, done: float | None, message: str, incumbent: float | None = None, bound: float | None = None
     ) -> None:
         """Tell how far the work is. Call it at a pace that a person can follow; `inf` and `nan` count as unknown."""
-        print(message, flush=True)  # what was going on is the first thing to know of a worker that died
+        with contextlib.suppress(OSError):
+            print(message, flush=True)  # what was going on is the first thing to know of a worker that died
         share = _finite(done)
         progress = Progress(
             time=time.time(),

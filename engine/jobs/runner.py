@@ -188,12 +188,17 @@ def find(id: str, root: Path) -> Job:
     return Job(id, folder)
 
 
-def jobs(root: Path, kind: str | None = None) -> list[Job]:
-    """All jobs under `root`, or those of one kind, newest first; one whose request is unreadable is left out."""
+def folders(root: Path) -> list[Job]:
+    """All folders under `root` that may be jobs, newest first, none of them read."""
     folder = root.resolve() / "jobs"
     paths = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
+    return [Job(path.name, path) for path in paths if ID.fullmatch(path.name)]
+
+
+def jobs(root: Path, kind: str | None = None) -> list[Job]:
+    """All jobs under `root`, or those of one kind, newest first; one whose request is unreadable is left out."""
     found = []
-    for job in [Job(path.name, path) for path in paths if ID.fullmatch(path.name)]:
+    for job in folders(root):
         with contextlib.suppress(InputError):
             if kind in (None, job.request.kind):
                 found.append(job)

@@ -1,4 +1,4 @@
-"""What jobs do: plan and launch. Arguments and results are plain JSON."""
+"""Jobs that plan. Arguments and results are plain JSON."""
 
 from typing import Any
 
@@ -7,10 +7,6 @@ from engine.cluster import Cluster
 from engine.costs import choice as cost_choice
 from engine.errors import InputError
 from engine.jobs.protocol import Context
-from engine.launch import local
-from engine.launch.compare import compare
-from engine.launch.devices import attached
-from engine.launch.prepare import prepare
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Placement, Plan
@@ -107,49 +103,4 @@ def candidate_of_plan(plan: Plan, problem: Problem, runtime: float, notes: Notes
         "runtime": runtime,
         "notes": {about: note._asdict() for about, note in notes.items()},
         "metrics": metrics(plan, problem, timeline).to_dict(),
-    }
-
-
-def launch(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Run plans on this machine.
-
-    arguments: workload (digest), model, plans (JSON), ranks, tokens (None: default), repeats, limit (seconds).
-    """
-    prepared = prepare(
-        [Plan.from_dict(plan, "plan") for plan in arguments["plans"]],
-        store.load_workload(arguments["workload"]),
-        MoEModel.from_dict(arguments["model"], "model"),
-        attached(),
-        ranks=arguments["ranks"],
-        tokens=arguments.get("tokens"),
-        repeats=arguments.get("repeats", 3),
-        limit=arguments.get("limit", 900.0),
-    )
-    return describe_run(local.run(prepared, context.folder / "run", context.stop, context.report))
-
-
-def describe_run(run: local.Run) -> dict[str, Any]:
-    """A finished launch as JSON: of every plan both timelines and their comparison, and what it was measured on."""
-    return {
-        "runs": [_describe_plan(one) for one in run.runs],
-        "device": run.device,
-        "tokens": run.tokens,
-        "clock_error": run.clock_error,
-        "profile": run.profile.model_dump(mode="json", exclude_none=True),
-    }
-
-
-def _describe_plan(one: local.Measured) -> dict[str, Any]:
-    laid = compare(one.predicted, one.measured)
-    return {
-        "plan": one.plan.id,
-        "name": one.plan.name,
-        "predicted": one.predicted.to_dict(),
-        "measured": one.measured.to_dict(),
-        "by_kind": laid.by_kind.astype(object).where(laid.by_kind.notna(), None).to_dict("list"),
-        "predicted_seconds": laid.predicted,
-        "measured_seconds": laid.measured,
-        "waiting_seconds": laid.waiting,
-        "pass_seconds": list(one.totals),
-        "difference": one.difference,
     }

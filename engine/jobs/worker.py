@@ -4,6 +4,7 @@ It exits with 0 when the work returned, 2 on bad input and 1 on any other except
 """
 
 import contextlib
+import errno
 import faulthandler
 import importlib
 import json
@@ -16,14 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import InputError
-from engine.jobs.protocol import CANCELLED, ERROR, REQUEST, Context, Request, write_atomically, write_pid
+from engine.jobs.protocol import CANCELLED, ERROR, REQUEST, RESERVE, Context, Request, write_atomically, write_pid
+
+RESERVED = 2**14
+"""Bytes of disk that a job holds while it works, so that it can say why it failed when there are no others left."""
 
 Handler = Callable[[dict[str, Any], Context], dict[str, Any]]
 
 # The only work a job can do, by kind. Named rather than imported: a job loads what it needs and no more.
 HANDLERS = {
     "optimise": "engine.jobs.tasks:optimise",
-    "launch": "engine.jobs.tasks:launch",
+    "launch": "engine.jobs.launches:launch",
+    "calibrate": "engine.jobs.calibrations:calibrate_devices",
     "affinity": "engine.jobs.studies:affinity_study",
     "sweep": "engine.jobs.studies:sweep_study",
     "front": "engine.jobs.scores:find_front",
@@ -43,6 +48,8 @@ def run(folder: Path, handlers: Mapping[str, str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: context.ask_to_stop())
     faulthandler.enable()
     write_pid(folder, os.getpid())
+    with contextlib.suppress(OSError):
+        (folder / RESERVE).write_bytes(os.urandom(RESERVED))
     try:
         request = Request.from_json((folder / REQUEST).read_bytes(), REQUEST)
         handler = _load(request.kind, handlers)
@@ -53,12 +60,18 @@ def run(folder: Path, handlers: Mapping[str, str]) -> int:
         if context.stop():  # work without a partial result answers a signal from outside like this
             (folder / CANCELLED).touch()
         _leave_error(folder, str(error))
-        print(error, file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(error, file=sys.stderr)
         return 2
     except Exception as error:
-        _leave_error(folder, f"{type(error).__name__}: {error}")
-        traceback.print_exc()
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        _leave_error(folder, f"{folder}: {error.strerror}" if full else f"{type(error).__name__}: {error}")
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
         return 1
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / RESERVE).unlink(missing_ok=True)
     return 0
 
 
@@ -70,8 +83,9 @@ def _load(kind: str, handlers: Mapping[str, str]) -> Handler:
 
 
 def _leave_error(folder: Path, message: str) -> None:
-    # On a full disk the exit code and what the log still takes have to do.
+    # On a full disk, without the reserve, the exit code and what the log still takes have to do.
     with contextlib.suppress(OSError):
+        (folder / RESERVE).unlink(missing_ok=True)
         write_atomically(folder / ERROR, json.dumps({"message": " ".join(message.split())}))
 
 

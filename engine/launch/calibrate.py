@@ -4,76 +4,131 @@ that the run will have."""
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from engine.launch.exchange import Exchange
 from engine.launch.job import Job
-from engine.launch.layer import aggregate, ffn, gate
+from engine.launch.layer import aggregate, expert_ffns, gate, uses_grouped_gemms
+from engine.launch.line import Line
+from engine.launch.routes import Piece
+from engine.plan import OrderMode
 
 AROUND = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Sizes measured, relative to the mean size in the run."""
 
-REPEATS = 3
+REPEATS, SHORT_REPEATS = 3, 9
+"""How often each is measured: computations and large exchanges, and what takes so little that a rank that had to wait for a
+processor shows."""
 
 
 def calibrate(job: Job) -> dict[str, list]:
-    """Median seconds over `REPEATS` runs: {"gemm" | "gate" | "memory" | "network": [[size, seconds], ...]}.
+    """Median seconds: {"gemm" | "gate" | "memory" | "network" | "phases" | "meetings": [[size, seconds], ...]}.
 
     gemm: the mean rank's experts one after another, each on m rows; seconds of one of the two GEMMs of one expert, taken
     to be equal, size = m·n·k; gate: the router on m rows, size = m·n·k; memory: one aggregation, size in bytes; network:
-    every rank sends to every other one at once, size in bytes that one rank sends.
+    every rank sends to every other one at once, size in bytes that one rank sends; phases: every rank sends to one after
+    another in a rotation, seconds of one phase, size in bytes of one send; meetings: what passes between the end of a
+    step on the last rank and the start of the next one on the first, size 0 within a layer and 1 between two layers
+    (where the clocks have been stopped in the meantime).
     """
-    spec, model, rank, device = job.spec, job.spec.model, job.rank, job.device
-    tokens, layers = job.tokens[0].experts.shape[:2]
-    weights = job.weights(model, layers)
-    copies = tokens * model.experts_per_token
-    held = max(1, model.experts // spec.ranks)
-    experts = [weights.expert(0, expert) for expert in range(held)]
-    gated, two_gemms = model.ffn_matrices == 3, model.ffn_matrices * model.d_model * model.d_ff
-    measured: dict[str, list] = {"gemm": [], "gate": [], "memory": [], "network": []}
+    spec = job.spec
+    measured = {"gemm": [], "gate": [], "memory": [], "network": [], "phases": [], "meetings": []}
     for times in AROUND:
-        rows = rows_of(times, copies / model.experts)
-        x = torch.ones((rows * held, model.d_model), dtype=weights.dtype, device=device)
-        parts = torch.arange(rows * held, device=device).split(rows)
-        out = torch.empty_like(x)
-
-        def one_ffn(x=x, parts=parts, out=out) -> None:
-            for part, matrices in zip(parts, experts, strict=True):
-                out[part] = ffn(x[part], *matrices, gated)
-
-        measured["gemm"].append([rows * two_gemms / 2, seconds_of(one_ffn, job) / held / 2])
-
-        rows = rows_of(times, tokens / spec.ranks)
-        x = torch.ones((rows, model.d_model), dtype=weights.dtype, device=device)
-        chosen = torch.arange(model.experts_per_token, device=device).expand(rows, -1)
-        token = torch.arange(rows, device=device).repeat(model.experts_per_token)
-        outputs, weight = x[token], torch.ones(len(token), dtype=x.dtype, device=device)
-
-        def one_gate(x=x, chosen=chosen) -> None:
-            gate(x, weights.router[0], chosen)
-
-        def one_sum(x=x, outputs=outputs, weight=weight, token=token) -> None:
-            aggregate(x, outputs, weight, token)
-
-        measured["gate"].append([rows * model.experts * model.d_model, seconds_of(one_gate, job)])
-        moved = rows * (model.experts_per_token + 1) * model.bytes_per_token
-        measured["memory"].append([moved, seconds_of(one_sum, job)])
-
+        measured["gemm"].append(_gemm(job, times))
+        measured["gate"].append(_gate(job, times))
+        measured["memory"].append(_memory(job, times))
         if spec.ranks > 1:
-            rows = rows_of(times, copies / spec.ranks**2)
-            outgoing = torch.zeros((spec.ranks, rows, model.d_model), dtype=weights.dtype, device=device)
-            incoming = torch.empty_like(outgoing)
-
-            def one_exchange(outgoing=outgoing, incoming=incoming) -> None:
-                peers = [peer for peer in range(spec.ranks) if peer != rank]
-                receives = [dist.P2POp(dist.irecv, incoming[peer], peer) for peer in peers]
-                sends = [dist.P2POp(dist.isend, outgoing[peer], peer) for peer in peers]
-                for work in dist.batch_isend_irecv(receives + sends):
-                    work.wait()
-
-            sent = (spec.ranks - 1) * rows * model.bytes_per_token
-            measured["network"].append([sent, seconds_of(one_exchange, job)])
+            size, seconds = _exchange(job, times, "concurrent", REPEATS)
+            measured["network"].append([size * (spec.ranks - 1), seconds])
+            size, seconds = _exchange(job, times, "matched", SHORT_REPEATS)
+            measured["phases"].append([size, seconds / (spec.ranks - 1)])
+    measured["meetings"] = [[0, _meeting(job, False)], [1, _meeting(job, True)]]
     return measured
+
+
+def _gemm(job: Job, times: float) -> list[float]:
+    model, held = job.spec.model, max(1, job.spec.model.experts // job.spec.ranks)
+    weights = job.weights(model, job.tokens[0].experts.shape[1])
+    rows = rows_of(times, len(job.tokens[0].experts) * model.experts_per_token / model.experts)
+    x = torch.ones((rows * held, model.d_model), dtype=weights.dtype, device=job.device)
+    counts, place = [rows] * held, torch.arange(rows * held, device=job.device)
+    inward, outward = weights.experts(0, range(held))
+    grouped = uses_grouped_gemms(job.device, weights.dtype, (inward.shape[2], *outward.shape[1:]))
+    ends = rows * torch.arange(1, held + 1, dtype=torch.int32, device=job.device) if grouped else None
+
+    def step() -> None:
+        expert_ffns(x[place], counts, inward, outward, model.ffn_matrices == 3, ends)[place]
+
+    two_gemms = model.ffn_matrices * model.d_model * model.d_ff
+    return [rows * two_gemms / 2, seconds_of(step, job, REPEATS) / held / 2]
+
+
+def _gate(job: Job, times: float) -> list[float]:
+    model = job.spec.model
+    router = job.weights(model, job.tokens[0].experts.shape[1]).router[0]
+    rows = rows_of(times, len(job.tokens[0].experts) / job.ranks)
+    x = torch.ones((rows, model.d_model), dtype=router.dtype, device=job.device)
+    chosen = torch.arange(model.experts_per_token, device=job.device).expand(rows, -1)
+    seconds = seconds_of(lambda: gate(x, router, chosen), job, REPEATS)
+    return [rows * model.experts * model.d_model, seconds]
+
+
+def _memory(job: Job, times: float) -> list[float]:
+    model, k = job.spec.model, job.spec.model.experts_per_token
+    rows = rows_of(times, len(job.tokens[0].experts) / job.ranks)
+    x = torch.ones((rows, model.d_model), dtype=job.dtype, device=job.device)
+    token = torch.arange(rows, device=job.device).repeat(k)
+    outputs, weight = x[token], torch.ones(len(token), dtype=x.dtype, device=job.device)
+    seconds = seconds_of(lambda: aggregate(x, outputs, weight, token), job, REPEATS)
+    return [rows * (k + 1) * model.bytes_per_token, seconds]
+
+
+def _exchange(job: Job, times: float, mode: OrderMode, repeats: int) -> tuple[int, float]:
+    """The size of one send and the seconds of an exchange in which every rank sends as much to every other one: all at
+    once, or matched in as many phases as there are others."""
+    rows, exchange, expect = _uniform(job, times, mode)
+    return rows * job.spec.model.bytes_per_token, seconds_of(exchange, job, repeats, expect)
+
+
+def _uniform(job: Job, times: float, mode: OrderMode) -> tuple[int, Callable[[], None], Callable[[], None]]:
+    """Rows of a send, such an exchange, and what prepares it."""
+    model, ranks = job.spec.model, job.ranks
+    rows = rows_of(times, len(job.tokens[0].experts) * model.experts_per_token / ranks**2)
+    order = [
+        Piece(0 if mode == "concurrent" else shift, src, (src + shift) % ranks, 0, rows)
+        for shift in range(1, ranks)
+        for src in range(ranks)
+    ]
+    way = Exchange(job.rank, mode, order, np.full((ranks, ranks), rows), lambda piece, begin: None, job.recorder)
+    outgoing = torch.zeros((ranks * rows, model.d_model), dtype=job.dtype, device=job.device)
+    incoming, line = torch.empty_like(outgoing), Line(job)
+
+    def expect() -> None:
+        if not line.in_host_memory:
+            way.expect(incoming)
+
+    return rows, lambda: line.carry(way.run, outgoing, incoming, lambda begin, end: None), expect
+
+
+def _meeting(job: Job, between_layers: bool) -> float:
+    """Seconds from when the last rank has done a step to when the first one goes on: an exchange, after which they come one
+    by one and not, as after another meeting, all at once."""
+    line, gaps = Line(job), []
+    _, exchange, expect = _uniform(job, AROUND[0], "concurrent")
+    for _ in range(SHORT_REPEATS + 1):
+        expect()
+        line.meet()
+        exchange()
+        come = _clock(job)
+        if between_layers:
+            with job.recorder.paused():
+                pass
+        line.meet()
+        last, first = _latest(job, come, -_clock(job))
+        gaps.append(max(0.0, -first - last))
+    return _median(gaps[1:])
 
 
 def rows_of(times: float, mean: float) -> int:
@@ -81,15 +136,33 @@ def rows_of(times: float, mean: float) -> int:
     return round(times * max(mean, 8.0))
 
 
-def seconds_of(work: Callable[[], None], job: Job) -> float:
+def seconds_of(
+    work: Callable[[], None], job: Job, repeats: int, before: Callable[[], None] | None = None
+) -> float:  # fmt: skip
     """Median seconds, the same figure on all ranks, from the first rank's start to the last one's end: ranks that share
-    cores wait for each other, which a rank's own stopwatch would not see."""
+    cores wait for each other, which a rank's own stopwatch would not see. before: done every time, not measured."""
     spans = []
-    for _ in range(REPEATS + 1):
+    for _ in range(repeats + 1):
+        if before is not None:
+            before()
         dist.barrier()
-        begin = job.recorder.now()
+        begin = _clock(job)
         work()
-        ends = torch.tensor([-begin, job.recorder.now()], dtype=torch.float64, device=job.device)
-        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-        spans.append(float(ends.sum()))
-    return sorted(spans[1:])[REPEATS // 2]
+        spans.append(sum(_latest(job, -begin, _clock(job))))
+    return _median(spans[1:])
+
+
+def _clock(job: Job) -> float:
+    """Seconds on the common clock, with the device's work done and pauses left out."""
+    return job.recorder.now() - job.recorder.mark().paused
+
+
+def _latest(job: Job, *times: float) -> list[float]:
+    """The largest of all ranks, of each."""
+    told = torch.tensor(times, dtype=torch.float64, device=job.wire)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return told.tolist()
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]

@@ -161,6 +161,19 @@ def _seen_by_nvml() -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
         return (), (f"NVML shows no GPU: {error}",)
 
 
+def driver_version() -> str | None:
+    """Of NVIDIA's driver; None where it does not tell."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        with _session(pynvml):
+            return pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError:
+        return None
+
+
 @contextmanager
 def _session(nvml: ModuleType) -> Iterator[None]:
     nvml.nvmlInit()

@@ -3,7 +3,7 @@ order of sends; what their sends were to each other becomes local."""
 
 import numpy as np
 
-from engine.plan import Plan, Schedule, SendOrder
+from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.workload import RoutingTrace
 
 
@@ -18,29 +18,33 @@ def fold_plan(plan: Plan, ranks: int) -> Plan:
     if ranks == gpus:
         return plan
     rank = rank_of_gpu(gpus, ranks)
-    experts_of_gpu = tuple(
-        tuple(tuple(sorted({e for gpu in np.flatnonzero(rank == r) for e in row[gpu]})) for r in range(ranks))
-        for row in plan.placement.experts_of_gpu
-    )
-    order = plan.send_order
-    return plan.model_copy(
-        update={
-            "placement": plan.placement.model_copy(update={"experts_of_gpu": experts_of_gpu}),
-            "send_order": SendOrder(
-                mode=order.mode,
-                dispatch=tuple(_fold_schedule(schedule, rank) for schedule in order.dispatch),
-                combine=tuple(_fold_schedule(schedule, rank) for schedule in order.combine),
-            ),
-            "claim": None,
-            "parent": plan.id,
-        }
-    )
+    folded = {"placement": _fold_placement(plan.placement, rank), "send_order": _fold_order(plan.send_order, rank)}
+    if plan.placement_b is not None:
+        folded["placement_b"] = _fold_placement(plan.placement_b, rank)
+        folded["send_order_b"] = _fold_order(plan.send_order_b, rank)
+    return plan.model_copy(update=folded | {"claim": None, "parent": plan.id})
 
 
 def fold_trace(trace: RoutingTrace, gpus: int, ranks: int) -> RoutingTrace:
     """The trace with the source rank of every token written down, folded like the plan."""
     source = rank_of_gpu(gpus, ranks)[trace.rank_of_token(gpus)].astype(np.int32)
     return RoutingTrace(trace.name, trace.experts, trace.num_experts, trace.sequence, source)
+
+
+def _fold_placement(placement: Placement, rank: np.ndarray) -> Placement:
+    experts_of_gpu = tuple(
+        tuple(tuple(sorted({e for gpu in np.flatnonzero(rank == r) for e in row[gpu]})) for r in range(rank[-1] + 1))
+        for row in placement.experts_of_gpu
+    )
+    return placement.model_copy(update={"experts_of_gpu": experts_of_gpu})
+
+
+def _fold_order(order: SendOrder, rank: np.ndarray) -> SendOrder:
+    return SendOrder(
+        mode=order.mode,
+        dispatch=tuple(_fold_schedule(schedule, rank) for schedule in order.dispatch),
+        combine=tuple(_fold_schedule(schedule, rank) for schedule in order.combine),
+    )
 
 
 def _fold_schedule(schedule: Schedule, rank: np.ndarray) -> Schedule:

@@ -1,8 +1,12 @@
-"""One model's MoE layers forward: gate, dispatch in the plan's order, expert FFNs, combine, aggregate; every step starts when
-all ranks have finished the one before, as `engine.simulate.inference` has it."""
+"""MoE layers forward: gate, dispatch in the plan's order, expert FFNs, combine, aggregate.
+
+`Layers` is one model's part of that on one rank, step by step. `Forward` runs the steps one after another, each when all
+ranks have finished the one before, as `engine.simulate.inference` has it.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,112 +14,235 @@ import torch.distributed as dist
 
 from engine.launch.exchange import Exchange
 from engine.launch.job import Job
-from engine.launch.layer import aggregate, ffn, gate, reference, tokens_in
+from engine.launch.layer import (
+    aggregate,
+    expert_ffns,
+    gate,
+    reference,
+    relative_difference,
+    tokens_in,
+    uses_grouped_gemms,
+)
+from engine.launch.line import Line
 from engine.launch.recorder import Mark
-from engine.launch.routes import Piece, Route, pieces, route
+from engine.launch.routes import Piece, Route, combined, pieces, route
 from engine.plan import Plan
+
+NETWORK = ("dispatch", "combine")
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """What a rank needs for a layer before its clock runs: indexes on its device, the weights of the experts at work, and
+    buffers for what will arrive.
+
+    chosen: int64[token, k] of the tokens held; token, choice: int64[copy sent]; by_expert: int64[copy received], in the
+    order of the experts, of which the one at place e has rows_of[e]; ends: see `expert_ffns`; result: int64[copy returned],
+    its place in that order; token_back, choice_back: int64[copy that comes back]
+    """
+
+    chosen: torch.Tensor
+    token: torch.Tensor
+    choice: torch.Tensor
+    by_expert: torch.Tensor
+    rows_of: list[int]
+    ends: torch.Tensor | None
+    inward: torch.Tensor
+    outward: torch.Tensor
+    result: torch.Tensor
+    token_back: torch.Tensor
+    choice_back: torch.Tensor
+    incoming: torch.Tensor
+    back: torch.Tensor
+
+
+class Layers:
+    """One model's MoE layers on this rank. In every layer its steps are called in the order `ready`, `gate`, `exchange`
+    ("dispatch"), `ffn`, `exchange` ("combine"), `aggregate`.
+
+    number: which of the plan's models; line: what its exchanges use
+    """
+
+    def __init__(self, job: Job, plan: Plan, line: Line, number: int = 0) -> None:
+        self.job, self.line, self.number = job, line, number
+        self.model = (job.spec.model, job.spec.model_b)[number]
+        self.experts, self.source = job.tokens[number].experts, job.tokens[number].source
+        placement, order = ((plan.placement, plan.send_order), (plan.placement_b, plan.send_order_b))[number]
+        self.layers, self.mode = self.experts.shape[1], order.mode
+        self.weights = job.weights(self.model, self.layers)
+        self.home = self.homes(placement.gpu_of_expert)
+        self.routes: dict[str, list[Route]] = {kind: [] for kind in NETWORK}
+        self.order: dict[str, list[list[Piece]]] = {kind: [] for kind in NETWORK}
+        for layer in range(self.layers):
+            out = route(self.experts[:, layer], self.home[layer], placement.share[layer])
+            for kind, way in zip(NETWORK, (out, combined(out, self.home[layer + 1])), strict=True):
+                schedule = None if order.mode == "concurrent" else getattr(order, kind)[layer]
+                self.routes[kind].append(way)
+                self.order[kind].append(pieces(order.mode, schedule, way.counts))
+        self.x: torch.Tensor | None = None
+        """[token held, d_model], by the tokens' numbers: at first what enters the first layer, at last the output."""
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row of the dispatch."""
+        return self.model.d_model
+
+    def homes(self, gpu_of_expert: np.ndarray) -> np.ndarray:
+        """int64[layer + 1, token]: the rank that holds a token before every layer, and after the last one. gpu_of_expert:
+        int64[layer, expert]"""
+        return np.broadcast_to(self.source, (self.layers + 1, len(self.source)))
+
+    def held(self, layer: int) -> np.ndarray:
+        """int64[token]: which tokens this rank holds before a layer."""
+        return np.flatnonzero(self.home[layer] == self.job.rank)
+
+    def begin(self) -> None:
+        """Put the tokens at the beginning of a pass."""
+        self.x = self.first_tokens()[self.held(0)]
+
+    def first_tokens(self) -> torch.Tensor:
+        """[token, d_model]: what enters the first layer, of all ranks."""
+        return tokens_in(len(self.experts), self.model, self.job.spec.seed, self.job.device, self.weights.dtype)
+
+    def ready(self, layer: int) -> None:
+        """Bring what a layer needs. A served model has its weights in place, here every layer brings its own: while all
+        clocks are stopped."""
+        rank, out, back = self.job.rank, self.routes["dispatch"][layer], self.routes["combine"][layer]
+        sent, received, returned, arriving = (
+            out.outgoing(rank), out.incoming(rank), back.outgoing(rank), back.incoming(rank)
+        )  # fmt: skip
+        by_expert = np.argsort(out.expert[received], kind="stable")
+        at_work, rows_of = np.unique(out.expert[received], return_counts=True)
+        # A copy is told by its token and its choice, whatever the order in which it lies somewhere.
+        k = self.experts.shape[2]
+        computed = (out.token * k + out.choice)[received][by_expert]
+        in_order = np.argsort(computed)
+        result = in_order[np.searchsorted(computed, (back.token * k + back.choice)[returned], sorter=in_order)]
+        inward, outward = self.weights.experts(layer, at_work.tolist())
+        grouped = len(at_work) and uses_grouped_gemms(
+            self.job.device, self.weights.dtype, (inward.shape[2], *outward.shape[1:])
+        )
+        self._ready = Ready(
+            chosen=self._on_device(self.experts[self.held(layer), layer].astype(np.int64)),
+            token=self._on_device(np.searchsorted(self.held(layer), out.token[sent])),
+            choice=self._on_device(out.choice[sent]),
+            by_expert=self._on_device(by_expert),
+            rows_of=rows_of.tolist(),
+            ends=self._on_device(np.cumsum(rows_of).astype(np.int32)) if grouped else None,
+            inward=inward,
+            outward=outward,
+            result=self._on_device(result),
+            token_back=self._on_device(np.searchsorted(self.held(layer + 1), back.token[arriving])),
+            choice_back=self._on_device(back.choice[arriving]),
+            incoming=self.x.new_empty((len(received), self.width)),
+            back=self.x.new_empty((len(arriving), self.model.d_model)),
+        )
+        self._ways = {kind: self._way(kind, layer, channel) for channel, kind in enumerate(NETWORK)}
+        if not self.line.in_host_memory:
+            for kind, into in zip(NETWORK, (self._ready.incoming, self._ready.back), strict=True):
+                self._ways[kind].expect(into)
+
+    def gate(self, layer: int) -> None:
+        """Score this rank's tokens and lay out what it sends."""
+        with self._computing("gate", layer):
+            normal, self.weight = gate(self.x, self.weights.router[layer], self._ready.chosen)
+        self.outgoing = normal[self._ready.token]
+
+    def _way(self, kind: str, layer: int, channel: int) -> Exchange:
+        recorder, rank = self.job.recorder, self.job.rank
+        row_bytes = (self.width if kind == "dispatch" else self.model.d_model) * self.model.bytes_per_number
+
+        def log(piece: Piece, begin: Mark) -> None:
+            recorder.log(kind, layer, begin, recorder.mark(), model=self.number, phase=piece.phase, src=piece.src,
+                         dst=piece.dst, row=piece.begin, bytes=(piece.end - piece.begin) * row_bytes)  # fmt: skip
+
+        return Exchange(rank, self.mode, self.order[kind][layer], self.routes[kind][layer].counts, log, recorder,
+                        self.line.group, self.job.links, channel)  # fmt: skip
+
+    def exchange(self, kind: str, layer: int) -> None:
+        """The dispatch or combine of a layer. The ranks have to have met on the line."""
+        recorder = self.job.recorder
+        out, into = (self.outgoing, self._ready.incoming) if kind == "dispatch" else (self.result, self._ready.back)
+        self.line.carry(
+            self._ways[kind].run, out, into,
+            lambda begin, end: recorder.log(kind, layer, begin, end, model=self.number),
+        )  # fmt: skip
+
+    def ffn(self, layer: int) -> None:
+        """This rank's experts on all rows that came, and their outputs in the order of the combine."""
+        with self._computing("ffn", layer):
+            self.result = self._computed(self._ready.incoming[self._ready.by_expert])[self._ready.result]
+
+    def _computed(self, rows: torch.Tensor) -> torch.Tensor:
+        """[row, d_model]: the outputs of the experts for rows in their order."""
+        gated, now = self.model.ffn_matrices == 3, self._ready
+        return expert_ffns(rows, now.rows_of, now.inward, now.outward, gated, now.ends)
+
+    def aggregate(self, layer: int) -> None:
+        """Sum up what came back for this rank's tokens."""
+        now = self._ready
+        with self._computing("aggregate", layer):
+            self.x = aggregate(self.x, now.back, self.weight[now.token_back, now.choice_back], now.token_back)
+
+    def _computing(self, kind: str, layer: int) -> contextlib.AbstractContextManager[None]:
+        return self.job.recorder.computing(kind, layer, model=self.number)
+
+    def difference(self) -> float | None:
+        """See `Executor.difference`, of this model alone."""
+        job, planned = self.job, self.first_tokens()
+        for rank, part in outputs(self.x, np.bincount(self.home[-1], minlength=job.ranks), job):
+            planned[self._on_device(np.flatnonzero(self.home[-1] == rank))] = part.to(job.device)
+        return None if job.rank else relative_difference(planned, self.unplanned())
+
+    def unplanned(self) -> torch.Tensor:
+        """[token, d_model]: the output of one process without a plan."""
+        self.job.use_all_cores()
+        return reference(self._on_device(self.experts.astype(np.int64)), self.model, self.weights, self.first_tokens())
+
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.job.device)
 
 
 class Forward:
     """Executor of a plan for one model with vanilla execution."""
 
     def __init__(self, job: Job, plan: Plan) -> None:
-        self.job, self.plan = job, plan
-        self.model, self.experts, self.source = job.spec.model, job.tokens[0].experts, job.tokens[0].source
-        self.layers = self.experts.shape[1]
-        self.weights = job.weights(self.model, self.layers)
-        self.mine = np.flatnonzero(self.source == job.rank)
-        self.routes = [route(self.experts[:, layer], self.source, plan.placement.share[layer])
-                       for layer in range(self.layers)]  # fmt: skip
-        order, scheduled = plan.send_order, plan.send_order.mode != "concurrent"
-        self.dispatch, self.combine = [], []
-        for layer, path in enumerate(self.routes):
-            out, back = (order.dispatch[layer], order.combine[layer]) if scheduled else (None, None)
-            self.dispatch.append(pieces(order.mode, out, path.counts))
-            self.combine.append(pieces(order.mode, back, path.counts.T))
-        self.output: torch.Tensor | None = None
+        self.job, self.line = job, Line(job)
+        self.model = self.layers_of(plan)
+
+    def layers_of(self, plan: Plan) -> Layers:
+        return Layers(self.job, plan, self.line)
 
     def run(self, tell: Callable[[float, str], None]) -> None:
-        job = self.job
-        x = tokens_in(len(self.experts), self.model, job.spec.seed, job.device, job.dtype)[self.mine]
-        for layer in range(self.layers):
-            tell(layer / self.layers, f"layer {layer + 1} of {self.layers}")
-            x = self.layer(layer, x)
-        self.output = x
-
-    def layer(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        """One layer on this rank. x: [own token, d_model]."""
-        path, model, job = self.routes[layer], self.model, self.job
-        sending, receiving = path.outgoing(job.rank), path.incoming(job.rank)
-        position = self._on_device(np.searchsorted(self.mine, path.token[sending]))
-        choice = self._on_device(path.choice[sending])
-        chosen = self._on_device(self.experts[self.mine, layer].astype(np.int64))
-        expert_of_row = path.expert[receiving]
-        rows_of = {int(e): self._on_device(np.flatnonzero(expert_of_row == e)) for e in np.unique(expert_of_row)}
-        # A served model has its weights in place, here every layer brings its own.
-        with job.recorder.paused():
-            held = {expert: self.weights.expert(layer, expert) for expert in rows_of}
-        incoming = torch.empty((len(receiving), model.d_model), dtype=x.dtype, device=x.device)
-        back = torch.empty((len(sending), model.d_model), dtype=x.dtype, device=x.device)
-
-        with self.together("gate", layer):
-            normal, weight = gate(x, self.weights.router[layer], chosen)
-        outgoing = normal[position]
-        self.exchange("dispatch", layer, path, outgoing, incoming)
-        result = torch.empty_like(incoming)
-        with self.together("ffn", layer):
-            for expert, rows in rows_of.items():
-                result[rows] = ffn(incoming[rows], *held[expert], model.ffn_matrices == 3)
-        self.exchange("combine", layer, path, result, back)
-        with self.together("aggregate", layer):
-            return aggregate(x, back, weight[position, choice], position)
-
-    @contextlib.contextmanager
-    def together(self, kind: str, layer: int) -> Iterator[None]:
-        """Time a computation that starts on all ranks together."""
-        dist.barrier()
-        with self.job.recorder.computing(kind, layer):
-            yield
-
-    def exchange(self, kind: str, layer: int, path: Route, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
-        """The dispatch or combine of a layer, started on all ranks together."""
-        recorder, mode = self.job.recorder, self.plan.send_order.mode
-        order, counts = (
-            (self.dispatch[layer], path.counts) if kind == "dispatch" else (self.combine[layer], path.counts.T)
-        )
-
-        def log(piece: Piece, begin: Mark) -> None:
-            size = (piece.end - piece.begin) * self.model.bytes_per_token
-            recorder.log(kind, layer, begin, recorder.mark(), phase=piece.phase, src=piece.src, dst=piece.dst,
-                         row=piece.begin, bytes=size)  # fmt: skip
-
-        dist.barrier()
-        Exchange(self.job.rank, mode, order, counts, log, recorder).run(outgoing, incoming)
+        model = self.model
+        model.begin()
+        for layer in range(model.layers):
+            tell(layer / model.layers, f"layer {layer + 1} of {model.layers}")
+            with self.job.recorder.paused():
+                model.ready(layer)
+            self.line.meet()
+            model.gate(layer)
+            self.line.meet()
+            model.exchange("dispatch", layer)
+            self.line.meet()
+            model.ffn(layer)
+            self.line.meet()
+            model.exchange("combine", layer)
+            self.line.meet()
+            model.aggregate(layer)
 
     def difference(self) -> float | None:
-        job = self.job
-        parts = gathered(self.output, np.bincount(self.source, minlength=job.ranks), job)
-        if parts is None:
-            return None
-        job.use_all_cores()
-        x = tokens_in(len(self.experts), self.model, job.spec.seed, job.device, job.dtype)
-        wanted = reference(self._on_device(self.experts.astype(np.int64)), self.model, self.weights, x)
-        planned = torch.empty_like(wanted)
-        for rank, part in enumerate(parts):
-            planned[self._on_device(np.flatnonzero(self.source == rank))] = part
-        return float((planned.float() - wanted.float()).abs().max()) / float(wanted.float().abs().max())
-
-    def _on_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.job.device)
+        return self.model.difference()
 
 
-def gathered(output: torch.Tensor, counts: np.ndarray, job: Job) -> list[torch.Tensor] | None:
-    """On rank 0 every rank's output, counts: int64[rank] rows; None on the others."""
+def outputs(output: torch.Tensor, counts: np.ndarray, job: Job) -> Iterator[tuple[int, torch.Tensor]]:
+    """On rank 0 every rank and its output, one after another; nothing on the others. counts: int64[rank] rows."""
+    output = output.to(job.wire).contiguous()
     if job.rank:
-        dist.send(output.contiguous(), 0)
-        return None
-    shape, parts = output.shape[1:], [output]
+        dist.send(output, 0)
+        return
+    yield 0, output
     for other in range(1, job.ranks):
-        parts.append(torch.empty((int(counts[other]), *shape), dtype=output.dtype, device=output.device))
-        dist.recv(parts[other], other)
-    return parts
+        part = output.new_empty((int(counts[other]), *output.shape[1:]))
+        dist.recv(part, other)
+        yield other, part

@@ -5,30 +5,47 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 from engine.launch.layer import TORCH_DTYPE, Weights
-from engine.launch.recorder import Recorder
+from engine.launch.links import Links
+from engine.launch.recorder import Recorder, wire
 from engine.launch.spec import PROGRESS, LaunchSpec, Tokens
 from engine.model import MoEModel
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One rank's view of a launch. tokens: of the model and of a second one, none for a step without a recording."""
+    """One rank's view of a launch. tokens: of the model and of a second one, none for a step without a recording; links:
+    of the ranks, once they have been measured."""
 
     spec: LaunchSpec
     tokens: tuple[Tokens, ...]
     rank: int
     device: torch.device
     recorder: Recorder
+    links: Links | None = None
     _weights: dict = field(default_factory=dict)
+    _groups: list[dist.ProcessGroup] = field(default_factory=list)
 
     @property
     def ranks(self) -> int:
         return self.spec.ranks
+
+    def groups(self, count: int) -> list[dist.ProcessGroup]:
+        """Process groups of all ranks, the same ones whoever asks; their messages do not meet."""
+        while len(self._groups) < count:
+            self._groups.append(dist.new_group(timeout=timedelta(seconds=self.spec.limit)))
+        return self._groups[:count]
+
+    @property
+    def wire(self) -> torch.device:
+        """Where tensors have to lie to be sent."""
+        return wire(self.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -42,15 +59,19 @@ class Job:
         return self._weights[key]
 
     def tell(self, done: float, message: str) -> None:
-        """A progress line for the process that started the launch."""
-        if self.rank == 0:
-            # In one write with its line end: unbuffered, `print` makes two, and other ranks share the stream.
-            sys.stdout.write(PROGRESS + json.dumps({"done": done, "message": message}) + "\n")
-            sys.stdout.flush()
+        """A progress line for the process that started the launch; rank 0's are those of the whole launch."""
+        tell(done, message)
 
     def use_all_cores(self) -> None:
         """Let PyTorch compute on every core of the machine, once the other ranks have nothing left to do."""
         torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+
+def tell(done: float, message: str) -> None:
+    """A progress line on standard output, for the process that started the ranks."""
+    # In one write with its line end: unbuffered, `print` makes two, and other processes may share the stream.
+    sys.stdout.write(PROGRESS + json.dumps({"done": done, "message": message}) + "\n")
+    sys.stdout.flush()
 
 
 class Executor(Protocol):

@@ -1,5 +1,7 @@
 """One MoE layer in torch, as a rank runs it and as the unplanned reference runs it: the same arithmetic both times."""
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.launch.spec import POOL_STRIDE
@@ -26,15 +28,20 @@ class Weights:
 
     def expert(self, layer: int, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(inward [d_model, (ffn_matrices - 1) · d_ff], outward [d_ff, d_model]) of one expert, in memory of its own."""
+        inward, outward = self.experts(layer, (expert,))
+        return inward[0], outward[0]
+
+    def experts(self, layer: int, experts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of several experts: [expert, d_model, (ffn_matrices - 1) · d_ff] and [expert, d_ff, d_model]."""
         m = self.model
-        begin = POOL_STRIDE * (layer * m.experts + expert)
-        inward = m.d_model * m.d_ff * (m.ffn_matrices - 1)
-        window = self.pool[begin : begin + inward + m.d_model * m.d_ff].clone()
-        into, out = window[:inward], window[inward:]
-        return (
-            into.view(m.d_model, -1).mul_(m.d_model**-0.5),
-            out.view(m.d_ff, m.d_model).mul_(m.d_ff**-0.5),
-        )  # fmt: skip
+        inward = self.pool.new_empty((len(experts), m.d_model, (m.ffn_matrices - 1) * m.d_ff))
+        outward = self.pool.new_empty((len(experts), m.d_ff, m.d_model))
+        for into, out, expert in zip(inward, outward, experts, strict=True):
+            begin = POOL_STRIDE * (layer * m.experts + expert)
+            middle = begin + into.numel()
+            into.copy_(self.pool[begin:middle].view_as(into))
+            out.copy_(self.pool[middle : middle + out.numel()].view_as(out))
+        return inward.mul_(m.d_model**-0.5), outward.mul_(m.d_ff**-0.5)
 
 
 def tokens_in(count: int, model: MoEModel, seed: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -43,10 +50,15 @@ def tokens_in(count: int, model: MoEModel, seed: int, device: torch.device, dtyp
     return torch.randn((count, model.d_model), generator=generator).to(device, dtype)
 
 
+def normalised(x: torch.Tensor) -> torch.Tensor:
+    """Every row of x [token, d_model] divided by its root mean square."""
+    return x * torch.rsqrt(x.float().square().mean(dim=1, keepdim=True) + 1e-6).to(x.dtype)
+
+
 def gate(x: torch.Tensor, router: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(normalised tokens [token, d_model], weights [token, k]). The router really scores all experts; which ones a token
     takes is replayed from the recording (chosen: int64[token, k], -1 = none)."""
-    normal = x * torch.rsqrt(x.float().square().mean(dim=1, keepdim=True) + 1e-6).to(x.dtype)
+    normal = normalised(x)
     score = torch.softmax((normal @ router).float(), dim=1)
     picked = torch.where(chosen >= 0, score.gather(1, chosen.clamp(min=0)), 0.0)
     return normal, (picked / picked.sum(dim=1, keepdim=True).clamp(min=1e-9)).to(x.dtype)
@@ -54,18 +66,60 @@ def gate(x: torch.Tensor, router: torch.Tensor, chosen: torch.Tensor) -> tuple[t
 
 def ffn(rows: torch.Tensor, inward: torch.Tensor, outward: torch.Tensor, gated: bool) -> torch.Tensor:
     """[row, d_model] through one expert: SwiGLU when gated, SiLU otherwise."""
-    hidden = rows @ inward
-    if gated:
-        left, right = hidden.chunk(2, dim=1)
-        hidden = torch.nn.functional.silu(left) * right
-    else:
-        hidden = torch.nn.functional.silu(hidden)
-    return hidden @ outward
+    return activated(rows @ inward, gated) @ outward
+
+
+def activated(hidden: torch.Tensor, gated: bool) -> torch.Tensor:
+    """What is between the two products of an expert."""
+    if not gated:
+        return torch.nn.functional.silu(hidden)
+    left, right = hidden.chunk(2, dim=1)
+    return torch.nn.functional.silu(left) * right
+
+
+def has_grouped_kernel(device: torch.device, dtype: torch.dtype, widths: Sequence[int]) -> bool:
+    """Whether `torch.nn.functional.grouped_mm` multiplies the rows of all experts in one kernel: bf16 on a GPU of compute
+    capability 9 or 10, matrices of these widths whose rows begin at multiples of 16 bytes. For the rest PyTorch 2.13 loops
+    over the groups, on a GPU after it has fetched their sizes from there (aten/src/ATen/native/cuda/GroupedBlas.cpp)."""
+    return (
+        hasattr(torch.nn.functional, "grouped_mm")
+        and device.type == "cuda"
+        and dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(device)[0] in (9, 10)
+        and all(width % 8 == 0 for width in widths)
+    )
+
+
+def uses_grouped_gemms(device: torch.device, dtype: torch.dtype, widths: Sequence[int]) -> bool:
+    """Whether experts with matrices of these widths compute in grouped GEMMs: where those are one kernel, and on a CPU, where
+    PyTorch's loop over the groups takes as long as one in Python, and with small experts less."""
+    on_cpu = device.type == "cpu" and hasattr(torch.nn.functional, "grouped_mm")
+    aligned = all(width * dtype.itemsize % 16 == 0 for width in widths)
+    return (on_cpu and aligned) or has_grouped_kernel(device, dtype, widths)
+
+
+def expert_ffns(
+    rows: torch.Tensor, counts: Sequence[int], inward: torch.Tensor, outward: torch.Tensor, gated: bool,
+    ends: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """[row, d_model] through the experts that the rows belong to, in grouped GEMMs or expert by expert.
+
+    rows: ordered by expert; counts: how many each expert has; inward, outward: of `Weights.experts`; ends: int32[expert] on
+    the rows' device, where each expert's rows end, to compute in grouped GEMMs (see `uses_grouped_gemms`).
+    """
+    if ends is not None:
+        grouped_mm = torch.nn.functional.grouped_mm
+        return grouped_mm(activated(grouped_mm(rows, inward, offs=ends), gated), outward, offs=ends)
+    found = torch.empty_like(rows)
+    for expert, (own, out) in enumerate(zip(rows.split(counts), found.split(counts), strict=True)):
+        torch.mm(activated(own @ inward[expert], gated), outward[expert], out=out)
+    return found
 
 
 def aggregate(x: torch.Tensor, outputs: torch.Tensor, weight: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """x plus the weighted expert outputs. outputs: [copy, d_model], weight: [copy], token: int64[copy]."""
-    return x.index_add(0, token, outputs * weight[:, None])
+    """x plus the weighted expert outputs, summed in fp32: rounded after each one, the sum would depend on their order, and
+    in bf16 visibly so. outputs: [copy, d_model], weight: [copy], token: int64[copy]."""
+    return x.float().index_add(0, token, outputs.float() * weight.float()[:, None]).to(x.dtype)
 
 
 def reference(experts: torch.Tensor, model: MoEModel, weights: Weights, x: torch.Tensor) -> torch.Tensor:
@@ -73,11 +127,16 @@ def reference(experts: torch.Tensor, model: MoEModel, weights: Weights, x: torch
     for layer in range(experts.shape[1]):
         chosen = experts[:, layer]
         normal, weight = gate(x, weights.router[layer], chosen)
-        total = x.clone()
+        total = x.to(torch.float32, copy=True)
         for expert in range(model.experts):
             token, choice = torch.nonzero(chosen == expert, as_tuple=True)
             if len(token):
                 out = ffn(normal[token], *weights.expert(layer, expert), model.ffn_matrices == 3)
-                total.index_add_(0, token, out * weight[token, choice][:, None])
-        x = total
+                total.index_add_(0, token, out.float() * weight[token, choice].float()[:, None])
+        x = total.to(x.dtype)
     return x
+
+
+def relative_difference(planned: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference, relative to the largest number wanted."""
+    return float((planned.float() - wanted.float()).abs().max()) / float(wanted.float().abs().max())

@@ -1,9 +1,11 @@
 """What a launch should have taken: the simulation of exactly what its ranks ran, with costs measured on their machine."""
 
 import numpy as np
+import pandas as pd
 
 from engine.cluster import Cluster, Gpu, Node
 from engine.costs import AlphaBeta, CostProfile, fit_line
+from engine.launch.links import Links, links_of
 from engine.launch.prepare import Launch
 from engine.launch.spec import LaunchSpec
 from engine.plan import Plan
@@ -13,44 +15,75 @@ from engine.timeline import Timeline
 
 
 def fit_profile(measured: dict[str, list], device: str, spec: LaunchSpec, cores: int) -> CostProfile:
-    """The α–β profile of this machine, which has `cores` processors, from the sweep at the start of a launch."""
-    lines = {name: fit_line(*np.array(points).T) for name, points in measured.items() if points}
+    """The α–β profile of this machine from the sweep at the start of a launch. cores: its processors, which count where the
+    ranks compute on them."""
+    known = ("gemm", "gate", "memory", "network", "all_reduce")
+    lines = {name: fit_line(*np.array(measured[name]).T) for name in known if measured.get(name)}
     return CostProfile(
         name=f"{spec.ranks} ranks on {device}",
         origin="measured at the start of the launch, all ranks working",
         gemm={device: lines["gemm"]},
-        gate={device: lines["gate"]},
+        gate={device: lines["gate"]} if "gate" in lines else {},
         memory={device: lines["memory"]},
         network=lines.get("network"),
+        all_reduce=lines.get("all_reduce"),
         ranks=spec.ranks,
-        cores=cores if spec.backend == "gloo" else spec.ranks,
+        cores=cores if spec.device == "cpu" else spec.gpus,
     )
 
 
-def predict(
-    launch: Launch, plan: Plan, profile: CostProfile, bandwidth: np.ndarray | None = None, latency: float = 0.0
-) -> Timeline:
-    """The simulated timeline of one of a launch's plans.
+def predict(launch: Launch, plan: Plan, profile: CostProfile, measured: dict[str, list]) -> Timeline:
+    """The simulated timeline of one of a launch's plans: computation by the profile, sends at the rates and with the
+    start-up of the ranks' links, and where one model runs step by step the ranks' meetings between the steps.
 
-    bandwidth: float64[rank] bytes/s in each direction, latency: seconds; they count where the profile has no network.
+    measured: as `calibrate` gives it
     """
+    spec = launch.spec
+    if spec.step is not None:
+        return _predict_step(launch, plan, profile)
+    links = links_of(spec, measured) or Links(np.ones(1))
+    here, names = _machine(profile, links), tuple(f"rank {index}" for index in range(spec.ranks))
+    cost, second = AlphaBeta(profile.model_copy(update={"network": None})), None
+    if spec.model_b is not None:
+        second = Problem(launch.workloads[1], here, spec.model_b, cost)
+    timeline = simulate(plan, Problem(launch.workloads[0], here, spec.model, cost, second))
+    events = timeline.events if second else with_meetings(timeline.events, *(gap for _, gap in measured["meetings"]))
+    return Timeline(events, names, timeline.source, f"{AlphaBeta(profile).source}; {links.text}")
+
+
+def _predict_step(launch: Launch, plan: Plan, profile: CostProfile) -> Timeline:
+    """Of a training step: computation, all-to-alls and all-reduces by the profile. A testbed's links count where they are
+    known, beside the start-up that was measured."""
+    spec, cost = launch.spec, AlphaBeta(profile)
+    links = Links(np.ones(spec.ranks))
+    if spec.bandwidth is not None and profile.network is not None:
+        links = Links(np.array(spec.bandwidth), profile.network.alpha)
+        cost = AlphaBeta(profile.model_copy(update={"network": None}))
+    problem = Problem(launch.workloads[0], _machine(profile, links), spec.model, cost, step=spec.step)
+    return simulate(plan, problem)
+
+
+def _machine(profile: CostProfile, links: Links) -> Cluster:
+    """The ranks as a cluster of one GPU a node. Of a GPU only the type, the memory and the bandwidths are read: times of
+    computation come from the profile."""
     device = next(iter(profile.gemm))
-    rates = np.ones(launch.spec.ranks) if bandwidth is None else bandwidth
 
     def gpu(rate: float) -> Gpu:
-        # Of a GPU only the type, the memory and at most the bandwidths are read: times come from the profile.
         return Gpu(
-            type=device,
-            memory=2.0**60,
-            memory_bandwidth=1,
-            flops_fp32=1,
-            flops_fp16=1,
-            send_bandwidth=rate,
+            type=device, memory=2.0**60, memory_bandwidth=1, flops_fp32=1, flops_fp16=1, send_bandwidth=rate,
             receive_bandwidth=rate,
-        )
+        )  # fmt: skip
 
-    nodes = tuple(Node(name=f"rank {index}", gpus=(gpu(rate),)) for index, rate in enumerate(rates.tolist()))
-    here = Cluster(name="this machine", nodes=nodes, latency=latency)
-    timeline = simulate(plan, Problem(launch.workloads[0], here, launch.spec.model, AlphaBeta(profile)))
-    names = tuple(f"rank {index}" for index in range(launch.spec.ranks))
-    return Timeline(timeline.events, names, timeline.source, timeline.cost_source)
+    nodes = tuple(Node(name=f"rank {index}", gpus=(gpu(rate),)) for index, rate in enumerate(links.rates.tolist()))
+    return Cluster(name="this machine", nodes=nodes, latency=links.start_up)
+
+
+def with_meetings(events: pd.DataFrame, within: float, between: float) -> pd.DataFrame:
+    """The events of steps that follow one another (see `Timeline.events`), with the seconds that pass between two steps of
+    a layer and between two layers."""
+    steps = events.groupby(["layer", "kind"], observed=True)["start"].min().sort_values(kind="stable")
+    layers = steps.index.get_level_values("layer")
+    gaps = np.where(layers[1:] == layers[:-1], within, between)
+    late = pd.Series(np.r_[0.0, np.cumsum(gaps)], steps.index)
+    late = late.loc[pd.MultiIndex.from_frame(events[["layer", "kind"]])].to_numpy()
+    return events.assign(start=events["start"] + late, end=events["end"] + late)

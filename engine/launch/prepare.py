@@ -1,14 +1,15 @@
 """What a launch is before it runs: the plans on its ranks, what they replay, and whether this machine can do it."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from engine.errors import InputError
 from engine.launch.devices import Devices
 from engine.launch.fold import fold_plan, fold_trace
-from engine.launch.spec import MAX_PLANS, MAX_REPEATS, POOL_STRIDE, WORKER, LaunchSpec
+from engine.launch.processes import torchrun
+from engine.launch.spec import MAX_PLANS, MAX_REPEATS, POOL_STRIDE, TOLERANCE, WORKER, LaunchSpec
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.workload import RoutingTrace, Workload
@@ -19,11 +20,13 @@ FLOP_BUDGET = 1e12
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the pre-flight check."""
+    """One line of the pre-flight check. warning: whether a person should think before going on, although nothing forbids
+    it."""
 
     name: str
     passed: bool
     text: str
+    warning: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,72 +46,135 @@ class Launch:
     def ready(self) -> bool:
         return all(check.passed for check in self.checks)
 
+    @property
+    def tokens(self) -> int:
+        """Of the (first) recording that are replayed, or that all ranks feed into a training step."""
+        step = self.spec.step
+        return self.workloads[0].tokens if step is None else step.tokens * self.spec.ranks
+
     def command(self, folder: Path) -> list[str]:
         """The exact command, as an argument list."""
-        return [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.spec.ranks),
-            "--module", WORKER, str(folder),
-        ]  # fmt: skip
+        return torchrun(self.spec.ranks, WORKER, folder)
 
 
 def prepare(
     plans: Sequence[Plan], workload: Workload, model: MoEModel, devices: Devices, ranks: int | None = None,
     tokens: int | None = None, repeats: int = 3, limit: float = 900.0,
+    second: tuple[Workload, MoEModel] | None = None, dtype: Literal["fp32", "bf16"] | None = None,
 ) -> Launch:  # fmt: skip
     """Fold the plans onto the ranks and check that they can run here. Raises InputError when a launch makes no sense.
 
     plans: run in turn in one job, so that they can be compared
-    tokens: how many tokens of the recording to replay, evenly spaced (default: as many as `FLOP_BUDGET` allows).
+    tokens: how many tokens of the recording to replay, evenly spaced (default: as many as `FLOP_BUDGET` allows); a second
+        recording is replayed to the same part.
+    second: recording and model that share the ranks, for plans of two models
+    dtype: of all numbers (default: on GPUs the model's own, bf16 where it cannot be computed in; on CPUs fp32)
     """
-    if not 1 <= len(plans) <= MAX_PLANS:
-        raise InputError(f"{len(plans)} plans: a launch compares 1 to {MAX_PLANS}")
     for plan in plans:
-        if what := _not_launchable(plan):
-            raise InputError(
-                f"the plan {plan.name} has {what}, which can be simulated but not launched yet; launch a plan of one "
-                "model with vanilla execution"
-            )
-    if not isinstance(workload, RoutingTrace):
-        raise InputError(
-            f"{workload.name} has no tokens to replay; a launch needs a routing log (loads and matrices can be planned "
-            "and simulated)"
-        )
-    gpus = _gpus_of(plans)
-    model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
-    for plan in plans:
-        if plan.placement.layers != workload.layers or plan.placement.experts != workload.num_experts:
-            raise InputError(
-                f"the plan {plan.name} places {plan.placement.experts} experts in {plan.placement.layers} layers, but the "
-                f"recording {workload.name} has {workload.num_experts} in {workload.layers}"
-            )
-    ranks = devices.default_ranks(gpus) if ranks is None else ranks
-    if not 1 <= ranks <= gpus:
-        raise InputError(f"{ranks} ranks: choose between 1 and {gpus}, the GPUs of the plan")
-    backend = devices.backend(ranks)
-    dtype = model.dtype if backend == "nccl" and model.dtype != "fp8" else "bf16" if backend == "nccl" else "fp32"
-    model = model.model_copy(update={"dtype": dtype})
-    per_token = workload.layers * workload.k * model.ffn_flops_per_token
-    affordable = workload.tokens if backend == "nccl" else max(ranks, int(FLOP_BUDGET / per_token))
+        if plan.priority is not None:
+            raise InputError(f"the plan {plan.name} is for a training step; describe the step too (--training)")
+    gpus, given = gpus_of(plans), ((workload, model), *([second] if second else []))
+    for number, (recording, whose) in enumerate(given):
+        _check_recording(recording, whose, plans, number)
+    _check_pair(plans, [recording for recording, _ in given])
+    ranks = ranks_of(ranks, gpus, devices)
+    shared = min(len(devices.gpus), ranks)
+    models = [computed_in(whose, dtype, bool(shared)) for _, whose in given]
+    work = sum(
+        recording.tokens * recording.layers * recording.k * whose.ffn_flops_per_token for recording, whose in given
+    )
+    affordable = workload.tokens if shared else max(ranks, int(FLOP_BUDGET * workload.tokens / work))
     replayed = min(workload.tokens, affordable if tokens is None else tokens)
     if replayed < 1:
         raise InputError("replay at least one token")
+    check_passes(repeats, limit)
+    spec = LaunchSpec(
+        plans=tuple(fold_plan(plan, ranks) for plan in plans),
+        model=models[0],
+        model_b=models[1] if second else None,
+        ranks=ranks,
+        backend=devices.backend(ranks),
+        gpus=shared,
+        repeats=repeats,
+        limit=limit,
+    )
+    traces = tuple(
+        fold_trace(recording, gpus, ranks).spread(max(1, round(recording.tokens * replayed / workload.tokens)))
+        for recording, _ in given
+    )
+    return Launch(tuple(plans), spec, traces, limit, tuple(_checks(spec, traces, devices, gpus)))
+
+
+def ranks_of(ranks: int | None, gpus: int, devices: Devices) -> int:
+    """How many ranks a plan for so many GPUs runs on, by default what suits the devices."""
+    ranks = devices.default_ranks(gpus) if ranks is None else ranks
+    if not 1 <= ranks <= gpus:
+        raise InputError(f"{ranks} ranks: choose between 1 and {gpus}, the GPUs of the plan")
+    return ranks
+
+
+def check_passes(repeats: int, limit: float) -> None:
+    """Raise InputError for a number of timed passes or a time limit (seconds) that makes no sense."""
     if not 1 <= repeats <= MAX_REPEATS:
         raise InputError(f"{repeats} timed passes: choose between 1 and {MAX_REPEATS}")
     if not limit > 0:  # a NaN compares false
         raise InputError(f"the time limit must be above 0 s, not {limit:g}")
-    spec = LaunchSpec(
-        plans=tuple(fold_plan(plan, ranks) for plan in plans),
-        model=model,
-        ranks=ranks,
-        backend=backend,
-        repeats=repeats,
-    )
-    trace = fold_trace(workload, gpus, ranks).spread(replayed)
-    return Launch(tuple(plans), spec, (trace,), limit, tuple(_checks(spec, trace, devices, gpus)))
 
 
-def _gpus_of(plans: Sequence[Plan]) -> int:
+def computed_in(model: MoEModel, dtype: str | None, on_gpus: bool) -> MoEModel:
+    """The model in the numbers that will be used."""
+    if dtype not in (None, "fp32", "bf16"):
+        raise InputError(f"{dtype}: a launch computes in fp32 or bf16")
+    own = "fp32" if not on_gpus else "bf16" if model.dtype == "fp8" else model.dtype
+    return model.model_copy(update={"dtype": dtype or own})
+
+
+def _check_recording(workload: Workload, model: MoEModel, plans: Sequence[Plan], number: int) -> None:
+    """Raise InputError unless the recording can be replayed through model `number` of the plans."""
+    if not isinstance(workload, RoutingTrace) or not workload.tokens:
+        raise InputError(
+            f"{workload.name} has no tokens to replay; a launch needs a routing log (loads and matrices can be planned "
+            "and simulated)"
+        )
+    model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
+    for plan in plans:
+        placement = (plan.placement, plan.placement_b)[number]
+        if placement is None:
+            raise InputError(
+                f"the plan {plan.name} is for one model, but two recordings are given; leave out the second"
+            )
+        if placement.layers != workload.layers or placement.experts != workload.num_experts:
+            raise InputError(
+                f"the plan {plan.name} places {placement.experts} experts in {placement.layers} layers, but the "
+                f"recording {workload.name} has {workload.num_experts} in {workload.layers}"
+            )
+
+
+def _check_pair(plans: Sequence[Plan], recordings: Sequence[Workload]) -> None:
+    """Raise InputError for plans of two models that no simulation foretells, and for those whose second model is not
+    known."""
+    for plan in plans:
+        if plan.placement_b is None:
+            continue
+        if len(recordings) < 2:
+            raise InputError(f"the plan {plan.name} is for two models; give the second one's recording and model too")
+        if "shared" in (plan.send_order.mode, plan.send_order_b.mode):
+            raise InputError(
+                f"the plan {plan.name} has a shared order, whose rates need the network for one model alone; launch a plan "
+                "with a matched, sequential or concurrent order for two"
+            )
+    if len({(one.layers, one.num_experts) for one in recordings}) > 1:
+        first, other = recordings
+        raise InputError(
+            f"{first.name} has {first.num_experts} experts in {first.layers} MoE layers, {other.name} has "
+            f"{other.num_experts} in {other.layers}: two models run layer beside layer, expert beside expert"
+        )
+
+
+def gpus_of(plans: Sequence[Plan]) -> int:
     """The GPUs that all plans are for."""
+    if not 1 <= len(plans) <= MAX_PLANS:
+        raise InputError(f"{len(plans)} plans: a launch compares 1 to {MAX_PLANS}")
     for plan in plans[1:]:
         if plan.placement.gpus != plans[0].placement.gpus:
             raise InputError(
@@ -118,32 +184,67 @@ def _gpus_of(plans: Sequence[Plan]) -> int:
     return plans[0].placement.gpus
 
 
-def _not_launchable(plan: Plan) -> str:
-    """What of a plan no worker executes yet; empty when one does."""
-    if plan.placement_b is not None:
-        return "two colocated models"
-    if plan.priority is not None:
-        return "a training step"
-    return "context-coherent execution" if plan.execution != "vanilla" else ""
-
-
-def _checks(spec: LaunchSpec, trace: RoutingTrace, devices: Devices, gpus: int) -> Iterator[Check]:
+def rank_check(spec: LaunchSpec, gpus: int) -> Check:
+    """How the plan's GPUs map to ranks."""
     share = f"{gpus} GPUs of the plan" if spec.ranks == gpus else f"{gpus} GPUs of the plan, folded onto"
-    yield Check("Ranks", True, f"{share} {spec.ranks} ranks" if spec.ranks != gpus else f"{share}, one rank each")
-    where = "one GPU per rank" if spec.backend == "nccl" else f"CPU, {devices.cores} cores for {spec.ranks} ranks"
-    yield Check("Backend", True, f"{spec.backend.upper() if spec.backend == 'nccl' else 'Gloo'}: {where}")
-    model = spec.model
-    held = float(max(plan.placement.slots.max() for plan in spec.plans)) * model.bytes_per_expert
-    pool = model.bytes_per_expert + POOL_STRIDE * trace.layers * model.experts * model.bytes_per_number
-    activations = 6.0 * trace.tokens * (trace.k + 1) * model.bytes_per_token / spec.ranks
-    rank_bytes = held + pool + activations
-    need = rank_bytes if spec.backend == "nccl" else rank_bytes * spec.ranks
-    room = min(devices.memory) if spec.backend == "nccl" else devices.host_memory
-    yield Check(
+    return Check("Ranks", True, f"{share} {spec.ranks} ranks" if spec.ranks != gpus else f"{share}, one rank each")
+
+
+def backend_check(spec: LaunchSpec, devices: Devices) -> Check:
+    """What carries the bytes, and what computes."""
+    if spec.backend == "nccl":
+        where = "NCCL: one GPU per rank"
+    elif spec.gpus:
+        where = (
+            f"Gloo, through host memory: {spec.ranks} ranks on {spec.gpus} GPU{'s' if spec.gpus > 1 else ''} in turn"
+        )
+    else:
+        where = f"Gloo: CPU, {devices.cores} cores for {spec.ranks} ranks"
+    return Check("Backend", True, where)
+
+
+def memory_check(spec: LaunchSpec, devices: Devices, rank_bytes: float, more: float, advice: str) -> Check:
+    """Whether `rank_bytes` for every rank, and `more` for one of them, find room on every device or in the host's memory."""
+    need = rank_bytes * (-(-spec.ranks // spec.gpus) if spec.gpus else spec.ranks) + more
+    room = min(devices.memory) if spec.gpus else devices.host_memory
+    return Check(
         "Memory", need < 0.8 * room,
         f"{rank_bytes / 2**30:.2f} GiB per rank, {need / 2**30:.2f} of {room / 2**30:.1f} GiB"
-        + ("" if need < 0.8 * room else ": replay fewer tokens or use fewer ranks"),
+        + ("" if need < 0.8 * room else f": {advice}"),
     )  # fmt: skip
+
+
+def _checks(spec: LaunchSpec, traces: Sequence[RoutingTrace], devices: Devices, gpus: int) -> Iterator[Check]:
+    yield rank_check(spec, gpus)
+    yield backend_check(spec, devices)
+    rank_bytes = max(_bytes_of_rank(plan, spec, traces) for plan in spec.plans)
+    yield memory_check(spec, devices, rank_bytes, 0.0, "replay fewer tokens or use fewer ranks")
     each = f" of each of {len(spec.plans)} plans in turn" if len(spec.plans) > 1 else ""
-    yield Check("Tokens", True, f"{trace.tokens:,} of the recording, {spec.repeats} timed passes{each} after a warm-up")
-    yield Check("Numbers", True, f"{model.dtype}, random weights, routing replayed; attention is not run")
+    replayed = " and ".join(f"{trace.tokens:,}" for trace in traces)
+    whose = "the recording" if len(traces) == 1 else "the two recordings"
+    yield Check("Tokens", True, f"{replayed} of {whose}, {spec.repeats} timed passes{each} after a warm-up")
+    dtype = spec.model.dtype
+    yield Check(
+        "Numbers", True,
+        f"{dtype}, random weights, routing replayed; attention is not run. What comes out is compared with an unplanned "
+        f"computation, to {TOLERANCE[dtype]:.2g} of its largest number",
+    )  # fmt: skip
+
+
+def _bytes_of_rank(plan: Plan, spec: LaunchSpec, traces: Sequence[RoutingTrace]) -> float:
+    """Bytes that the busiest rank needs at once, of all models."""
+    models = [spec.model] if spec.model_b is None else [spec.model, spec.model_b]
+    total = 0.0
+    for model in {one.digest: one for one in models}.values():
+        pool = POOL_STRIDE * traces[0].layers * model.experts * model.bytes_per_number
+        total += model.bytes_per_expert + pool
+    for model, trace, placement in zip(models, traces, (plan.placement, plan.placement_b), strict=False):
+        demand = trace.demand(spec.ranks)
+        received = float((demand.sum(axis=1)[:, None, :] @ placement.share).max())
+        sent = float(demand.sum(axis=2).max()) if plan.execution == "vanilla" else received
+        total += float(placement.slots.max()) * model.bytes_per_expert
+        total += 6.0 * (sent + received) * model.bytes_per_token
+        total += received * model.ffn_matrices * model.d_ff * model.bytes_per_number
+        # All tokens, as they are made, and after the all-gather of a context-coherent pass.
+        total += trace.tokens * model.d_model * (4 + model.bytes_per_number * (1 if plan.execution == "vanilla" else 3))
+    return total

@@ -3,20 +3,36 @@
 import contextlib
 import ctypes
 import json
+import math
 import os
+import re
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from engine.errors import InputError
-from engine.launch.spec import PROGRESS, WORKER
+from engine.launch.failure import STACK, Failures
+from engine.launch.rank_logs import TORCHRUN_LOGS, RankLogs
+from engine.launch.spec import MEASURER, PROGRESS, WORKER
 from engine.result import Stop
+
+MOST_PRINTED = 2**28
+"""Bytes that the ranks of a launch may print in all."""
+
+OF_RANK = re.compile(r"\[rank (\d+)\] (.*)", re.DOTALL)
+"""A rank's line as torchrun passes it on."""
+
+PATIENCE = 2.0
+"""Seconds that torchrun has to end by itself once a rank has said why it fails, before all is ended."""
 
 
 def run_processes(
@@ -30,41 +46,115 @@ def run_processes(
     """Run the ranks of a launch, or what starts them, until all have ended well. Raises InputError as soon as one fails,
     when the launch is stopped, and when it takes too long. Nothing is left running, also when this process dies.
 
-    commands: the argument list of every process, and what it needs in its environment beside what all need; ranks: how
-    many share the processors of this machine; limit: seconds.
+    What a rank prints goes to its file in the folder, see `rank_logs`, and but for progress to standard output. Only rank
+    0's progress is reported.
+
+    commands: the argument list of every process, and what it needs in its environment beside what all need: RANK where it
+    is one; ranks: how many share the processors of this machine; limit: seconds.
     """
     shared = os.environ | {
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks)),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "TMPDIR": str(folder),  # torchrun leaves a folder for its logs behind
+        "TMPDIR": str(folder),
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1",  # a suspended rank does not end when it is asked to
     }
     root = Path(__file__).parent.parent.parent
     deadline = time.monotonic() + limit
-    errors: list[str] = []
+    output = _Output(RankLogs(folder, ranks), report)
     processes: list[subprocess.Popen[str]] = []
     readers: list[threading.Thread] = []
     try:
         for command, own in commands:
+            rank = int(own["RANK"]) if "RANK" in own else None
+            # torchrun has ranks to end; a rank may be suspended, and then dies of nothing else.
+            last = partial(_die_with_parent, signal.SIGTERM if rank is None else signal.SIGKILL)
             process = subprocess.Popen(
                 command, cwd=root, env=shared | own, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace", preexec_fn=_die_with_parent,
+                stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace", preexec_fn=last,
+                start_new_session=True,  # a Ctrl-C is for Switchyard, which then ends what it started
             )  # fmt: skip
             processes.append(process)
-            readers.append(threading.Thread(target=_relay, args=(process.stdout, report, errors), daemon=True))
+            readers.append(threading.Thread(target=output.relay, args=(process.stdout, rank), daemon=True))
             readers[-1].start()
+        saved, patience = 0.0, math.inf
         while None in (codes := [process.poll() for process in processes]) and not any(codes):
             if stop():
                 raise InputError("the launch was ended: stopped")
-            if time.monotonic() > deadline:
-                raise InputError(f"the launch was ended: not finished after {limit:g} s")
+            if (now := time.monotonic()) > deadline:
+                raise InputError(f"the launch was ended: not finished after {limit:g} s{_hung(folder)}")
+            if output.failures.told:
+                patience = min(patience, now + PATIENCE)
+                if now > patience:
+                    break
+            if now > saved + 0.5:
+                saved = now
+                output.logs.save()
+                if output.printed + _kept_by_torchrun(folder) > MOST_PRINTED:
+                    raise InputError(f"the launch was ended: its ranks printed more than {MOST_PRINTED >> 20} MiB")
             time.sleep(0.05)
     finally:
         _end(processes, folder)
         for reader in readers:
             reader.join(5.0)
-    if failed := [code for code in codes if code]:
-        raise InputError(f"the ranks ended with exit code {failed[0]}; {errors[0] if errors else 'see the log'}")
+        shutil.rmtree(folder / TORCHRUN_LOGS, ignore_errors=True)
+        output.logs.save()
+    if any(codes) or output.failures.told:
+        if stop():  # the signal that asked for it may have ended them too
+            raise InputError("the launch was ended: stopped")
+        # A rank that was killed before one that failed because of it.
+        for code, place in sorted((code, place) for place, code in enumerate(codes) if code)[:1]:
+            own = commands[place][1]
+            output.failures.ended(int(own["RANK"]) if "RANK" in own else None, code)
+        output.logs.failed = output.failures.culprit
+        output.logs.save()
+        raise InputError(f"the launch failed: {output.failures.reason}")
+
+
+def torchrun(ranks: int, module: str, folder: Path) -> list[str]:
+    """The command that runs a module on `ranks` ranks of this machine, as an argument list."""
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+        "--tee", "3", "--log-dir", str(folder / TORCHRUN_LOGS), "--module", module, str(folder),
+    ]  # fmt: skip
+
+
+def _kept_by_torchrun(folder: Path) -> int:
+    """Bytes in the files that torchrun writes."""
+    size = 0
+    for path in (folder / TORCHRUN_LOGS).glob("*/*/*/*.log"):
+        with contextlib.suppress(OSError):
+            size += path.stat().st_size
+    return size
+
+
+class _Output:
+    """What the processes of a launch print: passed on, and searched for what ended them."""
+
+    def __init__(self, logs: RankLogs, report) -> None:
+        self.logs, self.report, self.printed = logs, report, 0
+        self.failures = Failures()
+
+    def relay(self, stream, rank: int | None) -> None:
+        """Read a process to its end. rank: whose it is; None: torchrun's, which says whose a line is."""
+        for line in stream:
+            self.printed += len(line)
+            mine = OF_RANK.fullmatch(line) if rank is None else None
+            with contextlib.suppress(OSError):  # a log on a full disk: who stopped reading would stop the ranks
+                self._take(*((int(mine[1]), mine[2]) if mine else (rank, line)))
+
+    def _take(self, rank: int | None, line: str) -> None:
+        told = _progress(line)
+        if told is not None and rank is not None:
+            self.logs.progress(rank, told)
+            if rank == 0:
+                self.report(told["done"], told["message"], None, None)
+            return
+        line = self.failures.take(rank, line)
+        if rank is not None:
+            self.logs.print(rank, line)
+        print(line if rank is None else f"[rank {rank}] {line}", end="", flush=True)
 
 
 def _end(processes: Sequence[subprocess.Popen[str]], folder: Path) -> None:
@@ -79,33 +169,43 @@ def _end(processes: Sequence[subprocess.Popen[str]], folder: Path) -> None:
             process.wait(max(0.0, patience - time.monotonic()))
         process.kill()
         process.wait()
-    for rank in psutil.process_iter():
+    for process in _processes_of(folder):
         with contextlib.suppress(psutil.Error):
-            if {WORKER, str(folder)} <= set(rank.cmdline()):
-                rank.kill()
+            process.kill()
 
 
-def _relay(stream, report, errors: list[str]) -> None:
-    """Pass the ranks' progress lines on, print everything else, and collect the lines that name an error."""
-    for line in stream:
-        told = _progress(line)
-        if told is not None:
-            report(told["done"], told["message"], None, None)
-        else:
-            print(line, end="", flush=True)
-            if "Error" in line:
-                errors.append(line.strip())
+def _processes_of(folder: Path) -> Iterator[psutil.Process]:
+    """The living ranks in this run folder, and torchrun."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = set(process.cmdline())
+            if str(folder) in words and {WORKER, MEASURER} & words:
+                yield process
+
+
+def _hung(folder: Path) -> str:
+    """What can be said of ranks that do not end. They are asked to print where they are, which the log then tells."""
+    suspended = []
+    for process in _processes_of(folder):
+        with contextlib.suppress(psutil.Error, KeyError):
+            rank = process.environ()["RANK"]
+            if process.status() == psutil.STATUS_STOPPED:
+                suspended.append(rank)
+            process.send_signal(STACK)
+    time.sleep(0.5)
+    return "".join(f"; rank {rank} is suspended" for rank in sorted(suspended, key=int))
 
 
 def _progress(line: str) -> dict[str, Any] | None:
-    """What a progress line says; None for any other, also for one that another rank's output has run into."""
+    """What a progress line says; None for any other, also for one that another process's output has run into."""
     if not line.startswith(PROGRESS):
         return None
-    with contextlib.suppress(ValueError):
-        return json.loads(line.removeprefix(PROGRESS))
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        told = json.loads(line.removeprefix(PROGRESS))
+        return {"done": float(told["done"]), "message": str(told["message"])}
     return None
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to end this process when the job that started it dies, so that no ranks are left behind."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 = PR_SET_PDEATHSIG
+def _die_with_parent(number: signal.Signals) -> None:
+    """Ask Linux to send this process a signal when the job that started it dies, so that no ranks are left behind."""
+    ctypes.CDLL(None).prctl(1, number)  # 1 = PR_SET_PDEATHSIG

@@ -22,6 +22,11 @@ HANDSHAKES = 16
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
+def wire(device: torch.device) -> torch.device:
+    """Where the tensors of a rank that computes on `device` have to lie to be sent: Gloo reads host memory only."""
+    return torch.device("cpu") if dist.get_backend() == "gloo" else device
+
+
 class Mark(NamedTuple):
     """A moment: seconds on the host's clock, or a CUDA event on the stream that was current; paused: seconds for which
     the clock had been stopped by then."""
@@ -52,7 +57,7 @@ class Recorder:
                 self._compare(other)
 
     def _compare(self, other: int) -> None:
-        told = torch.zeros(1, dtype=torch.float64, device=self.device)
+        told = torch.zeros(1, dtype=torch.float64, device=wire(self.device))
         trips = []
         for _ in range(HANDSHAKES):
             if self.rank == 0:
@@ -126,14 +131,23 @@ class Recorder:
         begin = self.now()
         yield
         dist.barrier()
-        length = torch.tensor(self.now() - begin, dtype=torch.float64, device=self.device)
+        length = torch.tensor(self.now() - begin, dtype=torch.float64, device=wire(self.device))
         dist.broadcast(length, 0)
         self._paused += float(length)
 
     def save(self, path: Path) -> None:
-        """Write all kept events, one array a column of COLUMNS."""
+        """Write all kept events, one array a column of COLUMNS: the whole file or none. Raises OSError."""
         columns = zip(*self._kept, strict=True) if self._kept else [()] * len(COLUMNS)
-        np.savez_compressed(path, **{name: np.array(column) for name, column in zip(COLUMNS, columns, strict=True)})
+        draft = path.with_suffix(".draft")
+        try:
+            with draft.open("wb") as file:
+                np.savez_compressed(
+                    file, **{name: np.array(values) for name, values in zip(COLUMNS, columns, strict=True)}
+                )
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
 
     def _seconds(self, mark: Mark) -> float:
         if isinstance(mark.when, float):

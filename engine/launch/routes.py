@@ -1,4 +1,4 @@
-"""Who sends which rows to whom: the token copies of one layer, laid out for an exchange between ranks."""
+"""Who sends which rows to whom: the token copies of one layer, laid out for each of its exchanges between ranks."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,17 @@ from engine.plan import OrderMode, Schedule
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Token copies of one layer, sorted by (source, destination, expert, token).
+    """Token copies of one layer in one exchange, sorted by (source, destination, expert, token).
 
     token, choice, expert: int64[copy]; choice indexes a token's k experts
+    dst: int64[copy], the rank that it goes to
     counts: int64[src, dst] copies; first: int64[src, dst] where a pair's copies begin
     """
 
     token: np.ndarray
     choice: np.ndarray
     expert: np.ndarray
+    dst: np.ndarray
     counts: np.ndarray
     first: np.ndarray
 
@@ -46,9 +48,9 @@ class Piece:
 
 
 def route(experts: np.ndarray, source: np.ndarray, share: np.ndarray) -> Route:
-    """Lay out one layer. experts: int[token, k], -1 = none; source: int[token] rank; share: float64[expert, rank] of
-    `Placement.share`. The copies that a rank has for a replicated expert go to its hosts in turn."""
-    ranks = share.shape[1]
+    """Lay out one layer's dispatch. experts: int[token, k], -1 = none; source: int[token], the rank that holds a token;
+    share: float64[expert, rank] of `Placement.share`. The copies that a rank has for a replicated expert go to its hosts in
+    turn."""
     token, choice = np.nonzero(experts >= 0)
     expert = experts[token, choice].astype(np.int64)
     src = source[token].astype(np.int64)
@@ -60,11 +62,23 @@ def route(experts: np.ndarray, source: np.ndarray, share: np.ndarray) -> Route:
     first_of_group = np.searchsorted(group[by_group], group[by_group])
     turn = np.empty(len(group), dtype=np.int64)
     turn[by_group] = np.arange(len(group)) - first_of_group
-    dst = host_list[expert, turn % host_count[expert]]
+    return _laid_out(token, choice, expert, src, host_list[expert, turn % host_count[expert]], share.shape[1])
+
+
+def combined(dispatch: Route, home: np.ndarray) -> Route:
+    """Lay out the combine that follows a dispatch: every copy goes from where it was computed to where its token is from
+    then on. home: int[token] rank."""
+    to = home[dispatch.token].astype(np.int64)
+    return _laid_out(dispatch.token, dispatch.choice, dispatch.expert, dispatch.dst, to, len(dispatch.counts))
+
+
+def _laid_out(
+    token: np.ndarray, choice: np.ndarray, expert: np.ndarray, src: np.ndarray, dst: np.ndarray, ranks: int
+) -> Route:
     order = np.lexsort((token, expert, dst, src))
     counts = np.bincount(src * ranks + dst, minlength=ranks * ranks).reshape(ranks, ranks)
     first = np.concatenate([[0], np.cumsum(counts.ravel())[:-1]]).reshape(ranks, ranks)
-    return Route(token[order], choice[order], expert[order], counts, first)
+    return Route(token[order], choice[order], expert[order], dst[order], counts, first)
 
 
 def pieces(mode: OrderMode, schedule: Schedule | None, counts: np.ndarray) -> list[Piece]:

@@ -1,12 +1,14 @@
 """What a launch tells its ranks: one JSON file and one array file in the run folder."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from pydantic import Field
 
+from engine.errors import InputError
 from engine.jobs.protocol import write_atomically
 from engine.model import MoEModel
 from engine.plan import Plan
@@ -15,8 +17,11 @@ from engine.training import TrainingStep
 from engine.workload import RoutingTrace, Workload
 
 SPEC, TRACE, REPORT, CALIBRATION = "spec.json", "trace.npz", "report.json", "calibration.json"
-WORKER = "engine.launch.worker"
-"""The only module that a launch starts."""
+WORKER, MEASURER = "engine.launch.worker", "engine.launch.measure"
+"""The only modules that ranks run: that of a launch, and that of a calibration."""
+
+TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
+"""Largest difference from the unplanned output, relative to its largest number, that rounding alone can explain."""
 
 MAX_REPEATS, MAX_PLANS = 100, 8
 POOL_STRIDE = 1009
@@ -38,7 +43,9 @@ class LaunchSpec(Frozen):
     """What to run: plans for exactly `ranks` ranks, compared in one job, and a model in the dtype that will be used.
 
     model_b: of a second model that shares the ranks; step: a training step instead of a forward pass through the MoE layers
+    gpus: how many the ranks compute on, in turn where they are fewer than the ranks; 0: all compute on the CPU
     bandwidth: bytes/s that every rank's link has in each direction, where that is known beforehand (a testbed)
+    limit: seconds for which a rank waits for another
     """
 
     plans: tuple[Plan, ...] = Field(min_length=1, max_length=MAX_PLANS)
@@ -47,20 +54,41 @@ class LaunchSpec(Frozen):
     step: TrainingStep | None = None
     ranks: int = Field(ge=1, le=1024)
     backend: str = Field(pattern="^(gloo|nccl)$")
+    gpus: int = Field(default=0, ge=0)
     repeats: int = Field(default=3, ge=1, le=MAX_REPEATS)
     bandwidth: tuple[float, ...] | None = None
+    limit: float = Field(default=900.0, gt=0)
     seed: int = 0
+
+    @property
+    def device(self) -> str:
+        """What the ranks compute on: "cuda" or "cpu"."""
+        return "cuda" if self.gpus else "cpu"
 
 
 def write_spec(folder: Path, spec: LaunchSpec, workloads: Sequence[Workload]) -> None:
-    """workloads: of the model and of a second one; what is no routing log has no tokens to tell."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """workloads: of the model and of a second one; what is no routing log has no tokens to tell. Raises InputError when the
+    folder cannot be written."""
     arrays = {}
     for index, trace in enumerate(workloads):
         if isinstance(trace, RoutingTrace):
             arrays |= {f"experts_{index}": trace.experts, f"source_{index}": trace.rank_of_token(spec.ranks)}
-    np.savez_compressed(folder / TRACE, **arrays)
-    write_atomically(folder / SPEC, spec.to_json())
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(folder / TRACE, **arrays)
+        write_atomically(folder / SPEC, spec.to_json())
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn a full disk, a missing permission or a folder that is gone into an InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"the folder {folder} cannot be written ({error.strerror or error}); make room there, or set SWITCHYARD_DATA to "
+            "another one"
+        ) from None
 
 
 def read_spec(folder: Path) -> tuple[LaunchSpec, tuple[Tokens, ...]]:

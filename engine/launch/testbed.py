@@ -12,6 +12,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,14 @@ import numpy as np
 import psutil
 
 from engine.cluster import Cluster
-from engine.costs import CostProfile
 from engine.errors import InputError
 from engine.launch import local
 from engine.launch.fold import rank_of_gpu
-from engine.launch.prediction import predict
 from engine.launch.prepare import Launch
 from engine.launch.processes import run_processes
 from engine.launch.spec import WORKER
 from engine.plan import Plan
 from engine.result import Stop
-from engine.timeline import Timeline
 
 FASTEST = 100e6 / 8
 """Bytes/s of the fastest port unless a scale is given: a rate that two cores can carry for eight ranks."""
@@ -42,25 +40,39 @@ PREFIX, LINK, PORT = "switchyard", "link0", 29500
 NAME = re.compile(rf"{PREFIX}-\d+-\d+-[0-9a-f]{{6}}-(\d+|switch)")
 """Of a namespace: process id and start of its maker, a token of the testbed, and the rank."""
 
-FIRST_ADDRESS = IPv4Address("10.77.0.1")
-FRAME, PAYLOAD = 1514, 1448
-"""Bytes of an Ethernet frame and of the TCP data in it. tbf counts frames, whereas a bandwidth here is of data."""
+SUBNET, FIRST_ADDRESS = "10.77.0.0/16", IPv4Address("10.77.0.1")
+FRAME, PAYLOAD, ACKNOWLEDGEMENT = 1514, 1448, 66
+"""Bytes of an Ethernet frame, of the TCP data in it, and of the frame that acknowledges two of them. tbf counts frames,
+whereas a bandwidth here is of data that passes while as much comes the other way."""
+
+IN_FLIGHT, HANDED_OVER = 0.004, 0.01
+"""Seconds of the fastest link's data that a connection has on its way at most, and that the kernel takes from its sender
+(counted with its own book-keeping). The buffers of a real cluster are as small beside what is sent; with those that the
+kernel would choose, all that follows would queue up behind a send for tenths of a second."""
 
 SYSTEM_FOLDERS = "/usr/sbin:/sbin"
 """Where `ip` and `tc` are when the PATH of a user does not say so."""
 
 
 def emulated(plan: Plan, cluster: Cluster, ranks: int, scale: float | None = None) -> "Testbed":
-    """The cluster of a plan, drawn for its GPUs, as a testbed of `ranks` ranks.
+    """The cluster of a plan, drawn for its GPUs, as a testbed of `ranks` ranks; see `emulated_cluster`. Raises InputError
+    when the cluster is not the plan's or the scale makes no sense."""
+    if len(cluster.gpus) != plan.placement.gpus:
+        raise InputError(
+            f"the plan {plan.name} is for {plan.placement.gpus} GPUs, {cluster.name} has {len(cluster.gpus)}"
+        )
+    return emulated_cluster(cluster, ranks, scale)
+
+
+def emulated_cluster(cluster: Cluster, ranks: int, scale: float | None = None) -> "Testbed":
+    """A drawn cluster as a testbed of `ranks` ranks, as many as it has GPUs or fewer.
 
     A rank that stands for several GPUs has their ports together. A port that sends and receives at different rates
     counts with the slower one, and all ranks meet on the fabric: links inside nodes are not emulated.
     scale: drawn / emulated bandwidth; None for what brings the fastest port to `FASTEST`. Raises InputError when the
-    cluster is not the plan's or the scale makes no sense.
+    scale makes no sense.
     """
     drawn = np.minimum(cluster.values("send_bandwidth"), cluster.values("receive_bandwidth"))
-    if len(drawn) != plan.placement.gpus:
-        raise InputError(f"the plan {plan.name} is for {plan.placement.gpus} GPUs, {cluster.name} has {len(drawn)}")
     folded = np.bincount(rank_of_gpu(len(drawn), ranks), drawn, ranks)
     scale = float(folded.max()) / FASTEST if scale is None else scale
     if not 0 < scale < np.inf:  # a NaN compares false
@@ -142,6 +154,19 @@ class Testbed:
             _ip("-n", switch, "link", "set", port, "addrgenmode", "none", "up")
             _ip("-n", own, "link", "set", "lo", "addrgenmode", "none", "up")
             _ip("-n", own, "link", "set", LINK, "addrgenmode", "none", "up")
+            self._restrain(rank)
+
+    def _restrain(self, rank: int) -> None:
+        """Keep what TCP has on its way short and the same on every machine, whatever the machine's own settings are. Reno,
+        because every kernel has it; where nothing is lost, it only differs from others in that it does not pace."""
+        fastest = float(self.bandwidth.max())
+        window, buffer = str(max(8, round(fastest * IN_FLIGHT / PAYLOAD))), max(2**15, round(fastest * HANDED_OVER))
+        own, address = self.namespace(rank), self.address(rank)
+        _ip(
+            "-n", own, "route", "replace", SUBNET, "dev", LINK, "proto", "kernel", "scope", "link", "src", address,
+            "initcwnd", window, "cwnd", "lock", window, "congctl", "lock", "reno",
+        )  # fmt: skip
+        _ip("netns", "exec", own, "tee", "/proc/sys/net/ipv4/tcp_wmem", told=f"4096 16384 {buffer}")
 
     def start(self, launch: Launch, folder: Path, stop: Stop, report) -> None:
         """Run the ranks of a launch, each in its namespace, to their end. Replaces torchrun in `local.run`: torchrun
@@ -165,18 +190,6 @@ class Testbed:
         """What a report of a run has to say of it."""
         return {"name": self.name, "scale": self.scale, "bandwidth": self.bandwidth.tolist()}
 
-    def predict(self, launch: Launch, plan: Plan, profile: CostProfile, measured: dict[str, list]) -> Timeline:
-        """The simulated timeline with the measured computation, on a network of the shaped bandwidths.
-
-        measured: as `calibrate` gives it. A send's start-up is what its smallest exchange took longer than the slowest
-        link needs for the bytes: in larger ones, a small error of the rate is more than any start-up.
-        """
-        start_up = 0.0
-        if measured["network"]:  # a single rank exchanges nothing
-            sent, seconds = measured["network"][0]
-            start_up = max(0.0, seconds - sent / float(self.bandwidth.min()))
-        return predict(launch, plan, profile.model_copy(update={"network": None}), self.bandwidth, start_up)
-
 
 def run(launch: Launch, testbed: Testbed, folder: Path, stop: Stop, report) -> local.Run:
     """`local.run` on a testbed that has been entered."""
@@ -185,7 +198,8 @@ def run(launch: Launch, testbed: Testbed, folder: Path, stop: Stop, report) -> l
             f"{testbed.name} has links for {testbed.ranks} ranks on CPUs, the launch is of {launch.spec.ranks} ranks on "
             f"{launch.spec.backend.upper()}"
         )
-    return local.run(launch, folder, stop, report, testbed.start, testbed.predict)
+    spec = launch.spec.model_copy(update={"bandwidth": tuple(testbed.bandwidth.tolist())})
+    return local.run(replace(launch, spec=spec), folder, stop, report, testbed.start)
 
 
 def remove_remains() -> None:
@@ -222,7 +236,7 @@ def _shape(namespace: str, link: str, rate: float) -> None:
     a second, and not less than a window of data from each of some peers, so that TCP loses next to nothing, as on a
     lossless fabric.
     """
-    wire = rate * FRAME / PAYLOAD
+    wire = rate * (FRAME + ACKNOWLEDGEMENT / 2) / PAYLOAD
     _tc(
         "-n", namespace, "qdisc", "add", "dev", link, "root", "tbf", "rate", f"{round(wire * 8)}bit",
         "burst", f"{max(round(wire * 0.002), 2 * FRAME)}b", "limit", f"{max(round(wire * 0.5), 2**20)}b",
@@ -243,20 +257,19 @@ def _tools() -> dict[str, str]:
     return found
 
 
-def _ip(*arguments: str) -> str:
-    return _command("ip", *arguments)
+def _ip(*arguments: str, told: str = "") -> str:
+    return _command("ip", *arguments, told=told)
 
 
 def _tc(*arguments: str) -> str:
     return _command("tc", *arguments)
 
 
-def _command(tool: str, *arguments: str) -> str:
-    """What the tool prints. Raises InputError when it fails. In a session of its own: a Ctrl-C is for Switchyard, which
-    then cleans up with this very tool."""
+def _command(tool: str, *arguments: str, told: str = "") -> str:
+    """What the tool prints. told: on its standard input. Raises InputError when it fails. In a session of its own: a Ctrl-C
+    is for Switchyard, which then cleans up with this very tool."""
     done = subprocess.run(
-        [_tools()[tool], *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True,
-        check=False,
+        [_tools()[tool], *arguments], input=told, capture_output=True, text=True, start_new_session=True, check=False
     )  # fmt: skip
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"

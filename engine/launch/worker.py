@@ -8,49 +8,43 @@ unplanned computation on one process.
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from engine.jobs.protocol import write_atomically
 from engine.launch.calibrate import calibrate
+from engine.launch.coherent import Coherent
+from engine.launch.colocated import Colocated
 from engine.launch.forward import Forward
 from engine.launch.job import Executor, Job
+from engine.launch.joining import joined, leave_with_parent, telling_why
+from engine.launch.links import links_of
 from engine.launch.recorder import Recorder
-from engine.launch.spec import CALIBRATION, REPORT, read_spec
+from engine.launch.spec import CALIBRATION, REPORT, read_spec, writing
+from engine.launch.step.calibrate import calibrate_step
+from engine.launch.step.run import StepExecutor
 from engine.plan import Plan
 
 
 def main(folder: Path) -> None:
     """Join the job, run, write `events-RANK.npz` (and on rank 0 the report)."""
     leave_with_parent()
-    spec, tokens = read_spec(folder)
-    rank = int(os.environ["RANK"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if spec.backend == "nccl" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group(spec.backend)
-    try:
-        with torch.inference_mode():
+    with telling_why():
+        spec, tokens = read_spec(folder)
+        rank = int(os.environ["RANK"])
+        device = torch.device("cpu")
+        if spec.device == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+            if spec.model_b is not None:
+                # Two communicators deadlock unless NCCL keeps to the order in which the host hands their exchanges over.
+                os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
+        with joined(spec.backend, spec.limit), torch.inference_mode():
             run(Job(spec, tokens, rank, device, Recorder(rank, device)), folder)
-    finally:
-        dist.destroy_process_group()
-
-
-def leave_with_parent() -> None:
-    """End this process when torchrun is gone: torchrun gives ranks sessions of their own, so a killed torchrun would
-    otherwise leave them behind."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def run(job: Job, folder: Path) -> None:
@@ -59,9 +53,12 @@ def run(job: Job, folder: Path) -> None:
     spec, recorder = job.spec, job.recorder
     recorder.align(spec.ranks)
     job.tell(0.0, "measuring this machine")
-    measured = calibrate(job)
+    measured = calibrate(job) if spec.step is None else calibrate_step(job)
     if job.rank == 0:
-        (folder / CALIBRATION).write_text(json.dumps(measured))
+        with writing(folder):
+            write_atomically(folder / CALIBRATION, json.dumps(measured))
+    if spec.step is None:
+        job = replace(job, links=links_of(spec, measured))
     executors = [executor_of(job, plan) for plan in spec.plans]
     rounds = spec.repeats + 1
     for number in range(rounds):
@@ -69,7 +66,8 @@ def run(job: Job, folder: Path) -> None:
             recorder.begin(index, number)
             executor.run(progress_of(job, number, index))
             recorder.end()
-    recorder.save(folder / f"events-{job.rank}.npz")
+    with writing(folder):
+        recorder.save(folder / f"events-{job.rank}.npz")
     job.tell(0.85, "comparing with the unplanned computation")
     differences = [executor.difference() for executor in executors]
     errors: list[float] = [0.0] * spec.ranks
@@ -77,12 +75,17 @@ def run(job: Job, folder: Path) -> None:
     if job.rank == 0:
         device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "CPU"
         report = {"differences": differences, "device": device, "clock_error": max(errors)}
-        (folder / REPORT).write_text(json.dumps(report))
+        with writing(folder):
+            write_atomically(folder / REPORT, json.dumps(report))
 
 
 def executor_of(job: Job, plan: Plan) -> Executor:
     """What runs a plan."""
-    return Forward(job, plan)
+    if job.spec.step is not None:
+        return StepExecutor(job, plan)
+    if plan.placement_b is not None:
+        return Colocated(job, plan)
+    return Coherent(job, plan) if plan.execution == "context-coherent" else Forward(job, plan)
 
 
 def progress_of(job: Job, number: int, index: int) -> Callable[[float, str], None]:

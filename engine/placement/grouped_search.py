@@ -117,9 +117,9 @@ class _State:
         f_top, n_top = self.f.max() or 1.0, self.n.max() or 1.0
 
         def power(seconds: NDArray[np.float64], top: float) -> NDArray[np.float64]:
-            ratio = np.clip(seconds / top, 0.0, 2.0)
+            ratio = np.minimum(seconds / top, 2.0)
             for _ in range(SQUARINGS):
-                ratio = ratio * ratio
+                ratio *= ratio
             return ratio
 
         def exchanged(load: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
@@ -128,21 +128,24 @@ class _State:
             at_there = (load[there] - own)[None, :] + seconds[mine][:, there]
             return at_here, at_there
 
-        def total(at_here: NDArray, at_there: NDArray, load: NDArray, top: float) -> NDArray:
-            before = power(load, top)
-            others = np.maximum(before.sum() - before[here][:, None] - before[there][None, :], 0.0)
-            return top * (others + power(at_here, top) + power(at_there, top)) ** (0.5**SQUARINGS)
+        def totals(at_here: NDArray, at_there: NDArray, load: NDArray, top: float) -> tuple[NDArray, float]:
+            """The smoothed maximum after every exchange, and the one now."""
+            now = power(load, top)
+            others = np.maximum(now.sum() - now[here][:, None] - now[there][None, :], 0.0)
+            root = 0.5**SQUARINGS
+            return top * (others + power(at_here, top) + power(at_there, top)) ** root, top * now.sum() ** root
 
         receive_here, receive_there = exchanged(self.r, self.receive)
         send_here, send_there = exchanged(self.s, -self.saved)
-        n_total = total(np.maximum(receive_here, send_here), np.maximum(receive_there, send_there), self.n, n_top)
-        after = total(*exchanged(self.f, self.compute), self.f, f_top) + 2 * n_total
+        n_after, n_now = totals(
+            np.maximum(receive_here, send_here), np.maximum(receive_there, send_there), self.n, n_top
+        )
+        f_after, f_now = totals(*exchanged(self.f, self.compute), self.f, f_top)
+        after = f_after + 2 * n_after
         after[here[:, None] == there[None, :]] = np.inf
         after[:, self.barred] = np.inf
         mine_index, item = divmod(int(after.argmin()), len(place))
-        root = 0.5**SQUARINGS
-        now = f_top * power(self.f, f_top).sum() ** root + 2 * n_top * power(self.n, n_top).sum() ** root
-        if not after[mine_index, item] < now * (1 - 1e-12):
+        if not after[mine_index, item] < (f_now + 2 * n_now) * (1 - 1e-12):
             return False
         self._exchange(int(mine[mine_index]), item)
         self._reload()

@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 from engine.simulate.network import Flows
 from engine.timeline import COLUMNS, KINDS, STREAMS
 
+STREAM, KIND = pd.CategoricalDtype(list(STREAMS)), pd.CategoricalDtype(list(KINDS))
+"""Made once: a type is checked for doubles whenever it is made."""
+
 
 class EventLog:
     """Collects events; every method returns when its step is over on all GPUs."""
@@ -38,6 +41,6 @@ class EventLog:
     def frame(self) -> pd.DataFrame:
         """All events, with the columns of `Timeline.events`."""
         columns = {name: np.concatenate([part[name] for part in self._parts]) for name in COLUMNS}
-        columns["stream"] = pd.Categorical.from_codes(columns["stream"], categories=list(STREAMS))
-        columns["kind"] = pd.Categorical.from_codes(columns["kind"], categories=list(KINDS))
+        columns["stream"] = pd.Categorical.from_codes(columns["stream"], dtype=STREAM)
+        columns["kind"] = pd.Categorical.from_codes(columns["kind"], dtype=KIND)
         return pd.DataFrame(columns)

@@ -17,7 +17,7 @@ from tests.app.test_pages import ROOT, open_sample, visit
 
 
 @pytest.fixture
-def app() -> AppTest:
+def app(warm_jobs) -> AppTest:
     """The sample, opened."""
     return open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
 

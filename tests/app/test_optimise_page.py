@@ -11,7 +11,7 @@ from tests.app.test_pages import ROOT, open_sample, plan_the_sample, visit
 
 
 @pytest.fixture
-def app() -> AppTest:
+def app(warm_jobs) -> AppTest:
     return open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
 
 
@@ -63,7 +63,7 @@ def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     visit(app, "timeline")
     assert not app.error and any(metric.label == "Bound for any placement" for metric in app.metric)
     visit(app, "launch")
-    assert any("cannot" in one.value or "can be simulated" in one.value.replace("\\", "") for one in app.error)
+    assert not app.error  # two models are launched together
     visit(app, "optimise")
     press(app, "Inference latency of one model")
     visit(app, "timeline")

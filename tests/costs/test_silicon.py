@@ -11,11 +11,11 @@ from engine.cluster import Cluster, Node
 from engine.costs import AlphaBeta, CostProfile, Datasheet, Line, Silicon, silicon_tables
 from engine.costs.curve import REACH
 from engine.costs.errors import left_out_errors
+from engine.costs.gemm_table import GemmTable
 from engine.costs.silicon import LEFT_OUT_ERROR
 from engine.costs.silicon_tables import (
     GEMM_DTYPES,
     MACHINES,
-    GemmTable,
     collective_table,
     gemm_table,
     measured_counts,

@@ -215,15 +215,16 @@ def test_errors_of_every_source_are_finite_and_where_they_should_be():
     for operation in ("GEMM", "all-to-all", "all-reduce"):
         assert 0 < mean[operation, "α–β"] < 0.5
         assert mean[operation, "profiled"] < mean[operation, "α–β"]
-    assert mean["GEMM", "silicon"] < mean["GEMM", "profiled"]
+    # The learned half is a grid: between its sizes the error is about that of the tables' own noise.
+    assert mean["GEMM", "profiled"] < 0.1
 
 
 @needs_tables
 def test_predictions_are_held_against_sizes_that_were_not_learned():
     found = cross_errors(["H100"]).set_index(["operation", "source"])
     inside, learned = 73 * 21 * 21, 37 * 11 * 11  # of 74 × 22 × 22, whose even places end before the last
-    assert found.points["GEMM", "α–β"] == found.points["GEMM", "silicon"] == inside - learned
-    assert found["mean"]["GEMM", "silicon"] > 0.01
+    assert found.points["GEMM", "α–β"] == found.points["GEMM", "profiled"] == inside - learned
+    assert found["mean"]["GEMM", "profiled"] > 0.01
     assert found.points["all-reduce", "profiled"] == 3 * 10
 
 

@@ -1,5 +1,6 @@
 """A worker with jobs to try the runner on: `python -m tests.jobs.handlers FOLDER`."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -59,6 +60,16 @@ def cling(arguments: dict, context: Context) -> dict:
     return {}
 
 
+def fill(arguments: dict, context: Context) -> dict:
+    """Fills its disk, and then has something to say."""
+    context.keep({"reached": 1})
+    with (context.folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    context.report(0.5, "x" * 10_000)
+    return {"reached": 2}
+
+
 if __name__ == "__main__":
-    names = ("count", "refuse", "crash", "leave", "cling")
+    names = ("count", "refuse", "crash", "leave", "cling", "fill")
     sys.exit(run(Path(sys.argv[1]), {name: f"tests.jobs.handlers:{name}" for name in names}))

@@ -1,5 +1,6 @@
 """Measured beside predicted: the two ends of a send become one event, and the sums are those of the steps."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,16 @@ def test_the_sums_are_those_of_the_steps():
     assert laid.waiting == pytest.approx(2.0)
     assert laid.by_kind["measured"].sum() + laid.waiting == pytest.approx(laid.measured)
     assert laid.by_layer["measured"].sum() + laid.waiting == pytest.approx(laid.measured)
+
+
+def test_steps_of_two_models_that_overlap_count_once_in_the_time_of_a_layer():
+    one = timeline(
+        ("gate", 0, 0, 0, 2), ("gate", 0, 0, 2, 4), ("dispatch", 0, 0, 2, 7), ("ffn", 0, 0, 8, 9), ("ffn", 1, 0, 9, 12)
+    )  # fmt: skip
+    one = replace(one, events=one.events.assign(model=[0, 1, 0, 0, 1]))
+    laid = compare(one, one)
+    assert laid.by_kind.set_index("kind")["measured"].to_dict() == {"gate": 4, "ffn": 4, "dispatch": 5}
+    assert laid.by_layer["measured"].tolist() == [8, 3] and laid.waiting == laid.predicted_waiting == 1
 
 
 def test_a_timeline_compared_with_itself_agrees():

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.launch.fold import fold_plan, fold_trace, rank_of_gpu
@@ -14,8 +14,9 @@ MODES = ("matched", "shared", "sequential", "concurrent")
 
 
 @st.composite
-def plans(draw) -> Plan:
-    gpus, experts, layers = draw(st.integers(1, 9)), draw(st.integers(1, 12)), draw(st.integers(1, 3))
+def plans(draw, gpus: int | None = None) -> Plan:
+    gpus = draw(st.integers(1, 9)) if gpus is None else gpus
+    experts, layers = draw(st.integers(1, 12)), draw(st.integers(1, 3))
     homes = st.lists(st.sets(st.integers(0, gpus - 1), min_size=1, max_size=3), min_size=experts, max_size=experts)
     rows = []
     for _ in range(layers):
@@ -80,6 +81,17 @@ def test_a_rank_has_the_experts_and_the_sends_of_its_gpus_and_nothing_goes_to_it
             kept = [(rank[s], rank[d], size, phase) for s, d, size, phase in sends if rank[s] != rank[d]]
             assert list(zip(after.src, after.dst, after.bytes, after.phase, strict=True)) == kept
             assert after.duration == before.duration
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 9).flatmap(lambda gpus: st.tuples(plans(gpus), plans(gpus), st.integers(1, gpus))))
+def test_a_second_model_is_folded_as_if_it_were_alone(given):
+    one, other, ranks = given
+    both = one.model_copy(update={"placement_b": other.placement, "send_order_b": other.send_order})
+    folded, alone = fold_plan(both, ranks), fold_plan(other, ranks)
+    assert (folded.placement_b, folded.send_order_b) == (alone.placement, alone.send_order)
+    assert (folded.placement, folded.send_order) == (fold_plan(one, ranks).placement, fold_plan(one, ranks).send_order)
+    assert Plan.from_dict(folded.model_dump(), "folded plan") == folded
 
 
 @given(plans())

@@ -413,8 +413,9 @@ def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin):
     running = begin()
     until(lambda: MOMENTS["ranks run"](running))
     first, second = ranks_of(running.folder)
+    number = second.environ()["RANK"]
     second.kill()
-    assert "exit code 1" in running.join(5.0)
+    assert running.join(5.0).startswith(f"the launch failed: rank {number} was killed by signal 9 (SIGKILL")
     until(lambda: not processes_of(running.folder), 1)
     assert not protocol.is_alive(first)
 
@@ -422,8 +423,10 @@ def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin):
 def test_ranks_do_not_outlive_a_torchrun_that_is_killed(begin):
     running = begin()
     until(lambda: len(ranks_of(running.folder)) == 2)
-    ranks_of(running.folder)[0].parent().kill()
-    assert "exit code -9" in running.join(5.0)
+    first, second = ranks_of(running.folder)
+    second.suspend()
+    first.parent().kill()
+    assert running.join(5.0).startswith("the launch failed: torchrun was killed by signal 9")
     until(lambda: not processes_of(running.folder), 2)
 
 
@@ -480,6 +483,7 @@ def test_a_cancelled_launch_job_ends_within_two_seconds(start_job):
 def test_a_launch_job_whose_worker_is_killed_has_failed_and_leaves_nobody(start_job):
     job = start_job("launch", launch_arguments(BIG, repeats=100))
     until(lambda: len(ranks_of(job.folder)) == 2)
+    ranks_of(job.folder)[0].suspend()
     os.kill(protocol.living_worker(job.folder).pid, signal.SIGKILL)
     assert runner.wait(job, 5.0) is State.FAILED
     assert job.error == "the worker was killed by signal 9"

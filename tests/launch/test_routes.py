@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from engine.communication.baselines import random_order, shortest_first
 from engine.communication.order import order
-from engine.launch.routes import Piece, Route, pieces, route
+from engine.launch.routes import Piece, Route, combined, pieces, route
 from engine.plan import Placement, Schedule
 
 MODES = ("matched", "shared", "sequential", "concurrent")
@@ -78,6 +78,21 @@ def test_replicas_share_the_copies_of_every_source_as_evenly_as_whole_rows_allow
         hosts = np.flatnonzero(placement.share[0, expert] > 0)
         served = hosted[:, expert][:, hosts]
         assert (served.max(axis=1) - served.min(axis=1)).max() <= 1
+
+
+@given(layers(), st.randoms(use_true_random=False))
+def test_a_combine_brings_every_copy_from_its_expert_to_where_its_token_goes_on(layer, random):
+    chosen, source, placement = layer
+    out = route(chosen, source, placement.share[0])
+    home = np.array([random.randrange(placement.gpus) for _ in source])
+    back = combined(out, home)
+    assert copies(back.token, back.choice) == copies(out.token, out.choice)
+    computed = {(token, choice): rank for token, choice, rank in zip(out.token, out.choice, out.dst, strict=True)}
+    for rank in range(placement.gpus):
+        sent, received = back.outgoing(rank), back.incoming(rank)
+        assert all(computed[back.token[row], back.choice[row]] == rank for row in sent)
+        assert (home[back.token[received]] == rank).all()
+    np.testing.assert_array_equal(combined(out, source).counts, out.counts.T)
 
 
 def test_padding_alone_sends_nothing():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from engine.errors import InputError
 from engine.jobs import protocol
 from engine.launch import testbed
 from engine.launch.devices import Devices
+from engine.launch.prediction import predict
 from engine.launch.prepare import prepare
 from engine.launch.spec import WORKER
 from engine.launch.testbed import Testbed, emulated, remove_remains
@@ -268,24 +270,26 @@ def test_drawn_bandwidths_are_folded_and_scaled():
         emulated(plan_for(recording(), "concurrent", 3), cluster, 2)
 
 
-def test_a_prediction_uses_the_links_and_the_start_up_of_the_smallest_exchange():
+def test_a_prediction_uses_the_links_and_the_start_up_of_a_phase():
     trace, rate = recording(), np.array([40, 10]) * MBIT
     launch = prepare([plan_for(trace, "concurrent", 2)], trace, MODEL, HOST, 2)
+    launch = replace(launch, spec=launch.spec.model_copy(update={"bandwidth": tuple(rate.tolist())}))
     line = Line(alpha=0, beta=1e-12)
     profile = CostProfile(
         name="p", origin="made up", gemm={"CPU": line}, gate={"CPU": line}, memory={"CPU": line},
         network=Line(alpha=7, beta=3),
     )  # fmt: skip
-    bed = Testbed(rate)
-    for start_up in (0.25, 0.0, -0.1):  # an exchange may seem faster than its link: a burst passes at once
-        measured = {"network": [[1e6, 1e6 / rate[1] + start_up], [2e6, 99.0]]}
-        events = bed.predict(launch, launch.spec.plans[0], profile, measured).events
+    for start_up in (0.25, 0.0, -0.1):  # a send may seem faster than its link: a burst passes at once
+        measured = {
+            "network": [[1e6, 5.0], [2e6, 99.0]],
+            "phases": [[size, size / rate[1] + start_up] for size in (1e5, 1e6, 2e6)],
+            "meetings": [[0, 0.0], [1, 0.0]],
+        }
+        events = predict(launch, launch.spec.plans[0], profile, measured).events
         sends = events[events["stream"] == "network"]
         assert len(sends) == 4 * LAYERS
         expected = max(start_up, 0.0) + sends["bytes"] / rate[1]  # both ways are as fast as the slower end
         np.testing.assert_allclose(sends["end"] - sends["start"], expected, rtol=1e-9)
-    alone = prepare([plan_for(trace, "concurrent", 2)], trace, MODEL, HOST, 1)
-    assert Testbed(rate[:1]).predict(alone, alone.spec.plans[0], profile, {"network": []}).total > 0
 
 
 # Launches.
@@ -346,12 +350,14 @@ def test_the_death_of_a_rank_ends_the_launch(tmp_path):
 
     def kill_one() -> bool:
         if len(ranks := workers_of(folder)) == 2:
+            killed.append(ranks[1].environ()["RANK"])
             ranks[1].kill()
         return False
 
-    with Testbed(np.full(2, 10 * MBIT)) as bed, pytest.raises(InputError, match="exit code -9"):
+    killed: list[str] = []
+    with Testbed(np.full(2, 10 * MBIT)) as bed, pytest.raises(InputError, match="was killed by signal 9") as caught:
         testbed.run(launch, bed, folder, kill_one, silent)
-    assert not workers_of(folder)
+    assert f"rank {killed[0]} was killed" in str(caught.value) and not workers_of(folder)
 
 
 def cluster_of(*bandwidth: float) -> Cluster:
@@ -406,6 +412,7 @@ def test_ranks_do_not_outlive_a_killed_launch_and_the_next_testbed_cleans_up(com
 
     try:
         until(lambda: len(ranks()) == 2)
+        ranks()[0].suspend()  # one that cannot notice anything
         assert len(own_namespaces(engine.pid)) == 3
     finally:
         engine.kill()

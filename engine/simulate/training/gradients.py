@@ -25,11 +25,13 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Piece:
-    """What the network is given at once: several whole gradients, or one of `parts` equal parts of a single one."""
+    """What the network is given at once: several whole gradients, or one of `parts` equal parts of a single one, counted
+    from 0."""
 
     label: str
     gradients: tuple[Gradient, ...]
     parts: int = 1
+    part: int = 0
 
     @property
     def sent(self) -> float:
@@ -71,7 +73,7 @@ def pieces(priority: Priority, gradients: list[Gradient]) -> Iterator[Piece]:
         for one in gradients:
             parts = max(1, int(np.ceil(one.sent / limit)))
             for part in range(parts):
-                yield Piece(f"{one.name} · piece {part + 1} of {parts}" if parts > 1 else one.name, (one,), parts)
+                yield Piece(f"{one.name} · piece {part + 1} of {parts}" if parts > 1 else one.name, (one,), parts, part)
         return
     for groups in sorted({one.groups for one in gradients}):
         fused: list[Gradient] = []

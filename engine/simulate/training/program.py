@@ -13,19 +13,27 @@ from engine.overlap.operator_graph import Operator, OperatorGraph
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, Tasks
-from engine.simulate.training.gradients import gradients_of, pieces
+from engine.simulate.training.gradients import Piece, gradients_of, pieces
 from engine.simulate.training.pricing import MAX_PARTS, PricedStep
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Tasks, and what each of them is: the operator, and a name with its part. operators: int64[task], -1 for an
-    all-reduce of several gradients."""
+    """Tasks, and what each of them is: the operator, and a name with its part.
+
+    operators: int64[task], -1 for an all-reduce; pieces: what each of these reduces, by task
+    part, parts: int64[task], which part of the operator, counted from 0, and of how many
+    stretch: int64[task]: tasks of operators that are cut together have the same number; -1: not cut
+    """
 
     tasks: Tasks
     labels: tuple[str, ...]
     operators: np.ndarray
     sent: np.ndarray
+    part: np.ndarray
+    parts: np.ndarray
+    stretch: np.ndarray
+    pieces: dict[int, Piece]
 
 
 @dataclass
@@ -38,31 +46,38 @@ class _Builder:
     stream: list[int] = field(default_factory=list)
     seconds: list[np.ndarray] = field(default_factory=list)
     sent: list[float] = field(default_factory=list)
+    cut: list[tuple[int, int, int]] = field(default_factory=list)
+    pieces: dict[int, Piece] = field(default_factory=dict)
     edges: list[tuple[int, int]] = field(default_factory=list)
     first: dict[str, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
     parts: dict[str, list[int]] = field(default_factory=dict)
     blocking: int | None = None
 
-    def add(self, operator: Operator, part: int, parts: int) -> int:
-        """One part of an operator; returns its task."""
+    def add(self, operator: Operator, part: int = 0, parts: int = 1, stretch: int = -1) -> int:
+        """One part of an operator in a stretch that is cut; returns its task."""
         place = self.priced.index[operator.name]
         label = operator.name if parts == 1 else f"{operator.name} · part {part + 1} of {parts}"
         stream = ALL_TO_ALL if operator.network else COMPUTE
         task = self.raw(
-            place, label, stream, self.priced.of_part(operator.name, part, parts), self.priced.sent[place] / parts
-        )
+            place, label, stream, self.priced.of_part(operator.name, part, parts), self.priced.sent[place] / parts,
+            (part, parts, stretch),
+        )  # fmt: skip
         self.first.setdefault(operator.name, task)
         self.last[operator.name] = task
         self.parts.setdefault(operator.name, []).append(task)
         return task
 
-    def raw(self, operator: int, label: str, stream: int, seconds: np.ndarray, sent: float) -> int:
+    def raw(
+        self, operator: int, label: str, stream: int, seconds: np.ndarray, sent: float, cut: tuple[int, int, int]
+    ) -> int:
+        """A task; cut: part, parts and stretch."""
         self.operators.append(operator)
         self.labels.append(label)
         self.stream.append(stream)
         self.seconds.append(seconds)
         self.sent.append(sent)
+        self.cut.append(cut)
         return len(self.labels) - 1
 
 
@@ -82,21 +97,24 @@ def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
         if operator.name in under:
             moved[under[operator.name]].append(operator)
     ordered = [one for one in graph.operators if one.phase in ("forward", "dx", "dw") and one.name not in under]
-    for start, stop, parts, interleaved in _stretches(ordered, cut):
+    for number, (start, stop, parts, interleaved) in enumerate(_stretches(ordered, cut)):
         stretch = ordered[start:stop]
-        tasks = [build.add(operator, part, parts) for operator, part in _emission(stretch, parts, interleaved)]
+        tasks = [
+            build.add(operator, part, parts, number if parts > 1 else -1)
+            for operator, part in _emission(stretch, parts, interleaved)
+        ]
         _block(build, tasks)
         waiting += [one for operator in stretch for one in moved.get(operator.name, ())]
         # A weight gradient goes right behind its all-to-all, but never before what it reads is issued.
         ready = [one for one in waiting if all(name in build.last for name in before[one.name])]
         for one in ready:
-            build.add(one, 0, 1)
+            build.add(one)
         waiting = [one for one in waiting if one not in ready]
     _join(build, graph, cut)
     reduced = _all_reduces(build, plan, problem, graph)
     update = next((one for one in graph.operators if one.phase == "update"), None)
     if update is not None:
-        task = build.add(update, 0, 1)
+        task = build.add(update)
         build.edges += [
             (other, task)
             for other in (*reduced, *(build.last[name] for name in before[update.name] if name in build.last))
@@ -217,7 +235,8 @@ def _all_reduces(build: _Builder, plan: Plan, problem: Problem, graph: OperatorG
     tasks = []
     for piece in pieces(plan.priority, gradients_of(graph, problem, build.priced.expert_groups, build.last)):
         seconds = np.repeat(piece.seconds(problem), len(build.priced.groups))
-        task = build.raw(-1, piece.label, ALL_REDUCE, seconds, piece.sent)
+        task = build.raw(-1, piece.label, ALL_REDUCE, seconds, piece.sent, (piece.part, piece.parts, -1))
+        build.pieces[task] = piece
         build.edges += [(other, task) for one in piece.gradients for other in one.after]
         tasks.append(task)
     return tasks
@@ -255,4 +274,7 @@ def _finish(build: _Builder, graph: OperatorGraph) -> Program:
         stream=np.array(build.stream), seconds=np.stack(build.seconds), edges=edges,
         release=np.zeros(len(build.labels)), pair=np.array(pair), holds=np.array(holds),
     )  # fmt: skip
-    return Program(tasks, tuple(build.labels), np.array(build.operators), np.array(build.sent))
+    part, parts, stretch = np.array(build.cut, dtype=np.int64).T
+    return Program(
+        tasks, tuple(build.labels), np.array(build.operators), np.array(build.sent), part, parts, stretch, build.pieces
+    )

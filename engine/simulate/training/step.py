@@ -55,7 +55,7 @@ def _timeline(program: Program, priced: PricedStep, start: np.ndarray, end: np.n
     task, group = np.nonzero(end > start)
     operators = priced.graph.operators
     kinds = np.array([
-        KINDS.index("all_reduce" if place < 0 else _kind(operators[place])) for place in program.operators
+        KINDS.index("all_reduce" if place < 0 else event_kind(operators[place])) for place in program.operators
     ])  # fmt: skip
     layers = np.array([operators[place].layer if place >= 0 else -1 for place in program.operators])
     network = program.tasks.stream != COMPUTE
@@ -73,7 +73,8 @@ def _timeline(program: Program, priced: PricedStep, start: np.ndarray, end: np.n
     return Timeline(events, lanes, "simulated", problem.cost.source + measured, labels)
 
 
-def _kind(operator: Operator) -> str:
+def event_kind(operator: Operator) -> str:
+    """The kind of event that an operator is on a timeline."""
     if operator.network:
         return operator.kind
     if operator.phase in ("dx", "dw"):

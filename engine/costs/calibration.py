@@ -1,0 +1,142 @@
+"""What `calibrate` writes: times measured on attached devices, how well lines and interpolation meet them, and where they
+come from. As a source of costs it is its measured times, which lose nothing to a fit."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from engine.cluster import Gpu
+from engine.costs.alpha_beta import Line, fit_line
+from engine.costs.measured import (
+    Dtype,
+    GemmPoint,
+    GemmTimes,
+    MeasuredTimes,
+    Point,
+    sent_line,
+)
+from engine.costs.profiled import Profiled
+from engine.schema import Frozen
+
+Operation = Literal["gemm", "memory", "all_to_all", "exchange", "all_reduce"]
+
+
+class Fit(Frozen):
+    """The α–β line through the points of one operation, and how good points and line are.
+
+    gpu, dtype: of what is computed, absent for what is sent. The line's sizes are m·n·k of a GEMM, bytes moved of a pass
+    over memory, bytes that one rank sends to the others in an all-to-all or to its peer in an exchange (which it also
+    receives), and bytes of the buffer of an all-reduce. spread: median over the points of the distance between the
+    quartiles of the repeats, relative to their median.
+    """
+
+    operation: Operation
+    gpu: str | None = None
+    dtype: Dtype | None = None
+    line: Line
+    points: int = Field(ge=2)
+    smallest: float = Field(gt=0)
+    largest: float = Field(gt=0)
+    spread: float = Field(ge=0)
+
+    @property
+    def rate(self) -> float | None:
+        """FLOP/s or bytes/s that the line approaches; None for a line that does not rise."""
+        return (2.0 if self.operation == "gemm" else 1.0) / self.line.beta if self.line.beta else None
+
+
+class HeldOut(Frozen):
+    """GEMMs of shapes that are not among the measured times. points: (m, n, k, seconds) as measured directly; predicted:
+    seconds that the measured times tell of the same shapes."""
+
+    gpu: str
+    dtype: Dtype
+    points: tuple[GemmPoint, ...] = Field(min_length=1)
+    predicted: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _same_length(self) -> Self:
+        if len(self.points) != len(self.predicted):
+            raise ValueError(f"{len(self.predicted)} predictions for {len(self.points)} held-out shapes")
+        return self
+
+    @property
+    def errors(self) -> np.ndarray:
+        """float64[shape]: |predicted / measured - 1|."""
+        return np.abs(np.array(self.predicted) / np.array(self.points)[:, 3] - 1)
+
+
+class Calibration(Frozen):
+    """A sweep over the attached devices.
+
+    made: when, ISO 8601; devices: what each rank ran on, by rank; versions: of the driver, PyTorch, CUDA …; on: the
+    network, "local" or the testbed's name; exchange: (bytes one way, seconds) of ranks that trade with one peer each, whose
+    line begins at the start-up of a send; held_out: how well the measured times tell GEMMs that are not among them.
+    """
+
+    kind: Literal["calibration"] = "calibration"
+    made: str = Field(min_length=1, max_length=40)
+    devices: tuple[str, ...] = Field(min_length=1)
+    versions: dict[str, str] = Field(default_factory=dict)
+    backend: str
+    on: str
+    measured: MeasuredTimes
+    exchange: tuple[Point, ...] = ()
+    fits: tuple[Fit, ...]
+    held_out: tuple[HeldOut, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        return len(self.devices)
+
+
+def fits_of(
+    measured: MeasuredTimes, exchange: Sequence[tuple[float, float]], spreads: Mapping[tuple[str, ...], float]
+) -> tuple[Fit, ...]:
+    """Lines through all that was measured. spreads: by operation, and GPU type and dtype where it has them. Raises
+    InputError when an operation was measured at one size only."""
+    found = []
+    for one in measured.gemm:
+        m, n, k, seconds = np.array(one.points).T
+        found.append(("gemm", one.gpu, one.dtype, m * n * k, fit_line(m * n * k, seconds)))
+    for one in measured.memory:
+        size, seconds = np.array(one.points).T
+        found.append(("memory", one.gpu, None, size, fit_line(size, seconds)))
+    for one in measured.collectives:
+        size, seconds = np.array(one.points).T
+        if one.operation == "all_to_all":
+            found.append((one.operation, None, None, size * (one.ranks - 1) / one.ranks, sent_line(one)))
+        else:
+            found.append((one.operation, None, None, size, fit_line(size, seconds)))
+    if exchange:
+        size, seconds = np.array(exchange).T
+        found.append(("exchange", None, None, size, fit_line(size, seconds)))
+    return tuple(
+        Fit(
+            operation=operation, gpu=gpu, dtype=dtype, line=line, points=len(size), smallest=size.min(), largest=size.max(),
+            spread=spreads[tuple(part for part in (operation, gpu, dtype) if part)],
+        )
+        for operation, gpu, dtype, size, line in found
+    )  # fmt: skip
+
+
+def held_out_of(measured: MeasuredTimes, shapes: Sequence[GemmTimes]) -> tuple[HeldOut, ...]:
+    """Shapes that were measured directly, beside what the measured times tell of them."""
+    cost = Profiled(measured)
+    found = []
+    for one in shapes:
+        # Of a GPU only the type is read: times come from what was measured.
+        gpu = Gpu(
+            type=one.gpu,
+            memory=1,
+            memory_bandwidth=1,
+            flops_fp32=1,
+            flops_fp16=1,
+            send_bandwidth=1,
+            receive_bandwidth=1,
+        )
+        predicted = [float(cost.gemm(gpu, m, int(n), int(k), one.dtype)) for m, n, k, _ in one.points]
+        found.append(HeldOut(gpu=one.gpu, dtype=one.dtype, points=one.points, predicted=predicted))
+    return tuple(found)

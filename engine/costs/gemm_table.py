@@ -1,0 +1,51 @@
+"""GEMM times on a grid of sizes, and what they tell of the sizes between."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from engine.costs.curve import never_falling
+
+
+@dataclass(frozen=True, eq=False)
+class GemmTable:
+    """seconds: float64[m, n, k] at the sizes m, n, k: float64[size], ascending."""
+
+    m: np.ndarray
+    n: np.ndarray
+    k: np.ndarray
+    seconds: np.ndarray
+
+    @classmethod
+    def of(cls, points: Iterable[tuple[float, ...]]) -> Self | None:
+        """The grid of (m, n, k, seconds) points in any order, of which each size has one; None where they are no grid: of
+        two sizes or more on every axis, with a point wherever three of them meet."""
+        table = np.array(sorted(points), dtype=np.float64)
+        axes = [np.unique(column) for column in table[:, :3].T]
+        shape = tuple(len(axis) for axis in axes)
+        if min(shape) < 2 or len(table) != np.prod(shape) or len(np.unique(table[:, :3], axis=0)) != len(table):
+            return None
+        return cls(*axes, table[:, 3].reshape(shape))
+
+    def of_shape(self, n: float, k: float) -> np.ndarray:
+        """float64[m]: seconds at the table's m for one shape, linear in the logarithms between the grid's n and k, never
+        falling over m (see `engine.costs.curve`). Outside the grid its edge counts, above it at the edge's throughput."""
+        log_seconds = np.log(self.seconds)
+        for size, sizes in ((n, self.n), (k, self.k)):
+            log_seconds = _blend(log_seconds, np.log(sizes), np.log(size))
+        return never_falling(np.exp(log_seconds)) * max(n / self.n[-1], 1.0) * max(k / self.k[-1], 1.0)
+
+    def over_rows(self, of_shape: np.ndarray, m: np.ndarray) -> np.ndarray:
+        """float64[...]: seconds of m (float64[...]) rows of the shape whose times are `of_shape`; 0 where m is 0."""
+        m = np.asarray(m, dtype=np.float64)
+        seconds = np.exp(np.interp(np.log(np.maximum(m, 1.0)), np.log(self.m), np.log(of_shape)))
+        return np.where(m > 0, seconds * np.maximum(m / self.m[-1], 1.0), 0.0)
+
+
+def _blend(values: np.ndarray, sizes: np.ndarray, size: float) -> np.ndarray:
+    """`values` interpolated linearly at `size` along their second axis, whose places are `sizes`; clamped at both ends."""
+    upper = int(np.clip(np.searchsorted(sizes, size), 1, len(sizes) - 1))
+    share = np.clip((size - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1]), 0.0, 1.0)
+    return (1 - share) * values[:, upper - 1] + share * values[:, upper]

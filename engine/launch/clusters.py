@@ -1,0 +1,152 @@
+"""The life of a launch on a cluster: written, submitted, asked for, ended, and its results read.
+
+Results are files in the run folder, so whoever sees it can read them, whether or not the cluster is there.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from engine.errors import InputError
+from engine.jobs.protocol import write_atomically
+from engine.launch import local
+from engine.launch.destination import Destination, Kubernetes, Slurm
+from engine.launch.prepare import Launch
+from engine.launch.request import ROLE, log_name, request_for, torchx
+from engine.launch.spec import REPORT, read_spec, write_spec
+from engine.plan import Plan
+from engine.schema import Frozen
+from engine.workload import RoutingTrace
+
+JOB = "job.json"
+HANDLE = re.compile(r"slurm://[a-z]+/\d+|kubernetes://[a-z]+/[a-z0-9-]+:[a-z0-9-]+")
+
+
+class ClusterJob(Frozen):
+    """What else the run folder of a cluster's job holds: what reading its results takes, and TorchX's handle once it has been
+    submitted. plans: before they were folded onto the ranks; workloads: their names; limit: seconds."""
+
+    destination: Annotated[Slurm | Kubernetes, Field(discriminator="scheduler")]
+    plans: tuple[Plan, ...]
+    workloads: tuple[str, ...]
+    limit: float
+    handle: str | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a job stands. state: pending, running, succeeded, failed, cancelled, unknown, or gone when its scheduler knows it no
+    more; message: the scheduler's own words; over: whether nothing will change any more."""
+
+    state: str
+    message: str
+    over: bool
+
+
+def write(launch: Launch, destination: Destination, folder: Path) -> None:
+    """Write the run folder: all that the job reads, and what reading its results takes."""
+    write_spec(folder, launch.spec, launch.workloads)
+    names = tuple(workload.name for workload in launch.workloads)
+    _save(folder, ClusterJob(destination=destination, plans=launch.plans, workloads=names, limit=launch.limit))
+
+
+def submit(launch: Launch, destination: Destination, folder: Path) -> str:
+    """Hand a launch whose folder has been written to the cluster's scheduler; returns TorchX's handle of the job.
+
+    Raises InputError when a check failed, the folder has been submitted before, or the cluster would not have it.
+    """
+    failed = [check for check in (*launch.checks, *destination.checks) if not check.passed]
+    if failed:
+        raise InputError(f"pre-flight: {failed[0].name.lower()}: {failed[0].text}")
+    job = read_job(folder)
+    if job.handle:
+        raise InputError(f"{folder} has been submitted as {job.handle}; launch again for a folder of its own")
+    request = request_for(launch, destination, folder)
+    schedulers = torchx()
+    with schedulers.told_plainly(), schedulers.runner() as runner:
+        handle = runner.schedule(request)
+    _save(folder, job.model_copy(update={"handle": handle}))
+    return handle
+
+
+def status(handle: str) -> Status:
+    """How a submitted job stands. Raises InputError when its scheduler cannot be asked."""
+    schedulers = torchx()
+    with schedulers.told_plainly(), schedulers.runner() as runner:
+        found = runner.status(_checked(handle))
+    if found is None:
+        return Status("gone", "its scheduler does not know it any more", True)
+    return Status(str(found.state).lower(), found.msg, found.is_terminal())
+
+
+def cancel(handle: str) -> None:
+    """End a submitted job; one that is over already stays as it is."""
+    schedulers = torchx()
+    with schedulers.told_plainly(), schedulers.runner() as runner:
+        runner.cancel(_checked(handle))
+
+
+def log_lines(folder: Path, node: int) -> Iterator[str]:
+    """What a node's ranks have printed so far, line by line; nothing before they have started."""
+    job = read_job(folder)
+    if not job.handle:
+        return
+    if isinstance(job.destination, Slurm):
+        # TorchX looks in the folder that this process happens to be in, and waits for the job to end.
+        path = folder / log_name(job.handle.rpartition("/")[2], node)
+        if path.exists():
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                yield from lines
+        return
+    schedulers = torchx()
+    with schedulers.told_plainly(), schedulers.runner() as runner:
+        yield from runner.log_lines(job.handle, ROLE, node)
+
+
+def read_job(folder: Path) -> ClusterJob:
+    """What `write` and `submit` noted. Raises InputError when the folder is not that of a cluster's job."""
+    try:
+        return ClusterJob.from_json((folder / JOB).read_bytes(), JOB)
+    except OSError:
+        raise InputError(f"{folder} is not the run folder of a job on a cluster") from None
+
+
+def collect(folder: Path) -> local.Run:
+    """What a job that has ended left in its run folder, beside the prediction. Raises InputError while there is none, and
+    when what it computed is wrong."""
+    job = read_job(folder)
+    missing = [name for name in _results(job.destination.ranks) if not (folder / name).exists()]
+    if missing:
+        raise InputError(f"{folder} has no {missing[0]} yet: the job has not ended, or it failed (its log says why)")
+    spec, tokens = read_spec(folder)
+    models = [spec.model] if spec.model_b is None else [spec.model, spec.model_b]
+    workloads = tuple(
+        RoutingTrace(name, one.experts, model.experts, source_rank=one.source)
+        for name, one, model in zip(job.workloads, tokens, models, strict=True)
+    )
+    launch = Launch(job.plans, spec, workloads, job.limit, ())
+    return local.read_run(launch, folder, cores=job.destination.devices.cores)
+
+
+def _results(ranks: int) -> Iterator[str]:
+    yield REPORT
+    yield from (f"events-{rank}.npz" for rank in range(ranks))
+
+
+def _save(folder: Path, job: ClusterJob) -> None:
+    try:
+        write_atomically(folder / JOB, job.to_json())
+    except OSError as error:
+        done = f"the job is submitted as {job.handle}, but " if job.handle else ""
+        raise InputError(f"{done}{folder / JOB} cannot be written: {error.strerror}") from None
+
+
+def _checked(handle: str) -> str:
+    """The handle, when it is one of ours."""
+    if not HANDLE.fullmatch(handle):
+        raise InputError(f"{handle[:80]!a} is no handle of a job; it looks like slurm://switchyard/1234")
+    return handle

@@ -1,0 +1,108 @@
+"""The operators of a step's graph as nodes with tensors on one rank."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.launch.job import Job
+from engine.launch.step import moe_nodes as moe
+from engine.launch.step import nodes as dense
+from engine.launch.step.layout import Layout
+from engine.launch.step.nodes import Node
+from engine.launch.step.operators import causal_mask
+from engine.launch.step.routing import Choice
+from engine.launch.step.weights import Weight
+from engine.model import MoEModel
+from engine.overlap.operator_graph import Operator, OperatorGraph
+from engine.overlap.transformer import EMBEDDING, HEAD
+from engine.plan import Plan
+from engine.training import TrainingStep
+
+
+def text(job: Job, rank: int) -> tuple[Tensor, Tensor]:
+    """(ids, targets) int64[token] of a rank: random, every token's target is the next one of its sequence."""
+    step = job.spec.step
+    generator = torch.Generator().manual_seed(job.spec.seed * 1_000_003 + rank)
+    ids = torch.randint(step.vocabulary, (step.batch, step.sequence_length + 1), generator=generator).to(job.device)
+    return ids[:, :-1].reshape(-1), ids[:, 1:].reshape(-1)
+
+
+def layouts_of(
+    plan: Plan, step: TrainingStep, choices: Sequence[Choice], groups: int, rank: int, device: torch.device
+) -> dict[int, Layout]:
+    """The exchange of every MoE layer, by model layer. Layers that route alike share one."""
+    size = plan.placement.gpus // groups
+    group = list(range(rank // size * size, rank // size * size + size))
+    filled = plan.overlap is None or not plan.overlap.irregular
+    found: dict[int, Layout] = {}
+    known: dict[tuple, Layout] = {}
+    for layer, row, choice in zip(plan.placement.model_layers, plan.placement.experts_of_gpu, choices, strict=True):
+        hosted = tuple(tuple(sorted(set(row[one]))) for one in group)
+        key = (hosted, id(choice))
+        if key not in known:
+            known[key] = Layout(choice, group, [list(one) for one in hosted], rank, filled, step.batch, device)
+        found[layer] = known[key]
+    return found
+
+
+class Builder:
+    """Makes the nodes of one rank."""
+
+    def __init__(self, job: Job, weights: dict[str, Weight], layouts: dict[int, Layout]) -> None:
+        self.job, self.weights, self.layouts = job, weights, layouts
+        self.model: MoEModel = job.spec.model
+        self.step: TrainingStep = job.spec.step
+        self.gated = self.model.ffn_matrices == 3
+        self.ids, self.targets = text(job, job.rank)
+        self.mask = causal_mask(self.step.sequence_length, job.dtype, job.device)
+        self.tokens = self.step.tokens * job.spec.ranks
+
+    def nodes(self, graph: OperatorGraph) -> dict[str, Node]:
+        """All nodes by name, in program order. An operator reads what a gradient flows back to; what it merely waits for (a
+        dispatch for the gate's choice) it has from elsewhere."""
+        read: dict[str, list[str]] = {}
+        for one in graph.dependencies:
+            if one.gradient:
+                read.setdefault(one.after, []).append(one.before)
+        found: dict[str, Node] = {}
+        for operator in graph.of_phase("forward"):
+            inputs = [found[name] for name in read.get(operator.name, ())]
+            node = found[operator.name] = self.node(operator, inputs)
+            for before, gradient in zip(node.inputs, node.gradients, strict=True):
+                before.readers.append(gradient)
+        return found
+
+    def node(self, operator: Operator, inputs: list[Node]) -> Node:
+        name, kind, weight = operator.name, operator.kind, self.weights.get(operator.name)
+        layout = self.layouts.get(operator.layer)
+        first = name.endswith("_up")
+        if kind == "embedding":
+            return dense.Embedding(name, weight, self.ids)
+        if kind == "layer_norm":
+            return dense.LayerNorm(name, inputs)
+        if kind == "attention":
+            return dense.Attention(name, inputs, self.mask, self.step.heads)
+        if kind == "residual":
+            return dense.Residual(name, inputs)
+        if kind in ("qkv", "projection"):
+            tied = name == HEAD and self.step.tied_embeddings
+            return dense.Linear(name, inputs, self.weights[EMBEDDING] if tied else weight, transposed=tied)
+        if kind in ("dense_ffn", "shared_experts"):
+            return (
+                dense.Linear(name, inputs, weight) if first else dense.ActivatedLinear(name, inputs, weight, self.gated)
+            )
+        if kind == "gate":
+            return moe.Gate(name, inputs, weight, layout.chosen)
+        if kind == "dispatch":
+            return moe.Dispatch(name, inputs, layout)
+        if kind == "experts" and first:
+            return moe.Experts(name, inputs, weight, layout)
+        if kind == "experts":
+            return moe.ActivatedExperts(name, inputs, weight, layout, self.gated)
+        if kind == "combine":
+            return moe.Combine(name, inputs, layout)
+        if kind == "aggregate":
+            combine, gate = sorted(inputs, key=lambda one: isinstance(one, moe.Gate))
+            return moe.Aggregate(name, [combine, gate], layout)
+        return dense.Loss(name, inputs, self.targets, self.tokens)

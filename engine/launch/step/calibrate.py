@@ -1,0 +1,74 @@
+"""A short measurement of the machine before a training step is launched, in the step's own sizes: what
+`engine.launch.calibrate` does for a forward pass."""
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from engine.launch.calibrate import REPEATS, SHORT_REPEATS, rows_of, seconds_of
+from engine.launch.job import Job
+from engine.overlap.operator_graph import Gemm, OperatorGraph
+from engine.overlap.transformer import transformer_step
+
+SHAPES = 8
+"""GEMMs that are measured, from the smallest to the largest of the step."""
+PARTS = (0.25, 0.5, 1.0)
+"""Of an all-to-all and of a pass over memory, which a plan may cut."""
+REDUCED = (1 / 512, 1 / 64, 1 / 8, 1.0)
+"""Parts of the largest gradient whose all-reduces are measured."""
+
+
+def calibrate_step(job: Job) -> dict[str, list]:
+    """Median seconds of the slowest rank, all ranks at work: {"gemm" | "memory" | "network" | "all_reduce":
+    [[size, seconds], ...]}.
+
+    gemm: products of the step's shapes, size = m·n·k; memory: layer norms of parts of a rank's tokens, size in bytes read
+    and written; network: every rank sends as much to every other one, size in bytes that one rank sends; all_reduce: size
+    in bytes of the buffer.
+    """
+    graph = transformer_step(job.spec.model, job.spec.step, job.ranks)
+    measured = {
+        "gemm": [_gemm(job, shape) for shape in gemm_shapes(graph)],
+        "memory": [_memory(job, part) for part in PARTS],
+        "network": [],
+        "all_reduce": [],
+    }
+    if job.ranks > 1:
+        measured["network"] = [_all_to_all(job, graph, part) for part in PARTS]
+        largest = max(one.sent for one in graph.of_phase("all_reduce")) / job.dtype.itemsize
+        measured["all_reduce"] = [_all_reduce(job, rows_of(part, largest)) for part in REDUCED]
+    return measured
+
+
+def gemm_shapes(graph: OperatorGraph) -> list[Gemm]:
+    """At most `SHAPES` of the step's products, evenly spread from the smallest to the largest."""
+    found = {(one.m * one.n * one.k, one.m, one.n): one for operator in graph.operators for one in operator.gemms}
+    ordered = [found[key] for key in sorted(found)]
+    places = np.unique(np.linspace(0, len(ordered) - 1, min(SHAPES, len(ordered))).round().astype(int))
+    return [ordered[place] for place in places]
+
+
+def _gemm(job: Job, shape: Gemm) -> list[float]:
+    rows = torch.ones((shape.m, shape.k), dtype=job.dtype, device=job.device)
+    weights = torch.ones((shape.k, shape.n), dtype=job.dtype, device=job.device)
+    return [shape.m * shape.n * shape.k, seconds_of(lambda: rows @ weights, job, REPEATS)]
+
+
+def _memory(job: Job, part: float) -> list[float]:
+    x = torch.ones((rows_of(part, job.spec.step.tokens), job.spec.model.d_model), dtype=job.dtype, device=job.device)
+    seconds = seconds_of(lambda: torch.nn.functional.layer_norm(x, x.shape[1:]), job, REPEATS)
+    return [2.0 * x.nbytes, seconds]
+
+
+def _all_to_all(job: Job, graph: OperatorGraph, part: float) -> list[float]:
+    most = max(operator.sent for operator in graph.operators if operator.kind == "dispatch")
+    each = rows_of(part, most / job.ranks / job.dtype.itemsize)
+    outgoing = torch.zeros(each * job.ranks, dtype=job.dtype, device=job.wire)
+    incoming = torch.empty_like(outgoing)
+    seconds = seconds_of(lambda: dist.all_to_all_single(incoming, outgoing), job, SHORT_REPEATS)
+    return [float(outgoing.nbytes) * (job.ranks - 1) / job.ranks, seconds]
+
+
+def _all_reduce(job: Job, numbers: int) -> list[float]:
+    buffer = torch.zeros(max(1, numbers), dtype=job.dtype, device=job.wire)
+    return [float(buffer.nbytes), seconds_of(lambda: dist.all_reduce(buffer), job, REPEATS)]

@@ -1,0 +1,243 @@
+"""A rank executes a planned training step: the tasks of the very program that was simulated, with real tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.launch.job import Job
+from engine.launch.recorder import Mark
+from engine.launch.step.build import Builder, layouts_of
+from engine.launch.step.check import difference
+from engine.launch.step.groups import Groups
+from engine.launch.step.moe_nodes import Aggregate, AllToAll, Experts
+from engine.launch.step.network import Network, last_computations
+from engine.launch.step.nodes import At, Node
+from engine.launch.step.problem import check_step_plan, step_problem
+from engine.launch.step.routing import choices
+from engine.launch.step.values import Slices
+from engine.launch.step.weights import lay_out_gradients, source_of, weights_of
+from engine.overlap.operator_graph import Operator
+from engine.plan import Plan
+from engine.simulate.streams import COMPUTE
+from engine.simulate.training import price_step
+from engine.simulate.training.program import Program, program_of
+from engine.simulate.training.step import event_kind
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A task of an operator with its node; the update has none."""
+
+    operator: Operator
+    node: Node | None
+    at: At
+
+    def compute(self) -> None:
+        {"forward": self.node.forward, "dx": self.node.dx, "dw": self.node.dw}[self.operator.phase](self.at)
+
+
+class StepExecutor:
+    """Executor of a plan for a training step. Every method is to be called on all ranks in the same order.
+
+    Raises InputError for a plan that the step cannot be run with.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, job: Job, plan: Plan) -> None:
+        model, step, ranks = job.spec.model, job.spec.step, job.spec.ranks
+        self.job, self.plan = job, plan
+        groups = check_step_plan(plan, model, step)
+        problem = step_problem(model, step, ranks)
+        priced = price_step(problem, plan.placement, plan.overlap is not None and plan.overlap.irregular)
+        self.graph = priced.graph
+        self.program: Program = program_of(plan, problem, priced)
+        self.groups = Groups(job, groups)
+        self.choices = choices(model, step, ranks, job.tokens[0] if job.tokens else None)
+        self.hosts = {
+            layer: [sorted(set(experts)) for experts in row]
+            for layer, row in zip(plan.placement.model_layers, plan.placement.experts_of_gpu, strict=True)
+        }
+        self.source = source_of(job, self.graph)
+        hosted = {layer: row[job.rank] for layer, row in self.hosts.items()}
+        self.weights = weights_of(self.graph, self.source, hosted)
+        layouts = layouts_of(plan, step, self.choices, groups, job.rank, job.device)
+        self.nodes = Builder(job, self.weights, layouts).nodes(self.graph)
+        self._bound = self._bind()
+        self._reduced = self._gradients()
+        self._packed: dict[int, list[int]] = {}
+        for task, computation in last_computations(self.program.tasks).items():
+            if task in self._bound:
+                self._packed.setdefault(computation, []).append(task)
+        self._forgotten = self._last_uses()
+        self.network = Network(self.program.tasks, plan.priority.policy, self._launch, job.device)
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._events: dict[int, tuple[Mark, Mark, float]] = {}
+
+    @torch.inference_mode()
+    def run(self, tell: Callable[[float, str], None]) -> None:
+        """One step, from the weights of the seed."""
+        tell(0.0, "training step")
+        for node in self.nodes.values():
+            node.forget()
+        for weight in self.weights.values():
+            weight.begin()
+        dist.barrier()
+        self.network.start()
+        try:
+            for task in range(len(self.program.labels)):
+                if self.program.tasks.stream[task] == COMPUTE:
+                    self._compute(task)
+            self.network.end()
+        except BaseException as failure:
+            self.network.fail(failure)
+            raise
+        self._log()
+
+    def difference(self) -> float | None:
+        """How much the last step's loss, final hidden state and gradients differ from those of the reference, see
+        `check.difference`; None on all ranks but 0."""
+        return difference(self)
+
+    @property
+    def hidden(self) -> Tensor:
+        """[token, d]: what the head read in the last step."""
+        return self.nodes["layer_norm"].output.whole()
+
+    @property
+    def loss(self) -> Tensor:
+        """This rank's part of the last step's loss."""
+        return self.nodes["loss"].output.whole()
+
+    def _bind(self) -> dict[int, Bound]:
+        """Every task but the all-reduces with its node and part."""
+        program, step = self.program, self.job.spec.step
+        kinds: dict[int, set[str]] = {}
+        for stretch, place in zip(program.stretch.tolist(), program.operators.tolist(), strict=True):
+            kinds.setdefault(stretch, set()).add(self.graph.operators[place].kind)
+        found = {}
+        for task, place in enumerate(program.operators.tolist()):
+            if place < 0:
+                continue
+            operator, parts = self.graph.operators[place], int(program.parts[task])
+            bounds = tuple(part * step.batch // parts * step.sequence_length for part in range(parts + 1))
+            only_experts = kinds[int(program.stretch[task])] <= {"dispatch", "experts", "combine"}
+            along = "capacity" if parts > 1 and only_experts else "batch"
+            node = self.nodes.get(operator.name.removeprefix(f"{operator.phase}."))
+            at = At(along, Slices(bounds), int(program.part[task]))
+            found[task] = Bound(operator, node, at)
+            if isinstance(node, (AllToAll, Experts, Aggregate)):
+                at.rows(node.layout)  # laid out here, and not while the step runs
+        return found
+
+    def _gradients(self) -> dict[int, Tensor]:
+        """What every all-reduce adds up: gradients that are reduced at once lie side by side."""
+        names = {
+            task: tuple(one.name.removeprefix("all_reduce.") for one in piece.gradients)
+            for task, piece in self.program.pieces.items()
+        }
+        together = list(dict.fromkeys(names.values()))
+        buffers = dict(zip(together, lay_out_gradients(self.weights, together), strict=True))
+        found = {}
+        for task, piece in self.program.pieces.items():
+            buffer = buffers[names[task]]
+            found[task] = buffer[
+                len(buffer) * piece.part // piece.parts : len(buffer) * (piece.part + 1) // piece.parts
+            ]
+        return found
+
+    def _last_uses(self) -> dict[int, list[Callable[[], None]]]:
+        """What can be forgotten after a computation, so that activations do not stay for the whole step."""
+        last = dict.fromkeys(self.nodes, 0)
+        for task, one in self._bound.items():
+            if one.node is not None:
+                last[one.node.name] = max(last[one.node.name], task)
+        read_until = dict.fromkeys(self.nodes, 0)
+        for node in self.nodes.values():
+            for before in node.inputs:
+                read_until[before.name] = max(read_until[before.name], last[node.name])
+        computations = np.flatnonzero(self.program.tasks.stream == COMPUTE)
+        found: dict[int, list[Callable[[], None]]] = {}
+
+        def forget(task: int, what: Callable[[], None]) -> None:
+            found.setdefault(int(computations[np.searchsorted(computations, task)]), []).append(what)
+
+        for name, node in self.nodes.items():
+            if name not in ("layer_norm", "loss"):  # which are compared with the reference
+                forget(max(last[name], read_until[name]), node.forget_output)
+            forget(last[name], node.forget_backward)
+            forget(max([last[name], *(last[before.name] for before in node.inputs)]), node.forget_gradients)
+        return found
+
+    def _compute(self, task: int) -> None:
+        """One computation, with the packing of what it hands to the network."""
+        self.network.begin(task)
+        recorder, one = self.job.recorder, self._bound[task]
+        start = recorder.mark()
+        if one.node is None:
+            for weight in self.weights.values():
+                weight.update()
+        else:
+            one.compute()
+        for exchange in self._packed.get(task, ()):
+            self._pack(exchange)
+        self._events[task] = (start, recorder.mark(), 0.0)
+        self.network.finish(task)
+        for forget in self._forgotten.get(task, ()):
+            forget()
+
+    def _pack(self, task: int) -> None:
+        one = self._bound[task]
+        node: AllToAll = one.node
+        backward = one.operator.phase == "dx"
+        sent = node.pack(one.at, backward)
+        received = sent.new_empty((sum(node.sizes(one.at, backward)[1]), sent.shape[1]))
+        self._buffers[task] = (sent, received)
+        # Read only by tasks that the program lets wait for this all-to-all.
+        node.arrived(one.at, backward, received)
+
+    def _launch(self, task: int) -> Callable[[], None]:
+        """Start a collective; what it returns waits for its end, in a thread of the network."""
+        mark, staged = self.job.recorder.mark, self.job.wire != self.job.device
+        collective, tensors = self._collective(task)
+        size = float(tensors[0].nbytes)
+        start = mark()
+        work = None if staged else collective(*tensors)
+
+        def over() -> None:
+            if staged:  # through the host's memory, and not in the way of whoever launches
+                there = [one.to(self.job.wire) for one in tensors]
+                collective(*there).wait()
+                tensors[-1].copy_(there[-1])
+            else:
+                work.wait()
+            self._events[task] = (start, mark(), size)
+
+        return over
+
+    def _collective(self, task: int) -> tuple[Callable[..., dist.Work], list[Tensor]]:
+        """(what starts it, the tensors that it takes: what is sent first, what comes last)."""
+        if task in self._reduced:
+            group = self.groups.of_gradients(self.program.pieces[task].gradients[0].groups > 1)
+            return lambda gradients: dist.all_reduce(gradients, group=group, async_op=True), [self._reduced[task]]
+        one, buffers = self._bound[task], self._buffers.pop(task)
+        to, come = one.node.sizes(one.at, one.operator.phase == "dx")
+        for rows in buffers:
+            if rows.is_cuda:  # made on the stream of the computation, which may not reuse them before this one is done
+                rows.record_stream(torch.cuda.current_stream())
+        group = self.groups.exchanging
+
+        def exchange(sent: Tensor, received: Tensor) -> dist.Work:
+            return dist.all_to_all_single(received, sent, come, to, group=group, async_op=True)
+
+        return exchange, list(buffers)
+
+    def _log(self) -> None:
+        for task, (start, end, size) in sorted(self._events.items()):
+            one = self._bound.get(task)
+            kind, layer = ("all_reduce", -1) if one is None else (event_kind(one.operator), one.operator.layer)
+            self.job.recorder.log(kind, layer, start, end, bytes=size, label=self.program.labels[task])
+        self._events.clear()

@@ -1,0 +1,493 @@
+"""The Launch page without a browser: what can be chosen, what is refused and when, who may start, past launches, reports."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+from app import cached, guard, launch_history, launch_report
+from engine import store
+from engine.catalogue import model_presets
+from engine.costs import Datasheet
+from engine.jobs import runner, tasks
+from engine.jobs.launches import BRIEF, run_folder
+from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context, Request, write_atomically
+from engine.jobs.runner import Job, State
+from engine.jobs.tasks import problem_arguments
+from engine.launch.rank_logs import RankLogs
+from engine.launch.wanted import Wanted
+from engine.model import MoEModel
+from engine.plan import Plan
+from engine.problem import Problem, make_problem
+from engine.simulate.training.step import simulate_step
+from engine.timeline import Timeline
+from engine.training import usual_step
+from tests.app.test_pages import ROOT, open_sample, visit
+from tests.app.test_step_page import enter, field, press, said
+from tests.jobs.launched import fail, finish, request_of
+from tests.launch.cluster_fakes import install_slurm
+
+MAIN = str(ROOT / "app" / "main.py")
+
+
+def problem_of(app: AppTest) -> Problem:
+    session = app.session_state
+    return make_problem(store.load_workload(session["workload"]), session["cluster"], session["model"], Datasheet())
+
+
+def plan(problem: Problem, name: str, *systems: str) -> list[Plan]:
+    """Make plans as an optimisation does, in the job of that name."""
+    folder = store.data_folder() / "jobs" / name
+    folder.mkdir(parents=True)
+    arguments = problem_arguments(problem) | {"systems": [{"name": name} for name in systems]}
+    write_atomically(folder / REQUEST, Request(kind="optimise", arguments=arguments, created=time.time()).to_json())
+    context = Context(folder)
+    context.finish(tasks.optimise(arguments, context))
+    return [Plan.from_dict(one["plan"], "plan") for one in Job(folder.name, folder).result["candidates"]]
+
+
+JOB, ANOTHER = "20250102T030405000006-0123abcd", "20250102T030405000007-0123abcd"
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[Plan]]:
+    """A data folder with a session of the sample and two plans, the first of them open; its token and its plans."""
+    folder = tmp_path_factory.mktemp("session") / "data"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWITCHYARD_DATA", str(folder))
+        app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
+        plans = plan(problem_of(app), JOB, "linear", "sjf")
+        (kept,) = (folder / "sessions").iterdir()
+        write_atomically(kept, json.dumps(json.loads(kept.read_text()) | {"plan_jobs": [JOB], "plan": plans[0].id}))
+    return folder, kept.stem, plans
+
+
+def comes_from(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Visitors have this address; None: they are on this machine."""
+    monkeypatch.setattr(type(st.context), "ip_address", property(lambda _: address))
+
+
+@pytest.fixture
+def app(session, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AppTest]:
+    """That session on the Launch page. What it starts is ended."""
+    folder, token, plans = session
+    shutil.copytree(folder, own_data_folder)
+    comes_from(None, monkeypatch)
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    app.query_params["session"] = token
+    app.plans = plans
+    yield visit(app, "launch")
+    for job in launches():
+        runner.cancel(job, grace=0)
+        assert runner.wait(job, 5).finished
+
+
+def launches() -> list[Job]:
+    return runner.jobs(store.data_folder(), "launch")
+
+
+def wanted(app: AppTest, **more) -> Wanted:
+    problem = problem_of(app)
+    return Wanted(
+        tuple(app.plans), problem.workload, problem.model, problem.cluster, **{"ranks": 2, "tokens": 64} | more
+    )
+
+
+def button(app: AppTest, label: str):
+    return next(one for one in app.button if one.label == label)
+
+
+def place(app: AppTest, name: str) -> AppTest:
+    app.segmented_control(key="launch-place").set_value(name)
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def metrics(app: AppTest) -> dict[str, str]:
+    return {one.label: one.value for one in app.metric}
+
+
+# A new launch.
+
+
+def test_what_is_chosen_is_what_is_started(app: AppTest):
+    assert said(app.markdown).count("check_circle") == 7 and "Attached" in said(app.markdown)
+    assert "torchrun picks a free one" in said(app.markdown) and "torch.distributed.run" in app.code[0].value
+    chosen = app.multiselect[0]
+    assert chosen.label == "Compare with" and chosen.value == [app.plans[1].id]  # the baseline
+    for label, value in {
+        "Ranks": 2,
+        "Tokens to replay": 100,
+        "Timed passes": 5,
+        "Time limit, s": 77,
+        "Numbers": "bf16",
+    }.items():
+        enter(app, label, value)
+    assert "100 of the recording, 5 timed passes of each of 2 plans" in said(app.markdown)
+    press(app, "Start")
+    (job,) = launches()
+    asked = Wanted.from_arguments(job.request.arguments)
+    assert [one.id for one in asked.plans] == [one.id for one in app.plans] and asked.on == "local"
+    assert (asked.ranks, asked.tokens, asked.repeats, asked.limit, asked.dtype) == (2, 100, 5, 77.0, "bf16")
+    assert button(app, "Start").disabled and "one runs at a time" in said(app.caption)
+    assert any(one.label == "Stop" for one in app.button)
+    # Where a person has gone and come back, the numbers are still there.
+    visit(app, "optimise")
+    visit(app, "launch")
+    assert field(app, "Timed passes").value == 5 and field(app, "Ranks").value == 2
+
+
+def test_a_plan_alone(app: AppTest):
+    app.multiselect[0].set_value([])
+    app.run()
+    assert "3 timed passes after a warm-up" in said(app.markdown)
+    press(app, "Start")
+    (job,) = launches()
+    assert len(job.request.arguments["plans"]) == 1
+
+
+def test_what_cannot_run_is_said_before_the_start(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    small = replace(cached.attached(), host_memory=1e6)
+    monkeypatch.setattr(cached, "attached", lambda: small)
+    app.run()
+    assert "replay fewer tokens or use fewer ranks" in said(app.markdown) and button(app, "Start").disabled
+    app.session_state["model"] = model_presets()["Mixtral-8x7B"].model
+    app.run()
+    assert "does not fit the recording" in said(app.error) and not any(one.label == "Start" for one in app.button)
+
+
+def test_two_models_are_launched_together(app: AppTest):
+    visit(app, "optimise")
+    press(app, "Two models on one cluster")
+    second = next(one for one in app.selectbox if one.label == "Second model's recording")
+    second.set_value("tiny-moe/beta-prose.npz")
+    app.run()
+    digest = app.session_state["second"]
+    problem = problem_of(app)
+    beside = (store.load_workload(digest), model_of(app, digest))
+    problem = make_problem(problem.workload, problem.cluster, problem.model, Datasheet(), beside)
+    (made,) = plan(problem, ANOTHER, "rec")
+    app.session_state["plan_jobs"], app.session_state["plan"] = [ANOTHER, JOB], made.id
+    visit(app, "launch")
+    assert "of the two recordings" in said(app.markdown)
+    assert app.multiselect[0].disabled  # no other plan is for two models
+    press(app, "Start")
+    assert launches()[0].request.arguments["second"]["workload"] == digest
+
+
+def model_of(app: AppTest, digest: str) -> MoEModel:
+    return MoEModel.from_dict(app.session_state["model_of"][digest], "model")
+
+
+# On a testbed.
+
+
+def test_a_testbed_shows_its_links_and_takes_a_scale(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cached, "testbed_fault", lambda: None)
+    place(app, "testbed")
+    assert field(app, "Ranks").value == 8 and "29500" in said(app.markdown)
+    enter(app, "Tokens to replay", 50)
+    enter(app, "Scale", 2000.0)
+    press(app, "Start")
+    arguments = launches()[0].request.arguments
+    assert (arguments["on"], arguments["scale"], arguments["ranks"]) == ("testbed", 2000.0, 8)
+    assert len(arguments["cluster"]["nodes"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("scale", "part"), [(1e12, "too slow to run anything on"), (4e5, "but the time limit is 900 s")]
+)
+def test_a_scale_that_makes_no_sense(app: AppTest, scale: float, part: str):
+    place(app, "testbed")
+    enter(app, "Scale", scale)
+    assert part in said(app.error) + said(app.markdown)
+    assert not any(one.label == "Start" and not one.disabled for one in app.button)
+
+
+def test_without_root_a_testbed_is_refused_before_the_start(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    cached.testbed_fault.clear()
+    place(app, "testbed")
+    assert "the testbed needs root" in said(app.warning) and "--on" not in said(app.warning)
+    assert button(app, "Start").disabled
+    cached.testbed_fault.clear()
+
+
+# On a cluster.
+
+
+def test_slurm_from_the_form_to_the_submission(app: AppTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install_slurm(tmp_path, monkeypatch)
+    place(app, "slurm")
+    assert "Say the shared folder" in said(app.info) and not app.code
+    assert [field(app, name).value for name in ("Nodes", "GPUs per node", "Ranks per node")] == [4, 2, 2]
+    (shared := tmp_path / "shared").mkdir()
+    for label, value in {"Shared folder": str(shared), "Partition": "gpu; rm"}.items():
+        next(one for one in app.text_input if one.label == label).set_value(value)
+    app.run()
+    assert "no partition" in said(app.error)
+    next(one for one in app.text_input if one.label == "Partition").set_value("gpu")
+    app.run()
+    assert "--partition=gpu" in app.code[0].value and f"{shared}/run-JOB" in app.code[0].value
+    assert "NCCL: one GPU per rank" in said(app.markdown)
+    press(app, "Write the run folder")
+    (written,) = shared.glob("run-*")
+    assert str(written) in app.code[0].value and str(written) in said(app.caption) and (written / "spec.json").exists()
+    press(app, "Submit")
+    (job,) = launches()
+    asked = Wanted.from_arguments(job.request.arguments)
+    assert asked.on == "slurm" and asked.destination.partition == "gpu" and asked.destination.ranks == 8
+
+
+def test_kubernetes_asks_for_what_it_needs(app: AppTest, tmp_path: Path):
+    place(app, "kubernetes")
+    assert "the shared folder and the volume claim and the image" in said(app.info)
+    for label, value in {
+        "Shared folder": str(tmp_path),
+        "Volume claim": "runs",
+        "Image": "registry/switchyard:1",
+    }.items():
+        next(one for one in app.text_input if one.label == label).set_value(value)
+    enter(app, "GPUs per node", 0)
+    assert "image: registry/switchyard:1" in app.code[0].value and "Gloo" in said(app.markdown)
+    for label, value in {"Shared folder": "relative", "Image": "two words"}.items():
+        next(one for one in app.text_input if one.label == label).set_value(value)
+        app.run()
+        assert "absolute path" in said(app.error) or "no image" in said(app.error)
+
+
+# Who may.
+
+
+@pytest.fixture
+def from_elsewhere(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The visitor comes from another machine."""
+    monkeypatch.delenv(guard.SWITCH, raising=False)
+    comes_from("192.0.2.7", monkeypatch)
+
+
+def allowed(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard changes its mind after so many answers: what was drawn as allowed is not any more when it is pressed."""
+    answers = [None] * times
+    monkeypatch.setattr(guard, "why_not", lambda *_: answers.pop() if answers else "Not any more.")
+
+
+def test_a_visitor_from_elsewhere_starts_nothing(app: AppTest, from_elsewhere):
+    app.run()
+    assert "Launching is off" in said(app.warning) and button(app, "Start").disabled
+
+
+def test_a_visitor_from_elsewhere_relaunches_nothing(app: AppTest, from_elsewhere, monkeypatch: pytest.MonkeyPatch):
+    job = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch)
+    app.session_state["launch_shown"] = job.id
+    app.run()
+    assert button(app, "Relaunch").disabled and "Measured / predicted" in metrics(app)  # to look is free
+
+
+def test_a_visitor_from_elsewhere_submits_and_writes_nothing(app: AppTest, from_elsewhere, tmp_path: Path):
+    place(app, "slurm")
+    next(one for one in app.text_input if one.label == "Shared folder").set_value(str(tmp_path))
+    app.run()
+    assert button(app, "Submit").disabled and button(app, "Write the run folder").disabled
+
+
+def test_a_start_asks_the_guard_again(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    allowed(1, monkeypatch)
+    press(app, "Start")
+    assert "Not any more" in said(app.error) and not launches()
+
+
+def test_a_relaunch_asks_the_guard_again(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    job = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch)
+    app.session_state["launch_shown"] = job.id
+    app.run()
+    allowed(2, monkeypatch)
+    press(app, "Relaunch")
+    assert "Not any more" in said(app.error) and len(launches()) == 1
+
+
+@pytest.mark.parametrize(("label", "answers"), [("Submit", 1), ("Write the run folder", 2)])
+def test_a_submission_asks_the_guard_again(app: AppTest, monkeypatch, tmp_path: Path, label: str, answers: int):
+    place(app, "slurm")
+    next(one for one in app.text_input if one.label == "Shared folder").set_value(str(tmp_path))
+    app.run()
+    allowed(answers, monkeypatch)
+    press(app, label)
+    assert "Not any more" in said(app.error) and not launches() and not list(tmp_path.glob("run-*"))
+
+
+def test_a_visitor_from_elsewhere_does_not_make_the_machine_try_a_testbed(app: AppTest, from_elsewhere, monkeypatch):
+    monkeypatch.setattr(cached, "testbed_fault", None)
+    place(app, "testbed")
+    assert button(app, "Start").disabled
+
+
+# Past launches.
+
+
+def test_past_launches_are_listed_searched_and_shown(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    root, now = store.data_folder(), time.time()
+    old = finish(request_of(wanted(app, tokens=32), root, now - 86_400), 1.25, monkeypatch)
+    bad = fail(request_of(replace(wanted(app), plans=(app.plans[1],)), root, now - 60), "rank 1 lost its way")
+    app.run()
+    table = app.dataframe[0].value
+    assert list(table["State"]) == ["failed", "done"] and list(table["Tokens"]) == ["64", "32"]
+    first, second = app.plans
+    assert list(table["Plans"]) == [second.name, f"{first.name} · {second.name}"] and set(table["Where"]) == {
+        "this machine"
+    }
+    assert table["Ratio"][1] == "1.25× · 1.38×" and table["Ratio"][0] == ""
+    for text, found in {"": 2, "failed": 1, f"{first.name.split()[0].upper()} 2 ranks": 1, "testbed": 0,
+                        f"{time.strftime('%Y-%m-%d', time.localtime(now - 86_400))} done": 1}.items():  # fmt: skip
+        app.text_input(key="launch-search").set_value(text).run()
+        assert len(app.dataframe[0].value if app.dataframe else ()) == found, text
+    assert "None of 2 launches" in said(app.caption) or app.dataframe
+    app.text_input(key="launch-search").set_value("").run()
+    assert not app.metric  # none of these is this session's own
+    app.session_state["launch_shown"] = old.id
+    app.run()
+    assert list(app.dataframe[0].value[""]) == ["", "▸"] and metrics(app)["Measured / predicted"] == "1.25×"
+    app.session_state["launch_shown"] = bad.id
+    app.run()
+    assert "rank 1 lost its way" in said(app.error) and "No rank has started yet" in said(app.caption)
+
+
+def test_hundreds_of_launches_are_read_once_and_their_results_not_at_all(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    root = store.data_folder()
+    one = finish(request_of(replace(wanted(app), plans=app.plans[:1]), root, 1e9), 1.1, monkeypatch)
+    for number in range(1, 300):
+        folder = one.folder.parent / f"20010910T{number:012d}-0123abcd"
+        shutil.copytree(one.folder, folder)
+        (folder / RESULT).write_text("{not to be read}")
+    begun = time.perf_counter()
+    found = launch_history.launches()
+    first = time.perf_counter() - begun
+    assert len(found) == 300 and {one.state for one in found} == {State.DONE}
+    for folder in one.folder.parent.glob("20010910T*"):
+        (folder / BRIEF).unlink()
+        (folder / REQUEST).write_text("{not to be read again}")
+    begun = time.perf_counter()
+    assert launch_history.launches() == found
+    again = time.perf_counter() - begun
+    assert again < 0.5 * first
+    assert len(launch_history.as_text(found, None)) == 300
+
+
+def test_a_launch_that_is_being_made_is_looked_at_again(app: AppTest):
+    job = fail(request_of(wanted(app), store.data_folder()), "gone")
+    asked = (job.folder / REQUEST).read_text()
+    (job.folder / REQUEST).unlink()
+    assert launch_history.launches() == []
+    (job.folder / REQUEST).write_text(asked)
+    assert [one.job.id for one in launch_history.launches()] == [job.id]
+
+
+def test_past_launches_are_there_with_nothing_open(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    job = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch)
+    empty = AppTest.from_file(MAIN, default_timeout=60).run()
+    visit(empty, "launch")
+    assert empty.info and len(empty.dataframe[0].value) == 1
+    empty.session_state["launch_shown"] = job.id
+    empty.run()
+    assert "Measured / predicted" in metrics(empty)
+
+
+# Reports.
+
+
+def test_a_launch_of_two_plans_says_which_one_the_measurement_prefers(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    job = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch)
+    app.session_state["launch_jobs"] = [job.id]  # of this session: shown without a click
+    app.run()
+    first, second = app.plans
+    assert "What Linear placement and" in said(app.subheader).replace("**", "")
+    assert metrics(app)["Measured / predicted"] == "1.2×" and metrics(app)["Output differs by"] == "1e-07"
+    preference = job.result["preference"]
+    title, details = launch_report.finding(preference)
+    assert title.startswith("Measured, ") and details and details in said(app.caption)
+    before = metrics(app)["Measured"]
+    app.segmented_control(key=f"launch-plan-{job.id}").set_value(1)
+    app.run()
+    assert metrics(app)["Measured"] != before and first.name != second.name
+
+
+def test_a_relaunch_is_the_same_once_more(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    job = finish(request_of(wanted(app), store.data_folder()), 1.2, monkeypatch)
+    app.session_state["launch_shown"] = job.id
+    app.run()
+    press(app, "Relaunch")
+    again, before = launches()
+    assert before.id == job.id and again.request.arguments == job.request.arguments
+    assert button(app, "Start").disabled and "one runs at a time" in said(app.caption)
+
+
+def test_a_relaunch_without_its_recording_says_so(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    small = problem_of(app).workload.spread(64)
+    store.save_workload(small)
+    job = finish(request_of(replace(wanted(app), workload=small), store.data_folder()), 1.2, monkeypatch)
+    (store.data_folder() / "workloads" / f"{small.digest}.npz").unlink()
+    app.session_state["launch_shown"] = job.id
+    app.run()
+    press(app, "Relaunch")
+    assert "no longer in the data folder" in said(app.error) and len(launches()) == 1
+
+
+def test_a_failed_launch_shows_the_end_of_the_log_of_the_rank_that_failed(app: AppTest):
+    job = request_of(wanted(app), store.data_folder())
+    run_folder(job).mkdir()
+    logs = RankLogs(run_folder(job), 2)
+    for rank in range(2):
+        logs.progress(rank, {"done": 0.5, "message": f"layer {rank}"})
+        logs.print(rank, f"last words of {rank}\n")
+    logs.failed = 1, -9
+    logs.save()
+    fail(job, "the launch failed: rank 1 was killed")
+    app.session_state["launch_shown"] = job.id
+    app.run()
+    chosen = next(one for one in app.segmented_control if one.label == "Log of rank")
+    assert chosen.value == 1 and "last words of 1" in said(app.code) and "last words of 0" not in said(app.code)
+    assert list(app.dataframe[-1].value["Doing"]) == ["layer 0", "layer 1"]
+    chosen.set_value(0)
+    app.run()
+    assert "last words of 0" in said(app.code)
+
+
+def test_a_stopped_launch_and_one_of_another_version(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    stopped = request_of(wanted(app), store.data_folder())
+    (stopped.folder / CANCELLED).touch()
+    app.session_state["launch_shown"] = stopped.id
+    app.run()
+    assert "Stopped before" in said(app.info)
+    older = finish(request_of(wanted(app), store.data_folder(), time.time() - 5), 1.2, monkeypatch)
+    result = older.result
+    (older.folder / RESULT).write_text(json.dumps({name: result[name] for name in result if name != "preference"}))
+    app.session_state["launch_shown"] = older.id
+    app.run()
+    assert "Another version" in said(app.warning) and not app.metric
+
+
+def test_a_training_step_is_reported_on_its_own_kind_of_timeline(app: AppTest, monkeypatch: pytest.MonkeyPatch):
+    problem = problem_of(app)
+    step = usual_step(problem.model, 8)
+    problem = make_problem(problem.workload, problem.cluster, problem.model, Datasheet(), step=step)
+    arguments = problem_arguments(problem) | {"systems": [{"name": "deepspeed"}]}
+    (folder := store.data_folder() / "scratch").mkdir()
+    (made,) = tasks.optimise(arguments, Context(folder))["candidates"]
+    predicted = simulate_step(Plan.from_dict(made["plan"], "plan"), problem)
+    measured = Timeline(predicted.events, predicted.resources, "measured", "CPU", predicted.labels)
+    job = finish(request_of(replace(wanted(app), plans=app.plans[:1]), store.data_folder()), 1.2, monkeypatch)
+    result = job.result
+    result["runs"][0] |= {"predicted": predicted.to_dict(), "measured": measured.to_dict()}
+    (job.folder / RESULT).write_text(json.dumps(result))
+    app.session_state["launch_shown"] = job.id
+    app.run()
+    assert not app.exception
+    assert any(one.label == "Part of the step" for one in app.segmented_control) and not app.slider

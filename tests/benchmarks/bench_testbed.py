@@ -1,0 +1,104 @@
+"""Every send order on the testbed beside its prediction: `python -m tests.benchmarks.bench_testbed [RUNS [PASSES]]`.
+
+Eight ranks whose links have the rates of Aurora's heterogeneous cluster (`sample_traces/mixed-8.json`) at a thousandth:
+100/100/80/80/50/50/40/40 Mbit/s. The recording `alpha-code`, whose traffic is skewed, on one placement for all: random and
+shortest-first orders, everything at once, matched and shared phases. All five run in turn in one job; RUNS jobs (default 3)
+of PASSES timed passes (default 5). Needs root. Nothing else should run on the machine: the load is printed with every job.
+"""
+
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from engine.costs import Datasheet
+from engine.formats import read_cluster, read_model, read_workload
+from engine.launch import testbed
+from engine.launch.compare import compare
+from engine.launch.devices import attached
+from engine.launch.local import Run
+from engine.launch.preference import prefer
+from engine.launch.preflight import place_checks
+from engine.launch.prepare import prepare
+from engine.plan import Plan
+from engine.problem import Problem, make_problem
+from engine.report import table
+from engine.result import never
+from engine.systems import SYSTEMS
+from engine.systems.base import run, silent
+from engine.units import ratio, seconds
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+
+ORDERS = {
+    "RCS": ("rcs", {"placement": "aurora"}),
+    "SJF": ("sjf", {"placement": "aurora"}),
+    "concurrent": ("aurora", {"order": "concurrent"}),
+    "matched": ("aurora", {"order": "matched"}),
+    "shared": ("aurora", {"order": "shared"}),
+}
+"""System and options by the name of the order."""
+
+
+def plans_of(problem: Problem) -> list[Plan]:
+    """One plan an order, all with the same placement."""
+    plans = [
+        run(SYSTEMS[system], problem, options).result.solution.model_copy(update={"name": name})
+        for name, (system, options) in ORDERS.items()
+    ]
+    assert all(plan.placement == plans[0].placement for plan in plans)
+    return plans
+
+
+def main(jobs: int = 3, passes: int = 5) -> None:
+    model = read_model(SAMPLES / "tiny-moe-alpha.json")
+    trace = read_workload(SAMPLES / "tiny-moe" / "alpha-code.npz", num_experts=model.experts)
+    cluster = read_cluster(SAMPLES / "mixed-8.json")
+    plans = plans_of(make_problem(trace, cluster, model, Datasheet()))
+    launch = prepare(plans, trace, model, replace(attached(), gpus=(), memory=()), 8, repeats=passes)
+    bed = testbed.emulated(plans[0], cluster, 8)
+    for check in place_checks(launch, bed):
+        print(f"{check.name}: {check.text}")
+    factors = {plan.name: [] for plan in plans}
+    for job in range(jobs):
+        before = load()
+        with tempfile.TemporaryDirectory() as folder, bed:
+            found = testbed.run(launch, bed, Path(folder) / "run", never, silent)
+        print(
+            f"\njob {job + 1} of {jobs}, load {before} before and {load()} after; {found.runs[0].predicted.cost_source}"
+        )
+        show(found)
+        for one in found.runs:
+            factors[one.plan.name].append(float(np.median(one.totals)) / one.predicted.total)
+    print("\nmeasured / predicted of every job")
+    for name, each in factors.items():
+        print(f"  {name:12} {'  '.join(f'{factor:.3f}' for factor in each)}")
+    worst = max((abs(factor - 1) for each in factors.values() for factor in each), default=0.0)
+    print(f"furthest from its prediction: {worst:.1%}")
+
+
+def show(found: Run) -> None:
+    """The table of one job."""
+    rows = []
+    for one in found.runs:
+        median, laid = float(np.median(one.totals)), compare(one.predicted, one.measured)
+        network = laid.by_kind.set_index("kind").loc[["dispatch", "combine"], ["predicted", "measured"]].sum()
+        rows.append([
+            one.plan.name, seconds(one.predicted.total), seconds(median), ratio(median / one.predicted.total),
+            f"{seconds(min(one.totals))} to {seconds(max(one.totals))}", ratio(network["measured"] / network["predicted"]),
+            ratio(laid.waiting / laid.predicted_waiting),
+        ])  # fmt: skip
+    header = ["order", "predicted", "measured", "ratio", "passes", "network alone", "meetings alone"]
+    print(table(header, rows))
+    print("\n".join(prefer(found.runs).lines))
+
+
+def load() -> str:
+    """Processes that were running or ready to, mean over the last minute."""
+    return Path("/proc/loadavg").read_text().split()[0]
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

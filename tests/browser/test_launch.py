@@ -1,0 +1,101 @@
+"""A launch as a person watches it: every rank's log while it runs, its report, the list of launches, and a rank that dies."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from playwright.sync_api import Page, expect
+from streamlit.testing.v1 import AppTest
+
+from engine.jobs import runner
+from engine.jobs.protocol import write_atomically
+from engine.jobs.runner import State
+from engine.launch import preflight
+from engine.launch.rank_logs import log_of
+from engine.launch.spec import WORKER
+from tests.app.test_launch_page import JOB, MAIN, plan, problem_of
+from tests.app.test_pages import open_sample
+from tests.browser.conftest import settle, shoot
+
+RANKS = 3
+SOON = 60_000
+"""Milliseconds, on a machine that does other things too."""
+
+
+@pytest.fixture
+def planned(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The token of a session of the sample with two plans, the first of them open."""
+    monkeypatch.setenv("SWITCHYARD_DATA", str(data_folder))
+    app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
+    first, _ = plan(problem_of(app), JOB, "linear", "sjf")
+    (kept,) = (data_folder / "sessions").iterdir()
+    write_atomically(kept, json.dumps(json.loads(kept.read_text()) | {"plan_jobs": [JOB], "plan": first.id}))
+    return kept.stem
+
+
+def rank_of(folder: Path, number: int) -> psutil.Process:
+    """A rank of the launch in this folder."""
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            # The process that enters a namespace names the rank's program too, until it has become it.
+            mine = WORKER in words and str(folder / "run") in words and "netns" not in words
+            if mine and process.environ().get("RANK") == str(number):
+                return process
+        except psutil.Error:
+            continue
+    raise AssertionError(f"rank {number} does not run")
+
+
+def enter(page: Page, label: str, value: int) -> None:
+    field = page.get_by_role("spinbutton", name=label)
+    field.fill(str(value))
+    field.press("Enter")
+    settle(page)
+
+
+def test_a_launch_of_two_plans_is_watched_reported_repeated_and_killed(
+    page: Page, start_studio, planned: str, data_folder: Path
+) -> None:
+    page.goto(f"{start_studio()}/launch?session={planned}")
+    settle(page)
+    emulated = preflight.testbed_fault() is None
+    if emulated:
+        page.get_by_role("radio", name="Testbed (emulated links)").click()
+        expect(page.get_by_text("in a network of the testbed's own")).to_be_visible(timeout=SOON)
+        settle(page)
+    enter(page, "Ranks", RANKS)
+    enter(page, "Tokens to replay", 300)
+    page.get_by_role("button", name="Start", exact=True).click()
+
+    # While it runs.
+    expect(page.get_by_text("one runs at a time")).to_be_visible(timeout=SOON)
+    expect(page.get_by_text("measuring this machine").first).to_be_visible(timeout=SOON)
+    page.get_by_role("radio", name=str(RANKS - 1), exact=True).click()
+    expect(page.get_by_text("pass 1 of 3, Linear placement").first).to_be_visible(timeout=SOON)
+    expect(page.get_by_role("radio", name=str(RANKS - 1), exact=True)).to_be_checked(timeout=SOON)
+    shoot(page, "launch-1-running")
+
+    # Its report.
+    expect(page.get_by_text("Output differs by")).to_be_visible(timeout=2 * SOON)
+    settle(page)
+    (done,) = runner.jobs(data_folder, "launch")
+    assert done.state is State.DONE and ("testbed" in done.result) == emulated
+    for rank in range(RANKS):
+        assert "pass 3 of 3, Shortest job first" in log_of(done.folder / "run", rank).read_text()
+    expect(page.get_by_text("time of one pass").first).to_be_visible(timeout=SOON)
+    page.get_by_role("radio", name="Shortest job first (SJF)").click()
+    expect(page.get_by_text("Predicted (outlined) and measured (solid)").first).to_be_visible(timeout=SOON)
+    settle(page)
+    shoot(page, "launch-2-done")
+
+    # Once more, and a rank dies.
+    page.get_by_role("button", name="Relaunch").click()
+    expect(page.get_by_text("measuring this machine").first).to_be_visible(timeout=SOON)
+    again = runner.jobs(data_folder, "launch")[0]
+    os.kill(rank_of(again.folder, 1).pid, signal.SIGKILL)
+    expect(page.get_by_text("rank 1 was killed by signal 9").first).to_be_visible(timeout=SOON)
+    shoot(page, "launch-3-failed")

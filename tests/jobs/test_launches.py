@@ -1,0 +1,163 @@
+"""Launches as jobs: what they note for lists, and a scheduler's job as one of this machine."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from engine import store
+from engine.errors import InputError
+from engine.jobs import launches, runner
+from engine.jobs.launches import BRIEF, Brief, brief_of
+from engine.jobs.protocol import REQUEST, Context, Request
+from engine.jobs.runner import Job
+from engine.launch import clusters, local, on_cluster
+from engine.launch.clusters import Status
+from engine.launch.on_cluster import run_on_cluster
+from engine.launch.rank_logs import log_tail, standing
+from engine.launch.spec import PROGRESS
+from engine.launch.wanted import Wanted
+from engine.result import never
+from tests.jobs.launched import request_of, simulated
+from tests.launch.cluster_fakes import install_slurm
+from tests.launch.test_local import MODEL, plan_for, recording
+from tests.launch.test_request import destination, launch_for
+
+TRACE = recording()
+PLANS = tuple(plan_for(TRACE, mode) for mode in ("matched", "concurrent"))
+HANDLE = "slurm://switchyard/4242"
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    """A launch of two plans on two ranks, asked for and not begun."""
+    store.save_workload(TRACE)
+    return request_of(Wanted(PLANS, TRACE, MODEL, ranks=2, repeats=2), tmp_path)
+
+
+def test_a_launch_notes_what_a_list_tells_of_it_before_and_after(job, monkeypatch):
+    before = []
+
+    def run(launch, *_) -> local.Run:
+        before.append(brief_of(job))
+        return simulated(launch, 1.5)
+
+    monkeypatch.setattr(local, "run", run)
+    assert brief_of(job) == Brief(plans=("matched", "concurrent"), on="local", ranks=2)
+    result = launches.launch(job.request.arguments, Context(job.folder))
+    assert before == [Brief(plans=("matched", "concurrent"), on="local", ranks=2, tokens=TRACE.tokens)]
+    after = brief_of(job)
+    assert after.predicted == tuple(one["predicted_seconds"] for one in result["runs"]) and min(after.predicted) > 0
+    assert after.measured == pytest.approx([1.5 * after.predicted[0], 1.65 * after.predicted[1]])
+    assert result["preference"]["order"] in ([0, 1], [1, 0])
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_a_launch_in_the_form_of_another_version_is_in_no_list(job):
+    request = Request(kind="launch", arguments={"plan": {}, "ranks": 2}, created=1.0)
+    (job.folder / REQUEST).write_text(request.to_json())
+    assert brief_of(job) is None
+    (job.folder / BRIEF).write_text("{")
+    with pytest.raises(InputError, match=BRIEF):
+        brief_of(job)
+
+
+def test_folders_are_listed_unread_newest_first(tmp_path):
+    names = ["20250102T030405000006-0123abcd", "20250102T030405000007-0123abcd"]
+    for name in [*names, "something else"]:
+        (tmp_path / "jobs" / name).mkdir(parents=True)
+    assert [job.id for job in runner.folders(tmp_path)] == names[::-1]
+    assert runner.folders(tmp_path / "nowhere") == []
+
+
+# By a scheduler.
+
+
+@pytest.fixture
+def on_slurm(tmp_path, monkeypatch):
+    """A launch for a stand-in of Slurm, asked twenty times a second; returns launch, destination, and what Slurm says."""
+    state = install_slurm(tmp_path, monkeypatch)
+    (state / "queue").write_text("PENDING")
+    (shared := tmp_path / "shared").mkdir()
+    monkeypatch.setattr(on_cluster, "POLL", 0.05)
+    where = destination("slurm", shared, gpus=0)
+    return launch_for(where), where, state
+
+
+def told(folder: Path, node: int, done: float, message: str) -> None:
+    """A node's ranks print a progress line."""
+    with (folder / f"slurm-4242-switchyard-{node}.out").open("a") as file:
+        file.write(f"[default0]:{PROGRESS}{json.dumps({'done': done, 'message': message})}\n{PROGRESS}torn\n")
+
+
+def run_folder(shared: str) -> Path:
+    (folder,) = Path(shared).glob("run-*")
+    return folder
+
+
+def test_a_scheduled_launch_is_watched_to_its_end_and_its_results_are_read(on_slurm, tmp_path, monkeypatch):
+    launch, where, state = on_slurm
+    monkeypatch.setattr(clusters, "collect", lambda folder: simulated(launch, 2.0))
+    reports: list[tuple] = []
+
+    def report(done, message, *_) -> None:
+        reports.append((done, message))
+        if message == f"{HANDLE} is pending":
+            told(run_folder(where.shared), 0, 0.25, "pass 1 of 2")
+            told(run_folder(where.shared), 1, 0.2, "warm-up")
+            (state / "queue").write_text("RUNNING")
+        elif message == f"{HANDLE} is running, pass 1 of 2":
+            (state / "accounting").write_text("COMPLETED\nCOMPLETED\n")
+
+    seen = tmp_path / "seen"
+    assert run_on_cluster(launch, where, seen, never, report).runs[0].plan == launch.plans[0]
+    assert reports[0] == (0.0, "writing the run folder") and (0.25, f"{HANDLE} is running, pass 1 of 2") in reports
+    assert [step.message for step in standing(seen).steps] == ["pass 1 of 2", "warm-up"]
+    assert '"done": 0.2' in log_tail(seen, 1)
+
+
+def test_a_scheduled_launch_that_fails_says_where_its_logs_are(on_slurm, tmp_path):
+    launch, where, state = on_slurm
+    (state / "accounting").write_text("NODE_FAIL\nCOMPLETED\n")
+    with pytest.raises(
+        InputError, match=rf"{HANDLE} failed: NODE_FAIL.*; what its nodes printed is in {where.shared}/run-"
+    ):
+        run_on_cluster(launch, where, tmp_path / "seen", never, lambda *_: None)
+
+
+def test_a_stop_ends_the_job_on_the_cluster_too(on_slurm, tmp_path):
+    launch, where, state = on_slurm
+    asked = threading.Event()
+
+    def report(done, message, *_) -> None:
+        if "pending" in message:
+            asked.set()
+
+    begun = time.monotonic()
+    with pytest.raises(InputError, match=f"stopped, and {HANDLE} with it"):
+        run_on_cluster(launch, where, tmp_path / "seen", asked.is_set, report)
+    assert (state / "accounting").read_text().startswith("CANCELLED") and time.monotonic() - begun < 20
+
+
+def test_a_scheduler_that_does_not_answer_for_a_while_is_asked_again(on_slurm, tmp_path, monkeypatch):
+    launch, where, _ = on_slurm
+    monkeypatch.setattr(clusters, "collect", lambda folder: simulated(launch, 2.0))
+    answers = [InputError("no route"), InputError("no route"), Status("succeeded", "", True)]
+
+    def status(handle: str) -> Status:
+        answer = answers.pop(0)
+        if isinstance(answer, InputError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(clusters, "status", status)
+    reports: list[str] = []
+    run_on_cluster(launch, where, tmp_path / "seen", never, lambda done, message, *_: reports.append(message))
+    assert reports[-2:] == [f"{HANDLE}: no answer (no route)"] * 2 and not answers
+    monkeypatch.setattr(on_cluster, "PATIENCE", 1)
+    answers[:] = [InputError("no route")] * 3
+    with pytest.raises(InputError, match=r"may still run.*no route; later.*engine collect .*/run-"):
+        run_on_cluster(launch, where, tmp_path / "again", never, lambda *_: None)
+    assert len(answers) == 1

@@ -1,0 +1,169 @@
+"""A cluster for tests: Slurm's commands as small scripts, Kubernetes' interface as a small server."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+JOB_NUMBER = "4242"
+
+SLURM = {
+    "sbatch": """
+        (state / "sbatch.json").write_text(json.dumps(sys.argv[1:]))
+        (state / "script.sh").write_text(Path(sys.argv[-1]).read_text())
+        if (state / "refuse").exists():
+            sys.exit("sbatch: error: invalid partition")
+        print("4242;north" if (state / "several").exists() else "4242")
+    """,
+    "sacct": """
+        assert "--jobs=4242" in sys.argv
+        if not (state / "accounting").exists():
+            sys.exit("Slurm accounting storage is disabled")
+        print((state / "accounting").read_text())
+    """,
+    "squeue": """
+        assert "--jobs=4242" in sys.argv
+        if not (state / "queue").exists():
+            sys.exit("slurm_load_jobs error: Invalid job id specified")
+        print((state / "queue").read_text())
+    """,
+    "scancel": """
+        assert sys.argv[1:] == ["4242"]
+        (state / "accounting").write_text("CANCELLED by 1000\\nCANCELLED by 1000\\n")
+    """,
+    "srun": """
+        (state / "srun.json").write_text(json.dumps(sys.argv[1:]))
+    """,
+    "srun that runs": """
+        def options_of(words):
+            at = next(at for at, word in enumerate(words) if not word.startswith("--"))
+            return dict(word[2:].split("=", 1) for word in words[:at]), words[at:]
+
+        def started(words):
+            options, command = options_of(words)
+            inherit, *pairs = options["export"].split(",")
+            assert inherit == "ALL"
+            own = dict(pair.split("=", 1) for pair in pairs)
+            own |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "localhost", "SLURMD_NODENAME": "localhost"}
+            name = options["output"].replace("%%", "\\0")
+            assert "%" not in name
+            out = open(name.replace("\\0", "%"), "w")
+            return subprocess.Popen(command, cwd=options["chdir"], env=os.environ | own, stdout=out, stderr=out)
+
+        text = "\\1".join(sys.argv[1:])
+        running = [started(part.strip("\\1").split("\\1")) for part in text.split("\\1:\\1")]
+        sys.exit(max(process.wait() for process in running))
+    """,
+}  # fmt: skip
+"""What the commands do, in a folder `state` that tests write to and read from."""
+
+
+def install_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, srun: str = "srun") -> Path:
+    """Put the commands at the head of PATH; returns their folder of state."""
+    state, bin = folder / "slurm", folder / "bin"
+    state.mkdir()
+    bin.mkdir()
+    head = f"#!{sys.executable}\nimport json, os, subprocess, sys\nfrom pathlib import Path\nstate = Path({str(state)!r})\n"
+    for name, text in SLURM.items():
+        if name.startswith("srun") and name != srun:
+            continue
+        path = bin / name.split()[0]
+        path.write_text(head + "\n".join(line[8:] for line in text.splitlines()))
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
+    return state
+
+
+def groups_given_to_srun(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What bash makes of the script: the arguments that srun gets, one list a node."""
+    state = install_slurm(folder, monkeypatch)
+    environment = os.environ | {"SLURM_JOB_ID": JOB_NUMBER}
+    subprocess.run(["bash"], input=script, env=environment, cwd=folder, check=True, text=True, capture_output=True)
+    groups: list[list[str]] = [[]]
+    for word in json.loads((state / "srun.json").read_text()):
+        if word == ":":
+            groups.append([])
+        else:
+            groups[-1].append(word)
+    return groups
+
+
+def as_kubelet_expands(text: str, environment: dict[str, str]) -> str:
+    """`$(NAME)` for what is set, `$$` for `$`, all else as it is (kubernetes.io, "Use environment variables to define
+    arguments")."""
+
+    def one(match: re.Match) -> str:
+        return "$" if match[0] == "$$" else environment.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([A-Za-z0-9_.-]*)\)", one, text)
+
+
+class Kubernetes:
+    """The part of a Kubernetes cluster's interface that is used, with Volcano. jobs: those that were created, by namespace and
+    name; phase, log: what they say; status: of every answer that is not a log, log_status: of one."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[tuple[str, str], dict[str, Any]] = {}
+        self.phase: dict[str, str] = {"phase": "Running"}
+        self.log, self.asked = "", ""
+        self.status = self.log_status = 200
+        cluster = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                namespace = self.path.split("/")[5]
+                if cluster.status == 200:
+                    cluster.jobs[namespace, body["metadata"]["name"]] = body
+                self.answer(body)
+
+            def do_GET(self) -> None:
+                cluster.asked = self.path
+                if self.path.startswith("/api/v1/"):
+                    self.answer(cluster.log)
+                else:
+                    self.answer({"status": {"state": cluster.phase}} if self.job() in cluster.jobs else None)
+
+            def do_DELETE(self) -> None:
+                self.answer(cluster.jobs.pop(self.job(), None))
+
+            def job(self) -> tuple[str, str]:
+                parts = self.path.split("/")
+                assert parts[:5] == ["", "apis", "batch.volcano.sh", "v1alpha1", "namespaces"] and parts[6] == "jobs"
+                return parts[5], parts[7]
+
+            def answer(self, body: object) -> None:
+                text = isinstance(body, str)
+                self.send_response(404 if body is None else cluster.log_status if text else cluster.status)
+                self.send_header("Content-Type", "text/plain" if text else "application/json")
+                self.end_headers()
+                self.wfile.write(body.encode() if text else json.dumps(body).encode())
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self.server.shutdown()
+        self.server.server_close()
+
+    def write_credentials(self, path: Path) -> None:
+        """A kubeconfig that leads here."""
+        address = f"http://127.0.0.1:{self.server.server_port}"
+        path.write_text(yaml.safe_dump({
+            "apiVersion": "v1", "kind": "Config", "current-context": "here",
+            "clusters": [{"name": "here", "cluster": {"server": address}}],
+            "users": [{"name": "me", "user": {"token": "secret"}}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        }))  # fmt: skip

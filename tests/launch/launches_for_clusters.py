@@ -1,0 +1,38 @@
+"""Destinations and launches for tests of clusters."""
+
+from pathlib import Path
+
+import numpy as np
+
+from engine.launch.destination import SCHEDULERS, Destination
+from engine.launch.prepare import Launch, prepare
+from engine.model import MoEModel
+from engine.plan import Placement, Plan, SendOrder
+from engine.result import Provenance
+from engine.workload import RoutingTrace
+
+MODEL = MoEModel(name="tiny", layers=2, experts=8, experts_per_token=2, d_model=32, d_ff=64)
+SIZE = {"cpus_per_node": 8, "memory_per_node": 16 * 2.0**30, "gpu": "H100", "gpu_memory": 80 * 2.0**30}
+OWN = {"slurm": {}, "kubernetes": {"image": "registry.example/switchyard:1", "claim": "runs"}}
+
+
+def destination(scheduler: str, at: Path, gpus: int = 4, **more) -> Destination:
+    fields = {"nodes": 2, "gpus_per_node": gpus, "ranks_per_node": gpus or 1, "shared": str(at)}
+    return SCHEDULERS[scheduler].from_dict(SIZE | fields | OWN[scheduler] | more, "test")
+
+
+def launch_for(where: Destination, limit: float = 600.0, model: MoEModel = MODEL) -> Launch:
+    """A launch of a plan for as many GPUs as the destination has ranks, at most eight."""
+    gpus = min(8, where.ranks)
+    rng = np.random.default_rng(3)
+    experts = np.argsort(rng.random((200, model.layers, model.experts)), axis=-1)[:, :, :2].astype(np.int16)
+    slots = tuple(tuple(range(gpu * 8 // gpus, (gpu + 1) * 8 // gpus)) for gpu in range(gpus))
+    placement = Placement(experts=8, experts_of_gpu=(slots,) * model.layers, model_layers=tuple(range(model.layers)))
+    plan = Plan(
+        name="even",
+        placement=placement,
+        send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test"),
+    )
+    trace = RoutingTrace("made up", experts, 8)
+    return prepare([plan], trace, model, where.devices, where.ranks, repeats=2, limit=limit)

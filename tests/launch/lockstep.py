@@ -1,0 +1,61 @@
+"""All ranks of a launch in one process, step by step, without torch.distributed: what is exchanged is copied row by row."""
+
+import numpy as np
+import torch
+
+from engine.launch.forward import Layers
+from engine.launch.job import Job
+from engine.launch.line import Line
+from engine.launch.recorder import Recorder
+from engine.launch.spec import LaunchSpec, Tokens
+
+CPU = torch.device("cpu")
+
+
+def jobs_of(spec: LaunchSpec, *tokens: Tokens) -> list[Job]:
+    """The job as every rank sees it."""
+    return [Job(spec, tokens, rank, CPU, Recorder(rank, CPU)) for rank in range(spec.ranks)]
+
+
+class NoWay:
+    """In place of an exchange: `move` does its work."""
+
+    def expect(self, incoming: torch.Tensor) -> None:
+        pass
+
+
+def ranks_of(spec: LaunchSpec, tokens: Tokens, kind: type[Layers] = Layers) -> list[Layers]:
+    """The first model of the first plan on every rank."""
+    kind = type("Lockstep", (kind,), {"_way": lambda *what: NoWay()})
+    return [kind(job, spec.plans[0], Line(job)) for job in jobs_of(spec, tokens)]
+
+
+def run(ranks: list[Layers]) -> None:
+    """A pass through all layers on all ranks."""
+    with torch.inference_mode():
+        for one in ranks:
+            one.begin()
+        for layer in range(ranks[0].layers):
+            for one in ranks:
+                one.ready(layer)
+                one.gate(layer)
+            move(ranks, "dispatch", layer)
+            for one in ranks:
+                one.ffn(layer)
+            move(ranks, "combine", layer)
+            for one in ranks:
+                one.aggregate(layer)
+
+
+def move(ranks: list[Layers], kind: str, layer: int) -> None:
+    """An exchange: to every rank what the others have for it, in the order of the senders."""
+    counts = ranks[0].routes[kind][layer].counts
+    for there, receiver in enumerate(ranks):
+        buffer = receiver._ready.incoming if kind == "dispatch" else receiver._ready.back
+        parts = []
+        for here, sender in enumerate(ranks):
+            np.testing.assert_array_equal(sender.routes[kind][layer].counts, counts)
+            sent = sender.outgoing if kind == "dispatch" else sender.result
+            assert len(sent) == counts[here].sum() and sent.shape[1] == buffer.shape[1]
+            parts.append(sent.split(counts[here].tolist())[there])
+        buffer.copy_(torch.cat(parts))

@@ -1,0 +1,202 @@
+"""Real Gloo ranks that execute training steps and tell what happened: `python -m tests.launch.step_ranks FOLDER`."""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from engine.launch.job import Job
+from engine.launch.joining import leave_with_parent
+from engine.launch.layer import Weights
+from engine.launch.recorder import Mark, Recorder
+from engine.launch.spec import LaunchSpec, Tokens
+from engine.launch.step.run import StepExecutor
+from engine.launch.step.weights import LEARNING_RATE
+from engine.model import MoEModel
+from engine.plan import Plan
+from engine.training import TrainingStep
+
+CPU = torch.device("cpu")
+CASES = "cases.pickle"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step to execute. double: in 64 bits, where rounding hides nothing; slow: seconds that every all-to-all takes longer;
+    probed: whether to look at the memory, and to spoil the gradients afterwards; recorded: tokens in the recording."""
+
+    name: str
+    plan: Plan
+    model: MoEModel
+    step: TrainingStep
+    double: bool = True
+    slow: float = 0.0
+    probed: bool = False
+    recorded: int = 90
+
+    @property
+    def ranks(self) -> int:
+        return self.plan.placement.gpus
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one rank. difference: None but on rank 0; spoilt: the same with one number of a gradient changed on the last rank,
+    and with one that is not a number, if probed; events: kind, layer, start, end, bytes and label of the second of two steps;
+    repeated: whether both gave the same gradients to the bit; updated: whether the weights have moved against the gradients;
+    memory: most bytes in tensors at any time."""
+
+    difference: float | None
+    spoilt: tuple[float | None, ...]
+    events: list[tuple]
+    repeated: bool
+    updated: bool
+    memory: float
+
+
+class Double(Job):
+    """A job in 64 bits."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64
+
+    def weights(self, model: MoEModel, layers: int) -> Weights:
+        return self._weights.setdefault(0, Weights(model, layers, self.spec.seed, self.device, torch.float64))
+
+
+class Listener(Recorder):
+    """Keeps what was logged."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank, CPU)
+        self.heard: list[tuple] = []
+
+    def log(self, kind: str, layer: int, start: Mark, end: Mark, *, bytes: float = 0.0, label: str = "", **_) -> None:
+        self.heard.append((kind, layer, start.when, end.when, bytes, label))
+
+
+def recording(case: Case) -> Tokens:
+    """Skewed routing, some choices missing; the last of several ranks has no token recorded."""
+    rng = np.random.default_rng(5)
+    shape = (case.recorded, len(case.model.moe_layers), case.model.experts)
+    keys = rng.random(shape) ** (1 / np.arange(1, case.model.experts + 1))
+    experts = np.argsort(-keys, axis=-1)[:, :, : case.model.experts_per_token].astype(np.int16)
+    experts[rng.random(shape[:2]) < 0.05] = -1
+    return Tokens(experts, rng.integers(0, max(1, case.ranks - 1), case.recorded).astype(np.int32))
+
+
+class Slow:
+    """A collective that takes longer."""
+
+    def __init__(self, work: dist.Work, seconds: float) -> None:
+        self.work, self.seconds = work, seconds
+
+    def wait(self) -> None:
+        self.work.wait()
+        time.sleep(self.seconds)
+
+
+@torch.inference_mode()
+def execute(case: Case, rank: int) -> Outcome:
+    """Two steps on one rank, looked at from all sides."""
+    spec = LaunchSpec(plans=(case.plan,), model=case.model, step=case.step, ranks=case.ranks, backend="gloo", limit=60)
+    job = (Double if case.double else Job)(spec, (recording(case),), rank, CPU, Listener(rank))
+    executor = StepExecutor(job, case.plan)
+    before = {name: one.value.clone() for name, one in executor.weights.items()}
+    memory = step_of(executor, case.probed)
+    first = {name: one.gradient.clone() for name, one in executor.weights.items()}
+    job.recorder.heard.clear()
+    exchange = dist.all_to_all_single
+
+    def slowly(*args, **more):
+        return Slow(exchange(*args, **more), case.slow)
+
+    dist.all_to_all_single = slowly
+    step_of(executor)
+    dist.all_to_all_single = exchange
+    repeated = all(torch.equal(one.gradient, first[name]) for name, one in executor.weights.items())
+    updated = all(
+        torch.equal(one.value, before[name].to(one.parameter.master).add(one.gradient, alpha=-LEARNING_RATE).to(one.value))
+        for name, one in executor.weights.items()
+    )  # fmt: skip
+    difference = executor.difference()
+    gradient = next(iter(executor.weights.values())).gradient.view(-1)
+    spoilt = []
+    for wrong in (float(gradient[0] + 2 * gradient.abs().max()), float("nan")) if case.probed else ():
+        if rank == case.ranks - 1:
+            gradient[0] = wrong
+        spoilt.append(executor.difference())
+    return Outcome(difference, tuple(spoilt), job.recorder.heard, repeated, updated, memory)
+
+
+def step_of(executor: StepExecutor, probed: bool = False) -> float:
+    """One step; returns the most bytes that tensors had after some of its computations, which need most."""
+    most, finish = [0.0], executor.network.finish
+
+    def look(task: int) -> None:
+        if probed and executor.program.labels[task] in ("loss", "dx.loss", "dx.head", "dx.2.experts_up"):
+            storages = [one.untyped_storage() for one in gc.get_objects() if type(one) is torch.Tensor]
+            most.append(float(sum({one.data_ptr(): one.nbytes() for one in storages}.values())))
+        finish(task)
+
+    executor.network.finish = look
+    executor.run(lambda done, message: None)
+    executor.network.finish = finish
+    return max(most)
+
+
+def run(cases: Sequence[Case], folder: Path, limit: float = 150.0) -> dict[str, list[Outcome]]:
+    """The outcomes of all ranks by case, from processes of their own: they fork before PyTorch has any thread."""
+    (folder / CASES).write_bytes(pickle.dumps(list(cases)))
+    command = [sys.executable, "-m", "tests.launch.step_ranks", str(folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, timeout=limit, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    found: dict[str, list[Outcome]] = {}
+    for ranks in {case.ranks for case in cases}:
+        parts = [pickle.loads((folder / f"{ranks}-{rank}.pickle").read_bytes()) for rank in range(ranks)]
+        found |= {name: [part[name] for part in parts] for name in parts[0]}
+    return found
+
+
+def rank_main(rank: int, cases: list[Case], folder: Path) -> None:
+    """One rank through all cases of its world."""
+    ranks = cases[0].ranks
+    leave_with_parent()
+    store = f"file://{folder / f'store-{ranks}'}"
+    dist.init_process_group("gloo", store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    outcomes = {case.name: execute(case, rank) for case in cases}
+    (folder / f"{ranks}-{rank}.pickle").write_bytes(pickle.dumps(outcomes))
+    dist.destroy_process_group()
+
+
+def main(folder: Path) -> None:
+    cases = pickle.loads((folder / CASES).read_bytes())
+    fork = multiprocessing.get_context("fork")
+    for ranks in sorted({case.ranks for case in cases}):
+        own = [case for case in cases if case.ranks == ranks]
+        processes = [fork.Process(target=rank_main, args=(rank, own, folder), daemon=True) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            if process.exitcode:  # the others would wait for it; as daemons they end with this process
+                sys.exit(1)
+
+
+if __name__ == "__main__":
+    from tests.launch import step_ranks  # so that what is pickled does not belong to __main__
+
+    step_ranks.main(Path(sys.argv[1]))

@@ -1,0 +1,343 @@
+"""`calibrate`: what is refused, what ranks measure, what becomes of it, and how it ends."""
+
+import contextlib
+import json
+import math
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from engine import store
+from engine.costs import Profiled
+from engine.errors import InputError
+from engine.formats import read_costs
+from engine.jobs import protocol, runner
+from engine.jobs.calibrations import table_of
+from engine.jobs.runner import State
+from engine.launch import calibration, local, measure
+from engine.launch.calibration import plan_sweep, read_measured
+from engine.launch.devices import Devices
+from engine.launch.sweep import Sweep, grids
+from engine.result import never
+from engine.systems.base import silent
+from tests.strategies import cluster_of, make_gpu
+from tests.test_cli import CLUSTER, CommandLine
+
+HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
+CARDS = replace(HOST, gpus=("NVIDIA H200", "NVIDIA H200", "NVIDIA L40S"), memory=(1e11,) * 3)
+
+
+@pytest.fixture
+def engine(capsys, monkeypatch) -> CommandLine:
+    """The command line on a machine without GPUs, in a hurry."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(calibration, "QUICK", 1.0)
+    return CommandLine(capsys)
+
+
+# What is asked for
+
+
+def test_defaults_follow_the_devices():
+    host, cards = plan_sweep(HOST), plan_sweep(CARDS)
+    assert (host.ranks, host.backend, host.dtypes) == (2, "gloo", ("fp32",))
+    assert (cards.ranks, cards.backend, cards.dtypes) == (3, "nccl", ("bf16", "fp32"))
+    assert [plan_sweep(replace(HOST, cores=cores)).ranks for cores in (1, 3, 64)] == [2, 3, 4]
+    quick = plan_sweep(HOST, quick=True)
+    assert quick.seconds < host.seconds and quick.repeats < host.repeats
+    assert plan_sweep(CARDS, 1, ["fp16", "fp16"]).dtypes == ("fp16",)
+
+
+@pytest.mark.parametrize(
+    ("devices", "ranks", "part"),
+    [(HOST, 0, "0 ranks: choose between 1 and 64"), (HOST, -3, "-3 ranks"), (HOST, 65, "65 ranks"),
+     (CARDS, 4, "between 1 and 3, one for each attached GPU (2 × NVIDIA H200, 1 × NVIDIA L40S)")],
+)  # fmt: skip
+def test_numbers_of_ranks_that_make_no_sense(devices, ranks, part):
+    with pytest.raises(InputError) as caught:
+        plan_sweep(devices, ranks)
+    assert part in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_numbers_without_a_gemm_are_refused():
+    with pytest.raises(InputError, match="fp8 cannot be measured; choose from bf16, fp16, fp32"):
+        plan_sweep(CARDS, dtypes=["fp8"])
+
+
+def test_the_command_refuses_before_it_measures(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "calibrate", lambda *_: pytest.fail("it measured"))
+    good = tmp_path / "profile.json"
+    assert "0 ranks" in engine.refused("calibrate", "--ranks", 0, "-o", good)
+    assert "ends in .json" in engine.refused("calibrate", "-o", tmp_path / "profile.txt")
+    (tmp_path / "folder.json").mkdir()
+    assert "it is a folder" in engine.refused("calibrate", "-o", tmp_path / "folder.json")
+    assert "No such file or directory" in engine.refused("calibrate", "-o", tmp_path / "none" / "profile.json")
+    assert "Not a directory" in engine.refused("calibrate", "-o", Path(__file__) / "profile.json")
+    assert "--cluster is for emulated links" in engine.refused("calibrate", "--cluster", CLUSTER, "-o", good)
+    assert "--scale is for emulated links" in engine.refused("calibrate", "--scale", 2, "-o", good)
+    assert "needs the cluster" in engine.refused("calibrate", "--on", "testbed", "-o", good)
+    bed = ("calibrate", "--on", "testbed", "--cluster", CLUSTER, "-o", good)
+    assert "9 ranks: choose between 1 and 8, the GPUs of mixed-8" in engine.refused(*bed, "--ranks", 9)
+    assert "scale must be a number above 0" in engine.refused(*bed, "--scale", 0)
+    with pytest.raises(SystemExit) as caught:
+        engine("calibrate")
+    assert caught.value.code == 2 and list(tmp_path.glob("profile*")) == []
+
+
+def test_an_unknown_type_is_refused_before_it_measures(tmp_path):
+    with pytest.raises(InputError, match="no GPU type 'H900'"):
+        calibration.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent, "H900")
+    assert not (tmp_path / "run").exists()
+
+
+# What the ranks found
+
+
+def found(*names: str) -> dict:
+    """As rank 0 writes it."""
+    gemms = [[m, n, k, 1e-9 * m * n * k, 0.1 * m] for m in (1, 2, 3) for n in (8, 64) for k in (8, 64)]
+    one = {
+        "gemm bf16": gemms, "held out bf16": [[2, 8, 64, 1.25e-9 * 2 * 8 * 64, 0.0]],
+        "memory": [[1e3, 1e-6, 0.0], [1e6, 1e-4, 0.2], [1e7, 1e-3, 0.3]],
+    }  # fmt: skip
+    sent = [[1024.0, 1e-5, 0.5], [4096.0, 2e-5, 0.6], [16384.0, 8e-5, 0.7]]
+    return {
+        "computed": dict.fromkeys(names, one), "devices": list(names), "torch": "2.13", "cuda": None,
+        "all_to_all": sent, "exchange": sent, "all_reduce": sent,
+    }  # fmt: skip
+
+
+def test_devices_are_called_what_a_cluster_calls_them():
+    sweep = plan_sweep(CARDS, dtypes=["bf16"])
+    names = ("NVIDIA H200", "NVIDIA H200", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition")
+    made = read_measured(found(*names), sweep, "local")
+    assert [one.gpu for one in made.measured.gemm] == ["H200", names[2][:40]]
+    assert made.devices == names and made.measured.ranks_of("all_to_all") == [3]
+    chosen = read_measured(found(*names), sweep, "local", "L40S")
+    assert [one.gpu for one in chosen.measured.gemm] == ["H200", "L40S"]
+    host = read_measured(found("CPU", "CPU"), plan_sweep(HOST, dtypes=["bf16"]), "local", "L40S")
+    assert [one.gpu for one in host.measured.memory] == ["CPU"]
+
+
+def test_what_the_ranks_found_becomes_times_fits_and_errors():
+    made = read_measured(found("CPU", "CPU"), plan_sweep(HOST, dtypes=["bf16"]), "the testbed of x")
+    assert made.on == "the testbed of x" and "on the testbed of x, Gloo, PyTorch 2.13" in made.measured.origin
+    assert made.versions == {"PyTorch": "2.13"}
+    assert made.exchange[-1] == (16384.0, 8e-5)
+    spread = {one.operation: one.spread for one in made.fits}
+    assert spread == {"gemm": 0.2, "memory": 0.2, "all_to_all": 0.6, "exchange": 0.6, "all_reduce": 0.6}
+    assert made.held_out[0].errors == pytest.approx([0.2])
+    assert [row["operation"] for row in table_of(made)] == [
+        "GEMM bf16 CPU", "memory CPU", "all-to-all", "all-reduce", "exchange with a peer"
+    ]  # fmt: skip
+
+
+def test_ranks_of_one_kind_are_merged_by_their_medians():
+    points = [[[8, 64, seconds, spread]] for seconds, spread in ((3.0, 0.1), (1.0, 0.4), (2.0, 0.2))]
+    assert measure._merged(points) == [[8, 64, 2.0, 0.4]]
+
+
+# One rank in this process
+
+
+@pytest.fixture
+def rank():
+    """A rank that is alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    sweep = Sweep(ranks=1, backend="gloo", dtypes=("fp32",), seconds=0.5, repeats=3, held_out=5)
+    yield measure.Rank(sweep, 0, torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+def test_a_rank_measures_a_whole_grid_and_shapes_beside_it(rank):
+    told = rank.measure()
+    assert (
+        told["devices"] == ["CPU"] and told["torch"] == torch.__version__ and not set(told) & {"all_to_all", "exchange"}
+    )
+    made = read_measured(told, rank.sweep, "local")
+    points = made.measured.gemm[0].points
+    grid = [(grid.m, grid.n, grid.k) for grid in grids()]
+    assert tuple(tuple(sorted({int(point[axis]) for point in points})) for axis in range(3)) in grid
+    assert len(made.held_out[0].points) == 5 and len(made.measured.memory[0].points) >= 3
+    assert Profiled(made.measured)._gemm["CPU", "fp32"].table is not None
+    assert all(seconds > 0 and math.isfinite(seconds) for *_, seconds in points)
+
+
+class Clock:
+    """Goes on only while something works, so that no other work on this machine counts."""
+
+    def __init__(self) -> None:
+        self.now, self.calls = 0.0, 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+        self.calls += 1
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(measure, "time", clock)
+    return clock
+
+
+def test_seconds_are_those_of_one_repetition(rank, clock):
+    assert rank.seconds_of([lambda: clock.work(1e-4)]) == [(pytest.approx(1e-4), pytest.approx(0, abs=1e-9))]
+    assert clock.calls == 2 + 3 * 10, "what is short is repeated between two readings of the clock"
+
+
+def test_the_median_of_the_readings_counts_and_the_quartiles_are_told(rank, clock):
+    readings = iter([9.0, 9.0, 1.0, 7.0, 2.0, 30.0, 4.0, 50.0])  # in turn; of each a warm-up and a first look
+    lengths = {"a": [], "b": []}
+
+    def work(name: str) -> None:
+        lengths[name].append(1)
+        clock.work(next(readings))
+
+    rank.sweep = rank.sweep.model_copy(update={"repeats": 2})
+    rank.deadline = math.inf
+    told = rank.seconds_of([lambda: work("a"), lambda: work("b")])
+    assert told == [(pytest.approx(3.0), pytest.approx(1 / 3)), (pytest.approx(40.0), pytest.approx(0.25))]
+
+
+def test_out_of_time_everything_is_read_once(rank, clock):
+    clock.now, rank.deadline = 1.0, 0.5
+    rank.seconds_of([lambda: clock.work(2e-3)])
+    assert clock.calls == 3  # a warm-up, a first look, and one reading
+
+
+def test_sizes_end_with_the_time_but_never_before_a_line_can_be_drawn(rank, clock):
+    def prepared(size):
+        return float(size), lambda: clock.work(size * 1e-5)
+
+    sizes = [100, 400, 1600, 6400, 25600, 102400]
+    points = rank._over_sizes("memory", "naps", sizes, prepared, 2.0, False)
+    assert [point[:2] for point in points] == [[size, pytest.approx(size * 1e-5)] for size in sizes[:3]]
+    rank.sweep = rank.sweep.model_copy(update={"seconds": 1e6})
+    assert len(rank._over_sizes("memory", "naps", sizes, prepared, 2.0, False)) == 6
+    rank.room = 2.0 * 25600
+    assert len(rank._over_sizes("memory", "naps", sizes, prepared, 2.0, False)) == 5
+
+
+def test_every_call_takes_other_weights():
+    gemms = measure._Gemms(grids()[-1], torch.float32, torch.device("cpu"), 2**22, 0)
+    work = gemms.work(8, 128, 128)
+    first, second = work(), work()
+    assert first.shape == (8, 128) and not torch.equal(first, second)
+    rows, weights = gemms.rows[: 8 * 128].view(8, 128), gemms.weights[: 128 * 128].view(128, 128)
+    assert torch.allclose(first, rows @ weights)
+
+
+# Real ranks
+
+
+def test_the_command_from_the_devices_to_prices(engine, tmp_path):
+    path = tmp_path / "profile.json"
+    code, out, errors = engine("calibrate", "--ranks", 2, "--quick", "-o", path)
+    assert code == 0, errors
+    for part in (
+        "2 × CPU",
+        "GEMM fp32 CPU",
+        "all-to-all",
+        "exchange",
+        "all-reduce",
+        "held-out shapes",
+        f"--cost {path}",
+    ):
+        assert part in out
+    cost, card = Profiled(read_costs(path)), make_gpu().model_copy(update={"type": "CPU"})
+    m, n, k, seconds = cost.measured.gemm[0].points[-1]
+    assert float(cost.gemm(card, m, int(n), int(k), "fp32")) == pytest.approx(seconds, rel=1e-9)
+    pair = cluster_of(card, card)
+    for operation in ("all_to_all", "all_reduce"):
+        sizes, times = np.array(cost.measured.collective(operation, 2).points).T
+        told = getattr(cost, operation)(pair, sizes)
+        assert len(sizes) >= 3 and told[-1] == pytest.approx(times[-1]) and (np.diff(told) >= 0).all()
+    assert 0 < cost.network(pair).send[0] < math.inf
+    assert list(store.data_folder().glob("run-*")) == [], "the run folder is gone"
+
+
+def ranks_in(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if {measure.__name__, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
+                found.append(process)
+    return found
+
+
+def test_a_job_that_is_cancelled_leaves_no_rank_behind():
+    job = runner.start("calibrate", {"ranks": 2}, store.data_folder())
+    deadline = time.monotonic() + 120
+    while not (job.progress and "shapes" in job.progress.message):
+        assert time.monotonic() < deadline and not job.state.finished, job.log_tail()
+        time.sleep(0.05)
+    assert len(ranks_in(job.folder / "run")) >= 2
+    runner.cancel(job)
+    assert runner.wait(job, 20) is State.CANCELLED
+    assert ranks_in(job.folder / "run") == []
+
+
+def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
+    def run_processes(commands, ranks, limit, folder, stop, report):
+        seen.extend(commands)
+        (folder / "measured.json").write_text(json.dumps(found("CPU", "CPU")))
+
+    seen = []
+    monkeypatch.setattr(calibration, "run_processes", run_processes)
+    bed = SimpleNamespace(
+        name="the testbed of x", ranks=2, inside=lambda rank, command: [f"in {rank}", *command],
+        environment=lambda rank: {"RANK": str(rank)},
+    )  # fmt: skip
+    made = calibration.calibrate(plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent, bed=bed)
+    own = [sys.executable, "-m", "engine.launch.measure", str(tmp_path / "run")]
+    assert seen == [([f"in {rank}", *own], {"RANK": str(rank)}) for rank in range(2)]
+    assert made.on == "the testbed of x"
+    seen.clear()
+    here = calibration.calibrate(plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent)
+    assert here.on == "local" and "engine.launch.measure" in seen[0][0] and len(seen) == 1
+
+
+def test_ranks_that_leave_nothing_whole_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        calibration, "run_processes", lambda *_: (tmp_path / "run" / "measured.json").write_text('{"torn')
+    )
+    with pytest.raises(InputError, match=r"measured\.json cannot be read") as caught:
+        calibration.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_calibration_or_launch_at_a_time(tmp_path):
+    with local.alone(), pytest.raises(InputError, match="another launch or calibration is running"):
+        calibration.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
+
+
+def test_a_job_says_what_it_measured(monkeypatch):
+    from engine.jobs import calibrations
+    from tests.costs import calibrations as planted
+
+    asked = []
+    monkeypatch.setattr(calibrations, "attached", lambda: HOST)
+    monkeypatch.setattr(calibrations, "calibrate", lambda *given: asked.append(given) or planted.calibration())
+    context = protocol.Context(store.data_folder())
+    answer = calibrations.calibrate_devices({"ranks": 3, "dtypes": ["bf16"], "quick": True, "type": "H200"}, context)
+    ((sweep, folder, _, _, kind),) = asked
+    assert (sweep.ranks, sweep.dtypes, sweep.seconds, kind) == (3, ("bf16",), calibration.QUICK, "H200")
+    assert folder.parent == context.folder
+    answer = json.loads(json.dumps(answer, allow_nan=False))
+    assert answer["held_out"] == [
+        {"gpu": "H200", "dtype": "bf16", "shapes": 3, "mean": pytest.approx(0.15), "worst": pytest.approx(0.25)}
+    ]
+    assert [one["operation"] for one in answer["fits"]] == ["gemm", "memory", "all_to_all", "all_reduce", "exchange"]
+    assert answer["fits"][0]["rate"] == pytest.approx(1e12)

@@ -1,0 +1,283 @@
+"""Launches on clusters from their submission to their results: real ranks started by exactly what was submitted, and
+schedulers that are small stand-ins."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine.errors import InputError
+from engine.launch import clusters
+from engine.launch.request import ROOT, dry_run
+from engine.launch.spec import REPORT
+from tests.launch.cluster_fakes import JOB_NUMBER, Kubernetes, as_kubelet_expands, install_slurm
+from tests.launch.launches_for_clusters import destination, launch_for
+
+HANDLE = f"slurm://switchyard/{JOB_NUMBER}"
+
+
+@pytest.fixture
+def shared(tmp_path) -> Path:
+    """The folder that a cluster shares, with a name that tries to be a command."""
+    folder = tmp_path / 'it\'s $(touch owned) ${HOME} "100%j"'
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def kubernetes(tmp_path, monkeypatch) -> Iterator[Kubernetes]:
+    """A cluster that answers, and credentials for it."""
+    cluster = Kubernetes()
+    cluster.write_credentials(tmp_path / "kubeconfig")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    yield cluster
+    cluster.close()
+
+
+def written(scheduler: str, shared: Path, **more):
+    """A launch for two ranks on CPUs, its destination, and its run folder."""
+    where = destination(scheduler, shared, **{"gpus": 0} | more)
+    launch = launch_for(where)
+    clusters.write(launch, where, shared / "run")
+    return launch, where, shared / "run"
+
+
+def finish(command: list[str], **more) -> None:
+    """Run a command to its good end. Nothing of it is left when it has none: ranks leave with their torchrun."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, **more
+    )  # fmt: skip
+    try:
+        said, _ = process.communicate(timeout=150)
+        assert process.returncode == 0, said.decode()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def hold_together(run, launch) -> None:
+    """The results are those of this launch, and its ranks computed what one process computes."""
+    (one,) = run.runs
+    assert one.plan == launch.plans[0] and one.difference < 1e-5 and len(one.totals) == 2
+    assert run.tokens == launch.workloads[0].tokens == 200 and run.device == "CPU"
+    assert one.measured.resources == one.predicted.resources == ("rank 0", "rank 1")
+    size = launch.spec.model.bytes_per_token
+    traffic = launch.workloads[0].demand(2) @ launch.spec.plans[0].placement.share
+    events = one.measured.events
+    for layer in range(2):
+        sent = events[(events["layer"] == layer) & (events["kind"] == "dispatch")]
+        across = {
+            (src, dst): bytes for src, dst, bytes in zip(sent["resource"], sent["peer"], sent["bytes"], strict=True)
+        }
+        assert across == {(src, 1 - src): traffic[layer][src, 1 - src] * size for src in (0, 1)}
+
+
+# Run for real.
+
+
+def test_the_script_runs_on_two_nodes_and_its_results_are_read(shared, tmp_path, monkeypatch):
+    state = install_slurm(tmp_path, monkeypatch, srun="srun that runs")
+    launch, where, folder = written("slurm", shared, cpus_per_node=1)
+    assert clusters.submit(launch, where, folder) == HANDLE
+    with pytest.raises(InputError, match=f"has no {REPORT} yet"):
+        clusters.collect(folder)
+    assert list(clusters.log_lines(folder, 0)) == []
+    finish(["bash", str(state / "script.sh")], cwd=tmp_path, env=os.environ | {"SLURM_JOB_ID": JOB_NUMBER})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    run = clusters.collect(folder)
+    hold_together(run, launch)
+    assert run.profile.cores == 2  # of both nodes, not of this machine
+    lines = [line for node in (0, 1) for line in clusters.log_lines(folder, node)]
+    assert any("comparing with the unplanned computation" in line for line in lines)
+    assert not list(tmp_path.rglob("owned"))
+    (folder / "events-1.npz").unlink()
+    with pytest.raises(InputError, match=r"has no events-1\.npz yet"):
+        clusters.collect(folder)
+
+
+def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_path):
+    (claim := tmp_path / "as $(PATH) the pod has it").mkdir()
+    launch, where, folder = written(
+        "kubernetes", shared, nodes=1, ranks_per_node=2, cpus_per_node=2, seen_as=str(claim)
+    )
+    (task,) = yaml.safe_load(dry_run(launch, where, folder))["spec"]["tasks"]
+    (container,) = task["template"]["spec"]["containers"]
+    folder.rename(claim / "run")  # the claim's files at the pod's place; this machine's are out of reach
+    own = {one["name"]: one["value"] for one in container["env"]}
+    python, *words = [as_kubelet_expands(word, own | {"PATH": "/bin"}) for word in container["command"]]
+    assert python == "python"
+    image = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": "/nowhere", "TMPDIR": str(claim)}
+    finish([sys.executable, *words], env=image | own, cwd="/")
+    (claim / "run").rename(folder)
+    hold_together(clusters.collect(folder), launch)
+
+
+# Slurm.
+
+
+def test_what_is_submitted_to_slurm_is_what_was_shown(shared, tmp_path, monkeypatch):
+    state = install_slurm(tmp_path, monkeypatch)
+    (state / "several").touch()
+    launch, where, folder = written("slurm", shared, partition="gpu", account="team")
+    shown = dry_run(launch, where, folder)
+    handle = clusters.submit(launch, where, folder)
+    assert handle == HANDLE == clusters.read_job(folder).handle
+    words = json.loads((state / "sbatch.json").read_text())
+    inside = str(folder).replace("%", "%%")
+    assert words[:-1] == ["--parsable", f"--chdir={folder}", f"--output={inside}/slurm-%j.out"]
+    assert not Path(words[-1]).exists()  # the script lives as long as sbatch reads it
+    comment = "# Run with: "
+    for one, other in zip(shown.splitlines(), (state / "script.sh").read_text().splitlines(), strict=True):
+        assert one == other or (one.startswith(comment) and other == f"{one} {words[-1]}")
+    (state / "sbatch.json").unlink()
+    with pytest.raises(InputError, match=f"submitted as {HANDLE}"):
+        clusters.submit(launch, where, folder)
+    assert not (state / "sbatch.json").exists()
+
+
+@pytest.mark.parametrize(("accounting", "queue", "state", "over"), [
+    ("PENDING\nPENDING\n", None, "pending", False),
+    ("COMPLETED\nCOMPLETED\n", None, "succeeded", True),
+    ("FAILED\nCOMPLETED\n", None, "failed", True),
+    ("RUNNING\nFAILED\nRUNNING\n", None, "failed", True),
+    ("COMPLETED\nRUNNING\nPENDING\n", None, "running", False),
+    ("CANCELLED by 1000\nCOMPLETED\n", None, "cancelled", True),
+    ("TIMEOUT\nTIMEOUT\n", None, "failed", True),
+    ("NEWLY_INVENTED\n", None, "unknown", False),
+    (None, "RUNNING\nRUNNING\n", "running", False),
+    (None, "COMPLETING\nCOMPLETING\n", "running", False),
+    ("", "PENDING\n", "pending", False),  # accounting hears of a job a moment later
+    (None, None, "gone", True),
+])  # fmt: skip
+def test_how_a_job_on_slurm_stands(tmp_path, monkeypatch, accounting, queue, state, over):
+    folder = install_slurm(tmp_path, monkeypatch)
+    for name, text in (("accounting", accounting), ("queue", queue)):
+        if text is not None:
+            (folder / name).write_text(text)
+    found = clusters.status(HANDLE)
+    assert (found.state, found.over) == (state, over)
+    assert state == "gone" or found.message.split(",")[0] in (accounting or queue)
+
+
+def test_a_job_on_slurm_is_cancelled_once(tmp_path, monkeypatch):
+    state = install_slurm(tmp_path, monkeypatch)
+    (state / "accounting").write_text("RUNNING\nRUNNING\n")
+    clusters.cancel(HANDLE)
+    assert clusters.status(HANDLE).state == "cancelled"
+    (state / "accounting").write_text("COMPLETED\n")
+    clusters.cancel(HANDLE)
+    assert clusters.status(HANDLE).state == "succeeded"
+
+
+def test_slurm_refuses_or_is_not_here(shared, tmp_path, monkeypatch):
+    launch, where, folder = written("slurm", shared)
+    state = install_slurm(tmp_path, monkeypatch)
+    (state / "refuse").touch()
+    with pytest.raises(InputError, match=r"^sbatch ended with exit code 1;"):
+        clusters.submit(launch, where, folder)
+    assert clusters.read_job(folder).handle is None
+    monkeypatch.setenv("PATH", str(shared))
+    for ask, command in (
+        (lambda: clusters.submit(launch, where, folder), "sbatch"),
+        (lambda: clusters.status(HANDLE), "sacct"),
+    ):
+        with pytest.raises(InputError, match=f"^{command}, a command of Slurm, is not on this machine"):
+            ask()
+    assert dry_run(launch, where, folder)  # takes none of it
+
+
+def test_a_handle_is_told_also_when_it_cannot_be_kept(shared, tmp_path, monkeypatch):
+    state = install_slurm(tmp_path, monkeypatch)
+    launch, where, folder = written("slurm", shared)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(clusters, "write_atomically", lambda *_: (_ for _ in ()).throw(full))
+    with pytest.raises(InputError, match=f"submitted as {HANDLE}, but .*job.json cannot be written: No space left"):
+        clusters.submit(launch, where, folder)
+    assert (state / "script.sh").exists()
+
+
+# Kubernetes.
+
+
+def test_what_is_submitted_to_kubernetes_is_what_was_shown(kubernetes, shared):
+    launch, where, folder = written("kubernetes", shared, namespace="research")
+    shown = dry_run(launch, where, folder)
+    assert not kubernetes.jobs
+    handle = clusters.submit(launch, where, folder)
+    (((namespace, name), body),) = kubernetes.jobs.items()
+    assert handle == f"kubernetes://switchyard/research:{name}" and namespace == "research"
+    assert body == yaml.safe_load(shown)
+    kubernetes.log = "one\nprogress {}\n"
+    assert list(clusters.log_lines(folder, 1)) == ["one\n", "progress {}\n"]
+    assert kubernetes.asked.startswith(f"/api/v1/namespaces/research/pods/{name}-switchyard-1-0/log")
+    kubernetes.log_status = 400  # the container is being created
+    assert list(clusters.log_lines(folder, 0)) == []
+    for phase, state, over in (("Pending", "pending", False), ("Completing", "running", False),
+                               ("Completed", "succeeded", True), ("Terminated", "failed", True),
+                               ("Running", "running", False)):  # fmt: skip
+        kubernetes.phase = {"phase": phase, "message": "why"}
+        assert clusters.status(handle) == clusters.Status(state, f"{phase}: why", over)
+    clusters.cancel(handle)
+    assert not kubernetes.jobs and clusters.status(handle).state == "gone"
+    with pytest.raises(InputError, match="does not know this job"):
+        list(clusters.log_lines(folder, 0))
+
+
+def test_kubernetes_refuses_or_is_not_there(kubernetes, shared, tmp_path):
+    launch, where, folder = written("kubernetes", shared)
+    for status, word in ((401, "credentials"), (403, "may not"), (404, "Volcano"), (500, "refused")):
+        kubernetes.status = status
+        with pytest.raises(InputError, match=rf"\({status}\): .*{word}" if status != 500 else word):
+            clusters.submit(launch, where, folder)
+    kubernetes.close()
+    with pytest.raises(InputError, match="cannot be reached"):
+        clusters.submit(launch, where, folder)
+    (tmp_path / "kubeconfig").unlink()
+    with pytest.raises(InputError, match="no credentials for a Kubernetes cluster"):
+        clusters.submit(launch, where, folder)
+    assert clusters.read_job(folder).handle is None
+    assert dry_run(launch, where, folder)
+
+
+# Anywhere.
+
+
+def test_a_launch_that_cannot_work_is_not_submitted(shared, tmp_path, monkeypatch):
+    state = install_slurm(tmp_path, monkeypatch)
+    launch, where, folder = written("slurm", shared)
+    shutil.copytree(folder, tmp_path / "copy")
+    shared.chmod(0o500)
+    if os.access(shared, os.W_OK):  # root may write anywhere
+        shutil.rmtree(shared)
+    with pytest.raises(InputError, match="pre-flight: shared folder"):
+        clusters.submit(launch, where, folder)
+    assert not list(state.iterdir())
+    with pytest.raises(InputError, match="not the run folder"):
+        clusters.collect(tmp_path)
+    assert clusters.read_job(tmp_path / "copy").destination == where
+
+
+@pytest.mark.parametrize("handle", ["", "slurm://switchyard/--help", "local_cwd://switchyard/4242", "slurm://x/1/2",
+                                    "slurm://switchyard/4242\n", "kubernetes://switchyard/a:b:c"])  # fmt: skip
+def test_only_handles_of_jobs_are_asked_about(tmp_path, monkeypatch, handle):
+    install_slurm(tmp_path, monkeypatch)
+    for ask in (clusters.status, clusters.cancel):
+        with pytest.raises(InputError, match="is no handle"):
+            ask(handle)
+
+
+def test_without_torchx_one_line_says_what_to_do(shared, monkeypatch):
+    launch, where, folder = written("slurm", shared)
+    monkeypatch.setitem(sys.modules, "torchx", None)
+    monkeypatch.delitem(sys.modules, "engine.launch.schedulers", raising=False)
+    monkeypatch.delattr("engine.launch.schedulers", raising=False)
+    with pytest.raises(InputError, match=r"requirements-no-deps\.txt"):
+        dry_run(launch, where, folder)

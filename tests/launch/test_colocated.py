@@ -1,0 +1,158 @@
+"""Two models on the same ranks: each computes what it computes alone, and one sends while the other computes."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from engine.launch import local
+from engine.launch.colocated import Lane
+from engine.launch.line import Line
+from engine.launch.prepare import prepare
+from engine.launch.spec import LaunchSpec
+from engine.plan import Plan
+from engine.result import never
+from engine.systems.base import silent
+from engine.timeline import Timeline
+from engine.workload import RoutingTrace
+from tests.launch import lockstep
+from tests.launch.test_local import EXPERTS, HOST, LAYERS, MODEL, UNEVEN, plan_for, recording
+
+RANKS = 3
+PATIENCE = 20.0
+OTHER = MODEL.model_copy(update={"name": "other", "experts_per_token": 1, "d_model": 48, "ffn_matrices": 2})
+
+
+def recording_b() -> RoutingTrace:
+    """Of the other model: fewer tokens, one expert each, other experts popular, and padding."""
+    found = recording(150, padding=0.2)
+    experts = np.where(found.experts >= 0, EXPERTS - 1 - found.experts, -1)[:, :, :1]
+    return replace(found, name="b", experts=np.ascontiguousarray(experts, dtype=np.int16))
+
+
+def pair(first: Plan, second: Plan) -> Plan:
+    return first.model_copy(
+        update={
+            "name": f"{first.name} beside {second.name}",
+            "placement_b": second.placement,
+            "send_order_b": second.send_order,
+        }
+    )
+
+
+def pair_of(mode_a: str, mode_b: str, a: RoutingTrace, b: RoutingTrace) -> Plan:
+    return pair(plan_for(a, mode_a), plan_for(b, mode_b, UNEVEN, OTHER))
+
+
+@pytest.fixture
+def lane() -> Iterator[Lane]:
+    """That of a launch of one rank, which is this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    trace = recording(4)
+    spec = LaunchSpec(plans=(plan_for(trace, "concurrent"),), model=MODEL, ranks=1, backend="gloo")
+    (job,) = lockstep.jobs_of(spec)
+    yield Lane(job, Line(job, *job.groups(1)))
+    dist.destroy_process_group()
+
+
+def test_an_exchange_runs_beside_the_computation(lane):
+    computed, done = threading.Event(), []
+    first = lane.start(lambda: done.append(computed.wait(PATIENCE)))
+    second = lane.start(lambda: done.append("second"))
+    assert not done
+    computed.set()
+    second()
+    assert done == [True, "second"]
+    first()
+
+
+def test_an_exchange_that_fails_is_told_where_it_is_waited_for(lane):
+    def fail() -> None:
+        raise ConnectionError("the peer is gone")
+
+    wait = lane.start(fail)
+    with pytest.raises(ConnectionError, match="the peer is gone"):
+        wait()
+    lane.start(lambda: None)()
+
+
+def test_an_exchange_may_write_where_its_starter_may():
+    with torch.inference_mode():
+        buffer = torch.zeros(3)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        spec = LaunchSpec(plans=(plan_for(recording(4), "concurrent"),), model=MODEL, ranks=1, backend="gloo")
+        (job,) = lockstep.jobs_of(spec)
+        Lane(job, Line(job)).start(lambda: buffer[:2].copy_(torch.ones(2)))()
+    dist.destroy_process_group()
+    assert buffer.tolist() == [1, 1, 0]
+
+
+# Real ranks.
+
+
+def of(timeline: Timeline, model: int, kind: str, layer: int):
+    events = timeline.events
+    return events[(events["model"] == model) & (events["kind"] == kind) & (events["layer"] == layer)]
+
+
+def sent(timeline: Timeline, model: int, kind: str, layer: int) -> np.ndarray:
+    """float64[src, dst] bytes."""
+    events = of(timeline, model, kind, layer)
+    found = np.zeros((RANKS, RANKS))
+    np.add.at(found, (events["resource"], events["peer"]), events["bytes"])
+    return found
+
+
+def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
+    trace, trace_b = recording(300), recording_b()
+    modes = (
+        ("matched", "matched"),
+        ("sequential", "sequential"),
+        ("concurrent", "concurrent"),
+        ("matched", "concurrent"),
+    )
+    plans = [pair_of(*both, trace, trace_b) for both in modes]
+    launch = prepare(plans, trace, MODEL, HOST, RANKS, repeats=2, limit=120.0, second=(trace_b, OTHER))
+    assert launch.ready and [one.tokens for one in launch.workloads] == [300, 150]
+    whole = local.run(launch, tmp_path / "run", never, silent)
+    models = (launch.spec.model, launch.spec.model_b)
+    for run in whole.runs:
+        assert 0 <= run.difference <= 1e-5
+        for number, model in enumerate(models):
+            for layer in range(LAYERS):
+                for kind in ("dispatch", "combine"):
+                    rows = [
+                        sent(one, number, kind, layer) / model.bytes_per_token for one in (run.measured, run.predicted)
+                    ]
+                    # Of b, the copies of expert 7 divide over its homes: in half, or in whole rows.
+                    assert rows[0].sum() > 0 and np.abs(rows[0] - rows[1]).max() <= (1e-6, 0.5 + 1e-6)[number]
+        hold_the_order(run.measured)
+
+
+def hold_the_order(timeline: Timeline) -> None:
+    """What waits for what (Aurora table 2), and what does not."""
+    early = {("gate", "dispatch"): 0, ("ffn", "combine"): 0}
+    for layer in range(LAYERS):
+        for rank in range(RANKS):
+            here = timeline.events[(timeline.events["layer"] == layer) & (timeline.events["resource"] == rank)]
+            steps = here[here["stream"] == "compute"].sort_values("start")
+            order = [("gate", 0), ("gate", 1), ("ffn", 0), ("ffn", 1), ("aggregate", 0), ("aggregate", 1)]
+            assert list(zip(steps["kind"], steps["model"], strict=True)) == order
+            assert (steps["end"].to_numpy()[:-1] <= steps["start"].to_numpy()[1:]).all()
+        for model in range(2):
+            for before, after in (
+                ("gate", "dispatch"),
+                ("dispatch", "ffn"),
+                ("ffn", "combine"),
+                ("combine", "aggregate"),
+            ):
+                ended, begun = of(timeline, model, before, layer)["end"], of(timeline, model, after, layer)["start"]
+                assert ended.max() <= begun.min()
+        for computing, sending in early:
+            begun = of(timeline, 1, computing, layer)["start"].min()
+            early[computing, sending] += begun < of(timeline, 0, sending, layer)["end"].max()
+    assert all(early.values()), "b never computed before a had sent"

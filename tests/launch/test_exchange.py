@@ -1,0 +1,88 @@
+"""Exchanges between three real ranks: every row arrives where it belongs, whatever the order, and a pace is kept."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.launch.exchange import MOST_SLICES, SLICE, slices
+from engine.launch.links import Links
+from engine.launch.routes import Piece, pieces
+from tests.launch.exchange_cases import MODES, PACED_RATES, counts_of, schedule_of
+
+RANKS, ROOT = 3, Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> list[dict]:
+    """What every rank has found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "tests.launch.exchange_ranks"]
+    ranks = [subprocess.Popen([*command, str(rank), str(RANKS), str(folder)], cwd=ROOT) for rank in range(RANKS)]
+    try:
+        assert [rank.wait(60) for rank in ranks] == [0] * RANKS
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def wanted(counts: np.ndarray, rank: int) -> list[list[int]]:
+    """The rows that a rank receives: by source, as each source numbered them."""
+    return [[src, rank, number] for src in range(len(counts)) for number in range(counts[src, rank])]
+
+
+def test_every_row_arrives_in_its_place_in_every_order(found):
+    for rank, one in enumerate(found):
+        exchanges = iter(one["exchanges"])
+        for seed in range(4):
+            counts = counts_of(RANKS, seed)
+            for mode in MODES:
+                for matrix in (counts, counts.T):  # expected at the same time, and not mixed up
+                    assert next(exchanges)["incoming"] == wanted(matrix, rank), (seed, mode)
+        assert next(exchanges, None) is None
+
+
+def test_every_piece_is_told_once_by_each_of_its_ends(found):
+    for rank, one in enumerate(found):
+        exchanges = iter(one["exchanges"])
+        for seed in range(4):
+            counts = counts_of(RANKS, seed)
+            for mode in MODES:
+                for matrix in (counts, counts.T):
+                    order = pieces(mode, schedule_of(mode, matrix, seed), matrix)
+                    mine = [[piece.src, piece.dst, piece.begin, piece.end] for piece in order
+                            if rank in (piece.src, piece.dst)]  # fmt: skip
+                    assert sorted(next(exchanges)["logged"]) == sorted(mine)
+
+
+def test_a_shared_order_takes_what_its_busiest_link_needs(found):
+    counts = counts_of(RANKS, 0) + 50
+    moved = np.where(np.eye(RANKS), 0, counts) * 24.0
+    needed = max((moved.sum(axis=0) / PACED_RATES).max(), (moved.sum(axis=1) / PACED_RATES).max())
+    parts = min(round(needed / SLICE), MOST_SLICES)
+    assert parts > 4 and needed < 1
+    for rank, one in enumerate(found):
+        (unpaced, rows), (paced, same) = one["paced"]
+        assert rows == same == wanted(counts, rank)
+        # The last part is posted when the others have had their time, and these links are really much faster.
+        assert needed * (parts - 1) / parts < paced + 0.01 and unpaced < paced
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 16])
+def test_slices_are_the_piece_and_nearly_equal(count):
+    piece = Piece(3, 0, 1, 5, 28)
+    parts = slices(piece, count)
+    assert [part.begin for part in parts] == [5, *(part.end for part in parts[:-1])] and parts[-1].end == 28
+    sizes = [part.end - part.begin for part in parts]
+    assert len(parts) == count and max(sizes) - min(sizes) <= 1
+    assert all((part.phase, part.src, part.dst) == (3, 0, 1) for part in parts)
+
+
+def test_links_are_a_network_of_their_rates():
+    network = Links(np.array([4.0, 2.0]), 0.5).network
+    assert network.send.tolist() == network.receive.tolist() == [4, 2] and not network.linked.any()
+    assert network.start_up(np.array([0]), np.array([1])) == 0.5

@@ -1,0 +1,284 @@
+"""How launches fail: each ends in time, says in one line why, and leaves no process, no namespace and no torn file."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from engine import store
+from engine.cli import main
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.jobs.runner import State
+from engine.launch import local, processes, testbed
+from engine.launch.prepare import Launch
+from engine.launch.recorder import Recorder
+from engine.launch.spec import CALIBRATION, REPORT, WORKER, writing
+from engine.launch.testbed import Testbed
+from engine.result import never
+from engine.systems.base import silent
+from tests.launch.test_local import MODEL, launch_arguments, prepare, processes_of, until
+from tests.launch.test_testbed import MBIT, ROOT, command, needs_testbed, nothing_left, own_namespaces
+
+__all__ = ["command", "nothing_left"]  # fixtures
+
+ASLEEP = "import time; time.sleep(600)"
+
+
+def message_of(run: Callable[[], object]) -> str:
+    """What a person is told of a launch that fails, checked to be one line and no traceback."""
+    with pytest.raises(InputError) as caught:
+        run()
+    text = str(caught.value)
+    assert "\n" not in text and "Traceback" not in text and len(text) < 300
+    return text
+
+
+def rank_of(process: psutil.Process) -> int | None:
+    """The number of a process that is a rank."""
+    with contextlib.suppress(psutil.Error, KeyError):
+        return int(process.environ()["RANK"]) if WORKER in process.cmdline() else None
+    return None
+
+
+def rank(number: int, folder: Path) -> psutil.Process:
+    """A living rank of a launch."""
+    return next(process for process in processes_of(folder) if rank_of(process) == number)
+
+
+def fail_on_testbed(launch: Launch, folder: Path, act: Callable[[], object]) -> str:
+    """What is told of a launch in which something happens once all its ranks work; nothing of it may run on."""
+    working, acted = threading.Event(), threading.Event()
+
+    def report(done, message, *more) -> None:
+        if message.startswith("warm-up"):
+            working.set()
+
+    def stop() -> bool:
+        if working.is_set() and not acted.is_set():
+            acted.set()
+            act()
+        return False
+
+    with Testbed(np.full(launch.spec.ranks, 1000 * MBIT)) as bed:
+        text = message_of(lambda: testbed.run(launch, bed, folder, stop, report))
+    until(lambda: not processes_of(folder), 2)
+    return text
+
+
+# Ranks that do not come, or go.
+
+
+def test_who_never_joins_is_named_by_torchruns_ranks(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$RANK" = 1 ] && exec {sys.executable} -c "{ASLEEP}" "$@"\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTHON_EXEC", str(python))
+    launch = prepare(ranks=2)
+    launch = replace(launch, spec=launch.spec.model_copy(update={"limit": 1.0}))
+    text = message_of(lambda: local.run(launch, tmp_path / "run", never, silent))
+    assert text == "the launch failed: rank 1 did not join within 1 s"
+    until(lambda: not processes_of(tmp_path / "run"), 2)
+
+
+@needs_testbed
+def test_a_rank_that_hangs_ends_the_launch_at_its_limit_and_is_named(tmp_path, monkeypatch, capsys):
+    late, folder = [], tmp_path / "run"
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6 * len(late), sleep=time.sleep)
+    monkeypatch.setattr(processes, "time", clock)
+
+    def act() -> None:
+        rank(1, folder).suspend()
+        late.append(True)
+
+    text = fail_on_testbed(prepare(ranks=2, repeats=100), folder, act)
+    assert text == "the launch was ended: not finished after 900 s; rank 1 is suspended"
+    # The other rank has said where it was waiting.
+    assert "[rank 0]   File" in capsys.readouterr().out
+
+
+@needs_testbed
+def test_ctrl_c_leaves_no_rank_and_no_namespace(command, own_data_folder):
+    engine = subprocess.Popen(
+        [sys.executable, "-m", "engine", *command, "--on=testbed", "--repeats=100"], cwd=ROOT, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+    def ranks() -> list[psutil.Process]:
+        return [
+            one for folder in own_data_folder.glob("run-*") for one in processes_of(folder) if rank_of(one) is not None
+        ]
+
+    try:
+        until(lambda: len(ranks()) == 2, 60)
+        os.killpg(engine.pid, signal.SIGINT)  # as a terminal does
+        told = engine.communicate(timeout=20)[1]
+    finally:
+        engine.kill()
+    assert engine.returncode == 2 and told.splitlines()[-1] == "error: the launch was ended: stopped"
+    assert "Traceback" not in told and not own_namespaces(engine.pid) and not list(own_data_folder.glob("run-*"))
+
+
+# Disks.
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Callable[..., Path]]:
+    """Mounts small disks."""
+    mounted: list[Path] = []
+
+    def mount(options: str) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"no disk can be mounted here: {done.stderr.decode().strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Leave no room on the disk of a folder."""
+    with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_full_disk_ends_a_launch_job_with_a_word_on_it_and_keeps_what_was_there(disk, monkeypatch):
+    data = disk("size=16m")
+    monkeypatch.setenv("SWITCHYARD_DATA", str(data))
+    arguments = launch_arguments(MODEL, repeats=100) | {"ranks": 1}
+    job = runner.start("launch", arguments, data)
+    try:
+        until(lambda: job.progress and job.progress.done >= 0.1, 120)  # all ranks at work
+        before = (job.history, store.load_workload(arguments["workload"]).digest)
+        fill(data)
+        assert runner.wait(job, 30) is State.FAILED
+        assert "disk" in job.error and "\n" not in job.error, job.error
+        assert (job.history[: len(before[0])], store.load_workload(arguments["workload"]).digest) == before
+        assert job.request.arguments == arguments and not list(job.folder.rglob("*.draft"))
+        until(lambda: not processes_of(job.folder), 2)
+    finally:
+        runner.cancel(job, grace=0)
+        runner.wait(job, 5)
+
+
+@needs_testbed
+def test_a_full_disk_ends_a_launch_from_the_command_line(command, disk, monkeypatch, capfd):
+    data = disk("size=16m")
+    monkeypatch.setenv("SWITCHYARD_DATA", str(data))
+
+    def act() -> None:
+        with contextlib.suppress(AssertionError):
+            until(lambda: list(data.glob(f"run-*/{CALIBRATION}")), 60)
+            fill(data)
+
+    watcher = threading.Thread(target=act)
+    watcher.start()
+    assert main([*command, "--on=testbed", "--ranks=1", "--repeats=100"]) == 2
+    watcher.join()
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"error: the launch failed: the folder {data}/run-") and "(No space left on device)" in last
+    assert not list(data.glob("run-*"))
+
+
+def test_a_disk_that_cannot_be_written_is_named_before_anything_starts(disk, monkeypatch):
+    data = disk("size=1m,ro")
+    monkeypatch.setenv("SWITCHYARD_DATA", str(data))
+    for run in (
+        lambda: local.run(prepare(), data / "run", never, silent),
+        lambda: local.temporary_folder().__enter__(),
+    ):
+        assert message_of(run).startswith(f"the folder {data} cannot be written (Read-only file system)")
+
+
+def test_a_job_says_that_the_disk_is_full_also_when_nothing_else_can_be_written(disk):
+    data = disk("size=1m")
+    job = runner.start("fill", {}, data, module="tests.jobs.handlers")
+    assert runner.wait(job, 30) is State.FAILED
+    assert job.error == f"{job.folder}: No space left on device" and job.result == {"reached": 1}
+
+
+@contextlib.contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """Inside, this process cannot write files of more than so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def recorder_with(events: int) -> Recorder:
+    recorder = Recorder(0, torch.device("cpu"))
+    recorder.begin(0, 1)
+    for _ in range(events):
+        recorder.log("ffn", 0, recorder.mark(), recorder.mark())
+    recorder.end()
+    return recorder
+
+
+def test_events_are_saved_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "events-0.npz"
+    recorder_with(1).save(path)
+    before = path.read_bytes()
+
+    def save() -> None:
+        with small_files(1000), writing(tmp_path):
+            recorder_with(2000).save(path)
+
+    assert message_of(save).startswith(f"the folder {tmp_path} cannot be written (File too large)")
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_folder_that_has_vanished(tmp_path):
+    def save() -> None:
+        with writing(tmp_path / "gone"):
+            recorder_with(1).save(tmp_path / "gone" / "events-0.npz")
+
+    assert message_of(save).startswith(f"the folder {tmp_path / 'gone'} cannot be written (No such file or directory)")
+
+
+@pytest.mark.parametrize("name", [REPORT, CALIBRATION, "events-0.npz", "events-1.npz"])
+@pytest.mark.parametrize("keep", [None, 0, 0.5, 0.99])
+def test_what_a_rank_left_torn_or_not_at_all_is_named(tmp_path, monkeypatch, name, keep):
+    """keep: share of the file that is there."""
+
+    def leave(launch, folder, stop, report) -> None:
+        (folder / REPORT).write_text(json.dumps({"differences": [0.0], "device": "CPU", "clock_error": 0.0}))
+        points = [[1.0, 1e-6], [2.0, 2e-6], [3.0, 3e-6]]
+        (folder / CALIBRATION).write_text(json.dumps(dict.fromkeys(("gemm", "gate", "memory", "network"), points)))
+        for number in (0, 1):
+            recorder_with(50).save(folder / f"events-{number}.npz")
+        whole = (folder / name).read_bytes()
+        (folder / name).unlink()
+        if keep is not None:
+            (folder / name).write_bytes(whole[: int(keep * len(whole))])
+
+    monkeypatch.setattr(local, "_torchrun", leave)
+    text = message_of(lambda: local.run(prepare(ranks=2), tmp_path / "run", never, silent))
+    why = "No such file or directory" if keep is None else "it is torn"
+    assert text == f"the measurements in {tmp_path / 'run' / name} cannot be read ({why}); launch again"

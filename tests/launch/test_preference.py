@@ -1,0 +1,111 @@
+"""Which plan the measurement prefers: against the textbook's formulas, and what noise must not decide."""
+
+from dataclasses import dataclass
+from math import comb, exp, log, sqrt
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from engine.launch.preference import APART, prefer
+
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 6: 2.571}
+"""Student's t by passes: the 97.5 % point with passes - 1 degrees of freedom, from a table."""
+
+
+@dataclass
+class One:
+    """What `prefer` reads of a `Measured`."""
+
+    name: str
+    totals: tuple[float, ...]
+    foretold: float = 1.0
+
+    @property
+    def plan(self):
+        return SimpleNamespace(name=self.name)
+
+    @property
+    def predicted(self):
+        return SimpleNamespace(total=self.foretold)
+
+
+def test_plans_are_ranked_by_their_median_and_compared_two_by_two():
+    found = prefer([One("slow", (3.0, 3.1, 3.2)), One("quick", (1.0, 1.1, 9.0)), One("middle", (2.0, 2.1, 1.9))])
+    assert found.order == (1, 2, 0)
+    assert [(pair.faster, pair.slower) for pair in found.pairs] == [(1, 2), (1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("passes", T_95)
+def test_the_interval_is_students_of_the_logarithms_of_paired_passes(passes):
+    rng = np.random.default_rng(passes)
+    quick = rng.uniform(1, 2, passes)
+    factor = rng.uniform(1.05, 1.15, passes)
+    (pair,) = prefer([One("a", tuple(quick * factor)), One("b", tuple(quick))]).pairs
+    ratios = [log(value) for value in factor]
+    mean = sum(ratios) / passes
+    reach = T_95[passes] * sqrt(sum((value - mean) ** 2 for value in ratios) / (passes - 1) / passes)
+    assert pair.times == pytest.approx(exp(mean))
+    assert (pair.low, pair.high) == pytest.approx((exp(mean - reach), exp(mean + reach)), rel=1e-3)
+    assert pair.decided == (pair.low > 1)
+
+
+@pytest.mark.parametrize(("longer", "passes"), [(3, 3), (2, 3), (5, 6), (6, 6), (2, 4)])
+def test_luck_is_that_of_tossed_coins(longer, passes):
+    other = (2.0,) * longer + (0.9,) * (passes - longer)
+    (pair,) = prefer([One("a", (1.0,) * passes), One("b", other)]).pairs
+    most = max(longer, passes - longer)
+    both_sides = 2 * sum(comb(passes, heads) for heads in range(most, passes + 1)) / 2**passes
+    assert (pair.agreeing, pair.passes) == (longer, passes)
+    assert pair.chance == pytest.approx(min(1.0, both_sides))
+
+
+def test_what_slows_both_plans_down_is_no_noise():
+    drift = np.array([1.0, 1.6, 0.8, 2.5])
+    steady = np.array([1.1, 1.11, 1.09, 1.1])
+    found = prefer([One("a", tuple(drift)), One("b", tuple(drift * steady))])
+    assert found.decided and found.pairs[0].times == pytest.approx(1.1, rel=0.01)
+    mixed = prefer([One("a", tuple(drift)), One("b", tuple(drift[::-1] * steady))])
+    assert not mixed.decided
+
+
+def test_one_pass_decides_nothing_and_equal_passes_do_not_either():
+    (pair,) = prefer([One("a", (1.0,)), One("b", (5.0,))]).pairs
+    assert (pair.low, pair.high, pair.decided) == (None, None, False) and pair.times == pytest.approx(5)
+    (pair,) = prefer([One("a", (1.0, 2.0)), One("b", (1.0, 2.0))]).pairs
+    assert (pair.agreeing, pair.chance, pair.decided, pair.times) == (0, 1.0, False, 1.0)
+
+
+def test_predictions_are_held_against_the_ranking_only_where_they_tell_plans_apart():
+    def alike(*foretold: float) -> bool | None:
+        plans = [One(f"plan {at}", (1.0 + at, 1.0 + at), value) for at, value in enumerate(foretold)]
+        return prefer(plans).ranked_alike
+
+    near = APART * 0.999
+    assert alike(1.0, 1.2, 1.5) is True
+    assert alike(1.0, near) is None and alike(near, 1.0) is None
+    assert alike(APART * 1.001, 1.0) is False
+    assert alike(1.0, 2.0, 1.5) is False
+    assert alike(1.0, near, 2.0) is True and alike(near, 1.0, 2.0) is True
+
+
+def test_it_is_told_in_words():
+    runs = [
+        One("slow", (2.0, 2.02, 2.01), 2.2),
+        One("quick", (1.0, 1.01, 1.0), 1.0),
+        One("like quick", (1.02, 1.0, 1.01), 3.0),
+    ]
+    found = prefer(runs)
+    first, *others, ranked = found.lines
+    assert first == "measured, quick comes first, which is not decided"
+    assert "like quick takes 1.01× as long" in others[0] and others[0].endswith("within the noise")
+    assert (
+        "slow takes 2× as long (1.99× to 2.02× at 95 % confidence)" in others[1]
+        and "longer in 3 of 3 passes (by luck: 25 %)" in others[1]
+    )
+    assert ranked == "slow was predicted to be faster than like quick (1.36×), but is slower"
+    assert prefer(runs[:2]).lines[0] == "measured, quick is the fastest"
+    assert "the same way" in prefer(runs[:2]).lines[-1]
+    told = found.to_dict()
+    assert told["order"] == [1, 2, 0] and told["lines"] == found.lines and not told["decided"]
+    assert told["pairs"][0]["slower"] == 2 and told["pairs"][2]["foretold"] is False

@@ -1,0 +1,179 @@
+"""Launches of two models, of other numbers and on shared GPUs, before anything runs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.errors import InputError
+from engine.launch import prepare as launching
+from engine.launch.devices import Devices
+from engine.launch.prediction import fit_profile, predict
+from engine.model import MoEModel
+from engine.plan import Plan
+from engine.workload import ExpertLoad, RoutingTrace
+from tests.launch.test_colocated import OTHER, pair, pair_of, recording_b
+from tests.launch.test_local import EXPERTS, HOST, LAYERS, MODEL, K, plan_for, recording
+
+TRACE, TRACE_B = recording(), recording_b()
+GIB = 2.0**30
+
+
+def gpus(count: int) -> Devices:
+    return Devices(gpus=("H200",) * count, memory=(80 * GIB,) * count, cores=16, host_memory=GIB)
+
+
+def both(mode: str = "matched") -> Plan:
+    return pair_of(mode, mode, TRACE, TRACE_B)
+
+
+def prepare(plan: Plan | None = None, ranks: int | None = 2, devices: Devices = HOST, **more) -> launching.Launch:
+    """A launch of two models unless a plan is given."""
+    if plan is None:
+        plan, more = both(), {"second": (TRACE_B, OTHER)} | more
+    return launching.prepare([plan], TRACE, MODEL, devices, ranks, **more)
+
+
+def text_of(launch: launching.Launch, name: str) -> str:
+    return next(check.text for check in launch.checks if check.name == name)
+
+
+# Two models
+
+
+def test_two_models_are_replayed_to_the_same_part():
+    launch = prepare(tokens=100)
+    assert [one.tokens for one in launch.workloads] == [100, 50]
+    assert text_of(launch, "Tokens").startswith("100 and 50 of the two recordings")
+    assert launch.spec.model_b.name == "other" and launch.spec.model_b.dtype == "fp32"
+    (folded,) = launch.spec.plans
+    assert folded.placement_b.gpus == 2 and folded.placement_b.experts == EXPERTS
+    assert launch.workloads[1].source_rank.max() == 1
+    assert [one.tokens for one in prepare(tokens=1).workloads] == [1, 1]
+
+
+def test_the_budget_is_for_both_models(monkeypatch):
+    per_token = LAYERS * K * MODEL.ffn_flops_per_token + LAYERS * OTHER.ffn_flops_per_token / 2
+    monkeypatch.setattr(launching, "FLOP_BUDGET", 60.5 * per_token)
+    assert [one.tokens for one in prepare().workloads] == [60, 30]
+
+
+def test_memory_is_for_both_models():
+    def need(model: MoEModel) -> float:
+        launch = prepare(plan=pair(plan_for(TRACE, "concurrent"), both().model_copy(update={"send_order": both().send_order_b,
+                         "placement": both().placement_b})), second=(TRACE_B, model))  # fmt: skip
+        return float(text_of(launch, "Memory").split()[0])
+
+    large = OTHER.model_copy(update={"d_model": 4096, "d_ff": 8192})
+    held = 6 * large.model_copy(update={"dtype": "fp32"}).bytes_per_expert / GIB  # slots 4 and 2 of the first two GPUs
+    assert held * 0.8 < need(large) - need(OTHER) < held * 1.6
+
+
+def test_several_plans_of_two_models_share_a_launch_and_none_of_one():
+    two = [both("matched"), both("concurrent")]
+    launch = launching.prepare(two, TRACE, MODEL, HOST, 2, second=(TRACE_B, OTHER))
+    assert len(launch.spec.plans) == 2
+    with pytest.raises(InputError, match="concurrent is for one model, but two recordings"):
+        launching.prepare([two[0], plan_for(TRACE, "concurrent")], TRACE, MODEL, HOST, 2, second=(TRACE_B, OTHER))
+    with pytest.raises(InputError, match="is for two models; give the second"):
+        launching.prepare(two, TRACE, MODEL, HOST, 2)
+
+
+def test_a_shared_order_is_refused_for_two_models():
+    for modes in (("shared", "matched"), ("matched", "shared")):
+        with pytest.raises(InputError, match="shared order") as caught:
+            prepare(plan=pair_of(*modes, TRACE, TRACE_B), second=(TRACE_B, OTHER))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_second_recording_that_does_not_fit():
+    loads = ExpertLoad("loads", np.ones((LAYERS, EXPERTS)), tuple(range(LAYERS)))
+    with pytest.raises(InputError, match="loads has no tokens"):
+        prepare(plan=both(), second=(loads, OTHER))
+    with pytest.raises(InputError, match="nothing has no tokens"):
+        prepare(plan=both(), second=(RoutingTrace("nothing", TRACE_B.experts[:0], EXPERTS), OTHER))
+    with pytest.raises(InputError, match="other does not fit the recording b"):
+        prepare(plan=both(), second=(TRACE_B, OTHER.model_copy(update={"layers": 2})))
+    short = RoutingTrace("short", TRACE_B.experts[:, :2], EXPERTS)
+    with pytest.raises(InputError, match="8 experts in 3 layers, but the recording short has 8 in 2"):
+        prepare(plan=both(), second=(short, OTHER.model_copy(update={"layers": 2})))
+
+
+def test_two_models_that_no_simulation_takes_side_by_side():
+    """As many layers each, but not as many experts: both placements fit their recordings."""
+    fewer = RoutingTrace("fewer", np.minimum(TRACE_B.experts, 3), 4)
+    model = OTHER.model_copy(update={"experts": 4})
+    row = ((0,), (1,), (2,), (3,))
+    placed = both().placement_b.model_copy(update={"experts": 4, "experts_of_gpu": (row,) * LAYERS})
+    with pytest.raises(InputError, match="8 experts in 3 MoE layers, fewer has 4 in 3"):
+        prepare(plan=both("concurrent").model_copy(update={"placement_b": placed}), second=(fewer, model))
+
+
+@pytest.mark.parametrize("mode", ["matched", "sequential", "concurrent"])
+def test_the_prediction_of_two_models_has_the_work_of_both(mode):
+    launch = prepare(both(mode), second=(TRACE_B, OTHER))
+    measured = {name: [[1.0, 1e-4], [1e6, 1e-2]] for name in ("gemm", "gate", "memory", "network", "phases")}
+    measured["meetings"] = [[0, 1e-4], [1, 2e-4]]
+    profile = fit_profile(measured, "CPU", launch.spec, 2)
+    timeline = predict(launch, launch.spec.plans[0], profile, measured)
+    for number, (trace, model) in enumerate(
+        zip(launch.workloads, (launch.spec.model, launch.spec.model_b), strict=True)
+    ):
+        events = timeline.events[timeline.events["model"] == number]
+        placement = (launch.spec.plans[0].placement, launch.spec.plans[0].placement_b)[number]
+        rows = trace.demand(2) @ placement.share
+        sent = events[events["kind"] == "dispatch"]["bytes"].sum() / model.bytes_per_token
+        assert sent == pytest.approx(rows.sum() - np.trace(rows, axis1=1, axis2=2).sum())
+        assert (events["kind"] == "ffn").sum() == 2 * LAYERS
+    assert timeline.resources == ("rank 0", "rank 1")
+
+
+# Numbers and devices
+
+
+def test_numbers_are_told_with_the_difference_they_may_make():
+    assert "fp32" in text_of(prepare(), "Numbers") and "0.0001" in text_of(prepare(), "Numbers")
+    launch = prepare(dtype="bf16")
+    assert launch.spec.model.dtype == launch.spec.model_b.dtype == "bf16"
+    assert "bf16" in text_of(launch, "Numbers") and "0.05" in text_of(launch, "Numbers")
+    on_gpus = prepare(ranks=4, devices=gpus(4), dtype="fp32")
+    assert on_gpus.spec.backend == "nccl" and on_gpus.spec.model.dtype == "fp32"
+    with pytest.raises(InputError, match="fp8: a launch computes in fp32 or bf16"):
+        prepare(dtype="fp8")
+
+
+def test_ranks_that_share_gpus_compute_there_and_talk_over_gloo():
+    launch = prepare(ranks=None, devices=gpus(1))
+    spec = launch.spec
+    assert (spec.ranks, spec.backend, spec.gpus, spec.device, spec.model.dtype) == (4, "gloo", 1, "cuda", "bf16")
+    assert "4 ranks on 1 GPU in turn" in text_of(launch, "Backend") and "host memory" in text_of(launch, "Backend")
+    assert launch.ready and launch.workloads[0].tokens == TRACE.tokens
+    alone = prepare(ranks=1, devices=gpus(1)).spec
+    assert (alone.backend, alone.gpus, alone.device) == ("nccl", 1, "cuda")
+    three = prepare(ranks=3, devices=gpus(2)).spec
+    assert (three.backend, three.gpus) == ("gloo", 2)
+    cpu = prepare().spec
+    assert (cpu.backend, cpu.gpus, cpu.device) == ("gloo", 0, "cpu")
+
+
+def test_ranks_on_one_gpu_need_its_memory_together():
+    large = MODEL.model_copy(update={"d_model": 4096, "d_ff": 8192})
+    plan = plan_for(TRACE, "concurrent")
+
+    def check(count: int, memory: float):
+        devices = replace(gpus(count), memory=(memory,) * count)
+        launch = launching.prepare([plan], TRACE, large, devices, 4)
+        return next(check for check in launch.checks if check.name == "Memory")
+
+    one = float(check(4, 80 * GIB).text.split()[0])
+    assert check(4, 1.5 * one * GIB).passed and not check(1, 1.5 * one * GIB).passed
+    assert (
+        not check(2, 2.2 * one * GIB).passed and check(2, 2.6 * one * GIB).passed and check(1, 5.2 * one * GIB).passed
+    )
+
+
+def test_what_ranks_share_is_a_processor_for_the_prediction():
+    points = {name: [[1.0, 1e-3], [2.0, 2e-3]] for name in ("gemm", "gate", "memory", "network")}
+    for count, ranks, wanted in ((0, 2, 6), (1, 4, 1), (2, 3, 2), (4, 4, 4)):
+        devices = gpus(count) if count else HOST
+        assert fit_profile(points, "any", prepare(ranks=ranks, devices=devices).spec, 6).cores == wanted

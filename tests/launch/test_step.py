@@ -1,0 +1,248 @@
+"""Planned training steps on real Gloo ranks: the gradients of the unplanned step, whatever the plan, and when what ran."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from engine.launch.spec import TOLERANCE
+from engine.launch.step.problem import step_problem
+from engine.launch.step.sizes import step_bytes
+from engine.model import MoEModel
+from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder
+from engine.plan_of_step import PartitionRange
+from engine.problem import Problem
+from engine.result import Provenance
+from engine.simulate.streams import POLICIES
+from engine.simulate.training import price_step
+from engine.simulate.training.program import program_of
+from engine.simulate.training.routing import expert_groups
+from engine.systems import TRAINING
+from engine.systems import run as plan_with
+from engine.systems.baselines import linear_placement
+from engine.systems.training.lina import packed_placement
+from engine.training import TrainingStep
+from tests.launch.step_ranks import Case, Outcome, run
+from tests.simulate.test_training import problem_of
+from tests.strategies import cluster_of, make_gpu
+
+RANKS = 4
+SLOW = 0.004
+MODEL = MoEModel(
+    name="tiny", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=32, d_ff=24, dtype="fp32"
+)
+STEP = TrainingStep(
+    batch=4, sequence_length=6, heads=4, dense_d_ff=40, vocabulary=50, gate="top-k", capacity_factor=1.0,
+    routing="recorded",
+)  # fmt: skip
+UNDER = {"dw.2.experts_down": "dx.1.combine", "dw.head": "dx.2.combine", "dw.2.qkv": "dx.1.dispatch",
+         "dw.1.experts_up": "dx.1.dispatch"}  # fmt: skip
+MICRO_OPS = Priority(policy="priority", micro_op=3e3)
+
+
+def problem(model: MoEModel = MODEL, step: TrainingStep = STEP, ranks: int = RANKS) -> Problem:
+    return step_problem(model, step, ranks)
+
+
+def plan_of(placement: Placement | None = None, priority: Priority = MICRO_OPS, **parts) -> Plan:
+    return Plan(
+        name="test", placement=placement or linear_placement(problem()), send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test"), priority=priority, **parts,
+    )  # fmt: skip
+
+
+def by_system(name: str) -> Case:
+    """A step that a system plans for slow links, so that cutting pays."""
+    cluster = cluster_of(*(make_gpu(send=3e5) for _ in range(RANKS)), latency=1e-5)
+    planned = problem_of(cluster, k=2, batch=4, gate="top-k", routing="recorded")
+    settings = {"micro_op_mb": 0.01} if name == "lina" else {}
+    plan = plan_with(TRAINING[name], planned, settings).result.solution
+    return Case(name, plan, planned.model.model_copy(update={"dtype": "fp32"}), planned.step)
+
+
+def pipeline(forward: int, backward: int, order: str = "dispatch-first", layers: int = 2) -> Pipeline:
+    return Pipeline(forward=(forward,) * layers, backward=(backward,) * layers, order=order)
+
+
+def cut(first: str, last: str, parts: int) -> PartitionRange:
+    return PartitionRange(first=first, last=last, parts=parts)
+
+
+def cases() -> list[Case]:
+    found = [by_system(name) for name in TRAINING]
+    for policy in POLICIES:
+        for limit in ("bucket", "micro_op"):
+            plan = plan_of(priority=Priority(policy=policy, **{limit: 3e3}), pipeline=pipeline(1, 2, "interleaved"))
+            found.append(Case(f"{policy}, {limit}", plan, MODEL, STEP, slow=SLOW))
+    ranges = (cut("1.projection", "2.dispatch", 3), cut("2.experts_up", "2.combine", 2), cut("2.aggregate", "head", 4))
+    overlap = Overlap(ranges=ranges, under=UNDER)
+    found.append(Case("ranges, filled", plan_of(overlap=overlap), MODEL, STEP))
+    irregular = overlap.model_copy(update={"irregular": True})
+    found.append(Case("ranges, irregular", plan_of(overlap=irregular), MODEL, STEP))
+    found.append(Case("moved", plan_of(overlap=Overlap(under=UNDER)), MODEL, STEP, slow=10 * SLOW))
+    many = plan_of(pipeline=pipeline(5, 3))
+    loose = STEP.model_copy(update={"capacity_factor": 0.0, "tied_embeddings": False})
+    found.append(Case("no capacity", many, MODEL, loose))
+    found.append(Case("more parts than rows", many, MODEL, STEP.model_copy(update={"batch": 1, "sequence_length": 3})))
+    whole = STEP.model_copy(update={"gate": "batch-prioritised", "routing": "balanced", "capacity_factor": 1.5})
+    behind = plan_of(overlap=Overlap(ranges=(cut("1.dispatch", "2.layer_norm_2", 3),), irregular=True))
+    found.append(Case("whole batch gate", behind, MODEL, whole))
+    packed = packed_placement(problem(), 4)
+    plan = plan_of(packed, pipeline=pipeline(2, 3), overlap=Overlap(under=UNDER, irregular=True))
+    found.append(Case("packed", plan, MODEL, STEP, probed=True))
+    single = packed_placement(problem(), 8)
+    found.append(Case("all experts everywhere", plan_of(single, Priority(policy="fair", bucket=2e4)), MODEL, STEP))
+    shared = MODEL.model_copy(update={"shared_experts": 2, "ffn_matrices": 2})
+    found.append(Case("shared experts", plan_of(pipeline=pipeline(2, 2)), shared, STEP))
+    for dtype in ("fp32", "bf16"):
+        model = MODEL.model_copy(update={"dtype": dtype})
+        found.append(Case(dtype, plan_of(pipeline=pipeline(2, 2)), model, STEP, double=False))
+    uneven = Placement.from_gpu_of_expert(np.array([[0, 0, 2, 2, 0, 2, 0, 0], [1, 0, 1, 2, 2, 2, 1, 0]]), 3, (1, 2))
+    found.append(Case("three ranks", plan_of(uneven, pipeline=pipeline(3, 2)), MODEL, STEP))
+    alone = Placement.from_gpu_of_expert(np.zeros((2, 8), dtype=int), 1, (1, 2))
+    found.append(Case("one rank", plan_of(alone, overlap=overlap), MODEL, STEP))
+    wide = MODEL.model_copy(update={"d_model": 128, "d_ff": 512})
+    more = STEP.model_copy(update={"vocabulary": 3000, "sequence_length": 64, "dense_d_ff": 512})
+    plan = plan_of(linear_placement(problem(wide, more, 2)), Priority(policy="fair", bucket=1e5))
+    found.append(Case("memory", plan, wide, more, double=False, probed=True))
+    return found
+
+
+CASES = {case.name: case for case in cases()}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
+    return run(list(CASES.values()), tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_planned_step_has_the_gradients_of_the_unplanned_one(outcomes, name):
+    case, first = CASES[name], outcomes[name][0]
+    if case.double:
+        assert first.difference < 1e-12
+    else:
+        assert 0 < first.difference < TOLERANCE[case.model.dtype]
+    assert all(one.repeated and one.updated for one in outcomes[name])
+    assert all(one.difference is None for one in outcomes[name][1:])
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.probed])
+def test_what_one_rank_alone_has_wrong_is_seen(outcomes, name):
+    """A gradient that all ranks should have alike, and a number that is none."""
+    changed, no_number = outcomes[name][0].spoilt
+    assert changed > 0.5 and no_number == float("inf")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_task_of_the_program_is_one_event(outcomes, name):
+    case = CASES[name]
+    own = problem(case.model, case.step, case.ranks)
+    priced = price_step(own, case.plan.placement, case.plan.overlap is not None and case.plan.overlap.irregular)
+    program = program_of(case.plan, own, priced)
+    for outcome in outcomes[name]:
+        assert [label for *_, label in outcome.events] == list(program.labels)
+        reduced = sum(size for kind, *_, size, _ in outcome.events if kind == "all_reduce")
+        number = 8 if case.double else own.model.bytes_per_number
+        assert reduced * own.model.bytes_per_number == pytest.approx(
+            number * sum(program.sent[task] for task in program.pieces)
+        )
+
+
+def test_full_buffers_are_sent_where_they_are_filled_and_real_rows_where_not(outcomes):
+    def sent(name: str, label: str) -> list[float]:
+        return [sum(size for *_, size, own in one.events if own.startswith(label)) for one in outcomes[name]]
+
+    row = MODEL.d_model * 8
+    capacity = STEP.capacity(MODEL)
+    for label in ("1.dispatch", "2.combine", "dx.2.dispatch", "dx.1.combine"):
+        whole = sent("ranges, filled", label)
+        assert sum(whole) == pytest.approx(RANKS * MODEL.experts * capacity * row)
+        assert 0 < sum(sent("ranges, irregular", label)) < sum(whole)
+    copies = STEP.tokens * STEP.capacity(MODEL) * 0 + STEP.tokens * MODEL.experts_per_token
+    assert max(sent("no capacity", "1.dispatch")) <= copies * row
+
+
+def spans(outcome: Outcome, *kinds: str) -> list[tuple[float, float, str]]:
+    return [(start, end, label) for kind, _, start, end, _, label in outcome.events if kind in kinds]
+
+
+def started_within(events: Sequence[tuple], others: Sequence[tuple]) -> list[tuple[str, str]]:
+    return [(one[2], other[2]) for one in events for other in others if other[0] < one[0] < other[1]]
+
+
+def test_micro_ops_give_way_to_all_to_alls_and_announcements_of_them(outcomes):
+    for limit in ("bucket", "micro_op"):
+        for outcome in outcomes[f"priority, {limit}"]:
+            exchanges, reductions = spans(outcome, "dispatch", "combine"), spans(outcome, "all_reduce")
+            announced = [one for one in spans(outcome, "dx") if one[2].endswith("aggregate")]
+            assert len(announced) == 2
+            assert not started_within(reductions, exchanges) and not started_within(reductions, announced)
+    # Without that rule they do meet.
+    assert any(
+        started_within(spans(one, "all_reduce"), spans(one, "dispatch", "combine"))
+        for one in outcomes["fair, micro_op"]
+    )
+
+
+def test_a_fixed_schedule_keeps_all_reduces_out_of_pairs(outcomes):
+    for limit in ("bucket", "micro_op"):
+        for outcome in outcomes[f"fixed, {limit}"]:
+            for layer in (1, 2):
+                for phase in ("", "dx."):
+                    names = (f"{phase}{layer}.dispatch", f"{phase}{layer}.combine")
+                    own = [one for one in spans(outcome, "dispatch", "combine") if one[2].startswith(names)]
+                    pair = [(min(start for start, *_ in own), max(end for _, end, _ in own), "pair")]
+                    assert len(own) >= 2 and not started_within(spans(outcome, "all_reduce"), pair)
+
+
+def test_one_queue_has_one_collective_at_a_time(outcomes):
+    for limit in ("bucket", "micro_op"):
+        for outcome in outcomes[f"fifo, {limit}"]:
+            ordered = sorted(spans(outcome, "dispatch", "combine", "all_reduce"))
+            assert all(end <= start for (_, end, _), (start, *_) in pairwise(ordered))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_collectives_have_one_order_on_all_ranks(outcomes, name):
+    for kinds in (("dispatch", "combine"), ("all_reduce",)):
+        orders = [[label for _, _, label in sorted(spans(one, *kinds))] for one in outcomes[name]]
+        assert all(order == orders[0] for order in orders) and orders[0]
+
+
+def test_a_moved_weight_gradient_runs_under_its_all_to_all(outcomes):
+    for outcome in outcomes["moved"]:
+        event = {label: (start, end) for _, _, start, end, _, label in outcome.events}
+        for gradient, exchange in UNDER.items():
+            (start, end), (begin, over) = event[gradient], event[exchange]
+            assert begin <= start < end <= over, (gradient, exchange)
+            assert over - begin >= 10 * SLOW
+
+
+def test_what_comes_next_in_the_program_waits_for_the_all_to_all(outcomes):
+    """Computation and all-to-all of one stretch overlap, and nothing else does."""
+    for outcome in outcomes["moved"]:
+        under = [one for one in spans(outcome, "dense", "gate", "ffn", "aggregate", "dx", "dw") if one[2] not in UNDER]
+        assert not started_within(under, spans(outcome, "dispatch", "combine"))
+    for outcome in outcomes["fair, bucket"]:
+        cut = [one for one in spans(outcome, "dx", "dw") if "part" in one[2]]
+        assert started_within(cut, spans(outcome, "dispatch", "combine"))
+
+
+def test_the_systems_plans_are_cut_moved_and_packed():
+    plans = {name: CASES[name].plan for name in TRAINING}
+    assert plans["lancet"].overlap.ranges and plans["lancet"].overlap.under
+    for name in ("pipemoe", "fastermoe", "lina"):
+        assert max(plans[name].pipeline.forward + plans[name].pipeline.backward) > 1
+    assert plans["lina"].priority.policy == "priority" and plans["raf"].priority.policy == "fifo"
+    assert plans["deepspeed"].pipeline is None
+    assert expert_groups(CASES["packed"].plan.placement) == 2
+    assert expert_groups(CASES["all experts everywhere"].plan.placement) == RANKS
+
+
+def test_as_much_memory_as_foretold(outcomes):
+    case = CASES["memory"]
+    foretold = step_bytes(problem(case.model, case.step, case.ranks), case.plan)
+    for outcome, bytes in zip(outcomes["memory"], foretold, strict=True):
+        assert 0.6 * bytes < outcome.memory < 1.2 * bytes

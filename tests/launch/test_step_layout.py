@@ -1,0 +1,187 @@
+"""Where the rows of all-to-alls lie, by carrying every row over by hand; which experts tokens take, and which are dropped."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.launch.spec import Tokens
+from engine.launch.step.layout import Layout
+from engine.launch.step.routing import Choice, choices
+from engine.launch.step.values import Rows, Slices, Value
+from engine.model import MoEModel
+from engine.overlap.capacity import kept, kept_with_passing
+from engine.training import TrainingStep
+
+CPU = torch.device("cpu")
+MODEL = MoEModel(name="tiny", layers=2, experts=6, experts_per_token=2, d_model=8, d_ff=8)
+
+
+@st.composite
+def exchanges(draw):
+    """All ranks' layouts of one exchange, with some tokens dropped and some without a choice."""
+    ranks, width, k = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(1, 2))
+    sequences, length = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**20)))
+    experts = rng.integers(-1, width, (ranks, sequences * length, k))
+    capacity = draw(st.integers(1, 5)) if draw(st.booleans()) else None
+    limit = sequences * length * k if capacity is None else capacity
+    mask = np.stack([kept(one, width, limit) & (one >= 0) for one in experts])
+    home = rng.integers(0, ranks, width)
+    hosted = [np.flatnonzero(home == rank).tolist() for rank in range(ranks)]
+    choice, filled = Choice(experts, mask, capacity), draw(st.booleans())
+    group = list(range(ranks))
+    return choice, hosted, [Layout(choice, group, hosted, rank, filled, sequences, CPU) for rank in group], filled
+
+
+@settings(max_examples=150, deadline=None)
+@given(exchanges(), st.sampled_from(("batch", "capacity")), st.integers(1, 5))
+def test_every_kept_copy_arrives_at_its_expert_once_and_comes_back(case, along, count):
+    choice, hosted, layouts, filled = case
+    count = min(count, layouts[0].sequences) if along == "batch" else count
+    ranks, k = len(layouts), choice.experts.shape[2]
+    every = [layout.parts(along, count) for layout in layouts]
+    arrived: list[list[tuple[int, int, int]]] = []
+    rows_of_part = np.zeros((count, ranks), dtype=int)
+    for part in range(count):
+        # Rows are told by their source, token and choice; -1: empty.
+        sent = []
+        for rank, (layout, own) in enumerate(zip(layouts, every, strict=True)):
+            copies = own.home.part(layout.copy_of_row, part)
+            tokens = own.token_of_row[part] + own.tokens[part][0]
+            empty = set(own.padding[part].tolist())
+            labels = [(rank, -1, -1) if row in empty else (rank, int(copy) // k, int(copy) % k)
+                      for row, copy in enumerate(copies)]  # fmt: skip
+            assert all(token == label[1] for token, label in zip(tokens, labels, strict=True) if label[1] >= 0)
+            assert sum(own.sent[part]) == len(labels)
+            rows_of_part[part, rank] = len(labels)
+            ends = np.cumsum([0, *own.sent[part]])
+            sent.append([labels[a:b] for a, b in pairwise(ends)])
+        back = [[None] * ranks for _ in range(ranks)]
+        for rank, own in enumerate(every):
+            wire = [row for source in range(ranks) for row in sent[source][rank]]
+            assert [len(sent[source][rank]) for source in range(ranks)] == own.received[part]
+            there = [wire[row] for row in own.to_host[part]]
+            begin = 0
+            for expert, rows in zip(hosted[rank], own.rows[part].counts, strict=True):
+                mine = there[begin : begin + rows]
+                arrived += [(*label, expert) for label in mine if label[1] >= 0]
+                assert all(choice.experts[label] == expert for label in mine if label[1] >= 0)
+                assert [label[0] for label in mine] == sorted(label[0] for label in mine)
+                begin += rows
+            assert begin == len(there) and own.rows[part].ends.tolist() == np.cumsum(own.rows[part].counts).tolist()
+            returned = [there[row] for row in own.to_wire[part]]
+            assert returned == wire
+            ends = np.cumsum([0, *own.received[part]])
+            for source in range(ranks):
+                back[source][rank] = returned[ends[source] : ends[source + 1]]
+        for rank, own in enumerate(every):
+            home = [row for host in range(ranks) for row in back[rank][host]]
+            if along == "batch" or count == 1:
+                first, last = own.tokens[part]
+                for token in range(first, last):
+                    for place in range(k):
+                        if choice.kept[rank, token, place]:
+                            assert own.kept[part][token - first, place]
+                            row = int(own.row_of_copy[part][token - first, place])
+                            assert home[row] == (rank, token, place)
+                assert {label[1] for label in home if label[1] >= 0} <= set(range(first, last))
+    wanted = [
+        (rank, token, place, choice.experts[rank, token, place]) for rank, token, place in np.argwhere(choice.kept)
+    ]
+    assert sorted(arrived) == sorted(map(tuple, np.array(wanted, dtype=int).reshape(-1, 4).tolist()))
+    full = filled and choice.capacity is not None
+    assert (
+        rows_of_part.sum(axis=0) == (choice.capacity * len(layouts[0].real.T) if full else choice.kept.sum((1, 2)))
+    ).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(exchanges(), st.integers(2, 5))
+def test_parts_are_of_equal_size_as_far_as_tokens_allow(case, count):
+    _, _, layouts, _ = case
+    layout = layouts[0]
+    sizes = np.diff(layout._bounds("capacity", count), axis=0)
+    assert (np.ptp(sizes, axis=0) <= 1).all()
+    if count <= layout.sequences:
+        bounds = layout._bounds("batch", count)
+        assert (np.diff(bounds, axis=0) >= 0).all() and (bounds[-1] == layout.slots).all() and not bounds[0].any()
+        split = layout.token_bounds(count)
+        tokens = np.stack([layout._counts(slice(a, b)) for a, b in pairwise(split)])
+        assert (np.diff(bounds, axis=0) >= tokens).all()
+
+
+def test_empty_rows_are_shared_by_the_parts_of_a_batch():
+    """Balanced routing that fills two thirds of the buffers: all parts send as much, and none has all the empty rows."""
+    (choice, _) = choices(MODEL, step_of(capacity_factor=1.5, sequence_length=24), 2, None)
+    layout = Layout(choice, [0, 1], [[0, 1, 2], [3, 4, 5]], 0, True, 3, CPU)
+    assert (layout.real == 24).all() and (layout.slots == 36).all()
+    assert (np.diff(layout._bounds("batch", 3), axis=0) == 12).all()
+    assert layout.parts("batch", 3).sent == [[36, 36]] * 3
+    assert [len(empty) for empty in layout.parts("batch", 3).padding] == [24, 24, 24]
+
+
+def test_whole_and_cut_reading_agree():
+    """A value that was made in one cut, read in others."""
+    whole = torch.arange(12.0).view(6, 2)
+    scattered = Rows([torch.tensor([4, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([5, 1, 2, 3])])
+    cuts = [Slices((0, 6)), Slices((0, 2, 2, 6)), scattered]
+    for made in cuts:
+        for read in cuts:
+            value = Value()
+            for part in range(made.count):
+                value.put(made, part, lambda made=made, part=part: made.part(whole, part).clone())
+            for part in range(read.count):
+                assert torch.equal(value.get(read, part), read.part(whole, part))
+            assert torch.equal(value.whole(), whole)
+    room = Value()
+    for part in range(3):
+        room.room(cuts[1], part, cuts[1].part(whole, part), 2).copy_(cuts[1].part(whole, part))
+    assert torch.equal(room.get(cuts[1], 2), whole[2:]) and torch.equal(room.whole(), whole)
+    room.clear()
+    assert not room.has(cuts[1], 0)
+
+
+def step_of(**more) -> TrainingStep:
+    return TrainingStep(**({"batch": 3, "sequence_length": 4, "heads": 1, "dense_d_ff": 8, "gate": "top-k"} | more))
+
+
+def test_balanced_routing_gives_every_expert_as_much():
+    found = choices(MODEL, step_of(capacity_factor=1.0), 4, None)
+    assert len(found) == 2
+    for one in found:
+        counts = [np.bincount(experts.ravel(), minlength=6) for experts in one.experts]
+        assert np.ptp(counts) == 0 and one.kept.all() and one.capacity == 4
+        assert (one.experts[:, :, 0] != one.experts[:, :, 1]).all()
+
+
+@pytest.mark.parametrize("gate", ["top-k", "batch-prioritised"])
+def test_recorded_routing_is_replayed_in_order_and_dropped_as_the_gate_serves(gate):
+    rng = np.random.default_rng(1)
+    experts = rng.integers(0, 6, (40, 2, 2)).astype(np.int16)
+    source = np.repeat([0, 1, 0, 3], 10).astype(np.int32)  # rank 2 has none
+    step = step_of(routing="recorded", gate=gate)
+    found = choices(MODEL, step, 4, Tokens(experts, source))
+    balanced = choices(MODEL, step_of(), 4, None)
+    for layer, one in enumerate(found):
+        own = experts[source == 0][:, layer]
+        assert (one.experts[0] == own[np.arange(12) * 20 // 12]).all()
+        assert (one.experts[1] == experts[10:20, layer][np.arange(12) * 10 // 12]).all()
+        assert (one.experts[2] == balanced[layer].experts[2]).all()
+        service = "token" if gate == "top-k" else "choice"
+        assert (one.kept[1] == kept(one.experts[1], 6, 4, service)).all() and not one.kept[1].all()
+    if gate == "top-k":
+        for sequences in (1, 2, 3):
+            bounds = np.array([part * 3 // sequences * 4 for part in range(sequences + 1)])
+            assert (kept_with_passing(found[0].experts[0], 6, 4, bounds) == found[0].kept[0]).all()
+
+
+def test_without_a_capacity_nothing_is_dropped():
+    experts = np.zeros((5, 2, 2), dtype=np.int16)
+    found = choices(
+        MODEL, step_of(routing="recorded", capacity_factor=0.0), 1, Tokens(experts, np.zeros(5, dtype=np.int32))
+    )
+    assert found[0].kept.all() and found[0].capacity is None

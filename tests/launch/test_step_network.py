@@ -1,0 +1,171 @@
+"""When the collectives of a step start, with collectives that only pass time."""
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.launch.step.network import Network, StepError, last_computations, orders_of
+from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks
+
+CPU = torch.device("cpu")
+SHORT = 5e-4
+
+
+def tasks_of(stream: list[int], edges: list[tuple[int, int]], pair: list[int] | None = None, holds=()) -> Tasks:
+    count = len(stream)
+    return Tasks(
+        stream=np.array(stream), seconds=np.zeros((count, 1)), edges=np.array(sorted(set(edges))), release=np.zeros(count),
+        pair=np.full(count, -1) if pair is None else np.array(pair), holds=np.isin(np.arange(count), list(holds)),
+    )  # fmt: skip
+
+
+class Run:
+    """Executes tasks that each take the given seconds, and notes when they ran."""
+
+    def __init__(self, tasks: Tasks, policy: str, seconds: list[float]) -> None:
+        self.tasks, self.seconds = tasks, seconds
+        self.span: dict[int, list[float]] = {}
+        self.started: list[int] = []
+        self.network = Network(tasks, policy, self.launch, CPU)
+
+    def launch(self, task: int) -> Callable[[], None]:
+        self.begin(task)
+
+        def over() -> None:
+            time.sleep(self.seconds[task])
+            self.span[task].append(time.monotonic())
+
+        return over
+
+    def begin(self, task: int) -> None:
+        self.started.append(task)
+        self.span[task] = [time.monotonic()]
+
+    def all(self) -> "Run":
+        self.network.start()
+        for task in np.flatnonzero(self.tasks.stream == COMPUTE).tolist():
+            self.network.begin(task)
+            self.begin(task)
+            time.sleep(self.seconds[task])
+            self.span[task].append(time.monotonic())
+            self.network.finish(task)
+        self.network.end()
+        return self
+
+
+@st.composite
+def programs(draw):
+    """A program in the shape of a step's: all-to-alls in a chain, reductions of what was computed, an update at the end."""
+    stream, edges, pair, holds = [], [], [], set()
+    exchanges: list[int] = []
+    for _ in range(draw(st.integers(2, 6))):
+        computations = draw(st.integers(1, 3))
+        for _ in range(computations):
+            task = len(stream)
+            edges += [(one, task) for one in exchanges[-1:] if draw(st.booleans())]
+            stream.append(COMPUTE)
+        if draw(st.booleans()):
+            holds.add(len(stream) - 1)
+        for _ in range(draw(st.integers(1, 2))):
+            task = len(stream)
+            edges += [(task - 1, task)] if stream[-1] == COMPUTE else []
+            edges += [(one, task) for one in exchanges[-1:]]
+            stream.append(ALL_TO_ALL)
+            exchanges.append(task)
+    computed = [task for task, one in enumerate(stream) if one == COMPUTE]
+    reduced = draw(st.lists(st.sampled_from(computed), min_size=1, max_size=5))
+    for one in reduced:
+        edges.append((one, len(stream)))
+        stream.append(ALL_REDUCE)
+    update = len(stream)
+    edges += [(task, update) for task, one in enumerate(stream) if one != COMPUTE]
+    stream.append(COMPUTE)
+    turn = -1
+    for one in stream:
+        turn += one == ALL_TO_ALL
+        pair.append(turn // 2 if one == ALL_TO_ALL else -1)
+    seconds = [draw(st.sampled_from((0.0, SHORT, 2 * SHORT))) for _ in stream]
+    return tasks_of(stream, edges, pair, holds), seconds
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(), st.sampled_from(POLICIES))
+def test_every_task_runs_once_after_what_it_needs_and_the_policy_holds(case, policy):
+    tasks, seconds = case
+    run = Run(tasks, policy, seconds).all()
+    assert sorted(run.started) == list(range(len(seconds)))
+    assert all(run.span[before][1] <= run.span[after][0] for before, after in tasks.edges.tolist())
+    kinds = {kind: [task for task in run.started if tasks.stream[task] == kind] for kind in (ALL_TO_ALL, ALL_REDUCE)}
+    queues = [run.started] if policy == "fifo" else kinds.values()
+    for queue in queues:
+        collectives = [task for task in queue if tasks.stream[task] != COMPUTE]
+        assert all(run.span[a][1] <= run.span[b][0] for a, b in pairwise(collectives))
+    # The order is the program's, whatever took how long.
+    orders = orders_of(tasks, policy)
+    assert orders == ([[task for task in run.started if tasks.stream[task] != COMPUTE]] if policy == "fifo"
+                      else [kinds[ALL_TO_ALL], kinds[ALL_REDUCE]])  # fmt: skip
+    barred = []
+    if policy == "priority":
+        barred = [run.span[task] for task in [*kinds[ALL_TO_ALL], *np.flatnonzero(tasks.holds)]]
+    if policy == "fixed":
+        for number in set(tasks.pair.tolist()) - {-1}:
+            own = [run.span[task] for task in np.flatnonzero(tasks.pair == number)]
+            barred.append((min(start for start, _ in own), max(end for _, end in own)))
+    for task in kinds[ALL_REDUCE]:
+        assert not any(start < run.span[task][0] < end for start, end in barred)
+
+
+def test_fair_all_reduces_do_not_wait_and_run_beside_computations_and_all_to_alls():
+    stream = [COMPUTE, ALL_TO_ALL, ALL_REDUCE, COMPUTE, COMPUTE]
+    tasks = tasks_of(stream, [(0, 1), (0, 2), (1, 4), (2, 4)], [-1, 0, -1, -1, -1])
+    run = Run(tasks, "fair", [0.0, 0.05, 0.05, 0.05, 0.0]).all()
+    starts, ends = [run.span[task][0] for task in (1, 2, 3)], [run.span[task][1] for task in (1, 2, 3)]
+    assert max(starts) < min(ends)
+    held = Run(tasks, "priority", [0.0, 0.05, 0.05, 0.05, 0.0]).all()
+    assert held.span[2][0] >= held.span[1][1]
+
+
+def test_collectives_are_ordered_by_the_last_computation_that_they_wait_for():
+    stream = [COMPUTE, ALL_TO_ALL, COMPUTE, ALL_TO_ALL, COMPUTE, ALL_REDUCE, ALL_REDUCE, ALL_REDUCE]
+    tasks = tasks_of(stream, [(0, 1), (1, 3), (2, 7), (4, 5), (0, 6), (3, 4)], [-1, 0, -1, 0, -1, -1, -1, -1])
+    assert last_computations(tasks) == {1: 0, 3: 0, 5: 4, 6: 0, 7: 2}
+    assert orders_of(tasks, "fair") == [[1, 3], [6, 7, 5]]
+    assert orders_of(tasks, "fifo") == [[1, 3, 6, 7, 5]]
+
+
+def test_a_collective_that_fails_ends_the_step_with_its_reason():
+    tasks = tasks_of([COMPUTE, ALL_TO_ALL, COMPUTE], [(0, 1), (1, 2)], [-1, 0, -1])
+
+    def lost(task: int) -> Callable[[], None]:
+        def over() -> None:
+            raise ConnectionError("rank 3 is gone")
+
+        return over
+
+    network = Network(tasks, "fair", lost, CPU)
+    network.start()
+    network.begin(0)
+    network.finish(0)
+    with pytest.raises(StepError) as failure:
+        network.begin(2)
+    assert "rank 3 is gone" in str(failure.value.__cause__)
+
+
+def test_threads_end_when_the_computation_fails():
+    before = threading.active_count()
+    tasks = tasks_of([COMPUTE, ALL_TO_ALL, ALL_REDUCE], [(0, 1), (0, 2)], [-1, 0, -1])
+    network = Network(tasks, "fair", lambda task: lambda: None, CPU)
+    network.start()
+    assert threading.active_count() == before + 2
+    network.fail(ValueError("out of memory"))
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
