@@ -3,6 +3,8 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 PORT ?= 8501
+# One more than there are processors: tests of browsers and launches wait for much of their time.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 
 .PHONY: studio test gpu lint clean
 
@@ -11,7 +13,7 @@ studio: $(VENV)/.studio
 
 test: $(VENV)/.test
 	./tests/system_packages.sh
-	$(PYTHON) -m pytest -n auto --dist loadfile
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Everything that needs an NVIDIA GPU, in a short table.
 gpu: $(VENV)/.studio

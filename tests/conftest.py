@@ -1,6 +1,7 @@
 """What every test shares: a data folder of its own, and a plain word at the end on what was not run."""
 
 from collections import Counter
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,19 @@ def own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "data"
     monkeypatch.setenv("SWITCHYARD_DATA", str(folder))
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that wait for browsers and ranks begin first and are spread between those that only compute, so that no
+    processor idles in between and none is left alone with a long file at the end."""
+    files = [list(found) for _, found in groupby(items, key=lambda item: item.path)]
+    here = Path(__file__).parent
+    waiting = [file for file in files if file[0].path.parent in (here / "browser", here / "launch")]
+    computing = [file for file in files if file not in waiting]
+    places = {id(file): (index + 0.5) / len(part) for part in (waiting, computing) for index, file in enumerate(part)}
+    # The waiting ones are dealt out over the first two thirds of the run.
+    places |= {id(file): places[id(file)] * 2 / 3 for file in waiting}
+    items[:] = [item for file in sorted(files, key=lambda file: places[id(file)]) for item in file]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

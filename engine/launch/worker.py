@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,8 +26,6 @@ from engine.launch.joining import joined, leave_with_parent, telling_why
 from engine.launch.links import links_of
 from engine.launch.recorder import Recorder
 from engine.launch.spec import CALIBRATION, REPORT, read_spec, writing
-from engine.launch.step.calibrate import calibrate_step
-from engine.launch.step.run import StepExecutor
 from engine.plan import Plan
 
 
@@ -53,7 +52,7 @@ def run(job: Job, folder: Path) -> None:
     spec, recorder = job.spec, job.recorder
     recorder.align(spec.ranks)
     job.tell(0.0, "measuring this machine")
-    measured = calibrate(job) if spec.step is None else calibrate_step(job)
+    measured = _measure(job)
     if job.rank == 0:
         with writing(folder):
             write_atomically(folder / CALIBRATION, json.dumps(measured))
@@ -79,9 +78,20 @@ def run(job: Job, folder: Path) -> None:
             write_atomically(folder / REPORT, json.dumps(report))
 
 
+def _measure(job: Job) -> dict[str, Any]:
+    if job.spec.step is None:
+        return calibrate(job)
+    from engine.launch.step.calibrate import calibrate_step
+
+    return calibrate_step(job)
+
+
 def executor_of(job: Job, plan: Plan) -> Executor:
     """What runs a plan."""
     if job.spec.step is not None:
+        # Imported here and above: what a step needs would take every rank of any launch half as long again to start.
+        from engine.launch.step.run import StepExecutor
+
         return StepExecutor(job, plan)
     if plan.placement_b is not None:
         return Colocated(job, plan)

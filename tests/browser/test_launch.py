@@ -99,3 +99,19 @@ def test_a_launch_of_two_plans_is_watched_reported_repeated_and_killed(
     os.kill(rank_of(again.folder, 1).pid, signal.SIGKILL)
     expect(page.get_by_text("rank 1 was killed by signal 9").first).to_be_visible(timeout=SOON)
     shoot(page, "launch-3-failed")
+
+    # The log in view is that of the rank that died; the list is searched.
+    settle(page)
+    logs = page.get_by_role("radiogroup", name="Log of rank")
+    expect(logs.get_by_role("radio", name="1", exact=True)).to_be_checked()
+    listed = page.get_by_label("Launches, newest first").locator("td")
+    search = page.get_by_role("textbox", name="Search")
+    for words, found, missing in (("linear failed", "failed", "done"), ("linear done", "done", "failed")):
+        search.fill(words)
+        search.press("Enter")
+        settle(page)
+        expect(listed.filter(has_text=found)).to_have_count(1)
+        expect(listed.filter(has_text=missing)).to_have_count(0)
+    search.fill("nobody knows this")
+    search.press("Enter")
+    expect(page.get_by_text("None of 2 launches has all these words.")).to_be_visible()

@@ -231,23 +231,25 @@ def test_replicas_and_tokens_need_memory():
 
 def hold_together(launch: launching.Launch, whole: local.Run) -> None:
     """What every finished launch has to show."""
-    ranks, repeats, (run,) = launch.spec.ranks, launch.spec.repeats, whole.runs
-    assert 0 <= run.difference <= 1e-5
+    ranks, repeats = launch.spec.ranks, launch.spec.repeats
     assert whole.tokens == launch.workloads[0].tokens and whole.device == "CPU" and whole.clock_error == 0
-    assert len(run.totals) == repeats and run.measured.total == sorted(run.totals)[repeats // 2]
-    assert whole.profile.ranks == ranks and run.predicted.resources == run.measured.resources
-    for timeline in (run.predicted, run.measured):
-        events = timeline.events
-        assert (events["start"] >= 0).all() and (events["end"] >= events["start"]).all()
-        assert events["end"].max() == timeline.total and events["start"].min() == 0
-        assert events["kind"].notna().all() and events["stream"].notna().all()
-        at_work = {(row.kind, row.layer, row.resource) for row in events.itertuples()}
-        kinds = STEPS if ranks > 1 else tuple(kind for kind in STEPS if kind not in NETWORK_KINDS)
-        assert at_work == {(k, layer, rank) for k in kinds for layer in range(LAYERS) for rank in range(ranks)}
-    for before, after in (("gate", "dispatch"), ("dispatch", "ffn"), ("ffn", "combine"), ("combine", "aggregate")):
-        for layer in range(LAYERS):
-            one, other = (of(run.measured, kind, layer) for kind in (before, after))
-            assert not len(one) or not len(other) or one["end"].max() <= other["start"].min() + 1e-4
+    assert whole.profile.ranks == ranks and len(whole.runs) == len(launch.spec.plans)
+    kinds = STEPS if ranks > 1 else tuple(kind for kind in STEPS if kind not in NETWORK_KINDS)
+    for run in whole.runs:
+        assert 0 <= run.difference <= 1e-5
+        assert len(run.totals) == repeats and run.measured.total == sorted(run.totals)[repeats // 2]
+        assert run.predicted.resources == run.measured.resources
+        for timeline in (run.predicted, run.measured):
+            events = timeline.events
+            assert (events["start"] >= 0).all() and (events["end"] >= events["start"]).all()
+            assert events["end"].max() == timeline.total and events["start"].min() == 0
+            assert events["kind"].notna().all() and events["stream"].notna().all()
+            at_work = {(row.kind, row.layer, row.resource) for row in events.itertuples()}
+            assert at_work == {(k, layer, rank) for k in kinds for layer in range(LAYERS) for rank in range(ranks)}
+        for before, after in (("gate", "dispatch"), ("dispatch", "ffn"), ("ffn", "combine"), ("combine", "aggregate")):
+            for layer in range(LAYERS):
+                one, other = (of(run.measured, kind, layer) for kind in (before, after))
+                assert not len(one) or not len(other) or one["end"].max() <= other["start"].min() + 1e-4
 
 
 def of(timeline: Timeline, kind: str, layer: int):
@@ -275,23 +277,24 @@ def rows_of(launch: launching.Launch) -> np.ndarray:
     return rows
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_two_ranks_compute_what_one_process_computes(tmp_path, mode):
-    launch = prepare(mode, 2)
+def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path):
+    launch = launching.prepare([plan_for(recording(), mode) for mode in MODES], recording(), MODEL, HOST, 2, repeats=3)
     told: list[tuple[float, str]] = []
     whole = local.run(launch, tmp_path / "run", never, lambda done, message, *more: told.append((done, message)))
     hold_together(launch, whole)
-    (run,) = whole.runs
+    assert [run.plan.name for run in whole.runs] == list(MODES)
     size = launch.spec.model.bytes_per_token
     rows = rows_of(launch) * size
-    for layer in range(LAYERS):
-        remote = np.where(np.eye(2, dtype=bool), 0, rows[layer])
-        for timeline in (run.measured, run.predicted):
-            np.testing.assert_allclose(bytes_of(timeline, "dispatch", layer, 2), remote, rtol=1e-9)
-            np.testing.assert_allclose(bytes_of(timeline, "combine", layer, 2), remote.T, rtol=1e-9)
+    for run in whole.runs:
+        for layer in range(LAYERS):
+            remote = np.where(np.eye(2, dtype=bool), 0, rows[layer])
+            for timeline in (run.measured, run.predicted):
+                np.testing.assert_allclose(bytes_of(timeline, "dispatch", layer, 2), remote, rtol=1e-9)
+                np.testing.assert_allclose(bytes_of(timeline, "combine", layer, 2), remote.T, rtol=1e-9)
     shares = [done for done, _ in told]
     assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
-    assert told[0][1] == "measuring this machine" and any("pass 3 of 3, layer 3 of 3" in message for _, message in told)
+    assert told[0][1] == "measuring this machine"
+    assert any("pass 3 of 3, concurrent, layer 3 of 3" in message for _, message in told)
     assert not processes_of(tmp_path)
 
 
