@@ -3,7 +3,6 @@
 import argparse
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from engine.errors import InputError
 from engine.launch import clusters
 from engine.launch.destination import SCHEDULERS, Destination, as_drawn, gpus_of
 from engine.launch.devices import Devices
+from engine.launch.on_cluster import write_new
 from engine.launch.prepare import Launch
 from engine.launch.request import dry_run
 from engine.plan import Plan
@@ -74,11 +74,7 @@ def launch_on_cluster(
     launch = prepared_for(destination.devices, destination.ranks)
     for check in (*launch.checks, *destination.checks):
         print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.text}", file=sys.stderr)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="run-", dir=destination.shared))
-    except OSError as error:
-        raise InputError(f"no run folder can be made in {destination.shared}: {error.strerror}") from None
-    clusters.write(launch, destination, folder)
+    folder = write_new(launch, destination)
     print(f"run folder: {folder}", file=sys.stderr)
     text = dry_run(launch, destination, folder)
     handle = clusters.submit(launch, destination, folder) if given.submit else None

@@ -23,6 +23,7 @@ from engine import store
 from engine.cli import main
 from engine.errors import InputError
 from engine.jobs import runner
+from engine.jobs.protocol import Context, latest_progress
 from engine.jobs.runner import State
 from engine.launch import local, processes, testbed
 from engine.launch.prepare import Launch
@@ -219,6 +220,15 @@ def test_a_job_says_that_the_disk_is_full_also_when_nothing_else_can_be_written(
     job = runner.start("fill", {}, data, module="tests.jobs.handlers")
     assert runner.wait(job, 30) is State.FAILED
     assert job.error == f"{job.folder}: No space left on device" and job.result == {"reached": 1}
+
+
+def test_work_goes_on_when_its_log_finds_the_disk_full(tmp_path):
+    log = open("/dev/full", "w")  # noqa: SIM115
+    with contextlib.redirect_stdout(log):
+        Context(tmp_path).report(0.5, "half")
+    with pytest.raises(OSError, match="No space left"):
+        log.close()
+    assert latest_progress(tmp_path).done == 0.5
 
 
 @contextlib.contextmanager
