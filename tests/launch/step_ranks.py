@@ -1,20 +1,21 @@
 """Real Gloo ranks that execute training steps and tell what happened: `python -m tests.launch.step_ranks FOLDER`."""
 
 import gc
+import json
 import multiprocessing
 import os
-import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
 from engine.launch.job import Job
 from engine.launch.joining import leave_with_parent
@@ -28,7 +29,7 @@ from engine.plan import Plan
 from engine.training import TrainingStep
 
 CPU = torch.device("cpu")
-CASES = "cases.pickle"
+CASES = "cases.json"
 
 
 @dataclass(frozen=True)
@@ -159,15 +160,15 @@ def step_of(executor: StepExecutor, probed: bool = False) -> float:
 
 def run(cases: Sequence[Case], folder: Path, limit: float = 150.0) -> dict[str, list[Outcome]]:
     """The outcomes of all ranks by case, from processes of their own: they fork before PyTorch has any thread."""
-    (folder / CASES).write_bytes(pickle.dumps(list(cases)))
+    (folder / CASES).write_bytes(TypeAdapter(list[Case]).dump_json(list(cases), exclude_none=True))
     command = [sys.executable, "-m", "tests.launch.step_ranks", str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, timeout=limit, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     found: dict[str, list[Outcome]] = {}
     for ranks in {case.ranks for case in cases}:
-        parts = [pickle.loads((folder / f"{ranks}-{rank}.pickle").read_bytes()) for rank in range(ranks)]
-        found |= {name: [part[name] for part in parts] for name in parts[0]}
+        parts = [json.loads((folder / f"{ranks}-{rank}.json").read_text()) for rank in range(ranks)]
+        found |= {name: [Outcome(**part[name]) for part in parts] for name in parts[0]}
     return found
 
 
@@ -177,13 +178,13 @@ def rank_main(rank: int, cases: list[Case], folder: Path) -> None:
     leave_with_parent()
     store = f"file://{folder / f'store-{ranks}'}"
     dist.init_process_group("gloo", store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-    outcomes = {case.name: execute(case, rank) for case in cases}
-    (folder / f"{ranks}-{rank}.pickle").write_bytes(pickle.dumps(outcomes))
+    outcomes = {case.name: asdict(execute(case, rank)) for case in cases}
+    (folder / f"{ranks}-{rank}.json").write_text(json.dumps(outcomes))
     dist.destroy_process_group()
 
 
 def main(folder: Path) -> None:
-    cases = pickle.loads((folder / CASES).read_bytes())
+    cases = TypeAdapter(list[Case]).validate_json((folder / CASES).read_bytes())
     fork = multiprocessing.get_context("fork")
     for ranks in sorted({case.ranks for case in cases}):
         own = [case for case in cases if case.ranks == ranks]
@@ -197,6 +198,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from tests.launch import step_ranks  # so that what is pickled does not belong to __main__
-
-    step_ranks.main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

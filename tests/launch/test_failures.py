@@ -223,7 +223,7 @@ def test_a_job_says_that_the_disk_is_full_also_when_nothing_else_can_be_written(
 
 
 def test_work_goes_on_when_its_log_finds_the_disk_full(tmp_path):
-    log = open("/dev/full", "w")  # noqa: SIM115
+    log = Path("/dev/full").open("w")  # noqa: SIM115
     with contextlib.redirect_stdout(log):
         Context(tmp_path).report(0.5, "half")
     with pytest.raises(OSError, match="No space left"):
