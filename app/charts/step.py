@@ -191,7 +191,8 @@ TITLE, NAME, THIN, LANE, GAP, PIXELS = 0.7, 0.34, 0.16, 0.32, 0.14, 66
 def step_gantt(
     timelines: dict[str, Timeline], parts: dict[str, Stretch], title: str, bounds: dict[str, float] | None = None
 ) -> go.Figure:
-    """The parts of the timelines by name, one above the other on one time axis, with a slider below to zoom.
+    """The parts of the timelines by name, one above the other on one time axis, with a slider below to zoom; what was
+    measured is solid.
 
     Every group of alike GPUs has marks where communication is exposed, all-to-alls, all-reduces, and computation. bounds:
     seconds from the begin of the part, as a dashed line with its value.
@@ -213,7 +214,8 @@ def step_gantt(
             places = {"exposed": y + THIN / 2, "all-to-all": y + THIN + LANE / 2, "all-reduce": y + THIN + 1.5 * LANE,
                       "compute": y + THIN + 2.5 * LANE}  # fmt: skip
             _draw_exposed(figure, exposed, places["exposed"], factor, seen)
-            _draw_lane(figure, own, exposed, places, factor, seen)
+            opacity = 1.0 if timelines[name].source == "measured" else 0.55
+            _draw_lane(figure, own, exposed, places, factor, opacity, seen)
             ticks |= {place: what for what, place in places.items()}
             if backward is not None:
                 first = lane == part.lanes[0]
@@ -271,6 +273,7 @@ def _draw_lane(
     exposed: np.ndarray,
     places: dict[str, float],
     factor: float,
+    opacity: float,
     seen: set[str],
 ) -> None:
     for kind in KINDS:
@@ -282,7 +285,7 @@ def _draw_lane(
         figure.add_bar(
             x=(some["end"] - some["start"]) / factor, base=some["start"] / factor, y=np.full(len(some), places[half]),
             width=LANE * 0.88, orientation="h", name=name, legendgroup=name, showlegend=name not in seen,
-            marker={"color": colour, "opacity": 0.55, "line": {"color": colour, "width": 1}},
+            marker={"color": colour, "opacity": opacity, "line": {"color": colour, "width": 1}},
             customdata=_hover(some, exposed), hovertemplate="%{customdata}<extra></extra>",
         )  # fmt: skip
         seen.add(name)

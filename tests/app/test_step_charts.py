@@ -1,5 +1,7 @@
 """Charts of training steps: what they say is what the timeline has."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -115,6 +117,13 @@ def test_network_and_compute_of_a_lane_are_apart_and_in_their_colours(timeline: 
             assert trace.marker.color == KIND_COLOURS[kind]
             assert set(trace.y) <= set(where[lane])
     assert sum(len(trace.x) for trace in figure.data if trace.name != charts.EXPOSED_TITLE) == len(EVENTS)
+
+
+def test_what_was_measured_is_solid(timeline: Timeline) -> None:
+    both = {"one": timeline, "two": replace(timeline, source="measured")}
+    figure = charts.step_gantt(both, {name: charts.stretch(one) for name, one in both.items()}, "title")
+    opacities = {trace.marker.opacity for trace in bars(figure, "Dispatch all-to-all")}
+    assert len(opacities) == 2 and max(opacities) == 1.0
 
 
 def test_hover_names_operator_bytes_and_what_was_hidden_without_markup(timeline: Timeline) -> None:
