@@ -20,7 +20,8 @@ from engine.launch.request import ROLE, log_name, request_for, torchx
 from engine.launch.spec import REPORT, read_spec, write_spec
 from engine.plan import Plan
 from engine.schema import Frozen
-from engine.workload import RoutingTrace
+from engine.training import balanced_load
+from engine.workload import RoutingTrace, Workload
 
 JOB = "job.json"
 HANDLE = re.compile(r"slurm://[a-z]+/\d+|kubernetes://[a-z]+/[a-z0-9-]+:[a-z0-9-]+")
@@ -124,10 +125,12 @@ def collect(folder: Path) -> local.Run:
         raise InputError(f"{folder} has no {missing[0]} yet: the job has not ended, or it failed (its log says why)")
     spec, tokens = read_spec(folder)
     models = [spec.model] if spec.model_b is None else [spec.model, spec.model_b]
-    workloads = tuple(
+    workloads: tuple[Workload, ...] = tuple(
         RoutingTrace(name, one.experts, model.experts, source_rank=one.source)
-        for name, one, model in zip(job.workloads, tokens, models, strict=True)
+        for name, one, model in zip(job.workloads, tokens, models, strict=bool(tokens))
     )
+    if not workloads:  # a step with balanced routing
+        workloads = (balanced_load(spec.model),)
     launch = Launch(job.plans, spec, workloads, job.limit, ())
     return local.read_run(launch, folder, cores=job.destination.devices.cores)
 

@@ -1,14 +1,17 @@
 """A training step as a launch: what is refused, what is left out of it, and real ranks whose gradients are the reference's."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.launch import local, prepare_step
+from engine.launch import clusters, local, prepare_step
 from engine.launch.compare import compare
 from engine.launch.devices import Devices
+from engine.launch.spec import CALIBRATION, REPORT
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
@@ -17,6 +20,7 @@ from engine.systems import TRAINING, run
 from engine.systems.base import silent
 from engine.training import TrainingStep, balanced_load
 from engine.workload import ExpertLoad, RoutingTrace
+from tests.launch.launches_for_clusters import destination
 from tests.launch.test_local import processes_of
 
 MODEL = MoEModel(
@@ -57,6 +61,14 @@ def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_
         assert (laid.by_kind["measured"] > 0).all() and 0 <= laid.waiting < laid.measured
         total = laid.by_kind["measured"].sum()
         assert total == pytest.approx(laid.by_layer["measured"].sum()) and total > 0
+    # The same files in the run folder of a cluster's job say the same.
+    where = destination("slurm", tmp_path, gpus=0)
+    clusters.write(launch, where, tmp_path / "cluster")
+    for result in (REPORT, CALIBRATION, "events-0.npz", "events-1.npz"):
+        shutil.copy(tmp_path / "run" / result, tmp_path / "cluster")
+    whole = local.read_run(launch, tmp_path / "run", where.devices.cores)
+    for one, other in zip(whole.runs, clusters.collect(tmp_path / "cluster").runs, strict=True):
+        assert one.totals == other.totals and one.predicted.total == other.predicted.total > 0
 
 
 def test_what_a_cpu_cannot_do_in_seconds_is_left_out_and_said(monkeypatch):
