@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import streamlit as st
 
 from app import state
@@ -28,6 +29,7 @@ from engine.simulate.metrics import SCORED_ON, Metrics, input_digests
 from engine.simulate.metrics import metrics as engine_metrics
 from engine.simulate.migration import Migration
 from engine.simulate.migration import migration as engine_migration
+from engine.simulate.waits import waits as engine_waits
 from engine.studies.affinity import kept_by_pair as engine_kept_by_pair
 from engine.studies.affinity import sorted_choices as engine_sorted_choices
 from engine.systems.baselines import linear_placement
@@ -147,6 +149,16 @@ def simulate(plan: Plan, problem: Problem) -> Timeline:
 @st.cache_resource(max_entries=64, show_spinner="Simulating")
 def _simulate(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Timeline:
     return engine_simulate(_plan, _problem)
+
+
+def waits(plan: Plan, problem: Problem) -> pd.DataFrame:
+    """What all GPUs wait for in an inference plan, step by step."""
+    return _waits(plan.id, _key(problem), simulate(plan, problem))
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _waits(id: str, key: tuple[str, ...], _timeline: Timeline) -> pd.DataFrame:
+    return engine_waits(_timeline)
 
 
 def metrics(plan: Plan, problem: Problem) -> Metrics:

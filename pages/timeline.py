@@ -5,6 +5,7 @@ import streamlit as st
 from app import cached, state, step_timeline, widgets
 from app.charts import gantt as charts
 from app.charts import theme
+from app.charts import waits as waits_charts
 from app.text import plain
 from engine import units
 from engine.errors import InputError
@@ -84,4 +85,15 @@ share = units.share(figures.seconds[longest] / whole)
 most = f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). " if plan.placement_b is None else ""
 st.caption(f"{most}Outlined bars are simulated. A bar on a "
            "network lane is a send; hover tells its receiver. The line runs through what all GPUs wait for.")  # fmt: skip
+
+st.subheader("The bottleneck", anchor=False)
+st.caption("Every step of a layer ends with its slowest GPU; this is the time of the whole open plan by the GPU that the "
+           "others wait for, and by layer. Of a send that ends last it is the end that more was queued for.")  # fmt: skip
+waited = cached.waits(plan, problem)
+if len(waited):
+    by_gpu, by_layer = st.columns(2, gap="large")
+    with by_gpu:
+        widgets.chart(waits_charts.by_gpu(waited, timelines[plan.name].resources), "waits-by-gpu")
+    with by_layer:
+        widgets.chart(waits_charts.by_layer(waited), "waits-by-layer")
 download()

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, finish, plain
+from engine.simulate.waits import last_of_steps
 from engine.timeline import KINDS, Timeline
 from engine.units import TIME, scale_of, seconds, size
 
@@ -114,11 +115,10 @@ def _draw(
 
 def _critical_path(events: pd.DataFrame) -> pd.DataFrame:
     """Columns time, lane: in every step along the GPU that all others wait for."""
-    last = events.loc[events.groupby(["model", "layer", "kind"], observed=True)["end"].idxmax()].sort_values("end")
-    ends = last["end"].to_numpy()
-    begins = np.concatenate([[events["start"].min()], ends])[: len(ends)]
+    last = last_of_steps(events)
+    time = np.column_stack([last["end"] - last["seconds"], last["end"]])
     lane = last["resource"] + _lane_shift(last)
-    return pd.DataFrame({"time": np.column_stack([begins, ends]).ravel(), "lane": np.repeat(lane.to_numpy(), 2)})
+    return pd.DataFrame({"time": time.ravel(), "lane": np.repeat(lane.to_numpy(), 2)})
 
 
 def _lane_shift(events: pd.DataFrame) -> np.ndarray:

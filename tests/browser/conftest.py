@@ -1,5 +1,6 @@
 """A studio of its own for every test module, and a browser page that fails the test on any error or outside request."""
 
+import json
 import os
 import shutil
 import socket
@@ -12,6 +13,11 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
+from streamlit.testing.v1 import AppTest
+
+from engine.jobs.protocol import write_atomically
+from tests.app.test_launch_page import JOB, MAIN, plan, problem_of
+from tests.app.test_pages import open_sample
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = Path(__file__).parent / "screenshots"
@@ -91,6 +97,17 @@ def page(browser: Browser, start_studio) -> Iterator[Page]:
     yield page
     context.close()
     assert not faults, "\n".join(faults)
+
+
+@pytest.fixture
+def planned(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The token of a session of the sample with two plans, linear and shortest first, the first of them open."""
+    monkeypatch.setenv("SWITCHYARD_DATA", str(data_folder))
+    app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
+    first, _ = plan(problem_of(app), JOB, "linear", "sjf")
+    (kept,) = (data_folder / "sessions").iterdir()
+    write_atomically(kept, json.dumps(json.loads(kept.read_text()) | {"plan_jobs": [JOB], "plan": first.id}))
+    return kept.stem
 
 
 def _note_console(message, faults: list[str]) -> None:

@@ -1,39 +1,22 @@
 """A launch as a person watches it: every rank's log while it runs, its report, the list of launches, and a rank that dies."""
 
-import json
 import os
 import signal
 from pathlib import Path
 
 import psutil
-import pytest
 from playwright.sync_api import Page, expect
-from streamlit.testing.v1 import AppTest
 
 from engine.jobs import runner
-from engine.jobs.protocol import write_atomically
 from engine.jobs.runner import State
 from engine.launch import preflight
 from engine.launch.rank_logs import log_of
 from engine.launch.spec import WORKER
-from tests.app.test_launch_page import JOB, MAIN, plan, problem_of
-from tests.app.test_pages import open_sample
 from tests.browser.conftest import settle, shoot
 
 RANKS = 3
 SOON = 60_000
 """Milliseconds, on a machine that does other things too."""
-
-
-@pytest.fixture
-def planned(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The token of a session of the sample with two plans, the first of them open."""
-    monkeypatch.setenv("SWITCHYARD_DATA", str(data_folder))
-    app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
-    first, _ = plan(problem_of(app), JOB, "linear", "sjf")
-    (kept,) = (data_folder / "sessions").iterdir()
-    write_atomically(kept, json.dumps(json.loads(kept.read_text()) | {"plan_jobs": [JOB], "plan": first.id}))
-    return kept.stem
 
 
 def rank_of(folder: Path, number: int) -> psutil.Process:

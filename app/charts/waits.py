@@ -1,0 +1,62 @@
+"""Who holds the others up: the time of a forward pass by the GPU that all wait for, and by layer."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from app.charts.gantt import SECOND
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, finish, plain
+from engine.timeline import KINDS
+from engine.units import TIME, scale_of, seconds, share
+
+MOST = 24
+"""GPUs and layers that are drawn, those that are waited for longest."""
+
+
+def by_gpu(waits: pd.DataFrame, names: tuple[str, ...]) -> go.Figure:
+    """Stacked bars of seconds by kind, one a GPU that anybody waited for. waits: as `engine.simulate.waits`; names: of every
+    GPU."""
+    times = waits.groupby("gpu")["seconds"].sum().sort_values(ascending=False)
+    worst, whole = int(times.index[0]), times.sum() or 1.0
+    title = f"{plain(names[worst])} holds the others up for {share(times.iloc[0] / whole)} of the time"
+    return _bars(waits, "gpu", {int(one): plain(names[one]) for one in times.index[:MOST]}, worst, title, "")
+
+
+def by_layer(waits: pd.DataFrame) -> go.Figure:
+    """The same by MoE layer, in their order."""
+    times = waits.groupby("layer")["seconds"].sum()
+    worst, mean = int(times.idxmax()), times.mean() or 1.0
+    longest = times.sort_values(ascending=False).index[:MOST]
+    title = f"Layer {worst} takes longest: {seconds(times[worst])}, {times[worst] / mean:.2f}× the mean"
+    names = {int(one): f"layer {one}" for one in sorted(longest)}
+    return _bars(waits, "layer", names, worst, title, "MoE layer")
+
+
+def _bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title: str, axis: str) -> go.Figure:
+    shown = waits[waits[by].isin(names)]
+    factor, unit = scale_of(float(shown.groupby(by)["seconds"].sum().max()), TIME)
+    figure = go.Figure()
+    for model in (0, 1):
+        for kind in KINDS:
+            some = shown[(shown["kind"] == kind) & (shown["model"] == model)]
+            if not len(some):
+                continue
+            times = some.groupby(by)["seconds"].sum().reindex(list(names), fill_value=0.0)
+            name = KIND_TITLES[kind] + SECOND * model
+            figure.add_bar(
+                x=times / factor, y=list(names.values()), orientation="h", name=name,
+                marker={"color": KIND_COLOURS[kind], "pattern": {"shape": "/" if model else "", "size": 6, "solidity": 0.35}},
+                customdata=np.array([seconds(one) for one in times]),
+                hovertemplate=f"%{{y}}<br>{name}<br>%{{customdata}}<extra></extra>",
+            )  # fmt: skip
+    figure.add_annotation(
+        x=shown.loc[shown[by] == worst, "seconds"].sum() / factor, y=names[worst], text="◀ longest", showarrow=False,
+        xanchor="left", font={"size": 11, "color": MARK},
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", title=axis)
+    figure.update_xaxes(title=f"time that all wait for it, {unit}", rangemode="tozero")
+    height = 24 * len(names) + 150
+    return finish(
+        figure, title, height, top=72, barmode="stack", bargap=0.25,
+        legend={"orientation": "h", "yref": "container", "y": 1 - 34 / height, "yanchor": "top", "x": 0, "xanchor": "left"},
+    )  # fmt: skip

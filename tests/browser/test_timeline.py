@@ -1,0 +1,51 @@
+"""Why a plan is as fast as it is: its bottleneck, layer by layer beside its baseline, and as a file for Perfetto."""
+
+import json
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from engine.jobs import runner, tasks
+from engine.plan import Plan
+from engine.simulate.inference import simulate
+from engine.simulate.waits import waits
+from engine.units import share
+from tests.app.test_launch_page import JOB
+from tests.browser.conftest import settle, shoot
+
+
+def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_folder: Path) -> None:
+    job = runner.find(JOB, data_folder)
+    problem = tasks.problem_from(job.request.arguments)
+    (opened, _) = job.result["candidates"]
+    timeline = simulate(Plan.from_dict(opened["plan"], "plan"), problem)
+
+    page.goto(f"{start_studio()}/timeline?session={planned}")
+    settle(page)
+    expect(page.get_by_role("heading", name="The bottleneck")).to_be_visible()
+    titles = [one.text_content() for one in page.locator(".gtitle").all()]
+    assert titles[0].startswith("Linear placement takes") and "the plans beside it take" in titles[0]
+    # On this cluster it can only be one of the slowest GPUs, which compute and send least.
+    (named,) = [one for one in titles if "holds the others up" in one]
+    gpu = timeline.resources.index(named.split(" holds")[0])
+    times = waits(timeline).groupby("gpu")["seconds"].sum()
+    assert problem.cluster.gpus[gpu].type == "RTX 2080 Ti" and times.idxmax() == gpu
+    assert f"for {share(times[gpu] / timeline.total)} of the time" in named
+    shoot(page, "timeline-1")
+
+    # Another stretch of layers is another chart: the last one alone.
+    low, high = page.get_by_role("slider").all()
+    for handle in (high, low):
+        handle.focus()
+        page.keyboard.press("End")
+        settle(page)
+    events = timeline.events
+    last = events[events["layer"] == problem.workload.layers - 1]
+    length = last["end"].max() - last["start"].min()
+    drawn = page.locator(".annotation-text").all_text_contents()
+    assert any(text.startswith("Linear placement · ") and f"{length * 1e6:.3g}" in text for text in drawn), drawn
+
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Perfetto file of the open plan").click()
+    written = json.loads(Path(saved.value.path()).read_text())
+    assert sum(one["ph"] == "X" for one in written["traceEvents"]) >= len(events)
