@@ -1,10 +1,11 @@
 #!/bin/sh
-# The browser tests need Chromium, and network tests iproute2. Installs them where it may; without them those tests are
+# The browser tests need Chromium, network tests iproute2, and the store is also tested on PostgreSQL. Installs them where it may; without them those tests are
 # skipped, and say so.
 set -u
 missing=""
 command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || missing="$missing chromium"
 command -v tc >/dev/null 2>&1 || missing="$missing iproute2"
+ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null 2>&1 || missing="$missing postgresql"
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "installing$missing"

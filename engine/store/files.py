@@ -22,7 +22,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 def data_folder() -> Path:
     """The folder from SWITCHYARD_DATA, or `.switchyard` in the project's root; made if missing."""
-    folder = Path(os.environ.get("SWITCHYARD_DATA") or Path(__file__).parent.parent / ".switchyard").resolve()
+    folder = Path(os.environ.get("SWITCHYARD_DATA") or Path(__file__).parents[2] / ".switchyard").resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

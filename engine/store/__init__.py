@@ -1,0 +1,15 @@
+"""What is kept: recordings, documents and sessions as files in the data folder, the team's work in a database."""
+
+from engine.store.files import (
+    data_folder,
+    load_document,
+    load_session,
+    load_workload,
+    save_document,
+    save_session,
+    save_workload,
+)
+
+__all__ = [
+    "data_folder", "load_document", "load_session", "load_workload", "save_document", "save_session", "save_workload"
+]  # fmt: skip

@@ -1,0 +1,293 @@
+"""What a team keeps: workspaces, the plans saved in them, reviews with comments and decisions, and runs.
+
+Every function takes the database first. Names and texts are checked here: they come from people.
+"""
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, or_, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from engine.errors import InputError
+from engine.plan import Plan
+from engine.store import tables
+from engine.store.database import Database
+
+LONGEST_TEXT = 20_000
+State = Literal["open", "approved", "rejected"]
+Verdict = Literal["approved", "rejected", "reopened"]
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder of plans. at: seconds since the epoch, here and below."""
+
+    id: str
+    name: str
+    by: str
+    at: float
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """A plan in a workspace. plan, parent: ids; inputs: {role: {"digest", "name"}}; figures: what the simulation said."""
+
+    number: int
+    workspace: str
+    plan: str
+    parent: str | None
+    name: str
+    note: str
+    inputs: dict[str, dict[str, str]]
+    figures: dict[str, Any]
+    by: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Comment:
+    by: str
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    by: str
+    at: float
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True)
+class Review:
+    """A plan put up for decision. comments and decisions: oldest first."""
+
+    id: str
+    saved: SavedPlan
+    question: str
+    by: str
+    at: float
+    comments: tuple[Comment, ...]
+    decisions: tuple[Decision, ...]
+
+    @property
+    def state(self) -> State:
+        """What was decided last."""
+        last = self.decisions[-1].verdict if self.decisions else "reopened"
+        return "open" if last == "reopened" else cast(State, last)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A launch of a plan. predicted, measured: seconds, None where it did not finish."""
+
+    id: str
+    plan: str
+    place: str
+    predicted: float | None
+    measured: float | None
+    report: dict[str, Any]
+    by: str
+    at: float
+
+
+def add_workspace(db: Database, name: str, by: str) -> Workspace:
+    """A new, empty workspace."""
+    made = Workspace(secrets.token_urlsafe(9), _name(name, "the workspace"), _name(by, "you"), time.time())
+    with db.writing() as connection:
+        connection.execute(insert(tables.workspace).values(**vars(made)))
+    return made
+
+
+def workspaces(db: Database) -> list[Workspace]:
+    """All workspaces by name."""
+    with db.reading() as connection:
+        rows = connection.execute(select(tables.workspace).order_by(func.lower(tables.workspace.c.name)))
+        return [Workspace(*row) for row in rows]
+
+
+def save_plan(
+    db: Database, workspace: str, plan: Plan, by: str, note: str = "", inputs: dict[str, dict[str, str]] | None = None,
+    figures: dict[str, Any] | None = None,
+) -> SavedPlan:  # fmt: skip
+    """Save a plan in a workspace; one that is there already stays as it was first saved, as a plan never changes."""
+    row = {
+        "workspace": workspace, "plan": plan.id, "name": plan.name, "note": _text(note, "the note", empty=True),
+        "inputs": inputs or {}, "figures": figures or {}, "by": _name(by, "you"), "at": time.time(),
+    }  # fmt: skip
+    with db.writing() as connection:
+        _has(connection, tables.workspace.c.id, workspace, "workspace")
+        _keep_plan(connection, plan)
+        _insert_new(connection, tables.saved_plan, row)
+        where = (tables.saved_plan.c.workspace == workspace, tables.saved_plan.c.plan == plan.id)
+        return _saved(connection.execute(_saved_plans().where(*where)).one())
+
+
+def saved_plans(db: Database, workspace: str, search: str = "") -> list[SavedPlan]:
+    """The plans of a workspace, newest first; search: a part of name, note, author or id."""
+    c = tables.saved_plan.c
+    query = _saved_plans().where(c.workspace == workspace).order_by(c.at.desc(), c.number.desc())
+    if search.strip():
+        part = search.strip()
+        query = query.where(
+            or_(*(column.icontains(part, autoescape=True) for column in (c.name, c.note, c.by, c.plan)))
+        )
+    with db.reading() as connection:
+        return [_saved(row) for row in connection.execute(query)]
+
+
+def load_plan(db: Database, id: str) -> Plan:
+    """The plan with this id. Raises InputError when nobody saved it."""
+    with db.reading() as connection:
+        body = connection.scalar(select(tables.plan.c.body).where(tables.plan.c.id == id))
+    if body is None:
+        raise InputError(f"there is no saved plan {id[:12]!r}; the link may be of another database")
+    return Plan.from_json(body, f"saved plan {id[:12]}")
+
+
+def children(db: Database, plan: str) -> list[str]:
+    """Ids of the saved plans that were derived from a plan."""
+    with db.reading() as connection:
+        rows = connection.scalars(
+            select(tables.plan.c.id).where(tables.plan.c.parent == plan).order_by(tables.plan.c.id)
+        )
+        return list(rows)
+
+
+def open_review(db: Database, saved: int, question: str, by: str) -> Review:
+    """Put a saved plan up for decision; saved: its number."""
+    row = {
+        "id": secrets.token_urlsafe(9), "saved": saved, "question": _text(question, "the question"),
+        "by": _name(by, "you"), "at": time.time(),
+    }  # fmt: skip
+    with db.writing() as connection:
+        _has(connection, tables.saved_plan.c.number, saved, "saved plan")
+        connection.execute(insert(tables.review).values(**row))
+        return _reviews(connection, tables.review.c.id == row["id"])[0]
+
+
+def add_comment(db: Database, review: str, text: str, by: str) -> None:
+    """Say something about a review."""
+    row = {"review": review, "text": _text(text, "the comment"), "by": _name(by, "you"), "at": time.time()}
+    with db.writing() as connection:
+        _has(connection, tables.review.c.id, review, "review")
+        connection.execute(insert(tables.comment).values(**row))
+
+
+def decide(db: Database, review: str, verdict: Verdict, reason: str, by: str) -> None:
+    """Approve, reject or reopen; earlier decisions stay in the history."""
+    row = {
+        "review": review, "verdict": verdict, "reason": _text(reason, "the reason", empty=verdict != "rejected"),
+        "by": _name(by, "you"), "at": time.time(),
+    }  # fmt: skip
+    with db.writing() as connection:
+        _has(connection, tables.review.c.id, review, "review")
+        connection.execute(insert(tables.decision).values(**row))
+
+
+def find_review(db: Database, id: str) -> Review:
+    """One review with all that was said. Raises InputError when there is none."""
+    with db.reading() as connection:
+        found = _reviews(connection, tables.review.c.id == id)
+    if not found:
+        raise InputError(f"there is no review {id[:16]!r}; the link may be of another database")
+    return found[0]
+
+
+def reviews(db: Database, workspace: str) -> list[Review]:
+    """The reviews of a workspace, newest first."""
+    with db.reading() as connection:
+        return _reviews(connection, tables.saved_plan.c.workspace == workspace)
+
+
+def note_run(
+    db: Database, id: str, plan: Plan, place: str, by: str, at: float, predicted: float | None, measured: float | None,
+    report: dict[str, Any],
+) -> None:  # fmt: skip
+    """Keep a finished launch; to note it again changes nothing."""
+    row = {
+        "id": id, "plan": plan.id, "place": place, "predicted": predicted, "measured": measured, "report": report,
+        "by": _name(by, "you"), "at": at,
+    }  # fmt: skip
+    with db.writing() as connection:
+        _keep_plan(connection, plan)
+        _insert_new(connection, tables.run, row)
+
+
+def runs(db: Database, plan: str | None = None) -> list[Run]:
+    """All runs, or those of a plan, newest first."""
+    c = tables.run.c
+    query = select(c.id, c.plan, c.place, c.predicted, c.measured, c.report, c.by, c.at).order_by(c.at.desc(), c.id)
+    with db.reading() as connection:
+        return [Run(*row) for row in connection.execute(query if plan is None else query.where(c.plan == plan))]
+
+
+def _saved_plans() -> Select:
+    c = tables.saved_plan.c
+    columns = (c.number, c.workspace, c.plan, tables.plan.c.parent, c.name, c.note, c.inputs, c.figures, c.by, c.at)
+    return select(*columns).join(tables.plan, tables.plan.c.id == c.plan)
+
+
+def _saved(row: Row) -> SavedPlan:
+    return SavedPlan(*row)
+
+
+def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]:
+    c, saved = tables.review.c, tables.saved_plan.c
+    query = select(c.id, c.saved, c.question, c.by, c.at).join(tables.saved_plan, saved.number == c.saved).where(which)
+    rows = connection.execute(query.order_by(c.at.desc(), c.id)).all()
+    plans = {
+        one.number: one
+        for one in map(_saved, connection.execute(_saved_plans().where(saved.number.in_({row.saved for row in rows}))))
+    }
+    said: dict[str, list[Comment]] = {row.id: [] for row in rows}
+    decided: dict[str, list[Decision]] = {row.id: [] for row in rows}
+    for table, kept in ((tables.comment, said), (tables.decision, decided)):
+        for row in connection.execute(select(table).where(table.c.review.in_(kept)).order_by(table.c.number)):
+            kept[row.review].append(
+                Comment(row.by, row.at, row.text)
+                if table is tables.comment
+                else Decision(row.by, row.at, row.verdict, row.reason)
+            )
+    return [
+        Review(row.id, plans[row.saved], row.question, row.by, row.at, tuple(said[row.id]), tuple(decided[row.id]))
+        for row in rows
+    ]
+
+
+def _keep_plan(connection: Connection, plan: Plan) -> None:
+    _insert_new(connection, tables.plan, {"id": plan.id, "body": plan.to_json(), "parent": plan.parent})
+
+
+def _insert_new(connection: Connection, table, row: dict[str, Any]) -> None:
+    """Add a row unless one with its key is there."""
+    dialect = {"sqlite": sqlite, "postgresql": postgresql}[connection.dialect.name]
+    connection.execute(dialect.insert(table).values(**row).on_conflict_do_nothing())
+
+
+def _has(connection: Connection, column: ColumnElement, value: str | int, what: str) -> None:
+    if connection.scalar(select(column).where(column == value)) is None:
+        raise InputError(f"this {what} is not in the database; reload the page")
+
+
+def _name(name: str, whose: str) -> str:
+    """A name as it is kept: one line without control characters."""
+    cleaned = " ".join(name.split())
+    if not cleaned or len(cleaned) > tables.NAME or not cleaned.isprintable():
+        raise InputError(f"the name of {whose} must be 1 to {tables.NAME} characters on one line")
+    return cleaned
+
+
+def _text(text: str, what: str, empty: bool = False) -> str:
+    cleaned = text.strip()
+    if not cleaned and not empty:
+        raise InputError(f"{what} is empty")
+    if len(cleaned) > LONGEST_TEXT:
+        raise InputError(f"{what} has {len(cleaned):,} characters, at most {LONGEST_TEXT:,} are kept")
+    if "\x00" in cleaned:
+        raise InputError(f"{what} has a NUL character in it, which cannot be kept")
+    return cleaned

@@ -1,0 +1,218 @@
+"""What a team keeps: nothing changes that was said, nothing is lost when many write, and whoever comes later sees it all."""
+
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+
+from engine.errors import InputError
+from engine.plan import Placement, Plan, SendOrder
+from engine.result import Provenance
+from engine.store import database, records, tables
+from engine.store.database import Database
+
+
+def plan_of(name: str = "a plan", seed: int = 0, parent: str | None = None) -> Plan:
+    placement = Placement(experts=2, experts_of_gpu=(((0,), (1,)),), model_layers=(0,))
+    return Plan(
+        name=name, placement=placement, send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test", seed=seed), parent=parent,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def saved(db: Database) -> records.SavedPlan:
+    return records.save_plan(db, records.add_workspace(db, "Q4", "Ana").id, plan_of(), "Ana")
+
+
+def test_the_tables_are_what_the_migrations_make(db):
+    with db.reading() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
+
+
+def test_a_plan_comes_back_as_it_was_and_later_opens_see_it(db, url):
+    room = records.add_workspace(db, " Capacity\n 2027 ", "Ana")
+    assert room.name == "Capacity 2027"
+    inputs = {"workload": {"digest": "d" * 64, "name": "späť"}}
+    one = records.save_plan(db, room.id, plan_of(), "Ana", "why <b>not</b>", inputs, {"total": 0.25})
+    again = Database(url)
+    assert records.load_plan(again, one.plan) == plan_of() and records.workspaces(again) == [room]
+    (seen,) = records.saved_plans(again, room.id)
+    assert seen == one and (seen.inputs, seen.figures, seen.note) == (inputs, {"total": 0.25}, "why <b>not</b>")
+    again.close()
+
+
+def test_a_plan_saved_twice_stays_as_it_was_first_saved(db):
+    one, other = (records.add_workspace(db, name, "Ana").id for name in ("one", "other"))
+    first = records.save_plan(db, one, plan_of("first name"), "Ana", "first")
+    assert (
+        records.save_plan(db, one, plan_of("second name"), "Ben", "second") == first
+    )  # the name is not of the content
+    elsewhere = records.save_plan(db, other, plan_of("second name"), "Ben")
+    assert elsewhere.plan == first.plan and elsewhere.name == "second name"
+    assert [len(records.saved_plans(db, room)) for room in (one, other)] == [1, 1]
+
+
+def test_parents_and_children(db, saved):
+    child = plan_of(seed=1, parent=saved.plan)
+    records.save_plan(db, saved.workspace, child, "Ben")
+    grandchild = plan_of(seed=2, parent=child.id)
+    found = records.save_plan(db, saved.workspace, grandchild, "Ben")
+    assert found.parent == child.id and saved.parent is None
+    assert records.children(db, saved.plan) == [child.id] and records.children(db, grandchild.id) == []
+
+
+def test_plans_are_found_by_name_note_author_or_id_and_a_percent_sign_is_a_percent_sign(db, saved):
+    sharp = records.save_plan(db, saved.workspace, plan_of("100% Sharp_one", 1), "Çelik", "for the\nboard")
+    parts = ("sharp", "BOARD", "elik", sharp.plan[:9], "%", "_", "no")
+    found = {part: [one.number for one in records.saved_plans(db, saved.workspace, part)] for part in parts}
+    assert list(found.values()) == [[sharp.number]] * 6 + [[]]
+    assert [one.number for one in records.saved_plans(db, saved.workspace)] == [sharp.number, saved.number]
+
+
+def test_a_review_keeps_everything_that_was_said_in_order(db, saved):
+    review = records.open_review(db, saved.number, "Ship it?", "Ana")
+    assert review.state == "open" and review.saved == saved
+    for by, what in (("Ben", "too slow"), ("Ana", "<script>alert(1)</script>"), ("Ben", "fine\n\nthen")):
+        records.add_comment(db, review.id, what, by)
+    states = []
+    for verdict, reason in (("rejected", "latency"), ("reopened", ""), ("approved", "")):
+        records.decide(db, review.id, verdict, reason, "Çelik")
+        states.append(records.find_review(db, review.id).state)
+    assert states == ["rejected", "open", "approved"]
+    seen = records.find_review(db, review.id)
+    assert [(one.by, one.text) for one in seen.comments] == [
+        ("Ben", "too slow"), ("Ana", "<script>alert(1)</script>"), ("Ben", "fine\n\nthen")
+    ]  # fmt: skip
+    assert [(one.verdict, one.reason, one.by) for one in seen.decisions] == [
+        ("rejected", "latency", "Çelik"), ("reopened", "", "Çelik"), ("approved", "", "Çelik")
+    ]  # fmt: skip
+    assert [one.at for one in seen.decisions] == sorted(one.at for one in seen.decisions)
+    second = records.open_review(db, saved.number, "And now?", "Ben")
+    assert [one.id for one in records.reviews(db, saved.workspace)] == [second.id, review.id]
+    assert records.reviews(db, records.add_workspace(db, "other", "Ana").id) == []
+
+
+def test_runs_are_kept_once(db):
+    one, other = plan_of(), plan_of(seed=1)
+    records.note_run(db, "job-1", one, "testbed", "Ana", 10.0, 1.5, 1.4, {"tokens": 3})
+    records.note_run(db, "job-1", one, "testbed", "Ana", 10.0, 9.0, 9.0, {})
+    records.note_run(db, "job-2", other, "local", "Ben", 20.0, None, None, {})
+    assert [run.id for run in records.runs(db)] == ["job-2", "job-1"]
+    (kept,) = records.runs(db, one.id)
+    assert (kept.predicted, kept.measured, kept.report, kept.at) == (1.5, 1.4, {"tokens": 3}, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("do", "says"),
+    [
+        (lambda db, saved: records.add_workspace(db, "  ", "Ana"), "name of the workspace"),
+        (lambda db, saved: records.add_workspace(db, "a\x1bb", "Ana"), "name of the workspace"),
+        (lambda db, saved: records.add_workspace(db, "x" * 121, "Ana"), "1 to 120"),
+        (lambda db, saved: records.add_workspace(db, "x", ""), "name of you"),
+        (lambda db, saved: records.save_plan(db, "nowhere", plan_of(), "Ana"), "workspace is not in the database"),
+        (lambda db, saved: records.load_plan(db, "0" * 64), "no saved plan"),
+        (lambda db, saved: records.find_review(db, "x'; drop table review; --"), "no review"),
+        (lambda db, saved: records.open_review(db, saved.number + 7, "why", "Ana"), "saved plan is not"),
+        (lambda db, saved: records.open_review(db, saved.number, " \n", "Ana"), "question is empty"),
+        (lambda db, saved: records.add_comment(db, "nowhere", "x", "Ana"), "review is not"),
+        (lambda db, saved: records.add_comment(db, "nowhere", "x\x00y", "Ana"), "NUL"),
+        (lambda db, saved: records.add_comment(db, "nowhere", "x" * 20_001, "Ana"), "20,001 characters"),
+        (lambda db, saved: records.decide(db, "nowhere", "rejected", "", "Ana"), "reason is empty"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_in_a_line_and_leaves_nothing(db, saved, do, says):
+    with pytest.raises(InputError, match=says) as refused:
+        do(db, saved)
+    assert "\n" not in str(refused.value)
+    assert len(records.workspaces(db)) == 1 and records.runs(db) == [] and records.reviews(db, saved.workspace) == []
+    assert [one.number for one in records.saved_plans(db, saved.workspace)] == [saved.number]
+
+
+def at_once(count: int, work: Callable[[int], None]) -> None:
+    """Do work(0), work(1) … side by side, each with a database of its own; what one raises is raised."""
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(work, range(count)))
+
+
+def test_four_who_write_at_once_lose_nothing(db, url, saved):
+    review = records.open_review(db, saved.number, "all at once?", "Ana").id
+
+    def write_much(who: int) -> None:
+        own = Database(url)
+        for index in range(12):
+            records.save_plan(own, saved.workspace, plan_of(f"{who}", 1 + 1000 * who + index), f"writer {who}")
+            records.add_comment(own, review, f"{who} {index}", f"writer {who}")
+        own.close()
+
+    at_once(4, write_much)
+    assert len(records.saved_plans(db, saved.workspace)) == 1 + 48
+    said = [one.text for one in records.find_review(db, review).comments]
+    assert sorted(said) == sorted(f"{who} {index}" for who in range(4) for index in range(12))
+    for who in range(4):  # of each in the order in which they said it
+        assert [one for one in said if one.startswith(f"{who} ")] == [f"{who} {index}" for index in range(12)]
+
+
+def test_many_who_open_a_new_database_at_once_all_find_it_made(url):
+    at_once(5, lambda _: Database(url).close())
+    db = Database(url)
+    assert records.workspaces(db) == []
+    db.close()
+
+
+def test_a_transaction_that_fails_leaves_nothing(db):
+    with pytest.raises(RuntimeError), db.writing() as connection:
+        connection.execute(text("insert into workspace (id, name, by, at) values ('a', 'a', 'a', 1)"))
+        raise RuntimeError
+    assert records.workspaces(db) == []
+
+
+def test_a_database_of_a_newer_version_is_left_alone(db, url):
+    with db.writing() as connection:
+        connection.execute(text("update alembic_version set version_num = '9999'"))
+    with pytest.raises(InputError, match="newer Switchyard"):
+        Database(url)
+
+
+def test_the_data_folder_has_the_database_and_one_writer_does_not_block_readers(own_data_folder, monkeypatch):
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    db = database.database()
+    assert db is database.database() and (own_data_folder / "switchyard.db").is_file()
+    records.add_workspace(db, "seen", "Ana")
+    with db.writing() as connection:
+        connection.execute(text("insert into workspace (id, name, by, at) values ('a', 'unseen', 'a', 1)"))
+        assert [one.name for one in records.workspaces(db)] == ["seen"]
+    assert sqlite3.connect(own_data_folder / "switchyard.db").execute("pragma journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("mysql://root@localhost/x", "SQLite or PostgreSQL"),
+        ("nonsense", "not the address"),
+        ("postgresql://me:hunter2@127.0.0.1:1/x", "does not answer"),
+        ("sqlite:////nowhere/at/all.db", "does not answer"),
+    ],
+)
+def test_an_address_that_leads_nowhere(address, says, monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", address)
+    with pytest.raises(InputError, match=says) as refused:
+        database.database()
+    assert "hunter2" not in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path):
+    db = Database(f"sqlite:///{tmp_path / 'small.db'}")
+    room = records.add_workspace(db, "small", "Ana").id
+    with db.reading() as connection:  # of the only connection: as a disk with room for a few more pages would do
+        connection.exec_driver_sql("pragma max_page_count=30")
+    with pytest.raises(InputError, match="full"):
+        for seed in range(200):
+            records.save_plan(db, room, plan_of(seed=seed), "Ana", "x" * 5000)
+    assert len(records.saved_plans(db, room)) > 0
+    db.close()
