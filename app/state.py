@@ -25,7 +25,7 @@ _STEP, _GRAPH, _COST = "step", "graph", "cost"
 _STEPS, _SOURCES, _WANTS_TWO = "steps", "sources", "wants_two"
 _NOTICE, _EDIT_ROUND, _TOKEN = "notice", "edit_round", "token"
 _TABLE_BASE, _UPLOADS, _WATCHED, _SHOWN = "table_base", "uploads", "watched", "launch_shown"
-_RUN_FOLDERS = "run_folders"
+_RUN_FOLDERS, _DRAWN = "run_folders", "drawn"
 _PARAMETER = "session"
 DATASHEET = {"source": "datasheet"}
 
@@ -318,6 +318,16 @@ def open_plan(id: str | None) -> None:
     if id != st.session_state[_PLAN]:
         st.session_state[_PLAN] = id
         _keep()
+
+
+def drawn() -> tuple[int, str | None]:
+    """The number of the last edit on the drawing board that was dealt with, and why it could not be taken, if so."""
+    return st.session_state.get(_DRAWN, (0, None))
+
+
+def answer_drawing(serial: int, complaint: str | None) -> None:
+    """An edit on the drawing board was taken, or refused with a reason."""
+    st.session_state[_DRAWN] = (serial, complaint)
 
 
 def table_base() -> tuple | None:

@@ -2,8 +2,7 @@
 
 import streamlit as st
 
-from app import cached, calibration_form, cluster_table, costs_form, samples, state, uploads, widgets
-from app.charts import cluster as charts
+from app import cached, calibration_form, cluster_table, costs_form, drawing, samples, state, uploads, widgets
 from app.text import plain
 from engine import catalogue, units
 from engine.catalogue.nvidia import Drawn
@@ -28,7 +27,7 @@ def open_drawn(cluster: Cluster) -> None:
     state.notice(f"opened the cluster {cluster.name}")
 
 
-widgets.header("Cluster", "What do I have? Edit the table; the picture follows.")
+widgets.header("Cluster", "What do I have? Draw it, or edit the table; each follows the other.")
 
 source, upload = st.columns(2, gap="large")
 with source:
@@ -91,12 +90,11 @@ with upload:
             st.error(plain(complaint), icon=":material/error:")
 
 cluster = state.cluster()
+drawing.board(cluster)
 if cluster is None:
-    st.info("No cluster yet. Open a preset or a file, or take the sample:", icon=":material/info:")
+    st.info("Nothing is open yet. Draw a cluster, open a preset or a file, or take the sample:", icon=":material/info:")
     widgets.sample_button()
     st.stop()
-
-widgets.chart(charts.picture(cluster), "cluster-picture")
 
 st.subheader("Inventory", anchor=False)
 st.caption(
