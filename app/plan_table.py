@@ -20,6 +20,8 @@ BOUND_COVERS = {
 schedule of a training step."""
 BASELINE = "deepspeed"
 """What plans of a training step are held against."""
+COMMON_PRACTICE = "linear"
+"""What plans for inference are held against."""
 
 
 def rows(problem: Problem) -> pd.DataFrame:
@@ -78,6 +80,7 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
         "": table["open"].map({True: "▸", False: ""}),
         "Plan": table["Plan"],
         f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
+        **_against(table, COMMON_PRACTICE),
         f"Bound, {unit}": (table["Bound"] / factor).map(units.digits, na_action="ignore"),
         "Above the bound of": table["Gap"].map(units.share) + table["Scope"].map(BOUND_COVERS),
         "Proof": table["Proof"],
@@ -103,12 +106,8 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
         "": table["open"].map({True: "▸", False: ""}),
         "Plan": table["Plan"],
         f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
+        **_against(table, BASELINE),
     }
-    baseline = table[table["System"] == BASELINE]
-    if len(baseline):
-        times["Against " + baseline["Plan"].iloc[0].split(" (")[0]] = (baseline["Time"].iloc[0] / table["Time"]).map(
-            units.ratio
-        )
     exposed = [f"{units.digits(one / factor)} · {units.share(one / (total or 1))}"
                for one, total in zip(table["Exposed"], table["Time"], strict=True)]  # fmt: skip
     return pd.DataFrame(times | {
@@ -121,6 +120,15 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
         "Proof": table["Proof"],
         "Found in": table["Found in"].map(units.seconds),
     })  # fmt: skip
+
+
+def _against(table: pd.DataFrame, system: str) -> dict[str, pd.Series]:
+    """How many times as long the newest plan of a baseline takes, as a column; none without such a plan."""
+    baseline = table[table["System"] == system]
+    if not len(baseline) or not (table["Time"] > 0).all():
+        return {}
+    title = "Against " + baseline["Plan"].iloc[0].split(" (")[0]
+    return {title: (baseline["Time"].iloc[0] / table["Time"]).map(units.ratio)}
 
 
 def decomposition(table: pd.DataFrame, problem: Problem) -> None:

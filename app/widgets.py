@@ -229,6 +229,13 @@ def describe_time(moment: float) -> str:
     return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
 
 
+def _incumbents(job: runner.Job) -> None:
+    """How the best that a job has found so far fell, once it fell."""
+    best = [one.incumbent for one in job.history if one.incumbent is not None]
+    if best and best[-1] < best[0]:
+        st.metric("Best so far", units.seconds(best[-1]), chart_data=best, chart_type="area", height="content")
+
+
 def job_row(job: runner.Job, grace: float = 1.0) -> None:
     """One job: state, progress, a way to stop it, and why it failed. grace: seconds that it is given to stop by itself."""
     found, progress = job.state, job.progress
@@ -238,12 +245,15 @@ def job_row(job: runner.Job, grace: float = 1.0) -> None:
         if progress.incumbent is not None:
             parts.append(f"best so far {units.seconds(progress.incumbent)}")
     with st.container(border=True):
-        left, right = st.columns([5, 1], vertical_alignment="center")
+        left, middle, right = st.columns([7, 2, 1], vertical_alignment="center")
         with left:
             if found.finished:
                 st.markdown(" · ".join([*parts, describe_time(job.started)]))
             else:
                 st.progress((progress.done or 0.0) if progress else 0.0, text=" · ".join(parts))
+        with middle:
+            if not found.finished:
+                _incumbents(job)
         with right:
             if not found.finished and st.button("Stop", key=f"stop-{job.id}", icon=":material/stop:"):
                 runner.cancel(job, grace)

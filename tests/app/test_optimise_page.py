@@ -56,6 +56,8 @@ def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     app.run()
     table = app.dataframe[0].value
     assert len(table) == 4 and table["Plan"].iloc[0] == "Aurora"
+    against = dict(zip(table["Plan"], table["Against Linear placement"], strict=True))
+    assert against["Linear placement"] == "1×" and float(against["Aurora"].rstrip("×")) > 1
     assert table["Above the bound of"].iloc[0].endswith("any plan") and set(table["Proof"]) <= {
         "heuristic",
         "optimal order",
