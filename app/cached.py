@@ -25,7 +25,7 @@ from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate.inference import simulate as engine_simulate
-from engine.simulate.metrics import SCORED_ON, Metrics, input_digests
+from engine.simulate.metrics import SCORED_ON, Metrics, input_digests, simulation_digest
 from engine.simulate.metrics import metrics as engine_metrics
 from engine.simulate.migration import Migration
 from engine.simulate.migration import migration as engine_migration
@@ -148,7 +148,7 @@ def simulate(plan: Plan, problem: Problem) -> Timeline:
 
 @st.cache_resource(max_entries=64, show_spinner="Simulating")
 def _simulate(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Timeline:
-    return engine_simulate(_plan, _problem)
+    return store.load_timeline(simulation_digest(_plan, _problem)) or engine_simulate(_plan, _problem)
 
 
 def waits(plan: Plan, problem: Problem) -> pd.DataFrame:

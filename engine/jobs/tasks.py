@@ -12,11 +12,14 @@ from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Placement, Plan
 from engine.problem import Problem, make_problem
 from engine.schema import Frozen
-from engine.simulate.metrics import metrics
+from engine.simulate.metrics import metrics, simulation_digest
 from engine.systems import SYSTEMS, TRAINING, Outcome, run
 from engine.systems.base import Notes
 from engine.timeline import Timeline
 from engine.training import TrainingStep
+
+LONG = 20_000
+"""Events of a timeline that is kept, so that no page has to simulate it again; one with fewer takes about a second."""
 
 
 def problem_arguments(problem: Problem) -> dict[str, Any]:
@@ -80,6 +83,8 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
             refused[system.title] = str(error)
             continue
         found.append(candidate(outcome, problem))
+        if len(outcome.timeline.events) > LONG:
+            store.save_timeline(simulation_digest(outcome.result.solution, problem), outcome.timeline)
         context.keep({"candidates": found, "refused": refused})
         if context.stop():
             break

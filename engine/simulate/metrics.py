@@ -12,6 +12,7 @@ from engine.simulate.training.memory import step_state_bytes
 from engine.simulate.training.routing import route
 from engine.simulate.work import work_of
 from engine.timeline import Timeline, balancedness
+from engine.workload import digest_of
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,12 @@ def _own_bound(plan: Plan, problem: Problem) -> float | None:
 
 SCORED_ON = ("workload", "cluster", "model", "cost", "workload_b", "model_b", "step", "graph")
 """Roles of the inputs that a plan's simulated time depends on."""
+
+
+def simulation_digest(plan: Plan, problem: Problem) -> str:
+    """Of all that the simulated timeline of a plan depends on."""
+    mine = input_digests(problem)
+    return digest_of("simulation", plan.id, *(mine.get(role, "") for role in SCORED_ON))
 
 
 def input_digests(problem: Problem) -> dict[str, str]:

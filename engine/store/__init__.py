@@ -4,12 +4,15 @@ from engine.store.files import (
     data_folder,
     load_document,
     load_session,
+    load_timeline,
     load_workload,
     save_document,
     save_session,
+    save_timeline,
     save_workload,
 )
 
 __all__ = [
-    "data_folder", "load_document", "load_session", "load_workload", "save_document", "save_session", "save_workload"
+    "data_folder", "load_document", "load_session", "load_timeline", "load_workload", "save_document", "save_session",
+    "save_timeline", "save_workload",
 ]  # fmt: skip

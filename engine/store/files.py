@@ -1,5 +1,6 @@
 """The data folder: recordings by digest, jobs, runs. `SWITCHYARD_DATA` says where; nothing is written outside it."""
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -9,14 +10,17 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import pandas as pd
 
 from engine.errors import InputError
 from engine.formats.source import one_clear_line
 from engine.jobs.protocol import write_atomically
 from engine.schema import Frozen
+from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 
 Document = TypeVar("Document", bound=Frozen)
+CATEGORIES = {"stream": STREAMS, "kind": KINDS}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -59,6 +63,35 @@ def load_workload(digest: str) -> Workload:
     if kind == "ExpertLoad":
         return ExpertLoad(name, parts["load"], tuple(parts["model_layers"].tolist()))
     return TrafficMatrix(name, parts["bytes"], float(parts["bytes_per_token"]))
+
+
+def save_timeline(key: str, timeline: Timeline) -> None:
+    """Keep a simulated timeline under a digest of all that it depends on."""
+    path = _path(key, "timelines")
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    about = {"resources": timeline.resources, "source": timeline.source, "cost_source": timeline.cost_source,
+             "labels": timeline.labels}  # fmt: skip
+    columns = {name: timeline.events[name] for name in COLUMNS}
+    for name in CATEGORIES:
+        columns[name] = columns[name].cat.codes
+    with _writing(path.parent):
+        with partial.open("wb") as file:
+            np.savez_compressed(file, about=np.asarray(json.dumps(about)), **columns)
+        partial.replace(path)
+
+
+def load_timeline(key: str) -> Timeline | None:
+    """The timeline that was kept under this digest, if any."""
+    path = _path(key, "timelines")
+    if not path.exists():
+        return None
+    with one_clear_line(path), np.load(path, allow_pickle=False) as file:
+        parts = dict(file)
+    about = json.loads(str(parts.pop("about")))
+    for name, categories in CATEGORIES.items():
+        parts[name] = pd.Categorical.from_codes(parts[name], categories=list(categories))
+    about |= {name: about[name] and tuple(about[name]) for name in ("resources", "labels")}
+    return Timeline(events=pd.DataFrame({name: parts[name] for name in COLUMNS}), **about)
 
 
 def save_document(document: Frozen) -> str:
@@ -108,7 +141,7 @@ def _session(token: str) -> Path:
     return data_folder() / "sessions" / f"{token}.json"
 
 
-def _path(digest: str) -> Path:
+def _path(digest: str, folder: str = "workloads") -> Path:
     if not _DIGEST.fullmatch(digest):
         raise InputError("not the digest of a recording")
-    return data_folder() / "workloads" / f"{digest}.npz"
+    return data_folder() / folder / f"{digest}.npz"

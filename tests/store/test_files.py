@@ -3,13 +3,22 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
+from engine.costs import Datasheet
 from engine.errors import InputError
+from engine.jobs import tasks
+from engine.jobs.protocol import Context
+from engine.jobs.tasks import problem_arguments
 from engine.model import MoEModel
+from engine.plan import Plan
+from engine.problem import make_problem
+from engine.simulate.inference import simulate
+from engine.simulate.metrics import simulation_digest
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 
 rng = np.random.default_rng(5)
@@ -163,3 +172,30 @@ def test_a_damaged_recording_is_bad_input(own_data_folder):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InputError, match="damaged"):
         store.load_workload(digest)
+
+
+def test_a_simulated_timeline_comes_back_as_it_was_and_is_kept_where_it_took_long(own_data_folder, monkeypatch):
+    problem = make_problem(
+        WORKLOADS["trace"], cluster_presets()["mixed-8"].cluster.part([0, 2, 4]),
+        MoEModel(name="tiny", layers=3, experts=6, experts_per_token=2, d_model=32, d_ff=64), Datasheet(),
+    )  # fmt: skip
+    store.save_workload(problem.workload)
+    arguments = problem_arguments(problem) | {"systems": [{"name": "linear"}]}
+    context = Context(own_data_folder)
+
+    def planned() -> tuple[Plan, str]:
+        plan = Plan.from_dict(tasks.optimise(arguments, context)["candidates"][0]["plan"], "plan")
+        return plan, simulation_digest(plan, problem)
+
+    _, key = planned()
+    assert store.load_timeline(key) is None
+    monkeypatch.setattr(tasks, "LONG", 0)
+    plan, key = planned()
+    kept, simulated = store.load_timeline(key), simulate(plan, problem)
+    pd.testing.assert_frame_equal(kept.events, simulated.events, check_dtype=False)
+    for name in ("resources", "source", "cost_source", "labels"):
+        assert getattr(kept, name) == getattr(simulated, name)
+    for column in ("kind", "stream"):
+        assert list(kept.events[column].cat.categories) == list(simulated.events[column].cat.categories)
+    with pytest.raises(InputError, match="not the digest"):
+        store.load_timeline("../../etc/passwd")
