@@ -1,13 +1,23 @@
 """Jobs that study plans rather than make one to use. Arguments and results are plain JSON."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from engine import store
+from engine.cluster import Node
 from engine.errors import InputError
 from engine.jobs.protocol import Context
 from engine.jobs.tasks import problem_from
+from engine.plan import Claim, Plan
+from engine.result import Status
+from engine.simulate.inference import bound_of_plan, simulate
 from engine.studies.affinity import SEEDS, OutOfDistribution, TokensEnough, out_of_distribution, tokens_enough
+from engine.studies.capacity import capacity
+from engine.studies.imprecision import imprecision
+from engine.studies.sensitivity import parameters_of, sensitivity
 from engine.studies.sweep import sweep, trials_of
+from engine.studies.what_if import Change, changed
+from engine.systems import run, systems_for
 from engine.workload import RoutingTrace
 
 
@@ -67,6 +77,86 @@ def sweep_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
         })  # fmt: skip
         context.keep(result)
     return result
+
+
+def sensitivity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """How a plan's time answers to a little less and a little more of everything.
+
+    arguments: those of `problem_arguments`, plan, share. Result: {"points": [`SensitivityPoint`...], "of", "share", "total"
+    (seconds as things are), "plan" (its name), "cost_source"}; of a stopped or running job the points so far.
+    """
+    problem, plan = problem_from(arguments), Plan.from_dict(arguments["plan"], "plan")
+    parameters, share = parameters_of(problem), arguments["share"]
+    result = {"points": [], "of": len(parameters), "share": share, "total": simulate(plan, problem).total,
+              "plan": plan.name, "cost_source": problem.cost.source}  # fmt: skip
+    return _collect(sensitivity(plan, problem, share, parameters, context.stop, context.report), result, context)
+
+
+def imprecision_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Aurora and its baselines planned on traffic that is not quite what comes.
+
+    arguments: those of `problem_arguments`, levels, seeds, noise; optional options (of the systems, by name). Result:
+    {"points": [`ImprecisionPoint`...], "noise", "levels", "seeds", "cost_source"}; of a stopped or running job those so far.
+    """
+    problem, wanted = problem_from(arguments), {name: arguments[name] for name in ("levels", "seeds", "noise")}
+    result = {"points": [], "cost_source": problem.cost.source} | wanted
+    points = imprecision(
+        problem, **wanted, options=arguments.get("options"), stop=context.stop, report=context.report
+    )  # fmt: skip
+    return _collect(points, result, context)
+
+
+def capacity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """How many equal parts a cluster must have for a target time.
+
+    arguments: those of `problem_arguments`, part (nodes), title (the part in words), target (seconds), most_gpus, system,
+    options. Result: {"points": [`CapacityPoint`...], "target", "title", "system", "cost_source"}; of a stopped or running
+    job those so far.
+    """
+    problem = problem_from(arguments)
+    part = [Node.from_dict(node, f"node {place}") for place, node in enumerate(arguments["part"])]
+    result = {"points": [], "cost_source": problem.cost.source} | {
+        name: arguments[name] for name in ("target", "title", "system", "most_gpus")
+    }  # fmt: skip
+    points = capacity(
+        problem, part, arguments["target"], arguments["most_gpus"], arguments["system"], arguments["options"],
+        context.stop, context.report,
+    )  # fmt: skip
+    return _collect(points, result, context)
+
+
+def _collect(points: Iterable[Any], result: dict[str, Any], context: Context) -> dict[str, Any]:
+    """The result with every point as it comes, kept so that whoever watches sees it."""
+    context.keep(result)
+    for point in points:
+        result["points"].append(point.to_dict())
+        context.keep(result)
+    return result
+
+
+def replan(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """A system run for what would be open after a change.
+
+    arguments: those of `problem_arguments`, change, system, options, parent (id of the plan that it may replace). Result:
+    {"candidates": [one], "change"}: the plan as `optimise` keeps it, without metrics; its claim is what it takes on what is
+    open now, and `point` has its id, its seconds after the change and the least that its optimiser proved there.
+    """
+    problem, change = problem_from(arguments), Change.from_dict(arguments["change"], "change")
+    system = systems_for(problem)[arguments["system"]]
+    context.report(0.0, f"{system.title} for {change.in_words}")
+    outcome = run(system, changed(problem, change), arguments["options"], context.stop, context.report)
+    made = outcome.result.solution
+    plan = made.model_copy(update={"parent": arguments["parent"], "name": f"{made.name}, {change.in_words}"[:120]})
+    now = simulate(plan, problem).total
+    scope = "order" if problem.step is None else "schedule"
+    claim = Claim(status=Status.FEASIBLE, objective=now, bound=min(now, bound_of_plan(plan, problem)), scope=scope)
+    plan = plan.model_copy(update={"claim": claim})
+    found = {
+        "plan": plan.model_dump(mode="json", exclude_none=True), "status": claim.status.value,
+        "runtime": outcome.result.runtime, "notes": {about: note._asdict() for about, note in outcome.notes.items()},
+        "point": {"plan_id": plan.id, "seconds": outcome.result.objective, "bound": outcome.result.bound},
+    }  # fmt: skip
+    return {"candidates": [found], "change": arguments["change"]}
 
 
 def _trace(digest: str) -> RoutingTrace:

@@ -1,0 +1,107 @@
+"""Another source's times with computation, network and start-up times faster or slower by given factors."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.cluster import Cluster, Gpu
+from engine.costs.base import CostModel
+from engine.costs.combined import Combined
+from engine.model import MoEModel
+from engine.simulate.network import Network
+from engine.workload import digest_of
+
+NEXT_TO_NOTHING = 1.0
+"""Bytes whose collective takes its start-up time and hardly more."""
+
+
+@dataclass(frozen=True)
+class Scaled(CostModel):
+    """What if the same hardware were so many times faster? Works on any source, measured ones too.
+
+    compute: every computation takes its time / compute; network: all ports and links carry as many times the bytes a second;
+    latency: a send's start-up time takes as many times as long; tokens: every recorded token stands for so many, which
+    gives experts, gate and aggregation as many times the rows, and every send as many times the bytes (a GEMM of a
+    training step is not asked for by tokens and stays); gpu_type: compute and network change on these GPUs alone.
+    """
+
+    inner: CostModel
+    compute: float = 1.0
+    network_speed: float = 1.0
+    latency: float = 1.0
+    tokens: float = 1.0
+    gpu_type: str | None = None
+
+    @property
+    def source(self) -> str:
+        parts = {"computation": self.compute, "network": self.network_speed, "start-up time": self.latency,
+                 "tokens": self.tokens}  # fmt: skip
+        said = ", ".join(f"{name} {factor:.3g}×" for name, factor in parts.items() if factor != 1)
+        where = f" on {self.gpu_type}" if self.gpu_type else ""
+        return f"{self.inner.source}; what if{where}: {said or 'nothing changed'}"
+
+    @property
+    def digest(self) -> str:
+        factors = (self.compute, self.network_speed, self.latency, self.tokens, self.gpu_type)
+        return digest_of(self.inner.digest, repr(factors))
+
+    def lacks_computation(self, cluster: Cluster) -> str | None:
+        return self.inner.lacks_computation(cluster)
+
+    def lacks_network(self, cluster: Cluster) -> str | None:
+        return self.inner.lacks_network(cluster)
+
+    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
+        return self.inner.gemm(gpu, m, n, k, dtype) / self._speed(gpu)
+
+    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
+        return self.inner.memory_pass(gpu, size) / self._speed(gpu)
+
+    def together(self, seconds: np.ndarray) -> np.ndarray:
+        return self.inner.together(seconds)
+
+    def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        return self.inner.expert_ffn(gpu, self.tokens * np.asarray(tokens), model) / self._speed(gpu)
+
+    def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        return self.inner.gate(gpu, self.tokens * np.asarray(tokens), model) / self._speed(gpu)
+
+    def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        return self.inner.aggregate(gpu, self.tokens * np.asarray(tokens), model) / self._speed(gpu)
+
+    def network(self, cluster: Cluster) -> Network:
+        """The source's network. So many times the bytes at a bandwidth take as long as the bytes at a part of it."""
+        drawn = self.inner.network(cluster)
+        changed = np.array([self.gpu_type in (None, gpu.type) for gpu in cluster.gpus])
+        factor = np.where(changed, self.network_speed, 1.0) / self.tokens
+        return replace(
+            drawn, send=drawn.send * factor, receive=drawn.receive * factor, link=drawn.link * factor,
+            latency=drawn.latency * self.latency, link_latency=drawn.link_latency * self.latency,
+        )  # fmt: skip
+
+    def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
+        if _is_own(self.inner, "all_to_all"):
+            return self._apart(self.inner.all_to_all, cluster, size)
+        return super().all_to_all(cluster, size)
+
+    def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
+        if _is_own(self.inner, "all_reduce"):
+            return self._apart(self.inner.all_reduce, cluster, size)
+        return super().all_reduce(cluster, size)
+
+    def _apart(self, collective, cluster: Cluster, size: np.ndarray) -> np.ndarray:
+        """A measured collective: what it takes for next to nothing is its start-up time, the rest is bandwidth."""
+        size = np.asarray(size, dtype=np.float64)
+        start_up = collective(cluster, np.where(size > 0, NEXT_TO_NOTHING, 0.0))
+        start_up = np.minimum(start_up, whole := collective(cluster, size))
+        return start_up * self.latency + (whole - start_up) / self.network_speed
+
+    def _speed(self, gpu: Gpu) -> float:
+        return self.compute if self.gpu_type in (None, gpu.type) else 1.0
+
+
+def _is_own(source: CostModel, collective: str) -> bool:
+    """Whether a source measured a collective rather than computing it from its network."""
+    while isinstance(source, Combined):
+        source = source.connection
+    return getattr(type(source), collective) is not getattr(CostModel, collective)

@@ -1,0 +1,110 @@
+"""A synthetic routing log: popularity by a power law, and a chosen strength of affinity between layers.
+
+A stand-in until something was recorded, and a way to see what a plan owes to skew and what to affinity. Real routing is
+richer than two numbers; every such log is called synthetic in its name.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.model import MoEModel
+from engine.workload import RoutingTrace
+
+MOST_TOKENS = 200_000
+MOST_CHOICES = 50_000_000
+"""Tokens × layers × experts per token: what a browser session can carry."""
+MOST_SKEW = 3.0
+SEQUENCE = 128
+"""Tokens of one sequence, which share a source rank."""
+CHUNK = 8192
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """skew: exponent s of popularity ∝ rank^-s (0: all alike; Zipf's law: about 1); affinity: the probability that a token
+    goes on to the experts that follow its own (0: layers are independent; 1: the first layer decides all others)."""
+
+    tokens: int
+    skew: float
+    affinity: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("tokens", self.tokens, 1, MOST_TOKENS), ("skew", self.skew, 0, MOST_SKEW),
+            ("affinity", self.affinity, 0, 1), ("seed", self.seed, 0, 2**31 - 1),
+        ):  # fmt: skip
+            if not low <= value <= high:  # nan too
+                raise InputError(f"synthetic workload: {name} {value:g} is not between {low:g} and {high:,.0f}")
+
+    @property
+    def name(self) -> str:
+        """What its recording is called."""
+        seed = f", seed {self.seed}" if self.seed else ""
+        return f"synthetic, skew {self.skew:g}, affinity {self.affinity:g}, {self.tokens:,} tokens{seed}"
+
+
+def popularity(experts: int, skew: float) -> np.ndarray:
+    """float64[rank]: share of single choices that goes to the expert of every rank, the most popular first."""
+    weight = np.arange(1, experts + 1, dtype=np.float64) ** -skew
+    return weight / weight.sum()
+
+
+def expert_of_rank(layers: int, experts: int, seed: int) -> np.ndarray:
+    """int64[layer, rank]: which expert has which rank. Ranks are dealt anew in every layer; an expert is followed by the
+    expert of its rank in the next layer."""
+    rng = np.random.default_rng([seed, 0])
+    return np.stack([rng.permutation(experts) for _ in range(layers)])
+
+
+def synthetic(model: MoEModel, recipe: Recipe) -> RoutingTrace:
+    """A routing log of the model's MoE layers, experts and experts per token, by the recipe; the same seed, the same log.
+
+    Every token's experts in a layer are distinct. In the first layer they are drawn by popularity, one after another without
+    the ones taken; further on a token follows its experts with probability `affinity` and else draws again, so that the
+    popularity of ranks is the same in every layer whatever the affinity. Sequences have 128 tokens. Raises InputError for a
+    log that would be too large.
+    """
+    layers, experts, k = len(model.moe_layers), model.experts, model.experts_per_token
+    if recipe.tokens * layers * k > MOST_CHOICES:
+        raise InputError(
+            f"synthetic workload: {recipe.tokens:,} tokens of {layers} layers with {k} experts each are more than "
+            f"{MOST_CHOICES:,} choices; ask for at most {MOST_CHOICES // (layers * k):,} tokens"
+        )
+    rng, names = np.random.default_rng([recipe.seed, 1]), expert_of_rank(layers, experts, recipe.seed)
+    share = popularity(experts, recipe.skew)
+    chosen = np.empty((recipe.tokens, layers, k), dtype=np.int16)
+    ranks = _draw(rng, share, recipe.tokens, k)
+    for layer in range(layers):
+        if layer:
+            again = rng.random(recipe.tokens) >= recipe.affinity
+            ranks[again] = _draw(rng, share, int(again.sum()), k)
+        chosen[:, layer] = names[layer, ranks]
+    sequence = (np.arange(recipe.tokens) // SEQUENCE).astype(np.int32)
+    return RoutingTrace(recipe.name, chosen, experts, sequence)
+
+
+def _draw(rng: np.random.Generator, share: np.ndarray, tokens: int, k: int) -> np.ndarray:
+    """int64[token, k]: distinct ranks by popularity, the k largest of Gumbel-perturbed logarithms (Vieira, 2014), which
+    are draws one after another without replacement."""
+    if k == 1:
+        return rng.choice(len(share), (tokens, 1), p=share)
+    weight, drawn = np.log(share), np.empty((tokens, k), dtype=np.int64)
+    for first in range(0, tokens, CHUNK):
+        keys = weight + rng.gumbel(size=(min(CHUNK, tokens - first), len(share)))
+        top = np.argpartition(-keys, k - 1, axis=1)[:, :k]
+        order = np.argsort(-np.take_along_axis(keys, top, axis=1), axis=1)
+        drawn[first : first + CHUNK] = np.take_along_axis(top, order, axis=1)
+    return drawn
+
+
+def planted_placement(layers: int, experts: int, gpus: int, seed: int) -> np.ndarray:
+    """int64[layer, expert]: the GPU of every expert when ranks are dealt to GPUs back and forth, the same in every layer:
+    tokens that follow their experts never leave their GPU, and GPUs are about as popular as each other."""
+    turn = np.arange(experts) % (2 * gpus)
+    gpu_of_rank = np.where(turn < gpus, turn, 2 * gpus - 1 - turn)
+    place = np.empty((layers, experts), dtype=np.int64)
+    np.put_along_axis(place, expert_of_rank(layers, experts, seed), np.tile(gpu_of_rank, (layers, 1)), axis=1)
+    return place

@@ -1,0 +1,148 @@
+"""What if the network were twice as fast, the traffic different, the model bigger? The same plan, simulated again."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from engine.costs.scaled import Scaled
+from engine.errors import InputError
+from engine.model import MoEModel
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.schema import Frozen
+from engine.simulate.inference import bound_of_plan, simulate
+from engine.studies.noise import noisy
+from engine.timeline import Timeline
+from engine.workload import TrafficMatrix, Workload
+
+Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
+
+MOST = 1000.0
+
+
+class Change(Frozen):
+    """By how much the cluster, the model and the traffic change; 1 (noise: 0, dtype: None) leaves a thing as it is.
+
+    network, compute, latency: see `Scaled`; tokens: every recorded token stands for so many, of a training step its batch;
+    width: d_model and d_ff; dtype: the numbers that are computed and sent; noise: share of the traffic that is not as
+    recorded (see `noisy`); gpu_type: network and compute change on GPUs of this type alone.
+    """
+
+    network: float = Field(default=1, gt=0, le=MOST)
+    compute: float = Field(default=1, gt=0, le=MOST)
+    latency: float = Field(default=1, ge=0, le=MOST)
+    tokens: float = Field(default=1, gt=0, le=MOST)
+    width: float = Field(default=1, gt=0, le=MOST)
+    dtype: Dtype | None = None
+    noise: float = Field(default=0, ge=0, le=1)
+    gpu_type: str | None = None
+
+    @property
+    def is_none(self) -> bool:
+        """Whether everything stays as it is."""
+        return self == Change()
+
+    @property
+    def in_words(self) -> str:
+        """`network 2×, 30 % imprecise traffic`."""
+        where = f" of {self.gpu_type}" if self.gpu_type else ""
+        factors = {f"network{where}": self.network, f"computation{where}": self.compute, "latency": self.latency,
+                   "tokens": self.tokens, "width": self.width}  # fmt: skip
+        said = [f"{name} {factor:.3g}×" for name, factor in factors.items() if factor != 1]
+        said += [self.dtype] if self.dtype else []
+        said += [f"{100 * self.noise:.0f} % imprecise traffic"] if self.noise else []
+        return ", ".join(said) or "nothing changed"
+
+
+def changed(problem: Problem, change: Change) -> Problem:
+    """The problem after a change. Raises InputError for what a training step or the recording cannot have changed."""
+    if problem.step is not None:
+        return _changed_step(problem, change)
+    if change.gpu_type is not None and change.gpu_type not in {gpu.type for gpu in problem.cluster.gpus}:
+        raise InputError(f"no GPU of the cluster is a {change.gpu_type}")
+    cost = Scaled(problem.cost, change.compute, change.network, change.latency, change.tokens, gpu_type=change.gpu_type)
+    found = _resized(problem, change, cost)
+    if found.second is not None:
+        found = replace(found, second=_resized(found.second, change, cost))
+    return noisy(found, change.noise)
+
+
+def _resized(problem: Problem, change: Change, cost: Scaled) -> Problem:
+    """With other costs and a wider model; recordings keep their tokens, also where bytes were recorded."""
+    model = _wider(problem.model, change)
+    factor = model.bytes_per_token / problem.model.bytes_per_token
+    recordings = (_rebased(one, factor) for one in (problem.workload, *problem.others))
+    workload, *others = recordings
+    return replace(problem, workload=workload, others=tuple(others), model=model, cost=cost)
+
+
+def _rebased(workload: Workload, factor: float) -> Workload:
+    if factor == 1 or not isinstance(workload, TrafficMatrix):
+        return workload
+    return replace(workload, bytes=workload.bytes * factor, bytes_per_token=workload.bytes_per_token * factor)
+
+
+def _wider(model: MoEModel, change: Change) -> MoEModel:
+    sizes = {name: max(1, round(getattr(model, name) * change.width)) for name in ("d_model", "d_ff")}
+    fresh = model.model_dump() | sizes | ({"dtype": change.dtype} if change.dtype else {})
+    return MoEModel.from_dict(fresh, f"the model {model.name}, changed")
+
+
+def _changed_step(problem: Problem, change: Change) -> Problem:
+    """Of a training step costs and batch can change; its other sizes are described on the Optimise page."""
+    if change.width != 1 or change.dtype or change.noise or change.gpu_type:
+        raise InputError(
+            "of a training step network, computation, latency and batch can be changed here; its sizes on the Optimise page"
+        )
+    if problem.graph is not None and change.tokens != 1:
+        raise InputError("imported operators have the sizes they were imported with; their batch cannot be changed")
+    step = problem.step.model_copy(update={"batch": max(1, round(problem.step.batch * change.tokens))})
+    cost = Scaled(problem.cost, change.compute, change.network, change.latency)
+    return replace(problem, step=step, cost=cost)
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """What a plan takes, in seconds, all simulated.
+
+    total, bound: of the whole pass or step, and below which no send order (of a step: no schedule) brings the placement
+    parts: what the total is made of, it adds up: by kind of event for one model's inference, otherwise exposed
+        communication, computation, both at once and neither (`Timeline.decomposition`)
+    compute, network: float64[resource] in which a GPU (or group of alike GPUs) computes, and in which it sends or receives
+    resources: their names
+    layers: float64[MoE layer] that every layer adds to the total; None for a training step, whose layers run twice
+    """
+
+    total: float
+    bound: float
+    parts: dict[str, float]
+    compute: np.ndarray
+    network: np.ndarray
+    resources: tuple[str, ...]
+    layers: np.ndarray | None
+
+    @property
+    def busiest(self) -> int:
+        """The GPU that computes and communicates longest."""
+        return int((self.compute + self.network).argmax())
+
+
+def outlook(plan: Plan, problem: Problem) -> Outlook:
+    """Simulate a plan and sum it up. Raises InputError when the plan does not fit the problem."""
+    timeline = simulate(plan, problem)
+    by_kind = problem.step is None and problem.second is None
+    parts = timeline.seconds_of_kind() if by_kind else timeline.decomposition()
+    return Outlook(
+        total=timeline.total, bound=bound_of_plan(plan, problem),
+        parts={name: value for name, value in parts.items() if value > 0},
+        compute=timeline.busy("compute"), network=timeline.busy("network"), resources=timeline.resources,
+        layers=None if problem.step is not None else _layer_seconds(timeline, problem.workload.layers),
+    )  # fmt: skip
+
+
+def _layer_seconds(timeline: Timeline, layers: int) -> np.ndarray:
+    ends = np.zeros(layers)
+    np.maximum.at(ends, timeline.events["layer"].to_numpy(), timeline.events["end"].to_numpy())
+    return np.diff(np.maximum.accumulate(ends), prepend=0.0)

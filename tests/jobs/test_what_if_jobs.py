@@ -1,0 +1,77 @@
+"""The what-if studies as jobs: points while they run, what was found when stopped, and a plan for what would be."""
+
+import time
+
+import pytest
+
+from engine import store
+from engine.jobs import runner
+from engine.jobs.runner import Job, State
+from engine.jobs.tasks import problem_arguments
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.simulate.inference import simulate
+from engine.studies.capacity import capacity, parts_of
+from engine.studies.sensitivity import parameters_of, sensitivity
+from engine.studies.what_if import Change, changed
+from engine.systems import SYSTEMS, run
+from tests.app import warm
+from tests.studies.test_what_if import small
+
+
+@pytest.fixture
+def problem(monkeypatch: pytest.MonkeyPatch) -> Problem:
+    monkeypatch.setattr(runner, "_spawn", warm.spawn)
+    found = small()
+    store.save_workload(found.workload)
+    return found
+
+
+def start(kind: str, problem: Problem, **more) -> Job:
+    return runner.start(kind, problem_arguments(problem) | more, store.data_folder())
+
+
+def done(job: Job) -> dict:
+    assert runner.wait(job, 60) is State.DONE, job.log_tail()
+    return job.result
+
+
+def test_studies_return_what_their_functions_do(problem: Problem) -> None:
+    plan = run(SYSTEMS["rcs"], problem, {}).result.solution
+    part = next(iter(parts_of(problem.cluster).values()))
+    jobs = [
+        start("sensitivity", problem, plan=plan.model_dump(mode="json", exclude_none=True), share=0.25),
+        start("capacity", problem, part=[node.model_dump(mode="json") for node in part], title="four", target=1e-9,
+              most_gpus=8, system="linear", options={}),
+    ]  # fmt: skip
+    found = [done(job) for job in jobs]
+    assert found[0]["points"] == [
+        one.to_dict() for one in sensitivity(plan, problem, 0.25, parameters_of(problem))
+    ] and found[0]["of"] == len(found[0]["points"])  # fmt: skip
+    assert found[0]["total"] == simulate(plan, problem).total
+    assert found[1]["points"] == [one.to_dict() for one in capacity(problem, part, 1e-9, 8, "linear")]
+
+
+def test_a_stopped_study_keeps_its_points(problem: Problem) -> None:
+    job = start("imprecision", problem, levels=[one / 20 for one in range(16)], seeds=20, noise="layers")
+    deadline = time.monotonic() + 60
+    while not (job.result and len(job.result["points"]) >= 4):
+        assert time.monotonic() < deadline and not job.state.finished, job.log_tail()
+        time.sleep(0.02)
+    runner.cancel(job, grace=10)
+    assert runner.wait(job, 20) is State.CANCELLED
+    assert [one["system"] for one in job.result["points"][:4]] == ["aurora", "rga", "rcs", "sjf"]
+
+
+def test_a_plan_for_after_a_change_says_what_it_takes_now_and_then(problem: Problem) -> None:
+    change = Change(network=0.25, tokens=4)
+    result = done(start("replan", problem, change=change.model_dump(mode="json"), system="aurora",
+                        options={"time_limit": 1.0}, parent="0" * 64))  # fmt: skip
+    (one,) = result["candidates"]
+    plan = Plan.from_dict(one["plan"], "plan")
+    assert plan.id == one["point"]["plan_id"] and plan.parent == "0" * 64
+    assert plan.name == "Aurora, network 0.25×, tokens 4×"
+    assert plan.claim.objective == simulate(plan, problem).total
+    assert one["point"]["seconds"] == simulate(plan, changed(problem, change)).total
+    assert one["point"]["bound"] <= one["point"]["seconds"]
+    assert Change.from_dict(result["change"], "change") == change

@@ -1,0 +1,241 @@
+"""A plan after a change: against changes made by hand, by scaling everything, and as more network never hurts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from engine.costs import Combined, CostProfile, Datasheet, Line
+from engine.costs.alpha_beta import AlphaBeta
+from engine.costs.scaled import Scaled
+from engine.errors import InputError
+from engine.plan import Plan, SendOrder
+from engine.problem import Problem, make_problem
+from engine.result import Provenance
+from engine.simulate.inference import simulate
+from engine.studies.noise import noisy
+from engine.studies.sensitivity import parameters_of, sensitivity
+from engine.studies.what_if import Change, changed, outlook
+from engine.systems import SYSTEMS, TRAINING, run
+from engine.training import TrainingStep, balanced_load
+from engine.workload import RoutingTrace, TrafficMatrix
+from tests.strategies import cluster_of, make_gpu, make_model, placements, problems
+
+FEW = settings(max_examples=25, deadline=None)
+CASES = ("linear", "rcs", "aurora")
+
+
+def plan_of(problem: Problem, placement, mode: str = "concurrent") -> Plan:
+    return Plan(name="trial", placement=placement, send_order=SendOrder(mode=mode), provenance=Provenance(optimiser=""))
+
+
+@st.composite
+def planned(draw) -> tuple[Problem, Plan]:
+    problem = draw(problems())
+    found = draw(placements(problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)))
+    return problem, plan_of(problem, found)
+
+
+def small(mixed: bool = True, layers: int = 3) -> Problem:
+    cards = [make_gpu(place % 2 if mixed else 0, send=1e6 / (1 + (place % 2 if mixed else 0))) for place in range(4)]
+    rng = np.random.default_rng(3)
+    trace = RoutingTrace("small", rng.zipf(1.6, (400, layers, 1)).clip(1, 8).astype(np.int16) - 1, 8)
+    return make_problem(trace, cluster_of(*cards, latency=1e-4), make_model(layers, 8), Datasheet())
+
+
+def step_problem() -> Problem:
+    model = make_model(2, 4)
+    step = TrainingStep(batch=8, sequence_length=16, heads=4, dense_d_ff=96, vocabulary=2000)
+    cluster = cluster_of(*(make_gpu() for _ in range(4)), latency=1e-4)
+    return make_problem(balanced_load(model), cluster, model, Datasheet(), step=step)
+
+
+@FEW
+@given(planned(), st.sampled_from((0.5, 2.0, 8.0)))
+def test_everything_so_many_times_faster_takes_such_a_part_of_the_time(case, factor: float) -> None:
+    problem, plan = case
+    faster = changed(problem, Change(network=factor, compute=factor, latency=1 / factor))
+    assert simulate(plan, faster).total == pytest.approx(simulate(plan, problem).total / factor, rel=1e-9)
+    assert outlook(plan, faster).bound == pytest.approx(outlook(plan, problem).bound / factor, rel=1e-9)
+
+
+@FEW
+@given(planned(), st.sampled_from(("network", "compute")))
+def test_more_network_or_computation_never_slows_a_plain_all_to_all(case, what: str) -> None:
+    """With all sends at once. With orders faster links can hurt: the start-up times then weigh on other sends."""
+    problem, plan = case
+    before, after = simulate(plan, problem).total, simulate(plan, changed(problem, Change(**{what: 2.0}))).total
+    assert before / 2 * (1 - 1e-9) <= after <= before * (1 + 1e-9)
+
+
+@FEW
+@given(planned(), st.sampled_from((0.5, 3.0)))
+def test_so_many_tokens_are_the_recording_so_often(case, factor: float) -> None:
+    """Against every token copy and byte counted so often by hand."""
+    problem, plan = case
+    matrix = problem.demand * problem.model.bytes_per_token * factor
+    by_hand = replace(problem, workload=TrafficMatrix("often", matrix, problem.model.bytes_per_token))
+    assert simulate(plan, changed(problem, Change(tokens=factor))).total == pytest.approx(
+        simulate(plan, by_hand).total, rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("system", CASES)
+def test_against_a_cluster_and_a_model_changed_by_hand(system: str) -> None:
+    problem = small()
+    plan = run(SYSTEMS[system], problem, {}).result.solution
+    faster = cluster_of(*(card.model_copy(update={"send_bandwidth": 3 * card.send_bandwidth,
+                                                  "receive_bandwidth": 3 * card.receive_bandwidth})
+                          for card in problem.cluster.gpus), latency=5e-5)  # fmt: skip
+    wider = problem.model.model_copy(update={"d_model": 128, "d_ff": 192, "dtype": "fp8"})
+    by_hand = make_problem(problem.workload, faster, wider, Datasheet())
+    mine = changed(problem, Change(network=3, latency=0.5, width=2, dtype="fp8"))
+    assert simulate(plan, mine).total == pytest.approx(simulate(plan, by_hand).total, rel=1e-12)
+
+
+@pytest.mark.parametrize("system", CASES)
+def test_no_change_is_no_change(system: str) -> None:
+    problem = small()
+    plan = run(SYSTEMS[system], problem, {}).result.solution
+    assert simulate(plan, changed(problem, Change())).total == simulate(plan, problem).total
+    assert Change().is_none and not Change(noise=0.1).is_none
+    assert Change().in_words == "nothing changed"
+    assert Change(network=2, noise=0.3, dtype="fp8").in_words == "network 2×, fp8, 30 % imprecise traffic"
+
+
+def test_one_gpu_type_changes_only_that() -> None:
+    problem = small()
+    network = changed(problem, Change(network=2, gpu_type="type-1")).network
+    assert (network.send / problem.network.send).tolist() == [1, 2, 1, 2]
+    cost = Scaled(Datasheet(), compute=4, gpu_type="type-1")
+    cards = problem.cluster.gpus
+    for card, factor in zip(cards, (1, 4, 1, 4), strict=True):
+        ratio = Datasheet().memory_pass(card, np.array(1e6)) / cost.memory_pass(card, np.array(1e6))
+        assert ratio == pytest.approx(factor)
+    with pytest.raises(InputError, match="no GPU of the cluster is a H100"):
+        changed(problem, Change(gpu_type="H100"))
+
+
+def test_bytes_that_were_recorded_grow_with_the_numbers_sent() -> None:
+    rng = np.random.default_rng(0)
+    cluster = cluster_of(*(make_gpu() for _ in range(4)))
+    matrix = TrafficMatrix("bytes", rng.uniform(0, 1e4, (2, 4, 4)), 2)
+    problem = make_problem(matrix, cluster, make_model(2, 4), Datasheet())
+    wide = changed(problem, Change(width=2))
+    assert np.allclose(wide.demand, problem.demand)
+    assert np.allclose(wide.workload.bytes, 2 * problem.workload.bytes)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    problem = small()
+    plan = run(SYSTEMS["linear"], problem, {}).result.solution
+    with pytest.raises(InputError, match="of expert weights"):
+        outlook(plan, changed(problem, Change(width=400)))
+    with pytest.raises(InputError, match="noise: Input should be less than or equal to 1"):
+        Change.from_dict({"noise": 2}, "change")
+
+
+@pytest.mark.parametrize("system", CASES)
+def test_an_outlook_adds_up(system: str) -> None:
+    problem = small()
+    plan = run(SYSTEMS[system], problem, {}).result.solution
+    found = outlook(plan, problem)
+    assert sum(found.parts.values()) == pytest.approx(found.total)
+    assert found.layers.sum() == pytest.approx(found.total) and (found.layers > 0).all()
+    assert found.bound <= found.total * (1 + 1e-9)
+    assert (found.compute + found.network <= found.total * (1 + 1e-9)).all(), "with barriers nothing overlaps"
+    assert found.busiest == (found.compute + found.network).argmax()
+
+
+def test_two_models_change_together() -> None:
+    first = small(layers=2)
+    problem = make_problem(first.workload, first.cluster, first.model, Datasheet(), (first.workload, first.model))
+    plan = run(SYSTEMS["linear"], problem, {}).result.solution
+    before, after = (
+        outlook(plan, one) for one in (problem, changed(problem, Change(network=2, compute=2, latency=0.5)))
+    )
+    assert after.total == pytest.approx(before.total / 2)
+    assert sum(after.parts.values()) == pytest.approx(after.total)
+    noise = changed(problem, Change(noise=0.5))
+    assert not np.allclose(noise.second.demand, problem.second.demand)
+
+
+def test_a_training_step_changes_in_costs_and_batch() -> None:
+    problem = step_problem()
+    plan = run(TRAINING["lina"], problem, {}).result.solution
+    before = outlook(plan, problem)
+    after = outlook(plan, changed(problem, Change(network=2, compute=2, latency=0.5)))
+    assert after.total == pytest.approx(before.total / 2, rel=1e-6)
+    assert before.layers is None and sum(before.parts.values()) == pytest.approx(before.total)
+    assert outlook(plan, changed(problem, Change(tokens=2))).total > before.total
+    assert changed(problem, Change(tokens=2)).step.batch == 16
+    for change in (Change(width=2), Change(noise=0.5), Change(dtype="fp8")):
+        with pytest.raises(InputError, match="of a training step"):
+            changed(problem, change)
+
+
+def test_measured_collectives_scale_their_start_up_and_the_rest_apart() -> None:
+    line = Line(alpha=2e-3, beta=1e-9)
+    profile = CostProfile(name="p", origin="o", gemm={"type-0": line}, memory={}, all_reduce=line, ranks=4, cores=4)
+    cluster, size = cluster_of(*(make_gpu() for _ in range(4))), np.array([0.0, 1e6, 1e7])
+    cost = Scaled(Combined(Datasheet(), AlphaBeta(profile)), network_speed=4, latency=0.5)
+    assert cost.all_reduce(cluster, size) == pytest.approx([0, 1e-3 + 0.25e-3, 1e-3 + 2.5e-3], rel=1e-5)
+    drawn = Scaled(Combined(Datasheet(), Datasheet()), network_speed=4, latency=0.5)
+    assert drawn.all_to_all(cluster, size) == pytest.approx(Datasheet().all_to_all(cluster, size) / 4, rel=1e-4)
+
+
+@FEW
+@given(problems(), st.integers(0, 5), st.sampled_from((0.2, 0.75, 1.0)), st.sampled_from(("layers", "experts")))
+def test_noise_keeps_what_every_rank_sends(problem: Problem, seed: int, level: float, kind: str) -> None:
+    assume(kind == "experts" or problem.workload.layers > 1)
+    found = noisy(problem, level, seed, kind)
+    assert np.allclose(found.demand.sum(axis=2), problem.demand.sum(axis=2))
+    assert (found.demand >= 0).all()
+    assert np.allclose(found.demand, noisy(problem, level, seed, kind).demand)
+    assert noisy(problem, 0.0, seed, kind) is problem
+    half, whole = (noisy(problem, one, seed, kind).demand - problem.demand for one in (0.5, 1.0))
+    assert np.allclose(2 * half, whole), "the share is a share"
+
+
+def test_noise_of_other_layers_is_other_layers() -> None:
+    problem = small(layers=2)
+    found = noisy(problem, 1.0, 0, "layers")
+    assert np.allclose(found.demand, problem.demand[::-1])
+    with pytest.raises(InputError, match="has one layer"):
+        noisy(small(layers=1), 0.5, 0, "layers")
+    with pytest.raises(InputError, match="not between 0 and 1"):
+        noisy(problem, 1.5)
+
+
+def test_sensitivity_is_the_plan_simulated_by_hand() -> None:
+    problem = small()
+    plan = run(SYSTEMS["aurora"], problem, {}).result.solution
+    parameters = parameters_of(problem)
+    assert [one.title for one in parameters[:5]] == ["network bandwidth", "computation speed", "latency", "tokens",
+                                                     "model width"]  # fmt: skip
+    assert "type-1: network" in {one.title for one in parameters}
+    found = {one.title: one for one in sensitivity(plan, problem, 0.25, parameters)}
+    assert list(found) == [one.title for one in parameters]
+    for title, change in (("network bandwidth", "network"), ("tokens", "tokens")):
+        for side, factor in (("less", 0.75), ("more", 1.25)):
+            assert getattr(found[title], side) == simulate(plan, changed(problem, Change(**{change: factor}))).total
+    assert found["network bandwidth"].less > found["network bandwidth"].more
+    assert found["tokens"].less < found["tokens"].more
+    assert found["network bandwidth"].reach >= found["type-1: network"].reach
+    assert len(list(sensitivity(plan, problem, 0.25, parameters, stop=lambda: True))) == 0
+    for share in (0.0, 1.0, float("nan")):
+        with pytest.raises(InputError, match="not between"):
+            list(sensitivity(plan, problem, share, parameters))
+
+
+def test_sensitivity_of_equal_gpus_without_latency_and_of_a_step() -> None:
+    problem = small(mixed=False)
+    still = make_problem(problem.workload, cluster_of(*problem.cluster.gpus), problem.model, Datasheet())
+    assert [one.field for one in parameters_of(still)] == ["network", "compute", "tokens", "width"]
+    step = step_problem()
+    plan = run(TRAINING["deepspeed"], step, {}).result.solution
+    found = list(sensitivity(plan, step, 0.5, parameters_of(step)))
+    assert [one.title for one in found] == ["network bandwidth", "computation speed", "latency", "batch"]
+    assert found[1].less > found[1].more
