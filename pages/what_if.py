@@ -1,17 +1,18 @@
-"""What if this were larger, smaller, or cut differently?"""
+"""What if the network were twice as fast, the traffic noisier, the model bigger?"""
 
 import streamlit as st
 
-from app import state, sweeps, widgets
+from app import state, sweeps, what_if_live, what_if_studies, widgets
 
-widgets.header(
-    "What-if", "What if the parts were smaller or cut elsewhere? Sweep one parameter of a plan and see its worth."
-)
+widgets.header("What-if", "What if the network were twice as fast, the traffic noisier, the model bigger?")
 if state.is_empty():
     widgets.needed_problem()
-if state.step() is None:
-    st.info("Sweeps are for a training step, but what is open is inference: choose the goal on the Optimise page.",
-            icon=":material/info:")  # fmt: skip
-    st.page_link("../pages/optimise.py", label="Choose the goal", icon=":material/tune:")
-    st.stop()
-sweeps.panel(widgets.needed_problem())
+problem = widgets.needed_problem()
+what_if_live.panel(problem)
+st.divider()
+if problem.step is None:
+    what_if_studies.panel(problem)
+else:
+    sweeps.panel(problem)
+    st.subheader("Sensitivity", anchor=False)
+    what_if_studies.sensitivity(problem)

@@ -14,7 +14,7 @@ from engine.simulate.inference import bound_of_plan, simulate
 from engine.studies.affinity import SEEDS, OutOfDistribution, TokensEnough, out_of_distribution, tokens_enough
 from engine.studies.capacity import capacity
 from engine.studies.imprecision import imprecision
-from engine.studies.sensitivity import parameters_of, sensitivity
+from engine.studies.sensitivity import is_simulated, parameters_of, seconds_of, sensitivity
 from engine.studies.sweep import sweep, trials_of
 from engine.studies.what_if import Change, changed
 from engine.systems import run, systems_for
@@ -83,12 +83,12 @@ def sensitivity_study(arguments: dict[str, Any], context: Context) -> dict[str, 
     """How a plan's time answers to a little less and a little more of everything.
 
     arguments: those of `problem_arguments`, plan, share. Result: {"points": [`SensitivityPoint`...], "of", "share", "total"
-    (seconds as things are), "plan" (its name), "cost_source"}; of a stopped or running job the points so far.
+    (seconds as things are), "plan" (its name), "simulated", "cost_source"}; of a stopped or running job the points so far.
     """
     problem, plan = problem_from(arguments), Plan.from_dict(arguments["plan"], "plan")
     parameters, share = parameters_of(problem), arguments["share"]
-    result = {"points": [], "of": len(parameters), "share": share, "total": simulate(plan, problem).total,
-              "plan": plan.name, "cost_source": problem.cost.source}  # fmt: skip
+    result = {"points": [], "of": len(parameters), "share": share, "total": seconds_of(plan, problem),
+              "plan": plan.name, "simulated": is_simulated(problem), "cost_source": problem.cost.source}  # fmt: skip
     return _collect(sensitivity(plan, problem, share, parameters, context.stop, context.report), result, context)
 
 

@@ -35,7 +35,8 @@ class CapacityPoint:
         return self.total is not None and self.total <= target
 
     def cannot_meet(self, target: float) -> bool:
-        """Whether it is certain that no placement without replicas meets the target, in whatever order bytes move."""
+        """Whether it is certain that no placement with as many slots per GPU, none of them a replica, meets the target, in
+        whatever order bytes move; or that its experts do not fit."""
         if self.total is None:
             return True
         return self.scope == "placement and order" and self.bound > target

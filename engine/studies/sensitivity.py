@@ -8,8 +8,7 @@ from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Stop, never
-from engine.simulate.inference import simulate
-from engine.studies.what_if import Change, changed
+from engine.studies.what_if import Change, changed, is_quick, least, outlook
 from engine.systems.base import Report, silent
 
 SHARES = (0.01, 0.9)
@@ -72,6 +71,16 @@ def parameters_of(problem: Problem) -> tuple[Parameter, ...]:
     return tuple(found)
 
 
+def is_simulated(problem: Problem) -> bool:
+    """Whether the study simulates; one model on very many GPUs takes what its busiest ports need (`what_if.least`)."""
+    return is_quick(problem) or problem.second is not None
+
+
+def seconds_of(plan: Plan, problem: Problem) -> float:
+    """Seconds of a plan, as the study counts them."""
+    return (outlook if is_simulated(problem) else least)(plan, problem).total
+
+
 def sensitivity(
     plan: Plan,
     problem: Problem,
@@ -88,5 +97,5 @@ def sensitivity(
         report(done / len(parameters), parameter.title)
         if stop():
             return
-        seconds = (simulate(plan, changed(problem, parameter.times(one))).total for one in (1 - share, 1 + share))
+        seconds = (seconds_of(plan, changed(problem, parameter.times(one))) for one in (1 - share, 1 + share))
         yield SensitivityPoint(parameter.title, *seconds)

@@ -1,4 +1,4 @@
-"""The What-if page in every state it can be met in, without a browser."""
+"""The What-if page of a training step in every state it can be met in, without a browser: sliders, sweeps, sensitivity."""
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -36,8 +36,9 @@ def open_step(app: AppTest, **more) -> None:
     app.session_state["steps"] = {app.session_state["model"].digest: step.model_dump(mode="json", exclude_none=True)}
 
 
-def titles(app: AppTest) -> list[str]:
-    return [chart.proto.alt for chart in app.get("plotly_chart")]
+def titles(app: AppTest, of: str = "sweep-") -> list[str]:
+    """Of the charts whose key begins so."""
+    return [chart.proto.alt for chart in app.get("plotly_chart") if f"-{of}" in chart.proto.id]
 
 
 def button(app: AppTest, label: str):
@@ -63,15 +64,6 @@ def run(app: AppTest, kind: str, values: str) -> runner.Job:
     app.run()
     assert not app.exception, app.exception
     return job
-
-
-def test_inference_is_told_where_to_choose_the_goal(app: AppTest) -> None:
-    visit(app, "what_if")
-    assert any(one.label == "Open the sample" for one in app.button)
-    open_sample(app)
-    visit(app, "what_if")
-    assert "for a training step" in app.info[0].value and not app.text_input
-    assert not any(one.label == "Run the sweep" for one in app.button)
 
 
 def test_a_step_that_does_not_fit_is_answered(app: AppTest) -> None:
@@ -129,6 +121,32 @@ def test_sweeps_of_all_kinds_and_a_plan_to_open(training: AppTest) -> None:
     again.query_params["session"] = training.query_params["session"]
     visit(again.run(), "what_if")
     assert any((one.key or "").startswith("strip-plan-") for one in again.button), "found again by its address"
+
+
+def test_sliders_and_sensitivity_of_a_step(training: AppTest) -> None:
+    assert not titles(training, "what-if"), "no plan is open"
+    assert any("Once a plan is open" in one.value for one in training.caption) and not training.select_slider
+    run(training, "degree", "1, 2")
+    button(training, "Open this plan").click()
+    training.run()
+    assert not training.exception, training.exception
+    assert len(titles(training, "what-if")) == 2
+    assert [one.label for one in training.select_slider] == [
+        "Network bandwidth",
+        "Computation speed",
+        "Latency",
+        "Batch",
+    ]
+    before = titles(training, "what-if")[0]
+    training.select_slider(key="what-if-tokens").set_value(4.0).run()
+    assert "instead of" in titles(training, "what-if")[0] != before and not training.error
+    button(training, "Run the sensitivity study").click()
+    training.run()
+    job = runner.jobs(store.data_folder(), "sensitivity")[0]
+    assert runner.wait(job, 60) is runner.State.DONE, job.log_tail()
+    training.run()
+    assert not training.exception, training.exception
+    assert any("counts most" in one for one in titles(training, "what-if-tornado"))
 
 
 def test_a_sweep_of_something_else_is_not_shown_as_if_it_were_of_this(training: AppTest) -> None:

@@ -17,7 +17,7 @@ from engine.result import Provenance
 from engine.simulate.inference import simulate
 from engine.studies.noise import noisy
 from engine.studies.sensitivity import parameters_of, sensitivity
-from engine.studies.what_if import Change, changed, outlook
+from engine.studies.what_if import Change, changed, is_quick, least, outlook
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import TrainingStep, balanced_load
 from engine.workload import RoutingTrace, TrafficMatrix
@@ -147,6 +147,18 @@ def test_an_outlook_adds_up(system: str) -> None:
     assert found.bound <= found.total * (1 + 1e-9)
     assert (found.compute + found.network <= found.total * (1 + 1e-9)).all(), "with barriers nothing overlaps"
     assert found.busiest == (found.compute + found.network).argmax()
+
+
+@FEW
+@given(planned())
+def test_the_least_is_the_bound_and_its_parts(case) -> None:
+    problem, plan = case
+    found, whole = least(plan, problem), outlook(plan, problem)
+    assert found.total == found.bound == pytest.approx(whole.bound) and found.total <= whole.total * (1 + 1e-9)
+    assert sum(found.parts.values()) == pytest.approx(found.total) and found.layers.sum() == pytest.approx(found.total)
+    assert np.allclose(found.compute, whole.compute), "without sends on the way computation is the same"
+    assert (found.network <= whole.network * (1 + 1e-9) + 1e-12).all()
+    assert is_quick(problem) and not found.simulated
 
 
 def test_two_models_change_together() -> None:

@@ -1,0 +1,202 @@
+"""Charts of plans before and after a change: what the total is made of, every GPU's time, and every layer's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+
+from app.charts.sweep import PARTS
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, TEAL, finish, plain
+from engine.studies.what_if import Outlook
+from engine.units import TIME, ratio, scale_of, seconds, share
+
+COMPUTES, SENDS = "#E69F00", "#0072B2"
+SAME = 5e-4
+"""Times that differ by no more than this part are equal."""
+LEGEND = {"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "traceorder": "normal"}
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A plan before and after a change. before: None for a plan that was made for what is changed; after: None where nothing
+    is changed."""
+
+    name: str
+    before: Outlook | None
+    after: Outlook | None
+
+    @property
+    def shown(self) -> Outlook:
+        """After the change, or as things are."""
+        return self.after or self.before
+
+
+def totals(cases: Sequence[Case], change: str) -> go.Figure:
+    """One stacked bar for every plan now and after the change, with its time and a dashed line at its bound.
+
+    The first case is the plan that is looked at, the second what it is compared with. change: in words.
+    """
+    rows: list[tuple[str, Outlook, bool]] = []
+    places: list[float] = []
+    for turn, case in enumerate(cases):
+        for outlook, said in ((case.before, "now"), (case.after, "changed")):
+            if outlook is not None:
+                name = _short(case.name)
+                rows.append((name if case.after is None else f"{name}, {said}", outlook, said == "now"))
+                places.append(len(places) + 0.5 * turn)
+    factor, unit = scale_of(max(one.total for _, one, _ in rows), TIME)
+    figure = go.Figure()
+    for key in dict.fromkeys(key for _, one, _ in rows for key in one.parts):
+        title, colour, pattern = _style(key)
+        values = np.array([one.parts.get(key, 0.0) for _, one, _ in rows])
+        figure.add_bar(
+            x=values / factor, y=places, orientation="h", name=title, width=0.78,
+            marker={"color": colour, "opacity": [0.45 if before and cases[0].after else 0.9 for *_, before in rows],
+                    "line": {"color": colour, "width": 1}, "pattern": {"shape": pattern, "size": 6, "fillmode": "overlay"}},
+            customdata=[f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (one.total or 1))}"
+                        for (name, one, _), value in zip(rows, values, strict=True)],
+            hovertemplate="%{customdata}<extra></extra>",
+        )  # fmt: skip
+    ends = [(place - 0.46, place + 0.46, None) for place in places]
+    figure.add_scatter(
+        x=[None if end is None else one.bound / factor for (_, one, _), three in zip(rows, ends, strict=True)
+           for end in three],
+        y=[end for three in ends for end in three], mode="lines", name="bound of its placement",
+        line={"dash": "dash", "width": 1.5, "color": NEUTRAL}, hoverinfo="skip",
+    )  # fmt: skip
+    figure.add_scatter(
+        x=[one.total / factor for _, one, _ in rows], y=places, mode="text", showlegend=False, hoverinfo="skip",
+        text=[f" {seconds(one.total)}{beside}" for (_, one, _), beside in zip(rows, _besides(cases), strict=True)],
+        textposition="middle right",
+    )  # fmt: skip
+    longest = max(one.total for _, one, _ in rows) / factor or 1.0
+    said = f"; changed: {plain(change)}" if cases[0].after else ""
+    figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){said}", range=[0, longest * 1.3])
+    figure.update_yaxes(
+        tickvals=places, ticktext=[plain(name) for name, *_ in rows], range=[max(places) + 0.6, -0.6], showgrid=False,
+        zeroline=False,
+    )  # fmt: skip
+    height = 150 + round(34 * (max(places) + 1))
+    return finish(
+        figure, finding(cases), height, barmode="stack", legend=LEGEND | {"y": -70 / (height - 120)},
+    )  # fmt: skip
+
+
+def _besides(cases: Sequence[Case]) -> list[str]:
+    """What stands behind the time of every row: a plan after the change beside itself now, one made for the change beside
+    the first plan after it."""
+    found = []
+    for case in cases:
+        beside = case.before or cases[0].after
+        if case.before is not None:
+            found.append("")
+        if case.after is not None:
+            what = "of now" if case.before is not None else f"of {plain(_short(cases[0].name))}, changed"
+            found.append(f" · {ratio(case.after.total / beside.total)} {what}" if beside.total else "")
+    return found
+
+
+def finding(cases: Sequence[Case]) -> str:
+    """What the change does to the first case, and how it then stands beside the second."""
+    mine, name = cases[0], plain(_short(cases[0].name))
+    if mine.after is None:
+        said = f"{name} takes {seconds(mine.before.total)}"
+    elif abs(mine.after.total - mine.before.total) <= SAME * mine.before.total:
+        said = f"{name} takes {seconds(mine.before.total)} as before"
+    else:
+        said = f"{name} takes {seconds(mine.after.total)} instead of {seconds(mine.before.total)}"
+    if len(cases) > 1 and mine.shown.total:
+        other = cases[1].shown.total / mine.shown.total
+        if abs(other - 1) <= SAME:
+            return f"{said}, as long as {plain(_short(cases[1].name))}"
+        said += f"; {plain(_short(cases[1].name))} takes {ratio(other)} as long"
+    return said
+
+
+def per_gpu(case: Case, overlaps: bool) -> go.Figure:
+    """How long every GPU (or group of alike GPUs) computes and communicates, the busiest marked; now as lines.
+
+    overlaps: whether a GPU may do both at once, so that the two stand side by side rather than on each other.
+    """
+    shown, before = case.shown, case.before if case.after is not None else None
+    factor, unit = scale_of(max(_highest(one, overlaps) for one in (shown, before) if one is not None), TIME)
+    names = [plain(name) for name in shown.resources]
+    short = [name.split(" · ")[0].removeprefix("GPU ") for name in names]
+    across, every = np.arange(len(names)), -(-len(names) // 16)
+    figure = go.Figure()
+    for values, title, colour in ((shown.compute, "computes", COMPUTES), (shown.network, "sends or receives", SENDS)):
+        figure.add_bar(
+            x=across, y=values / factor, name=title, marker={"color": colour, "opacity": 0.9},
+            customdata=[f"{name}<br>{title} {seconds(value)}, {share(value / (shown.total or 1))} of the time"
+                        for name, value in zip(names, values, strict=True)],
+            hovertemplate="%{customdata}<extra></extra>",
+        )  # fmt: skip
+    if before is not None and len(before.resources) == len(names):
+        busy = before.compute + before.network
+        figure.add_scatter(
+            x=across, y=(np.maximum(before.compute, before.network) if overlaps else busy) / factor, mode="markers", name="now",
+            marker={"symbol": "line-ew-open", "size": max(8, min(26, 420 // len(names))), "color": NEUTRAL,
+                    "line": {"width": 2}},
+            hovertemplate=f"now %{{y:.3g}} {unit}<extra></extra>",
+        )  # fmt: skip
+    worst = shown.busiest
+    top = max(shown.compute[worst], shown.network[worst]) if overlaps else shown.compute[worst] + shown.network[worst]
+    figure.add_annotation(x=worst, y=top / factor, text="busiest", showarrow=True, arrowhead=0, ax=0, ay=-18,
+                          font={"size": 11, "color": MARK}, arrowcolor=MARK)  # fmt: skip
+    figure.update_xaxes(showgrid=False, title="GPU", tickangle=0, tickvals=across[::every], ticktext=short[::every])
+    figure.update_yaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
+    busy = shown.compute + shown.network
+    part = shown.network[worst] / busy[worst] if busy[worst] else 0.0
+    title = f"{names[worst].split(' · ')[0]} is busiest, {share(part)} communicating"
+    return finish(figure, title, 320, barmode="group" if overlaps else "stack", legend=LEGEND)
+
+
+def per_layer(cases: Sequence[Case]) -> go.Figure:
+    """What every layer adds to the total: bars of the first case, outlined as things are now, and a line of the second."""
+    mine = cases[0]
+    shown = mine.shown.layers
+    factor, unit = scale_of(max(one.layers.max() for case in cases for one in (case.before, case.after) if one), TIME)
+    across = np.arange(len(shown))
+    figure = go.Figure()
+    if mine.after is not None:
+        figure.add_bar(
+            x=across, y=mine.before.layers / factor, name="now", width=0.84,
+            marker={"color": "rgba(0,0,0,0)", "line": {"color": NEUTRAL, "width": 1.5}},
+            hovertemplate=f"layer %{{x}}, now: %{{y:.3g}} {unit}<extra></extra>",
+        )  # fmt: skip
+    figure.add_bar(
+        x=across, y=shown / factor, name=plain(_short(mine.name)), width=0.56, marker={"color": TEAL},
+        hovertemplate=f"layer %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
+    )  # fmt: skip
+    if len(cases) > 1:
+        figure.add_scatter(
+            x=across, y=cases[1].shown.layers / factor, name=plain(_short(cases[1].name)), mode="lines+markers",
+            line={"dash": "dot", "width": 1.5, "color": MARK}, marker={"size": 6, "symbol": "diamond"},
+            hovertemplate=f"layer %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title="MoE layer", showgrid=False, dtick=1 if len(shown) <= 16 else None)
+    figure.update_yaxes(title=f"time, {unit} ({_tag(mine.shown)})", rangemode="tozero")
+    longest = int(shown.argmax())
+    mean = shown.mean() or 1.0
+    title = f"Layer {longest} takes longest: {seconds(shown[longest])}, {ratio(shown[longest] / mean)} the mean"
+    return finish(figure, title, 320, barmode="overlay", legend=LEGEND)
+
+
+def _highest(outlook: Outlook, overlaps: bool) -> float:
+    both = np.maximum(outlook.compute, outlook.network) if overlaps else outlook.compute + outlook.network
+    return float(both.max())
+
+
+def _tag(outlook: Outlook) -> str:
+    return "simulated" if outlook.simulated else "bound"
+
+
+def _style(part: str) -> tuple[str, str, str]:
+    """Title, colour and pattern of a part of a total."""
+    return PARTS[part] if part in PARTS else (KIND_TITLES[part], KIND_COLOURS[part], "")
+
+
+def _short(name: str) -> str:
+    """A plan's name without what stands in brackets."""
+    return name.split(" (")[0]

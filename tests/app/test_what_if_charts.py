@@ -1,0 +1,122 @@
+"""Charts of the What-if page: what their titles find, and that what they draw is what was simulated."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from app.charts import what_if as live
+from app.charts import what_if_studies as charts
+from app.charts.what_if import Case
+from engine.studies.capacity import CapacityPoint
+from engine.studies.imprecision import ImprecisionPoint
+from engine.studies.sensitivity import SensitivityPoint
+from engine.studies.what_if import Outlook
+
+
+def outlook(scale: float = 1.0, **more) -> Outlook:
+    compute, network = np.array([1.0, 2.0, 1.0]) * scale / 4, np.array([1.0, 2.0, 1.0]) * scale / 4
+    found = Outlook(
+        total=scale, bound=0.9 * scale, parts={"gate": 0.25 * scale, "dispatch": 0.75 * scale}, compute=compute,
+        network=network, resources=("GPU 0 · A", "GPU 1 · B", "GPU 2 · B"), layers=np.array([0.25, 0.75]) * scale,
+    )  # fmt: skip
+    return replace(found, **more)
+
+
+def test_totals_before_and_after() -> None:
+    cases = [Case("Aurora", outlook(1.0), outlook(0.5)), Case("<b>other</b> (X)", outlook(2.0), outlook(1.0)),
+             Case("Replanned", None, outlook(0.25))]  # fmt: skip
+    figure = live.totals(cases, "network 2×")
+    assert figure.layout.title.text == (
+        "Aurora takes 500 ms instead of 1 s; &lt;b&gt;other&lt;/b&gt; takes 2× as long"
+    )  # fmt: skip
+    bars = [one for one in figure.data if one.type == "bar"]
+    assert [one.name for one in bars] == ["Gate", "Dispatch all-to-all"]
+    assert np.allclose(sum(np.array(one.x) for one in bars), [1, 0.5, 2, 1, 0.25])
+    assert list(figure.layout.yaxis.ticktext)[:2] == ["Aurora, now", "Aurora, changed"]
+    text = next(one for one in figure.data if one.type == "scatter" and one.mode == "text").text
+    assert list(text) == [
+        " 1 s",
+        " 500 ms · 0.5× of now",
+        " 2 s",
+        " 1 s · 0.5× of now",
+        " 250 ms · 0.5× of Aurora, changed",
+    ]
+    assert "changed: network 2×" in figure.layout.xaxis.title.text
+
+
+@pytest.mark.parametrize(
+    "after, other, said",
+    [
+        (None, 1.5, "Aurora takes 1 s; Rival takes 1.5× as long"),
+        (None, 1.0, "Aurora takes 1 s, as long as Rival"),
+        (1.0, None, "Aurora takes 1 s as before"),
+    ],
+)
+def test_findings(after: float | None, other: float | None, said: str) -> None:
+    cases = [Case("Aurora", outlook(), after and outlook(after))]
+    cases += [Case("Rival (R)", outlook(other), None)] if other else []
+    assert live.finding(cases) == said
+
+
+def test_the_busiest_gpu_is_marked_and_a_bound_is_called_one() -> None:
+    case = Case("Aurora", outlook(), outlook(0.5, simulated=False))
+    figure = live.per_gpu(case, overlaps=False)
+    assert figure.layout.title.text == "GPU 1 is busiest, 50 % communicating"
+    assert figure.layout.annotations[0].x == 1 and "(bound)" in figure.layout.yaxis.title.text
+    assert list(figure.layout.xaxis.ticktext) == ["0", "1", "2"]
+    now = next(one for one in figure.data if one.name == "now")
+    assert np.allclose(now.y, [0.5, 1, 0.5])
+    assert live.per_gpu(Case("A", outlook(), None), overlaps=True).layout.barmode == "group"
+
+
+def test_layers_name_the_longest() -> None:
+    figure = live.per_layer([Case("Aurora", outlook(), outlook(0.5)), Case("Rival", outlook(2), outlook(1))])
+    assert figure.layout.title.text.startswith("Layer 1 takes longest: 375 ms, 1.5× the mean")
+    assert [one.name for one in figure.data] == ["now", "Aurora", "Rival"]
+
+
+def test_a_tornado_has_the_widest_on_top() -> None:
+    points = [
+        SensitivityPoint("latency", 1.0, 1.0),
+        SensitivityPoint("network", 1.5, 0.8),
+        SensitivityPoint("tokens", 0.9, 1.1),
+    ]
+    figure = charts.tornado(points, 1.0, 0.25)
+    assert figure.layout.title.text == "Network counts most: 25 % more saves 20 % of the time; latency does not matter"
+    assert list(figure.layout.yaxis.ticktext) == ["network", "tokens", "latency"]
+    assert np.allclose(figure.data[0].x, [50, -10, 0]) and np.allclose(figure.data[1].x, [-20, 10, 0])
+    assert charts.tornado(points[:1], 1.0, 0.25, complete=False).layout.title.text.startswith("So far: ")
+
+
+def test_imprecision_is_the_median_with_its_band() -> None:
+    titles = {"aurora": "Aurora", "rcs": "Random order (RCS)"}
+    points = [ImprecisionPoint("aurora", 0.0, 0, 1.0), ImprecisionPoint("rcs", 0.0, 0, 2.0)]
+    for seed, (mine, theirs) in enumerate([(1.2, 2.0), (1.1, 2.2), (4.0, 2.0)]):
+        points += [ImprecisionPoint("aurora", 0.75, seed, mine), ImprecisionPoint("rcs", 0.75, seed, theirs)]
+    figure = charts.imprecise_times(points, titles)
+    assert figure.layout.title.text == "At 75 % noise Aurora's plan takes 20 % longer (paper: up to 16 % on its traces)"
+    assert list(figure.data[1].y) == [1.0, 1.2] and list(figure.data[0].y) == [1.0, 4.0, 1.1, 1.0]
+    ratios = charts.speed_ups(points, titles)
+    assert np.allclose(ratios.data[0].y, [2.0, np.median([2 / 1.2, 2.0, 0.5])])
+    assert ratios.layout.title.text == "Aurora gains 1.67× or more"
+    lost = [*points, ImprecisionPoint("aurora", 1.0, 0, 4.0), ImprecisionPoint("rcs", 1.0, 0, 2.0)]
+    assert charts.speed_ups(lost, titles).layout.title.text == "Aurora loses to Random order at 100 % noise: 0.5×"
+    assert "So far" in charts.imprecise_times(points[:2], titles, complete=False).layout.title.text
+
+
+def test_capacity_marks_the_smallest_that_meets_the_target() -> None:
+    points = [CapacityPoint(1, 4, refused="no room"), CapacityPoint(2, 8, 3.0, 2.0, "placement and order"),
+              CapacityPoint(3, 12, 1.0, 1.0, "placement and order")]  # fmt: skip
+    figure = charts.capacity(points, 1.5)
+    assert figure.layout.title.text == "12 GPUs are enough for 1.5 s: 1 s"
+    assert list(figure.data[0].marker.symbol) == ["circle-open", "circle"]
+    assert next(one for one in figure.data if one.name == "cannot be planned").x == (4,)
+    assert charts.capacity(points[:2], 1.5, False).layout.title.text == "So far: up to 8 GPUs miss the target"
+    assert "the best, 8 GPUs" in charts.capacity(points[:2], 1.5).layout.title.text
+    assert charts.capacity(points[:1], 1.5).layout.title.text == "No size could be planned for"
+
+
+def test_popularity_is_by_rank() -> None:
+    figure = charts.popularity(np.array([[1.0, 3.0], [3.0, 1.0]]))
+    assert list(figure.data[0].y) == [75, 25] and "1.5× the mean" in figure.layout.title.text

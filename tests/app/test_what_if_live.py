@@ -1,0 +1,192 @@
+"""The What-if page of inference, without a browser: sliders, studies as jobs, a synthetic recording."""
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import what_if_studies
+from app.what_if_live import linear_plan
+from engine import store
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.problem import make_problem
+from engine.simulate.inference import simulate
+from engine.studies.capacity import CapacityPoint
+from engine.studies.what_if import Change, changed
+from engine.units import seconds
+from tests.app.test_pages import ROOT, open_sample, visit
+from tests.app.test_what_if_page import button, choose, titles
+from tests.strategies import cluster_of, make_gpu
+from tests.studies.test_what_if import small
+
+
+@pytest.fixture
+def app(warm_jobs) -> AppTest:
+    return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
+
+
+@pytest.fixture
+def page(app: AppTest) -> AppTest:
+    """A small recording on four mixed GPUs; no plan."""
+    problem = small()
+    app.session_state["workloads"] = {store.save_workload(problem.workload): problem.workload.name}
+    app.session_state["workload"] = problem.workload.digest
+    app.session_state["model"], app.session_state["cluster"] = problem.model, problem.cluster
+    return visit(app, "what_if")
+
+
+def finish(page: AppTest, kind: str, press: str) -> runner.Job:
+    """Start a study and draw the page with its result."""
+    button(page, press).click()
+    page.run()
+    assert not page.exception, page.exception
+    job = runner.jobs(store.data_folder(), kind)[0]
+    assert runner.wait(job, 60) is runner.State.DONE, job.log_tail()
+    page.run()
+    assert not page.exception and not page.error, page.exception
+    return job
+
+
+def test_the_sample_without_a_plan(app: AppTest) -> None:
+    visit(app, "what_if")
+    assert any(one.label == "Open the sample" for one in app.button)
+    open_sample(app)
+    visit(app, "what_if")
+    assert len(titles(app, "what-if")) == 3 and titles(app, "what-if-totals")[0].startswith("Linear placement takes")
+    assert any("No plan is open" in one.value for one in app.caption)
+    assert button(app, "Back to how things are").disabled and button(app, "Replan for this change").disabled
+
+
+def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
+    problem = small()
+    assert [one.label for one in page.select_slider] == ["Network bandwidth", "Computation speed", "Latency", "Tokens",
+                                                         "Model width"]  # fmt: skip
+    page.select_slider(key="what-if-network").set_value(2.0).run()
+    page.slider(key="what-if-noise").set_value(30).run()
+    page.selectbox(key="what-if-dtype").set_value("fp8").run()
+    assert not page.exception and not page.error
+    plan, change = linear_plan(problem), Change(network=2, noise=0.3, dtype="fp8")
+    now, then = simulate(plan, problem).total, simulate(plan, changed(problem, change)).total
+    assert titles(page, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
+    button(page, "Back to how things are").click()
+    page.run()
+    assert titles(page, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
+
+
+def test_a_change_that_cannot_be_is_answered_and_what_is_stays(page: AppTest) -> None:
+    problem = small()
+    tight = cluster_of(*(make_gpu(memory=2.5 * 3 * problem.model.bytes_per_expert / 0.9) for _ in range(4)))
+    page.session_state["cluster"] = tight
+    page.run()
+    assert not page.error
+    page.select_slider(key="what-if-width").set_value(16.0).run()
+    assert "This change cannot be" in page.error[0].value and "add GPUs" in page.error[0].value
+    assert len(titles(page, "what-if")) == 3 and not page.exception
+
+
+def test_a_plan_for_the_change_stands_beside_and_opens(page: AppTest) -> None:
+    page.select_slider(key="what-if-network").set_value(0.25).run()
+    job = finish(page, "replan", "Replan for this change")
+    assert job.request.arguments["system"] == "aurora"
+    button(page, "Open the new plan").click()
+    page.run()
+    assert not page.exception, page.exception
+    assert page.session_state["plan"] == job.result["candidates"][0]["point"]["plan_id"]
+    assert any("Aurora, network 0" in one.label for one in page.button if (one.key or "").startswith("strip-plan"))
+    assert len(titles(page, "what-if")) == 3
+
+
+def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest) -> None:
+    finish(page, "sensitivity", "Run the sensitivity study")
+    assert "counts most" in titles(page, "what-if-tornado")[0]
+    page.session_state["cluster"] = cluster_of(*(make_gpu() for _ in range(4)))
+    page.run()
+    assert not titles(page, "what-if-tornado") and "another plan" in page.info[0].value
+    page.session_state["cluster"] = small().cluster
+
+    choose(page, "what-if-study", "imprecision")
+    page.text_input(key="what-if-levels").set_value("0, many").run()
+    assert "is no list of percentages" in page.error[0].value.replace("\\", "")
+    assert button(page, "Run the imprecision study").disabled
+    page.text_input(key="what-if-levels").set_value("0, 75").run()
+    page.number_input(key="what-if-seeds").set_value(2).run()
+    page.number_input(key="what-if-limit").set_value(0.5).run()
+    job = finish(page, "imprecision", "Run the imprecision study")
+    assert len(job.result["points"]) == 4 * (1 + 2)
+    assert "At 75 % noise" in titles(page, "what-if-imprecise")[0] and titles(page, "what-if-speed-ups")
+
+    choose(page, "what-if-study", "capacity")
+    page.number_input(key="what-if-most-4").set_value(8).run()
+    page.selectbox(key="what-if-system").set_value("linear").run()
+    finish(page, "capacity", "Find the number of GPUs")
+    assert page.dataframe[0].value["GPUs"].tolist() == ["4", "8"]
+    found = [one for one in page.button if one.label.startswith("Open the cluster of")]
+    assert bool(found) == ("are enough" in titles(page, "what-if-capacity")[0])
+    if found:
+        found[0].click()
+        page.run()
+        assert len(page.session_state["cluster"].gpus) == 8 and not page.exception
+
+
+def test_a_synthetic_workload_is_previewed_opened_and_called_synthetic(page: AppTest) -> None:
+    choose(page, "what-if-study", "synthetic")
+    flat = float(next(one.value for one in page.metric if one.label == "Worst skew").removesuffix("×"))
+    page.slider(key="synthetic-skew").set_value(2.0).run()
+    page.slider(key="synthetic-affinity").set_value(100).run()
+    steep = {one.label: one.value for one in page.metric}
+    assert float(steep["Worst skew"].removesuffix("×")) > flat
+    assert steep["Kept, followers together"] == "100 %"
+    button(page, "Open it").click()
+    page.run()
+    assert not page.exception and not page.error
+    name = "synthetic, skew 2, affinity 1, 16,384 tokens"
+    assert page.session_state["workloads"][page.session_state["workload"]] == name
+    assert page.toast and "not recorded" in page.toast[0].value
+
+
+def test_a_traffic_matrix_has_no_larger_cluster(app: AppTest) -> None:
+    open_sample(app)
+    next(one for one in app.button if one.label == "Traffic 8 × 8").click()
+    app.run()
+    visit(app, "what_if")
+    assert len(titles(app, "what-if")) == 3, "and sliders work on it"
+    app.slider(key="what-if-noise").set_value(50).run()
+    assert not app.error and not app.exception
+    choose(app, "what-if-study", "capacity")
+    assert "fixed number of GPUs" in app.info[0].value
+
+
+def test_two_models(page: AppTest) -> None:
+    problem = small()
+    page.session_state["second"] = problem.workload.digest
+    page.session_state["model_of"] = {problem.workload.digest: problem.model.model_dump(mode="json", exclude_none=True)}
+    page.run()
+    assert not page.exception and not page.error
+    page.select_slider(key="what-if-network").set_value(4.0).run()
+    both = make_problem(
+        problem.workload, problem.cluster, problem.model, problem.cost, (problem.workload, problem.model)
+    )
+    assert both.second is not None and "instead of" in titles(page, "what-if-totals")[0] and not page.error
+
+
+def test_percentages_as_people_type_them() -> None:
+    assert what_if_studies.levels_of("0, 25 %; 75%") == [0, 0.25, 0.75]
+    for text in ("", "200", "-5", "a"):
+        with pytest.raises(InputError):
+            what_if_studies.levels_of(text)
+
+
+def test_what_a_search_has_shown_is_said_and_no_more() -> None:
+    result = {"system": "aurora", "cost_source": "test"}
+
+    def point(gpus: int, total: float | None, bound: float = 0.5) -> CapacityPoint:
+        scope = "placement and order" if total else ""
+        return CapacityPoint(gpus, gpus, total, bound if total else None, scope, "" if total else "no room")
+
+    said = what_if_studies.honestly(
+        [point(1, None), point(2, 3.0, 2.5), point(3, 1.0), point(4, 2.5)], 2.0, result, True
+    )
+    assert "No smaller size can" in said and "with 4 GPUs the target is missed again" in said
+    said = what_if_studies.honestly([point(1, 3.0, 1.5), point(2, 1.0), point(3, 1.0)], 2.0, result, True)
+    assert "at 1 GPUs the bound leaves room" in said and "larger ones were not tried" in said
+    said = what_if_studies.honestly([point(1, 3.0)], 2.0, result, True)
+    assert "were not tried" in said and "No smaller" not in said
