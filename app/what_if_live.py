@@ -228,13 +228,15 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
         cases.append(charts.Case("Replanned", None, after[again.id]))
     widgets.chart(charts.totals(cases, change.in_words), "what-if-totals")
     overlaps = problem.step is not None or problem.second is not None
-    if problem.step is not None:
-        widgets.chart(charts.per_gpu(cases[0], overlaps), "what-if-gpus")
-    else:
-        gpus, layers = st.columns(2, gap="medium")
-        with gpus:
+    one_by_one = len(cases[0].shown.resources) > 1  # of a step, GPUs that do the same are one
+    places = st.columns(2, gap="medium") if one_by_one else [None, st.container()]
+    if one_by_one:
+        with places[0]:
             widgets.chart(charts.per_gpu(cases[0], overlaps), "what-if-gpus")
-        with layers:
+    with places[1]:
+        if problem.step is not None:
+            widgets.chart(charts.per_kind(cases[0]), "what-if-kinds")
+        else:
             widgets.chart(charts.per_layer(cases), "what-if-layers")
     st.caption(_said(problem, is_open, change))
 
@@ -248,6 +250,8 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
                      "needs, which no order beats. Orders make no difference here; the Timeline simulates them.")  # fmt: skip
     if problem.graph is not None:
         parts.append("Operators imported with measured times keep them.")
+    if problem.step is not None and len(problem.cluster.gpus) > 1:
+        parts.append("GPUs that do the same at the same time count as one.")
     if problem.step is not None:
         parts.append("Width and numbers of a training step are set on the Optimise page.")
     if change.tokens != 1 and isinstance(problem.workload, RoutingTrace) and problem.step is None:

@@ -18,7 +18,7 @@ from engine.jobs import runner
 from engine.jobs.tasks import problem_arguments
 from engine.problem import Problem
 from engine.studies.capacity import MOST_GPUS, CapacityPoint, grown, parts_of, smallest
-from engine.studies.imprecision import LEVELS, MOST_SEEDS, ImprecisionPoint, check_levels, systems_of
+from engine.studies.imprecision import LEVELS, MOST_SEEDS, PAPER_LOSS, ImprecisionPoint, check_levels, systems_of
 from engine.studies.noise import NOISES
 from engine.studies.sensitivity import SensitivityPoint
 from engine.systems import SYSTEMS, systems_for
@@ -34,9 +34,11 @@ KINDS = {
 
 def panel(problem: Problem) -> None:
     """Choose a study of inference."""
+    # After a reload the newest study is the one to look at; ids of jobs sort by time.
+    newest = max(KINDS, key=lambda kind: state.study_job(kind) or "")
     kind = st.segmented_control(
-        "Study", list(KINDS), default="sensitivity", format_func=KINDS.get, key="what-if-study", label_visibility="collapsed",
-    ) or "sensitivity"  # fmt: skip
+        "Study", list(KINDS), default=newest, format_func=KINDS.get, key="what-if-study", label_visibility="collapsed",
+    ) or newest  # fmt: skip
     {"sensitivity": sensitivity, "imprecision": imprecision, "capacity": capacity, "synthetic": synthetic_panel}[kind](
         problem
     )
@@ -110,7 +112,8 @@ def imprecision(problem: Problem) -> None:
         with right:
             widgets.chart(charts.speed_ups(points, titles), "what-if-speed-ups")
         st.caption(f"Simulated. Noise: {plain(NOISES[result['noise']])}. Bands go from the least to the most of "
-                   f"{result['seeds']} draws, lines through the median. Costs: {plain(result['cost_source'])}.")  # fmt: skip
+                   f"{result['seeds']} draws, lines through the median. The paper's plans lost up to {units.share(PAPER_LOSS)} "
+                   f"at 75 % on its traces and GPUs. Costs: {plain(result['cost_source'])}.")  # fmt: skip
         _download(points, "imprecision")
 
     _watch("imprecision", problem, {}, show, "Nothing run yet. On the sample it takes about a minute.")

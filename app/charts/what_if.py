@@ -133,13 +133,16 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
             hovertemplate="%{customdata}<extra></extra>",
         )  # fmt: skip
     if before is not None and len(before.resources) == len(names):
-        busy = before.compute + before.network
-        figure.add_scatter(
-            x=across, y=(np.maximum(before.compute, before.network) if overlaps else busy) / factor, mode="markers", name="now",
-            marker={"symbol": "line-ew-open", "size": max(8, min(26, 420 // len(names))), "color": NEUTRAL,
-                    "line": {"width": 2}},
-            hovertemplate=f"now %{{y:.3g}} {unit}<extra></extra>",
-        )  # fmt: skip
+        pairs = [(across - 0.2, before.compute), (across + 0.2, before.network)]
+        stacked = [(across, before.compute + before.network)]
+        for place, values in pairs if overlaps else stacked:
+            figure.add_scatter(
+                x=place, y=values / factor, mode="markers", name="now", legendgroup="now",
+                showlegend=place is (pairs if overlaps else stacked)[0][0],
+                marker={"symbol": "line-ew-open", "size": max(6, min(18, 300 // len(names))), "color": NEUTRAL,
+                        "line": {"width": 2}},
+                hovertemplate=f"now %{{y:.3g}} {unit}<extra></extra>",
+            )  # fmt: skip
     worst = shown.busiest
     top = max(shown.compute[worst], shown.network[worst]) if overlaps else shown.compute[worst] + shown.network[worst]
     figure.add_annotation(x=worst, y=top / factor, text="busiest", showarrow=True, arrowhead=0, ax=0, ay=-18,
@@ -181,6 +184,31 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
     mean = shown.mean() or 1.0
     title = f"Layer {longest} takes longest: {seconds(shown[longest])}, {ratio(shown[longest] / mean)} the mean"
     return finish(figure, title, 320, barmode="overlay", legend=LEGEND)
+
+
+def per_kind(case: Case) -> go.Figure:
+    """How long every kind of event of a training step runs, outlined as things are now."""
+    shown, before = case.shown, case.before if case.after is not None else None
+    keys = [key for key in KIND_TITLES if key in shown.kinds]
+    factor, unit = scale_of(max(max(one.kinds.values()) for one in (shown, before) if one is not None), TIME)
+    titles = [KIND_TITLES[key] for key in keys]
+    figure = go.Figure()
+    if before is not None:
+        figure.add_bar(
+            x=titles, y=[before.kinds.get(key, 0.0) / factor for key in keys], name="now", width=0.84,
+            marker={"color": "rgba(0,0,0,0)", "line": {"color": NEUTRAL, "width": 1.5}},
+            hovertemplate=f"%{{x}}, now: %{{y:.3g}} {unit}<extra></extra>",
+        )  # fmt: skip
+    figure.add_bar(
+        x=titles, y=[shown.kinds[key] / factor for key in keys], name=plain(_short(case.name)), width=0.56,
+        marker={"color": [KIND_COLOURS[key] for key in keys]}, showlegend=False,
+        hovertemplate=f"%{{x}}: %{{y:.3g}} {unit}<extra></extra>",
+    )  # fmt: skip
+    figure.update_xaxes(showgrid=False)
+    figure.update_yaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
+    longest = max(keys, key=shown.kinds.get)
+    title = f"{KIND_TITLES[longest]} runs longest: {seconds(shown.kinds[longest])} of {seconds(shown.total)}"
+    return finish(figure, title, 320, barmode="overlay", legend=LEGEND, showlegend=before is not None)
 
 
 def _highest(outlook: Outlook, overlaps: bool) -> float:

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from app.charts.theme import KIND_COLOURS, MARK, NEUTRAL, TEAL, finish, plain
 from engine.studies.capacity import CapacityPoint, smallest
-from engine.studies.imprecision import PAPER_LOSS, ImprecisionPoint
+from engine.studies.imprecision import ImprecisionPoint
 from engine.studies.sensitivity import SensitivityPoint
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
@@ -100,7 +100,7 @@ def _loss(points: Sequence[ImprecisionPoint], complete: bool) -> str:
     loss = np.median(drawn[-1]) / np.median(drawn[0]) - 1
     found = f"At {share(levels[-1])} noise Aurora's plan takes {share(abs(loss))} {'longer' if loss >= 0 else 'less'}"
     if complete:
-        return f"{found} (paper: up to {share(PAPER_LOSS)} on its traces)" if levels[-1] >= 0.75 else found
+        return found
     return f"So far: {found[0].lower()}{found[1:]}"
 
 

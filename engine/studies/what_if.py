@@ -116,6 +116,7 @@ class Outlook:
     compute, network: float64[resource] in which a GPU (or group of alike GPUs) computes, and in which it sends or receives
     resources: their names
     layers: float64[MoE layer] that every layer adds to the total; None for a training step, whose layers run twice
+    kinds: of a training step, in which every kind of event runs, mean over the resources; None for inference
     simulated: False where every all-to-all is taken at the time of its busiest port, see `least`
     """
 
@@ -126,6 +127,7 @@ class Outlook:
     network: np.ndarray
     resources: tuple[str, ...]
     layers: np.ndarray | None
+    kinds: dict[str, float] | None = None
     simulated: bool = True
 
     @property
@@ -144,6 +146,7 @@ def outlook(plan: Plan, problem: Problem) -> Outlook:
         parts={name: value for name, value in parts.items() if value > 0},
         compute=timeline.busy("compute"), network=timeline.busy("network"), resources=timeline.resources,
         layers=None if problem.step is not None else _layer_seconds(timeline, problem.workload.layers),
+        kinds=None if problem.step is None else {name: one for name, one in timeline.busy_of_kind().items() if one > 0},
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
-"""The What-if page as a person uses it: wrong values, a sweep, another row's plan, and a sweep that is stopped."""
+"""The What-if page as a person uses it: sliders, a study that goes on through a reload, a synthetic recording; of a training
+step wrong values, a sweep, another row's plan, and a sweep that is stopped."""
 
 import re
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import settle, shoot
 from tests.browser.test_training import choose_in_strip
@@ -14,14 +15,61 @@ def type_values(page: Page, label: str, text: str) -> None:
     settle(page)
 
 
-def test_sweep_open_and_stop(page: Page, start_studio) -> None:
+def title_of(page: Page, text: str | re.Pattern) -> Locator:
+    return page.locator(".js-plotly-plot .gtitle").filter(has_text=text)
+
+
+def slide(page: Page, label: str, key: str, times: int) -> None:
+    page.get_by_role("slider", name=label).first.focus()
+    for _ in range(times):
+        page.keyboard.press(key)
+    settle(page)
+
+
+def test_slide_study_reload_and_open_a_synthetic_recording(page: Page, start_studio) -> None:
     page.goto(start_studio("--sample"))
     settle(page)
     page.get_by_role("link", name="What-if", exact=True).click()
-    expect(page.get_by_text("Sweeps are for a training step")).to_be_visible()
+    expect(title_of(page, "Linear placement takes 1.69 ms")).to_be_visible()
+    slide(page, "Network bandwidth", "ArrowRight", 4)
+    expect(title_of(page, "Linear placement takes 1.03 ms instead of 1.69 ms")).to_be_visible()
+    expect(page.get_by_text("Linear placement, changed")).to_be_visible()
+    slide(page, "Imprecise traffic", "ArrowRight", 6)
+    expect(page.locator(".xtitle").filter(has_text="changed: network 2×, 30 % imprecise traffic")).to_be_visible()
+    page.get_by_role("button", name="Back to how things are").click()
+    expect(title_of(page, re.compile(r"^Linear placement takes 1\.69 ms$"))).to_be_visible()
+
+    page.get_by_test_id("stMain").get_by_role("radio", name="Imprecise traffic").click()
+    settle(page)
+    type_values(page, "Noise, %", "0, 150")
+    expect(page.get_by_text("1.5 is not between 0 and 1")).to_be_visible()
+    type_values(page, "Noise, %", "0, 40, 75")
+    type_values(page, "Draws at each", "2")
+    page.get_by_role("button", name="Run the imprecision study").click()
+    expect(title_of(page, "So far")).to_be_visible(timeout=60_000)
+    page.reload()
+    settle(page)
+    expect(title_of(page, re.compile("So far: at 40 % noise"))).to_be_visible(timeout=60_000)
+    expect(page.get_by_test_id("stProgress")).to_have_count(1)
+    expect(title_of(page, "At 75 % noise Aurora's plan takes")).to_be_visible(timeout=120_000)
+    expect(page.get_by_test_id("stProgress")).to_have_count(0, timeout=60_000)
+    settle(page)
+    shoot(page, "22-what-if-imprecise")
+
+    page.get_by_test_id("stMain").get_by_role("radio", name="Synthetic workload").click()
+    settle(page)
+    slide(page, "Affinity", "End", 1)
+    expect(page.get_by_test_id("stMetric").filter(has_text="followers together")).to_contain_text("100 %")
+    page.get_by_role("button", name="Open it").click()
+    expect(page.get_by_test_id("stPopover").first).to_contain_text("synthetic, skew 1, affinity 1")
+
+
+def test_sweep_open_and_stop(page: Page, start_studio) -> None:
+    page.goto(start_studio("--sample"))
+    settle(page)
     choose_in_strip(page, 1, "lancet-p4de-2-nodes")
     choose_in_strip(page, 2, "GPT2-S-MoE")
-    page.get_by_role("link", name="Choose the goal").click()
+    page.get_by_role("link", name="Optimise", exact=True).click()
     page.get_by_role("button", name="Training step").click()
     settle(page)
     page.get_by_role("link", name="What-if", exact=True).click()
@@ -44,15 +92,18 @@ def test_sweep_open_and_stop(page: Page, start_studio) -> None:
     expect(page.get_by_text("This plan: 2 MB micro-ops")).to_be_visible()
     page.get_by_role("button", name="Open this plan").click()
     expect(page.get_by_test_id("stPopover").nth(3)).to_contain_text("Lina, 2 MB micro-ops")
+    expect(title_of(page, re.compile("^Lina, 2 MB micro-ops takes"))).to_be_visible()
+    slide(page, "Network bandwidth", "ArrowLeft", 3)
+    expect(title_of(page, re.compile("^Lina, 2 MB micro-ops takes .* instead of"))).to_be_visible()
 
     page.get_by_text("Partition range", exact=True).click()
     settle(page)
     # Long enough that it still runs when Stop is pressed, on any machine.
     type_values(page, "Most operators in a range", "8-71")
     start.click()
-    expect(finding).to_contain_text("So far", timeout=60_000)
+    expect(title_of(page, "So far").first).to_be_visible(timeout=60_000)
     page.get_by_role("button", name="Stop", exact=True).click()
     expect(page.get_by_text("What was found until then is kept.")).to_be_visible(timeout=60_000)
     settle(page)
-    expect(page.locator(".js-plotly-plot")).to_have_count(2)
+    expect(page.locator(".js-plotly-plot")).to_have_count(4)
     shoot(page, "21-what-if-stopped")
