@@ -65,17 +65,14 @@ def panel(problem: Problem) -> None:
         )
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
         return
-    others = {id: one.plan for id, one in cached.candidates().items() if not widgets.why_not(one.plan, problem)}
-    if problem.step is None and plan.name != linear_plan(problem).name:
-        linear = linear_plan(problem)
-        others.setdefault(linear.id, linear)
+    others = others_of(problem, plan, linear_plan(problem) if problem.step is None else None)
 
     @st.fragment
     def live() -> None:
         left, right = st.columns([3, 10], gap="large")
         with left:
             change = choose(problem)
-            beside = _choose_baseline(plan, others)
+            beside = _choose_baseline(others)
             replanned = _replan(problem, plan, change)
         with right:
             _show(problem, {"open": plan, "beside": beside, "replanned": replanned}, change, is_open)
@@ -89,6 +86,17 @@ def plan_to_study(problem: Problem) -> tuple[Plan | None, bool]:
     if not widgets.why_not(plan, problem):
         return plan, True
     return (linear_plan(problem) if problem.step is None else None), False
+
+
+def others_of(problem: Problem, plan: Plan, linear: Plan | None) -> dict[str, Plan]:
+    """What a plan can be shown beside, by id: the session's other plans that fit, the usual baselines first, the linear
+    placement last."""
+    fitting = {id: one.plan for id, one in cached.candidates().items() if not widgets.why_not(one.plan, problem)}
+    usual = widgets.usual_baselines(fitting, plan)
+    found = {id: fitting[id] for id in [*usual, *fitting] if id != plan.id}
+    if linear is not None and linear.name not in (plan.name, *(one.name for one in found.values())):
+        found[linear.id] = linear
+    return found
 
 
 def linear_plan(problem: Problem) -> Plan:
@@ -143,26 +151,26 @@ def _reset(fields: list[str]) -> None:
     st.session_state[_key("dtype")], st.session_state[_key("noise")] = AS_NOW, 0
 
 
-def _choose_baseline(plan: Plan, others: dict[str, Plan]) -> Plan | None:
-    options = [id for id in others if id != plan.id]
-    if not options:
+def _choose_baseline(others: dict[str, Plan]) -> Plan | None:
+    if not others:
         return None
-    usual = [id for id in widgets.usual_baselines(others, plan) if id in options] or options[-1:]
-    chosen = st.selectbox(
-        "Beside it", options, options.index(usual[0]), lambda id: others[id].name, key="what-if-beside"
-    )
-    return others[chosen]
+    return others[st.selectbox("Beside it", list(others), format_func=lambda id: others[id].name, key="what-if-beside")]
+
+
+def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
+    """By which system to plan anew in place of a plan, and with which options: its own, or the usual one where that is a
+    baseline or none for what is open."""
+    systems, name = systems_for(problem), plan.provenance.optimiser
+    if name not in systems or systems[name].baseline:
+        name = USUAL[problem.step is not None]
+    known = {option.name for option in systems[name].options}
+    return name, {key: value for key, value in plan.provenance.options.items() if key in known}
 
 
 def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     """Run the plan's system for what is changed, as a job; the plan that it found for exactly this, if it has."""
-    systems = systems_for(problem)
-    name = plan.provenance.optimiser
-    if name not in systems or systems[name].baseline:
-        name = USUAL[problem.step is not None]
-    system = systems[name]
-    known = {option.name for option in system.options}
-    options = {key: value for key, value in plan.provenance.options.items() if key in known}
+    name, options = system_for(problem, plan)
+    system = systems_for(problem)[name]
     (job,) = cached.jobs([state.study_job(REPLAN)] if state.study_job(REPLAN) else []) or (None,)
     wanted = problem_arguments(problem) | {
         "change": change.model_dump(mode="json"), "system": name, "options": options, "parent": plan.id

@@ -10,7 +10,7 @@ import streamlit as st
 from app import cached, state, studies, widgets
 from app.charts import what_if_studies as charts
 from app.text import plain
-from app.what_if_live import outlook_of, plan_to_study
+from app.what_if_live import MOST_NOISE, linear_plan, others_of, outlook_of, plan_to_study, sliders_of, system_for
 from app.what_if_synthetic import panel as synthetic_panel
 from engine import units
 from engine.errors import InputError
@@ -18,6 +18,7 @@ from engine.jobs import runner
 from engine.jobs.tasks import problem_arguments
 from engine.problem import Problem
 from engine.studies.capacity import MOST_GPUS, CapacityPoint, grown, parts_of, smallest
+from engine.studies.curve import CurvePoint
 from engine.studies.imprecision import LEVELS, MOST_SEEDS, PAPER_LOSS, ImprecisionPoint, check_levels, systems_of
 from engine.studies.noise import NOISES
 from engine.studies.sensitivity import SensitivityPoint
@@ -25,11 +26,13 @@ from engine.systems import SYSTEMS, systems_for
 from engine.workload import TrafficMatrix
 
 KINDS = {
+    "curve": ":material/show_chart: Sweep",
     "sensitivity": ":material/tornado: Sensitivity",
     "imprecision": ":material/blur_on: Imprecise traffic",
     "capacity": ":material/dns: How many GPUs",
     "synthetic": ":material/casino: Synthetic workload",
 }
+NOISE_LEVELS = tuple(one / 100 for one in range(0, MOST_NOISE + 1, 15))
 
 
 def panel(problem: Problem) -> None:
@@ -39,9 +42,65 @@ def panel(problem: Problem) -> None:
     kind = st.segmented_control(
         "Study", list(KINDS), default=newest, format_func=KINDS.get, key="what-if-study", label_visibility="collapsed",
     ) or newest  # fmt: skip
-    {"sensitivity": sensitivity, "imprecision": imprecision, "capacity": capacity, "synthetic": synthetic_panel}[kind](
-        problem
+    {
+        "curve": curve,
+        "sensitivity": sensitivity,
+        "imprecision": imprecision,
+        "capacity": capacity,
+        "synthetic": synthetic_panel,
+    }[kind](problem)
+
+
+def curve(problem: Problem) -> None:
+    """One slider over its whole range."""
+    st.caption(
+        "One slider over its whole range: the plan and a baseline as they are, and what a plan made for every value takes."
     )
+    try:
+        plan, _ = plan_to_study(problem)
+        linear = linear_plan(problem)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        return
+    sliders = {one.field: one for one in sliders_of(problem)}
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        field = st.selectbox("Change", [*sliders, "noise"], width=220, key="what-if-field",
+                             format_func=lambda one: sliders[one].label if one in sliders else "Imprecise traffic")  # fmt: skip
+        beside = st.selectbox("Beside it", others := others_of(problem, plan, linear), width=260, key="what-if-curve-beside",
+                              format_func=lambda id: others[id].name, disabled=not others)  # fmt: skip
+        name, options = system_for(problem, plan)
+        anew = st.checkbox(
+            f"Plan anew at every value, by {plain(systems_for(problem)[name].title)}", True, key="what-if-anew"
+        )
+        plans = [plan, *([others[beside]] if beside else [])]
+        if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=_running("curve")):
+            values = sliders[field].values if field in sliders else NOISE_LEVELS
+            studies.run("curve", problem, {
+                "plans": [one.model_dump(mode="json", exclude_none=True) for one in plans], "field": field,
+                "values": list(values), "system": name if anew else None, "options": options,
+            })  # fmt: skip
+
+    def show(result: dict[str, Any], complete: bool) -> None:
+        points = [CurvePoint.from_dict(one) for one in result["points"]]
+        if points:
+            widgets.chart(charts.curve(points, result["field"], result["series"], complete), "what-if-curve")
+            st.caption(f"{_how(result)} Costs: {plain(result['cost_source'])}.")
+            _download(points, "curve")
+
+    _watch(
+        "curve",
+        problem,
+        {},
+        show,
+        "Nothing swept yet. On the sample it takes half a minute, without new plans seconds.",
+    )
+
+
+def _how(result: dict[str, Any]) -> str:
+    """How a study came to its times."""
+    if result["simulated"]:
+        return "Simulated."
+    return "Not simulated: every all-to-all at the time of its busiest port."
 
 
 def sensitivity(problem: Problem) -> None:
@@ -66,12 +125,7 @@ def sensitivity(problem: Problem) -> None:
         points = [SensitivityPoint.from_dict(one) for one in result["points"]]
         if points:
             widgets.chart(charts.tornado(points, result["total"], result["share"], complete), "what-if-tornado")
-            how = (
-                "simulated"
-                if result["simulated"]
-                else "every all-to-all at the time of its busiest port, not simulated"
-            )
-            st.caption(f"{plain(result['plan'])}, {how}. Costs: {plain(result['cost_source'])}.")
+            st.caption(f"{plain(result['plan'])}. {_how(result)} Costs: {plain(result['cost_source'])}.")
             _download(points, "sensitivity")
 
     _watch("sensitivity", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds.")

@@ -13,6 +13,7 @@ from engine.result import Status
 from engine.simulate.inference import bound_of_plan, simulate
 from engine.studies.affinity import SEEDS, OutOfDistribution, TokensEnough, out_of_distribution, tokens_enough
 from engine.studies.capacity import capacity
+from engine.studies.curve import curve
 from engine.studies.imprecision import imprecision
 from engine.studies.sensitivity import is_simulated, parameters_of, seconds_of, sensitivity
 from engine.studies.sweep import sweep, trials_of
@@ -90,6 +91,24 @@ def sensitivity_study(arguments: dict[str, Any], context: Context) -> dict[str, 
     result = {"points": [], "of": len(parameters), "share": share, "total": seconds_of(plan, problem),
               "plan": plan.name, "simulated": is_simulated(problem), "cost_source": problem.cost.source}  # fmt: skip
     return _collect(sensitivity(plan, problem, share, parameters, context.stop, context.report), result, context)
+
+
+def curve_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Plans over a whole range of one change.
+
+    arguments: those of `problem_arguments`, plans, field, values; system (name, None: nothing is planned anew) and options.
+    Result: {"points": [`CurvePoint`...], "field", "series" (names of the plans), "of" (points in all), "simulated",
+    "cost_source"}; of a stopped or running job those so far.
+    """
+    problem, field, values = problem_from(arguments), arguments["field"], arguments["values"]
+    plans = [Plan.from_dict(one, "plan") for one in arguments["plans"]]
+    names = {one.name if turn == 0 or one.name != plans[0].name else f"{one.name} {one.id[:8]}": one
+             for turn, one in enumerate(plans)}  # fmt: skip
+    system = arguments["system"]
+    anew = (systems_for(problem)[system], arguments["options"]) if system else None
+    result = {"points": [], "field": field, "series": list(names), "of": len(set(values)) * (len(names) + bool(anew)),
+              "simulated": is_simulated(problem), "cost_source": problem.cost.source}  # fmt: skip
+    return _collect(curve(problem, field, values, names, anew, context.stop, context.report), result, context)
 
 
 def imprecision_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:

@@ -32,6 +32,7 @@ HANDLERS = {
     "affinity": "engine.jobs.studies:affinity_study",
     "sweep": "engine.jobs.studies:sweep_study",
     "sensitivity": "engine.jobs.studies:sensitivity_study",
+    "curve": "engine.jobs.studies:curve_study",
     "imprecision": "engine.jobs.studies:imprecision_study",
     "capacity": "engine.jobs.studies:capacity_study",
     "replan": "engine.jobs.studies:replan",

@@ -9,6 +9,7 @@ from app.charts import what_if as live
 from app.charts import what_if_studies as charts
 from app.charts.what_if import Case
 from engine.studies.capacity import CapacityPoint
+from engine.studies.curve import ANEW, CurvePoint
 from engine.studies.imprecision import ImprecisionPoint
 from engine.studies.sensitivity import SensitivityPoint
 from engine.studies.what_if import Outlook
@@ -96,6 +97,20 @@ def test_a_tornado_has_the_widest_on_top() -> None:
     assert list(figure.layout.yaxis.ticktext) == ["network", "tokens", "latency"]
     assert np.allclose(figure.data[0].x, [50, -10, 0]) and np.allclose(figure.data[1].x, [-20, 10, 0])
     assert charts.tornado(points[:1], 1.0, 0.25, complete=False).layout.title.text.startswith("So far: ")
+
+
+def test_a_curve_finds_what_keeping_a_plan_costs() -> None:
+    points = [CurvePoint("Aurora", 1.0, 1.0), CurvePoint("Rival (R)", 1.0, 2.0), CurvePoint("Aurora", 4.0, 0.6),
+              CurvePoint("Rival (R)", 4.0, 0.5), CurvePoint("Aurora", 8.0, None)]  # fmt: skip
+    figure = charts.curve(points, "network", ["Aurora", "Rival (R)"])
+    assert figure.layout.title.text == "Rival is faster at 4×"
+    assert figure.layout.xaxis.type == "log" and list(figure.data[0].x) == [1, 4]
+    anew = [*points, CurvePoint(ANEW, 1.0, 1.0), CurvePoint(ANEW, 4.0, 0.5)]
+    assert charts.curve(anew, "network", ["Aurora", "Rival (R)"]).layout.title.text == (
+        "Keeping Aurora costs at most 20 % (at 4×)"
+    )
+    ahead = charts.curve(points[:2], "noise", ["Aurora", "Rival (R)"], complete=False)
+    assert ahead.layout.title.text == "So far: Rival takes 2× as long as Aurora" and ahead.layout.xaxis.type == "linear"
 
 
 def test_imprecision_is_the_median_with_its_band() -> None:

@@ -95,7 +95,20 @@ def test_a_plan_for_the_change_stands_beside_and_opens(page: AppTest) -> None:
     assert len(titles(page, "what-if")) == 3
 
 
+def test_a_sweep_of_one_slider_beside_plans_made_anew(page: AppTest) -> None:
+    assert "Nothing swept yet" in page.info[0].value
+    page.selectbox(key="what-if-field").set_value("latency").run()
+    job = finish(page, "curve", "Run the sweep")
+    assert len(job.result["points"]) == job.result["of"] == 8 * 2
+    assert titles(page, "what-if-curve")[0].startswith("Keeping Linear placement costs at most")
+    page.checkbox(key="what-if-anew").uncheck().run()
+    page.selectbox(key="what-if-field").set_value("noise").run()
+    job = finish(page, "curve", "Run the sweep")
+    assert [one["value"] for one in job.result["points"]] == [0, 0.15, 0.3, 0.45, 0.6, 0.75]
+
+
 def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest) -> None:
+    choose(page, "what-if-study", "sensitivity")
     finish(page, "sensitivity", "Run the sensitivity study")
     assert "counts most" in titles(page, "what-if-tornado")[0]
     page.session_state["cluster"] = cluster_of(*(make_gpu() for _ in range(4)))

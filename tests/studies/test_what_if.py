@@ -15,6 +15,7 @@ from engine.plan import Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate.inference import simulate
+from engine.studies.curve import ANEW, CurvePoint, changes_of, curve
 from engine.studies.noise import noisy
 from engine.studies.sensitivity import parameters_of, sensitivity
 from engine.studies.what_if import Change, changed, is_quick, least, outlook
@@ -240,6 +241,30 @@ def test_sensitivity_is_the_plan_simulated_by_hand() -> None:
     for share in (0.0, 1.0, float("nan")):
         with pytest.raises(InputError, match="not between"):
             list(sensitivity(plan, problem, share, parameters))
+
+
+def test_a_curve_is_every_value_by_hand() -> None:
+    problem = small()
+    plans = {name: run(SYSTEMS[name], problem, {}).result.solution for name in ("sjf", "linear")}
+    options = {"time_limit": 1.0}
+    points = list(curve(problem, "network", [4, 0.5, 4], plans, (SYSTEMS["aurora"], options)))
+    assert [(one.series, one.value) for one in points] == [
+        (name, value) for value in (0.5, 4) for name in ("sjf", "linear", ANEW)
+    ]
+    for point in points:
+        then = changed(problem, Change(network=point.value))
+        by_hand = simulate(plans[point.series], then).total if point.series != ANEW else None
+        if by_hand is None:
+            assert run(SYSTEMS["aurora"], then, options).result.bound <= point.total
+        else:
+            assert point.total == by_hand
+    wide = list(curve(problem, "width", [1, 900], {"linear": plans["linear"]}, (SYSTEMS["linear"], {})))
+    assert [one.total is None for one in wide] == [False, False, True, True], "what does not fit is a gap"
+    assert CurvePoint.from_dict(points[0].to_dict()) == points[0]
+    for values, said in (([], "give 1 to 32"), ([0.0], "greater than 0"), ([2000.0], "less than or equal")):
+        with pytest.raises(InputError, match=said):
+            changes_of("network", values)
+    assert list(curve(problem, "network", [1.0], plans, stop=lambda: True)) == []
 
 
 def test_sensitivity_of_equal_gpus_without_latency_and_of_a_step() -> None:
