@@ -191,7 +191,7 @@ def per_kind(case: Case) -> go.Figure:
     shown, before = case.shown, case.before if case.after is not None else None
     keys = [key for key in KIND_TITLES if key in shown.kinds]
     factor, unit = scale_of(max(max(one.kinds.values()) for one in (shown, before) if one is not None), TIME)
-    titles = [KIND_TITLES[key] for key in keys]
+    titles = [KIND_TITLES[key].replace(" ", "<br>", 1) for key in keys]
     figure = go.Figure()
     if before is not None:
         figure.add_bar(
@@ -204,7 +204,7 @@ def per_kind(case: Case) -> go.Figure:
         marker={"color": [KIND_COLOURS[key] for key in keys]}, showlegend=False,
         hovertemplate=f"%{{x}}: %{{y:.3g}} {unit}<extra></extra>",
     )  # fmt: skip
-    figure.update_xaxes(showgrid=False)
+    figure.update_xaxes(showgrid=False, tickangle=0)
     figure.update_yaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
     longest = max(keys, key=shown.kinds.get)
     title = f"{KIND_TITLES[longest]} runs longest: {seconds(shown.kinds[longest])} of {seconds(shown.total)}"

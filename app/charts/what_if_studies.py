@@ -7,7 +7,6 @@ import plotly.graph_objects as go
 
 from app.charts.theme import KIND_COLOURS, MARK, NEUTRAL, TEAL, finish, plain
 from engine.studies.capacity import CapacityPoint, smallest
-from engine.studies.curve import ANEW, CurvePoint
 from engine.studies.imprecision import ImprecisionPoint
 from engine.studies.sensitivity import SensitivityPoint
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
@@ -19,10 +18,12 @@ STYLES = {
 LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
 
 
-def tornado(points: Sequence[SensitivityPoint], total: float, change: float, complete: bool = True) -> go.Figure:
+def tornado(
+    points: Sequence[SensitivityPoint], total: float, change: float, complete: bool = True, tag: str = "simulated"
+) -> go.Figure:
     """How far the total time moves when a parameter is a share less or more, the most important on top.
 
-    total: seconds as things are; change: the share; complete: whether all points are there.
+    total: seconds as things are; change: the share; complete: whether all points are there; tag: what the times are.
     """
     ordered = sorted(points, key=lambda one: -one.reach)
     place = np.arange(len(ordered))
@@ -38,7 +39,9 @@ def tornado(points: Sequence[SensitivityPoint], total: float, change: float, com
             hovertemplate="%{customdata}<extra></extra>",
         )  # fmt: skip
     figure.add_vline(x=0, line={"width": 1, "color": NEUTRAL})
-    figure.update_xaxes(title=f"change of the total time, % of {seconds(total)}", zeroline=False, ticksuffix=" %")
+    figure.update_xaxes(
+        title=f"change of the total time, % of {seconds(total)} ({tag})", zeroline=False, ticksuffix=" %"
+    )
     figure.update_yaxes(tickvals=place, ticktext=[plain(one.title) for one in ordered], showgrid=False, zeroline=False,
                         range=[max(len(ordered), 1) - 0.4, -0.6])  # fmt: skip
     height = 150 + 30 * len(ordered)
@@ -59,73 +62,6 @@ def _most_important(ordered: Sequence[SensitivityPoint], total: float, change: f
     if complete and idle:
         title += f"; {plain(idle[0])} does not matter" if len(idle) == 1 else f"; {len(idle)} others do not matter"
     return title if complete else f"So far: {title[0].lower()}{title[1:]}"
-
-
-CURVE_STYLES = ((TEAL, "solid", "circle"), (MARK, "dash", "diamond"), (NEUTRAL, "dot", "square"))
-AXES = {
-    "network": "network bandwidth, times that of now", "compute": "computation speed, times that of now",
-    "latency": "latency, times that of now", "tokens": "tokens, times those of now", "width": "model width, times that of now",
-    "noise": "share of imprecise traffic",
-}  # fmt: skip
-
-
-def curve(points: Sequence[CurvePoint], field: str, series: Sequence[str], complete: bool = True) -> go.Figure:
-    """Time against what is changed, a line for every plan as it is and one for plans made for each value.
-
-    series: names of the plans, the one that is looked at first."""
-    factor, unit = scale_of(max((one.total for one in points if one.total is not None), default=1.0), TIME)
-    values = sorted({one.value for one in points})
-    ratios = field != "noise"
-    log = ratios and min(values, default=0.0) > 0
-    figure = go.Figure()
-    for turn, name in enumerate([*series, ANEW]):
-        mine = [one for one in points if one.series == name and one.total is not None]
-        if not mine:
-            continue
-        colour, dash, symbol = CURVE_STYLES[min(turn, 2) if name != ANEW else 2]
-        figure.add_scatter(
-            x=[one.value for one in mine], y=[one.total / factor for one in mine], mode="lines+markers", name=plain(name),
-            line={"color": colour, "dash": dash, "width": 2}, marker={"symbol": symbol, "size": 8},
-            customdata=[f"{plain(name)}<br>{_value(one.value, ratios)}: {seconds(one.total)}" for one in mine],
-            hovertemplate="%{customdata}<extra></extra>",
-        )  # fmt: skip
-    ends = np.log10([values[0], values[-1]]) if log and values else None
-    figure.update_xaxes(
-        title=AXES[field], type="log" if log else "linear", tickvals=values, showgrid=False,
-        ticktext=[_value(one, ratios) for one in values],
-        range=None if ends is None else [ends[0] - 0.05, ends[1] + 0.05],
-    )  # fmt: skip
-    figure.update_yaxes(title=f"time, {unit}", rangemode="tozero")
-    return finish(figure, _course(points, series, ratios, complete), 420, legend=LEGEND)
-
-
-def _value(value: float, ratios: bool) -> str:
-    return ratio(value) if ratios else f"{100 * value:g} %"
-
-
-def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, complete: bool) -> str:
-    """How the first plan does beside a plan made for each value, or else beside the second."""
-    totals = {
-        name: {one.value: one.total for one in points if one.series == name and one.total} for name in (*series, ANEW)
-    }
-    mine = totals[series[0]]
-    said = ""
-    if anew := {value: mine[value] / total for value, total in totals[ANEW].items() if value in mine}:
-        worst = max(anew, key=anew.get)
-        said = f"keeping {plain(series[0])} costs at most {share(max(anew[worst] - 1, 0))} (at {_value(worst, ratios)})"
-    elif len(series) > 1:
-        other = {value: total / mine[value] for value, total in totals[series[1]].items() if value in mine}
-        behind = [value for value, one in other.items() if one < 1]
-        name = plain(series[1].split(" (")[0])
-        if behind:
-            said = f"{name} is faster at {_value(behind[0], ratios)}"
-            said += f" and {len(behind) - 1} more values" if len(behind) > 1 else ""
-        elif other:
-            stretch = " to ".join(dict.fromkeys(ratio(one) for one in (min(other.values()), max(other.values()))))
-            said = f"{name} takes {stretch} as long as {plain(series[0])}"
-    if not said:
-        return "No points yet" if not mine else f"{plain(series[0])} takes {seconds(min(mine.values()))} at best"
-    return said[0].upper() + said[1:] if complete else f"So far: {said}"
 
 
 def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], complete: bool = True) -> go.Figure:

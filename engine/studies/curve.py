@@ -68,13 +68,14 @@ def curve(
         if anew is not None:
             system, options = anew
             try:
-                result = run(system, changed(problem, change), dict(options), stop).result
+                then = changed(problem, change)
+                result = run(system, then, dict(options), stop).result
             except InputError:
                 yield CurvePoint(ANEW, value, None)
                 continue
             if result.status is Status.CANCELLED:
                 return
-            yield CurvePoint(ANEW, value, result.objective)
+            yield CurvePoint(ANEW, value, seconds_of(result.solution, then))
 
 
 def _seconds(plan: Plan, problem: Problem, change: Change) -> float | None:

@@ -8,6 +8,7 @@ import pytest
 from app.charts import what_if as live
 from app.charts import what_if_studies as charts
 from app.charts.what_if import Case
+from app.charts.what_if_curve import curve as curve_chart
 from engine.studies.capacity import CapacityPoint
 from engine.studies.curve import ANEW, CurvePoint
 from engine.studies.imprecision import ImprecisionPoint
@@ -75,7 +76,7 @@ def test_kinds_of_a_step_are_outlined_as_they_are_now() -> None:
     now, then = outlook(kinds={"ffn": 0.5, "dispatch": 0.25}), outlook(kinds={"ffn": 0.1, "dispatch": 0.4, "dw": 0.2})
     figure = live.per_kind(Case("Lancet", now, then))
     assert figure.layout.title.text == "Dispatch all-to-all runs longest: 400 ms of 1 s"
-    assert list(figure.data[0].x) == ["Dispatch all-to-all", "Expert FFN", "dW, gradient of weights"]
+    assert list(figure.data[0].x) == ["Dispatch<br>all-to-all", "Expert<br>FFN", "dW,<br>gradient of weights"]
     assert np.allclose(figure.data[0].y, [250, 500, 0]) and np.allclose(figure.data[1].y, [400, 100, 200])
     assert len(live.per_kind(Case("Lancet", now, None)).data) == 1
 
@@ -96,20 +97,21 @@ def test_a_tornado_has_the_widest_on_top() -> None:
     assert figure.layout.title.text == "Network counts most: 25 % more saves 20 % of the time; latency does not matter"
     assert list(figure.layout.yaxis.ticktext) == ["network", "tokens", "latency"]
     assert np.allclose(figure.data[0].x, [50, -10, 0]) and np.allclose(figure.data[1].x, [-20, 10, 0])
+    assert "(bound)" in charts.tornado(points, 1.0, 0.25, tag="bound").layout.xaxis.title.text
     assert charts.tornado(points[:1], 1.0, 0.25, complete=False).layout.title.text.startswith("So far: ")
 
 
 def test_a_curve_finds_what_keeping_a_plan_costs() -> None:
     points = [CurvePoint("Aurora", 1.0, 1.0), CurvePoint("Rival (R)", 1.0, 2.0), CurvePoint("Aurora", 4.0, 0.6),
               CurvePoint("Rival (R)", 4.0, 0.5), CurvePoint("Aurora", 8.0, None)]  # fmt: skip
-    figure = charts.curve(points, "network", ["Aurora", "Rival (R)"])
+    figure = curve_chart(points, "network", ["Aurora", "Rival (R)"])
     assert figure.layout.title.text == "Rival is faster at 4×"
     assert figure.layout.xaxis.type == "log" and list(figure.data[0].x) == [1, 4]
     anew = [*points, CurvePoint(ANEW, 1.0, 1.0), CurvePoint(ANEW, 4.0, 0.5)]
-    assert charts.curve(anew, "network", ["Aurora", "Rival (R)"]).layout.title.text == (
+    assert curve_chart(anew, "network", ["Aurora", "Rival (R)"]).layout.title.text == (
         "Keeping Aurora costs at most 20 % (at 4×)"
     )
-    ahead = charts.curve(points[:2], "noise", ["Aurora", "Rival (R)"], complete=False)
+    ahead = curve_chart(points[:2], "noise", ["Aurora", "Rival (R)"], complete=False)
     assert ahead.layout.title.text == "So far: Rival takes 2× as long as Aurora" and ahead.layout.xaxis.type == "linear"
 
 

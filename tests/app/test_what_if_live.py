@@ -3,7 +3,7 @@
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import what_if_studies
+from app import what_if_capacity, what_if_studies
 from app.what_if_live import linear_plan
 from engine import store
 from engine.errors import InputError
@@ -195,11 +195,11 @@ def test_what_a_search_has_shown_is_said_and_no_more() -> None:
         scope = "placement and order" if total else ""
         return CapacityPoint(gpus, gpus, total, bound if total else None, scope, "" if total else "no room")
 
-    said = what_if_studies.honestly(
+    said = what_if_capacity.honestly(
         [point(1, None), point(2, 3.0, 2.5), point(3, 1.0), point(4, 2.5)], 2.0, result, True
     )
     assert "No smaller size can" in said and "with 4 GPUs the target is missed again" in said
-    said = what_if_studies.honestly([point(1, 3.0, 1.5), point(2, 1.0), point(3, 1.0)], 2.0, result, True)
+    said = what_if_capacity.honestly([point(1, 3.0, 1.5), point(2, 1.0), point(3, 1.0)], 2.0, result, True)
     assert "at 1 GPUs the bound leaves room" in said and "larger ones were not tried" in said
-    said = what_if_studies.honestly([point(1, 3.0)], 2.0, result, True)
+    said = what_if_capacity.honestly([point(1, 3.0)], 2.0, result, True)
     assert "were not tried" in said and "No smaller" not in said

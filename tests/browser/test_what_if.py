@@ -16,7 +16,8 @@ def type_values(page: Page, label: str, text: str) -> None:
 
 
 def title_of(page: Page, text: str | re.Pattern) -> Locator:
-    return page.locator(".js-plotly-plot .gtitle").filter(has_text=text)
+    """The newest of the charts with such a title: one that is about to be replaced may still be there."""
+    return page.locator(".js-plotly-plot .gtitle").filter(has_text=text).last
 
 
 def slide(page: Page, label: str, key: str, times: int) -> None:
@@ -101,7 +102,7 @@ def test_sweep_open_and_stop(page: Page, start_studio) -> None:
     # Long enough that it still runs when Stop is pressed, on any machine.
     type_values(page, "Most operators in a range", "8-71")
     start.click()
-    expect(title_of(page, "So far").first).to_be_visible(timeout=60_000)
+    expect(title_of(page, "So far")).to_be_visible(timeout=60_000)
     page.get_by_role("button", name="Stop", exact=True).click()
     expect(page.get_by_text("What was found until then is kept.")).to_be_visible(timeout=60_000)
     settle(page)
