@@ -1,6 +1,7 @@
 """Engine calls whose answers are kept between runs, keyed by content digests; the data itself is passed unhashed."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,13 +24,16 @@ from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.transitions import transitions as engine_transitions
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
-from engine.result import Provenance
+from engine.result import Provenance, Status
+from engine.simulate.inference import bound_of_plan as engine_bound
 from engine.simulate.inference import simulate as engine_simulate
 from engine.simulate.metrics import SCORED_ON, Metrics, input_digests, simulation_digest
 from engine.simulate.metrics import metrics as engine_metrics
 from engine.simulate.migration import Migration
 from engine.simulate.migration import migration as engine_migration
 from engine.simulate.waits import waits as engine_waits
+from engine.store import records
+from engine.store.database import database
 from engine.studies.affinity import kept_by_pair as engine_kept_by_pair
 from engine.studies.affinity import sorted_choices as engine_sorted_choices
 from engine.systems.baselines import linear_placement
@@ -170,6 +174,16 @@ def _metrics(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> M
     return engine_metrics(_plan, _problem, simulate(_plan, _problem))
 
 
+def bound(plan: Plan, problem: Problem, first: int, last: int) -> float:
+    """Seconds below which no send order brings the plan's placement in these MoE layers."""
+    return _bound(plan.id, _key(problem), first, last, plan, problem)
+
+
+@st.cache_resource(max_entries=256, show_spinner=False)
+def _bound(id: str, key: tuple[str, ...], first: int, last: int, _plan: Plan, _problem: Problem) -> float:
+    return engine_bound(_plan, _problem, first, last)
+
+
 def migration(plan: Plan, problem: Problem) -> Migration | None:
     """What a move from the placement in use to a plan costs; None for two models, whose placement in use is unknown."""
     if plan.placement_b is not None:
@@ -193,7 +207,7 @@ def _key(problem: Problem) -> tuple[str, ...]:
 
 def candidates() -> dict[str, Candidate]:
     """Every plan that the session's jobs have found so far, by id, newest job first; then those of a front, and of sweeps
-    those that were opened."""
+    and of the team's plans those that were opened."""
     found: dict[str, Candidate] = {}
     front = state.study_job("front")
     for job in jobs([*state.plan_jobs(), *([front] if front else [])]):
@@ -204,7 +218,23 @@ def candidates() -> dict[str, Candidate]:
     for id, name in state.taken().items():
         for job in jobs([name]):
             found.setdefault(id, _taken(id, job.folder / "result.json"))
+    for id, number in state.saved().items():
+        try:
+            found.setdefault(id, _saved(database().address, id, number))
+        except InputError:  # the team's database does not answer, or is another one now
+            continue
     return found
+
+
+@st.cache_resource(max_entries=256, show_spinner="Reading a saved plan")
+def _saved(address: str, id: str, number: int | None) -> Candidate:
+    """A plan of the team, which never changes; number: of the time that it was saved, None: it is in no workspace."""
+    plan, figures = records.load_plan(database(), id), {}
+    if number is not None:
+        saved = records.find_saved(database(), number)
+        plan, figures = plan.model_copy(update={"name": saved.name}), saved.figures
+    status = plan.claim.status.value if plan.claim else Status.FEASIBLE.value
+    return Candidate(plan, status, figures.get("runtime") or math.nan, figures.get("notes") or {})
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)

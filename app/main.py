@@ -10,9 +10,10 @@ if str(ROOT) not in sys.path:
 
 import streamlit as st  # noqa: E402
 
-from app import samples, state  # noqa: E402
+from app import people, samples, state  # noqa: E402
 
 st.set_page_config(page_title="Switchyard", page_icon=str(ROOT / "app" / "icon.png"), layout="wide")
+people.admit()
 state.restore()
 if "--sample" in sys.argv[1:] and state.is_empty():
     samples.open_sample()
@@ -26,6 +27,7 @@ st.navigation(
         st.Page(PAGES / "optimise.py", title="Optimise", icon=":material/tune:", url_path="optimise"),
         st.Page(PAGES / "timeline.py", title="Timeline", icon=":material/view_timeline:", url_path="timeline"),
         st.Page(PAGES / "what_if.py", title="What-if", icon=":material/experiment:", url_path="what-if"),
+        st.Page(PAGES / "review.py", title="Review", icon=":material/rate_review:", url_path="review"),
         st.Page(PAGES / "launch.py", title="Launch", icon=":material/rocket_launch:", url_path="launch"),
     ],
     position="top",

@@ -95,7 +95,7 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
             for copies, size, move in zip(table["Copies"], table["Bytes"], table["Move"], strict=True)
         ]
         text["Pays after"] = table["Steps"].map(_steps, na_action="ignore")
-    return pd.DataFrame(text | {"Found in": table["Found in"].map(units.seconds)})
+    return pd.DataFrame(text | {"Found in": table["Found in"].map(units.seconds, na_action="ignore")})
 
 
 def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
@@ -118,7 +118,7 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
         "Utilisation": table["Utilisation"].map(units.share),
         f"Memory per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
         "Proof": table["Proof"],
-        "Found in": table["Found in"].map(units.seconds),
+        "Found in": table["Found in"].map(units.seconds, na_action="ignore"),
     })  # fmt: skip
 
 

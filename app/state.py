@@ -26,6 +26,8 @@ _STEPS, _SOURCES, _WANTS_TWO = "steps", "sources", "wants_two"
 _NOTICE, _EDIT_ROUND, _TOKEN = "notice", "edit_round", "token"
 _TABLE_BASE, _UPLOADS, _WATCHED, _SHOWN = "table_base", "uploads", "watched", "launch_shown"
 _RUN_FOLDERS, _DRAWN = "run_folders", "drawn"
+_PERSON, _SAVED, _WORKSPACE = "person", "saved", "workspace"
+_REVIEWED, _LINK = "reviewed", "link"
 _PARAMETER = "session"
 DATASHEET = {"source": "datasheet"}
 
@@ -60,12 +62,14 @@ def _fill(kept: dict) -> None:
     session[_STEP] = TrainingStep.from_dict(kept[_STEP], "session") if kept.get(_STEP) else None
     session[_GRAPH], session[_COST] = kept.get(_GRAPH), kept.get(_COST, DATASHEET)
     session[_STEPS], session[_SOURCES] = kept.get(_STEPS, {}), kept.get(_SOURCES, {})
+    session[_PERSON], session[_SAVED] = kept.get(_PERSON), kept.get(_SAVED, {})
+    session[_WORKSPACE] = kept.get(_WORKSPACE)
     session[_EDIT_ROUND] = 0
 
 
 _KEPT = (
     _WORKLOADS, _WORKLOAD, _PLAN_JOBS, _LAUNCH_JOBS, _PLAN, _SECOND, _OTHERS, _IN_USE, _MODEL_OF, _STUDY_JOBS, _GRAPH,
-    _COST, _STEPS, _SOURCES, _TAKEN,
+    _COST, _STEPS, _SOURCES, _TAKEN, _PERSON, _SAVED, _WORKSPACE,
 )  # fmt: skip
 """Keys whose values are plain JSON and are kept with the session."""
 
@@ -269,6 +273,65 @@ def take_plan(id: str, job: str) -> None:
     """Count a plan that a sweep found to the candidates of the session."""
     st.session_state[_TAKEN] = {id: job, **taken()}
     _keep()
+
+
+def saved() -> dict[str, int | None]:
+    """Ids of the team's plans that were opened in this session, each with its number in the team's database (None: it is
+    in no workspace), newest first."""
+    return st.session_state[_SAVED]
+
+
+def add_saved(id: str, number: int | None) -> None:
+    """Count a plan of the team to the candidates of the session."""
+    if saved().get(id, -1) != number:
+        st.session_state[_SAVED] = {id: number, **{one: known for one, known in saved().items() if one != id}}
+        _keep()
+
+
+def person() -> str | None:
+    """The name that a person typed."""
+    return st.session_state[_PERSON]
+
+
+def set_person(name: str) -> None:
+    st.session_state[_PERSON] = name
+    _keep()
+
+
+def workspace() -> str | None:
+    """Id of the workspace that was looked at last."""
+    return st.session_state[_WORKSPACE]
+
+
+def choose_workspace(id: str | None) -> None:
+    if id != st.session_state[_WORKSPACE]:
+        st.session_state[_WORKSPACE] = id
+        _keep()
+
+
+def reviewed() -> tuple[int, str | None] | None:
+    """The number of the saved plan that is looked at and the id of its review; None: the list alone."""
+    return st.session_state.get(_REVIEWED)
+
+
+def look_at(number: int | None, review: str | None = None) -> None:
+    st.session_state[_REVIEWED] = None if number is None else (number, review)
+
+
+def asked_link() -> tuple[str, str] | None:
+    """The plan and the review (or "") in the address; None: none, or they are in it because this session wrote them."""
+    link = (st.query_params.get("plan", ""), st.query_params.get("review", ""))
+    return link if link[0] and link != st.session_state.get(_LINK) else None
+
+
+def write_link(plan: str, review: str) -> None:
+    """Let the address lead to a plan and a review ("": to none)."""
+    for name, value in (("plan", plan), ("review", review)):
+        if value and st.query_params.get(name) != value:
+            st.query_params[name] = value
+        elif not value and name in st.query_params:
+            del st.query_params[name]
+    st.session_state[_LINK] = (plan, review)
 
 
 def plan_jobs() -> list[str]:

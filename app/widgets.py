@@ -7,7 +7,7 @@ from typing import NoReturn
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import cached, costs_form, samples, state, step_form
+from app import cached, costs_form, people, samples, state, step_form
 from app.charts.theme import CONFIG
 from app.text import plain
 from engine import store, units
@@ -35,7 +35,9 @@ def header(title: str, question: str) -> None:
     """The strip, then what this page is for."""
     step_form.follow_model()
     strip()
-    st.header(title, anchor=False)
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        st.header(title, anchor=False)
+        people.show()
     st.caption(question)
     if text := state.take_notice():
         st.toast(plain(text))

@@ -1,5 +1,6 @@
 """Jobs that plan. Arguments and results are plain JSON."""
 
+from collections.abc import Callable
 from typing import Any
 
 from engine import store
@@ -17,6 +18,7 @@ from engine.systems import SYSTEMS, TRAINING, Outcome, run
 from engine.systems.base import Notes
 from engine.timeline import Timeline
 from engine.training import TrainingStep
+from engine.workload import Workload
 
 LONG = 20_000
 """Events of a timeline that is kept, so that no page has to simulate it again; one with fewer takes about a second."""
@@ -40,16 +42,16 @@ def _json(document: Frozen) -> dict[str, Any]:
     return document.model_dump(mode="json", exclude_none=True)
 
 
-def problem_from(arguments: dict[str, Any]) -> Problem:
-    """The problem that `problem_arguments` described. Without a cost, the datasheet's."""
+def problem_from(arguments: dict[str, Any], recording: Callable[[str], Workload] = store.load_workload) -> Problem:
+    """The problem that `problem_arguments` described. Without a cost, the datasheet's. recording: finds one by its digest."""
     second, in_use, step, graph = (arguments.get(role) for role in ("second", "in_use", "step", "graph"))
     return make_problem(
-        store.load_workload(arguments["workload"]),
+        recording(arguments["workload"]),
         Cluster.from_dict(arguments["cluster"], "cluster"),
         MoEModel.from_dict(arguments["model"], "model"),
         cost_choice.from_dict(arguments.get("cost", {"source": "datasheet"})),
-        second and (store.load_workload(second["workload"]), MoEModel.from_dict(second["model"], "second model")),
-        tuple(store.load_workload(digest) for digest in arguments.get("others", [])),
+        second and (recording(second["workload"]), MoEModel.from_dict(second["model"], "second model")),
+        tuple(recording(digest) for digest in arguments.get("others", [])),
         in_use and Placement.from_dict(in_use, "placement in use"),
         step and TrainingStep.from_dict(step, "training step"),
         graph and OperatorGraph.from_dict(graph, "operator graph"),

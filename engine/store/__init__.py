@@ -2,6 +2,7 @@
 
 from engine.store.files import (
     data_folder,
+    has_workload,
     load_document,
     load_session,
     load_timeline,
@@ -13,6 +14,6 @@ from engine.store.files import (
 )
 
 __all__ = [
-    "data_folder", "load_document", "load_session", "load_timeline", "load_workload", "save_document", "save_session",
-    "save_timeline", "save_workload",
+    "data_folder", "has_workload", "load_document", "load_session", "load_timeline", "load_workload", "save_document",
+    "save_session", "save_timeline", "save_workload",
 ]  # fmt: skip

@@ -35,6 +35,11 @@ class Database:
         with _explained(self._engine), self._engine.connect() as connection:
             self._upgrade(connection)
 
+    @property
+    def address(self) -> str:
+        """Which database this is, without its password."""
+        return self._engine.url.render_as_string(hide_password=True)
+
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection that sees one state of the database."""

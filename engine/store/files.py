@@ -48,6 +48,11 @@ def save_workload(workload: Workload) -> str:
     return workload.digest
 
 
+def has_workload(digest: str) -> bool:
+    """Whether the data folder has the recording with this digest."""
+    return bool(_DIGEST.fullmatch(digest)) and _path(digest).exists()
+
+
 def load_workload(digest: str) -> Workload:
     """The recording with this digest; InputError when the data folder does not have it."""
     path = _path(digest)

@@ -5,6 +5,7 @@ Every function takes the database first. Names and texts are checked here: they 
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -33,7 +34,8 @@ class Workspace:
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """A plan in a workspace. plan, parent: ids; inputs: {role: {"digest", "name"}}; figures: what the simulation said."""
+    """A plan in a workspace. plan, parent: ids; inputs: JSON by role, enough to open the problem again where its recordings
+    are; figures: what the simulation said when it was saved."""
 
     number: int
     workspace: str
@@ -41,7 +43,7 @@ class SavedPlan:
     parent: str | None
     name: str
     note: str
-    inputs: dict[str, dict[str, str]]
+    inputs: dict[str, Any]
     figures: dict[str, Any]
     by: str
     at: float
@@ -97,7 +99,7 @@ class Run:
 
 def add_workspace(db: Database, name: str, by: str) -> Workspace:
     """A new, empty workspace."""
-    made = Workspace(secrets.token_urlsafe(9), _name(name, "the workspace"), _name(by, "you"), time.time())
+    made = Workspace(secrets.token_urlsafe(9), clean_name(name, "the workspace"), clean_name(by, "you"), time.time())
     with db.writing() as connection:
         connection.execute(insert(tables.workspace).values(**vars(made)))
     return made
@@ -111,13 +113,14 @@ def workspaces(db: Database) -> list[Workspace]:
 
 
 def save_plan(
-    db: Database, workspace: str, plan: Plan, by: str, note: str = "", inputs: dict[str, dict[str, str]] | None = None,
+    db: Database, workspace: str, plan: Plan, by: str, note: str = "", inputs: dict[str, Any] | None = None,
     figures: dict[str, Any] | None = None,
 ) -> SavedPlan:  # fmt: skip
     """Save a plan in a workspace; one that is there already stays as it was first saved, as a plan never changes."""
     row = {
-        "workspace": workspace, "plan": plan.id, "name": plan.name, "note": _text(note, "the note", empty=True),
-        "inputs": inputs or {}, "figures": figures or {}, "by": _name(by, "you"), "at": time.time(),
+        "workspace": workspace, "plan": plan.id, "name": clean_name(plan.name, "the plan"),
+        "note": _text(note, "the note", empty=True),
+        "inputs": inputs or {}, "figures": figures or {}, "by": clean_name(by, "you"), "at": time.time(),
     }  # fmt: skip
     with db.writing() as connection:
         _has(connection, tables.workspace.c.id, workspace, "workspace")
@@ -138,6 +141,29 @@ def saved_plans(db: Database, workspace: str, search: str = "") -> list[SavedPla
         )
     with db.reading() as connection:
         return [_saved(row) for row in connection.execute(query)]
+
+
+def saves_of(db: Database, plans: Sequence[str]) -> list[SavedPlan]:
+    """Every time that one of these plans (ids) was saved, in any workspace, newest first."""
+    c = tables.saved_plan.c
+    with db.reading() as connection:
+        rows = connection.execute(_saved_plans().where(c.plan.in_(plans)).order_by(c.at.desc(), c.number.desc()))
+        return [_saved(row) for row in rows]
+
+
+def find_saved(db: Database, number: int) -> SavedPlan:
+    """The saved plan with this number. Raises InputError when there is none."""
+    with db.reading() as connection:
+        row = connection.execute(_saved_plans().where(tables.saved_plan.c.number == number)).first()
+    if row is None:
+        raise InputError("this saved plan is not in the database; reload the page")
+    return _saved(row)
+
+
+def keep_plan(db: Database, plan: Plan) -> None:
+    """Keep a plan that others refer to, such as the one in use, in no workspace."""
+    with db.writing() as connection:
+        _keep_plan(connection, plan)
 
 
 def load_plan(db: Database, id: str) -> Plan:
@@ -162,7 +188,7 @@ def open_review(db: Database, saved: int, question: str, by: str) -> Review:
     """Put a saved plan up for decision; saved: its number."""
     row = {
         "id": secrets.token_urlsafe(9), "saved": saved, "question": _text(question, "the question"),
-        "by": _name(by, "you"), "at": time.time(),
+        "by": clean_name(by, "you"), "at": time.time(),
     }  # fmt: skip
     with db.writing() as connection:
         _has(connection, tables.saved_plan.c.number, saved, "saved plan")
@@ -172,20 +198,29 @@ def open_review(db: Database, saved: int, question: str, by: str) -> Review:
 
 def add_comment(db: Database, review: str, text: str, by: str) -> None:
     """Say something about a review."""
-    row = {"review": review, "text": _text(text, "the comment"), "by": _name(by, "you"), "at": time.time()}
+    row = {"review": review, "text": _text(text, "the comment"), "by": clean_name(by, "you"), "at": time.time()}
     with db.writing() as connection:
         _has(connection, tables.review.c.id, review, "review")
         connection.execute(insert(tables.comment).values(**row))
 
 
-def decide(db: Database, review: str, verdict: Verdict, reason: str, by: str) -> None:
-    """Approve, reject or reopen; earlier decisions stay in the history."""
+def decide(db: Database, review: str, verdict: Verdict, reason: str, by: str, seen: int | None = None) -> None:
+    """Approve, reject or reopen; earlier decisions stay in the history.
+
+    seen: how many decisions whoever decides knew of, where that is known. Raises InputError when there are more by now.
+    """
     row = {
         "review": review, "verdict": verdict, "reason": _text(reason, "the reason", empty=verdict != "rejected"),
-        "by": _name(by, "you"), "at": time.time(),
+        "by": clean_name(by, "you"), "at": time.time(),
     }  # fmt: skip
     with db.writing() as connection:
+        # Who decides at the same moment waits here, and then sees this decision.
+        connection.execute(select(tables.review.c.id).where(tables.review.c.id == review).with_for_update())
         _has(connection, tables.review.c.id, review, "review")
+        before = _reviews(connection, tables.review.c.id == review)[0].decisions
+        if seen is not None and len(before) > seen:
+            last = before[-1]
+            raise InputError(f"{last.by} has just {last.verdict} this; look at it again before you decide")
         connection.execute(insert(tables.decision).values(**row))
 
 
@@ -204,6 +239,25 @@ def reviews(db: Database, workspace: str) -> list[Review]:
         return _reviews(connection, tables.saved_plan.c.workspace == workspace)
 
 
+def reviews_of(db: Database, saved: int) -> list[Review]:
+    """The reviews of a saved plan (its number), newest first."""
+    with db.reading() as connection:
+        return _reviews(connection, tables.review.c.saved == saved)
+
+
+def pulse(db: Database) -> tuple[int, ...]:
+    """Numbers that change whenever anything is added, comments left out; cheap enough to ask for every few seconds."""
+    counts = (
+        select(func.count(column)).scalar_subquery()
+        for column in (
+            tables.workspace.c.id, tables.saved_plan.c.number, tables.review.c.id, tables.decision.c.number,
+            tables.run.c.id,
+        )
+    )  # fmt: skip
+    with db.reading() as connection:
+        return tuple(connection.execute(select(*counts)).one())
+
+
 def note_run(
     db: Database, id: str, plan: Plan, place: str, by: str, at: float, predicted: float | None, measured: float | None,
     report: dict[str, Any],
@@ -211,7 +265,7 @@ def note_run(
     """Keep a finished launch; to note it again changes nothing."""
     row = {
         "id": id, "plan": plan.id, "place": place, "predicted": predicted, "measured": measured, "report": report,
-        "by": _name(by, "you"), "at": at,
+        "by": clean_name(by, "you"), "at": at,
     }  # fmt: skip
     with db.writing() as connection:
         _keep_plan(connection, plan)
@@ -274,8 +328,8 @@ def _has(connection: Connection, column: ColumnElement, value: str | int, what: 
         raise InputError(f"this {what} is not in the database; reload the page")
 
 
-def _name(name: str, whose: str) -> str:
-    """A name as it is kept: one line without control characters."""
+def clean_name(name: str, whose: str) -> str:
+    """A name as it is kept: one line without control characters. Raises InputError for one that cannot be kept."""
     cleaned = " ".join(name.split())
     if not cleaned or len(cleaned) > tables.NAME or not cleaned.isprintable():
         raise InputError(f"the name of {whose} must be 1 to {tables.NAME} characters on one line")

@@ -98,6 +98,52 @@ def test_a_review_keeps_everything_that_was_said_in_order(db, saved):
     assert records.reviews(db, records.add_workspace(db, "other", "Ana").id) == []
 
 
+def test_who_decides_on_what_has_changed_meanwhile_is_told(db, saved):
+    review = records.open_review(db, saved.number, "Ship it?", "Ana").id
+    records.decide(db, review, "rejected", "too slow", "Ben", seen=0)
+    with pytest.raises(InputError, match="Ben has just rejected this"):
+        records.decide(db, review, "approved", "", "Ana", seen=0)
+    records.decide(db, review, "approved", "", "Ana", seen=1)
+    assert [one.verdict for one in records.find_review(db, review).decisions] == ["rejected", "approved"]
+
+
+def test_two_who_decide_at_once_on_the_same_state_do_not_both_succeed(db, url, saved):
+    review = records.open_review(db, saved.number, "all at once?", "Ana").id
+    told = []
+
+    def decide(who: int) -> None:
+        own = Database(url)
+        try:
+            records.decide(own, review, "approved", "", f"judge {who}", seen=0)
+        except InputError as error:
+            told.append(str(error))
+        own.close()
+
+    at_once(4, decide)
+    assert len(records.find_review(db, review).decisions) == 1 and len(told) == 3
+
+
+def test_every_save_of_a_plan_is_found_and_the_pulse_beats_when_anything_is_added_but_comments(db, saved):
+    elsewhere = records.add_workspace(db, "Q5", "Ben")
+    beats = [records.pulse(db)]
+    again = records.save_plan(db, elsewhere.id, plan_of(), "Ben")
+    beats.append(records.pulse(db))
+    assert records.saves_of(db, [saved.plan, "0" * 64]) == [again, saved] and records.saves_of(db, []) == []
+    assert records.find_saved(db, again.number) == again
+    review = records.open_review(db, again.number, "Ship it?", "Ben")
+    beats.append(records.pulse(db))
+    assert records.reviews_of(db, again.number) == [review] and records.reviews_of(db, saved.number) == []
+    records.add_comment(db, review.id, "hm", "Ana")
+    assert records.pulse(db) == beats[-1]
+    records.decide(db, review.id, "approved", "", "Ana")
+    beats.append(records.pulse(db))
+    records.keep_plan(db, plan_of(seed=9, parent=saved.plan))
+    assert records.load_plan(db, plan_of(seed=9, parent=saved.plan).id).parent == saved.plan
+    records.note_run(db, "job-1", plan_of(), "testbed", "Ana", 10.0, 1.5, 1.4, {})
+    beats.append(records.pulse(db))
+    assert len(set(beats)) == len(beats)
+
+
 def test_runs_are_kept_once(db):
     one, other = plan_of(), plan_of(seed=1)
     records.note_run(db, "job-1", one, "testbed", "Ana", 10.0, 1.5, 1.4, {"tokens": 3})
@@ -117,6 +163,8 @@ def test_runs_are_kept_once(db):
         (lambda db, saved: records.add_workspace(db, "x", ""), "name of you"),
         (lambda db, saved: records.save_plan(db, "nowhere", plan_of(), "Ana"), "workspace is not in the database"),
         (lambda db, saved: records.load_plan(db, "0" * 64), "no saved plan"),
+        (lambda db, saved: records.find_saved(db, saved.number + 7), "saved plan is not"),
+        (lambda db, saved: records.save_plan(db, saved.workspace, plan_of("a\x1bb", 9), "Ana"), "name of the plan"),
         (lambda db, saved: records.find_review(db, "x'; drop table review; --"), "no review"),
         (lambda db, saved: records.open_review(db, saved.number + 7, "why", "Ana"), "saved plan is not"),
         (lambda db, saved: records.open_review(db, saved.number, " \n", "Ana"), "question is empty"),

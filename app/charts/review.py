@@ -1,0 +1,111 @@
+"""Charts for a decision: where a plan puts the load, and where two plans put their experts."""
+
+import numpy as np
+import plotly.graph_objects as go
+
+from app.charts import gantt as gantt_charts
+from app.charts import step as step_charts
+from app.charts.theme import DIVERGING, SEQUENTIAL, finish, plain
+from engine.plan import Placement, Plan
+from engine.problem import Problem
+from engine.timeline import Timeline
+from engine.units import ratio, seconds
+
+MOST_HOVERS = 20_000
+"""Cells of a heatmap; above, the names of GPUs are left out of what hovering tells."""
+
+
+def placement(plan: Plan, problem: Problem) -> go.Figure:
+    """Token copies that every GPU serves in every MoE layer, over the mean of the layer; of two models one below the other."""
+    loads, rows = [], []
+    parts = [(problem, plan.placement, "")]
+    if plan.placement_b is not None:
+        parts.append((problem.second, plan.placement_b, ", second model"))
+    for own, where, whose in parts:
+        load = np.einsum("le,leg->lg", own.demand.sum(axis=1), where.share)
+        mean = load.mean(axis=1, keepdims=True)
+        loads.append(np.divide(load, mean, out=np.ones_like(load), where=mean > 0))
+        rows += [f"layer {layer}{whose}" for layer in range(len(load))]
+    load = np.concatenate(loads)
+    row, gpu = np.unravel_index(load.argmax(), load.shape)
+    names = [plain(name) for name in problem.cluster.gpu_names]
+    figure = go.Figure(go.Heatmap(
+        z=load, x=np.arange(load.shape[1]), y=np.arange(load.shape[0]), colorscale=SEQUENTIAL, zmin=0,
+        zmax=max(float(load.max()), 1.0), colorbar={"title": "× mean"}, xgap=1, ygap=1,
+        text=[[f"{rows[one]}<br>{name}" for name in names] for one in range(len(load))],
+        hovertemplate="%{text}<br>%{z:.3g}× the mean of the layer<extra></extra>",
+    ))  # fmt: skip
+    figure.add_shape(
+        type="rect", x0=gpu - 0.5, x1=gpu + 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": "#D55E00", "width": 2}
+    )
+    figure.update_xaxes(title="GPU", showgrid=False, dtick=max(1, load.shape[1] // 16))
+    figure.update_yaxes(title="MoE layer", showgrid=False, zeroline=False, range=[len(load) - 0.5, -0.5],
+                        dtick=max(1, len(load) // 16))  # fmt: skip
+    if len(parts) == 2:
+        ticks = np.arange(0, len(load), max(1, len(load) // 16))
+        figure.update_yaxes(tickvals=ticks, ticktext=[rows[one] for one in ticks])
+    title = f"GPU {gpu} serves {ratio(float(load[row, gpu]))} the mean in {rows[row]}: the most of any GPU (marked)"
+    if load.max() < 1.005:
+        title = "Every GPU serves the mean of every layer"
+    return finish(figure, title, int(min(620, 130 + 22 * len(load))))
+
+
+def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer: int | None = None) -> go.Figure:
+    """Share of every expert's tokens that a GPU serves in the second placement minus that in the first.
+
+    names: of the two plans; layer: a MoE layer, None: the mean over all of them.
+    """
+    change = theirs.share - ours.share
+    shown = change.mean(axis=0) if layer is None else change[layer]
+    far = max(float(np.abs(shown).max()), 1e-9)
+    figure = go.Figure(go.Heatmap(
+        z=shown, x=np.arange(shown.shape[1]), y=np.arange(shown.shape[0]), colorscale=DIVERGING, zmin=-far, zmax=far,
+        colorbar={"title": "share of the<br>expert's tokens"}, xgap=1, ygap=1,
+        hovertemplate="expert %{y} on GPU %{x}: %{z:+.3g} of its tokens<extra></extra>",
+    ))  # fmt: skip
+    figure.update_xaxes(title="GPU", showgrid=False, dtick=max(1, shown.shape[1] // 16))
+    figure.update_yaxes(title="expert", showgrid=False, zeroline=False, range=[len(shown) - 0.5, -0.5],
+                        dtick=max(1, len(shown) // 16))  # fmt: skip
+    fresh = (theirs.share > 0) & (ours.share == 0)
+    part = fresh if layer is None else fresh[layer]
+    where = "over all layers" if layer is None else f"in layer {layer}"
+    title = (
+        f"{int(part.sum()):,} expert copies of {plain(names[1])} are on GPUs where {plain(names[0])} has none {where}"
+    )
+    if not np.abs(shown).max() > 0 and not part.any():
+        title = f"{plain(names[0])} and {plain(names[1])} place every expert alike {where}"
+    return finish(figure, title, int(min(760, 140 + max(12, min(24, 600 // len(shown))) * len(shown))))
+
+
+def drawable(shown: dict[str, Timeline], first: int, last: int) -> tuple[int, int]:
+    """As many of these MoE layers, from the first one, as can be drawn as bars."""
+    return first, min(last, first + gantt_charts.layers_that_fit(list(shown.values())) - 1)
+
+
+def timelines(
+    shown: dict[str, Timeline], layers: tuple[int, int] | None, bounds: dict[str, float] | None = None
+) -> go.Figure:
+    """Timelines one above the other on one time axis, the first one's time in the title.
+
+    layers: the first and last MoE layer of passes, see `drawable`; None: training steps, whole, or where that is too much
+    their forward pass; bounds: seconds, for the layers that are drawn.
+    """
+    names = list(shown)
+    total = shown[names[0]].total or 1.0
+    title = f"{plain(names[0])} takes {seconds(shown[names[0]].total)}"
+    if len(names) > 1:
+        title += f"; {' and '.join(f'{plain(name)} {ratio(shown[name].total / total)} that' for name in names[1:])}"
+    if layers is None:
+        return step_charts.step_gantt(shown, parts_of_steps(shown), title)
+    return gantt_charts.gantt(shown, *layers, title, bounds)
+
+
+def parts_of_steps(shown: dict[str, Timeline]) -> dict[str, step_charts.Stretch]:
+    """The whole steps, or as much of their forward passes as can be drawn."""
+    every = list(shown.values())
+    whole = {name: step_charts.stretch(one) for name, one in shown.items()}
+    if sum(len(one.events) for one in whole.values()) <= step_charts.MOST_BARS:
+        return whole
+    layers = step_charts.layers_of(every) or [0]
+    last = step_charts.last_that_fits(every, "forward", layers[0], layers[-1])
+    return {name: step_charts.stretch(one, "forward", layers[0], last) for name, one in shown.items()}

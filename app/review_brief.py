@@ -1,0 +1,160 @@
+"""Everything that a decision on a plan needs, computed from the plan and its inputs and nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.review_words import words
+from engine.errors import InputError
+from engine.plan import Plan, SendOrder
+from engine.problem import Problem
+from engine.result import Provenance
+from engine.simulate.inference import simulate
+from engine.simulate.metrics import Metrics, metrics
+from engine.simulate.migration import Migration, migration
+from engine.systems import SYSTEMS, TRAINING, run
+from engine.systems.baselines import linear_placement
+from engine.timeline import Timeline
+from engine.units import ratio, seconds, share, size
+from engine.workload import Workload
+
+LINEAR, DEEPSPEED = "linear", "deepspeed"
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A plan with what the simulation says of it."""
+
+    plan: Plan
+    timeline: Timeline
+    figures: Metrics
+
+
+@dataclass(frozen=True)
+class Risk:
+    """A plan on a recording that it was not made from: simulated seconds of it and of the baseline there."""
+
+    recording: str
+    seconds: float
+    baseline: float
+
+    @property
+    def gain(self) -> float:
+        """Baseline over plan: below 1 the plan is the slower one."""
+        return self.baseline / self.seconds if self.seconds else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Brief:
+    """own: the plan; baseline: what it is held against; move: from the placement in use, None for two models and training;
+    risks: worst first; refused: recordings on which it could not be scored, with the reason."""
+
+    problem: Problem
+    own: Scored
+    baseline: Scored
+    move: Migration | None
+    risks: tuple[Risk, ...]
+    refused: dict[str, str]
+
+    @property
+    def gain(self) -> float:
+        """Baseline over plan, in simulated time."""
+        return self.baseline.figures.total / self.own.figures.total if self.own.figures.total else 1.0
+
+    @property
+    def words(self) -> list[str]:
+        return words(self.own.plan, self.move)
+
+    @property
+    def worst(self) -> Risk | None:
+        return self.risks[0] if self.risks else None
+
+
+def brief_of(plan: Plan, problem: Problem, others: Sequence[Workload] = ()) -> Brief:
+    """others: recordings that the plan was not made from. Raises InputError when the plan does not fit the problem."""
+    own, baseline = scored(plan, problem), baseline_of(problem)
+    move = None
+    if plan.placement_b is None and problem.step is None:
+        now = problem.in_use or linear_placement(problem)
+        move = migration(now, plan.placement, problem, baseline.figures.total, own.figures.total)
+    risks, refused = [], {}
+    for other in others:
+        try:
+            there = problem.with_workload(other)
+            risks.append(Risk(other.name, simulate(plan, there).total, simulate(baseline.plan, there).total))
+        except InputError as error:
+            refused[other.name] = str(error)
+    risks.sort(key=lambda one: one.gain)
+    return Brief(problem, own, baseline, move, tuple(risks), refused)
+
+
+def scored(plan: Plan, problem: Problem) -> Scored:
+    """A plan and its figures. Raises InputError when it does not fit the problem."""
+    timeline = simulate(plan, problem)
+    return Scored(plan, timeline, metrics(plan, problem, timeline))
+
+
+def baseline_of(problem: Problem) -> Scored:
+    """What a plan is held against: the placement in use, else experts in contiguous blocks, with a plain all-to-all; for a
+    training step DeepSpeed's."""
+    if problem.step is not None:
+        return scored(run(TRAINING[DEEPSPEED], problem, {}).result.solution, problem)
+    if problem.in_use is None:
+        return scored(run(SYSTEMS[LINEAR], problem, {}).result.solution, problem)
+    order, origin = SendOrder(mode="concurrent"), Provenance(optimiser="in use")
+    return scored(Plan(name="Placement in use", placement=problem.in_use, send_order=order, provenance=origin), problem)
+
+
+def named_pair(brief: Brief) -> dict[str, Timeline]:
+    """The timelines of a plan and of what it is held against, by unlike names."""
+    name, base = brief.own.plan.name, brief.baseline.plan.name
+    return {name: brief.own.timeline, base if base != name else f"{base} (baseline)": brief.baseline.timeline}
+
+
+def headline(brief: Brief) -> str:
+    """What is to be decided, in a sentence."""
+    own, name = brief.own.figures, brief.baseline.plan.name
+    time = f"{seconds(own.total)} a {'pass' if brief.problem.step is None else 'step'}"
+    if brief.gain >= 1.005:
+        return f"{time}, {ratio(brief.gain)} as fast as {name}"
+    if brief.gain > 0.995:
+        return f"{time}, as fast as {name}"
+    return f"{time}, slower than {name}: {ratio(1 / brief.gain)} its time"
+
+
+def bound_in_words(brief: Brief) -> list[str]:
+    """How much better any plan could be, as far as it is proven."""
+    figures, claim = brief.own.figures, brief.own.plan.claim
+    scope = "schedule" if brief.problem.step else "order of sends"
+    found = [f"No {scope} of this placement is faster than {seconds(figures.order_bound)}: the plan is "
+             f"{share(figures.order_gap)} above that."]  # fmt: skip
+    if figures.bound is not None and claim.scope == "placement and order":
+        found.append(f"No other placement with as many slots per GPU and no replicas is faster than "
+                     f"{seconds(figures.bound)}: the plan is {share(figures.gap)} above that ({claim.proof}).")  # fmt: skip
+    elif figures.bound is None and claim is not None:
+        found.append("What its optimiser proved was for other inputs and says nothing here.")
+    return found
+
+
+def cost_in_words(brief: Brief) -> str:
+    """What deploying the plan costs."""
+    if brief.move is None:
+        return "What deploying it costs is not computed for two models or a training step."
+    move = brief.move
+    if not move.copies:
+        return "Nothing has to move."
+    said = f"{move.copies:,} expert copies, {size(move.bytes)}, {seconds(move.seconds)} of moving"
+    if move.steps == float("inf"):
+        return f"{said}; it is never won back, as the plan is no faster."
+    return f"{said}; won back after {max(1, round(move.steps)):,} passes."
+
+
+def risk_in_words(brief: Brief) -> str:
+    """What happens on a recording that the plan was not made from."""
+    if brief.worst is None:
+        return "Not known: no other recording of this model was open to score it on."
+    worst = brief.worst
+    more = f", the worst of {len(brief.risks)} other recordings" if len(brief.risks) > 1 else ""
+    verdict = f"{ratio(worst.gain)} as fast as {brief.baseline.plan.name}"
+    if worst.gain < 1:
+        verdict = f"slower than {brief.baseline.plan.name}: {ratio(1 / worst.gain)} its time"
+    return f"On {worst.recording}{more}: {seconds(worst.seconds)}, {verdict}."

@@ -1,0 +1,119 @@
+"""What a team says about a plan: comments and decisions, oldest first, and the forms to add to them."""
+
+import streamlit as st
+
+from app import people, review_store, widgets
+from app.review_list import ICONS, QUESTION, STATES, attempt
+from app.text import plain
+from engine.errors import InputError
+from engine.store import records
+from engine.store.records import Comment, Decision, Review, SavedPlan
+
+EVERY = 3
+"""Seconds after which what others said is looked for."""
+DID = {"approved": "approved it", "rejected": "rejected it", "reopened": "reopened it"}
+DID_ICON = {"approved": ":green[:material/check_circle:]", "rejected": ":red[:material/cancel:]",
+            "reopened": ":blue[:material/pending:]"}  # fmt: skip
+BUTTONS = {
+    "approved": ("Approve", ":material/check_circle:"), "rejected": ("Reject", ":material/cancel:"),
+    "reopened": ("Reopen", ":material/undo:"),
+}  # fmt: skip
+
+
+def badge(review: Review | None) -> None:
+    """What was decided last."""
+    now = "no review" if review is None else review.state
+    st.badge(now, icon=ICONS[now], color=STATES[now])
+
+
+def show(saved: SavedPlan, review: Review | None) -> None:
+    """The discussion with its forms; without a review, the form that begins one."""
+    st.subheader("Discussion", anchor=False)
+    if review is None:
+        _ask(saved)
+        return
+    with st.container(horizontal=True, vertical_alignment="center"):
+        badge(review)
+        st.text(review.question)
+    st.caption(f"asked by {plain(review.by)}, {widgets.describe_time(review.at)}")
+    _history(review)
+    left, right = st.columns([3, 2], gap="medium")
+    with left:
+        _comment(review)
+    with right:
+        _decide(review)
+
+
+def merged(review: Review) -> list[Comment | Decision]:
+    """Everything that was said, oldest first."""
+    return sorted((*review.comments, *review.decisions), key=lambda one: one.at)
+
+
+def _history(review: Review) -> None:
+    @st.fragment(run_every=EVERY)
+    def newest() -> None:
+        try:
+            now = records.find_review(review_store.db(), review.id)
+        except InputError as error:
+            st.error(plain(str(error)), icon=":material/error:")
+            return
+        if len(now.decisions) != len(review.decisions):
+            st.rerun()  # the state stands in other places too
+        if not merged(now):
+            st.caption("Nobody has said anything yet.")
+        for one in merged(now):
+            _line(one)
+
+    newest()
+
+
+def _line(one: Comment | Decision) -> None:
+    with st.container(border=True, gap="xsmall"):
+        when = f":small[{widgets.describe_time(one.at)}]"
+        if isinstance(one, Comment):
+            st.markdown(f"**{plain(one.by)}** · {when}")
+            st.text(one.text)
+            return
+        st.markdown(f"{DID_ICON[one.verdict]} **{plain(one.by)}** {DID[one.verdict]} · {when}")
+        if one.reason:
+            st.text(one.reason)
+
+
+def _ask(saved: SavedPlan) -> None:
+    st.caption("This plan is saved, but not up for decision.")
+    refused = people.why_not("plan")
+    with st.form(f"ask-{saved.number}"):
+        question = st.text_input("Question to the team", QUESTION)
+        asked = st.form_submit_button(
+            "Ask for a decision", icon=":material/how_to_vote:", disabled=bool(refused), help=refused
+        )
+    if asked:
+        attempt(lambda: review_store.ask(saved, question))
+
+
+def _comment(review: Review) -> None:
+    refused = people.why_not("plan")
+    mine = sum(one.by == people.who().name for one in review.comments)
+    with st.form(f"comment-{review.id}-{mine}"):  # another key is another, empty form
+        text = st.text_area("Your comment", placeholder="Seen by everybody who opens this plan", height=98,
+                            max_chars=records.LONGEST_TEXT)  # fmt: skip
+        sent = st.form_submit_button("Comment", icon=":material/send:", disabled=bool(refused), help=refused)
+    if sent:
+        attempt(lambda: review_store.comment(review, text))
+
+
+def _decide(review: Review) -> None:
+    refused = people.why_not("plan")
+    with st.form(f"decide-{review.id}-{len(review.decisions)}"):
+        reason = st.text_area("Reason", placeholder="needed to reject", height=98)
+        offered = ("approved", "rejected") if review.state == "open" else ("reopened",)
+        with st.container(horizontal=True):
+            pressed = [
+                verdict for verdict in offered
+                if st.form_submit_button(
+                    BUTTONS[verdict][0], icon=BUTTONS[verdict][1], disabled=bool(refused), help=refused,
+                    type="primary" if verdict == "approved" else "secondary",
+                )
+            ]  # fmt: skip
+    if pressed:
+        attempt(lambda: review_store.decide(review, pressed[0], reason))
