@@ -232,6 +232,8 @@ def _saved(address: str, id: str, number: int | None) -> Candidate:
     plan, figures = records.load_plan(database(), id), {}
     if number is not None:
         saved = records.find_saved(database(), number)
+        if saved.plan != id:
+            raise InputError("another database has another plan under this number")
         plan, figures = plan.model_copy(update={"name": saved.name}), saved.figures
     status = plan.claim.status.value if plan.claim else Status.FEASIBLE.value
     return Candidate(plan, status, figures.get("runtime") or math.nan, figures.get("notes") or {})

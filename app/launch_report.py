@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from app import cached, launch_start, launch_watch, step_timeline, widgets
+from app import cached, launch_notes, launch_start, launch_watch, step_timeline, widgets
 from app.charts import gantt as gantt_charts
 from app.charts import launch as charts
 from app.charts import step as step_charts
@@ -29,6 +29,7 @@ def show(one: Launched, past: list[Launched]) -> None:
     st.caption(f"Started {widgets.describe_time(one.started)} on {PLACES[brief.on]}{ranks} · ended after "
                f"{units.seconds(one.job.elapsed)}")  # fmt: skip
     if one.state is State.DONE:
+        launch_notes.note(one)
         _measured(one)
         with st.expander("What the ranks printed", icon=":material/terminal:", on_change="rerun") as logs:
             if logs.open:

@@ -5,7 +5,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import guard, state
+from app import guard, people, state
 from app.launch_history import Launched
 from engine import store
 from engine.errors import InputError
@@ -13,6 +13,9 @@ from engine.jobs import runner
 from engine.launch.destination import Destination
 from engine.launch.on_cluster import write_new
 from engine.launch.prepare import Launch
+
+BY = "by"
+"""In the arguments of a launch's job: the name of whoever started it."""
 
 
 def refusal() -> str | None:
@@ -32,7 +35,8 @@ def start(arguments: dict[str, Any]) -> None:
     button was."""
     if reason := refusal():
         raise InputError(reason)
-    state.add_launch_job(runner.start("launch", arguments, store.data_folder()).id)
+    named = arguments | {BY: people.who().name}
+    state.add_launch_job(runner.start("launch", named, store.data_folder()).id)
     state.show_launch(None)
 
 

@@ -95,7 +95,7 @@ def show() -> None:
         if not corner.open:
             return
         allowed = [roles.MEANING[one] for one in roles.ORDER if roles.includes(person.role, one)]
-        st.caption(f"You may {' and '.join(allowed)}.")
+        st.caption(f"You may {'; '.join(allowed)}.")
         try:
             roles.mapping()
         except InputError as error:

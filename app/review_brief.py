@@ -124,15 +124,18 @@ def headline(brief: Brief) -> str:
 def bound_in_words(brief: Brief) -> list[str]:
     """How much better any plan could be, as far as it is proven."""
     figures, claim = brief.own.figures, brief.own.plan.claim
-    scope = "schedule" if brief.problem.step else "order of sends"
-    found = [f"No {scope} of this placement is faster than {seconds(figures.order_bound)}: the plan is "
-             f"{share(figures.order_gap)} above that."]  # fmt: skip
+    what = "order of sends" if brief.problem.step is None else "schedule"
+    found = [f"No {what} of this placement is faster than {seconds(figures.order_bound)}: {_above(figures.order_gap)}."]
     if figures.bound is not None and claim.scope == "placement and order":
         found.append(f"No other placement with as many slots per GPU and no replicas is faster than "
-                     f"{seconds(figures.bound)}: the plan is {share(figures.gap)} above that ({claim.proof}).")  # fmt: skip
+                     f"{seconds(figures.bound)}: {_above(figures.gap)} ({claim.proof}).")  # fmt: skip
     elif figures.bound is None and claim is not None:
         found.append("What its optimiser proved was for other inputs and says nothing here.")
     return found
+
+
+def _above(gap: float) -> str:
+    return f"the plan is {share(gap)} above that" if gap > 1e-9 else "the plan meets that"
 
 
 def cost_in_words(brief: Brief) -> str:

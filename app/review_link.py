@@ -22,21 +22,20 @@ def address(saved: SavedPlan, review: str | None) -> str:
     return f"{place}?{urlencode(asked)}"
 
 
-def follow() -> str | None:
-    """Look at what the address names and open it in the session, once; returns why it cannot be opened, if so."""
+def follow() -> None:
+    """Look at what the address names, and open it in the session where its inputs are here (the brief says where not).
+    Raises InputError when the address leads nowhere."""
     link = state.asked_link()
     if link is None:
-        return None
+        return
     plan, review = link
     state.write_link(plan, review)
-    try:
-        saved = _find(plan, review)
-    except InputError as error:
-        state.look_at(None)
-        return str(error)
+    state.look_at(None)
+    saved = _find(plan, review)
     state.look_at(saved.number, review or None)
     state.choose_workspace(saved.workspace)
-    return None if saved.plan in state.saved() else open_in_session(saved)
+    if saved.plan not in state.saved():
+        open_in_session(saved)
 
 
 def _find(plan: str, review: str) -> SavedPlan:

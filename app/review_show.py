@@ -39,10 +39,10 @@ def show(saved: SavedPlan, review: Review | None) -> None:
                 f"- Cost: {plain(cost_in_words(brief))}", f"- Risk: {plain(risk_in_words(brief))}",
             ]))  # fmt: skip
             st.caption(f"Simulated with {plain(brief.problem.cost.source)}.")
-    review_talk.show(saved, review)
     if brief is not None:
         _charts(brief)
     _runs(runs)
+    review_talk.show(saved, review)
     _family(saved)
     st.caption(f"Plan `{plan.id[:12]}`, made by {plain(plan.provenance.optimiser)}, seed {plan.provenance.seed}")
 

@@ -37,8 +37,23 @@ def add_workspace(name: str) -> Workspace:
 
 def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, question: str) -> SavedPlan:
     """Save a plan of this session under a name with what it was made from, and put it up for decision unless there is no
-    question. A plan that the workspace has already stays as it was first saved."""
+    question. A plan that the workspace has already stays as it was first saved, with its review."""
     by = people.writer("plan")
+    named = Plan.from_dict(plan.model_dump(mode="json") | {"name": records.clean_name(name, "the plan")}, "plan")
+    known = [one for one in records.saves_of(db(), [plan.id]) if one.workspace == workspace]
+    saved = records.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem))
+    state.add_saved(saved.plan, saved.number)
+    review = next(iter(records.reviews_of(db(), saved.number)), None)
+    if review is None and question.strip():
+        review = records.open_review(db(), saved.number, question, by)
+    state.look_at(saved.number, review.id if review else None)
+    if known:
+        state.notice(f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is.")
+    return saved
+
+
+def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs and figures that are kept with a plan, as JSON."""
     inputs = problem_arguments(problem) | {NAMES: _names(problem)}
     candidate, used = cached.candidates().get(plan.id), cached.candidates().get(state.in_use() or "")
     if problem.in_use is not None and used is not None:
@@ -47,12 +62,7 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     figures = {"metrics": cached.metrics(plan, problem).to_dict()}
     if candidate is not None:
         figures |= {"runtime": candidate.runtime, "notes": candidate.notes}
-    named = Plan.from_dict(plan.model_dump(mode="json") | {"name": records.clean_name(name, "the plan")}, "plan")
-    saved = records.save_plan(db(), workspace, named, by, note, _finite(inputs), _finite(figures))
-    state.add_saved(saved.plan, saved.number)
-    review = records.open_review(db(), saved.number, question, by).id if question.strip() else None
-    state.look_at(saved.number, review)
-    return saved
+    return _finite(inputs), _finite(figures)
 
 
 def _names(problem: Problem) -> dict[str, str]:

@@ -11,7 +11,7 @@ from engine.store.records import Comment, Decision, Review, SavedPlan
 
 EVERY = 3
 """Seconds after which what others said is looked for."""
-DID = {"approved": "approved it", "rejected": "rejected it", "reopened": "reopened it"}
+DID = {"approved": "**approved** it", "rejected": "**rejected** it", "reopened": "**reopened** it"}
 DID_ICON = {"approved": ":green[:material/check_circle:]", "rejected": ":red[:material/cancel:]",
             "reopened": ":blue[:material/pending:]"}  # fmt: skip
 BUTTONS = {
@@ -61,20 +61,23 @@ def _history(review: Review) -> None:
             st.rerun()  # the state stands in other places too
         if not merged(now):
             st.caption("Nobody has said anything yet.")
-        for one in merged(now):
-            _line(one)
+            return
+        with st.container(border=True):
+            for one in merged(now):
+                _line(one)
 
     newest()
 
 
 def _line(one: Comment | Decision) -> None:
-    with st.container(border=True, gap="xsmall"):
-        when = f":small[{widgets.describe_time(one.at)}]"
+    left, right = st.columns([2, 7], gap="small")
+    with left:
+        st.markdown(f"**{plain(one.by)}**  \n:small[{widgets.describe_time(one.at)}]")
+    with right:
         if isinstance(one, Comment):
-            st.markdown(f"**{plain(one.by)}** · {when}")
             st.text(one.text)
             return
-        st.markdown(f"{DID_ICON[one.verdict]} **{plain(one.by)}** {DID[one.verdict]} · {when}")
+        st.markdown(f"{DID_ICON[one.verdict]} {DID[one.verdict]}")
         if one.reason:
             st.text(one.reason)
 
