@@ -39,7 +39,7 @@ def choose_workspace() -> str | None:
                 "Workspace", list(found), list(found).index(chosen), format_func=found.get, key=key, width=320,
                 on_change=lambda: _switch(st.session_state[key]),
             )  # fmt: skip
-        _new_workspace(len(found))
+        _new_workspace()
         if chosen is not None:
             _save_open_plan(chosen)
     return chosen
@@ -50,13 +50,13 @@ def _switch(workspace: str) -> None:
     state.look_at(None)
 
 
-def _new_workspace(others: int) -> None:
+def _new_workspace() -> None:
     refused = people.why_not("plan")
-    # Another key is another popover, which is closed: so it closes once there is one workspace more.
+    # Another key is another popover, which is closed: so it closes once its form has been written.
     with (
         st.popover("New workspace", icon=":material/create_new_folder:", disabled=bool(refused), help=refused,
-                   key=f"new-workspace-{others}"),
-        st.form(f"workspace-{others}", border=False),
+                   key=f"new-workspace-{state.written()}"),
+        st.form(f"workspace-{state.written()}", border=False),
     ):  # fmt: skip
         name = st.text_input("Name of the workspace", max_chars=120, placeholder="Cluster for autumn")
         if st.form_submit_button("Make it", icon=":material/check:"):
@@ -68,14 +68,15 @@ def _save_open_plan(workspace: str) -> None:
     plan = cached.open_plan()
     problem, reason = _open_problem(plan)
     reason = people.why_not("plan") or reason
-    key = f"{workspace}-{plan.id if plan else ''}-{state.reviewed()}"
+    key = f"{workspace}-{plan.id if plan else ''}-{state.written()}"
     with st.popover("Save the open plan", icon=":material/bookmark_add:", type="primary", disabled=bool(reason), help=reason,
                     key=f"save-{key}"):  # fmt: skip
         if reason:
             return
         with st.form(f"saving-{key}", border=False):
             name = st.text_input("Name of the plan", plan.name, max_chars=120)
-            note = st.text_area("Note", placeholder="What is special about it, and why now", height=90)
+            note = st.text_area("Note", placeholder="What is special about it, and why now", height=90,
+                                max_chars=records.LONGEST_TEXT)  # fmt: skip
             question = st.text_input(
                 "Question to the team", QUESTION, help="puts it up for decision; empty: only saved"
             )
@@ -104,6 +105,7 @@ def attempt(write: Callable[[], object]) -> None:
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
     else:
+        state.count_written()
         st.rerun()
 
 

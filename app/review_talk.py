@@ -1,8 +1,11 @@
 """What a team says about a plan: comments and decisions, oldest first, and the forms to add to them."""
 
+from collections.abc import Callable
+from functools import partial
+
 import streamlit as st
 
-from app import people, review_store, widgets
+from app import people, review_store, state, widgets
 from app.review_list import ICONS, QUESTION, STATES, attempt
 from app.text import plain
 from engine.errors import InputError
@@ -95,28 +98,45 @@ def _ask(saved: SavedPlan) -> None:
 
 
 def _comment(review: Review) -> None:
-    refused = people.why_not("plan")
-    mine = sum(one.by == people.who().name for one in review.comments)
-    with st.form(f"comment-{review.id}-{mine}"):  # another key is another, empty form
-        text = st.text_area("Your comment", placeholder="Seen by everybody who opens this plan", height=98,
-                            max_chars=records.LONGEST_TEXT)  # fmt: skip
-        sent = st.form_submit_button("Comment", icon=":material/send:", disabled=bool(refused), help=refused)
-    if sent:
-        attempt(lambda: review_store.comment(review, text))
+    refused, form = people.why_not("plan"), f"comment-{review.id}"
+    text = f"{form}-text"
+    with st.form(form):
+        st.text_area("Your comment", key=text, placeholder="Seen by everybody who opens this plan", height=98,
+                     max_chars=records.LONGEST_TEXT)  # fmt: skip
+        st.form_submit_button(
+            "Comment", icon=":material/send:", disabled=bool(refused), help=refused, on_click=_send,
+            args=(form, text, lambda said: review_store.comment(review, said)),
+        )  # fmt: skip
+        _say_refusal(form)
 
 
 def _decide(review: Review) -> None:
-    refused = people.why_not("plan")
-    with st.form(f"decide-{review.id}-{len(review.decisions)}"):
-        reason = st.text_area("Reason", placeholder="needed to reject", height=98)
-        offered = ("approved", "rejected") if review.state == "open" else ("reopened",)
+    refused, form = people.why_not("plan"), f"decide-{review.id}"
+    reason = f"{form}-reason"
+    with st.form(form):
+        st.text_area("Reason", key=reason, placeholder="needed to reject", height=98, max_chars=records.LONGEST_TEXT)
         with st.container(horizontal=True):
-            pressed = [
-                verdict for verdict in offered
-                if st.form_submit_button(
-                    BUTTONS[verdict][0], icon=BUTTONS[verdict][1], disabled=bool(refused), help=refused,
+            for verdict in ("approved", "rejected") if review.state == "open" else ("reopened",):
+                label, icon = BUTTONS[verdict]
+                st.form_submit_button(
+                    label, icon=icon, disabled=bool(refused), help=refused, on_click=_send,
                     type="primary" if verdict == "approved" else "secondary",
-                )
-            ]  # fmt: skip
-    if pressed:
-        attempt(lambda: review_store.decide(review, pressed[0], reason))
+                    args=(form, reason, partial(review_store.decide, review, verdict)),
+                )  # fmt: skip
+        _say_refusal(form)
+
+
+def _send(form: str, field: str, write: Callable[[str], None]) -> None:
+    """Write what was typed in a field, as the page was when it was sent: by now somebody else may have changed it, and then
+    the button is not even there any more. What could not be written stays in the field."""
+    try:
+        write(st.session_state[field])
+    except InputError as error:
+        state.refuse(form, str(error))
+    else:
+        st.session_state[field] = ""
+
+
+def _say_refusal(form: str) -> None:
+    if reason := state.take_refusal(form):
+        st.error(plain(reason), icon=":material/error:")

@@ -27,7 +27,7 @@ _NOTICE, _EDIT_ROUND, _TOKEN = "notice", "edit_round", "token"
 _TABLE_BASE, _UPLOADS, _WATCHED, _SHOWN = "table_base", "uploads", "watched", "launch_shown"
 _RUN_FOLDERS, _DRAWN = "run_folders", "drawn"
 _PERSON, _SAVED, _WORKSPACE = "person", "saved", "workspace"
-_REVIEWED, _LINK = "reviewed", "link"
+_REVIEWED, _LINK, _REFUSED, _WRITTEN = "reviewed", "link", "refused", "written"
 _PARAMETER = "session"
 DATASHEET = {"source": "datasheet"}
 
@@ -316,6 +316,27 @@ def reviewed() -> tuple[int, str | None] | None:
 
 def look_at(number: int | None, review: str | None = None) -> None:
     st.session_state[_REVIEWED] = None if number is None else (number, review)
+
+
+def refuse(place: str, reason: str) -> None:
+    """Remember why something that a person sent could not be written, to be said where they sent it."""
+    st.session_state[_REFUSED] = (place, reason)
+
+
+def take_refusal(place: str) -> str | None:
+    """Why what was last sent from a place could not be written; None when it was."""
+    if st.session_state.get(_REFUSED, ("", ""))[0] != place:
+        return None
+    return st.session_state.pop(_REFUSED)[1]
+
+
+def written() -> int:
+    """How many times this session has written to the team's database: the key of forms that begin anew after that."""
+    return st.session_state.get(_WRITTEN, 0)
+
+
+def count_written() -> None:
+    st.session_state[_WRITTEN] = written() + 1
 
 
 def asked_link() -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ from engine.jobs import runner
 from engine.workload import RoutingTrace
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("workload", "cluster", "affinity", "optimise", "timeline", "what_if", "launch")
+PAGES = ("workload", "cluster", "affinity", "optimise", "timeline", "what_if", "review", "launch")
 
 
 @pytest.fixture

@@ -1,0 +1,183 @@
+"""Who is looking and what they may do: by login where there is one, by name elsewhere; less than the operator says, never."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import streamlit as st
+from streamlit import user_info
+from streamlit.testing.v1 import AppTest
+
+from app import guard, people, review_store, roles, state
+from engine.errors import InputError
+from engine.store import records
+from engine.store.database import database
+from tests.app.test_pages import ROOT, visit
+
+MAIN = str(ROOT / "app" / "main.py")
+LOCAL = SimpleNamespace(ip_address=None, headers={})
+TEAM = {"Ana@Example.org": "launch", "ben@example.org": "plan", "default": "view"}
+AUTH = {"auth": {"redirect_uri": "http://localhost/oauth2callback", "cookie_secret": "x" * 32, "client_id": "a"}}
+
+
+def login(email: str, **more) -> SimpleNamespace:
+    return SimpleNamespace(is_logged_in=True, email=email, **more)
+
+
+def team(monkeypatch: pytest.MonkeyPatch, setting: str | dict = TEAM) -> None:
+    monkeypatch.setenv(roles.SETTING, setting if isinstance(setting, str) else json.dumps(setting))
+
+
+def visitor(monkeypatch: pytest.MonkeyPatch, address: str | None = None, **claims) -> None:
+    """Who looks at the pages: from an address (None: this machine), with what a login tells of them."""
+    monkeypatch.setattr(type(st.context), "ip_address", property(lambda _: address))
+    monkeypatch.setattr(user_info, "_get_user_info", lambda: claims)
+
+
+def test_without_a_setting_everybody_may_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(roles.SETTING, raising=False)
+    assert roles.role_of(SimpleNamespace()) == "launch"
+
+
+@pytest.mark.parametrize(
+    ("user", "role"),
+    [
+        (login("ana@example.org"), "launch"),
+        (login(" BEN@example.ORG "), "plan"),
+        (login("eve@example.org"), "view"),
+        (login(""), "view"),
+        (SimpleNamespace(is_logged_in=False, email="ana@example.org"), "view"),
+        (SimpleNamespace(), "view"),
+        (login("ana@example.org", email_verified=False), "view"),
+        (login("ana@example.org", email_verified=True), "launch"),
+    ],
+)
+def test_a_role_belongs_to_an_address_that_a_login_vouches_for(user, role, monkeypatch: pytest.MonkeyPatch) -> None:
+    team(monkeypatch)
+    assert roles.role_of(user) == role
+
+
+def test_a_setting_may_be_a_file_and_whom_it_does_not_name_may_only_look(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "roles.json").write_text('{"ana@example.org": "plan"}')
+    team(monkeypatch, str(tmp_path / "roles.json"))
+    assert roles.role_of(login("ana@example.org")) == "plan" and roles.role_of(login("ben@example.org")) == "view"
+
+
+@pytest.mark.parametrize("setting", ["{", "[]", "/nowhere/roles.json", '{"ana@example.org": "root"}', '["launch"]'])
+def test_a_setting_that_cannot_be_read_gives_nobody_more_than_a_look(setting: str, monkeypatch) -> None:
+    team(monkeypatch, setting)
+    with pytest.raises(InputError, match=roles.SETTING) as refused:
+        roles.mapping()
+    assert "\n" not in str(refused.value)
+    assert roles.role_of(login("ana@example.org")) == "view"
+
+
+def test_roles_include_what_stands_before_them() -> None:
+    may = [[roles.includes(one, other) for other in roles.ORDER] for one in roles.ORDER]
+    assert may == [[True, False, False], [True, True, False], [True, True, True]]
+
+
+def test_who_may_only_plan_may_not_launch_even_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    team(monkeypatch)
+    assert "role here is plan" in guard.why_not(LOCAL, login("ben@example.org"))
+    assert guard.why_not(LOCAL, login("ana@example.org")) is None
+    monkeypatch.setenv(guard.SWITCH, "1")
+    away = SimpleNamespace(ip_address="192.0.2.7", headers={})
+    assert guard.why_not(away, login("ana@example.org")) is None
+    assert "role here is plan" in guard.why_not(away, login("ben@example.org"))
+
+
+def test_a_login_is_required_before_anything_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(people.SWITCH, "required")
+    app = AppTest.from_file(MAIN, default_timeout=60).run()
+    assert "has not said where" in app.error[0].value and not app.button and not app.exception
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    app.secrets.update(AUTH)
+    visitor(monkeypatch, "192.0.2.7", is_logged_in=False)
+    asked = []
+    monkeypatch.setattr(st, "login", asked.append)
+    app.query_params["plan"] = "0" * 64
+    app.run()
+    assert [one.label for one in app.button] == ["Log in"] and "open your link again" in app.caption[0].value
+    assert "workloads" not in app.session_state
+    app.button[0].click().run()
+    assert asked == ["default"]
+    visitor(monkeypatch, "192.0.2.7", is_logged_in=True, email="ana@example.org", name="Ana")
+    app.run()
+    assert app.header[0].value == "Workload"
+
+
+def test_every_provider_has_a_button(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(people.SWITCH, "required")
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    app.secrets["auth"] = {
+        "redirect_uri": "x",
+        "cookie_secret": "x",
+        "acme": {"client_id": "a"},
+        "okta": {"client_id": "b"},
+    }
+    visitor(monkeypatch, is_logged_in=False)
+    app.run()
+    assert [one.label for one in app.button] == ["Log in with acme", "Log in with okta"]
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
+    """The session has this name."""
+    monkeypatch.setattr(state, "person", lambda: name)
+
+
+def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(roles.SETTING, raising=False)
+    monkeypatch.setattr(people.getpass, "getuser", lambda: "operator")
+    typed(monkeypatch, None)
+    visitor(monkeypatch)
+    assert people.who() == people.Person("operator", "launch", False)
+    visitor(monkeypatch, "192.0.2.7")
+    assert people.who().name == "" and "Say who you are" in people.why_not("plan")
+    typed(monkeypatch, "Ben")
+    assert people.who().name == "Ben" and people.why_not("plan") is None
+    visitor(monkeypatch, is_logged_in=True, email="ana@example.org", name="Ana\nK")
+    assert people.who() == people.Person("AnaK (ana@example.org)", "launch", True)
+    visitor(monkeypatch, is_logged_in=True, email="ana@example.org", name="x" * 300)
+    assert people.who().name == "ana@example.org"
+    visitor(monkeypatch, is_logged_in=True, sub="0815")
+    assert people.who().name == "0815"
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\x1bb", "x" * 121])
+def test_a_name_that_cannot_be_kept_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="name of you"):
+        people.checked(name)
+
+
+def test_nobody_takes_the_name_of_a_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert people.checked(" Ana  K ") == "Ana K" and people.checked("ana@home") == "ana@home"
+    monkeypatch.setattr(people, "_providers", lambda: {"default": "Log in"})
+    with pytest.raises(InputError, match="belongs to whoever logs in"):
+        people.checked("Ana (ana@example.org)")
+
+
+def test_who_may_only_look_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a page has drawn, the writes themselves refuse."""
+    team(monkeypatch)
+    typed(monkeypatch, "Eve")
+    visitor(monkeypatch)
+    workspace = records.add_workspace(database(), "ours", "Ana")
+    for write in (
+        lambda: review_store.add_workspace("mine"), lambda: review_store.save(workspace.id, None, None, "x", "", ""),
+        lambda: review_store.ask(SimpleNamespace(number=1), "?"), lambda: review_store.comment(SimpleNamespace(id="x"), "hm"),
+        lambda: review_store.decide(SimpleNamespace(id="x", decisions=()), "approved", ""),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="Your role here is view"):
+            write()
+    assert [one.name for one in records.workspaces(database())] == ["ours"]
+
+
+def test_a_viewer_sees_the_page_and_why_its_buttons_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    team(monkeypatch)
+    visitor(monkeypatch)
+    records.add_workspace(database(), "ours", "Ana")
+    app = visit(AppTest.from_file(MAIN, default_timeout=60).run(), "review")
+    assert app.selectbox[0].value and not app.error
+    assert not any(one.label == "Save" for one in app.button)

@@ -1,0 +1,425 @@
+"""The Review page without a browser: what is saved is what others open, what is said stays text, what is gone is said."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import launch_notes, review_store
+from app.charts import review as charts
+from app.review_brief import brief_of, risk_in_words
+from app.review_words import words
+from engine import store
+from engine.catalogue import cluster_presets
+from engine.costs import Datasheet
+from engine.jobs.protocol import write_atomically
+from engine.jobs.tasks import problem_arguments
+from engine.launch.wanted import Wanted
+from engine.plan import Placement, Plan, SendOrder
+from engine.plan_of_step import Overlap, PartitionRange, Pipeline, Priority
+from engine.problem import Problem, make_problem
+from engine.result import Provenance
+from engine.simulate.inference import simulate
+from engine.store import records
+from engine.store.database import database
+from engine.systems import SYSTEMS, TRAINING, run
+from engine.training import usual_step
+from engine.workload import RoutingTrace
+from tests.app.test_launch_page import JOB, MAIN, comes_from, plan, problem_of
+from tests.app.test_pages import open_sample, visit
+from tests.app.test_step_page import press, said
+from tests.jobs.launched import finish, request_of
+
+HOSTILE = "<img src=x onerror=alert(1)> **v2** <script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[Plan]]:
+    """A data folder with a session of the sample and two plans, the second of them open; its token and its plans."""
+    folder = tmp_path_factory.mktemp("session") / "data"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWITCHYARD_DATA", str(folder))
+        app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
+        plans = plan(problem_of(app), JOB, "linear", "sjf")
+        (kept,) = (folder / "sessions").iterdir()
+        write_atomically(
+            kept, json.dumps(json.loads(kept.read_text()) | {"plan_jobs": [JOB], "plan": plans[1].id, "person": "Ana"})
+        )
+    return folder, kept.stem, plans
+
+
+@pytest.fixture
+def app(session, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AppTest]:
+    """Ana's session on the Review page, in a workspace of hers."""
+    folder, token, plans = session
+    shutil.copytree(folder, own_data_folder)
+    comes_from(None, monkeypatch)
+    records.add_workspace(database(), "Autumn <b>x</b>", "Ana")
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    app.query_params["session"] = token
+    app.plans = plans
+    return visit(app, "review")
+
+
+def enter(app: AppTest, label: str, text: str) -> AppTest:
+    next(one for one in (*app.text_input, *app.text_area) if one.label == label).set_value(text)
+    return app
+
+
+def save(app: AppTest, name: str | None = None, note: str = "", question: str | None = None) -> records.SavedPlan:
+    for label, text in (("Name of the plan", name), ("Note", note), ("Question to the team", question)):
+        if text is not None:
+            enter(app, label, text)
+    press(app, "Save")
+    return records.find_saved(database(), app.session_state["reviewed"][0])
+
+
+def link(**query: str) -> AppTest:
+    """A new session that opens a link."""
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    for name, value in query.items():
+        app.query_params[name] = value
+    visit(app, "review")
+    assert not app.exception, app.exception
+    return app
+
+
+def table(app: AppTest):
+    return app.dataframe[0].value
+
+
+def review_of(saved: records.SavedPlan) -> records.Review:
+    return records.reviews_of(database(), saved.number)[0]
+
+
+# Saving, saying, deciding.
+
+
+def test_a_plan_is_saved_discussed_and_decided(app: AppTest) -> None:
+    saved = save(app, HOSTILE, "cheap\nand <b>fast</b>")
+    assert (saved.name, saved.by, saved.plan) == (HOSTILE, "Ana", app.plans[1].id)
+    assert app.query_params["plan"] == saved.plan and app.query_params["review"] == review_of(saved).id
+    assert "cheap\nand <b>fast</b>" in [one.value for one in app.text]
+    enter(app, "Your comment", HOSTILE)
+    press(app, "Comment")
+    press(app, "Reject")
+    assert "reason is empty" in said(app.error)
+    enter(app, "Reason", "slow on <i>prose</i>")
+    press(app, "Reject")
+    assert table(app)["State"].tolist() == [["rejected"]] and table(app)["Comments"].tolist() == [1]
+    press(app, "Reopen")
+    press(app, "Approve")
+    assert [one.verdict for one in review_of(saved).decisions] == ["rejected", "reopened", "approved"]
+    texts = [one.value for one in app.text]
+    assert HOSTILE in texts and "slow on <i>prose</i>" in texts
+    assert "<script>" not in "".join(one.value for one in (*app.markdown, *app.caption, *app.subheader))
+    assert table(app)["Plan"].tolist() == [HOSTILE]
+
+
+def test_what_is_said_of_a_plan_is_what_the_simulation_says(app: AppTest) -> None:
+    save(app, question="")
+    problem = problem_of(app)
+    ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
+    figures = {one.label: one.value for one in app.metric}
+    assert figures["Gain"] == f"{theirs / ours:.3g}×" and "Gain where worst" not in figures
+    assert "no other recording" in said(app.markdown)
+    assert app.session_state["reviewed"][1] is None and table(app)["State"].tolist() == [["no review"]]
+    press(app, "Ask for a decision")
+    assert table(app)["State"].tolist() == [["open"]] and "Shall we run this?" in said(app.text)
+
+
+def test_a_plan_that_is_there_already_stays_as_it_was_first_saved(app: AppTest) -> None:
+    first = save(app, "first name")
+    again = save(app, "second name", question="really?")
+    assert again == first and len(records.reviews_of(database(), first.number)) == 1
+    assert "has saved this plan here already, as first name" in said(app.toast)
+
+
+def test_who_decides_on_what_somebody_else_has_just_decided_is_told(app: AppTest) -> None:
+    review = review_of(save(app))
+    records.decide(database(), review.id, "rejected", "no money", "Ben")
+    enter(app, "Reason", "cheap enough")
+    press(app, "Approve")
+    assert "Ben has just rejected this" in said(app.error) and len(review_of(review.saved).decisions) == 1
+    assert "no money" in said(app.text) and any(one.label == "Reopen" for one in app.button)
+    assert next(one for one in app.text_area if one.label == "Reason").value == "cheap enough"
+
+
+def test_plans_are_found_by_text_and_state(app: AppTest) -> None:
+    save(app, "fast one")
+    app.session_state["plan"] = app.plans[0].id
+    app.run()
+    save(app, "slow one", question="")
+    assert table(app)["Plan"].tolist() == ["slow one", "fast one"]
+    app.pills[0].set_value(["open"])
+    app.run()
+    assert table(app)["Plan"].tolist() == ["fast one"]
+    enter(app, "Search", "slow").run()
+    assert "No saved plan has this text and this state" in said(app.caption)
+    app.pills[0].set_value([])
+    app.run()
+    assert table(app)["Plan"].tolist() == ["slow one"]
+
+
+def test_a_workspace_needs_a_name(app: AppTest) -> None:
+    press(app, "Make it")
+    assert "name of the workspace" in said(app.error)
+    enter(app, "Name of the workspace", "Spring")
+    press(app, "Make it")
+    assert app.selectbox[0].options == ["Autumn <b>x</b>", "Spring"] and "Nothing is saved here yet" in said(app.info)
+
+
+# Links.
+
+
+def test_a_link_opens_the_plan_and_everything_that_it_was_made_from(app: AppTest) -> None:
+    prose = replace(problem_of(app).workload, name="other")
+    other = RoutingTrace("other", prose.experts[::-1].copy(), prose.num_experts)
+    store.save_workload(other)
+    session = app.session_state
+    session["workloads"] = {**session["workloads"], other.digest: "other"}
+    session["others"], session["in_use"] = [other.digest], app.plans[0].id
+    session["cost"] = {"source": "datasheet", "compute_efficiency": 0.5, "memory_efficiency": 0.8, "launch": 5e-6}
+    app.run()
+    saved = save(app, "to be shared")
+    visitor = link(plan=saved.plan)
+    theirs = visitor.session_state
+    assert theirs["plan"] == saved.plan and theirs["in_use"] == app.plans[0].id
+    for key in ("workload", "cluster", "model", "others", "second", "step", "cost"):
+        assert theirs[key] == session[key], key
+    assert "to be shared" in said(visitor.subheader)
+    visit(visitor, "timeline")
+    assert not visitor.error and any(one.label == "Total, simulated" for one in visitor.metric)
+    visit(visitor, "optimise")
+    listed = visitor.dataframe[0].value.set_index("Plan")
+    assert "to be shared" in listed.index and listed.loc["Linear placement", "Copies to move"].startswith("0 ")
+
+
+def test_a_link_of_a_review_opens_that_review(app: AppTest) -> None:
+    saved = save(app, question="first?")
+    newest = records.open_review(database(), saved.number, "second?", "Ben")
+    assert "first?" in said(link(plan=saved.plan, review=_oldest(saved)).text)
+    assert "second?" in said(link(plan=saved.plan, review=newest.id).text)
+
+
+def _oldest(saved: records.SavedPlan) -> str:
+    return records.reviews_of(database(), saved.number)[-1].id
+
+
+def test_a_reload_does_not_open_the_plan_again_over_what_was_changed_since(app: AppTest) -> None:
+    saved = save(app)
+    visitor = link(plan=saved.plan)
+    visit(visitor, "workload")
+    next(one for one in visitor.button if one.key == "strip-cluster-hgx-h100-8").click().run()
+    again = link(plan=saved.plan, session=visitor.query_params["session"])
+    assert again.session_state["cluster"] == cluster_presets()["hgx-h100-8"].cluster
+    assert again.session_state["reviewed"][0] == saved.number and not again.error
+
+
+@pytest.mark.parametrize("plan", ["0" * 64, "x'; drop table plan; --", "<script>alert(1)</script>"])
+def test_a_link_that_leads_nowhere_is_said(app: AppTest, plan: str) -> None:
+    visitor = link(plan=plan)
+    assert "leads nowhere" in said(visitor.error) and "<script>" not in visitor.error[0].value
+    assert visitor.session_state["plan"] is None and visitor.info
+
+
+def test_a_link_of_a_plan_and_another_ones_review_is_said(app: AppTest) -> None:
+    saved = save(app)
+    visitor = link(plan=app.plans[0].id, review=review_of(saved).id)
+    assert "review of another one" in said(visitor.error)
+
+
+def test_a_recording_that_is_gone_is_named_and_everything_else_is_shown(app: AppTest, own_data_folder: Path) -> None:
+    saved = save(app, note="look here")
+    (recording,) = (own_data_folder / "workloads").iterdir()
+    recording.rename(own_data_folder / "away.npz")
+    visitor = link(plan=saved.plan)
+    assert "does not have the recording alpha-code" in said(visitor.warning)
+    assert visitor.session_state["plan"] is None and visitor.session_state["workload"] is None
+    assert "look here" in said(visitor.text) and any(one.label == "Comment" for one in visitor.button)
+    assert next(one for one in visitor.metric if one.label == "Time, simulated").value.endswith("ms")
+    press(visitor, "Open in this session")
+    assert "does not have the recording" in said(visitor.error)
+    (own_data_folder / "away.npz").rename(recording)
+    press(visitor, "Open in this session")
+    assert visitor.session_state["plan"] == saved.plan and not visitor.warning
+
+
+@pytest.mark.parametrize("kind", ["step", "two"])
+def test_plans_of_steps_and_of_two_models_are_reviewed_too(app: AppTest, kind: str) -> None:
+    problem = problem_of(app)
+    if kind == "step":
+        problem = make_problem(
+            problem.workload, problem.cluster, problem.model, Datasheet(), step=usual_step(problem.model, 8)
+        )
+        made = run(TRAINING["lina"], problem, {}).result.solution
+    else:
+        second = RoutingTrace("second", problem.workload.experts[::-1].copy(), problem.workload.num_experts)
+        store.save_workload(second)
+        problem = make_problem(
+            problem.workload, problem.cluster, problem.model, Datasheet(), second=(second, problem.model)
+        )
+        made = run(SYSTEMS["packing"], problem, {}).result.solution
+    inputs = problem_arguments(problem) | {review_store.NAMES: {}}
+    room = records.workspaces(database())[0]
+    saved = records.save_plan(database(), room.id, made, "Ben", "", inputs)
+    visitor = link(plan=saved.plan)
+    assert not visitor.error and visitor.session_state["plan"] == saved.plan
+    assert (visitor.session_state["step"] is not None) == (kind == "step")
+    assert (visitor.session_state["second"] is not None) == (kind == "two")
+    expected = "pieces of at most 30 MB" if kind == "step" else "second model's 16 experts"
+    assert expected in said(visitor.markdown)
+    visit(visitor, "timeline")
+    assert not visitor.error and not visitor.info
+
+
+def test_a_database_that_does_not_answer_is_said_and_other_pages_go_on(app: AppTest, monkeypatch) -> None:
+    save(app)
+    monkeypatch.setenv("DATABASE_URL", "sqlite:////nowhere/at/all.db")
+    visit(app, "review")
+    assert "does not answer" in said(app.error)
+    visit(app, "timeline")
+    assert not app.error
+
+
+# Parents, runs, comparison.
+
+
+def test_parents_and_children_lead_to_each_other(app: AppTest) -> None:
+    parent = save(app, "the parent")
+    child = Plan.from_dict(app.plans[0].model_dump(mode="json") | {"parent": parent.plan, "name": "the child"}, "plan")
+    records.save_plan(database(), parent.workspace, child, "Ben", "", parent.inputs)
+    app.run()
+    press(app, f"the child · {child.id[:8]}")
+    assert "the child" in said(app.subheader)
+    press(app, f"the parent · {parent.plan[:8]}")
+    assert "the parent" in said(app.subheader)
+
+
+def test_a_finished_launch_is_noted_once_beside_its_plan(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(app)
+    wanted = Wanted(tuple(app.plans), problem.workload, problem.model, problem.cluster, ranks=2, tokens=64)
+    job = request_of(wanted, store.data_folder())
+    request = json.loads((job.folder / "request.json").read_text())
+    request["arguments"]["by"] = "Ben <b>x</b>"
+    (job.folder / "request.json").write_text(json.dumps(request))
+    finish(job, 1.5, monkeypatch)
+    app.session_state["launch_jobs"] = [job.id]
+    visit(app, "launch")
+    found = records.runs(database())
+    assert sorted(one.plan for one in found) == sorted(one.id for one in app.plans)
+    (run_of_it,) = records.runs(database(), app.plans[0].id)
+    assert run_of_it.measured == pytest.approx(1.5 * run_of_it.predicted) and run_of_it.by == "Ben <b>x</b>"
+    assert run_of_it.report["ranks"] == 2 and len(run_of_it.report["passes"]) == 3
+    visit(app, "review")
+    save(app)
+    assert app.dataframe[1].value["Launched by"].tolist() == ["Ben <b>x</b>"]
+    assert app.dataframe[1].value["Ratio"].tolist()[0] == "1.65×"
+
+
+def test_a_launch_is_held_up_by_no_database(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(app)
+    wanted = Wanted(tuple(app.plans[:1]), problem.workload, problem.model, problem.cluster, ranks=2, tokens=64)
+    job = finish(request_of(wanted, store.data_folder()), 1.5, monkeypatch)
+    app.session_state["launch_jobs"] = [job.id]
+    monkeypatch.setenv("DATABASE_URL", "sqlite:////nowhere/at/all.db")
+    visit(app, "launch")
+    assert "Not noted for the team" in said(app.caption) and app.metric
+    assert launch_notes.runs_of(job, job.result, "local", 2, 1.0)[0]["by"] == launch_notes.NOBODY
+
+
+def test_two_plans_are_compared(app: AppTest) -> None:
+    save(app, "ours")
+    app.segmented_control(key="review-view").set_value("Compare")
+    app.run()
+    assert not app.exception and not app.error
+    assert [one.label for one in app.selectbox][1:3] == ["Plan", "Beside"]
+    found = table(app).set_index("")
+    problem = problem_of(app)
+    ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
+    assert found.loc["Time (simulated)", "Second against first"] == f"{theirs / ours:.3g}×"
+    assert list(found.columns[:2]) == ["ours", "Linear placement"]
+
+
+def test_what_cannot_be_compared_is_said(app: AppTest) -> None:
+    saved = save(app, "ours")
+    small = Placement(experts=2, experts_of_gpu=(((0,), (1,)),), model_layers=(0,))
+    other = Plan(name="a small one", placement=small, send_order=SendOrder(mode="concurrent"),
+                 provenance=Provenance(optimiser="test"))  # fmt: skip
+    records.save_plan(database(), saved.workspace, other, "Ben")
+    app.segmented_control(key="review-view").set_value("Compare")
+    app.run()
+    assert not app.exception and "cannot be compared here" in said(app.error)
+
+
+# The figures and the words themselves.
+
+
+@pytest.fixture
+def problem(app: AppTest) -> Problem:
+    return problem_of(app)
+
+
+def test_the_worst_recording_is_the_one_with_the_least_gain(app: AppTest, problem: Problem) -> None:
+    trace = problem.workload
+    others = [RoutingTrace(name, (trace.experts + shift) % 16, 16) for name, shift in (("by 3", 3), ("by 8", 8))]
+    small = RoutingTrace("of another size", trace.experts[:, :2] % 4, 4)
+    ours, linear = app.plans[1], app.plans[0]
+    found = brief_of(ours, problem, [*others, small])
+    gains = {one.name: simulate(linear, problem.with_workload(one)).total / simulate(ours, problem.with_workload(one)).total
+             for one in others}  # fmt: skip
+    assert [(one.recording, one.gain) for one in found.risks] == [
+        (name, pytest.approx(gains[name])) for name in sorted(gains, key=gains.get)
+    ]
+    assert list(found.refused) == ["of another size"] and found.worst.recording in risk_in_words(found)
+
+
+def test_the_load_of_every_gpu_is_counted_token_by_token(app: AppTest, problem: Problem) -> None:
+    plan = app.plans[0]
+    figure = charts.placement(plan, problem)
+    counted = np.zeros((8, 8))
+    for layer in range(8):
+        for expert in problem.workload.experts[:, layer, 0]:
+            counted[layer, int(plan.placement.gpu_of_expert[layer, expert])] += 1
+    assert np.allclose(np.array(figure.data[0].z), counted / counted.mean(axis=1, keepdims=True))
+    layer, gpu = np.unravel_index((counted / counted.mean(axis=1, keepdims=True)).argmax(), counted.shape)
+    assert figure.layout.title.text.startswith(f"GPU {gpu} serves") and f"in layer {layer}:" in figure.layout.title.text
+
+
+def test_the_difference_of_two_placements() -> None:
+    ours = Placement(experts=2, experts_of_gpu=(((0,), (1,)), ((0,), (1,))), model_layers=(0, 1))
+    theirs = Placement(experts=2, experts_of_gpu=(((1,), (0,)), ((0, 1), (1,))), model_layers=(0, 1))
+    swapped = charts.difference(ours, theirs, ("a", "<b>"), 0)
+    assert np.array_equal(swapped.data[0].z, [[-1, 1], [1, -1]])
+    assert swapped.layout.title.text == "2 expert copies of &lt;b&gt; are on GPUs where a has none in layer 0"
+    assert np.array_equal(charts.difference(ours, theirs, ("a", "b"), 1).data[0].z, [[0, 0], [0.5, -0.5]])
+    assert np.array_equal(charts.difference(ours, theirs, ("a", "b")).data[0].z, [[-0.5, 0.5], [0.75, -0.75]])
+    assert "place every expert alike" in charts.difference(ours, ours, ("a", "b")).layout.title.text
+
+
+def test_every_part_of_a_plan_has_its_sentence() -> None:
+    twice = Placement(experts=2, experts_of_gpu=(((0, 1), (1,)),), model_layers=(0,))
+    base = Plan(
+        name="x", placement=twice, send_order=SendOrder(mode="concurrent"), provenance=Provenance(optimiser="x")
+    )
+    assert "1 of 2 with replicas (up to 2 copies); a GPU holds 1 to 2 a layer" in words(base, None)[0]
+    assert "a plain all-to-all" in words(base, None)[1]
+    step = base.model_copy(update={
+        "priority": Priority(policy="priority", micro_op=3e7), "pipeline": Pipeline(forward=(2,), backward=(4,)),
+        "overlap": Overlap(ranges=(PartitionRange(first="a", last="b", parts=4),), under={"dw": "a2a"}, irregular=True),
+    })  # fmt: skip
+    told = " ".join(words(step, None))
+    for part in ("2 parts forward and 4 backward", "1 stretch of", "1 weight-gradient operator under", "only real tokens",
+                 "pieces of at most 30 MB and wait for all-to-alls"):  # fmt: skip
+        assert part in told
+    assert "plain all-to-all" not in told
+
+
+def test_numbers_that_databases_refuse_are_left_out() -> None:
+    kept = review_store._finite({"a": [float("inf"), 1.5, {"b": float("nan")}], "c": (1, "x")})
+    assert kept == {"a": [None, 1.5, {"b": None}], "c": [1, "x"]}
