@@ -1,0 +1,148 @@
+"""The report: everything is in it, nothing is asked of any other machine, and what people wrote is text."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from app import report
+from app.report import Dossier
+from app.review_brief import brief_of, cost_in_words, risk_in_words
+from engine import formats
+from engine.costs import Datasheet
+from engine.plan import Plan
+from engine.problem import Problem, make_problem
+from engine.store.records import Comment, Decision, Review, Run, SavedPlan
+from engine.systems import SYSTEMS, TRAINING, run
+from engine.training import usual_step
+from engine.workload import RoutingTrace
+from tests.app.test_pages import ROOT
+
+HOSTILE = "</script><script>alert('x')</script><img src=//evil.example/a.png onerror=alert(1)>\u2028&amp;\"'"
+SAMPLES = ROOT / "sample_traces"
+
+
+class Page(HTMLParser):
+    """What a browser would find: tags with their attributes, scripts by kind, and text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.scripts: dict[str, list[str]] = {}
+        self.text, self._inside = "", ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag == "script":
+            self._inside = dict(attributes).get("type", "code")
+
+    def handle_endtag(self, tag) -> None:
+        self._inside = ""
+
+    def handle_data(self, data) -> None:
+        if self._inside:
+            self.scripts.setdefault(self._inside, []).append(data)
+        else:
+            self.text += data
+
+
+def hostile_problem(**more) -> Problem:
+    """The sample, everything in it named by somebody who means harm."""
+    model = formats.read_model(SAMPLES / "tiny-moe-alpha.json").model_copy(update={"name": HOSTILE[:60]})
+    trace = formats.read_workload(SAMPLES / "tiny-moe" / "alpha-code.npz", num_experts=model.experts)
+    cluster = formats.read_cluster(SAMPLES / "mixed-8.json")
+    node = cluster.nodes[0]
+    gpus = tuple(gpu.model_copy(update={"type": HOSTILE[:60]}) for gpu in node.gpus)
+    node = node.model_copy(update={"name": HOSTILE[:60], "gpus": gpus})
+    cluster = cluster.model_copy(update={"name": HOSTILE[:60], "nodes": (node, *cluster.nodes[1:])})
+    return make_problem(RoutingTrace(HOSTILE, trace.experts, 16), cluster, model, Datasheet(), **more)
+
+
+def dossier_of(problem: Problem, plan: Plan) -> Dossier:
+    others = [RoutingTrace(f"{HOSTILE} {shift}", (problem.workload.experts + shift) % 16, 16) for shift in (3, 8)]
+    saved = SavedPlan(1, "w", plan.id, "f" * 64, HOSTILE[:100], HOSTILE, {}, {}, HOSTILE[:100], 1e9)
+    review = Review("r", saved, HOSTILE, HOSTILE, 1e9, (Comment(HOSTILE, 1e9 + 60, f"first {HOSTILE}"),),
+                    (Decision(HOSTILE, 1e9 + 30, "rejected", f"reason {HOSTILE}"),))  # fmt: skip
+    runs = (
+        Run("j", plan.id, HOSTILE, 0.002, 0.0031, {"device": HOSTILE}, HOSTILE, 1e9),
+        Run("k", plan.id, "local", None, None, {}, "Ben", 2e9),
+    )
+    return Dossier(saved, review, brief_of(plan.model_copy(update={"name": HOSTILE[:100]}), problem, others), runs)
+
+
+@pytest.fixture(scope="module")
+def dossier() -> Dossier:
+    problem = hostile_problem()
+    return dossier_of(problem, run(SYSTEMS["sjf"], problem, {}).result.solution)
+
+
+@pytest.fixture(scope="module")
+def page(dossier: Dossier) -> Page:
+    return Page(report.html(dossier))
+
+
+def test_what_people_wrote_is_text(page: Page) -> None:
+    allowed = {"html", "head", "meta", "title", "link", "style", "body", "main", "h1", "h2", "span", "p", "strong", "dl",
+               "div", "dt", "dd", "ul", "li", "table", "tr", "th", "td", "figure", "script"}  # fmt: skip
+    assert {tag for tag, _ in page.tags} == allowed
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    for part in (f"first {HOSTILE}", f"reason {HOSTILE}", f"{HOSTILE} 8", HOSTILE[:100]):
+        assert part in page.text
+
+
+def test_only_two_scripts_run_and_the_page_names_them_and_forbids_every_request(page: Page) -> None:
+    assert len(page.scripts["code"]) == 2 and set(page.scripts) == {"code", "application/json"}
+    policy = next(one["content"] for tag, one in page.tags if tag == "meta" and "http-equiv" in one)
+    digests = {base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in page.scripts["code"]}
+    assert set(re.findall(r"'sha256-([^']+)'", policy)) == digests
+    assert "default-src 'none'" in policy and "http" not in policy
+
+
+def test_nothing_is_fetched_from_anywhere(page: Page, dossier: Dossier) -> None:
+    for tag, attributes in page.tags:
+        for name in ("src", "href", "srcset", "data", "action"):
+            assert attributes.get(name, "data:,") == "data:,", (tag, attributes)
+    styles = re.findall(r"<style>.*?</style>", report.html(dossier), re.S)
+    assert len(styles) == 1 and "url(" not in styles[0] and "@import" not in styles[0]
+
+
+def test_charts_are_whole_and_their_names_are_no_markup(page: Page) -> None:
+    *charts, config = [json.loads(one) for one in page.scripts["application/json"]]
+    assert len(charts) == 3 and config["displaylogo"] is False
+    for one in charts:
+        assert one["data"] and one["layout"]["width"] == report.WIDTH and one["layout"]["paper_bgcolor"] == "#FFFFFF"
+        assert "<img" not in json.dumps(one) and "<script" not in json.dumps(one)
+    for text in page.scripts["application/json"]:
+        assert "<" not in text and "\u2028" not in text
+
+
+def test_everything_that_decides_is_in_it(page: Page, dossier: Dossier) -> None:
+    brief, plan = dossier.brief, dossier.brief.own.plan
+    told = ("Gain over Linear placement", "No order of sends of this placement", "3.1 ms", "rejected",
+            cost_in_words(brief), risk_in_words(brief))  # fmt: skip
+    made = (plan.id, plan.provenance.optimiser, *plan.provenance.inputs.values())
+    for part in (*brief.words, *told, *made):
+        assert part in page.text, part
+    for name, value in plan.provenance.versions.items():
+        assert f"{name} {value}" in page.text
+    assert page.text.index("reason ") < page.text.index("first "), "what was said stands in its order"
+    assert "2001-09-09 01:46 UTC" in page.text
+
+
+def test_a_training_step_without_a_review(dossier: Dossier) -> None:
+    problem = hostile_problem()
+    problem = hostile_problem(step=usual_step(problem.model, 8))
+    one = dossier_of(problem, run(TRAINING["lina"], problem, {}).result.solution)
+    page = Page(report.html(Dossier(one.saved, None, one.brief, ())))
+    assert "no review" in page.text and "Nobody has said anything" in page.text and "Training step" in page.text
+    assert "No launch of this plan has been measured" in page.text and len(page.scripts["application/json"]) == 4
+
+
+@pytest.mark.parametrize(("name", "file"), [("Aurora", "Aurora"), ("../../x", "x"), ("</a>", "a"), ("日本", "plan")])
+def test_the_file_has_a_name_that_every_system_takes(name: str, file: str) -> None:
+    saved = SavedPlan(1, "w", "f" * 64, None, name, "", {}, {}, "Ana", 0.0)
+    assert report.file_name(saved) == f"{file}-ffffffff.html"

@@ -1,0 +1,135 @@
+"""Two people in two browsers decide on a plan: each sees what the other does, and whoever has the report needs no studio."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from streamlit.testing.v1 import AppTest
+
+from engine.jobs.protocol import write_atomically
+from tests.app.test_launch_page import JOB, MAIN, plan, problem_of
+from tests.app.test_pages import open_sample
+from tests.browser.conftest import _note_console, _note_request, settle, shoot
+
+HOSTILE = "<img src=x onerror=alert(1)> **bold**"
+SCRIPT = "<script>alert(2)</script> why *not*?"
+SOON = 20_000
+"""Milliseconds in which one browser shows what the other did, on a machine that does other things too."""
+
+
+@pytest.fixture
+def planned(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The token of a session of the sample with two plans, the second of them open."""
+    monkeypatch.setenv("SWITCHYARD_DATA", str(data_folder))
+    app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
+    plans = plan(problem_of(app), JOB, "linear", "sjf")
+    (kept,) = (data_folder / "sessions").iterdir()
+    write_atomically(kept, json.dumps(json.loads(kept.read_text()) | {"plan_jobs": [JOB], "plan": plans[1].id}))
+    return kept.stem
+
+
+@pytest.fixture
+def other(browser: Browser, start_studio) -> Iterator[Page]:
+    """A second browser, dark and narrow, as strict as the first."""
+    context = browser.new_context(viewport={"width": 1024, "height": 900}, color_scheme="dark", accept_downloads=True)
+    page, faults = context.new_page(), []
+    page.set_default_timeout(60_000)
+    page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
+    page.on("console", lambda message: _note_console(message, faults))
+    page.on("request", lambda request: _note_request(request.url, faults))
+    page.on("dialog", lambda dialog: faults.append(f"a script ran: {dialog.message}") or dialog.dismiss())
+    yield page
+    context.close()
+    assert not faults, "\n".join(faults)
+
+
+def call_oneself(page: Page, name: str) -> None:
+    page.locator(".st-key-people").get_by_role("button").first.click()
+    page.get_by_role("textbox", name="Your name").fill(name)
+    page.get_by_role("button", name="That is me").click()
+    expect(page.locator(".st-key-people").get_by_role("button").first).to_contain_text(name)
+    page.keyboard.press("Escape")
+    settle(page)
+
+
+def test_save_discuss_and_decide_in_two_browsers(
+    page: Page, other: Page, browser: Browser, start_studio, planned: str, tmp_path: Path
+) -> None:
+    page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
+    address = start_studio()
+    page.goto(f"{address}/review?session={planned}")
+    settle(page)
+    call_oneself(page, "Ana")
+    page.get_by_role("button", name="New workspace").click()
+    page.get_by_role("textbox", name="Name of the workspace").fill(f"Autumn {HOSTILE}")
+    page.get_by_role("button", name="Make it").click()
+    expect(page.get_by_text("Nothing is saved here yet")).to_be_visible()
+    page.get_by_role("button", name="Save the open plan").click()
+    page.get_by_role("textbox", name="Name of the plan").fill(HOSTILE)
+    page.get_by_role("textbox", name="Note").fill("first line\nsecond line")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
+    settle(page)
+
+    # Another person opens the link: exactly this plan, with what it was made from.
+    link = page.get_by_test_id("stCode").first.inner_text().strip()
+    assert link.startswith(f"{address}/review?plan=") and "session" not in link
+    other.goto(link)
+    settle(other)
+    expect(other.get_by_role("heading", name=HOSTILE)).to_be_visible()
+    expect(other.get_by_test_id("stPopover").first).to_contain_text("alpha-code")
+    call_oneself(other, "Ben")
+    other.get_by_role("textbox", name="Your comment").fill(SCRIPT)
+    other.get_by_role("button", name="Comment", exact=True).click()
+    expect(page.get_by_text(SCRIPT)).to_be_visible(timeout=SOON)
+    expect(page.get_by_text("Ben", exact=True)).to_be_visible()
+
+    # Both write at once, and one decides.
+    page.get_by_role("textbox", name="Your comment").fill("Ana at once")
+    other.get_by_role("textbox", name="Your comment").fill("Ben at once")
+    page.get_by_role("button", name="Comment", exact=True).click(no_wait_after=True)
+    other.get_by_role("button", name="Comment", exact=True).click(no_wait_after=True)
+    for one in (page, other):
+        for text in ("Ana at once", "Ben at once"):
+            expect(one.locator('[data-testid="stText"]', has_text=text)).to_be_visible(timeout=SOON)
+    page.get_by_role("textbox", name="Reason").fill("worth it")
+    page.get_by_role("button", name="Approve", exact=True).click()
+    expect(other.get_by_role("button", name="Reopen")).to_be_visible(timeout=SOON)
+    expect(other.get_by_text("worth it")).to_be_visible()
+    expect(other.get_by_test_id("stMarkdown").get_by_text("approved", exact=True).first).to_be_visible()
+    for one in (page, other):
+        settle(one)
+        expect(one.locator(".js-plotly-plot")).to_have_count(2)
+    shoot(page, "review-1-approved")
+
+    # The report stands alone.
+    with other.expect_download() as download:
+        other.get_by_role("button", name="Download the report").click()
+    download.value.save_as(tmp_path / "report.html")
+    context = browser.new_context(viewport={"width": 1060, "height": 900}, offline=True)
+    report, faults, asked = context.new_page(), [], []
+    report.on("pageerror", lambda error: faults.append(str(error)))
+    report.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
+    report.on("dialog", lambda dialog: faults.append(f"a script ran: {dialog.message}") or dialog.dismiss())
+    report.on("request", lambda request: asked.append(request.url))
+    report.goto((tmp_path / "report.html").as_uri())
+    expect(report.locator(".js-plotly-plot")).to_have_count(3)
+    expect(report.get_by_role("heading", name=HOSTILE)).to_contain_text("approved")
+    for text in (SCRIPT, "Ana at once", "worth it", "second line"):
+        expect(report.get_by_text(text)).to_be_visible()
+    assert report.locator("img").count() == 0
+    report.screenshot(path=Path(__file__).parent / "screenshots" / "review-2-report.png", full_page=True)
+    context.close()
+    assert not faults and asked == [(tmp_path / "report.html").as_uri()], (faults, asked)
+
+    # Beside another plan, and on with the decision.
+    page.get_by_text("Compare", exact=True).click()
+    expect(page.locator(".gtitle", has_text="expert")).to_be_visible(timeout=SOON)
+    settle(page)
+    expect(page.locator(".js-plotly-plot")).to_have_count(2)
+    shoot(page, "review-3-compare")
+    other.get_by_role("link", name="Timeline", exact=True).click()
+    expect(other.get_by_text("Total, simulated")).to_be_visible()
+    expect(other.get_by_test_id("stPopover").nth(3)).to_contain_text(HOSTILE[:12])
