@@ -75,11 +75,20 @@ def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: li
             else:
                 st.rerun()
         if brief is not None:
-            dossier = Dossier(saved, review, brief, tuple(runs))
-            st.download_button(
-                "Download the report", lambda: report.html(dossier), report.file_name(saved), "text/html",
-                icon=":material/download:", on_click="ignore",
-            )  # fmt: skip
+            _report(Dossier(saved, review, brief, tuple(runs)))
+
+
+def _report(dossier: Dossier) -> None:
+    """The report, made when it is asked for. Not when the button is pressed: Streamlit then forgets the file after the next
+    two runs of any session, which on a page that looks for news may be before the browser has fetched it."""
+    with st.popover("Report", icon=":material/description:", on_change="rerun", key="report") as asked:
+        if not asked.open:
+            return
+        st.caption("One HTML file with everything on this page, that needs neither this studio nor a network.")
+        st.download_button(
+            "Download the report", report.html(dossier), report.file_name(dossier.saved), "text/html",
+            icon=":material/download:", on_click="ignore", type="primary",
+        )  # fmt: skip
 
 
 def _figures(brief: Brief) -> None:

@@ -105,9 +105,11 @@ def test_save_discuss_and_decide_in_two_browsers(
     shoot(page, "review-1-approved")
 
     # The report stands alone.
+    other.get_by_role("button", name="Report", exact=True).click()
     with other.expect_download() as download:
         other.get_by_role("button", name="Download the report").click()
     download.value.save_as(tmp_path / "report.html")
+    other.keyboard.press("Escape")
     context = browser.new_context(viewport={"width": 1060, "height": 900}, offline=True)
     report, faults, asked = context.new_page(), [], []
     report.on("pageerror", lambda error: faults.append(str(error)))
@@ -131,5 +133,5 @@ def test_save_discuss_and_decide_in_two_browsers(
     expect(page.locator(".js-plotly-plot")).to_have_count(2)
     shoot(page, "review-3-compare")
     other.get_by_role("link", name="Timeline", exact=True).click()
-    expect(other.get_by_text("Total, simulated")).to_be_visible()
+    expect(other.get_by_text("Total, simulated")).to_be_visible(timeout=SOON)
     expect(other.get_by_test_id("stPopover").nth(3)).to_contain_text(HOSTILE[:12])
