@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from app.guard import FORWARDED, SWITCH, why_not
+from app.roles import SETTING
 
 NOBODY, SOMEBODY = SimpleNamespace(is_logged_in=False), SimpleNamespace(is_logged_in=True)
 
@@ -27,6 +28,15 @@ def test_others_may_not(user, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_proxy_on_this_machine_does_not_make_a_visitor_local(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     assert why_not(visitor(None, **{header: "192.0.2.7"}), SOMEBODY) is not None
+
+
+def test_who_may_only_plan_may_not_launch_even_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, '{"default": "plan", "ana@example.org": "launch"}')
+    monkeypatch.setenv(SWITCH, "1")
+    ana = SimpleNamespace(is_logged_in=True, email="ana@example.org")
+    for address in (None, "192.0.2.7"):
+        assert "role here is plan" in why_not(visitor(address), SOMEBODY)
+        assert why_not(visitor(address), ana) is None
 
 
 def test_the_switch_alone_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
