@@ -1,7 +1,7 @@
 """Everything that a decision on a plan needs, computed from the plan and its inputs and nothing else."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from app.review_words import words
 from engine.errors import InputError
@@ -18,6 +18,7 @@ from engine.units import ratio, seconds, share, size
 from engine.workload import Workload
 
 LINEAR, DEEPSPEED = "linear", "deepspeed"
+Simulate = Callable[[Plan, Problem], Timeline]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +53,8 @@ class Brief:
     own: Scored
     baseline: Scored
     move: Migration | None
-    risks: tuple[Risk, ...]
-    refused: dict[str, str]
+    risks: tuple[Risk, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def gain(self) -> float:
@@ -69,39 +70,43 @@ class Brief:
         return self.risks[0] if self.risks else None
 
 
-def brief_of(plan: Plan, problem: Problem, others: Sequence[Workload] = ()) -> Brief:
-    """others: recordings that the plan was not made from. Raises InputError when the plan does not fit the problem."""
-    own, baseline = scored(plan, problem), baseline_of(problem)
+def brief_of(plan: Plan, problem: Problem, simulate: Simulate = simulate) -> Brief:
+    """The brief, without risks. Raises InputError when the plan does not fit the problem."""
+    own, baseline = _scored(plan, problem, simulate(plan, problem)), baseline_of(problem, simulate)
     move = None
     if plan.placement_b is None and problem.step is None:
         now = problem.in_use or linear_placement(problem)
         move = migration(now, plan.placement, problem, baseline.figures.total, own.figures.total)
+    return Brief(problem, own, baseline, move)
+
+
+def with_risks(brief: Brief, others: Sequence[Workload], simulate: Simulate = simulate) -> Brief:
+    """The same with what the plan is worth on recordings that it was not made from."""
     risks, refused = [], {}
     for other in others:
         try:
-            there = problem.with_workload(other)
-            risks.append(Risk(other.name, simulate(plan, there).total, simulate(baseline.plan, there).total))
+            there = brief.problem.with_workload(other)
+            totals = (simulate(one.plan, there).total for one in (brief.own, brief.baseline))
+            risks.append(Risk(other.name, *totals))
         except InputError as error:
             refused[other.name] = str(error)
-    risks.sort(key=lambda one: one.gain)
-    return Brief(problem, own, baseline, move, tuple(risks), refused)
+    return replace(brief, risks=tuple(sorted(risks, key=lambda one: one.gain)), refused=refused)
 
 
-def scored(plan: Plan, problem: Problem) -> Scored:
-    """A plan and its figures. Raises InputError when it does not fit the problem."""
-    timeline = simulate(plan, problem)
+def _scored(plan: Plan, problem: Problem, timeline: Timeline) -> Scored:
     return Scored(plan, timeline, metrics(plan, problem, timeline))
 
 
-def baseline_of(problem: Problem) -> Scored:
+def baseline_of(problem: Problem, simulate: Simulate = simulate) -> Scored:
     """What a plan is held against: the placement in use, else experts in contiguous blocks, with a plain all-to-all; for a
     training step DeepSpeed's."""
-    if problem.step is not None:
-        return scored(run(TRAINING[DEEPSPEED], problem, {}).result.solution, problem)
     if problem.in_use is None:
-        return scored(run(SYSTEMS[LINEAR], problem, {}).result.solution, problem)
+        system = SYSTEMS[LINEAR] if problem.step is None else TRAINING[DEEPSPEED]
+        outcome = run(system, problem, {})
+        return _scored(outcome.result.solution, problem, outcome.timeline)
     order, origin = SendOrder(mode="concurrent"), Provenance(optimiser="in use")
-    return scored(Plan(name="Placement in use", placement=problem.in_use, send_order=order, provenance=origin), problem)
+    plan = Plan(name="Placement in use", placement=problem.in_use, send_order=order, provenance=origin)
+    return _scored(plan, problem, simulate(plan, problem))
 
 
 def named_pair(brief: Brief) -> dict[str, Timeline]:
@@ -154,7 +159,7 @@ def cost_in_words(brief: Brief) -> str:
 def risk_in_words(brief: Brief) -> str:
     """What happens on a recording that the plan was not made from."""
     if brief.worst is None:
-        return "Not known: no other recording of this model was open to score it on."
+        return "Not known: it was scored on no other recording of this model."
     worst = brief.worst
     more = f", the worst of {len(brief.risks)} other recordings" if len(brief.risks) > 1 else ""
     verdict = f"{ratio(worst.gain)} as fast as {brief.baseline.plan.name}"

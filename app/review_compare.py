@@ -52,8 +52,6 @@ def _plan(one: SavedPlan | Plan) -> Plan:
 def _problem(one: SavedPlan | Plan) -> Problem:
     """What a plan was saved for; of a plan of the session, what is open."""
     if isinstance(one, SavedPlan):
-        if names := review_store.missing(one):
-            raise InputError(f"this studio's data folder does not have the recording {' and '.join(names)}")
         return review_store.problem_of(one)
     if (problem := cached.problem()) is None:
         raise InputError("open a workload, a cluster and a model first")

@@ -63,8 +63,6 @@ def open_in_session(saved: SavedPlan) -> str | None:
 
 
 def _open_inputs(saved: SavedPlan) -> None:
-    if names := review_store.missing(saved):
-        raise InputError(f"this studio's data folder does not have the recording {' and '.join(names)}")
     problem, inputs = review_store.problem_of(saved), saved.inputs
     model = MoEModel.from_dict(inputs["model"], "model")
     second = inputs.get("second")

@@ -137,6 +137,8 @@ def show(workspace: str) -> None:
         st.caption("No saved plan has this text and this state.")
         return
     _table(listed, state_of, reviews)
+    if state.reviewed() is None:
+        st.caption("Select a row to see what the plan does, what was said about it, and to decide.")
 
 
 def _table(listed: list[SavedPlan], state_of: dict[int, str], reviews: dict[int, Review]) -> None:

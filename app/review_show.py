@@ -17,29 +17,23 @@ from engine.workload import digest_of
 PLACES = {"local": "one machine", "testbed": "testbed", "slurm": "Slurm", "kubernetes": "Kubernetes"}
 
 
+AT_ONCE = 200_000
+"""Events that are simulated without being asked for; more takes seconds."""
+
+
 def show(saved: SavedPlan, review: Review | None) -> None:
     """The brief. Where its inputs are not here: what was noted when it was saved, and the discussion."""
     plan = review_store.plan_of(saved)
     state.write_link(saved.plan, review.id if review else "")
     brief, fault = _brief_or_fault(saved)
     runs = records.runs(review_store.db(), saved.plan)
-    _head(saved, review, brief, runs)
     if brief is None:
-        st.warning(f"It cannot be simulated here: {plain(fault)}. Upload the recording on the Workload page; it is known by "
-                   f"its content. Below stands what was noted when it was saved.", icon=":material/warning:")  # fmt: skip
+        _head(saved, review, None, runs)
+        st.warning(f"It cannot be simulated here: {plain(fault)}. Below stands what was noted when it was saved.",
+                   icon=":material/warning:")  # fmt: skip
         _noted(saved)
     else:
-        _figures(brief)
-        left, right = st.columns(2, gap="large")
-        with left:
-            st.markdown("**What it does**\n" + "\n".join(f"- {plain(one)}" for one in brief.words))
-        with right:
-            st.markdown("\n".join([
-                "**What is known of it**", *(f"- {plain(one)}" for one in bound_in_words(brief)),
-                f"- Cost: {plain(cost_in_words(brief))}", f"- Risk: {plain(risk_in_words(brief))}",
-            ]))  # fmt: skip
-            st.caption(f"Simulated with {plain(brief.problem.cost.source)}.")
-    if brief is not None:
+        _brief(saved, review, brief, runs)
         _charts(brief)
     _runs(runs)
     review_talk.show(saved, review)
@@ -47,13 +41,42 @@ def show(saved: SavedPlan, review: Review | None) -> None:
     st.caption(f"Plan `{plan.id[:12]}`, made by {plain(plan.provenance.optimiser)}, seed {plan.provenance.seed}")
 
 
+def _brief(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run]) -> None:
+    head, (left, right) = st.container(), st.columns(2, gap="large")
+    with left:
+        st.markdown("**What it does**\n" + "\n".join(f"- {plain(one)}" for one in brief.words))
+    with right:
+        known = st.container()
+        brief = _on_others(brief)
+        known.markdown("\n".join([
+            "**What is known of it**", *(f"- {plain(one)}" for one in bound_in_words(brief)),
+            f"- Cost: {plain(cost_in_words(brief))}", f"- Risk: {plain(risk_in_words(brief))}",
+        ]))  # fmt: skip
+        for name, reason in brief.refused.items():
+            st.caption(f"Not scored on {plain(name)}: {plain(reason)}.")
+        st.caption(f"Simulated with {plain(brief.problem.cost.source)}.")
+    with head:
+        _head(saved, review, brief, runs)
+        _figures(brief)
+
+
 def _brief_or_fault(saved: SavedPlan) -> tuple[Brief | None, str]:
-    if names := review_store.missing(saved):
-        return None, f"this studio's data folder does not have the recording {' and '.join(names)}"
     try:
         return review_store.brief(review_store.plan_of(saved), review_store.problem_of(saved)), ""
     except InputError as error:
         return None, str(error)
+
+
+def _on_others(brief: Brief) -> Brief:
+    """The brief with its risks; where they would take long, once they are asked for."""
+    others = review_store.other_recordings(brief.problem)
+    if not others:
+        return brief
+    if len(others) * len(brief.own.timeline.events) > AT_ONCE:
+        what = f"the other {len(others)} open recordings" if len(others) > 1 else "the other open recording"
+        if not st.toggle(f"Score it on {what}, which takes a while", key=f"risks-{brief.own.plan.id[:16]}"):
+            return brief
+    return review_store.with_risks(brief, others)
 
 
 def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: list[Run]) -> None:

@@ -8,6 +8,7 @@ import streamlit as st
 
 from app import cached, people, state
 from app.review_brief import Brief, brief_of
+from app.review_brief import with_risks as with_risks_of
 from engine import store
 from engine.errors import InputError
 from engine.jobs.tasks import problem_arguments, problem_from
@@ -104,12 +105,6 @@ def _plan(id: str, name: str) -> Plan:
     return records.load_plan(db(), id).model_copy(update={"name": name})
 
 
-def missing(saved: SavedPlan) -> list[str]:
-    """Names of the recordings that a saved plan was made from and that this data folder does not have."""
-    names = saved.inputs.get(NAMES, {})
-    return [names.get(digest, digest[:12]) for digest in recordings_of(saved) if not store.has_workload(digest)]
-
-
 def recordings_of(saved: SavedPlan) -> list[str]:
     """Digests of the recordings that a saved plan was made from, its own first."""
     inputs = saved.inputs
@@ -118,9 +113,14 @@ def recordings_of(saved: SavedPlan) -> list[str]:
 
 
 def problem_of(saved: SavedPlan) -> Problem:
-    """What a plan was saved for. Raises InputError when a recording is gone, or nothing was saved with it."""
+    """What a plan was saved for. Raises InputError when a recording is not here, or nothing was saved with it."""
     if "workload" not in saved.inputs:
         raise InputError("nothing was saved with this plan that it could be simulated with")
+    names = saved.inputs.get(NAMES, {})
+    if missing := [one for one in recordings_of(saved) if not store.has_workload(one)]:
+        called = " and ".join(names.get(one, one[:12]) for one in missing)
+        raise InputError(f"this studio's data folder does not have the recording {called}; upload it on the Workload page, "
+                         "where it is known by its content")  # fmt: skip
     return _problem(digest_of(json.dumps(saved.inputs, sort_keys=True)), saved.inputs)
 
 
@@ -130,21 +130,33 @@ def _problem(key: str, _inputs: dict[str, Any]) -> Problem:
 
 
 def brief(plan: Plan, problem: Problem) -> Brief:
-    """The brief of a plan, with the session's other recordings of the model as its risks."""
+    """The brief of a plan, without risks."""
+    return _brief(plan.name, plan.id, _key(problem), plan, problem)
+
+
+def _key(problem: Problem) -> tuple[str, ...]:
+    return tuple(part for one in sorted(input_digests(problem).items()) for part in one)
+
+
+@st.cache_resource(max_entries=24, show_spinner="Simulating the plan and what it is held against")
+def _brief(name: str, id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Brief:
+    return brief_of(_plan, _problem, cached.simulate)
+
+
+def other_recordings(problem: Problem) -> list[str]:
+    """Digests of the session's recordings that a plan for this problem was not made from and can be scored on."""
+    if problem.second is not None or (problem.step is not None and problem.step.routing == "balanced"):
+        return []
     made_from = {one.digest for one in (problem.workload, *problem.others)}
-    assumed = problem.step is not None and problem.step.routing == "balanced"
-    others = [one for one in state.workloads() if one not in made_from and not assumed and problem.second is None]
-    inputs = input_digests(problem)
-    key = (plan.id, plan.name, *others, *(part for one in sorted(inputs.items()) for part in one))
-    return _brief(key, plan, problem, others)
+    return [one for one in state.workloads() if one not in made_from and store.has_workload(one)]
 
 
-@st.cache_resource(max_entries=24, show_spinner="Simulating the plan, its baseline and its risks")
-def _brief(key: tuple[str, ...], _plan: Plan, _problem: Problem, _others: list[str]) -> Brief:
-    found = []
-    for digest in _others:
-        try:
-            found.append(cached.recording(digest))
-        except InputError:  # the data folder has lost it
-            continue
-    return brief_of(_plan, _problem, found)
+def with_risks(brief: Brief, others: list[str]) -> Brief:
+    """The brief with what the plan is worth on these recordings."""
+    plan = brief.own.plan
+    return _with_risks(plan.name, plan.id, _key(brief.problem), tuple(others), brief)
+
+
+@st.cache_resource(max_entries=24, show_spinner="Simulating the plan on the other recordings")
+def _with_risks(name: str, id: str, key: tuple[str, ...], others: tuple[str, ...], _brief: Brief) -> Brief:
+    return with_risks_of(_brief, [cached.recording(one) for one in others], cached.simulate)

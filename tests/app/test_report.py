@@ -10,7 +10,7 @@ import pytest
 
 from app import report
 from app.report import Dossier
-from app.review_brief import brief_of, cost_in_words, risk_in_words
+from app.review_brief import brief_of, cost_in_words, risk_in_words, with_risks
 from engine import formats
 from engine.costs import Datasheet
 from engine.plan import Plan
@@ -71,7 +71,8 @@ def dossier_of(problem: Problem, plan: Plan) -> Dossier:
         Run("j", plan.id, HOSTILE, 0.002, 0.0031, {"device": HOSTILE}, HOSTILE, 1e9),
         Run("k", plan.id, "local", None, None, {}, "Ben", 2e9),
     )
-    return Dossier(saved, review, brief_of(plan.model_copy(update={"name": HOSTILE[:100]}), problem, others), runs)
+    brief = with_risks(brief_of(plan.model_copy(update={"name": HOSTILE[:100]}), problem), others)
+    return Dossier(saved, review, brief, runs)
 
 
 @pytest.fixture(scope="module")

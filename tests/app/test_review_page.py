@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import launch_notes, review_store
 from app.charts import review as charts
-from app.review_brief import brief_of, risk_in_words
+from app.review_brief import brief_of, risk_in_words, with_risks
 from app.review_words import words
 from engine import store
 from engine.catalogue import cluster_presets
@@ -127,9 +127,15 @@ def test_what_is_said_of_a_plan_is_what_the_simulation_says(app: AppTest) -> Non
     ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
     figures = {one.label: one.value for one in app.metric}
     assert figures["Gain"] == f"{theirs / ours:.3g}×" and "Gain where worst" not in figures
-    assert "no other recording" in said(app.markdown)
+    assert "scored on no other recording" in said(app.markdown)
     assert app.session_state["reviewed"][1] is None and table(app)["State"].tolist() == [["no review"]]
+    other = RoutingTrace("shifted *it*", (problem.workload.experts + 3) % 16, 16)
+    app.session_state["workloads"] = {**app.session_state["workloads"], store.save_workload(other): other.name}
     press(app, "Ask for a decision")
+    there = problem.with_workload(other)
+    worst = simulate(app.plans[0], there).total / simulate(app.plans[1], there).total
+    assert {one.label: one.value for one in app.metric}["Gain where worst"] == f"{worst:.3g}×"
+    assert r"On shifted \*it\*" in said(app.markdown) or "On shifted *it*" in said(app.markdown)
     assert table(app)["State"].tolist() == [["open"]] and "Shall we run this?" in said(app.text)
 
 
@@ -370,7 +376,7 @@ def test_the_worst_recording_is_the_one_with_the_least_gain(app: AppTest, proble
     others = [RoutingTrace(name, (trace.experts + shift) % 16, 16) for name, shift in (("by 3", 3), ("by 8", 8))]
     small = RoutingTrace("of another size", trace.experts[:, :2] % 4, 4)
     ours, linear = app.plans[1], app.plans[0]
-    found = brief_of(ours, problem, [*others, small])
+    found = with_risks(brief_of(ours, problem), [*others, small])
     gains = {one.name: simulate(linear, problem.with_workload(one)).total / simulate(ours, problem.with_workload(one)).total
              for one in others}  # fmt: skip
     assert [(one.recording, one.gain) for one in found.risks] == [
