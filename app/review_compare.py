@@ -3,7 +3,7 @@
 import pandas as pd
 import streamlit as st
 
-from app import cached, review_store, widgets
+from app import cached, review_store, state, widgets
 from app.charts import review as charts
 from app.text import plain
 from engine import units
@@ -28,9 +28,15 @@ def show(workspace: str) -> None:
         st.info("There is nothing to compare yet: save a second plan, or make one.", icon=":material/info:")
         return
     left, right = st.columns(2)
+    number, _ = state.reviewed() or (None, None)
+    looked_at = list(plans).index(f"saved-{number}") if f"saved-{number}" in plans else 0
     with left:
-        first = st.selectbox("Plan", list(plans), 0, lambda one: _label(plans[one]), key=f"compare-a-{workspace}")
-    rest = [one for one in plans if one != first]
+        first = st.selectbox(
+            "Plan", list(plans), looked_at, lambda one: _label(plans[one]), key=f"compare-a-{workspace}"
+        )
+    # Those made from the same recording come first: others may be for another cluster and model.
+    own = _recording(plans[first])
+    rest = sorted((one for one in plans if one != first), key=lambda one: _recording(plans[one]) != own)
     with right:
         second = st.selectbox("Beside", rest, 0, lambda one: _label(plans[one]), key=f"compare-b-{workspace}")
     try:
@@ -43,6 +49,10 @@ def _label(one: SavedPlan | Plan) -> str:
     if isinstance(one, Plan):
         return f"{one.name} · {one.id[:8]} · {SESSION}"
     return f"{one.name} · {one.plan[:8]} · {SAVED} by {one.by}"
+
+
+def _recording(one: SavedPlan | Plan) -> str | None:
+    return one.provenance.inputs.get("workload") if isinstance(one, Plan) else one.inputs.get("workload")
 
 
 def _plan(one: SavedPlan | Plan) -> Plan:

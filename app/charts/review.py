@@ -5,14 +5,18 @@ import plotly.graph_objects as go
 
 from app.charts import gantt as gantt_charts
 from app.charts import step as step_charts
-from app.charts.theme import DIVERGING, SEQUENTIAL, finish, plain
+from app.charts.theme import DIVERGING, MARK, SEQUENTIAL, finish, plain
 from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.timeline import Timeline
 from engine.units import ratio, seconds
 
-MOST_HOVERS = 20_000
-"""Cells of a heatmap; above, the names of GPUs are left out of what hovering tells."""
+MOST_GPUS = 16
+"""GPUs with a lane of their own; a brief has to be read in one go. The Timeline page has them all."""
+PIXELS = 26
+"""Height of a lane."""
+SPARSE = 2_000
+"""Cells of a heatmap that have room for gaps between them."""
 
 
 def placement(plan: Plan, problem: Problem) -> go.Figure:
@@ -31,13 +35,15 @@ def placement(plan: Plan, problem: Problem) -> go.Figure:
     names = [plain(name) for name in problem.cluster.gpu_names]
     figure = go.Figure(go.Heatmap(
         z=load, x=np.arange(load.shape[1]), y=np.arange(load.shape[0]), colorscale=SEQUENTIAL, zmin=0,
-        zmax=max(float(load.max()), 1.0), colorbar={"title": "× mean"}, xgap=1, ygap=1,
+        zmax=max(float(load.max()), 1.0), colorbar={"title": "× mean"}, xgap=_gap(load), ygap=_gap(load),
         text=[[f"{rows[one]}<br>{name}" for name in names] for one in range(len(load))],
         hovertemplate="%{text}<br>%{z:.3g}× the mean of the layer<extra></extra>",
     ))  # fmt: skip
-    figure.add_shape(
-        type="rect", x0=gpu - 0.5, x1=gpu + 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": "#D55E00", "width": 2}
-    )
+    balanced = load.max() < 1.005
+    if not balanced:
+        figure.add_shape(
+            type="rect", x0=gpu - 0.5, x1=gpu + 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": MARK, "width": 2}
+        )
     figure.update_xaxes(title="GPU", showgrid=False, dtick=max(1, load.shape[1] // 16))
     figure.update_yaxes(title="MoE layer", showgrid=False, zeroline=False, range=[len(load) - 0.5, -0.5],
                         dtick=max(1, len(load) // 16))  # fmt: skip
@@ -45,9 +51,13 @@ def placement(plan: Plan, problem: Problem) -> go.Figure:
         ticks = np.arange(0, len(load), max(1, len(load) // 16))
         figure.update_yaxes(tickvals=ticks, ticktext=[rows[one] for one in ticks])
     title = f"GPU {gpu} serves {ratio(float(load[row, gpu]))} the mean in {rows[row]}: the most of any GPU (marked)"
-    if load.max() < 1.005:
+    if balanced:
         title = "Every GPU serves the mean of every layer"
     return finish(figure, title, int(min(620, 130 + 22 * len(load))))
+
+
+def _gap(cells: np.ndarray) -> int:
+    return int(cells.size <= SPARSE)
 
 
 def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer: int | None = None) -> go.Figure:
@@ -60,7 +70,7 @@ def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer
     far = max(float(np.abs(shown).max()), 1e-9)
     figure = go.Figure(go.Heatmap(
         z=shown, x=np.arange(shown.shape[1]), y=np.arange(shown.shape[0]), colorscale=DIVERGING, zmin=-far, zmax=far,
-        colorbar={"title": "share of the<br>expert's tokens"}, xgap=1, ygap=1,
+        colorbar={"title": "share of the<br>expert's tokens"}, xgap=_gap(shown), ygap=_gap(shown),
         hovertemplate="expert %{y} on GPU %{x}: %{z:+.3g} of its tokens<extra></extra>",
     ))  # fmt: skip
     figure.update_xaxes(title="GPU", showgrid=False, dtick=max(1, shown.shape[1] // 16))
@@ -79,7 +89,31 @@ def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer
 
 def drawable(shown: dict[str, Timeline], first: int, last: int) -> tuple[int, int]:
     """As many of these MoE layers, from the first one, as can be drawn as bars."""
-    return first, min(last, first + gantt_charts.layers_that_fit(list(shown.values())) - 1)
+    part = [fewer_lanes(one, first, last)[0] for one in shown.values()]
+    return first, min(last, first + gantt_charts.layers_that_fit(part) - 1)
+
+
+def fewer_lanes(timeline: Timeline, first: int, last: int) -> tuple[Timeline, int]:
+    """A timeline of many GPUs with the events of those alone that the others wait for in these layers, and then of those
+    that are busy longest; these come first among its resources. And how many they are."""
+    gpus = len(timeline.resources)
+    if gpus <= MOST_GPUS:
+        return timeline, gpus
+    events = timeline.events
+    part = events[(events["layer"] >= first) & (events["layer"] <= last)]
+    waited_for = part.loc[part.groupby(["model", "layer", "kind"], observed=True)["end"].idxmax(), "resource"]
+    busy = (part["end"] - part["start"]).groupby(part["resource"]).sum().reindex(range(gpus), fill_value=0.0)
+    ranked = busy.sort_values(ascending=False, kind="stable").index
+    order = list(dict.fromkeys([*sorted(waited_for.unique()), *ranked]))
+    kept = max(MOST_GPUS, waited_for.nunique())
+    order = [*sorted(order[:kept]), *order[kept:]]
+    place = np.empty(gpus, dtype=np.int64)
+    place[order] = np.arange(gpus)
+    some = events[events["resource"].isin(order[:kept])]
+    peer = some["peer"].to_numpy()
+    moved = some.assign(resource=place[some["resource"].to_numpy()], peer=np.where(peer < 0, peer, place[peer]))
+    names = tuple(timeline.resources[one] for one in order)
+    return Timeline(moved, names, timeline.source, timeline.cost_source, timeline.labels), kept
 
 
 def timelines(
@@ -97,7 +131,16 @@ def timelines(
         title += f"; {' and '.join(f'{plain(name)} {ratio(shown[name].total / total)} that' for name in names[1:])}"
     if layers is None:
         return step_charts.step_gantt(shown, parts_of_steps(shown), title)
-    return gantt_charts.gantt(shown, *layers, title, bounds)
+    fewer = {name: fewer_lanes(one, *layers) for name, one in shown.items()}
+    lanes, gpus = max(kept for _, kept in fewer.values()), len(shown[names[0]].resources)
+    if lanes < gpus:
+        title += f" ({lanes} of {gpus} GPUs: those that the others wait for, and the busiest)"
+    figure = gantt_charts.gantt({name: one for name, (one, _) in fewer.items()}, *layers, title, bounds)
+    if lanes < gpus:
+        height = figure.layout.height - (gpus - lanes) * PIXELS * len(names)
+        figure.update_yaxes(range=[lanes - 0.45, -0.55])
+        figure.update_layout(height=height, title_y=1 - 6 / height, legend_y=1 - 34 / height)
+    return figure
 
 
 def parts_of_steps(shown: dict[str, Timeline]) -> dict[str, step_charts.Stretch]:

@@ -360,6 +360,10 @@ def test_what_cannot_be_compared_is_said(app: AppTest) -> None:
     records.save_plan(database(), saved.workspace, other, "Ben")
     app.segmented_control(key="review-view").set_value("Compare")
     app.run()
+    beside = next(one for one in app.selectbox if one.label == "Beside")
+    assert "a small one" in beside.options[-1] and not app.error, "those of other inputs come last"
+    beside.select_index(len(beside.options) - 1)
+    app.run()
     assert not app.exception and "cannot be compared here" in said(app.error)
 
 
@@ -395,6 +399,32 @@ def test_the_load_of_every_gpu_is_counted_token_by_token(app: AppTest, problem: 
     assert np.allclose(np.array(figure.data[0].z), counted / counted.mean(axis=1, keepdims=True))
     layer, gpu = np.unravel_index((counted / counted.mean(axis=1, keepdims=True)).argmax(), counted.shape)
     assert figure.layout.title.text.startswith(f"GPU {gpu} serves") and f"in layer {layer}:" in figure.layout.title.text
+
+
+def test_of_many_gpus_those_are_drawn_that_the_others_wait_for(app: AppTest, problem: Problem) -> None:
+    node = problem.cluster.nodes[0]
+    many = problem.cluster.model_copy(
+        update={"nodes": tuple(node.model_copy(update={"name": f"node {one}"}) for one in range(20))}
+    )
+    problem = make_problem(problem.workload, many, problem.model, Datasheet())
+    whole = run(SYSTEMS["linear"], problem, {}).timeline
+    part, kept = charts.fewer_lanes(whole, 2, 3)
+    assert kept == charts.MOST_GPUS and len(part.resources) == 40 and sorted(part.resources) == sorted(whole.resources)
+    lanes = [whole.resources.index(name) for name in part.resources]
+    was = whole.events.loc[part.events.index]
+    assert [lanes[one] for one in part.events["resource"]] == was["resource"].tolist()
+    sends = part.events["peer"] >= 0
+    assert [lanes[one] for one in part.events["peer"][sends]] == was["peer"][sends].tolist()
+    for layer in (2, 3):
+        for kind in ("dispatch", "ffn", "combine"):
+            both = [
+                one[(one["layer"] == layer) & (one["kind"] == kind)]["end"].max() for one in (part.events, whole.events)
+            ]
+            assert both[0] == both[1]
+    figure = charts.timelines({"a": whole, "b": whole}, (2, 3))
+    assert "16 of 40 GPUs" in figure.layout.title.text and figure.layout.height < 1200
+    small = simulate(app.plans[0], problem_of(app))
+    assert charts.fewer_lanes(small, 0, 1) == (small, 8)
 
 
 def test_the_difference_of_two_placements() -> None:
