@@ -82,7 +82,8 @@ def to_frame(cluster: Cluster) -> pd.DataFrame:
 
 
 def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float) -> Cluster:
-    """The cluster that the table describes; name and link latencies are those of `before`. Raises InputError."""
+    """The cluster that the table describes; name and link latencies are those of `before`, and `before` itself is returned
+    where nothing was edited. Raises InputError."""
     known = catalogue.gpu_types()
     own = {gpu.type: gpu for gpu in before.gpus}
     latencies = {node.name: node.link_latency for node in before.nodes}
@@ -115,4 +116,22 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float) -> Cluster:
         )
         for name, members in gpus.items()
     )
-    return Cluster(name=before.name, nodes=nodes, latency=latency / 1e6)
+    cluster = Cluster(name=before.name, nodes=nodes, latency=latency / 1e6)
+    return before if _alike(cluster, before) else cluster
+
+
+def _alike(cluster: Cluster, before: Cluster) -> bool:
+    """Whether two clusters differ by no more than what turning units back and forth rounds away."""
+    if _words(cluster) != _words(before):
+        return False
+    return bool(np.allclose(_numbers(cluster), _numbers(before), rtol=1e-12, atol=0.0))
+
+
+def _words(cluster: Cluster) -> list:
+    return [(node.name, node.link_bandwidth is None, *(gpu.type for gpu in node.gpus)) for node in cluster.nodes]
+
+
+def _numbers(cluster: Cluster) -> np.ndarray:
+    of_nodes = [[node.link_bandwidth or 0.0, node.link_latency] for node in cluster.nodes]
+    of_gpus = [cluster.values(field) for field, _, _ in _NUMBERS.values()]
+    return np.concatenate([[cluster.latency], np.ravel(of_nodes), *of_gpus])

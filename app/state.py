@@ -114,8 +114,8 @@ def cluster() -> Cluster | None:
     return st.session_state[_CLUSTER]
 
 
-def open_cluster(cluster: Cluster, edited: bool = False) -> None:
-    """Open a cluster; `edited` when it comes from the table, which then must keep its own state."""
+def open_cluster(cluster: Cluster | None, edited: bool = False) -> None:
+    """Open a cluster, or none; `edited` when it comes from the table, which then must keep its own state."""
     st.session_state[_CLUSTER] = cluster
     st.session_state[_EDIT_ROUND] += not edited
     _keep()

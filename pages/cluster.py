@@ -32,13 +32,14 @@ widgets.header("Cluster", "What do I have? Draw it, or edit the table; each foll
 source, upload = st.columns(2, gap="large")
 with source:
     presets = samples.clusters()
-    chosen = st.selectbox(
-        "Start from a preset", list(presets), index=None, placeholder="Choose a cluster",
-        format_func=lambda name: f"{name}: {presets[name].description}",
-    )  # fmt: skip
-    if st.button("Open the preset", disabled=chosen is None, icon=":material/folder_open:"):
-        state.open_cluster(presets[chosen].cluster)
-        st.rerun()
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        chosen = st.selectbox(
+            "Start from a preset", list(presets), index=None, placeholder="Choose a cluster", width=300,
+            format_func=lambda name: f"{name}: {presets[name].description}",
+        )  # fmt: skip
+        if st.button("Open the preset", disabled=chosen is None, icon=":material/folder_open:"):
+            state.open_cluster(presets[chosen].cluster)
+            st.rerun()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         kind = st.selectbox(
             "GPU type, where the driver's name is not known", list(catalogue.gpu_types()), index=None, width=300,
@@ -105,7 +106,7 @@ edited = st.data_editor(
     key=f"cluster-table-{state.edit_round()}",
     num_rows="dynamic",
     hide_index=True,
-    placeholder="datasheet",
+    placeholder="—",
     column_config=cluster_table.columns(),
 )
 latency = st.number_input(

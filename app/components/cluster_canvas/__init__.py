@@ -1,6 +1,7 @@
 """The drawing board: a cluster as boxes that are dragged, clicked and typed into, and back to Python after every edit."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from engine import catalogue
 from engine.cluster import Cluster
 
 _FOLDER = Path(__file__).parent
-_PARTS = ("board.js", "draw.js", "inspector.js", "main.js")
-"""One module, written as four: data, picture, form, and the page."""
+_PARTS = ("board.js", "draw.js", "view.js", "inspector.js", "pointer.js", "main.js")
+"""One module, written as several: data, picture, zoom, form, mouse, and the page."""
 
 _component = st.components.v2.component(
     "cluster_canvas",
@@ -23,39 +24,70 @@ _component = st.components.v2.component(
 
 
 @dataclass(frozen=True)
-class Overlay:
-    """What a plan puts on the drawing. gpus: one a GPU in rank order, {"text": short, "label": spoken, "share": 0 … 1};
-    bottleneck: {"rank", "text"} of the busiest port."""
+class OnGpu:
+    """What a plan puts on one GPU.
 
-    gpus: tuple[dict[str, Any], ...]
-    bottleneck: dict[str, Any] | None
+    text: its experts, short; tokens: its share of them, short; label: both in words; share: tokens relative to the GPU
+    with most, 0 … 1; layers: its experts in every layer
+    """
+
+    text: str
+    tokens: str
+    label: str
+    share: float
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """The port that is busy longest. fabric: whether it leads to the fabric, or to the node's own links; sends: whether it
+    is busy sending, or receiving; seconds: for how long; text: all that in words."""
+
+    rank: int
+    fabric: bool
+    sends: bool
+    seconds: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """What a plan puts on the drawing. gpus: in rank order; bottleneck: None where nothing is sent."""
+
+    gpus: tuple[OnGpu, ...]
+    bottleneck: Bottleneck | None
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A cluster as the board sent it, unchecked, and the number of the edit, which has to be answered."""
+    """A cluster as the board sent it, unchecked (None: everything was removed), and the number of the edit, which has to
+    be answered."""
 
     serial: int
-    cluster: dict[str, Any]
+    cluster: dict[str, Any] | None
 
 
-NOTHING = {"name": "my cluster", "nodes": [], "latency": 0.0}
-"""What the board starts from when no cluster is open."""
-
-
-def cluster_canvas(cluster: Cluster | None, answered: int, overlay: Overlay | None, key: str, on_edit) -> None:
-    """Show the board. answered: number of the last edit that `cluster` takes in (or that was refused); on_edit: called
-    before the next run when there is a new edit, to be read with `edit_of`."""
+def cluster_canvas(
+    cluster: Cluster | None,
+    answered: int,
+    refused: bool,
+    overlay: Overlay | None,
+    key: str,
+    on_edit: Callable[[], None],
+) -> None:
+    """Show the board. answered: number of the last edit that was dealt with; refused: `cluster` is what there was before
+    it; on_edit: called before the next run when there is a new edit, to be read with `edit_of`."""
     _component(
         key=key,
         data={
-            "cluster": NOTHING if cluster is None else cluster.model_dump(mode="json"),
+            "cluster": cluster and cluster.model_dump(mode="json"),
             "answered": answered,
+            "refused": refused,
             "types": {
                 name: {"colour": gpu_colour(name), "gpu": kind.gpu().model_dump(mode="json")}
                 for name, kind in catalogue.gpu_types().items()
             },
-            "overlay": None if overlay is None else {"gpus": list(overlay.gpus), "bottleneck": overlay.bottleneck},
+            "overlay": overlay and asdict(overlay),
         },
         default={"edit": None},
         on_edit_change=on_edit,

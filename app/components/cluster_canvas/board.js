@@ -1,14 +1,21 @@
 // The drawing as data: a cluster with an identity for every node and GPU, its history, and the edits. Knows no element of
 // the page. Bandwidths in bytes/s, memory in bytes, rates in FLOP/s, times in seconds, as the engine has them.
 
+const MOST_GPUS = 4096; // that copying may make: a slip of the finger must not freeze the page
+const MOST_STEPS = 100; // that can be undone
+
 let lastId = 0;
 const freshId = () => `i${++lastId}`;
 
-function drawingOf(cluster) {
-  const drawing = structuredClone(cluster);
+// cluster: null for none. What looks like a part of `before` (a node by its name, a GPU by its place in it) keeps that
+// part's identity, and with it whether it is selected.
+function drawingOf(cluster, before = null) {
+  const drawing = structuredClone(cluster ?? { name: "my cluster", nodes: [], latency: 0 });
+  const known = new Map((before?.nodes ?? []).map((node) => [node.name, node]));
   for (const node of drawing.nodes) {
-    node.id = freshId();
-    for (const gpu of node.gpus) gpu.id = freshId();
+    const old = known.get(node.name);
+    node.id = old?.id ?? freshId();
+    node.gpus.forEach((gpu, place) => { gpu.id = old?.gpus[place]?.id ?? freshId(); });
   }
   return drawing;
 }
@@ -22,7 +29,7 @@ function clusterOf(drawing) {
   return cluster;
 }
 
-// Equal whatever the order of the keys, and whether an absent value is null or missing.
+// Equal whatever the order of the keys, and whether an absent value is null or missing. null: no cluster at all.
 function sameCluster(one, other) {
   const plain = (value) => {
     if (Array.isArray(value)) return value.map(plain);
@@ -30,6 +37,7 @@ function sameCluster(one, other) {
     return Object.fromEntries(
       Object.keys(value).sort().filter((key) => value[key] !== null).map((key) => [key, plain(value[key])]));
   };
+  if (!one?.nodes.length || !other?.nodes.length) return !one?.nodes.length && !other?.nodes.length;
   return JSON.stringify(plain(one)) === JSON.stringify(plain(other));
 }
 
@@ -57,37 +65,50 @@ class Board {
     return this.drawing.nodes.filter((node) => this.selected.has(node.id));
   }
 
-  // One step of the history. `change` gets a copy; a change that ends where it began, or that leaves no GPU, is none.
+  get selectedLinks() {
+    return this.drawing.nodes.filter((node) => this.selected.has(`link ${node.id}`));
+  }
+
+  // One step of the history. `change` gets a copy, and nodes that it leaves empty go; returns whether anything changed.
   edit(change) {
     const next = structuredClone(this.drawing);
     change(next);
     next.nodes = next.nodes.filter((node) => node.gpus.length);
-    if (!next.nodes.length || JSON.stringify(next) === JSON.stringify(this.drawing)) return false;
+    if (JSON.stringify(next) === JSON.stringify(this.drawing)) return false;
+    this.step(next);
+    return true;
+  }
+
+  step(next) {
     this.past.push(this.drawing);
-    if (this.past.length > 200) this.past.shift();
+    if (this.past.length > MOST_STEPS) this.past.shift();
     this.future = [];
     this.adopt(next);
-    return true;
   }
 
   adopt(drawing) {
     this.drawing = drawing;
-    const known = new Set([...drawing.nodes.map((node) => node.id), ...this.gpus.map((gpu) => gpu.id), "fabric"]);
-    for (const node of drawing.nodes) known.add(`link ${node.id}`);
+    const known = new Set(["fabric", ...this.gpus.map((gpu) => gpu.id)]);
+    for (const node of drawing.nodes) known.add(node.id).add(`link ${node.id}`);
     for (const id of this.selected) if (!known.has(id)) this.selected.delete(id);
   }
 
   // A cluster that was changed elsewhere: an edit like any other, which can be undone.
   replace(cluster) {
-    if (sameCluster(cluster, clusterOf(this.drawing))) return false;
-    this.past.push(this.drawing);
-    this.future = [];
-    this.adopt(drawingOf(cluster));
+    if (sameCluster(cluster, this.drawing.nodes.length ? clusterOf(this.drawing) : null)) return false;
+    this.step(drawingOf(cluster, this.drawing));
     return true;
   }
 
+  // Back to the cluster that was there before an edit that was refused; the refused steps are forgotten.
+  refuse(cluster) {
+    const last = this.past.findLastIndex((drawing) => sameCluster(cluster, clusterOf(drawing)));
+    this.adopt(last < 0 ? drawingOf(cluster, this.drawing) : this.past[last]);
+    if (last >= 0) this.past.length = last;
+  }
+
   undo() {
-    if (!this.past.at(-1)?.nodes.length) return false; // not to before the first GPU: there is no empty cluster
+    if (!this.past.length) return false;
     this.future.push(this.drawing);
     this.adopt(this.past.pop());
     return true;
@@ -100,19 +121,23 @@ class Board {
     return true;
   }
 
-  // Adds GPUs to the node with this id, or to a new node of their own. Returns their ids.
-  add(gpus, nodeId = null) {
-    const added = gpus.map((gpu) => ({ ...structuredClone(gpu), id: freshId() }));
+  // Adds a GPU to the node with this id, or to a new node of its own. Returns its id.
+  add(gpu, nodeId = null) {
+    const added = { ...structuredClone(gpu), id: freshId() };
     this.edit((drawing) => {
       let node = drawing.nodes.find((one) => one.id === nodeId);
       if (!node) drawing.nodes.push((node = emptyNode(drawing)));
-      node.gpus.push(...added);
+      node.gpus.push(added);
     });
-    return added.map((gpu) => gpu.id);
+    return added.id;
   }
 
+  // GPUs into the node with this id, or together into a new one.
   move(ids, nodeId) {
     const moving = new Set(ids);
+    const alone = this.drawing.nodes.some(
+      (node) => node.gpus.length === moving.size && node.gpus.every((gpu) => moving.has(gpu.id)));
+    if (alone && nodeId === null) return false; // they have a node of their own already
     return this.edit((drawing) => {
       const taken = drawing.nodes.flatMap((node) => node.gpus.filter((gpu) => moving.has(gpu.id)));
       let target = drawing.nodes.find((node) => node.id === nodeId);
@@ -124,41 +149,44 @@ class Board {
     });
   }
 
-  // `count` more of every selected node, or of the selected GPUs, each beside what it is a copy of.
+  // `count` more of every selected node and of every selected GPU outside of those, each beside what it is a copy of.
   duplicate(count) {
     const nodes = new Set(this.selectedNodes.map((node) => node.id));
     const gpus = new Set(this.selectedGpus.map((gpu) => gpu.id));
+    const copies = (gpu) => Array.from({ length: count }, () => ({ ...gpu, id: freshId() }));
+    const copied = this.drawing.nodes.flatMap((node) => node.gpus.filter((gpu) => nodes.has(node.id) || gpus.has(gpu.id)));
+    if (this.gpus.length + count * copied.length > MOST_GPUS) return false;
     return this.edit((drawing) => {
       for (const node of [...drawing.nodes]) {
-        if (nodes.has(node.id)) {
-          const copies = Array.from({ length: count }, () => ({
-            ...structuredClone(node), id: freshId(), gpus: node.gpus.map((gpu) => ({ ...gpu, id: freshId() })),
-          }));
-          drawing.nodes.splice(drawing.nodes.indexOf(node) + 1, 0, ...copies);
-          for (const copy of copies) copy.name = newName(drawing, node.name, copy);
-        } else {
-          node.gpus = node.gpus.flatMap((gpu) =>
-            gpus.has(gpu.id)
-              ? [gpu, ...Array.from({ length: count }, () => ({ ...gpu, id: freshId() }))]
-              : [gpu]);
+        if (!nodes.has(node.id)) {
+          node.gpus = node.gpus.flatMap((gpu) => (gpus.has(gpu.id) ? [gpu, ...copies(gpu)] : [gpu]));
+          continue;
         }
+        const more = Array.from({ length: count }, () => ({
+          ...node, id: freshId(), gpus: node.gpus.map((gpu) => ({ ...gpu, id: freshId() })),
+        }));
+        drawing.nodes.splice(drawing.nodes.indexOf(node) + 1, 0, ...more);
+        for (const copy of more) copy.name = newName(drawing, node.name, copy);
       }
     });
   }
 
-  // Refused where nothing would be left.
-  remove() {
+  remove(ids = this.selected) {
     return this.edit((drawing) => {
-      drawing.nodes = drawing.nodes.filter((node) => !this.selected.has(node.id));
-      for (const node of drawing.nodes) node.gpus = node.gpus.filter((gpu) => !this.selected.has(gpu.id));
+      drawing.nodes = drawing.nodes.filter((node) => !ids.has(node.id));
+      for (const node of drawing.nodes) node.gpus = node.gpus.filter((gpu) => !ids.has(gpu.id));
     });
+  }
+
+  clear() {
+    return this.edit((drawing) => { drawing.nodes = []; });
   }
 
   setGpus(ids, values) {
     const wanted = new Set(ids);
     return this.edit((drawing) => {
       for (const node of drawing.nodes)
-        node.gpus = node.gpus.map((gpu) => (wanted.has(gpu.id) ? { ...gpu, ...values, id: gpu.id } : gpu));
+        node.gpus = node.gpus.map((gpu) => (wanted.has(gpu.id) ? { ...gpu, ...values } : gpu));
     });
   }
 
@@ -179,12 +207,16 @@ function emptyNode(drawing) {
   return node;
 }
 
-// `name` if no other node has it, otherwise with the next free number at its end.
+// `name` if no other node has it, otherwise with the next free number at its end: "dgx-0" → "dgx-1", "big" → "big 2".
 function newName(drawing, name, own) {
   const taken = new Set(drawing.nodes.filter((node) => node !== own).map((node) => node.name));
   if (!taken.has(name)) return name;
-  const stem = name.replace(/\s*\d+$/, "") || name;
-  let number = 2;
-  while (taken.has(`${stem} ${number}`)) number += 1;
-  return `${stem} ${number}`;
+  const [, stem, digits] = name.match(/^(.*?)(\d*)$/s);
+  let number = digits ? Number(digits) + 1 : 2;
+  const numbered = () => {
+    const end = digits ? String(number) : ` ${number}`;
+    return stem.slice(0, 60 - end.length) + end;
+  };
+  while (taken.has(numbered())) number += 1;
+  return numbered();
 }

@@ -1,4 +1,5 @@
-// What is selected, as a form. Numbers in the units that people read; an empty field means that the values differ.
+// What is selected, as a form. Numbers in the units that people read; an empty field means that the values differ. The
+// fields stay the same elements as long as the same things are selected, so that whoever types in them is not interrupted.
 
 const GBIT = 1e9 / 8, GIB = 2 ** 30, GIGA = 1e9, TERA = 1e12;
 const GPU_FIELDS = [
@@ -22,130 +23,200 @@ function labelled(title, control) {
   return html("label", {}, [html("span", { textContent: title }), control]);
 }
 
-// values: in SI units, of everything selected; commit gets the new value in SI units (null: emptied where that is allowed).
-function numberField(title, values, unit, { zero = false, empty = false }, commit) {
-  const same = values.every((value) => value === values[0]);
-  const shown = same && values[0] !== null && values[0] !== undefined ? String(Number((values[0] / unit).toPrecision(6))) : "";
-  const input = html("input", { type: "number", min: "0", step: "any", value: shown, placeholder: same ? "" : "mixed" });
-  input.addEventListener("change", () => {
-    if (input.value === "") {
-      if (empty) commit(null);
-      else input.value = shown;
-      return;
+class Inspector {
+  // studio: gives board, types, overlay and say, and takes edits by change.
+  constructor(panel, studio) {
+    this.panel = panel;
+    this.studio = studio;
+    this.shown = null;
+  }
+
+  get board() {
+    return this.studio.board;
+  }
+
+  // Shows the selection as it is now.
+  show() {
+    const selection = [...this.board.selected].sort().join();
+    if (selection !== this.shown) {
+      this.shown = selection;
+      this.updates = [];
+      this.panel.replaceChildren(...this.parts());
     }
-    const value = Number(input.value);
-    const wrong = !Number.isFinite(value) || value < 0 || (value === 0 && !zero);
-    input.setCustomValidity(wrong ? "a number above 0" : "");
-    if (wrong) input.reportValidity();
-    else commit(value * unit);
-  });
-  return labelled(title, input);
-}
+    for (const update of this.updates) update();
+  }
 
-function button(title, act, label = null) {
-  const made = html("button", { type: "button", textContent: title });
-  if (label) made.setAttribute("aria-label", label);
-  made.addEventListener("click", act);
-  return made;
-}
+  focus() {
+    this.panel.querySelector("input, select, button")?.focus();
+  }
 
-// Fills `panel` for the board's selection; `change` runs an edit and draws again.
-function inspect(panel, board, types, change) {
-  const gpus = board.selectedGpus, nodes = board.selectedNodes;
-  const links = board.drawing.nodes.filter((node) => board.selected.has(`link ${node.id}`));
-  const parts = [];
-  if (gpus.length) parts.push(...gpuForm(board, gpus, types, change));
-  if (nodes.length) parts.push(...nodeForm(board, nodes, change));
-  if (links.length) parts.push(...linkForm(board, links, change));
-  if (board.selected.has("fabric")) parts.push(...fabricForm(board, change));
-  if (gpus.length || nodes.length) parts.push(moreForm(board, nodes.length ? "node" : "GPU", change));
-  if (!parts.length)
-    parts.push(html("p", {
-      textContent: "Select a GPU, a node, a link or the fabric to edit it. Shift or Ctrl selects several; " +
-        "Shift and drag selects an area.",
-    }));
-  panel.replaceChildren(...parts);
-}
+  parts() {
+    const { board } = this, parts = [];
+    if (board.selectedGpus.length) parts.push(...this.gpuForm());
+    if (board.selectedNodes.length) parts.push(...this.nodeForm());
+    if (board.selectedLinks.length) parts.push(...this.linkForm());
+    if (board.selected.has("fabric")) parts.push(...this.fabricForm());
+    if (board.selectedGpus.length || board.selectedNodes.length) parts.push(this.moreForm());
+    if (board.selectedGpus.length) parts.push(this.planText());
+    if (parts.length) return parts;
+    return [
+      html("h4", { textContent: "Nothing selected" }),
+      html("p", {
+        textContent: "Click a GPU, a node, a link or the knot of the fabric to edit it. Shift and click selects several, Shift " +
+          "and drag an area.",
+      }),
+    ];
+  }
 
-function gpuForm(board, gpus, types, change) {
-  const ids = gpus.map((gpu) => gpu.id);
-  const names = [...new Set([...Object.keys(types), ...gpus.map((gpu) => gpu.type)])];
-  const kinds = new Set(gpus.map((gpu) => gpu.type));
-  const type = html("select", {}, [
-    ...(kinds.size > 1 ? [html("option", { textContent: "mixed", value: "" })] : []),
-    ...names.map((name) => html("option", { textContent: name, value: name })),
-  ]);
-  type.value = kinds.size === 1 ? gpus[0].type : "";
-  type.addEventListener("change", () => {
-    if (type.value && types[type.value]) change(() => board.setGpus(ids, types[type.value].gpu));
-  });
-  const home = new Set(gpus.map((gpu) => board.nodeOf(gpu.id).id));
-  const node = html("select", {}, [
-    ...(home.size > 1 ? [html("option", { textContent: "several", value: "" })] : []),
-    ...board.drawing.nodes.map((one) => html("option", { textContent: one.name, value: one.id })),
-    html("option", { textContent: "a new node", value: "new" }),
-  ]);
-  node.value = home.size === 1 ? [...home][0] : "";
-  node.addEventListener("change", () => change(() => board.move(ids, node.value)));
-  return [
-    html("h4", { textContent: gpus.length > 1 ? `${gpus.length} GPUs` : `GPU ${board.gpus.indexOf(gpus[0])}` }),
-    labelled("Type", type), labelled("In node", node),
-    ...GPU_FIELDS.map(([field, title, unit, zero]) =>
-      numberField(title, gpus.map((gpu) => gpu[field]), unit, { zero }, (value) =>
-        change(() => board.setGpus(ids, { [field]: value })))),
-  ];
-}
+  // A text that follows the drawing.
+  following(name, text) {
+    const made = html(name);
+    this.updates.push(() => { made.textContent = text(); });
+    return made;
+  }
 
-function nodeForm(board, nodes, change) {
-  const ids = nodes.map((node) => node.id);
-  const name = html("input", { type: "text", maxLength: 60, value: nodes[0].name });
-  name.addEventListener("change", () => {
-    if (name.value.trim()) change(() => board.setNodes(ids, { name: name.value.trim() }));
-    else name.value = nodes[0].name;
-  });
-  return [
-    html("h4", { textContent: nodes.length > 1 ? `${nodes.length} nodes` : "Node" }),
-    ...(nodes.length === 1 ? [labelled("Name", name)] : []),
-    numberField("Links inside, GB/s a GPU", nodes.map((node) => node.link_bandwidth ?? null), GIGA, { empty: true },
-      (value) => change(() => board.setNodes(ids, { link_bandwidth: value }))),
-    numberField("Start-up inside, µs", nodes.map((node) => node.link_latency ?? 0), 1e-6, { zero: true },
-      (value) => change(() => board.setNodes(ids, { link_latency: value }))),
-  ];
-}
+  gpuForm() {
+    const { studio, board } = this, gpus = () => board.selectedGpus, ids = () => gpus().map((gpu) => gpu.id);
+    const type = this.choice("Type", "mixed", () => [...new Set(gpus().map((gpu) => gpu.type))], () => {
+      const names = new Set([...Object.keys(studio.types), ...gpus().map((gpu) => gpu.type)]);
+      return [...names].map((name) => [name, name]);
+    }, (name) => {
+      // The ports are the machine's: another GPU in the same place has the same ones, as in the table.
+      const { send_bandwidth, receive_bandwidth, ...rest } = studio.types[name]?.gpu ?? {};
+      return board.setGpus(ids(), rest);
+    });
+    const home = () => [...new Set(gpus().map((gpu) => board.nodeOf(gpu.id).id))];
+    const node = this.choice("In node", "several", home, () => [
+      ...board.drawing.nodes.map((one) => [one.id, one.name]), ["new", "a new node"],
+    ], (id) => board.move(ids(), id === "new" ? null : id));
+    return [
+      this.following("h4", () => (gpus().length === 1 ? `GPU ${board.gpus.indexOf(gpus()[0])}` : `${gpus().length} GPUs`)),
+      type, node,
+      ...GPU_FIELDS.map(([field, title, unit, zero]) =>
+        this.number(title, () => gpus().map((gpu) => gpu[field]), unit, { zero }, (value) => board.setGpus(ids(), { [field]: value }))),
+    ];
+  }
 
-function linkForm(board, nodes, change) {
-  const gpus = nodes.flatMap((node) => node.gpus);
-  const ids = gpus.map((gpu) => gpu.id);
-  const title = nodes.length > 1 ? `Links of ${nodes.length} nodes to the fabric` : `Links of ${nodes[0].name} to the fabric`;
-  return [
-    html("h4", { textContent: title }),
-    ...GPU_FIELDS.slice(0, 2).map(([field, name, unit]) =>
-      numberField(`${name} a GPU`, gpus.map((gpu) => gpu[field]), unit, {}, (value) =>
-        change(() => board.setGpus(ids, { [field]: value })))),
-  ];
-}
+  nodeForm() {
+    const { board } = this, nodes = () => board.selectedNodes, ids = () => nodes().map((node) => node.id);
+    return [
+      this.following("h4", () => (nodes().length === 1 ? "Node" : `${nodes().length} nodes`)),
+      ...(nodes().length === 1
+        ? [this.text("Name", 60, () => nodes()[0].name, (name) => board.setNodes(ids(), { name }))]
+        : []),
+      this.following("p", () => {
+        const gpus = nodes().flatMap((node) => node.gpus);
+        const memory = Number((together(gpus, "memory") / GIB).toPrecision(4)).toLocaleString("en");
+        return `${plural(gpus.length, "GPU")}, ${memory} GiB, ${bandwidthText(together(gpus, "send_bandwidth"))} to the fabric`;
+      }),
+      this.number("Links inside, GB/s a GPU", () => nodes().map((node) => node.link_bandwidth ?? null), GIGA, { empty: true },
+        (value) => board.setNodes(ids(), { link_bandwidth: value })),
+      this.number("Start-up inside, µs", () => nodes().map((node) => node.link_latency ?? 0), 1e-6, { zero: true },
+        (value) => board.setNodes(ids(), { link_latency: value })),
+    ];
+  }
 
-function fabricForm(board, change) {
-  const name = html("input", { type: "text", maxLength: 80, value: board.drawing.name });
-  name.addEventListener("change", () => {
-    if (name.value.trim()) change(() => board.edit((drawing) => { drawing.name = name.value.trim(); }));
-    else name.value = board.drawing.name;
-  });
-  return [
-    html("h4", { textContent: "Cluster and fabric" }), labelled("Name of the cluster", name),
-    numberField("Start-up of a send, µs", [board.drawing.latency ?? 0], 1e-6, { zero: true }, (value) =>
-      change(() => board.edit((drawing) => { drawing.latency = value; }))),
-  ];
-}
+  linkForm() {
+    const { board } = this, nodes = () => board.selectedLinks, gpus = () => nodes().flatMap((node) => node.gpus);
+    return [
+      this.following("h4", () =>
+        nodes().length === 1 ? `Links of ${nodes()[0].name} to the fabric` : `Links of ${nodes().length} nodes to the fabric`),
+      ...GPU_FIELDS.slice(0, 2).map(([field, name, unit]) =>
+        this.number(`${name} a GPU`, () => gpus().map((gpu) => gpu[field]), unit, {}, (value) =>
+          board.setGpus(gpus().map((gpu) => gpu.id), { [field]: value }))),
+    ];
+  }
 
-function moreForm(board, what, change) {
-  const count = html("input", { type: "number", min: "1", max: "256", step: "1", value: "1", "aria-label": `How many more ${what}s` });
-  return html("div", { className: "more" }, [
-    count,
-    button(`more ${what}s like this`, () => {
-      const wanted = Math.round(Number(count.value));
-      if (wanted >= 1 && wanted <= 256) change(() => board.duplicate(wanted));
-    }),
-    button("Remove", () => change(() => board.remove())),
-  ]);
+  fabricForm() {
+    const { board } = this;
+    return [
+      html("h4", { textContent: "Cluster and fabric" }),
+      this.text("Name", 80, () => board.drawing.name, (name) => board.edit((drawing) => { drawing.name = name; })),
+      this.number("Start-up of a send, µs", () => [board.drawing.latency ?? 0], 1e-6, { zero: true }, (value) =>
+        board.edit((drawing) => { drawing.latency = value; })),
+    ];
+  }
+
+  moreForm() {
+    const { studio, board } = this, what = board.selectedNodes.length ? "node" : "GPU";
+    const count = html("input", {
+      type: "number", min: "1", max: "256", step: "1", value: "1", "aria-label": `How many more ${what}s`,
+    });
+    const more = () => {
+      const wanted = Number(count.value);
+      if (!Number.isInteger(wanted) || wanted < 1 || wanted > 256) studio.say("Copies come in whole numbers from 1 to 256.");
+      else studio.duplicate(wanted);
+    };
+    const act = (title, does) => {
+      const made = html("button", { type: "button", textContent: title });
+      made.addEventListener("click", does);
+      return made;
+    };
+    count.addEventListener("keydown", (event) => { if (event.key === "Enter") more(); });
+    return html("div", { className: "more" }, [count, act(`more ${what}s like this`, more), act("Remove", () => studio.removeSelected())]);
+  }
+
+  // What the plan that is laid over the drawing puts on the GPU.
+  planText() {
+    const { studio, board } = this, made = html("div", { className: "plan" });
+    this.updates.push(() => {
+      const [gpu] = board.selectedGpus, laid = board.selectedGpus.length === 1 && studio.shownOverlay?.gpus[board.gpus.indexOf(gpu)];
+      made.replaceChildren(...(laid ? [html("h4", { textContent: "The open plan here" }),
+        ...[laid.label, ...laid.layers].map((textContent) => html("p", { textContent }))] : []));
+    });
+    return made;
+  }
+
+  // The controls. `read` gives the values of all that is selected, in SI units; `edit` changes the board and says whether.
+
+  number(title, read, unit, { zero = false, empty = false }, edit) {
+    const input = html("input", { type: "number", min: "0", step: "any" });
+    const fill = () => {
+      const values = read(), same = values.every((value) => value === values[0]);
+      const known = same && values[0] !== null && values[0] !== undefined;
+      input.value = known ? String(Number((values[0] / unit).toPrecision(6))) : "";
+      input.placeholder = same ? (empty ? "none" : "") : "mixed";
+    };
+    this.control(input, fill, () => {
+      const value = Number((Number(input.value) * unit).toPrecision(12));
+      if (input.value === "" && empty && !input.validity.badInput) return edit(null);
+      if (input.value === "" || !Number.isFinite(value) || value < 0 || (value === 0 && !zero))
+        return this.studio.say(`${title}: give a number ${zero ? "from 0 up" : "above 0"}. The old one stays.`);
+      return edit(value);
+    });
+    return labelled(title, input);
+  }
+
+  text(title, maxLength, read, edit) {
+    const input = html("input", { type: "text", maxLength });
+    this.control(input, () => { input.value = read(); }, () => {
+      const name = input.value.trim();
+      return name ? edit(name) : this.studio.say(`Give a name. The old one stays.`);
+    });
+    return labelled(title, input);
+  }
+
+  choice(title, several, read, options, edit) {
+    const select = html("select");
+    const fill = () => {
+      const values = read(), shown = [...(values.length > 1 ? [["", several]] : []), ...options()];
+      select.replaceChildren(...shown.map(([value, textContent]) => html("option", { value, textContent })));
+      select.value = values.length > 1 ? "" : values[0];
+    };
+    this.control(select, fill, () => select.value && edit(select.value));
+    return labelled(title, select);
+  }
+
+  // What is being typed stays until it is done with; then the field shows what counts.
+  control(input, fill, commit) {
+    let typing = false;
+    input.addEventListener("input", () => { typing = true; });
+    input.addEventListener("change", () => {
+      typing = false;
+      this.studio.change(commit);
+      fill();
+    });
+    input.addEventListener("blur", () => { typing = false; });
+    this.updates.push(() => { if (!typing) fill(); });
+  }
 }

@@ -1,83 +1,93 @@
-// The board on the page: pointer, keyboard, zoom, and the word with Python. Called again at every rerun, so everything that
-// has to stay lives in `Studio`, which is kept on the element.
-
-const NEAR = 4; // pixels that a pointer may wander and still click
+// The board on the page: what is selected and said, the keys, and the word with Python. Called again at every rerun, so
+// everything that has to stay lives in `Studio`, which is kept on the element.
 
 class Studio {
-  constructor(root, data) {
+  // board: the one of an earlier visit to the page, with its history, or a new one.
+  constructor(root, data, board) {
     this.root = root;
     this.find = (part) => root.querySelector(`[data-part="${part}"]`);
-    this.svg = this.find("board");
     this.layer = this.find("layer");
-    this.board = new Board(data.cluster);
+    this.board = board ?? new Board(data.cluster);
+    this.view = new View(this.find("board"));
+    this.inspector = new Inspector(this.find("inspector"), this);
     this.serial = data.answered;
     this.focused = null;
-    this.view = null;
+    drawLegend(this.find("legend"));
     this.listen();
-    this.take(data);
-    this.fit();
+    listenToPointer(this);
+    this.resized = new ResizeObserver(() => this.view.resize());
   }
 
   // What Python says now. An answer to an edit that was not the last one is out of date.
   take(data, send) {
-    this.send = send ?? this.send;
+    this.send = send;
+    this.fillPalette(data.types);
     this.types = data.types;
-    this.overlay = data.overlay;
     if (data.answered >= this.serial) {
       this.serial = data.answered;
-      if (this.board.replace(data.cluster)) this.say("The drawing follows the table.");
+      if (data.refused) this.board.refuse(data.cluster);
+      else if (this.board.replace(data.cluster)) this.say("The drawing follows what was opened or edited beside it.");
     }
-    this.fillPalette();
-    this.draw();
+    const now = JSON.stringify([this.board.drawing, data.types, data.overlay]);
+    this.overlay = data.overlay;
+    if (now !== this.drawn) this.draw();
+    this.drawn = now;
   }
 
+  // Runs an edit of the board that says whether it changed anything, draws, and tells Python.
   change(edit) {
-    if (edit() === false) return;
+    if (!edit()) return false;
     this.serial += 1;
     this.draw();
-    this.send?.("edit", { serial: this.serial, cluster: clusterOf(this.board.drawing) });
+    const { nodes } = this.board.drawing;
+    this.send?.("edit", { serial: this.serial, cluster: nodes.length ? clusterOf(this.board.drawing) : null });
+    return true;
+  }
+
+  get shownOverlay() {
+    return this.overlay?.gpus.length === this.board.gpus.length ? this.overlay : null;
   }
 
   draw() {
-    const counts = this.board.gpus.length === (this.overlay?.gpus.length ?? -1);
-    this.layout = draw(this.layer, this.board.drawing, this.types, counts ? this.overlay : null);
+    const active = this.root.getRootNode().activeElement, held = this.layer.contains(active);
+    const svg = this.find("board"), aspect = svg.clientWidth / svg.clientHeight || 1.6;
+    const { layout, items } = draw(this.layer, this.board.drawing, this.types, this.shownOverlay, aspect);
+    this.items = items;
+    this.view.show(layout);
     this.show();
+    if (held) (this.items.get(this.focused) ?? svg).focus({ preventScroll: true });
   }
 
   // Selection, focus, buttons: all that may change without the drawing.
   show() {
-    const items = this.items();
-    if (!items.some((one) => one.dataset.id === this.focused)) this.focused = items[0]?.dataset.id ?? null;
-    for (const one of items) {
-      const chosen = this.board.selected.has(one.dataset.id);
+    const panel = this.find("inspector"), active = () => this.root.getRootNode().activeElement;
+    const inPanel = panel.contains(active());
+    if (!this.items.has(this.focused)) this.focused = this.items.keys().next().value ?? null;
+    for (const [id, one] of this.items) {
+      const chosen = this.board.selected.has(id);
       one.classList.toggle("selected", chosen);
       one.setAttribute("aria-pressed", String(chosen));
-      one.setAttribute("tabindex", one.dataset.id === this.focused ? "0" : "-1");
+      one.setAttribute("tabindex", id === this.focused ? "0" : "-1");
     }
-    inspect(this.find("inspector"), this.board, this.types, (edit) => this.change(edit));
-    this.find("undo").disabled = !this.board.past.at(-1)?.nodes.length;
-    this.find("redo").disabled = !this.board.future.length;
-    const nodes = this.board.drawing.nodes.length, gpus = this.board.gpus.length;
-    this.find("count").textContent = !gpus ? "Nothing drawn yet" : `${gpus} GPU${gpus > 1 ? "s" : ""} in ${nodes} node${nodes > 1 ? "s" : ""}`;
-  }
-
-  items() {
-    // In reading order: every node, its GPUs, its link; then the fabric.
-    const found = new Map([...this.layer.querySelectorAll(".item")].map((one) => [one.dataset.id, one]));
-    const order = this.board.drawing.nodes.flatMap((node) => [node.id, ...node.gpus.map((gpu) => gpu.id), `link ${node.id}`]);
-    return [...order, "fabric"].map((id) => found.get(id)).filter(Boolean);
+    this.inspector.show();
+    // Whoever pressed a button that has gone with what was selected goes on at the board.
+    if (inPanel && !panel.contains(active())) (this.items.get(this.focused) ?? this.find("board")).focus({ preventScroll: true });
+    const { drawing, gpus, past, future } = this.board;
+    this.find("undo").disabled = !past.length;
+    this.find("redo").disabled = !future.length;
+    this.find("clear").disabled = !gpus.length;
+    this.find("count").textContent = gpus.length
+      ? `${plural(gpus.length, "GPU")} in ${plural(drawing.nodes.length, "node")}` : "Nothing drawn yet";
   }
 
   say(text) {
     this.find("said").textContent = text;
   }
 
-  fillPalette() {
-    const known = Object.keys(this.types).join();
-    if (this.palette === known) return;
-    this.palette = known;
-    this.find("palette").replaceChildren(...Object.entries(this.types).map(([name, type]) => {
-      const one = html("button", { type: "button", title: `Drag onto the board, or press to add: ${name}`, "data-type": name }, [
+  fillPalette(types) {
+    if (this.types && Object.keys(this.types).join() === Object.keys(types).join()) return;
+    this.find("palette").replaceChildren(...Object.entries(types).map(([name, type]) => {
+      const one = html("button", { type: "button", title: `Drag ${name} onto the board, or press to add it`, "data-type": name }, [
         html("span", { className: "swatch", "aria-hidden": "true" }), html("span", { textContent: name }),
       ]);
       one.firstChild.style.background = type.colour;
@@ -85,80 +95,51 @@ class Studio {
     }));
   }
 
+  // nodeId: null for a new node.
   addType(name, nodeId) {
+    const grows = this.board.nodeOf(nodeId);
+    // A node of these GPUs has ports that may not be the datasheet's: a further one is like its fellows.
+    const fellow = grows?.gpus.find((gpu) => gpu.type === name);
     this.change(() => {
-      const added = this.board.add([this.types[name].gpu], nodeId);
-      this.board.selected = new Set(added);
-      this.focused = added[0];
-      this.say(`Added ${name} to ${this.board.nodeOf(added[0]).name}.`);
+      const added = this.board.add(fellow ?? this.types[name].gpu, nodeId);
+      this.board.selected = new Set([added]);
+      this.focused = added;
+      this.say(`Added ${name} to ${this.board.nodeOf(added).name}.`);
+      return true;
     });
+    this.reveal(this.focused);
   }
 
-  // Zoom and pan: the part of the drawing that the board shows.
-
-  fit() {
-    const { width, height } = this.layout;
-    this.view = { x: -30, y: -34, width: Math.max(width + 50, 420), height: Math.max(height + 40, 260) };
-    this.applyView();
-  }
-
-  applyView() {
-    const { x, y, width, height } = this.view;
-    this.svg.setAttribute("viewBox", `${x} ${y} ${width} ${height}`);
-  }
-
-  zoom(factor, at = null) {
-    const view = this.view, middle = at ?? { x: view.x + view.width / 2, y: view.y + view.height / 2 };
-    const width = Math.min(40000, Math.max(200, view.width * factor)), real = width / view.width;
-    this.view = {
-      x: middle.x - (middle.x - view.x) * real, y: middle.y - (middle.y - view.y) * real, width, height: view.height * real,
-    };
-    this.applyView();
-  }
-
-  point(event) {
-    return new DOMPoint(event.clientX, event.clientY).matrixTransform(this.svg.getScreenCTM().inverse());
-  }
-
-  nodeAt(point) {
-    return this.layout.nodes.find((box) =>
-      point.x >= box.x && point.x <= box.x + box.width && point.y >= box.y && point.y <= box.y + box.height);
-  }
-
-  listen() {
-    const { svg } = this;
-    svg.addEventListener("pointerdown", (event) => this.press(event));
-    svg.addEventListener("wheel", (event) => {
-      if (!event.ctrlKey && !event.metaKey) return; // a page that is scrolled must not get stuck here
-      event.preventDefault();
-      this.zoom(event.deltaY > 0 ? 1.15 : 1 / 1.15, this.point(event));
-    }, { passive: false });
-    svg.addEventListener("focusin", (event) => {
-      const one = event.target.closest?.(".item");
-      if (one) this.focused = one.dataset.id;
-    });
-    this.find("palette").addEventListener("pointerdown", (event) => this.pressPalette(event));
-    this.find("palette").addEventListener("click", (event) => {
-      const name = event.target.closest("button")?.dataset.type;
-      // A pointer's click was dealt with when it was let go.
-      if (name && event.detail === 0) this.addType(name, this.targetNode());
-    });
-    this.find("studio").addEventListener("keydown", (event) => this.key(event));
-    const acts = {
-      undo: () => this.travel(this.board.undo()), redo: () => this.travel(this.board.redo()), fit: () => this.fit(),
-      "zoom-in": () => this.zoom(1 / 1.3), "zoom-out": () => this.zoom(1.3),
-    };
-    for (const [part, act] of Object.entries(acts)) this.find(part).addEventListener("click", act);
-  }
-
-  // Where a new GPU goes: into the node that is selected, or whose GPU is.
-  targetNode() {
+  // Where a press on the palette adds: the node that is selected, or whose GPU or link is; null for a new one.
+  get target() {
     const [first] = this.board.selected;
     return first ? this.board.nodeOf(first.replace("link ", ""))?.id ?? null : null;
   }
 
-  travel(moved) {
-    if (moved) this.change(() => true);
+  moveGpus(ids, nodeId) {
+    if (this.change(() => this.board.move(ids, nodeId)))
+      this.say(`Moved ${plural(ids.length, "GPU")} to ${this.board.nodeOf(ids[0]).name}.`);
+    this.focusItem(this.focused);
+  }
+
+  duplicate(count) {
+    const before = this.board.gpus.length;
+    if (this.change(() => this.board.duplicate(count))) this.say(`Added ${plural(this.board.gpus.length - before, "GPU")}.`);
+    else if (before) this.say(`A drawing has at most ${MOST_GPUS.toLocaleString("en")} GPUs.`);
+  }
+
+  removeSelected(ids = this.board.selected) {
+    const before = this.board.gpus.length;
+    if (this.change(() => this.board.remove(new Set(ids)))) this.say(`Removed ${plural(before - this.board.gpus.length, "GPU")}.`);
+    else if (ids.size) this.say("Links and the fabric stay: they come with the nodes.");
+  }
+
+  undo() {
+    if (this.change(() => this.board.undo())) this.say("Undone.");
+  }
+
+  redo() {
+    if (this.change(() => this.board.redo())) this.say("Done again.");
   }
 
   select(id, more) {
@@ -173,194 +154,112 @@ class Studio {
     this.show();
   }
 
-  // A press on the board: a click selects, a drag moves GPUs, an area (with Shift) or the view.
-  press(event) {
-    if (event.button) return;
-    const hit = event.target.closest?.(".item"), from = this.point(event), view = { ...this.view };
-    const more = event.shiftKey || event.ctrlKey || event.metaKey;
-    const dragged = hit?.dataset.kind === "gpu" && !more;
-    const area = !hit && event.shiftKey ? element("rect", { class: "area" }) : null;
-    let moved = false;
-    const ghost = element("g", { class: "ghost" });
-    follow(this.svg, event, (now) => {
-      if (!moved && Math.hypot(now.clientX - event.clientX, now.clientY - event.clientY) < NEAR) return;
-      const at = this.point(now);
-      if (!moved) {
-        moved = true;
-        if (dragged) this.lift(hit.dataset.id, ghost);
-        if (area) this.layer.append(area);
-      }
-      if (dragged) this.hover(at, ghost);
-      else if (area) stretch(area, from, at);
-      else if (!hit) {
-        // In the view as it was: the point under the pointer stays under it.
-        const scale = view.width / this.svg.clientWidth, tall = view.height / this.svg.clientHeight, real = Math.max(scale, tall);
-        this.view.x = view.x - (now.clientX - event.clientX) * real;
-        this.view.y = view.y - (now.clientY - event.clientY) * real;
-        this.applyView();
-      }
-    }, (last, finished) => {
-      ghost.remove();
-      area?.remove();
-      this.mark(null);
-      if (!finished) return;
-      if (!moved && hit) {
-        hit.focus();
-        this.select(hit.dataset.id, more);
-      } else if (!moved && !more) {
-        this.board.selected.clear();
-        this.show();
-      } else if (moved && dragged) {
-        const target = this.nodeAt(this.point(last));
-        this.change(() => this.board.move(this.lifted, target?.id ?? null));
-      } else if (moved && area) {
-        this.selectArea(from, this.point(last));
-      }
-    });
-  }
-
-  pressPalette(event) {
-    const chosen = event.target.closest("button");
-    if (!chosen || event.button) return;
-    const name = chosen.dataset.type, ghost = element("g", { class: "ghost" });
-    let moved = false;
-    follow(chosen, event, (now) => {
-      if (!moved && Math.hypot(now.clientX - event.clientX, now.clientY - event.clientY) < NEAR) return;
-      if (!moved) {
-        moved = true;
-        ghost.append(element("rect", { class: "chip", width: CELL.width, height: CELL.height, rx: 4, fill: this.types[name].colour }));
-        this.layer.append(ghost);
-      }
-      this.hover(this.point(now), ghost);
-    }, (last, finished) => {
-      ghost.remove();
-      this.mark(null);
-      if (!finished) return;
-      if (!moved) {
-        this.addType(name, this.targetNode());
-        return;
-      }
-      const frame = this.svg.getBoundingClientRect();
-      const inside = last.clientX >= frame.left && last.clientX <= frame.right && last.clientY >= frame.top && last.clientY <= frame.bottom;
-      if (inside) this.addType(name, this.nodeAt(this.point(last))?.id ?? null);
-    });
-  }
-
-  // A GPU that is dragged takes the other selected ones along if it is one of them.
-  lift(id, ghost) {
-    if (!this.board.selected.has(id)) this.select(id, false);
-    this.lifted = this.board.selectedGpus.map((gpu) => gpu.id);
-    const chip = this.layer.querySelector(`[data-id="${id}"] .chip`);
-    ghost.append(element("rect", { class: "chip", width: CELL.width, height: CELL.height, rx: 4, fill: chip.getAttribute("fill") }));
-    if (this.lifted.length > 1) ghost.append(element("text", { class: "name", x: 8, y: 32 }, `${this.lifted.length} GPUs`));
-    this.layer.append(ghost);
-  }
-
-  hover(at, ghost) {
-    ghost.setAttribute("transform", `translate(${at.x - CELL.width / 2} ${at.y - CELL.height / 2})`);
-    this.mark(this.nodeAt(at)?.id ?? null);
-  }
-
-  mark(id) {
-    for (const one of this.layer.querySelectorAll(".node")) one.classList.toggle("target", one.dataset.id === id);
+  selectNothing() {
+    this.board.selected.clear();
+    this.show();
   }
 
   selectArea(one, other) {
     const [left, right] = [Math.min(one.x, other.x), Math.max(one.x, other.x)];
     const [top, bottom] = [Math.min(one.y, other.y), Math.max(one.y, other.y)];
-    this.board.selected.clear();
-    for (const box of this.layout.nodes)
-      for (const gpu of box.gpus)
-        if (gpu.x < right && gpu.x + CELL.width > left && gpu.y < bottom && gpu.y + CELL.height > top) this.board.selected.add(gpu.id);
+    const inside = (at) => at.x < right && at.x + at.width > left && at.y < bottom && at.y + at.height > top;
+    const gpus = this.view.layout.nodes.flatMap((box) => box.gpus.filter(inside));
+    this.board.selected = new Set(gpus.map((gpu) => gpu.id));
     this.show();
-    this.say(`${this.board.selected.size} GPUs selected.`);
-  }
-
-  key(event) {
-    const control = event.ctrlKey || event.metaKey, key = event.key.toLowerCase();
-    const typing = event.composedPath()[0].matches?.("input, select");
-    if (control && key === "z" && !typing) this.travel(event.shiftKey ? this.board.redo() : this.board.undo());
-    else if (control && key === "y" && !typing) this.travel(this.board.redo());
-    else if (typing) {
-      if (key === "escape") this.focusItem(this.focused);
-      return;
-    } else if (!event.composedPath().includes(this.svg)) return;
-    else if (control && key === "a") {
-      this.board.selected = new Set(this.board.gpus.map((gpu) => gpu.id));
-      this.show();
-    } else if (control && key === "d") this.change(() => this.board.duplicate(1));
-    else if (control) return;
-    else if (!this.plainKey(key)) return;
-    event.preventDefault();
-    event.stopPropagation();
-  }
-
-  plainKey(key) {
-    const items = this.items(), at = items.findIndex((one) => one.dataset.id === this.focused);
-    const headers = items.filter((one) => one.dataset.kind === "node" || one.dataset.kind === "fabric");
-    const go = (one) => one && this.focusItem(one.dataset.id);
-    if (key === "arrowright") go(items[at + 1]);
-    else if (key === "arrowleft") go(items[at - 1]);
-    else if (key === "arrowdown") go(headers.find((one) => items.indexOf(one) > at));
-    else if (key === "arrowup") go(headers.findLast((one) => items.indexOf(one) < at));
-    else if (key === "home") go(items[0]);
-    else if (key === "end") go(items.at(-1));
-    else if (key === " ") this.toggle(this.focused);
-    else if (key === "enter") {
-      this.select(this.focused, false);
-      this.find("inspector").querySelector("input, select, button")?.focus();
-    } else if (key === "delete" || key === "backspace") this.removeSelected();
-    else if (key === "escape") {
-      this.board.selected.clear();
-      this.show();
-    } else if (key === "+" || key === "=") this.zoom(1 / 1.3);
-    else if (key === "-") this.zoom(1.3);
-    else if (key === "0") this.fit();
-    else return false;
-    return true;
-  }
-
-  toggle(id) {
-    this.select(id, true);
-    this.focusItem(id);
-  }
-
-  removeSelected() {
-    const before = this.board.past.length;
-    this.change(() => this.board.remove());
-    if (this.board.past.length === before && this.board.selected.size) this.say("A cluster keeps at least one GPU.");
-    this.focusItem(this.focused);
+    this.say(`${plural(gpus.length, "GPU")} selected.`);
   }
 
   focusItem(id) {
     this.focused = id;
     this.show();
-    this.items().find((one) => one.dataset.id === id)?.focus();
+    this.items.get(this.focused)?.focus({ preventScroll: true });
+    this.reveal(this.focused);
+  }
+
+  reveal(id) {
+    const one = this.items.get(id);
+    if (one) this.view.reveal(one.getBBox());
+  }
+
+  listen() {
+    const on = (part, name, act) => this.find(part).addEventListener(name, act);
+    on("undo", "click", () => this.undo());
+    on("redo", "click", () => this.redo());
+    on("clear", "click", () => {
+      if (this.change(() => this.board.clear())) this.say("Cleared. Undo brings it back.");
+    });
+    on("fit", "click", () => this.view.fit());
+    on("zoom-in", "click", () => this.view.zoom(1.3));
+    on("zoom-out", "click", () => this.view.zoom(1 / 1.3));
+    on("board", "focusin", (event) => {
+      const one = event.target.closest(".item");
+      if (one) this.focused = one.dataset.id;
+    });
+    on("palette", "click", (event) => {
+      const name = event.target.closest("button")?.dataset.type;
+      // A pointer's click was dealt with when it was let go.
+      if (name && event.detail === 0) this.addType(name, event.shiftKey ? null : this.target);
+    });
+    on("studio", "keydown", (event) => {
+      if (!this.key(event)) return;
+      event.preventDefault();
+      event.stopPropagation();
+    });
+  }
+
+  // Whether a key was for the board.
+  key(event) {
+    const control = event.ctrlKey || event.metaKey, key = event.key.toLowerCase(), from = event.target;
+    if (from.matches("input, select")) {
+      if (key !== "escape") return false;
+      this.focusItem(this.focused);
+    } else if (control && key === "z") event.shiftKey ? this.redo() : this.undo();
+    else if (control && key === "y") this.redo();
+    else if (key === "escape") this.selectNothing();
+    else if (!this.find("board").contains(from)) return false;
+    else if (control && key === "a") {
+      this.board.selected = new Set(this.board.gpus.map((gpu) => gpu.id));
+      this.show();
+    } else if (control && key === "d") this.duplicate(1);
+    else return !control && this.plainKey(key);
+    return true;
+  }
+
+  plainKey(key) {
+    const ids = [...this.items.keys()], at = ids.indexOf(this.focused);
+    const head = (id) => ["node", "fabric"].includes(this.items.get(id).dataset.kind);
+    const go = (id) => id !== undefined && this.focusItem(id);
+    const acts = {
+      arrowright: () => go(ids[at + 1]),
+      arrowleft: () => go(ids[at - 1]),
+      arrowdown: () => go(ids.find((id, place) => place > at && head(id))),
+      arrowup: () => go(ids.findLast((id, place) => place < at && head(id))),
+      home: () => go(ids[0]),
+      end: () => go(ids.at(-1)),
+      " ": () => this.items.size && this.select(this.focused, true),
+      enter: () => {
+        if (!this.items.size) return;
+        if (!this.board.selected.has(this.focused)) this.select(this.focused, false);
+        this.inspector.focus();
+      },
+      delete: () => this.removeSelected(this.board.selected.size ? this.board.selected : new Set([this.focused])),
+      "+": () => this.view.zoom(1.3), "=": () => this.view.zoom(1.3), "-": () => this.view.zoom(1 / 1.3), 0: () => this.view.fit(),
+    };
+    acts.backspace = acts.delete;
+    acts[key]?.();
+    return key in acts;
   }
 }
 
-// Follow a pointer from its press until it is let go. done(last event, whether it was let go and not taken away).
-function follow(target, press, move, done) {
-  target.setPointerCapture(press.pointerId);
-  const mine = (event) => event.pointerId === press.pointerId;
-  const onMove = (event) => mine(event) && move(event);
-  const end = (event) => {
-    if (!mine(event)) return;
-    for (const [name, listener] of listeners) target.removeEventListener(name, listener);
-    done(event, event.type === "pointerup");
-  };
-  const listeners = [["pointermove", onMove], ["pointerup", end], ["pointercancel", end]];
-  for (const [name, listener] of listeners) target.addEventListener(name, listener);
-}
-
-function stretch(area, from, to) {
-  area.setAttribute("x", Math.min(from.x, to.x));
-  area.setAttribute("y", Math.min(from.y, to.y));
-  area.setAttribute("width", Math.abs(from.x - to.x));
-  area.setAttribute("height", Math.abs(from.y - to.y));
-}
+let kept = null; // the board of the last visit to this page, for as long as the tab lives
 
 export default function ({ parentElement, data, setStateValue }) {
-  const studio = (parentElement.studio ??= new Studio(parentElement, data));
+  if (!parentElement.studio) {
+    parentElement.studio = new Studio(parentElement, data, kept);
+    kept = parentElement.studio.board;
+  }
+  const { studio } = parentElement;
   studio.take(data, setStateValue);
+  studio.resized.observe(studio.find("board"));
+  return () => studio.resized.disconnect();
 }
