@@ -163,7 +163,7 @@ function gpuItem(gpu, rank, node, { x, y }, types, overlay) {
   } else {
     const { send_bandwidth: out, receive_bandwidth: into } = gpu;
     const rate = out === into ? bandwidthText(out) : `↑${bandwidthText(out).replace(" Gb/s", "")} ↓${bandwidthText(into)}`;
-    parts.push(element("text", { class: "rank", x: x + 7, y: y + 50 }, fitted(rate, CELL.width - 10, 12)));
+    parts.push(element("text", { class: "rank", x: x + 7, y: y + 50 }, fitted(rate, CELL.width + 4, 12)));
   }
   if (narrow)
     parts.push(

@@ -60,7 +60,7 @@ class Inspector {
     if (board.selectedGpus.length) parts.push(this.planText());
     if (parts.length) return parts;
     return [
-      html("h4", { textContent: "Nothing selected" }),
+      html("h3", { textContent: "Nothing selected" }),
       html("p", {
         textContent: "Click a GPU, a node, a link or the knot of the fabric to edit it. Shift and click selects several, Shift " +
           "and drag an area.",
@@ -90,7 +90,7 @@ class Inspector {
       ...board.drawing.nodes.map((one) => [one.id, one.name]), ["new", "a new node"],
     ], (id) => board.move(ids(), id === "new" ? null : id));
     return [
-      this.following("h4", () => (gpus().length === 1 ? `GPU ${board.gpus.indexOf(gpus()[0])}` : `${gpus().length} GPUs`)),
+      this.following("h3", () => (gpus().length === 1 ? `GPU ${board.gpus.indexOf(gpus()[0])}` : `${gpus().length} GPUs`)),
       type, node,
       ...GPU_FIELDS.map(([field, title, unit, zero]) =>
         this.number(title, () => gpus().map((gpu) => gpu[field]), unit, { zero }, (value) => board.setGpus(ids(), { [field]: value }))),
@@ -100,7 +100,7 @@ class Inspector {
   nodeForm() {
     const { board } = this, nodes = () => board.selectedNodes, ids = () => nodes().map((node) => node.id);
     return [
-      this.following("h4", () => (nodes().length === 1 ? "Node" : `${nodes().length} nodes`)),
+      this.following("h3", () => (nodes().length === 1 ? "Node" : `${nodes().length} nodes`)),
       ...(nodes().length === 1
         ? [this.text("Name", 60, () => nodes()[0].name, (name) => board.setNodes(ids(), { name }))]
         : []),
@@ -119,7 +119,7 @@ class Inspector {
   linkForm() {
     const { board } = this, nodes = () => board.selectedLinks, gpus = () => nodes().flatMap((node) => node.gpus);
     return [
-      this.following("h4", () =>
+      this.following("h3", () =>
         nodes().length === 1 ? `Links of ${nodes()[0].name} to the fabric` : `Links of ${nodes().length} nodes to the fabric`),
       ...GPU_FIELDS.slice(0, 2).map(([field, name, unit]) =>
         this.number(`${name} a GPU`, () => gpus().map((gpu) => gpu[field]), unit, {}, (value) =>
@@ -130,7 +130,7 @@ class Inspector {
   fabricForm() {
     const { board } = this;
     return [
-      html("h4", { textContent: "Cluster and fabric" }),
+      html("h3", { textContent: "Cluster and fabric" }),
       this.text("Name", 80, () => board.drawing.name, (name) => board.edit((drawing) => { drawing.name = name; })),
       this.number("Start-up of a send, µs", () => [board.drawing.latency ?? 0], 1e-6, { zero: true }, (value) =>
         board.edit((drawing) => { drawing.latency = value; })),
@@ -161,7 +161,7 @@ class Inspector {
     const { studio, board } = this, made = html("div", { className: "plan" });
     this.updates.push(() => {
       const [gpu] = board.selectedGpus, laid = board.selectedGpus.length === 1 && studio.shownOverlay?.gpus[board.gpus.indexOf(gpu)];
-      made.replaceChildren(...(laid ? [html("h4", { textContent: "The open plan here" }),
+      made.replaceChildren(...(laid ? [html("h3", { textContent: "The open plan here" }),
         ...[laid.label, ...laid.layers].map((textContent) => html("p", { textContent }))] : []));
     });
     return made;

@@ -28,10 +28,13 @@ class Studio {
       if (data.refused) this.board.refuse(data.cluster);
       else if (this.board.replace(data.cluster)) this.say("The drawing follows what was opened or edited beside it.");
     }
-    const now = JSON.stringify([this.board.drawing, data.types, data.overlay]);
     this.overlay = data.overlay;
-    if (now !== this.drawn) this.draw();
-    this.drawn = now;
+    if (this.picture !== this.drawn) this.draw();
+  }
+
+  // Everything that the drawing depends on: most answers from Python change nothing.
+  get picture() {
+    return JSON.stringify([this.board.drawing, this.types, this.shownOverlay]);
   }
 
   // Runs an edit of the board that says whether it changed anything, draws, and tells Python.
@@ -53,6 +56,7 @@ class Studio {
     const svg = this.find("board"), aspect = svg.clientWidth / svg.clientHeight || 1.6;
     const { layout, items } = draw(this.layer, this.board.drawing, this.types, this.shownOverlay, aspect);
     this.items = items;
+    this.drawn = this.picture;
     this.view.show(layout);
     this.show();
     if (held) (this.items.get(this.focused) ?? svg).focus({ preventScroll: true });
@@ -134,6 +138,10 @@ class Studio {
     else if (ids.size) this.say("Links and the fabric stay: they come with the nodes.");
   }
 
+  clear() {
+    if (this.change(() => this.board.clear())) this.say("Cleared. Undo brings it back.");
+  }
+
   undo() {
     if (this.change(() => this.board.undo())) this.say("Undone.");
   }
@@ -183,14 +191,16 @@ class Studio {
 
   listen() {
     const on = (part, name, act) => this.find(part).addEventListener(name, act);
-    on("undo", "click", () => this.undo());
-    on("redo", "click", () => this.redo());
-    on("clear", "click", () => {
-      if (this.change(() => this.board.clear())) this.say("Cleared. Undo brings it back.");
-    });
-    on("fit", "click", () => this.view.fit());
-    on("zoom-in", "click", () => this.view.zoom(1.3));
-    on("zoom-out", "click", () => this.view.zoom(1 / 1.3));
+    const acts = {
+      undo: () => this.undo(), redo: () => this.redo(), clear: () => this.clear(), fit: () => this.view.fit(),
+      "zoom-in": () => this.view.zoom(1.3), "zoom-out": () => this.view.zoom(1 / 1.3),
+    };
+    for (const [part, act] of Object.entries(acts))
+      on(part, "click", (event) => {
+        act();
+        // A button that can do no more loses the focus, which then would be nowhere.
+        if (event.currentTarget.disabled) this.find("board").focus({ preventScroll: true });
+      });
     on("board", "focusin", (event) => {
       const one = event.target.closest(".item");
       if (one) this.focused = one.dataset.id;

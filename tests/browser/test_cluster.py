@@ -1,0 +1,187 @@
+"""The drawing board as a person uses it: a mixed cluster from nothing with mouse and keyboard, and a plan on it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.conftest import settle, shoot
+
+ROOT = Path(__file__).parents[2]
+
+
+class Board:
+    """The board through what a person sees of it."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.drawing = page.get_by_role("application")
+        self.palette = page.get_by_role("group", name="GPU types to add")
+        self.inspector = page.get_by_role("group", name="Inspector of what is selected")
+
+    def item(self, name: str | re.Pattern) -> Locator:
+        return self.drawing.get_by_role("button", name=name)
+
+    def type(self, name: str) -> Locator:
+        return self.palette.get_by_role("button", name=name, exact=True)
+
+    def field(self, label: str) -> Locator:
+        return self.inspector.get_by_label(label)
+
+    def edit(self, label: str, value: str) -> None:
+        self.field(label).fill(value)
+        self.page.keyboard.press("Enter")
+        settle(self.page)
+
+    @property
+    def free(self) -> tuple[float, float]:
+        """A place on the board beside every node."""
+        box = self.drawing.bounding_box()
+        return box["x"] + box["width"] - 10, box["y"] + 10
+
+    def drag(self, what: Locator, to: Locator | tuple[float, float]) -> None:
+        """With the mouse, from the middle of one thing to another."""
+        mouse = self.page.mouse
+        mouse.move(*middle(what))
+        mouse.down()
+        x, y = to if isinstance(to, tuple) else middle(to)
+        mouse.move(x - 30, y + 20, steps=3)
+        mouse.move(x, y, steps=3)
+        mouse.up()  # and on: a person does not wait for the server either
+
+    def expect_ranks(self, *gpus: str) -> None:
+        """`H100 in node 1`, in rank order."""
+        named = [f"GPU {rank}, {gpu.replace(' in ', ', in ')}" for rank, gpu in enumerate(gpus)]
+        found = [one.get_attribute("aria-label") for one in self.item(re.compile("^GPU")).all()]
+        assert found == named
+
+
+def middle(locator: Locator) -> tuple[float, float]:
+    box = locator.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+NODE, TYPE, SEND = 1, 2, 3
+
+
+def cells(page: Page, column: int) -> Locator:
+    """A column of the table below, which draws on a canvas and keeps its texts beside it for screen readers."""
+    table = page.get_by_test_id("stDataFrame").first
+    return table.locator(f'table [role="gridcell"][aria-colindex="{column}"]')
+
+
+@pytest.fixture
+def board(page: Page, start_studio) -> Board:
+    """The Cluster page of a session that has a recording and a model, but no cluster."""
+    page.goto(start_studio())
+    settle(page)
+    page.locator('input[type="file"]').set_input_files(ROOT / "sample_traces" / "tiny-moe-alpha.json")
+    expect(page.get_by_text("d_model 128")).to_be_visible()
+    page.locator('input[type="file"]').set_input_files(ROOT / "sample_traces" / "tiny-moe" / "alpha-code.npz")
+    expect(page.get_by_text("12,288 tokens × 8 layers × 16 experts")).to_be_visible()
+    settle(page)
+    page.get_by_test_id("stTopNav").get_by_role("link", name="Cluster").click()
+    expect(page.get_by_text("Drag a GPU type here")).to_be_visible()
+    page.mouse.wheel(0, 300)
+    settle(page)
+    return Board(page)
+
+
+def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> None:
+    page, keys = board.page, board.page.keyboard
+    # Two nodes with the mouse, which grow; the second becomes four by copying.
+    board.drag(board.type("H100"), board.free)
+    board.drag(board.type("A100-80"), board.item("Node node 1"))
+    board.drag(board.type("V100-32"), board.free)
+    board.drag(board.type("H100"), board.free)
+    board.expect_ranks("H100 in node 1", "A100-80 in node 1", "V100-32 in node 2", "H100 in node 3")
+    # A GPU between nodes, and out of its node.
+    board.drag(board.item("GPU 1,"), board.item("Node node 2"))
+    board.drag(board.item("GPU 1,"), board.item("Node node 1"))
+    board.expect_ranks("H100 in node 1", "V100-32 in node 1", "A100-80 in node 2", "H100 in node 3")
+    board.drag(board.item("GPU 1,"), board.free)
+    board.expect_ranks("H100 in node 1", "A100-80 in node 2", "H100 in node 3", "V100-32 in node 4")
+    # Several at once, with the numbers of a link, a node and a GPU.
+    for node in (1, 2, 3, 4):
+        board.item(f"GPU {node - 1},").click(modifiers=["Shift"] if node > 1 else [])
+    board.inspector.get_by_role("button", name="more GPUs like this").click()
+    expect(page.get_by_text("8 GPUs in 4 nodes")).to_be_visible()
+    board.item("Links of node 2 to").click()
+    board.edit("Send, Gb/s a GPU", "40")
+    expect(board.item("Links of node 2 to the fabric, 80 Gb/s out, 400 Gb/s in together")).to_be_visible()
+    board.item("Node node 1").click(position={"x": 20, "y": 14})
+    board.edit("Links inside, GB/s a GPU", "450")
+    board.edit("Name", "fast")
+    board.item("GPU 7,").click()
+    board.edit("Memory, GiB", "-1")
+    expect(page.get_by_text("Memory, GiB: give a number above 0. The old one stays.")).to_be_visible()
+    expect(board.field("Memory, GiB")).to_have_value("32")
+    # The table and the summary follow.
+    nodes = ["node 2"] * 2 + ["node 3"] * 2 + ["node 4"] * 2
+    expect(cells(page, NODE)).to_have_text(["fast", "fast", *nodes])
+    expect(cells(page, TYPE)).to_have_text(["H100"] * 2 + ["A100-80"] * 2 + ["H100"] * 2 + ["V100-32"] * 2)
+    expect(cells(page, SEND)).to_have_text(["400", "400", "40", "40", "400", "400", "50", "50"])
+    expect(page.get_by_test_id("stMetric").filter(has_text="GPUs")).to_contain_text("8")
+    expect(page.get_by_test_id("stMetric").filter(has_text="Memory")).to_contain_text("544 GiB")
+    shoot(page, "30-drawn-cluster")
+
+    # Undo and redo, by key and by button, are seen by all.
+    keys.press("Escape")
+    keys.press("Control+z")
+    expect(cells(page, NODE)).to_have_text(["node 1", "node 1", *nodes])
+    board.page.get_by_role("button", name="Redo").click()
+    expect(cells(page, NODE)).to_have_text(["fast", "fast", *nodes])
+
+    # The keyboard alone: a GPU from the palette into a node of its own, named, and taken away again.
+    board.type("L40S").focus()
+    keys.press("Shift+Enter")
+    settle(page)
+    board.item("GPU 8,").focus()
+    keys.press("ArrowLeft")
+    expect(board.item("Node node 1, 1 GPU")).to_be_focused()
+    keys.press("Enter")
+    expect(board.field("Name")).to_be_focused()
+    keys.press("Control+a")
+    keys.type("spare")
+    keys.press("Tab")
+    expect(cells(page, NODE)).to_have_text(["fast", "fast", *nodes, "spare"])
+    settle(page)
+    expect(board.field("Links inside")).to_be_focused()
+    keys.press("Escape")
+    keys.press("Delete")
+    settle(page)
+    expect(page.get_by_text("8 GPUs in 4 nodes")).to_be_visible()
+    expect(board.drawing.locator(":focus")).to_have_count(1)
+
+    # The table, and the field below it, are followed by the board.
+    expect(cells(page, NODE)).to_have_text(["fast", "fast", *nodes])
+    latency = page.get_by_label("Start-up of one send over the fabric")
+    expect(latency).to_have_count(1)  # every edit of the board brings a new one
+    latency.fill("7")
+    keys.press("Enter")
+    expect(board.item("Fabric of my cluster, start-up 7 µs")).to_be_visible()
+    table = page.get_by_test_id("stDataFrame").first
+    table.scroll_into_view_if_needed()
+    table.click(position={"x": 60, "y": 52})
+    keys.press("Enter")
+    page.locator("#portal textarea").fill("first")
+    keys.press("Enter")
+    expect(board.item("Node first, 1 GPU, links 3.6 Tb/s a GPU")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    settle(page)
+    expect(board.item("Node first")).to_have_count(0)
+
+    # A plan on it, laid over it.
+    page.get_by_test_id("stTopNav").get_by_role("link", name="Optimise").click()
+    settle(page)
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_text("done · ")).to_be_visible(timeout=60_000)
+    expect(page.get_by_test_id("stDataFrame")).to_be_visible()
+    page.get_by_test_id("stTopNav").get_by_role("link", name="Cluster").click()
+    settle(page)
+    page.get_by_text("Lay the open plan over the drawing").click()
+    expect(page.get_by_text(re.compile(r"^Bars: .* busy longest, sending, .* \(simulated"))).to_be_visible()
+    expect(board.item(re.compile("^GPU .* experts, .* of the tokens"))).to_have_count(8)
+    expect(board.item(re.compile("^GPU .* busy longest, sending"))).to_have_count(1)
+    shoot(page, "31-plan-on-the-drawing")
