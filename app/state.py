@@ -118,6 +118,7 @@ def open_cluster(cluster: Cluster | None, edited: bool = False) -> None:
     """Open a cluster, or none; `edited` when it comes from the table, which then must keep its own state."""
     st.session_state[_CLUSTER] = cluster
     st.session_state[_EDIT_ROUND] += not edited
+    answer_drawing(drawn()[0], None)  # a complaint about the drawing before is over
     _keep()
 
 

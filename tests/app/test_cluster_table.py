@@ -5,6 +5,7 @@ import pytest
 
 from app.cluster_table import to_cluster, to_frame
 from engine.catalogue import cluster_presets
+from engine.cluster import Cluster, Node
 from engine.errors import InputError
 
 PRESETS = cluster_presets()
@@ -59,3 +60,22 @@ def test_a_row_added_in_the_browser_needs_only_a_node_and_a_type() -> None:
     changed = to_cluster(frame, cluster, 0.0)
     assert changed.nodes[-1].name == "new"
     assert changed.gpus[-1].type == "H100"
+
+
+def test_a_table_that_nobody_edited_is_the_cluster_itself_whatever_its_numbers() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(50):
+        gpus = [
+            gpu.model_copy(
+                update={field: getattr(gpu, field) * random.uniform(0.5, 2) for field in ("memory", "send_bandwidth")}
+            )
+            for gpu in PRESETS["mixed-8"].cluster.gpus
+        ]
+        nodes = tuple(
+            Node(name=f"{rank}", gpus=(gpu,), link_bandwidth=random.uniform(1e9, 1e12)) for rank, gpu in enumerate(gpus)
+        )
+        cluster = Cluster(name="odd", nodes=nodes, latency=random.uniform(0, 1e-4))
+        assert to_cluster(to_frame(cluster), cluster, cluster.latency * 1e6) is cluster
+        frame = to_frame(cluster)
+        frame.loc[3, "send"] *= 1 + 1e-9
+        assert to_cluster(frame, cluster, cluster.latency * 1e6) is not cluster

@@ -79,8 +79,8 @@ def test_a_drawing_that_cannot_be_is_refused_with_its_reason_and_the_last_one_st
     assert serial == 2
     assert complaint.startswith("the drawing: ")
     assert reason in complaint
-    session(3, drawn())
-    assert state.drawn() == (3, None)
+    state.open_cluster(cluster_presets()["mixed-8"].cluster)
+    assert state.drawn() == (2, None)
 
 
 def test_clearing_the_board_closes_the_cluster(session) -> None:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.conftest import settle, shoot
 
@@ -90,7 +90,10 @@ def board(page: Page, start_studio) -> Board:
 
 def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> None:
     page, keys = board.page, board.page.keyboard
-    # Two nodes with the mouse, which grow; the second becomes four by copying.
+    # Nodes with the mouse, which grow; what was wrong goes back to where it came from.
+    board.drag(board.type("RTX 2080 Ti"), board.free)
+    board.drag(board.item("GPU 0,"), board.palette)
+    expect(page.get_by_text("Nothing drawn yet")).to_be_visible()
     board.drag(board.type("H100"), board.free)
     board.drag(board.type("A100-80"), board.item("Node node 1"))
     board.drag(board.type("V100-32"), board.free)
@@ -185,3 +188,13 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
     expect(board.item(re.compile("^GPU .* experts, .* of the tokens"))).to_have_count(8)
     expect(board.item(re.compile("^GPU .* busy longest, sending"))).to_have_count(1)
     shoot(page, "31-plan-on-the-drawing")
+
+
+def test_edits_in_any_order_keep_the_drawing_whole_and_can_all_be_undone(browser: Browser) -> None:
+    code = (ROOT / "app" / "components" / "cluster_canvas" / "board.js").read_text(encoding="utf-8")
+    edits = Path(__file__).with_name("random_edits.js").read_text(encoding="utf-8")
+    page = browser.new_page()
+    try:
+        assert page.evaluate(f"() => {{ {code}\n{edits} }}") == []
+    finally:
+        page.close()

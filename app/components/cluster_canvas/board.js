@@ -93,15 +93,20 @@ class Board {
     for (const id of this.selected) if (!known.has(id)) this.selected.delete(id);
   }
 
+  shows(cluster) {
+    return sameCluster(cluster, clusterOf(this.drawing));
+  }
+
   // A cluster that was changed elsewhere: an edit like any other, which can be undone.
   replace(cluster) {
-    if (sameCluster(cluster, this.drawing.nodes.length ? clusterOf(this.drawing) : null)) return false;
+    if (this.shows(cluster)) return false;
     this.step(drawingOf(cluster, this.drawing));
     return true;
   }
 
   // Back to the cluster that was there before an edit that was refused; the refused steps are forgotten.
   refuse(cluster) {
+    if (this.shows(cluster)) return;
     const last = this.past.findLastIndex((drawing) => sameCluster(cluster, clusterOf(drawing)));
     this.adopt(last < 0 ? drawingOf(cluster, this.drawing) : this.past[last]);
     if (last >= 0) this.past.length = last;

@@ -1,0 +1,57 @@
+// 400 random edits of a `Board` (board.js comes before this), then all the way back and forth again. Returns what was wrong.
+
+const pick = (list) => list[Math.floor(random() * list.length)];
+const gpu = (type) => ({
+  type, memory: 1, memory_bandwidth: 1, flops_fp32: 1, flops_fp16: 1, flops_fp8: 0, send_bandwidth: 1, receive_bandwidth: 1,
+});
+let seed = 7;
+const random = () => ((seed = (seed * 48271) % 2147483647) / 2147483647);
+const board = new Board(null), faults = [];
+const check = (holds, what) => { if (!holds) faults.push(what); };
+const states = [JSON.stringify(board.drawing)];
+for (let step = 0; step < 400; step += 1) {
+  const { nodes } = board.drawing, before = board.gpus.length;
+  board.selected = new Set(board.gpus.filter(() => random() < 0.3).map((one) => one.id));
+  for (const node of nodes) if (random() < 0.2) board.selected.add(node.id);
+  const gpus = board.selectedGpus.map((one) => one.id), target = random() < 0.3 ? null : pick(nodes)?.id ?? null;
+  const chosen = board.selectedNodes.flatMap((node) => node.gpus.map((one) => one.id));
+  const reached = new Set([...gpus, ...chosen]).size;
+  const [kind, changed, wanted] = pick([
+    () => ["add", Boolean(board.add(gpu(pick(["A", "B"])), target)), before + 1],
+    () => ["add", Boolean(board.add(gpu("C"), null)), before + 1],
+    () => ["move", board.move(gpus, target), before],
+    () => (before > 30
+      ? ["remove", board.remove(), before - reached] : ["duplicate", board.duplicate(2), before + 2 * reached]),
+    () => ["speed", board.setGpus(gpus, { send_bandwidth: step + 2 }), before],
+    () => ["name", board.setNodes(nodes.slice(0, 2).map((one) => one.id), { name: pick(["x", "x 2", "dgx-0"]) }), before],
+  ])();
+  check(board.gpus.length === wanted, `${kind}: ${before} GPUs became ${board.gpus.length}, not ${wanted}`);
+  const now = board.drawing.nodes, ids = [...now.map((one) => one.id), ...board.gpus.map((one) => one.id)];
+  check(new Set(ids).size === ids.length, `${kind}: two things have one identity`);
+  check(new Set(now.map((one) => one.name)).size === now.length, `${kind}: two nodes have one name`);
+  check(now.every((one) => one.gpus.length && one.name), `${kind}: a node without GPUs or name`);
+  check([...board.selected].every((id) => ids.includes(id)), `${kind}: something that has gone is selected`);
+  if (changed) states.push(JSON.stringify(board.drawing));
+  check(JSON.stringify(board.drawing) === states.at(-1), `${kind}: changed, but said not`);
+}
+const kept = states.slice(-1 - board.past.length);
+check(kept.length === 101, `${kept.length} states are kept`);
+for (const state of kept.slice(0, -1).reverse()) check(board.undo() && JSON.stringify(board.drawing) === state, "undo");
+check(!board.undo(), "undo beyond the first");
+for (const state of kept.slice(1)) check(board.redo() && JSON.stringify(board.drawing) === state, "redo");
+check(!board.redo(), "redo beyond the last");
+
+// What comes from elsewhere: the same cluster is no step, another one is; a refused edit leaves no trace.
+const same = clusterOf(board.drawing), steps = board.past.length;
+check(!board.replace({ latency: same.latency, ...structuredClone(same) }) && board.past.length === steps, "replaced by itself");
+const first = board.drawing.nodes[0].id;
+const other = structuredClone(same);
+other.latency = 1;
+check(board.replace(other) && board.drawing.nodes[0].id === first && board.undo(), "a node is known again by its name");
+board.setGpus([board.gpus[0].id], { memory: -1 });
+board.add(gpu("D"));
+board.refuse(same);
+check(JSON.stringify(clusterOf(board.drawing)) === JSON.stringify(same), "not back to before what was refused");
+check(!JSON.stringify([board.past, board.future]).includes('"memory":-1'), "what was refused can be come back to");
+check(board.clear() && board.replace(null) === false && board.gpus.length === 0, "cleared");
+return faults;
