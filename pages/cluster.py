@@ -2,15 +2,25 @@
 
 import streamlit as st
 
-from app import cached, calibration_form, cluster_table, costs_form, drawing, samples, state, uploads, widgets
+from app import (
+    cached,
+    calibration_form,
+    cluster_summary,
+    cluster_table,
+    costs_form,
+    drawing,
+    samples,
+    state,
+    uploads,
+    widgets,
+)
 from app.text import plain
-from engine import catalogue, units
+from engine import catalogue
 from engine.catalogue.nvidia import Drawn
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.formats import nvidia_topo
 from engine.launch.devices import cluster_of
-from engine.problem import MEMORY_SHARE
 
 TOPOLOGY = tuple(nvidia_topo.EXTENSIONS)
 
@@ -122,29 +132,9 @@ else:
         state.open_cluster(changed, edited=True)
         st.rerun()
 
-with st.container(horizontal=True, gap="large"):
-    st.metric("GPUs", len(cluster.gpus))
-    st.metric("Memory", f"{cluster.values('memory').sum() / 2**30:,.0f} GiB")
-    st.metric("Peak, 16 bits", f"{cluster.values('flops_fp16').sum() / 1e15:.3g} PFLOP/s")
-    st.metric("To the fabric", units.bandwidth(float(cluster.values("send_bandwidth").sum())))
-    st.space("stretch")
-    st.download_button(
-        "Save as JSON", uploads.as_json(cluster), f"{cluster.name}.json", "application/json", icon=":material/download:"
-    )
-
-model = state.model()
-if model:
-    per_expert = model.bytes_per_expert * len(model.moe_layers)
-    needed = per_expert * model.experts
-    room = float(cluster.values("memory").sum()) * MEMORY_SHARE
-    say = st.success if needed <= room else st.error
-    say(
-        f"{plain(model.name)}: experts take {units.size(needed)} of the {units.size(room)} that this cluster has "
-        f"for weights ({MEMORY_SHARE:.0%} of memory)",
-        icon=":material/memory:",
-    )
+cluster_summary.show(cluster)
 
 st.subheader("Where times come from", anchor=False)
 st.caption("Every simulated time counts with these costs; each page names them.")
-costs_form.choose(cluster, model)
-calibration_form.show(cluster, model)
+costs_form.choose(cluster, state.model())
+calibration_form.show(cluster, state.model())

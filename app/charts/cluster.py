@@ -1,13 +1,16 @@
-"""The cluster as a picture: nodes of GPUs around one fabric."""
+"""The cluster as a picture, nodes of GPUs around one fabric, and how fast its nodes reach each other."""
 
+import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import NEUTRAL, finish, gpu_colour, plain
+from app.charts.theme import NEUTRAL, SEQUENTIAL, finish, gpu_colour, plain, write_numbers
 from engine.cluster import Cluster
-from engine.units import bandwidth, size
+from engine.units import bandwidth, digits, size
 
 GPUS_ACROSS = 4
 NODES_ACROSS = 4
+NUMBERED_NODES, NAMED_NODES = 10, 24
+"""Up to how many nodes the matrix of speeds has numbers in its cells, and names at its sides."""
 
 
 def picture(cluster: Cluster) -> go.Figure:
@@ -86,3 +89,47 @@ def picture(cluster: Cluster) -> go.Figure:
         figure, title, int(min(900, 120 + 62 * rows * step_y)), dragmode="pan",
         legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
     )  # fmt: skip
+
+
+def node_rates(cluster: Cluster) -> np.ndarray:
+    """float64[node, node] bytes/s from all GPUs of one node (row) to all of another at once, over the fabric; on the
+    diagonal over the node's own links where it has some, NaN where it has a single GPU."""
+    member = np.eye(len(cluster.nodes))[cluster.node_of_gpu]
+    out, into = (cluster.values(field) @ member for field in ("send_bandwidth", "receive_bandwidth"))
+    rates = np.minimum(out[:, None], into[None, :])
+    for index, node in enumerate(cluster.nodes):
+        if len(node.gpus) == 1:
+            rates[index, index] = np.nan
+        elif node.link_bandwidth is not None:
+            rates[index, index] = node.link_bandwidth * len(node.gpus)
+    return rates
+
+
+def link_speeds(cluster: Cluster, dark: bool) -> go.Figure:
+    """`node_rates` as a small matrix, darker where faster (logarithmic); the title names the slowest pair of nodes."""
+    rates = node_rates(cluster)
+    names = [plain(node.name) for node in cluster.nodes]
+    z = np.log10(rates)
+    low, high = np.nanmin(z), np.nanmax(z)
+    scale = {"z": z, "zmin": low - 0.3, "zmax": max(high, low + 0.3), "colorscale": SEQUENTIAL}
+    figure = go.Figure(
+        go.Heatmap(
+            **scale, showscale=False, xgap=1, ygap=1, customdata=[[bandwidth(one) for one in row] for row in rates],
+            text=[[f"{source} → {target}" for target in names] for source in names],
+            hovertemplate="%{text}<br>%{customdata}<extra></extra>", hoverongaps=False,
+        )
+    )  # fmt: skip
+    if len(names) <= NUMBERED_NODES:
+        text = [["" if np.isnan(rate) else digits(rate * 8 / 1e9) for rate in row] for row in rates]
+        write_numbers(figure, scale, text, dark)
+    places = list(range(len(names))) if len(names) <= NAMED_NODES else []
+    figure.update_xaxes(tickvals=places, ticktext=names, side="bottom", showgrid=False, zeroline=False)
+    figure.update_yaxes(tickvals=places, ticktext=names, autorange="reversed", showgrid=False, zeroline=False)
+    between = np.where(np.eye(len(names), dtype=bool), np.nan, rates)
+    source, target = np.unravel_index(int(np.nanargmin(between)), between.shape)
+    if np.nanmax(between) > between[source, target]:
+        title = f"{names[source]} reaches {names[target]} at only {bandwidth(between[source, target])}"
+    else:
+        title = f"Every node reaches every other at {bandwidth(between[source, target])}"
+    numbers = " (numbers in Gb/s)" if len(names) <= NUMBERED_NODES else ""
+    return finish(figure, title + numbers, min(420, 110 + 34 * len(names)))
