@@ -44,7 +44,7 @@ with source:
     presets = samples.clusters()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox(
-            "Start from a preset", list(presets), index=None, placeholder="Choose a cluster", width=300,
+            "Start from a preset", list(presets), index=None, placeholder="Choose a cluster",
             format_func=lambda name: f"{name}: {presets[name].description}",
         )  # fmt: skip
         if st.button("Open the preset", disabled=chosen is None, icon=":material/folder_open:"):
@@ -52,7 +52,7 @@ with source:
             st.rerun()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         kind = st.selectbox(
-            "GPU type, where the driver's name is not known", list(catalogue.gpu_types()), index=None, width=300,
+            "GPU type, where the driver's name is not known", list(catalogue.gpu_types()), index=None,
             placeholder="as detected",
         )  # fmt: skip
         detect = st.button(
@@ -103,7 +103,7 @@ with upload:
 cluster = state.cluster()
 drawing.board(cluster)
 if cluster is None:
-    st.info("Nothing is open yet. Draw a cluster, open a preset or a file, or take the sample:", icon=":material/info:")
+    st.info("No cluster is open yet. Draw one, open a preset or a file, or take the sample:", icon=":material/info:")
     widgets.sample_button()
     st.stop()
 

@@ -102,7 +102,7 @@ class Inspector {
     return [
       this.following("h3", () => (nodes().length === 1 ? "Node" : `${nodes().length} nodes`)),
       ...(nodes().length === 1
-        ? [this.text("Name", 60, () => nodes()[0].name, (name) => board.setNodes(ids(), { name }))]
+        ? [this.text("Name", 60, () => nodes()[0].name, (name) => this.rename(nodes()[0], name))]
         : []),
       this.following("p", () => {
         const gpus = nodes().flatMap((node) => node.gpus);
@@ -114,6 +114,13 @@ class Inspector {
       this.number("Start-up inside, µs", () => nodes().map((node) => node.link_latency ?? 0), 1e-6, { zero: true },
         (value) => board.setNodes(ids(), { link_latency: value })),
     ];
+  }
+
+  rename(node, name) {
+    const changed = this.board.setNodes([node.id], { name });
+    const given = this.board.nodeOf(node.id).name;
+    if (given !== name) this.studio.say(`Another node is called ${name}: this one is now ${given}.`);
+    return changed;
   }
 
   linkForm() {

@@ -65,13 +65,11 @@ class View {
 
   // Moves just so far that a box is seen.
   reveal({ x, y, width, height }) {
+    if (this.fitted) return; // all is seen
     const box = this.box, margin = 20;
     const shift = (low, size, from, seen) => Math.min(0, low - margin - from) || Math.max(0, low + size + margin - from - seen);
     const right = shift(x, width, box.x, box.width), down = shift(y, height, box.y, box.height);
-    if (right || down) {
-      this.fitted = false;
-      this.apply({ ...box, x: box.x + right, y: box.y + down });
-    }
+    if (right || down) this.apply({ ...box, x: box.x + right, y: box.y + down });
   }
 
   point(event) {
