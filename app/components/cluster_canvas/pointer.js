@@ -73,7 +73,7 @@ function carry(studio, target, event, colour, text, acts) {
   const ghost = studio.find("ghost");
   const over = (now) => {
     if (within(studio.find("board"), now)) return studio.view.layout.nodes.find((box) => contains(box, studio.view.point(now)))?.id ?? null;
-    return acts.palette && within(studio.find("palette"), now) ? "palette" : undefined;
+    return acts.palette && within(studio.find("types"), now) ? "palette" : undefined;
   };
   const mark = (id) => {
     for (const one of studio.layer.querySelectorAll(".target")) one.classList.remove("target");
