@@ -130,7 +130,7 @@ def _show(result: dict[str, Any], id: str) -> None:
         with right:
             view = "share"
             if len(others.names) > 1:
-                view = st.segmented_control(
+                view = widgets.segments(
                     "Numbers", list(VIEWS), default="share", format_func=lambda one: VIEWS[one][0], key="affinity-numbers",
                     label_visibility="collapsed",
                 ) or "share"  # fmt: skip

@@ -90,13 +90,7 @@ def choose_context(problem: Problem) -> None:
     }  # fmt: skip
     left, right = st.columns(2)
     with left:
-        chosen = st.multiselect(
-            "Must also serve", list(fitting), [one for one in state.others() if one in fitting],
-            format_func=lambda digest: fitting[digest], placeholder="Only the open recording", disabled=not fitting,
-            help="Replication and Balance and affinity count the worst of all these recordings, ExFlow and Lina give each "
-                 "the same weight; Aurora and the baselines plan for the open one alone. Open other recordings of the "
-                 "same model on the Workload page.",
-        )  # fmt: skip
+        chosen = _choose_others(fitting)
     with right:
         options = [None, *plans]
         now = state.in_use() if state.in_use() in plans else None
@@ -109,3 +103,18 @@ def choose_context(problem: Problem) -> None:
         state.set_others(chosen)
         state.set_in_use(deployed)
         st.rerun()
+
+
+def _choose_others(fitting: dict[str, str]) -> list[str]:
+    """Digests of the recordings that a plan must serve as well; fitting: the name of each that may be chosen."""
+    if not fitting:
+        st.caption("Must also serve: nothing else. Open another recording of this model on the Workload page, and a plan can "
+                   "be made for the worse of the two.")  # fmt: skip
+        return []
+    return st.multiselect(
+        "Must also serve", list(fitting), [one for one in state.others() if one in fitting],
+        format_func=lambda digest: fitting[digest], placeholder="Only the open recording",
+        help="Replication and Balance and affinity count the worst of all these recordings, ExFlow and Lina give each the "
+             "same weight; Aurora and the baselines plan for the open one alone. Open other recordings of the same model on "
+             "the Workload page.",
+    )  # fmt: skip

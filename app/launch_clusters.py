@@ -112,7 +112,7 @@ def what_is_submitted(launch: Launch, destination: Destination) -> None:
         st.error(plain(str(error)), icon=":material/error:")
         return
     slurm = destination.scheduler == "slurm"
-    st.code(text, language="bash" if slurm else "yaml", height=340)
+    st.code(text, language=None, height=340)  # as it is written; Streamlit's colours for shell text are too pale
     with st.container(horizontal=True):
         st.download_button("Download", text, "switchyard.sh" if slurm else "switchyard.yaml", "text/plain",
                            icon=":material/download:")  # fmt: skip

@@ -31,7 +31,7 @@ USUAL_LIMIT, USUAL = 900, "as usual"
 
 def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
     """Everything from the choice of the place to the button that starts."""
-    place = st.segmented_control(
+    place = widgets.segments(
         "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place",
         persist_state="session",
     )  # fmt: skip
@@ -166,7 +166,7 @@ def _command(launch: Launch, bed: Testbed | None) -> None:
         if bed is not None:
             text = text.replace(bed.namespace(0), "NAMESPACE")
             made = f"Of rank 0; the others alike, each in a network namespace that is made when it starts. {made}"
-        st.code(text, language="bash", wrap_lines=True)
+        st.code(text, language=None, wrap_lines=True)  # Streamlit's colours for shell text are too pale to read well
         st.caption(made)
     if bed is not None:
         widgets.chart(charts.links(bed.bandwidth, bed.bandwidth * bed.scale, bed.scale), "launch-links")

@@ -78,7 +78,7 @@ def _measured(one: Launched) -> None:
         passes = [run["pass_seconds"] for run in runs]
         widgets.chart(charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{one.job.id}")
         st.caption(plain(f"{details}."))
-        chosen = st.segmented_control(
+        chosen = widgets.segments(
             "Plan", range(len(runs)), default=0, required=True, format_func=lambda at: plain(names[at]),
             key=f"launch-plan-{one.job.id}",
         )  # fmt: skip

@@ -89,4 +89,4 @@ def _choose(now: Standing, key: str) -> int:
 
     if len(every) > FEW:
         return st.selectbox("Log of rank", every, usual, called, key=key)
-    return st.segmented_control("Log of rank", every, default=usual, required=True, format_func=called, key=key)
+    return widgets.segments("Log of rank", every, default=usual, required=True, format_func=called, key=key)

@@ -71,7 +71,7 @@ def choose_part(timelines: list[Timeline]) -> tuple[charts.Phase, int, int]:
     layers = charts.layers_of(timelines) or [0]
     whole = sum(len(charts.stretch(one).events) for one in timelines) <= charts.MOST_BARS
     offered = [one for one in PHASES if whole or one != "step"]
-    phase = st.segmented_control(
+    phase = widgets.segments(
         "Part of the step", offered, default=offered[0], format_func=PHASES.get, label_visibility="collapsed"
     ) or offered[0]  # fmt: skip
     if phase == "step":

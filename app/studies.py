@@ -149,7 +149,7 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
         chosen = st.multiselect("Recordings", list(names), list(names), format_func=lambda one: names[one], width=420)
         if st.button("Score", icon=":material/play_arrow:", type="primary", disabled=len(chosen) < 2):
             run("matrix", problem, {"system": system, "options": options.get(system, {}), "recordings": chosen})
-    what = st.segmented_control(
+    what = widgets.segments(
         "Score", list(charts.SCORES), default="seconds", format_func=lambda one: charts.SCORES[one],
         label_visibility="collapsed",
     ) or "seconds"  # fmt: skip
@@ -199,7 +199,7 @@ def lina(problem: Problem) -> None:
         if not runs:
             return
         middle = runs[len(runs) // 2]
-        what = st.segmented_control(
+        what = widgets.segments(
             "Times", list(charts.TIMES), default="inference", format_func=lambda one: charts.TIMES[one],
             label_visibility="collapsed",
         ) or "inference"  # fmt: skip

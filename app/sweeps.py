@@ -43,7 +43,7 @@ PARTS, USUAL_PARTS = (2, 3, 4, 6, 8, 12, 16), (2, 8)
 
 def panel(problem: Problem) -> None:
     """Choose, run, watch and show."""
-    kind = st.segmented_control(
+    kind = widgets.segments(
         "Sweep", list(KINDS), default="micro_op", format_func=lambda one: KINDS[one][0], key="sweep-kind",
         label_visibility="collapsed",
     ) or "micro_op"  # fmt: skip
@@ -157,14 +157,14 @@ def _show(kind: Kind, job: runner.Job, result: dict[str, Any]) -> None:
         return
     above, aside = st.columns(SPLIT, gap="medium")
     with above:
-        what = st.segmented_control(
+        what = widgets.segments(
             "Time", list(charts.WHATS), default="total", format_func=lambda one: charts.WHATS[one].capitalize(),
             label_visibility="collapsed", key="sweep-what",
         ) or "total"  # fmt: skip
     shown = series[0]
     if len(series) > 1:
         with aside:
-            shown = st.segmented_control("Spent on, of", series, default=best_of(points, what).series,
+            shown = widgets.segments("Spent on, of", series, default=best_of(points, what).series,
                                          label_visibility="collapsed", key=f"sweep-series-{job.id}") or series[0]  # fmt: skip
     left, right = st.columns(SPLIT, gap="medium")
     with left:

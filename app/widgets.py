@@ -1,8 +1,8 @@
 """Pieces that several pages share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -186,6 +186,15 @@ def why_not(plan: Plan | None, problem: Problem) -> str:
     except InputError as error:
         return str(error)
     return ""
+
+
+def segments(label: str, options: Iterable, format_func: Callable[[Any], str] = str, **arguments: Any) -> Any:
+    """`st.segmented_control` with a chosen segment that is read as well as the others.
+
+    Streamlit writes it in the primary colour on a tint of the same. In the dark theme no colour has a contrast of 4.5 both
+    there and under the white text of a button, so every segment is written in the theme's gray, which is nearly the text's.
+    """
+    return st.segmented_control(label, options, format_func=lambda one: f":gray[{format_func(one)}]", **arguments)
 
 
 def option_input(system: str, option: Option) -> str | int | float | bool:

@@ -32,7 +32,7 @@ if trace.layers == 1:
 first_choice = True
 if trace.k > 1:
     by_id = cached.sorted_choices(digest)
-    hops = st.segmented_control(
+    hops = widgets.segments(
         "Hops", ["First choices", "All choices"], default="All choices" if by_id else "First choices",
         help="between the first choices of two layers, one hop a token; or between every choice of a layer and every choice "
              "of the next, k × k pairs a token", key=f"affinity-hops-{digest}",
@@ -86,9 +86,9 @@ note = cached.candidates()[plan.id].notes.get("affinity") if plan and plan.place
 if note:
     st.caption(f"The optimiser of this plan noted: {plain(units.quantity(**note))}.")
 with st.container(horizontal=True, vertical_alignment="bottom"):
-    values = st.segmented_control("Values", ["Probability", "Counts"], default="Probability", key="affinity-values",
+    values = widgets.segments("Values", ["Probability", "Counts"], default="Probability", key="affinity-values",
                                   label_visibility="collapsed")  # fmt: skip
-    order = st.segmented_control("Order", ["Expert order", "Grouped by GPU"], default="Expert order",
+    order = widgets.segments("Order", ["Expert order", "Grouped by GPU"], default="Expert order",
                                  key="affinity-order", label_visibility="collapsed")  # fmt: skip
     playing = trace.layers > 2 and st.toggle("Play", key=PLAY, help="step through the layers")
 

@@ -87,7 +87,7 @@ widgets.other_jobs("optimise", state.plan_jobs(), state.add_plan_job)
 
 view = "Candidate plans"
 if aim == goal.ONE:
-    view = st.segmented_control(
+    view = widgets.segments(
         "Show", list(VIEWS), default=view, format_func=lambda one: f"{VIEWS[one]} {one}", label_visibility="collapsed"
     ) or view  # fmt: skip
 if view == "Balance against affinity":

@@ -74,9 +74,7 @@ with st.expander(f"Checks: {worst}", expanded=worst == "error", icon=LEVELS[wors
         show, icon = LEVELS[finding.level]
         show(plain(finding.text), icon=icon)
 
-view = st.segmented_control(
-    "Show", ["Popularity", "Traffic", "Table"], default="Popularity", label_visibility="collapsed"
-)
+view = widgets.segments("Show", ["Popularity", "Traffic", "Table"], default="Popularity", label_visibility="collapsed")
 if view == "Popularity":
     widgets.chart(charts.popularity(workload.load), "popularity")
 elif view == "Traffic":

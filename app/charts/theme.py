@@ -64,7 +64,7 @@ def plain(text: str) -> str:
 def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
     """The text colour that is read best on (red, green, blue 0 … 255, opacity 0 … 1) over the page of that theme."""
     *channels, opacity = colour
-    page = (16, 23, 26) if dark else (255, 255, 255)
+    page = (4, 6, 6) if dark else (255, 255, 255)
     light = sum(
         weight * ((opacity * channel + (1 - opacity) * under) / 255) ** 2.2
         for weight, channel, under in zip((0.2126, 0.7152, 0.0722), channels, page, strict=True)
