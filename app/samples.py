@@ -43,9 +43,10 @@ def open_recording(sample: Sample) -> None:
 
 
 def open_sample() -> None:
-    """Open everything the main job needs: a recording, its model and the mixed cluster."""
+    """Open everything the main job needs: a recording, its model and the mixed cluster; and on a first visit the guide."""
     open_recording(RECORDINGS[0])
     state.open_cluster(formats.read_cluster(FOLDER / "mixed-8.json"))
+    state.begin_tour()
 
 
 @st.cache_resource(show_spinner=False)

@@ -25,7 +25,7 @@ _STEP, _GRAPH, _COST = "step", "graph", "cost"
 _STEPS, _SOURCES, _WANTS_TWO = "steps", "sources", "wants_two"
 _NOTICE, _EDIT_ROUND, _TOKEN = "notice", "edit_round", "token"
 _TABLE_BASE, _UPLOADS, _WATCHED, _SHOWN = "table_base", "uploads", "watched", "launch_shown"
-_RUN_FOLDERS, _DRAWN = "run_folders", "drawn"
+_RUN_FOLDERS, _DRAWN, _TOUR = "run_folders", "drawn", "tour"
 _PERSON, _SAVED, _WORKSPACE = "person", "saved", "workspace"
 _REVIEWED, _LINK, _REFUSED, _WRITTEN = "reviewed", "link", "refused", "written"
 _PARAMETER = "session"
@@ -63,13 +63,13 @@ def _fill(kept: dict) -> None:
     session[_GRAPH], session[_COST] = kept.get(_GRAPH), kept.get(_COST, DATASHEET)
     session[_STEPS], session[_SOURCES] = kept.get(_STEPS, {}), kept.get(_SOURCES, {})
     session[_PERSON], session[_SAVED] = kept.get(_PERSON), kept.get(_SAVED, {})
-    session[_WORKSPACE] = kept.get(_WORKSPACE)
+    session[_WORKSPACE], session[_TOUR] = kept.get(_WORKSPACE), kept.get(_TOUR)
     session[_EDIT_ROUND] = 0
 
 
 _KEPT = (
     _WORKLOADS, _WORKLOAD, _PLAN_JOBS, _LAUNCH_JOBS, _PLAN, _SECOND, _OTHERS, _IN_USE, _MODEL_OF, _STUDY_JOBS, _GRAPH,
-    _COST, _STEPS, _SOURCES, _TAKEN, _PERSON, _SAVED, _WORKSPACE,
+    _COST, _STEPS, _SOURCES, _TAKEN, _PERSON, _SAVED, _WORKSPACE, _TOUR,
 )  # fmt: skip
 """Keys whose values are plain JSON and are kept with the session."""
 
@@ -403,6 +403,23 @@ def open_plan(id: str | None) -> None:
     if id != st.session_state[_PLAN]:
         st.session_state[_PLAN] = id
         _keep()
+
+
+def on_tour() -> bool:
+    """Whether the guide through the sample is on."""
+    return st.session_state[_TOUR] == "on"
+
+
+def begin_tour() -> None:
+    """Show the guide, unless this session has seen it."""
+    if st.session_state[_TOUR] is None:
+        st.session_state[_TOUR] = "on"
+        _keep()
+
+
+def end_tour() -> None:
+    st.session_state[_TOUR] = "seen"
+    _keep()
 
 
 def drawn() -> tuple[int, str | None]:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import cached, costs_form, people, samples, state, step_form
+from app import cached, costs_form, glossary, people, samples, state, step_form, tour
 from app.charts.theme import CONFIG
 from app.text import plain
 from engine import store, units
@@ -35,10 +35,13 @@ def header(title: str, question: str) -> None:
     """The strip, then what this page is for."""
     step_form.follow_model()
     strip()
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        st.header(title, anchor=False)
-        people.show()
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
+        st.header(title, anchor=False, width="content")
+        with st.container(horizontal=True, width="content"):
+            glossary.popover(title)
+            people.show()
     st.caption(question)
+    tour.line(title)
     if text := state.take_notice():
         st.toast(plain(text))
 

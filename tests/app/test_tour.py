@@ -1,0 +1,45 @@
+"""The guide of a first visit: from page to page on the sample, until it is ended, and then never again in the session."""
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.tour import STEPS
+from tests.app.test_pages import ROOT, open_sample, visit
+
+
+@pytest.fixture
+def app() -> AppTest:
+    return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
+
+
+def guide(app: AppTest) -> str:
+    return next((one.value for one in app.caption if "**Guide" in one.value), "")
+
+
+def test_nobody_is_guided_before_the_sample_is_open_or_after_a_recording_of_their_own(app: AppTest) -> None:
+    assert not guide(app)
+    next(button for button in app.button if button.label == "Beta on prose").click()
+    assert not guide(app.run())
+
+
+def test_each_step_leads_to_the_next_and_the_end_is_kept(app: AppTest) -> None:
+    open_sample(app)
+    steps = [(title, *step) for title, step in STEPS.items()]
+    assert [title for title, *_ in steps] == ["Workload", "Cluster", "Affinity", "Optimise", "Timeline", "Launch"]
+    for number, (title, file, sentence) in enumerate(steps, 1):
+        visit(app, file)
+        assert app.header[0].value == title
+        assert f"{number} of 6" in guide(app) and sentence in guide(app)
+        links = {one.proto.label for one in app.get("page_link")} - {"Next: make a plan"}
+        leads = {one for one in links if one.startswith("Next: ")}
+        assert leads == {f"Next: {after}" for after, *_ in steps[number : number + 1]}
+    visit(app, "what_if")
+    assert not guide(app)
+
+    visit(app, "timeline")
+    next(button for button in app.button if button.label == "End guide").click()
+    assert not guide(app.run())
+    again = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    again.query_params["session"] = app.query_params["session"]
+    assert not guide(again.run()) and not again.exception
+    assert not guide(visit(again, "cluster"))
