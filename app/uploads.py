@@ -16,6 +16,9 @@ from engine.errors import InputError
 from engine.formats.nvidia_topo import read_topology
 from engine.workload import RoutingTrace, TrafficMatrix, Workload
 
+MOST_NAME_BYTES = 100
+MOST_WORKLOADS = 64
+"""In one file: every one of them is read, kept and listed."""
 TYPES = [extension.removeprefix(".") for extension in formats.WORKLOAD_EXTENSIONS]
 
 
@@ -36,15 +39,24 @@ def topology(name: str, content: bytes, type: str | None) -> Drawn:
 
 @contextmanager
 def as_file(name: str, content: bytes) -> Iterator[Path]:
-    """An uploaded file on the disk for as long as it is being read."""
+    """An uploaded file on the disk for as long as it is being read. Raises InputError when the disk does not take it."""
     folder = Path(tempfile.mkdtemp(prefix="upload-", dir=store.data_folder()))
     try:
-        # The name is the browser's word: only its last part, and only harmless characters, reach the disk.
-        path = folder / re.sub(r"[^\w.\- ()]", "_", Path(name.replace("\\", "/")).name)[-100:]
-        path.write_bytes(content)
+        path = folder / name_on_disk(name)
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise InputError(f"{path.name}: the data folder cannot be written ({error.strerror})") from None
         yield path
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def name_on_disk(name: str) -> str:
+    """The name is the browser's word: only its last part, only harmless characters, and only as many as any disk takes."""
+    last = re.sub(r"[^\w.\- ()]", "_", name.replace("\\", "/").rsplit("/", 1)[-1])
+    short = last.encode()[-MOST_NAME_BYTES:].decode(errors="ignore")
+    return short if short.strip(". ") else "file"
 
 
 def _open(path: Path) -> str:
@@ -66,6 +78,10 @@ def _open(path: Path) -> str:
         state.open_model(model)
         return f"opened the model {model.name}"
     parts = formats.members(path) or (None,)
+    if len(parts) > MOST_WORKLOADS:
+        raise InputError(
+            f"{path.name}: holds {len(parts)} workloads, at most {MOST_WORKLOADS} are opened at once; save fewer"
+        )
     opened = [_read(path, part) for part in parts]
     for workload in opened:
         state.open_workload(workload)

@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 
 from engine.schema import Frozen
 
+MOST_GPUS = 4096
+"""Tables with a cell for every pair of GPUs must fit in memory."""
 BITS_PER_DTYPE = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
 
 
@@ -46,6 +48,12 @@ class Cluster(Frozen):
     name: str = Field(min_length=1, max_length=80)
     nodes: tuple[Node, ...] = Field(min_length=1)
     latency: float = Field(default=0, ge=0, description="seconds to start one transfer over the fabric")
+
+    @model_validator(mode="after")
+    def _bearable(self) -> "Cluster":
+        if (gpus := sum(len(node.gpus) for node in self.nodes)) > MOST_GPUS:
+            raise ValueError(f"{gpus} GPUs are more than the limit of {MOST_GPUS}")
+        return self
 
     @model_validator(mode="after")
     def _names_differ(self) -> "Cluster":

@@ -120,12 +120,14 @@ class ParquetTable:
                 f"{MAX_UNPACKED_BYTES // 1024**3} GB; cut the recording to fewer tokens"
             )
         names = self.file.schema_arrow.names
+        for position in kinds:  # before reading: a repeated text takes no room in the file, but all of it in memory
+            kind_here = self.file.schema_arrow.field(position).type
+            if not (pa.types.is_integer(kind_here) or pa.types.is_floating(kind_here)):
+                raise self.source.fault(f"{self.title(position)} is {kind_here}, not numbers")
         table = self.file.read(columns=[names[position] for position in kinds])
         columns = []
         for position, kind in kinds.items():
             column = table.column(names[position])
-            if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-                raise self.source.fault(f"{self.title(position)} is {column.type}, not numbers")
             if column.null_count:
                 row = pc.index(pc.is_null(column), True).as_py()
                 raise self.source.fault(f"{self.title(position)} is empty", self.place(row))
