@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,9 +57,23 @@ def workload() -> Workload | None:
     """The open recording; None when there is none or the data folder has lost it."""
     digest = state.workload_digest()
     try:
-        return _workload(digest) if digest else None
+        return recording(digest) if digest else None
     except InputError:
         return None
+
+
+def recording(digest: str) -> Workload:
+    """A recording of the session, under the name that it has there: others may have saved the same contents before."""
+    found = _workload(digest)
+    name = state.workloads().get(digest, found.name)
+    return found if name == found.name else _renamed(digest, name, found)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _renamed(digest: str, name: str, _found: Workload) -> Workload:
+    renamed = copy(_found)  # shares the arrays
+    object.__setattr__(renamed, "name", name)
+    return renamed
 
 
 @st.cache_resource(max_entries=16, show_spinner="Reading the recording")
@@ -87,26 +102,27 @@ def _demand(digest: str, ranks: int, _workload: Workload) -> np.ndarray:
 
 def problem() -> Problem | None:
     """What is open, as a problem; None while something is missing. Raises InputError when the parts do not fit."""
-    recording, cluster, model, step = workload(), state.cluster(), state.model(), state.step()
+    first, cluster, model, step = workload(), state.cluster(), state.model(), state.step()
     if step is not None and model is not None:
-        recording = _recording_of_step(recording, model, step)
-    if recording is None or cluster is None or model is None:
+        first = _recording_of_step(first, model, step)
+    if first is None or cluster is None or model is None:
         return None
     second = None
     if (digest := state.second()) and step is None:
-        second = (_workload(digest), state.model_of(digest))
+        second = (recording(digest), state.model_of(digest))
     alone = second is None and step is None
-    others = tuple(_workload(digest) for digest in state.others()) if alone else ()
+    others = tuple(recording(digest) for digest in state.others()) if alone else ()
     in_use = placement_in_use() if alone else None
+    names = tuple(one.name for one in (first, *others, *(second or ())))
     graph, cost = (state.graph() if step else None), state.cost()
     key = (
-        recording.digest, cluster.digest, model.digest, second and (second[0].digest, second[1].digest),
+        names, first.digest, cluster.digest, model.digest, second and (second[0].digest, second[1].digest),
         tuple(one.digest for one in others), in_use and in_use.digest, step and step.digest, graph and graph.digest,
         digest_of(json.dumps(cost, sort_keys=True)),
     )  # fmt: skip
-    found = _problem(key, recording, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph)
-    if recording.digest == state.workload_digest():
-        state.remember_model(recording.digest, model)
+    found = _problem(key, first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph)
+    if first.digest == state.workload_digest():
+        state.remember_model(first.digest, model)
     return found
 
 
@@ -139,11 +155,6 @@ def placement_in_use() -> Placement | None:
     placement = candidate.plan.placement
     fits = (recording.layers, recording.num_experts, len(cluster.gpus))
     return placement if (placement.layers, placement.experts, placement.gpus) == fits else None
-
-
-def recording(digest: str) -> Workload:
-    """A recording of the session."""
-    return _workload(digest)
 
 
 def simulate(plan: Plan, problem: Problem) -> Timeline:

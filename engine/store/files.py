@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -40,7 +41,7 @@ def save_workload(workload: Workload) -> str:
     if not path.exists():
         parts = {field.name: getattr(workload, field.name) for field in fields(workload)}
         arrays = {name: np.asarray(value) for name, value in parts.items() if value is not None}
-        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")  # several sessions may save the same at once
         with _writing(path.parent):
             with partial.open("wb") as file:
                 np.savez(file, kind=np.asarray(type(workload).__name__), **arrays)

@@ -1,0 +1,251 @@
+"""Many people at once on one studio: `python -m tests.benchmarks.bench_sessions [SESSIONS]` (default 20).
+
+Every session is a real websocket client that speaks the protocol of a browser: it uploads a cluster and a recording of its
+own name (two sessions each upload the same contents under different names), opens the sample's model and visits every page,
+all sessions at once. A page that shows an error, or the name of another session's recording or cluster anywhere in what the
+server sent, ends the run with exit code 1. Printed: answer times of a page, alone and with all at once, and what the server's
+memory grew by for each session.
+"""
+
+import io
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import requests
+from streamlit.proto.BackMsg_pb2 import BackMsg
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+from websockets.sync.client import connect
+
+from engine.formats import read_cluster
+from engine.report import table
+from engine.units import seconds, size
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "sample_traces"
+NAMES = re.compile(rb"own(?:cluster|recording)(\d\d)")
+LIMIT = 120.0
+"""Seconds that a page may take before the run is given up."""
+
+
+class Session:
+    """One browser: what it was sent last for each page, and how long that took."""
+
+    def __init__(self, port: int, number: int, open: ExitStack) -> None:
+        self.number, self.server = number, f"http://127.0.0.1:{port}"
+        address = f"ws://127.0.0.1:{port}/_stcore/stream"
+        self.socket = open.enter_context(
+            connect(address, subprotocols=["streamlit"], max_size=None, open_timeout=LIMIT)
+        )
+        self.http = requests.Session()
+        self.pages: dict[str, str] = {}
+        self.widgets: dict[str, str] = {}
+        self.known: dict[str, bytes] = {}
+        self.sent: list[bytes] = []
+        self.query, self.session, self.times, self.faults = "", "", {}, []
+        self.run("")
+
+    def run(self, page: str, change: Callable[[BackMsg], None] | None = None) -> None:
+        """Run the script of a page, with a widget changed or without, and wait until it has finished."""
+        message = BackMsg()
+        message.rerun_script.page_script_hash = self.pages.get(page, "")
+        message.rerun_script.query_string = self.query
+        if change:
+            change(message)
+        self.sent.clear()
+        began = time.perf_counter()
+        self.socket.send(message.SerializeToString())
+        while True:
+            one = self.receive()
+            kind = one.WhichOneof("type")
+            if kind == "new_session":
+                self.session = one.new_session.initialize.session_id
+            elif kind == "navigation":
+                self.pages = {found.url_pathname: found.page_script_hash for found in one.navigation.app_pages}
+            elif kind == "page_info_changed":
+                self.query = one.page_info_changed.query_string
+            elif kind == "delta":
+                self.look_at(one)
+            elif kind == "script_finished":
+                if one.script_finished == ForwardMsg.FINISHED_SUCCESSFULLY:
+                    break
+                if one.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN:
+                    self.faults.append(f"{page}: the script ended with {one.script_finished}")
+                    break
+        self.times[page] = time.perf_counter() - began
+
+    def receive(self) -> ForwardMsg:
+        content = self.socket.recv(timeout=LIMIT)
+        message = ForwardMsg.FromString(content)
+        if message.WhichOneof("type") == "ref_hash":
+            content = self.known[message.ref_hash]  # sent before, as a browser keeps it
+            message = ForwardMsg.FromString(content)
+        elif message.hash:
+            self.known[message.hash] = content
+        self.sent.append(content)
+        strangers = {int(number) for number in NAMES.findall(content)} - {self.number}
+        if strangers:
+            self.faults.append(f"was shown the names of {sorted(strangers)}")
+        return message
+
+    def look_at(self, message: ForwardMsg) -> None:
+        element = message.delta.new_element
+        kind = element.WhichOneof("type")
+        if kind == "exception" or (kind == "alert" and element.alert.format == element.alert.ERROR):
+            self.faults.append(str(element)[:300])
+        if kind in ("button", "file_uploader"):
+            self.widgets[getattr(element, kind).label] = getattr(element, kind).id
+
+    def press(self, page: str, label: str) -> None:
+        def change(message: BackMsg) -> None:
+            state = message.rerun_script.widget_states.widgets.add()
+            state.id, state.trigger_value = self.widgets[label], True
+
+        self.run(page, change)
+
+    def upload(self, page: str, label: str, files: dict[str, bytes]) -> None:
+        """Give files to an uploader as a browser does: ask where to, put them there, then say so."""
+        self.http.get(f"{self.server}/_stcore/health", timeout=LIMIT)
+        token = self.http.cookies["_streamlit_xsrf"]
+        request = BackMsg()
+        request.file_urls_request.request_id = "files"
+        request.file_urls_request.file_names.extend(files)
+        request.file_urls_request.session_id = self.session
+        self.socket.send(request.SerializeToString())
+        while (answer := self.receive()).WhichOneof("type") != "file_urls_response":
+            pass
+        places = list(answer.file_urls_response.file_urls)
+        for place, (name, content) in zip(places, files.items(), strict=True):
+            self.http.put(
+                self.server + place.upload_url,
+                files={name: (name, content)},
+                headers={"X-Xsrftoken": token},
+                timeout=LIMIT,
+            ).raise_for_status()
+
+        def change(message: BackMsg) -> None:
+            state = message.rerun_script.widget_states.widgets.add()
+            state.id = self.widgets[label]
+            for place, (name, content) in zip(places, files.items(), strict=True):
+                info = state.file_uploader_state_value.uploaded_file_info.add()
+                info.file_id, info.name, info.size = place.file_id, name, len(content)
+                info.file_urls.CopyFrom(place)
+
+        self.run(page, change)
+
+    def open_own(self) -> None:
+        """The sample with a recording and a cluster of this session's name."""
+        self.press("", "Open the sample")
+        label = next(one for one in self.widgets if one.startswith("Routing logs"))
+        self.upload("", label, {
+            f"ownrecording{self.number:02}.npz": recording(1 + self.number // 2),
+            f"owncluster{self.number:02}.json": cluster(self.number),
+        })  # fmt: skip
+
+    def visit(self) -> None:
+        """Every page in turn; each must name this session's recording and cluster."""
+        for page in self.pages:
+            self.run(page)
+            content = b"".join(self.sent)
+            for name in ("recording", "cluster"):
+                if f"own{name}{self.number:02}".encode() not in content:
+                    self.faults.append(f"{page or 'first page'}: does not show its own {name}")
+
+
+def recording(variant: int) -> bytes:
+    """The sample with its tokens turned by some, as a file."""
+    with np.load(SAMPLES / "tiny-moe" / "alpha-code.npz") as sample:
+        parts = {
+            name: np.roll(one, variant, axis=0) if one.ndim and len(one) > 1000 else one for name, one in sample.items()
+        }
+    file = io.BytesIO()
+    np.savez_compressed(file, **parts)
+    return file.getvalue()
+
+
+def cluster(number: int) -> bytes:
+    mixed = read_cluster(SAMPLES / "mixed-8.json")
+    return mixed.model_copy(update={"name": f"owncluster{number:02}"}).to_json().encode()
+
+
+def start(folder: Path) -> tuple[subprocess.Popen, int]:
+    """A studio of its own on a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port)],
+        cwd=ROOT, env=os.environ | {"SWITCHYARD_DATA": str(folder)}, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    for _ in range(300):
+        with suppress(requests.ConnectionError):
+            requests.get(f"http://127.0.0.1:{port}/_stcore/health", timeout=1)
+            return server, port
+        time.sleep(0.1)
+    server.kill()
+    raise RuntimeError("the studio did not start")
+
+
+def at_once(sessions: list[Session], act: Callable[[Session], None]) -> None:
+    """All sessions do something at the same time; what goes wrong in one is its fault, not the end of the others."""
+    ready = threading.Barrier(len(sessions))
+
+    def work(session: Session) -> None:
+        ready.wait()
+        try:
+            act(session)
+        except Exception as error:  # whatever ends a session is to be told
+            session.faults.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(session,)) for session in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def times(sessions: list[Session], page: str) -> str:
+    found = sorted(session.times[page] for session in sessions if page in session.times)
+    return f"{seconds(found[len(found) // 2])}, slowest {seconds(found[-1])}" if found else "none"
+
+
+def main(count: int = 20) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        server, port = start(Path(folder))
+        memory = psutil.Process(server.pid).memory_info
+        try:
+            with ExitStack() as open:
+                idle = memory().rss
+                alone = Session(port, 99, open)
+                alone.open_own()
+                for _ in range(2):  # the second time as every later one: nothing is imported any more
+                    alone.visit()
+                warm = memory().rss
+                sessions = [Session(port, number, open) for number in range(count)]
+                at_once(sessions, Session.open_own)
+                at_once(sessions, Session.visit)
+                full = memory().rss
+        finally:
+            server.terminate()
+            server.wait(10)
+    rows = [[page or "workload", seconds(alone.times[page]), times(sessions, page)] for page in alone.pages]
+    print(table(["page", "alone", f"median of {count} at once"], rows))
+    print(f"memory: {size(idle)} at the start, {size(warm)} with one session that has seen every page, {size(full)} with "
+          f"{count} more: {size((full - warm) / count)} a session")  # fmt: skip
+    faults = [f"session {one.number}: {fault}" for one in (alone, *sessions) for fault in one.faults]
+    print("\n".join(faults) or f"no errors, and none of {count + 1} sessions was sent anything of another's")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))
