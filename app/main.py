@@ -10,9 +10,10 @@ if str(ROOT) not in sys.path:
 
 import streamlit as st  # noqa: E402
 
-from app import people, samples, state  # noqa: E402
+from app import collector, people, samples, state  # noqa: E402
 
 st.set_page_config(page_title="Switchyard", page_icon=str(ROOT / "app" / "icon.png"), layout="wide")
+collector.spare()
 people.admit()
 state.restore()
 if "--sample" in sys.argv[1:] and state.is_empty():
