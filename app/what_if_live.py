@@ -65,6 +65,10 @@ def panel(problem: Problem) -> None:
         )
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
         return
+    if problem.second is not None and not is_quick(problem):
+        st.info("Two models on so many GPUs are too much to simulate while a slider moves; the studies below do it as jobs.",
+                icon=":material/info:")  # fmt: skip
+        return
     others = others_of(problem, plan, linear_plan(problem) if problem.step is None else None)
 
     @st.fragment

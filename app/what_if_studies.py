@@ -39,13 +39,10 @@ def panel(problem: Problem) -> None:
     kind = st.segmented_control(
         "Study", list(KINDS), default=newest, format_func=KINDS.get, key="what-if-study", label_visibility="collapsed",
     ) or newest  # fmt: skip
-    {
-        "curve": curve,
-        "sensitivity": sensitivity,
-        "imprecision": imprecision,
-        "capacity": capacity,
-        "synthetic": synthetic_panel,
-    }[kind](problem)
+    if kind == "synthetic":
+        synthetic_panel()
+    else:
+        {"curve": curve, "sensitivity": sensitivity, "imprecision": imprecision, "capacity": capacity}[kind](problem)
 
 
 def curve(problem: Problem) -> None:

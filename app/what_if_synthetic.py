@@ -11,7 +11,6 @@ from engine.errors import InputError
 from engine.model import MoEModel
 from engine.placement.baselines import linear_assignment
 from engine.placement.transitions import kept, transitions
-from engine.problem import Problem
 from engine.studies.synthetic import MOST_SKEW, Recipe, planted_placement, synthetic
 from engine.systems.aurora_exclusive import spread_evenly
 from engine.workload import RoutingTrace
@@ -22,9 +21,9 @@ PREVIEW = 40_000_000
 
 
 @st.fragment
-def panel(problem: Problem) -> None:
-    """Sliders, what they make, and a button that opens it."""
-    model, gpus = state.model(), len(problem.cluster.gpus)
+def panel() -> None:
+    """Sliders, what they make for the open model, and a button that opens it. Needs a model and a cluster, no recording."""
+    model, gpus = state.model(), len(state.cluster().gpus)
     sizes = f"{len(model.moe_layers)} MoE layers, {model.experts} experts, {model.experts_per_token} a token"
     st.caption(f"A routing log that nobody recorded, for {plain(model.name)}: {sizes}. Popularity falls with rank by a power "
                "law; a token goes on to the experts that follow its own with the probability called affinity.")  # fmt: skip
@@ -82,4 +81,5 @@ def _show(trace: RoutingTrace, gpus: int, recipe: Recipe) -> None:
                            "which an affinity optimiser should find")  # fmt: skip
     widgets.chart(charts.popularity(load), "synthetic-popularity")
     drawn = "" if trace.tokens == recipe.tokens else f" Preview of {trace.tokens:,} tokens."
-    st.caption(f"Synthetic, on {gpus} GPUs. Dotted: the mean; whiskers: the spread between layers.{drawn}")
+    whiskers = "; whiskers: the spread between layers" if experts <= charts.MOST_WHISKERS else ""
+    st.caption(f"Synthetic, on {gpus} GPUs. Dotted: the mean{whiskers}.{drawn}")

@@ -2,11 +2,14 @@
 
 import streamlit as st
 
-from app import state, sweeps, what_if_live, what_if_studies, widgets
+from app import state, sweeps, what_if_live, what_if_studies, what_if_synthetic, widgets
 
 widgets.header("What-if", "What if the network were twice as fast, the traffic noisier, the model bigger?")
-if state.is_empty():
-    widgets.needed_problem()
+if widgets.problem_or_advice() is None:
+    if state.model() and state.cluster() and state.step() is None:
+        st.subheader("Or make a synthetic recording for the open model", anchor=False)
+        what_if_synthetic.panel()
+    st.stop()
 problem = widgets.needed_problem()
 what_if_live.panel(problem)
 st.divider()

@@ -99,13 +99,14 @@ def _besides(cases: Sequence[Case]) -> list[str]:
 
 def finding(cases: Sequence[Case]) -> str:
     """What the change does to the first case, and how it then stands beside the second."""
-    mine, name = cases[0], plain(_short(cases[0].name))
+    mine = cases[0]
+    name = f"{plain(_short(mine.name))} takes{'' if mine.shown.simulated else ' at least'}"
     if mine.after is None:
-        said = f"{name} takes {seconds(mine.before.total)}"
+        said = f"{name} {seconds(mine.before.total)}"
     elif abs(mine.after.total - mine.before.total) <= SAME * mine.before.total:
-        said = f"{name} takes {seconds(mine.before.total)} as before"
+        said = f"{name} {seconds(mine.before.total)} as before"
     else:
-        said = f"{name} takes {seconds(mine.after.total)} instead of {seconds(mine.before.total)}"
+        said = f"{name} {seconds(mine.after.total)} instead of {seconds(mine.before.total)}"
     if len(cases) > 1 and mine.shown.total:
         other = cases[1].shown.total / mine.shown.total
         if abs(other - 1) <= SAME:

@@ -16,6 +16,8 @@ STYLES = {
     "sjf": (KIND_COLOURS["gate"], "dashdot", "triangle-up"), "rec": (MARK, "dash", "diamond"),
 }  # fmt: skip
 LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
+MOST_WHISKERS = 64
+"""Experts whose bars have room for whiskers."""
 
 
 def tornado(
@@ -213,7 +215,7 @@ def popularity(load: np.ndarray) -> go.Figure:
     figure.add_bar(
         x=across, y=mean, marker={"color": TEAL}, name="share",
         error_y={"array": ranked.max(axis=0) - mean, "arrayminus": mean - ranked.min(axis=0), "type": "data",
-                 "thickness": 1, "width": 2, "color": NEUTRAL} if load.shape[1] <= 64 else None,
+                 "thickness": 1, "width": 2, "color": NEUTRAL} if load.shape[1] <= MOST_WHISKERS else None,
         hovertemplate="rank %{x}: %{y:.2f} % of the copies<extra></extra>",
     )  # fmt: skip
     even = 100 / load.shape[1]

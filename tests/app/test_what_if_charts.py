@@ -59,6 +59,8 @@ def test_findings(after: float | None, other: float | None, said: str) -> None:
     cases = [Case("Aurora", outlook(), after and outlook(after))]
     cases += [Case("Rival (R)", outlook(other), None)] if other else []
     assert live.finding(cases) == said
+    bound = [Case(one.name, *(x and replace(x, simulated=False) for x in (one.before, one.after))) for one in cases]
+    assert live.finding(bound) == said.replace("Aurora takes", "Aurora takes at least")
 
 
 def test_the_busiest_gpu_is_marked_and_a_bound_is_called_one() -> None:

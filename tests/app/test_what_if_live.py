@@ -15,7 +15,7 @@ from engine.studies.what_if import Change, changed
 from engine.units import seconds
 from tests.app.test_pages import ROOT, open_sample, visit
 from tests.app.test_what_if_page import button, choose, titles
-from tests.strategies import cluster_of, make_gpu
+from tests.strategies import cluster_of, make_gpu, make_model
 from tests.studies.test_what_if import small
 
 
@@ -154,6 +154,16 @@ def test_a_synthetic_workload_is_previewed_opened_and_called_synthetic(page: App
     name = "synthetic, skew 2, affinity 1, 16,384 tokens"
     assert page.session_state["workloads"][page.session_state["workload"]] == name
     assert page.toast and "not recorded" in page.toast[0].value
+
+
+def test_a_model_without_a_recording_gets_a_synthetic_one(page: AppTest) -> None:
+    page.session_state["model"] = make_model(2, 4, 2)
+    page.run()
+    assert "does not fit" in page.error[0].value and not titles(page, "what-if") and not page.exception
+    button(page, "Open it").click()
+    page.run()
+    assert not page.exception and not page.error and len(titles(page, "what-if")) == 3
+    assert "tokens" in page.session_state["workloads"][page.session_state["workload"]]
 
 
 def test_a_traffic_matrix_has_no_larger_cluster(app: AppTest) -> None:
