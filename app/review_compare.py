@@ -42,7 +42,8 @@ def show(workspace: str) -> None:
     try:
         _compare(plans[first], plans[second])
     except InputError as error:
-        st.error(f"They cannot be compared here: {plain(str(error))}.", icon=":material/error:")
+        st.error(f"They cannot be compared here: {plain(str(error))}. Choose plans for the same cluster and model.",
+                 icon=":material/error:")  # fmt: skip
 
 
 def _label(one: SavedPlan | Plan) -> str:

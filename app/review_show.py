@@ -88,8 +88,8 @@ def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: li
     st.caption(f"saved by {plain(saved.by)}, {widgets.describe_time(saved.at)}")
     if saved.note:
         st.text(saved.note)
+    st.code(review_link.address(saved, review.id if review else None), language=None, wrap_lines=True)
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.code(review_link.address(saved, review.id if review else None), language=None, width=640)
         is_open = saved.plan in state.saved() and state.plan_id() == saved.plan
         if st.button("Open in this session", icon=":material/route:", disabled=is_open,
                      help="with everything that it was made from, for Timeline, What-if and Launch"):  # fmt: skip
