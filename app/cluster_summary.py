@@ -20,8 +20,9 @@ def show(cluster: Cluster) -> None:
         st.metric("Peak, 16 bits", f"{cluster.values('flops_fp16').sum() / 1e15:.3g} PFLOP/s")
         st.metric("To the fabric", units.bandwidth(float(cluster.values("send_bandwidth").sum())))
         st.space("stretch")
+        # Written when asked for: a file that is ready may be gone before the browser looks, when edits follow each other.
         st.download_button(
-            "Save as JSON", uploads.as_json(cluster), f"{cluster.name}.json", "application/json",
+            "Save as JSON", lambda: uploads.as_json(cluster), f"{cluster.name}.json", "application/json",
             icon=":material/download:",
         )  # fmt: skip
     memory, speeds = st.columns(2, gap="large")

@@ -81,43 +81,82 @@ def to_frame(cluster: Cluster) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float) -> Cluster:
-    """The cluster that the table describes; name and link latencies are those of `before`, and `before` itself is returned
-    where nothing was edited. Raises InputError."""
+def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.DataFrame | None = None) -> Cluster:
+    """The cluster that the table describes; its name and what the table does not show are those of `before`, and `before`
+    itself is returned where nothing was edited. Raises InputError.
+
+    base: the table before it was edited, by which an edited link is known from the others of its node (None: none was)
+    """
     known = catalogue.gpu_types()
     own = {gpu.type: gpu for gpu in before.gpus}
-    latencies = {node.name: node.link_latency for node in before.nodes}
     gpus: dict[str, list[Gpu]] = {}
-    links: dict[str, list[float]] = {}
-    for index, row in enumerate(frame.to_dict("records"), start=1):
+    links: dict[str, list[tuple[float | None, bool]]] = {}
+    for number, (index, row) in enumerate(zip(frame.index, frame.to_dict("records"), strict=True), start=1):
         node, type_name = row["node"], row["type"]
         if not isinstance(node, str) or not node.strip() or not isinstance(type_name, str):
-            raise InputError(f"Row {index}: give the GPU a node and a type.")
-        base = known[type_name].gpu() if type_name in known else own[type_name]
+            raise InputError(f"Row {number}: give the GPU a node and a type.")
+        card = known[type_name].gpu() if type_name in known else own[type_name]
         numbers = {}
         for column, (field, unit, title) in _NUMBERS.items():
-            if row[column] is None or np.isnan(row[column]):
+            if _empty(row[column]):
                 continue
             if row[column] <= 0 and field != "flops_fp8":
-                raise InputError(f"Row {index}: {title} must be above 0.")
+                raise InputError(f"Row {number}: {title} must be above 0.")
             numbers[field] = row[column] * unit
-        gpu = Gpu.from_dict(base.model_dump() | numbers, f"Row {index}")
+        gpu = Gpu.from_dict(card.model_dump() | numbers, f"Row {number}")
         gpus.setdefault(node.strip(), []).append(gpu)
-        link = row["link"]
-        links.setdefault(node.strip(), []).append(0.0 if link is None or np.isnan(link) else float(link) * _GIGA)
+        link = None if _empty(row["link"]) or row["link"] <= 0 else float(row["link"]) * _GIGA
+        was = None if base is None or index not in base.index else base.at[index, "link"]
+        edited = base is not None and not _same(row["link"], was)
+        links.setdefault(node.strip(), []).append((link, edited))
     if not gpus:
         raise InputError("A cluster needs at least one GPU.")
-    nodes = tuple(
-        Node(
-            name=name,
-            gpus=tuple(members),
-            link_bandwidth=max(links[name]) or None,
-            link_latency=latencies.get(name, 0.0),
-        )
-        for name, members in gpus.items()
-    )
-    cluster = Cluster(name=before.name, nodes=nodes, latency=latency / 1e6)
+    nodes = []
+    for place, (name, members) in enumerate(gpus.items()):
+        old = _node_before(before, name, place, set(gpus))
+        link_latency = old.link_latency if old else 0.0
+        link = _link(links[name], old)
+        nodes.append(Node(name=name, gpus=tuple(members), link_bandwidth=link, link_latency=link_latency))
+    cluster = Cluster(name=before.name, nodes=tuple(nodes), latency=latency / 1e6)
     return before if _alike(cluster, before) else cluster
+
+
+def shows(frame: pd.DataFrame, cluster: Cluster) -> bool:
+    """Whether an edited table still says of every row in rank order which node it is in and how fast its links are. Where
+    it does not, as when one GPU of a node got other links, it has to be written anew."""
+    ours = to_frame(cluster)
+    rows = zip(frame["node"], frame["link"], ours["node"], ours["link"], strict=True)
+    return all(node.strip() == name and _same(link, ours) for node, link, name, ours in rows)
+
+
+def _empty(cell: object) -> bool:
+    return cell is None or bool(np.isnan(cell))
+
+
+def _same(cell: object, other: object) -> bool:
+    if _empty(cell) or _empty(other):
+        return _empty(cell) and _empty(other)
+    return bool(np.isclose(cell, other, rtol=1e-12, atol=0.0))
+
+
+def _node_before(before: Cluster, name: str, place: int, names: set[str]) -> Node | None:
+    """The node of that name; else the one in its place, if that has lost its name: then it was renamed."""
+    for node in before.nodes:
+        if node.name == name:
+            return node
+    there = before.nodes[place] if place < len(before.nodes) else None
+    return there if there and there.name not in names else None
+
+
+def _link(rows: list[tuple[float | None, bool]], old: Node | None) -> float | None:
+    """What was typed into a row counts for its whole node; a GPU that came from another node takes the links that it
+    finds; a new node has the fastest that its GPUs had."""
+    typed = [link for link, edited in rows if edited]
+    if typed:
+        return typed[-1]
+    if old is not None:
+        return old.link_bandwidth
+    return max((link for link, _ in rows if link is not None), default=None)
 
 
 def _alike(cluster: Cluster, before: Cluster) -> bool:

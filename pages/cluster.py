@@ -124,12 +124,12 @@ latency = st.number_input(
     key=f"cluster-latency-{state.edit_round()}", width=320,
 )  # fmt: skip
 try:
-    changed = cluster_table.to_cluster(edited, cluster, latency)
+    changed = cluster_table.to_cluster(edited, cluster, latency, cluster_table.base_frame())
 except InputError as error:
     st.error(f"{plain(str(error))} The last valid cluster stays open.", icon=":material/error:")
 else:
     if changed != cluster:
-        state.open_cluster(changed, edited=True)
+        state.open_cluster(changed, edited=cluster_table.shows(edited, changed))
         st.rerun()
 
 cluster_summary.show(cluster)

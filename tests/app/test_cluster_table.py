@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from app.cluster_table import to_cluster, to_frame
+from app.cluster_table import shows, to_cluster, to_frame
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster, Node
 from engine.errors import InputError
@@ -79,3 +79,59 @@ def test_a_table_that_nobody_edited_is_the_cluster_itself_whatever_its_numbers()
         frame = to_frame(cluster)
         frame.loc[3, "send"] *= 1 + 1e-9
         assert to_cluster(frame, cluster, cluster.latency * 1e6) is not cluster
+
+
+LINKED = Cluster(
+    name="linked",
+    nodes=tuple(
+        Node(name=name, gpus=(PRESETS["mixed-8"].cluster.gpus[0],) * count, link_bandwidth=link, link_latency=1e-6)
+        for name, count, link in (("a", 3, 450e9), ("b", 2, None), ("c", 1, 300e9))
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "edits, links, still_shown",
+    [
+        ({(1, "link"): 200.0}, {"a": 200e9, "b": None, "c": 300e9}, False),  # one row counts for its node
+        ({(1, "link"): np.nan}, {"a": None, "b": None, "c": 300e9}, False),
+        ({(0, "link"): 0.0}, {"a": None, "b": None, "c": 300e9}, False),
+        ({(0, "link"): 50.0, (1, "link"): 50.0, (2, "link"): 50.0}, {"a": 50e9, "b": None, "c": 300e9}, True),
+        ({(2, "node"): "b"}, {"a": 450e9, "b": None, "c": 300e9}, False),  # a GPU takes the links that it finds
+        ({(3, "node"): "a"}, {"a": 450e9, "b": None, "c": 300e9}, False),
+        ({(2, "node"): "d"}, {"a": 450e9, "d": 450e9, "b": None, "c": 300e9}, True),  # and keeps them alone
+        ({(5, "node"): "e"}, {"a": 450e9, "b": None, "e": 300e9}, True),
+        ({(1, "send"): 7.0}, {"a": 450e9, "b": None, "c": 300e9}, True),
+    ],
+)
+def test_links_belong_to_the_node_whichever_row_they_are_typed_into(
+    edits: dict, links: dict, still_shown: bool
+) -> None:
+    base = to_frame(LINKED)
+    frame = base.copy()
+    for (row, column), value in edits.items():
+        frame.loc[row, column] = value
+    changed = to_cluster(frame, LINKED, 0.0, base)
+    assert {node.name: node.link_bandwidth for node in changed.nodes} == links
+    assert shows(frame, changed) is still_shown
+    again = to_frame(changed)  # what the table is written anew from
+    assert to_cluster(again, changed, 0.0, again) is changed
+    assert shows(again, changed)
+
+
+def test_a_row_added_to_a_linked_node_has_its_links() -> None:
+    base = to_frame(LINKED)
+    frame = base.copy()
+    frame.loc[len(frame)] = {**dict.fromkeys(frame, np.nan), "node": "a", "type": "H100"}
+    changed = to_cluster(frame, LINKED, 0.0, base)
+    grown = changed.nodes[0]
+    assert (grown.name, len(grown.gpus), grown.link_bandwidth) == ("a", 4, 450e9)
+    assert not shows(frame, changed)
+
+
+def test_a_renamed_node_keeps_what_the_table_does_not_show() -> None:
+    base = to_frame(LINKED)
+    frame = base.replace({"node": {"b": "renamed"}})
+    changed = to_cluster(frame, LINKED, 0.0, base)
+    assert [(node.name, node.link_latency) for node in changed.nodes] == [("a", 1e-6), ("renamed", 1e-6), ("c", 1e-6)]
+    assert shows(frame, changed)
