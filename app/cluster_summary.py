@@ -36,7 +36,7 @@ def show(cluster: Cluster) -> None:
         if len(cluster.nodes) > 1:
             widgets.chart(charts.link_speeds(cluster, st.context.theme.type == "dark"), "link-speeds")
             st.caption(
-                "All GPUs of one node (row) to all of another (column) at once; on the diagonal inside the node."
+                "Gb/s from all GPUs of a node (row) to all of another (column) at once; on the diagonal inside it."
             )
 
 

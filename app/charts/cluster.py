@@ -108,7 +108,7 @@ def node_rates(cluster: Cluster) -> np.ndarray:
 def link_speeds(cluster: Cluster, dark: bool) -> go.Figure:
     """`node_rates` as a small matrix, darker where faster (logarithmic); the title names the slowest pair of nodes."""
     rates = node_rates(cluster)
-    names = [plain(node.name) for node in cluster.nodes]
+    names = [plain(node.name if len(node.name) <= 16 else f"{node.name[:15]}…") for node in cluster.nodes]
     z = np.log10(rates)
     low, high = np.nanmin(z), np.nanmax(z)
     scale = {"z": z, "zmin": low - 0.3, "zmax": max(high, low + 0.3), "colorscale": SEQUENTIAL}
@@ -128,8 +128,7 @@ def link_speeds(cluster: Cluster, dark: bool) -> go.Figure:
     between = np.where(np.eye(len(names), dtype=bool), np.nan, rates)
     source, target = np.unravel_index(int(np.nanargmin(between)), between.shape)
     if np.nanmax(between) > between[source, target]:
-        title = f"{names[source]} reaches {names[target]} at only {bandwidth(between[source, target])}"
+        title = f"Slowest pair: {bandwidth(between[source, target])}, {names[source]} → {names[target]}"
     else:
         title = f"Every node reaches every other at {bandwidth(between[source, target])}"
-    numbers = " (numbers in Gb/s)" if len(names) <= NUMBERED_NODES else ""
-    return finish(figure, title + numbers, min(420, 110 + 34 * len(names)))
+    return finish(figure, title, min(420, 110 + 34 * len(names)))
