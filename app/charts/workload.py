@@ -33,21 +33,25 @@ def popularity(load: np.ndarray) -> go.Figure:
         vertical_spacing=min(0.09, 0.5 / rows),
         subplot_titles=[f"Layer {layer} · {ratio(value)}" for layer, value in enumerate(skew)],
     )  # fmt: skip
+    bars, means = [], []
     for layer in range(layers):
         colours = np.where(load[layer] == load[layer].max(), MARK, TEAL)
-        figure.add_bar(
+        bars.append(go.Bar(
             x=np.arange(experts), y=load[layer], marker={"color": colours, "line": {"width": 0}}, showlegend=False,
             hovertemplate=f"layer {layer}, expert %{{x}}: %{{y:,.0f}} copies<extra></extra>",
-            row=layer // columns + 1, col=layer % columns + 1,
-        )  # fmt: skip
-        figure.add_hline(
-            y=mean[layer], line={"dash": "dot", "width": 1, "color": NEUTRAL}, row=layer // columns + 1,
-            col=layer % columns + 1,
-        )  # fmt: skip
+        ))  # fmt: skip
+        axis = str(layer + 1) if layer else ""
+        means.append({
+            "type": "line", "xref": f"x{axis} domain", "x0": 0, "x1": 1, "yref": f"y{axis}", "y0": mean[layer],
+            "y1": mean[layer], "line": {"dash": "dot", "width": 1, "color": NEUTRAL},
+        })  # fmt: skip
+    # All at once: with every single one plotly looks through all axes and shapes that there are.
+    at = np.arange(layers)
+    figure.add_traces(bars, rows=(at // columns + 1).tolist(), cols=(at % columns + 1).tolist())
     figure.update_annotations(font_size=12)
     figure.update_yaxes(title="token copies", col=1, nticks=4)
     figure.update_xaxes(title="expert", row=rows)
-    return finish(figure, title, 130 * rows + 110, bargap=0.15)
+    return finish(figure, title, 130 * rows + 110, bargap=0.15, shapes=means)
 
 
 def traffic(matrix: np.ndarray, names: tuple[str, ...]) -> go.Figure:
