@@ -8,7 +8,7 @@ import streamlit as st
 
 from app import cached, samples, state, widgets
 from app.charts import affinity_study as charts
-from engine import formats, store
+from engine import formats
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.problem import Problem
@@ -91,7 +91,7 @@ def _start(gpus: int, first_choice: bool) -> None:
         others = [one for one in dict.fromkeys(map(_digest, st.session_state[CHOSEN])) if one != mine]
         st.session_state[CHOSEN] = others
         arguments = {"workload": mine, "others": others, "gpus": gpus, "first_choice": first_choice}
-        state.set_study_job(KIND, runner.start(KIND, arguments, store.data_folder()).id)
+        state.set_study_job(KIND, widgets.start_job(KIND, arguments).id)
     except InputError as error:
         state.notice(str(error))
 

@@ -77,7 +77,7 @@ TERMS = {
         "A small equal piece of an all-reduce. An all-to-all that arrives waits for one piece at most.", "Lina §4.2"),
     "migration": Term(
         "Copying expert weights from the placement in use to that of another plan; it pays after as many passes as win its "
-        "time back.", "Lina §5.2, §7.3.1, on what scheduling again costs", ("copies to move", "moving to a plan")),
+        "time back.", "Lina §5.2, §7.3.1, on what scheduling again costs", ("copies to move", "moving to a plan", "of moving")),
     "overlap": Term(
         "Share of communication during which something computes, so that it costs no time of its own.", "Lancet §1, §7.1"),
     "partition range": Term(

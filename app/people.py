@@ -62,6 +62,12 @@ def why_not(needed: Role) -> str | None:
     return None
 
 
+def allow(needed: Role) -> None:
+    """Raises InputError when this visitor may not do what a role may; a name is not asked for."""
+    if not roles.includes(role := who().role, needed):
+        raise InputError(f"your role here is {role}: you may {roles.MEANING[role]}, not {roles.MEANING[needed]}")
+
+
 def writer(needed: Role) -> str:
     """The name under which this visitor writes. Raises InputError when they may not, whatever a page has drawn."""
     if reason := why_not(needed):

@@ -11,7 +11,8 @@ Role = Literal["view", "plan", "launch"]
 ORDER: tuple[Role, ...] = get_args(Role)
 SETTING, DEFAULT = "SWITCHYARD_ROLES", "default"
 MEANING = {
-    "view": "look at plans, reviews and reports", "plan": "save plans, discuss and decide", "launch": "start launches"
+    "view": "look at plans, reviews and reports", "plan": "make and save plans, discuss and decide",
+    "launch": "start launches",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import streamlit as st
 from app import cached, state, widgets
 from app.charts import optimise as charts
 from app.text import plain
-from engine import store, units
+from engine import units
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.tasks import problem_arguments
@@ -25,7 +25,7 @@ def run(kind: str, problem: Problem, more: dict[str, Any]) -> None:
     """Start a study of the open problem."""
     arguments = problem_arguments(problem) | more
     try:
-        state.set_study_job(kind, runner.start(kind, arguments, store.data_folder()).id)
+        state.set_study_job(kind, widgets.start_job(kind, arguments).id)
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
 

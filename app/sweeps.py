@@ -10,7 +10,7 @@ import streamlit as st
 from app import cached, state, studies, widgets
 from app.charts import sweep as charts
 from app.text import plain
-from engine import store, units
+from engine import units
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.tasks import problem_arguments
@@ -136,7 +136,7 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
 
 def _start(kind: Kind, problem: Problem, wanted: dict[str, Any]) -> None:
     try:
-        job = runner.start("sweep", problem_arguments(problem) | {"sweep": wanted}, store.data_folder())
+        job = widgets.start_job("sweep", problem_arguments(problem) | {"sweep": wanted})
         state.set_study_job(_key(kind), job.id)
         st.rerun()
     except InputError as error:

@@ -8,7 +8,7 @@ import streamlit as st
 from app import cached, state, widgets
 from app.charts import what_if as charts
 from app.text import plain
-from engine import store, units
+from engine import units
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.tasks import problem_arguments
@@ -203,7 +203,7 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
 
 def _start(wanted: dict[str, Any]) -> None:
     try:
-        state.set_study_job(REPLAN, runner.start(REPLAN, wanted, store.data_folder()).id)
+        state.set_study_job(REPLAN, widgets.start_job(REPLAN, wanted).id)
     except InputError as error:
         state.notice(str(error))
 

@@ -1,5 +1,6 @@
 """Pieces that several pages share."""
 
+import html
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, NoReturn
@@ -27,8 +28,9 @@ STATE_COLOURS = {
 
 
 def chart(figure: go.Figure, key: str) -> None:
-    """A plotly chart with the common toolbar; its title is its description for screen readers."""
-    st.plotly_chart(figure, key=key, config=CONFIG, alt=figure.layout.title.text)
+    """A plotly chart with the common toolbar; its title is its description for screen readers, which read it letter by letter
+    where plotly knows tags."""
+    st.plotly_chart(figure, key=key, config=CONFIG, alt=html.unescape(figure.layout.title.text))
 
 
 def header(title: str, question: str) -> None:
@@ -225,6 +227,12 @@ def usual_baselines(plans: dict[str, Plan], plan: Plan) -> list[str]:
         if one.provenance.optimiser in ("rcs", "sjf", "rec", "packing", "deepspeed", "tutel") and id != plan.id:
             found.setdefault(one.provenance.optimiser, id)
     return list(found.values())
+
+
+def start_job(kind: str, arguments: dict[str, Any]) -> runner.Job:
+    """Start a job that plans or studies plans. Raises InputError for a visitor who may only look."""
+    people.allow("plan")
+    return runner.start(kind, arguments, store.data_folder())
 
 
 def other_jobs(kind: str, known: list[str], adopt: Callable[[str], None]) -> None:

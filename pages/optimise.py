@@ -4,9 +4,8 @@ import streamlit as st
 
 from app import cached, goal, plan_table, state, step_form, studies, widgets
 from app.text import plain
-from engine import store, units
+from engine import units
 from engine.errors import InputError
-from engine.jobs import runner
 from engine.jobs.tasks import problem_arguments
 from engine.systems import systems_for
 
@@ -62,7 +61,7 @@ if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not w
     chosen = [{"name": system.name, "options": options.get(system.name, {})} for system in wanted]
     arguments = problem_arguments(problem) | {"systems": chosen}
     try:
-        state.add_plan_job(runner.start("optimise", arguments, store.data_folder()).id)
+        state.add_plan_job(widgets.start_job("optimise", arguments).id)
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from app import roles
 from engine import store
 from engine.jobs import runner
 from engine.workload import ExpertLoad
@@ -187,3 +188,11 @@ def test_a_system_that_cannot_plan_says_why_and_does_not_hold_up_the_others(app:
     app.run()
     assert app.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
     assert any("ExFlow" in one.value and "routing log" in one.value for one in app.warning)
+
+
+def test_who_may_only_look_starts_nothing(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(roles.SETTING, '{"default": "view"}')
+    visit(app, "optimise")
+    press(app, "Run")
+    assert any("you may look at plans" in one.value and "make and save plans" in one.value for one in app.error)
+    assert not runner.jobs(store.data_folder(), "optimise")

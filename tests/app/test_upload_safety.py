@@ -25,8 +25,9 @@ from tests.app.test_pages import PAGES, ROOT, open_sample, plan_the_sample, visi
 
 HOSTILE = "<img src=x onerror=alert(1)>**zz**[l](javascript:1)$x$:red[r]`c`"
 MARKUP = re.compile(r"(?<!\\)(<img|\*\*zz|\]\(javascript|\$x|:red\[|`c)")
-AS_IT_IS = {"options", "default", "raw_values", "columns"}
-"""Fields that a browser shows letter by letter: choices of lists, and what is drawn in a table."""
+AS_IT_IS = {"options", "default", "raw_values", "columns", "alt"}
+"""Fields that a browser shows letter by letter: choices of lists, what is drawn in a table, and what is read aloud of a
+chart."""
 PLAIN = {"arrow_data_frame", "text", "code", "text_input", "text_area", "imgs", "bidi_component", "file_uploader"}
 """Elements that it shows letter by letter, or whose text never comes from a file."""
 LOG = np.zeros((8, 2, 1), np.int16)
