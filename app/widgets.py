@@ -1,6 +1,7 @@
 """Pieces that several pages share."""
 
 import html
+import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, NoReturn
@@ -199,7 +200,12 @@ def segments(label: str, options: Iterable, format_func: Callable[[Any], str] = 
     Streamlit writes it in the primary colour on a tint of the same. In the dark theme no colour has a contrast of 4.5 both
     there and under the white text of a button, so every segment is written in the theme's gray, which is nearly the text's.
     """
-    return st.segmented_control(label, options, format_func=lambda one: f":gray[{format_func(one)}]", **arguments)
+
+    def gray(one: Any) -> str:
+        icon, text = re.fullmatch(r"(:material/\w+: )?(.*)", format_func(one), re.DOTALL).groups("")
+        return f"{icon}:gray[{text}]"
+
+    return st.segmented_control(label, options, format_func=gray, **arguments)
 
 
 def option_input(system: str, option: Option) -> str | int | float | bool:

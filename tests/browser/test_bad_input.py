@@ -52,7 +52,7 @@ CASES = {
 @pytest.fixture
 def studio_page(page: Page, start_studio) -> Page:
     page.goto(start_studio("--sample"))
-    expect(page.get_by_text(SAMPLE)).to_be_visible()
+    expect(page.get_by_text(SAMPLE)).to_be_visible(timeout=60_000)
     settle(page)
     return page
 
