@@ -115,7 +115,7 @@ def _placements(plans: list[Plan], names: tuple[str, str]) -> None:
     pair = [plan.placement for plan in plans]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if all(plan.placement_b is not None for plan in plans):
-            which = st.segmented_control("Of", ["First model", "Second model"], default="First model", required=True,
+            which = widgets.segments("Of", ["First model", "Second model"], default="First model", required=True,
                                          key="compare-model")  # fmt: skip
             if which == "Second model":
                 pair = [plan.placement_b for plan in plans]

@@ -36,7 +36,7 @@ def panel(problem: Problem) -> None:
     """Choose a study of inference."""
     # After a reload the newest study is the one to look at; ids of jobs sort by time.
     newest = max(KINDS, key=lambda kind: state.study_job(kind) or "")
-    kind = st.segmented_control(
+    kind = widgets.segments(
         "Study", list(KINDS), default=newest, format_func=KINDS.get, key="what-if-study", label_visibility="collapsed",
     ) or newest  # fmt: skip
     if kind == "synthetic":

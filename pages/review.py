@@ -21,7 +21,7 @@ def page() -> None:
         st.info("Make a workspace to keep plans in: a name for what they are for, such as a cluster or a quarter.",
                 icon=":material/info:")  # fmt: skip
         return
-    view = st.segmented_control(
+    view = widgets.segments(
         "Show", list(VIEWS), default="Plans", required=True, label_visibility="collapsed", format_func=VIEWS.get,
         key="review-view",
     )  # fmt: skip

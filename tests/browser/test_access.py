@@ -5,7 +5,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.conftest import settle, shoot
 
-PAGES = ("Workload", "Cluster", "Affinity", "Optimise", "Timeline", "What-if", "Launch")
+PAGES = ("Workload", "Cluster", "Affinity", "Optimise", "Timeline", "What-if", "Review", "Launch")
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"]}
 GRAVE = ("serious", "critical")
 MOST_STEPS = 90
