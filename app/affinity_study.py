@@ -142,4 +142,4 @@ def _show(result: dict[str, Any], id: str) -> None:
                 st.caption("Choose other recordings above to see whether the plan holds on them.")
     if result["tokens"]:
         st.download_button("Study as JSON", json.dumps(result), f"affinity-{id}.json", "application/json",
-                           icon=":material/download:")  # fmt: skip
+                           icon=":material/download:", on_click="ignore")  # fmt: skip

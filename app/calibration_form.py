@@ -92,7 +92,7 @@ def _found(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
     with st.container(horizontal=True):
         wanted = st.button("Use it", type="primary", icon=":material/check:", key="use-calibration")
         st.download_button(
-            "Save as JSON", made.to_json(), "profile.json", "application/json", icon=":material/download:",
+            "Save as JSON", made.to_json(), "profile.json", "application/json", icon=":material/download:", on_click="ignore",
             key="save-calibration",
         )  # fmt: skip
     if not wanted:

@@ -23,7 +23,7 @@ def show(cluster: Cluster) -> None:
         # Written when asked for: a file that is ready may be gone before the browser looks, when edits follow each other.
         st.download_button(
             "Save as JSON", lambda: uploads.as_json(cluster), f"{cluster.name}.json", "application/json",
-            icon=":material/download:",
+            icon=":material/download:", on_click="ignore",
         )  # fmt: skip
     memory, speeds = st.columns(2, gap="large")
     with memory:

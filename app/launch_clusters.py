@@ -115,7 +115,7 @@ def what_is_submitted(launch: Launch, destination: Destination) -> None:
     st.code(text, language=None, height=340)  # as it is written; Streamlit's colours for shell text are too pale
     with st.container(horizontal=True):
         st.download_button("Download", text, "switchyard.sh" if slurm else "switchyard.yaml", "text/plain",
-                           icon=":material/download:")  # fmt: skip
+                           icon=":material/download:", on_click="ignore")  # fmt: skip
         refused = launch_start.refusal()
         if not folder and st.button("Write the run folder", icon=":material/create_new_folder:", help=refused or BY_HAND,
                                     disabled=bool(refused or not launch.ready)):  # fmt: skip

@@ -160,7 +160,7 @@ def _graph_panel(problem: Problem, graph: OperatorGraph) -> str | None:
             st.rerun()
     st.download_button(
         "Save the graph as JSON", lambda: graph.model_dump_json(indent=1, exclude_none=True), "operators.json",
-        "application/json", icon=":material/download:", key="graph-download",
+        "application/json", icon=":material/download:", on_click="ignore", key="graph-download",
     )  # fmt: skip
     file = st.file_uploader("Import an operator graph (JSON)", type=["json"], key="graph-file")
     if file and state.first_time(file.file_id):

@@ -194,7 +194,7 @@ def _table(kind: Kind, job: runner.Job, points: list[SweepPoint], what: charts.W
         how = "" if picked else ", the best; select a row for another"
         st.caption(f"{'Open now' if opened else 'This plan'}: {plain(named)}{how}.")
         st.download_button("Points as CSV", lambda: _as_csv(points), f"sweep-{kind}-{job.id}.csv", "text/csv",
-                           icon=":material/download:", key=f"sweep-csv-{kind}")  # fmt: skip
+                           icon=":material/download:", on_click="ignore", key=f"sweep-csv-{kind}")  # fmt: skip
 
 
 def as_text(kind: Kind, points: list[SweepPoint]) -> pd.DataFrame:

@@ -49,4 +49,5 @@ def watch(
 def download(points: list, name: str) -> None:
     """A button for a study's points in full; times in seconds."""
     st.download_button("Points as CSV", lambda: pd.DataFrame([one.to_dict() for one in points]).to_csv(index=False),
-                       f"{name}.csv", "text/csv", icon=":material/download:", key=f"what-if-csv-{name}")  # fmt: skip
+                       f"{name}.csv", "text/csv", icon=":material/download:", on_click="ignore",
+                       key=f"what-if-csv-{name}")  # fmt: skip

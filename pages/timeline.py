@@ -39,7 +39,7 @@ except InputError as error:  # sizes that the chosen costs were not measured for
 def download() -> None:
     st.download_button(
         "Perfetto file of the open plan", lambda: write_trace(timelines[plan.name]), "timeline.json",
-        "application/json", icon=":material/download:",
+        "application/json", icon=":material/download:", on_click="ignore",
     )  # fmt: skip
 
 
