@@ -6,6 +6,9 @@ PORT ?= 8501
 # One more than there are processors: tests of browsers and launches wait for much of their time.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 
+# Some hundred processes are started by the tests, and each would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: studio test gpu lint clean
 
 studio: $(VENV)/.studio

@@ -1,6 +1,7 @@
 """A studio of its own for every test module, and a browser page that fails the test on any error or outside request."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import socket
@@ -16,6 +17,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from streamlit.testing.v1 import AppTest
 
 from engine.jobs.protocol import write_atomically
+from tests.app import warm
 from tests.app.test_launch_page import JOB, MAIN, plan, problem_of
 from tests.app.test_pages import open_sample
 
@@ -53,19 +55,24 @@ def data_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start_studio(data_folder: Path) -> Iterator[Callable[..., str]]:
-    """Start a studio on a free port: `start_studio("--sample")` returns its address."""
-    servers = []
+    """Start a studio on a free port: `start_studio("--sample")` returns its address. cold: as a person starts it, not from a
+    process that has imported everything."""
+    servers: list[subprocess.Popen | multiprocessing.Process] = []
 
-    def start(*arguments: str) -> str:
+    def start(*arguments: str, cold: bool = False) -> str:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        log = (data_folder.parent / f"studio-{port}.log").open("wb")
-        server = subprocess.Popen(
-            [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--", *arguments],
-            cwd=ROOT, env=os.environ | {"SWITCHYARD_DATA": str(data_folder)}, stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        servers.append(server)
+        log = data_folder.parent / f"studio-{port}.log"
+        command = ["run", "app/main.py", "--server.port", str(port), "--", *arguments]
+        environment = os.environ | {"SWITCHYARD_DATA": str(data_folder)}
+        if cold:
+            with log.open("wb") as output:
+                servers.append(subprocess.Popen(
+                    [sys.executable, "-m", "streamlit", *command], cwd=ROOT, env=environment, stdout=output, stderr=output
+                ))  # fmt: skip
+        else:
+            servers.append(warm.serve(command, dict(environment), log))
         address = f"http://127.0.0.1:{port}"
         for _ in range(300):
             try:
@@ -73,12 +80,12 @@ def start_studio(data_folder: Path) -> Iterator[Callable[..., str]]:
                 return address
             except OSError:
                 time.sleep(0.1)
-        raise RuntimeError(Path(log.name).read_text())
+        raise RuntimeError(log.read_text())
 
     yield start
     for server in servers:
         server.terminate()
-        server.wait(10)
+        server.wait(10) if isinstance(server, subprocess.Popen) else server.join(10)
 
 
 @pytest.fixture
@@ -128,10 +135,6 @@ def settle(page: Page) -> None:
 
 
 def shoot(page: Page, name: str) -> None:
-    """A screenshot of the whole page, for people to look at."""
+    """A screenshot of what is in view, for people to look at."""
     SCREENSHOTS.mkdir(exist_ok=True)
-    height = page.evaluate("document.querySelector('[data-testid=\"stMain\"]').scrollHeight")
-    page.set_viewport_size({"width": 1440, "height": min(max(900, height + 60), 4000)})
-    page.wait_for_timeout(800)
     page.screenshot(path=SCREENSHOTS / f"{name}.png")
-    page.set_viewport_size({"width": 1440, "height": 900})

@@ -17,7 +17,7 @@ class Clicks:
 
 
 def test_from_the_start_page_to_a_finished_launch_in_six_clicks(page: Page, start_studio) -> None:
-    page.goto(start_studio())
+    page.goto(start_studio(cold=True))
     click = Clicks(page)
     settle(page)
     shoot(page, "1-empty-workload")
