@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from streamlit.testing.v1 import AppTest
 
 from engine.jobs.protocol import write_atomically
@@ -28,6 +28,8 @@ QUIET = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--no-first-run",
 ]  # fmt: skip
+
+expect.set_options(timeout=30_000)  # milliseconds, on a machine that does other things too
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,7 +23,7 @@ def test_group_play_and_study_the_sample(page: Page, start_studio) -> None:
 
     page.get_by_text("Play", exact=True).click()
     for layer in (2, 3):
-        expect(heatmap.get_by_text(f"(layers {layer} and {layer + 1})")).to_be_visible(timeout=10_000)
+        expect(heatmap.get_by_text(f"(layers {layer} and {layer + 1})")).to_be_visible()
     page.get_by_text("Play", exact=True).click()
     settle(page)
 

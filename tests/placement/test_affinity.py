@@ -188,7 +188,7 @@ def test_gains_are_what_they_say_for_any_number_of_experts(size, node_price):
 def test_planted_placements_are_recovered(layers, experts, gpus, strength):
     counts, planted = planted_affinity(layers, experts, gpus, 20000, strength)
     instance = AffinityInstance(counts, gpus)
-    result = affinity(instance, time_limit=3)
+    result = affinity(instance, time_limit=3 if experts < 64 else 10)  # the largest takes a second on an idle machine
     check(result, instance)
     assert result.objective <= instance.cost(planted)
     assert result.bound >= 0.98 * result.objective
