@@ -3,8 +3,6 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 PORT ?= 8501
-# One more than there are processors: tests of browsers and launches wait for much of their time.
-WORKERS ?= $(shell expr $$(nproc) + 1)
 
 # Some hundred processes are started by the tests, and each would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,7 +14,7 @@ studio: $(VENV)/.studio
 
 test: $(VENV)/.test
 	./tests/system_packages.sh
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTHON) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # Everything that needs an NVIDIA GPU, in a short table.
 gpu: $(VENV)/.studio

@@ -29,6 +29,14 @@ QUIET = [
     "--no-first-run",
 ]  # fmt: skip
 
+STILL = """
+document.addEventListener("DOMContentLoaded", () => {
+  const style = document.createElement("style");
+  style.textContent = "*, *::before, *::after { animation: none !important; transition: none !important; }";
+  document.head.append(style);
+});
+"""
+"""Nothing moves: without a graphics card every picture of an animation costs a processor's time."""
 expect.set_options(timeout=30_000)  # milliseconds, on a machine that does other things too
 
 
@@ -98,6 +106,7 @@ def page(browser: Browser, start_studio) -> Iterator[Page]:
     """
     context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
     page = context.new_page()
+    page.add_init_script(STILL)
     page.set_default_timeout(60_000)
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
