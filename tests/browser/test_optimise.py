@@ -9,6 +9,7 @@ def test_two_models_then_the_front_of_one(page: Page, start_studio) -> None:
     page.goto(start_studio("--sample"))
     settle(page)
     page.get_by_role("link", name="Optimise").click()
+    settle(page)  # Streamlit loses its place when a page is clicked while it still replaces the one before
     page.get_by_text("Two models on one cluster").click()
     page.get_by_role("combobox", name="Second model's recording").click()
     page.get_by_role("option", name="Beta on prose (sample)").click()
@@ -26,6 +27,7 @@ def test_two_models_then_the_front_of_one(page: Page, start_studio) -> None:
     shoot(page, "7-two-models-timeline")
 
     page.get_by_test_id("stTopNav").get_by_role("link", name="Optimise").click()
+    settle(page)
     page.get_by_text("Inference latency of one model").click()
     settle(page)
     page.get_by_text("Balance against affinity").click()
