@@ -1,5 +1,6 @@
 """Jobs that plan. Arguments and results are plain JSON."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -85,9 +86,10 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
             refused[system.title] = str(error)
             continue
         found.append(candidate(outcome, problem))
-        if len(outcome.timeline.events) > LONG:
-            store.save_timeline(simulation_digest(outcome.result.solution, problem), outcome.timeline)
         context.keep({"candidates": found, "refused": refused})
+        if len(outcome.timeline.events) > LONG:
+            with contextlib.suppress(InputError):  # a full disk: pages simulate it again
+                store.save_timeline(simulation_digest(outcome.result.solution, problem), outcome.timeline)
         if context.stop():
             break
     if refused and not found:

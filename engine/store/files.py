@@ -87,12 +87,16 @@ def save_timeline(key: str, timeline: Timeline) -> None:
 
 
 def load_timeline(key: str) -> Timeline | None:
-    """The timeline that was kept under this digest, if any."""
+    """The timeline that was kept under this digest; None where there is none, or one that cannot be read, as it can be
+    simulated again."""
     path = _path(key, "timelines")
     if not path.exists():
         return None
-    with one_clear_line(path), np.load(path, allow_pickle=False) as file:
-        parts = dict(file)
+    try:
+        with one_clear_line(path), np.load(path, allow_pickle=False) as file:
+            parts = dict(file)
+    except InputError:
+        return None
     about = json.loads(str(parts.pop("about")))
     for name, categories in CATEGORIES.items():
         parts[name] = pd.Categorical.from_codes(parts[name], categories=list(categories))

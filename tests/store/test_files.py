@@ -16,7 +16,7 @@ from engine.jobs.protocol import Context
 from engine.jobs.tasks import problem_arguments
 from engine.model import MoEModel
 from engine.plan import Plan
-from engine.problem import make_problem
+from engine.problem import Problem, make_problem
 from engine.simulate.inference import simulate
 from engine.simulate.metrics import simulation_digest
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
@@ -174,12 +174,16 @@ def test_a_damaged_recording_is_bad_input(own_data_folder):
         store.load_workload(digest)
 
 
+def kept_problem() -> Problem:
+    """A small problem whose recording is in the data folder."""
+    model = MoEModel(name="tiny", layers=3, experts=6, experts_per_token=2, d_model=32, d_ff=64)
+    cluster = cluster_presets()["mixed-8"].cluster.part([0, 2, 4])
+    store.save_workload(WORKLOADS["trace"])
+    return make_problem(WORKLOADS["trace"], cluster, model, Datasheet())
+
+
 def test_a_simulated_timeline_comes_back_as_it_was_and_is_kept_where_it_took_long(own_data_folder, monkeypatch):
-    problem = make_problem(
-        WORKLOADS["trace"], cluster_presets()["mixed-8"].cluster.part([0, 2, 4]),
-        MoEModel(name="tiny", layers=3, experts=6, experts_per_token=2, d_model=32, d_ff=64), Datasheet(),
-    )  # fmt: skip
-    store.save_workload(problem.workload)
+    problem = kept_problem()
     arguments = problem_arguments(problem) | {"systems": [{"name": "linear"}]}
     context = Context(own_data_folder)
 
@@ -199,3 +203,13 @@ def test_a_simulated_timeline_comes_back_as_it_was_and_is_kept_where_it_took_lon
         assert list(kept.events[column].cat.categories) == list(simulated.events[column].cat.categories)
     with pytest.raises(InputError, match="not the digest"):
         store.load_timeline("../../etc/passwd")
+    (own_data_folder / "timelines" / f"{key}.npz").write_bytes(b"PK torn")
+    assert store.load_timeline(key) is None
+
+
+def test_a_timeline_that_cannot_be_kept_costs_no_plan(own_data_folder, monkeypatch):
+    problem = kept_problem()
+    monkeypatch.setattr(tasks, "LONG", 0)
+    (own_data_folder / "timelines").write_text("a file where the folder should be")
+    found = tasks.optimise(problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder))
+    assert len(found["candidates"]) == 1
