@@ -1,6 +1,6 @@
 #!/bin/sh
-# The browser tests need Chromium, network tests iproute2, and the store is also tested on PostgreSQL. Installs them where it may; without them those tests are
-# skipped, and say so.
+# The browser tests need Chromium, network tests iproute2, and the store is also tested on PostgreSQL. Installs them where it
+# may; without them those tests are skipped, and say so.
 set -u
 missing=""
 command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || missing="$missing chromium"

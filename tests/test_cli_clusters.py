@@ -11,6 +11,7 @@ import yaml
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster
 from tests.launch.cluster_fakes import JOB_NUMBER, install_slurm
+from tests.launch.launches_for_clusters import shared_folder
 from tests.test_cli import INPUTS, CommandLine
 
 
@@ -21,10 +22,7 @@ def engine(capsys) -> CommandLine:
 
 @pytest.fixture
 def shared(tmp_path) -> Path:
-    """The folder that a cluster shares, with a name that tries to be a command."""
-    folder = tmp_path / 'it\'s $(touch owned) ${HOME} "100%j"'
-    folder.mkdir()
-    return folder
+    return shared_folder(tmp_path)
 
 
 @pytest.fixture

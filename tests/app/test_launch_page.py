@@ -57,17 +57,24 @@ def plan(problem: Problem, name: str, *systems: str) -> list[Plan]:
 JOB, ANOTHER = "20250102T030405000006-0123abcd", "20250102T030405000007-0123abcd"
 
 
+def session_with_plans(folder: Path, opened: int, **more: str) -> tuple[str, list[Plan]]:
+    """A session of the sample in the data folder `folder`, with a linear plan and one that sends shortest first; its token
+    and its plans. opened: which is open; more: what else the session keeps. SWITCHYARD_DATA must name the folder."""
+    app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
+    plans = plan(problem_of(app), JOB, "linear", "sjf")
+    (kept,) = (folder / "sessions").iterdir()
+    known = {"plan_jobs": [JOB], "plan": plans[opened].id} | more
+    write_atomically(kept, json.dumps(json.loads(kept.read_text()) | known))
+    return kept.stem, plans
+
+
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[Plan]]:
     """A data folder with a session of the sample and two plans, the first of them open; its token and its plans."""
     folder = tmp_path_factory.mktemp("session") / "data"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWITCHYARD_DATA", str(folder))
-        app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
-        plans = plan(problem_of(app), JOB, "linear", "sjf")
-        (kept,) = (folder / "sessions").iterdir()
-        write_atomically(kept, json.dumps(json.loads(kept.read_text()) | {"plan_jobs": [JOB], "plan": plans[0].id}))
-    return folder, kept.stem, plans
+        return folder, *session_with_plans(folder, 0)
 
 
 def comes_from(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:

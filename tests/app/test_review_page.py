@@ -17,7 +17,6 @@ from app.review_words import words
 from engine import store
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
-from engine.jobs.protocol import write_atomically
 from engine.jobs.tasks import problem_arguments
 from engine.launch.wanted import Wanted
 from engine.plan import Placement, Plan, SendOrder
@@ -30,8 +29,8 @@ from engine.store.database import database
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace
-from tests.app.test_launch_page import JOB, MAIN, comes_from, plan, problem_of
-from tests.app.test_pages import open_sample, visit
+from tests.app.test_launch_page import MAIN, comes_from, problem_of, session_with_plans
+from tests.app.test_pages import visit
 from tests.app.test_step_page import press, said
 from tests.jobs.launched import finish, request_of
 
@@ -44,13 +43,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[P
     folder = tmp_path_factory.mktemp("session") / "data"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWITCHYARD_DATA", str(folder))
-        app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
-        plans = plan(problem_of(app), JOB, "linear", "sjf")
-        (kept,) = (folder / "sessions").iterdir()
-        write_atomically(
-            kept, json.dumps(json.loads(kept.read_text()) | {"plan_jobs": [JOB], "plan": plans[1].id, "person": "Ana"})
-        )
-    return folder, kept.stem, plans
+        return folder, *session_with_plans(folder, 1, person="Ana")
 
 
 @pytest.fixture

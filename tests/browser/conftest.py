@@ -1,6 +1,6 @@
 """A studio of its own for every test module, and a browser page that fails the test on any error or outside request."""
 
-import json
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -11,15 +11,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from streamlit.testing.v1 import AppTest
 
-from engine.jobs.protocol import write_atomically
 from tests.app import warm
-from tests.app.test_launch_page import JOB, MAIN, plan, problem_of
-from tests.app.test_pages import open_sample
+from tests.app.test_launch_page import session_with_plans
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = Path(__file__).parent / "screenshots"
@@ -104,7 +102,14 @@ def page(browser: Browser, start_studio) -> Iterator[Page]:
 
     It closes before the studio does, since a lost connection is an error too.
     """
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
+    with watched_page(browser, viewport={"width": 1440, "height": 900}) as page:
+        yield page
+
+
+@contextlib.contextmanager
+def watched_page(browser: Browser, **options: Any) -> Iterator[Page]:
+    """A page of a browser of its own, which fails the test for what `page` says, and for any dialog."""
+    context = browser.new_context(accept_downloads=True, **options)
     page = context.new_page()
     page.add_init_script(STILL)
     page.set_default_timeout(60_000)
@@ -112,6 +117,7 @@ def page(browser: Browser, start_studio) -> Iterator[Page]:
     page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
     page.on("console", lambda message: _note_console(message, faults))
     page.on("request", lambda request: _note_request(request.url, faults))
+    page.on("dialog", lambda dialog: faults.append(f"a script ran: {dialog.message}") or dialog.dismiss())
     yield page
     context.close()
     assert not faults, "\n".join(faults)
@@ -121,11 +127,7 @@ def page(browser: Browser, start_studio) -> Iterator[Page]:
 def planned(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The token of a session of the sample with two plans, linear and shortest first, the first of them open."""
     monkeypatch.setenv("SWITCHYARD_DATA", str(data_folder))
-    app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
-    first, _ = plan(problem_of(app), JOB, "linear", "sjf")
-    (kept,) = (data_folder / "sessions").iterdir()
-    write_atomically(kept, json.dumps(json.loads(kept.read_text()) | {"plan_jobs": [JOB], "plan": first.id}))
-    return kept.stem
+    return session_with_plans(data_folder, 0)[0]
 
 
 def _note_console(message, faults: list[str]) -> None:

@@ -1,17 +1,13 @@
 """Two people in two browsers decide on a plan: each sees what the other does, and whoever has the report needs no studio."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from streamlit.testing.v1 import AppTest
 
-from engine.jobs.protocol import write_atomically
-from tests.app.test_launch_page import JOB, MAIN, plan, problem_of
-from tests.app.test_pages import open_sample
-from tests.browser.conftest import _note_console, _note_request, settle, shoot
+from tests.app.test_launch_page import session_with_plans
+from tests.browser.conftest import settle, shoot, watched_page
 
 HOSTILE = "<img src=x onerror=alert(1)> **bold**"
 SCRIPT = "<script>alert(2)</script> why *not*?"
@@ -23,26 +19,14 @@ SOON = 20_000
 def planned(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The token of a session of the sample with two plans, the second of them open."""
     monkeypatch.setenv("SWITCHYARD_DATA", str(data_folder))
-    app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
-    plans = plan(problem_of(app), JOB, "linear", "sjf")
-    (kept,) = (data_folder / "sessions").iterdir()
-    write_atomically(kept, json.dumps(json.loads(kept.read_text()) | {"plan_jobs": [JOB], "plan": plans[1].id}))
-    return kept.stem
+    return session_with_plans(data_folder, 1)[0]
 
 
 @pytest.fixture
 def other(browser: Browser, start_studio) -> Iterator[Page]:
     """A second browser, dark and narrow, as strict as the first."""
-    context = browser.new_context(viewport={"width": 1024, "height": 900}, color_scheme="dark", accept_downloads=True)
-    page, faults = context.new_page(), []
-    page.set_default_timeout(60_000)
-    page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
-    page.on("console", lambda message: _note_console(message, faults))
-    page.on("request", lambda request: _note_request(request.url, faults))
-    page.on("dialog", lambda dialog: faults.append(f"a script ran: {dialog.message}") or dialog.dismiss())
-    yield page
-    context.close()
-    assert not faults, "\n".join(faults)
+    with watched_page(browser, viewport={"width": 1024, "height": 900}, color_scheme="dark") as page:
+        yield page
 
 
 def call_oneself(page: Page, name: str) -> None:

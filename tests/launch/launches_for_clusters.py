@@ -36,3 +36,10 @@ def launch_for(where: Destination, limit: float = 600.0, model: MoEModel = MODEL
     )
     trace = RoutingTrace("made up", experts, 8)
     return prepare([plan], trace, model, where.devices, where.ranks, repeats=2, limit=limit)
+
+
+def shared_folder(at: Path) -> Path:
+    """The folder that a cluster shares, with a name that tries to be a command."""
+    folder = at / 'it\'s $(touch owned) ${HOME} "100%j"'
+    folder.mkdir()
+    return folder

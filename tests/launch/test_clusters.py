@@ -19,17 +19,14 @@ from engine.launch import clusters
 from engine.launch.request import ROOT, dry_run
 from engine.launch.spec import REPORT
 from tests.launch.cluster_fakes import JOB_NUMBER, Kubernetes, as_kubelet_expands, install_slurm
-from tests.launch.launches_for_clusters import destination, launch_for
+from tests.launch.launches_for_clusters import destination, launch_for, shared_folder
 
 HANDLE = f"slurm://switchyard/{JOB_NUMBER}"
 
 
 @pytest.fixture
 def shared(tmp_path) -> Path:
-    """The folder that a cluster shares, with a name that tries to be a command."""
-    folder = tmp_path / 'it\'s $(touch owned) ${HOME} "100%j"'
-    folder.mkdir()
-    return folder
+    return shared_folder(tmp_path)
 
 
 @pytest.fixture
