@@ -27,6 +27,7 @@ _NOTICE, _EDIT_ROUND, _TOKEN = "notice", "edit_round", "token"
 _TABLE_BASE, _UPLOADS, _WATCHED, _SHOWN = "table_base", "uploads", "watched", "launch_shown"
 _RUN_FOLDERS, _DRAWN, _TOUR = "run_folders", "drawn", "tour"
 _PERSON, _SAVED, _WORKSPACE = "person", "saved", "workspace"
+_WHAT_IF = "what_if"
 _REVIEWED, _LINK, _REFUSED, _WRITTEN = "reviewed", "link", "refused", "written"
 _PARAMETER = "session"
 DATASHEET = {"source": "datasheet"}
@@ -64,12 +65,14 @@ def _fill(kept: dict) -> None:
     session[_STEPS], session[_SOURCES] = kept.get(_STEPS, {}), kept.get(_SOURCES, {})
     session[_PERSON], session[_SAVED] = kept.get(_PERSON), kept.get(_SAVED, {})
     session[_WORKSPACE], session[_TOUR] = kept.get(_WORKSPACE), kept.get(_TOUR)
+    session[_WHAT_IF] = kept.get(_WHAT_IF, {})
     session[_EDIT_ROUND] = 0
 
 
 _KEPT = (
     _WORKLOADS, _WORKLOAD, _PLAN_JOBS, _LAUNCH_JOBS, _PLAN, _SECOND, _OTHERS, _IN_USE, _MODEL_OF, _STUDY_JOBS, _GRAPH,
     _COST, _STEPS, _SOURCES, _TAKEN, _PERSON, _SAVED, _WORKSPACE, _TOUR,
+    _WHAT_IF,
 )  # fmt: skip
 """Keys whose values are plain JSON and are kept with the session."""
 
@@ -263,6 +266,17 @@ def study_job(kind: str) -> str | None:
 def set_study_job(kind: str, id: str) -> None:
     st.session_state[_STUDY_JOBS] = {**st.session_state[_STUDY_JOBS], kind: id}
     _keep()
+
+
+def what_if() -> dict[str, float | str]:
+    """Where the sliders of the What-if page were left, by what they change."""
+    return st.session_state[_WHAT_IF]
+
+
+def keep_what_if(at: dict[str, float | str]) -> None:
+    if (left := what_if() | at) != what_if():
+        st.session_state[_WHAT_IF] = left
+        _keep()
 
 
 def taken() -> dict[str, str]:

@@ -123,22 +123,29 @@ def sliders_of(problem: Problem) -> list[Slider]:
 
 def choose(problem: Problem) -> Change:
     """The sliders, and the change that they stand for."""
-    sliders = sliders_of(problem)
-    factors = {
-        one.field: st.select_slider(one.label, one.values, 1.0, units.ratio, key=_key(one.field), help=one.help)
+    sliders, kept = sliders_of(problem), state.what_if()
+    at = {
+        one.field: st.select_slider(
+            one.label, one.values, kept[one.field] if kept.get(one.field) in one.values else 1.0, units.ratio,
+            key=_key(one.field), help=one.help,
+        )
         for one in sliders
-    }
+    }  # fmt: skip
+    factors = dict(at)
     if problem.step is None:
-        dtype = st.selectbox(
-            "Numbers", DTYPES, 0, lambda one: f"{one} ({problem.model.dtype})" if one == AS_NOW else one, key=_key("dtype"),
+        at["dtype"] = st.selectbox(
+            "Numbers", DTYPES, DTYPES.index(kept.get("dtype", AS_NOW)),
+            lambda one: f"{one} ({problem.model.dtype})" if one == AS_NOW else one, key=_key("dtype"),
             help="what experts compute with and tokens are sent as",
         )  # fmt: skip
-        factors["dtype"] = None if dtype in (AS_NOW, problem.model.dtype) else dtype
-        factors["noise"] = st.slider(
-            "Imprecise traffic", 0, MOST_NOISE, 0, 5, "%d %%", key=_key("noise"),
+        at["noise"] = st.slider(
+            "Imprecise traffic", 0, MOST_NOISE, kept.get("noise", 0), 5, "%d %%", key=_key("noise"),
             help="share of every layer's tokens that go where other layers send theirs, as in Aurora's Q4: the plan knows "
             "nothing of it (one layer: experts shuffled)",
-        ) / 100  # fmt: skip
+        )  # fmt: skip
+        factors["dtype"] = None if at["dtype"] in (AS_NOW, problem.model.dtype) else at["dtype"]
+        factors["noise"] = at["noise"] / 100
+    state.keep_what_if(at)
     change = Change(**factors)
     st.button("Back to how things are", icon=":material/restart_alt:", disabled=change.is_none, on_click=_reset,
               args=([one.field for one in sliders],), width="stretch")  # fmt: skip

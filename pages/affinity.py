@@ -63,14 +63,20 @@ def layer_pair() -> tuple[int, int]:
     last = trace.layers - 1
     if last == 1:
         return 0, 1
-    if LAYERS not in st.session_state or max(st.session_state[LAYERS]) > last:
-        st.session_state[LAYERS] = (0, 1)
-    elif playing:
-        low, high = st.session_state[LAYERS]
+    start, (low, high) = st.session_state.get(LAYERS, ((0, 1), (0, 1)))
+    if high > last:
+        start = low, high = 0, 1
+    if playing:
         high = max(high, low + 1)
-        st.session_state[LAYERS] = (low + 1, high + 1) if high < last else (0, high - low)
-    low, high = st.slider("Layers compared", 0, last, key=LAYERS, on_change=pause,
-                          help="any two: from which to which")  # fmt: skip
+        start = (low + 1, high + 1) if high < last else (0, high - low)
+    elif f"{LAYERS}-{start}" not in st.session_state:
+        start = low, high
+    # A slider of its own for every step: one that is moved by the program can be drawn at its ends first, and a busy
+    # browser then answers with those.
+    shown = st.slider("Layers compared", 0, last, start, key=f"{LAYERS}-{start}", on_change=pause,
+                      help="any two: from which to which")  # fmt: skip
+    st.session_state[LAYERS] = start, shown
+    low, high = shown
     return (low, high) if low < high else (low, low + 1) if low < last else (low - 1, low)
 
 

@@ -1,10 +1,14 @@
 """What every test shares: a data folder of its own, and a plain word at the end on what was not run."""
 
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
 import pytest
+
+from tests import warm
 
 
 @pytest.fixture(autouse=True)
@@ -13,6 +17,21 @@ def own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "data"
     monkeypatch.setenv("SWITCHYARD_DATA", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def warm_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the process of `tests.warm` is asked."""
+    address = tmp_path_factory.mktemp("warm") / "address"
+    with warm.serving(address):
+        yield address
+
+
+@pytest.fixture
+def warm_python(warm_process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs, commands and ranks start in a moment, where how they start is not the point."""
+    monkeypatch.setattr(sys, "executable", str(warm.PYTHON))
+    monkeypatch.setenv(warm.ADDRESS, str(warm_process))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -383,7 +383,7 @@ def test_bad_input_is_answered_with_one_line(engine, tmp_path, make):
 
 
 @pytest.mark.parametrize("make", [hole, pickle_in_npy, unwritable_plan], ids=lambda make: make.__name__)
-def test_bad_input_to_a_real_process(tmp_path, make):
+def test_bad_input_to_a_real_process(tmp_path, make, warm_python):
     arguments, parts = make(tmp_path)
     run = subprocess.run(
         [sys.executable, "-m", "engine", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True
@@ -487,7 +487,7 @@ def test_from_recording_to_comparison_in_real_processes(tmp_path):
     assert json.loads(run("compare", path, path, "--json"))["plans"][1]["speedup"] == 1.0
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
+def test_a_reader_that_has_seen_enough_is_no_error(warm_python):
     process = subprocess.Popen(
         python_m_engine("inspect", *[RECORDING] * 40),
         cwd=ROOT,

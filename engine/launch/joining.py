@@ -71,22 +71,28 @@ def _meet(rank: int, ranks: int, patience: float) -> dist.Store:
     alarm.daemon = True
     alarm.start()
     try:
-        store = dist.TCPStore(host, port, ranks, rank == 0 and not served, wait, wait_for_workers=False)
-    except dist.DistError as error:
-        if "EADDRINUSE" in str(error):
-            raise InputError(f"port {port} of {host}, where the ranks meet, is in use by another program") from None
-        raise absent from None
+        try:
+            store = dist.TCPStore(host, port, ranks, rank == 0 and not served, wait, wait_for_workers=False)
+        except dist.DistError as error:
+            if "EADDRINUSE" in str(error):
+                raise InputError(f"port {port} of {host}, where the ranks meet, is in use by another program") from None
+            raise absent from None
+        _gather(store, rank, ranks, patience)
+    finally:
+        alarm.cancel()
+    return store
+
+
+def _gather(store: dist.Store, rank: int, ranks: int, patience: float) -> None:
+    """Wait for all ranks. Raises InputError that names those that have not come."""
     keys = [f"joined/{one}" for one in range(ranks)]
     store.set(keys[rank], "")
     try:
-        store.wait(keys, wait)
+        store.wait(keys, timedelta(seconds=patience))
     except dist.DistStoreError:
         missing = [str(one) for one, key in enumerate(keys) if not store.check([key])]
         who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
         raise InputError(f"{who} did not join within {patience:g} s") from None
-    finally:
-        alarm.cancel()
-    return store
 
 
 def _end(error: Exception) -> NoReturn:

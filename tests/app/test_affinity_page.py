@@ -17,7 +17,7 @@ from tests.app.test_pages import ROOT, open_sample, visit
 
 
 @pytest.fixture
-def app(warm_jobs) -> AppTest:
+def app(warm_python) -> AppTest:
     """The sample, opened."""
     return open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
 
@@ -83,16 +83,16 @@ def test_the_sample_under_the_linear_placement(app: AppTest) -> None:
 
 def test_any_two_layers_and_play(app: AppTest) -> None:
     visit(app, "affinity")
-    app.slider(key="affinity-layers").set_range(2, 5).run()
+    app.slider[0].set_range(2, 5).run()
     choose(app, "affinity-order", "Grouped by GPU")
     assert "on one GPU in both layers (layers 2 and 5)" in titles(app)[0]
     app.toggle(key="affinity-play").set_value(True).run()
-    assert app.slider(key="affinity-layers").value == (3, 6)
+    assert app.slider[0].value == (3, 6)
     app.run()
-    assert app.slider(key="affinity-layers").value == (4, 7)
+    assert app.slider[0].value == (4, 7)
     app.run()
-    assert app.slider(key="affinity-layers").value == (0, 3)
-    app.slider(key="affinity-layers").set_range(6, 6).run()
+    assert app.slider[0].value == (0, 3)
+    app.slider[0].set_range(6, 6).run()
     assert not app.toggle(key="affinity-play").value, "moving the slider by hand ends the playing"
     assert "layers 6 and 7" in titles(app)[0] and not app.exception
 

@@ -218,7 +218,7 @@ def test_without_tokens_nothing_is_busy() -> None:
     assert {gpu.share for gpu in overlay.gpus} == {0.0}
 
 
-def test_the_open_plan_is_offered_for_its_own_cluster_only(warm_jobs) -> None:
+def test_the_open_plan_is_offered_for_its_own_cluster_only(warm_python) -> None:
     app = open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
     visit(app, "cluster")
     assert not app.toggle

@@ -12,7 +12,7 @@ from tests.app.test_pages import ROOT, open_sample, plan_the_sample, visit
 
 
 @pytest.fixture
-def app(warm_jobs) -> AppTest:
+def app(warm_python) -> AppTest:
     return open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
 
 

@@ -92,7 +92,7 @@ def test_a_model_that_does_not_fit_is_answered_where_it_matters(app: AppTest) ->
     assert not app.error
 
 
-@pytest.mark.usefixtures("warm_jobs")
+@pytest.mark.usefixtures("warm_python")
 def test_a_plan_for_another_cluster_is_not_shown_as_if_it_fitted(app: AppTest) -> None:
     open_sample(app)
     plan_the_sample(app)
@@ -103,7 +103,7 @@ def test_a_plan_for_another_cluster_is_not_shown_as_if_it_fitted(app: AppTest) -
     assert any("Choose a plan in the row above" in info.value for info in app.info)
 
 
-@pytest.mark.usefixtures("warm_jobs")
+@pytest.mark.usefixtures("warm_python")
 def test_a_traffic_matrix_can_be_planned_and_says_why_it_cannot_be_launched(app: AppTest) -> None:
     open_sample(app)
     next(button for button in app.button if button.label == "Traffic 8 × 8").click()
@@ -114,7 +114,7 @@ def test_a_traffic_matrix_can_be_planned_and_says_why_it_cannot_be_launched(app:
     assert "no tokens to replay" in app.error[0].value.replace("\\", "")
 
 
-@pytest.mark.usefixtures("warm_jobs")
+@pytest.mark.usefixtures("warm_python")
 def test_a_session_is_found_again_by_its_address(app: AppTest) -> None:
     open_sample(app)
     plan_the_sample(app)
@@ -133,7 +133,7 @@ def test_a_session_link_cannot_leave_the_data_folder() -> None:
     assert app.info
 
 
-@pytest.mark.usefixtures("warm_jobs")
+@pytest.mark.usefixtures("warm_python")
 def test_a_recording_of_nothing_but_padding_breaks_no_page(app: AppTest) -> None:
     open_sample(app)
     nothing = RoutingTrace("nothing", np.full((16, 8, 1), -1, dtype=np.int16), 16)

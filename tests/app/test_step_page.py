@@ -50,7 +50,7 @@ def empty(app: AppTest, cluster: str = "lancet-p4de-2-nodes", model: str = "GPT2
 
 
 @pytest.fixture
-def app(warm_jobs) -> AppTest:
+def app(warm_python) -> AppTest:
     return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
 
 

@@ -204,7 +204,7 @@ def test_the_search_for_markup_finds_it() -> None:
     assert len(markup(AppTest.from_function(script, args=(HOSTILE,)).run())) == 4
 
 
-@pytest.mark.usefixtures("warm_jobs")
+@pytest.mark.usefixtures("warm_python")
 def test_names_in_files_are_never_markup_on_any_page(app: AppTest) -> None:
     short = HOSTILE[:20] + "**zz**:red[r]"
     cluster = json.loads(next(iter(cluster_presets().values())).cluster.to_json())

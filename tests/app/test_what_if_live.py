@@ -20,7 +20,7 @@ from tests.studies.test_what_if import small
 
 
 @pytest.fixture
-def app(warm_jobs) -> AppTest:
+def app(warm_python) -> AppTest:
     return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
 
 
@@ -67,9 +67,20 @@ def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
     plan, change = linear_plan(problem), Change(network=2, noise=0.3, dtype="fp8")
     now, then = simulate(plan, problem).total, simulate(plan, changed(problem, change)).total
     assert titles(page, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
-    button(page, "Back to how things are").click()
-    page.run()
-    assert titles(page, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
+    visit(page, "timeline")
+    visit(page, "what_if")
+    assert page.slider(key="what-if-noise").value == 30, "another page was looked at"
+    later = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    later.query_params["session"] = page.session_state["token"]
+    visit(later.run(), "what_if")
+    for one in (page, later):
+        assert titles(one, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
+        button(one, "Back to how things are").click()
+        one.run()
+        assert titles(one, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
+        visit(one, "timeline")
+        visit(one, "what_if")
+        assert one.slider(key="what-if-noise").value == 0
 
 
 def test_a_change_that_cannot_be_is_answered_and_what_is_stays(page: AppTest) -> None:

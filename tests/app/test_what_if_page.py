@@ -16,7 +16,7 @@ STEP = TrainingStep(batch=8, sequence_length=16, heads=4, dense_d_ff=96, vocabul
 
 
 @pytest.fixture
-def app(warm_jobs) -> AppTest:
+def app(warm_python) -> AppTest:
     return AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run()
 
 

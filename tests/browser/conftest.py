@@ -1,7 +1,6 @@
 """A studio of its own for every test module, and a browser page that fails the test on any error or outside request."""
 
 import contextlib
-import multiprocessing
 import os
 import shutil
 import socket
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.app import warm
+from tests import warm
 from tests.app.test_launch_page import session_with_plans
 
 ROOT = Path(__file__).parents[2]
@@ -62,25 +61,21 @@ def data_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start_studio(data_folder: Path) -> Iterator[Callable[..., str]]:
+def start_studio(data_folder: Path, warm_process: Path) -> Iterator[Callable[..., str]]:
     """Start a studio on a free port: `start_studio("--sample")` returns its address. cold: as a person starts it, not from a
     process that has imported everything."""
-    servers: list[subprocess.Popen | multiprocessing.Process] = []
+    servers: list[subprocess.Popen] = []
 
     def start(*arguments: str, cold: bool = False) -> str:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         log = data_folder.parent / f"studio-{port}.log"
-        command = ["run", "app/main.py", "--server.port", str(port), "--", *arguments]
-        environment = os.environ | {"SWITCHYARD_DATA": str(data_folder)}
-        if cold:
-            with log.open("wb") as output:
-                servers.append(subprocess.Popen(
-                    [sys.executable, "-m", "streamlit", *command], cwd=ROOT, env=environment, stdout=output, stderr=output
-                ))  # fmt: skip
-        else:
-            servers.append(warm.serve(command, dict(environment), log))
+        python = sys.executable if cold else str(warm.PYTHON)
+        command = [python, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--", *arguments]
+        environment = os.environ | {"SWITCHYARD_DATA": str(data_folder), warm.ADDRESS: str(warm_process)}
+        with log.open("wb") as output:
+            servers.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output))
         address = f"http://127.0.0.1:{port}"
         for _ in range(300):
             try:
@@ -93,7 +88,7 @@ def start_studio(data_folder: Path) -> Iterator[Callable[..., str]]:
     yield start
     for server in servers:
         server.terminate()
-        server.wait(10) if isinstance(server, subprocess.Popen) else server.join(10)
+        server.wait(10)
 
 
 @pytest.fixture

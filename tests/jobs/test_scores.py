@@ -27,6 +27,8 @@ from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 from tests.strategies import cluster_of, make_gpu
 from tests.systems.samples import EIGHT, chained, problem_of, sample, sample_model, sample_problem
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 FOUR = cluster_of(*[make_gpu()] * 4)
 
 

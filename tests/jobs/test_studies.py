@@ -12,6 +12,8 @@ from engine.jobs.runner import Job, State
 from engine.studies.affinity import OutOfDistribution, TokensEnough
 from engine.workload import ExpertLoad, RoutingTrace
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 
 def recording(seed: int, layers: int = 4) -> str:
     """Digest of a kept recording in which every token follows one of two chains of experts."""

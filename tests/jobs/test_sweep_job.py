@@ -17,6 +17,8 @@ from engine.studies.sweep import SweepPoint
 from engine.training import TrainingStep, balanced_load
 from tests.strategies import cluster_of, make_gpu, make_model
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 SMALL = TrainingStep(batch=8, sequence_length=16, heads=4, dense_d_ff=96, vocabulary=2000)
 
 

@@ -15,13 +15,11 @@ from engine.studies.capacity import capacity, parts_of
 from engine.studies.sensitivity import parameters_of, sensitivity
 from engine.studies.what_if import Change, changed
 from engine.systems import SYSTEMS, run
-from tests.app import warm
 from tests.studies.test_what_if import small
 
 
 @pytest.fixture
-def problem(monkeypatch: pytest.MonkeyPatch) -> Problem:
-    monkeypatch.setattr(runner, "_spawn", warm.spawn)
+def problem(warm_python: None) -> Problem:
     found = small()
     store.save_workload(found.workload)
     return found

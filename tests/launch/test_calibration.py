@@ -242,7 +242,7 @@ def test_every_call_takes_other_weights():
 # Real ranks
 
 
-def test_the_command_from_the_devices_to_prices(engine, tmp_path):
+def test_the_command_from_the_devices_to_prices(engine, tmp_path, warm_python):
     path = tmp_path / "profile.json"
     code, out, errors = engine("calibrate", "--ranks", 2, "--quick", "-o", path)
     assert code == 0, errors

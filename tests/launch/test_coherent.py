@@ -1,6 +1,7 @@
 """Context-coherent execution: the same outputs on every rank, and the traffic that was simulated."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +24,8 @@ from engine.workload import RoutingTrace
 from tests.launch import lockstep
 from tests.launch.test_layer import model_of, unplanned
 from tests.launch.test_local import EXPERTS, LAYERS, MODEL, MODES, K, plan_for, recording
+
+pytestmark = pytest.mark.usefixtures("warm_python")
 
 HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
 

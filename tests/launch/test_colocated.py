@@ -22,6 +22,8 @@ from engine.workload import RoutingTrace
 from tests.launch import lockstep
 from tests.launch.test_local import EXPERTS, HOST, LAYERS, MODEL, UNEVEN, plan_for, recording
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 RANKS = 3
 PATIENCE = 20.0
 OTHER = MODEL.model_copy(update={"name": "other", "experts_per_token": 1, "d_model": 48, "ffn_matrices": 2})

@@ -1,8 +1,8 @@
 """Exchanges between three real ranks: every row arrives where it belongs, whatever the order, and a pace is kept."""
 
 import json
+import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +11,22 @@ import pytest
 from engine.launch.exchange import MOST_SLICES, SLICE, slices
 from engine.launch.links import Links
 from engine.launch.routes import Piece, pieces
+from tests import warm
 from tests.launch.exchange_cases import MODES, PACED_RATES, counts_of, schedule_of
 
 RANKS, ROOT = 3, Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> list[dict]:
+def found(tmp_path_factory, warm_process) -> list[dict]:
     """What every rank has found."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "tests.launch.exchange_ranks"]
-    ranks = [subprocess.Popen([*command, str(rank), str(RANKS), str(folder)], cwd=ROOT) for rank in range(RANKS)]
+    command = [str(warm.PYTHON), "-m", "tests.launch.exchange_ranks"]
+    environment = os.environ | {warm.ADDRESS: str(warm_process)}
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(RANKS), str(folder)], cwd=ROOT, env=environment)
+        for rank in range(RANKS)
+    ]
     try:
         assert [rank.wait(60) for rank in ranks] == [0] * RANKS
     finally:

@@ -105,7 +105,9 @@ def test_a_rank_that_hangs_ends_the_launch_at_its_limit_and_is_named(tmp_path, m
     monkeypatch.setattr(processes, "time", clock)
 
     def act() -> None:
-        rank(1, folder).suspend()
+        hanging = rank(1, folder)
+        hanging.suspend()
+        until(lambda: hanging.status() == psutil.STATUS_STOPPED, 5)
         late.append(True)
 
     text = fail_on_testbed(prepare(ranks=2, repeats=100), folder, act)

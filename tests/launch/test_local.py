@@ -277,7 +277,7 @@ def rows_of(launch: launching.Launch) -> np.ndarray:
     return rows
 
 
-def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path):
+def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path, warm_python):
     launch = launching.prepare([plan_for(recording(), mode) for mode in MODES], recording(), MODEL, HOST, 2, repeats=3)
     told: list[tuple[float, str]] = []
     whole = local.run(launch, tmp_path / "run", never, lambda done, message, *more: told.append((done, message)))
@@ -294,11 +294,11 @@ def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path):
     shares = [done for done, _ in told]
     assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
     assert told[0][1] == "measuring this machine"
-    assert any("pass 3 of 3, concurrent, layer 3 of 3" in message for _, message in told)
+    assert any(message.startswith("pass 3 of 3, concurrent, layer ") for _, message in told)
     assert not processes_of(tmp_path)
 
 
-def test_four_ranks_with_uneven_slots_a_replica_and_padding(tmp_path):
+def test_four_ranks_with_uneven_slots_a_replica_and_padding(tmp_path, warm_python):
     trace = recording(padding=0.2)
     launch = prepare(ranks=4, trace=trace, plan=plan_for(trace, "shared", UNEVEN))
     assert launch.spec.plans[0].placement is UNEVEN and UNEVEN.slots[0].tolist() == [4, 2, 2, 1]
@@ -316,7 +316,7 @@ def test_four_ranks_with_uneven_slots_a_replica_and_padding(tmp_path):
             np.testing.assert_allclose(to_host[:, 2:], planned[:, 2:], rtol=1e-9)
 
 
-def test_one_rank_has_no_network_and_a_launch_writes_into_its_folder_only(tmp_path, monkeypatch):
+def test_one_rank_has_no_network_and_a_launch_writes_into_its_folder_only(tmp_path, monkeypatch, warm_python):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     launch = prepare("matched", 1, repeats=1)
@@ -508,7 +508,7 @@ def optimise_arguments(trace: RoutingTrace, model: MoEModel, cluster: Cluster, s
     }  # fmt: skip
 
 
-def test_an_optimise_job_ends_with_a_candidate_of_every_system(start_job):
+def test_an_optimise_job_ends_with_a_candidate_of_every_system(start_job, warm_python):
     cluster, trace = cluster_presets()["mixed-8"].cluster, recording()
     systems = [{"name": "linear"}, {"name": "aurora", "options": {"time_limit": 0.3, "order": "matched"}}]
     job = start_job("optimise", optimise_arguments(trace, MODEL, cluster, systems))
@@ -523,7 +523,7 @@ def test_an_optimise_job_ends_with_a_candidate_of_every_system(start_job):
     assert candidates[1]["metrics"]["total"] <= candidates[0]["metrics"]["total"]
 
 
-def test_an_optimise_job_that_is_cancelled_halfway_stops_within_two_seconds_and_keeps_its_best(start_job):
+def test_an_optimise_job_that_is_cancelled_halfway_stops_within_two_seconds_and_keeps_its_best(start_job, warm_python):
     layers, experts = 26, 64
     rng = np.random.default_rng(2)
     chosen = np.argsort(rng.random((4000, layers, experts)) ** np.linspace(0.5, 3, experts), axis=-1)[:, :, :6]

@@ -1,0 +1,119 @@
+"""Processes from one that has everything imported already: as real as any other, and on their feet at once.
+
+Studios, jobs, commands, torchrun and its ranks are started with `sys.executable`. Where it is not the point how they start,
+it is `warm_python`, which asks the process here for a fork. `tests/browser/test_main_job.py` and the tests of how a launch
+comes to an end start theirs cold, as a person does.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PYTHON = Path(__file__).parent / "warm_python"
+ADDRESS = "SWITCHYARD_TESTS_WARM"
+"""Where `warm_python` finds the process, in its environment."""
+IMPORTED = (
+    "engine.jobs.tasks", "engine.jobs.studies", "engine.jobs.scores", "engine.launch.worker", "engine.launch.measure",
+    "engine.launch.step.run", "engine.launch.step.calibrate", "torch.distributed.run", "streamlit.web.cli", "app.cached",
+    "app.launch_form", "app.launch_report", "app.review_list", "app.what_if_live", "app.what_if_studies", "app.affinity_study",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def serving(address: Path) -> Iterator[None]:
+    """Inside, `warm_python` works in whoever has `ADDRESS` in the environment."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(address))
+        listener.listen(64)
+        command = [sys.executable, "-m", __name__, str(listener.fileno())]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=[listener.fileno()]):
+            yield
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork a process for everyone who asks, until whoever started this one has ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who is forked here is waited for by nobody
+    while select.select([listener, sys.stdin], [], [])[0] == [listener]:
+        asking, _ = listener.accept()
+        for module in IMPORTED:  # not before somebody asks: most runs of a few tests start nothing
+            importlib.import_module(module)
+        with asking:
+            if os.fork() == 0:
+                listener.close()
+                os._exit(_keep(asking))
+
+
+def _keep(asking: socket.socket) -> int:
+    """Run what is asked for in a fork, tell its exit code, and end it when whoever asks is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, lent, _, _ = socket.recv_fds(asking, 4, 4)
+    told = json.loads(asking.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
+    child = os.fork()
+    if child == 0:
+        asking.close()
+        os._exit(_run(lent, **told))
+    for one in lent:
+        os.close(one)
+    ended = os.pidfd_open(child)
+    while asking in select.select([asking, ended], [], [])[0]:
+        number = asking.recv(1)
+        os.kill(child, number[0] if number else signal.SIGKILL)
+        if not number:
+            break
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(OSError):
+        asking.sendall(code.to_bytes(4, "little", signed=True))
+    return 0
+
+
+def _run(lent: list[int], words: list[str], environment: dict[str, str], folder: str) -> int:
+    """Be `python -u -m` with these words; returns the exit code. lent: standard streams and the network's namespace."""
+    import torch
+
+    os.setsid()
+    *streams, network = lent
+    elsewhere = os.fstat(network).st_ino != Path("/proc/self/ns/net").stat().st_ino
+    if elsewhere and ctypes.CDLL(None).setns(network, 0x40000000):  # CLONE_NEWNET
+        return 1
+    os.close(network)
+    for target, stream in enumerate(streams):
+        os.dup2(stream, target)
+        os.close(stream)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(target, mode, buffering=1) for target, mode in enumerate("rww"))
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    if "OMP_NUM_THREADS" in environment:  # read when PyTorch is loaded
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    sys.executable, sys.argv = str(PYTHON), words
+    if not hasattr(sys.modules.get(words[0]), "__path__"):
+        sys.modules.pop(words[0], None)  # else runpy warns that it was imported before
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
