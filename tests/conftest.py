@@ -1,5 +1,6 @@
 """What every test shares: a data folder of its own, and a plain word at the end on what was not run."""
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -32,6 +33,12 @@ def warm_python(warm_process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs, commands and ranks start in a moment, where how they start is not the point."""
     monkeypatch.setattr(sys, "executable", str(warm.PYTHON))
     monkeypatch.setenv(warm.ADDRESS, str(warm_process))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the collector, which Streamlit calls after every run of a page, need not walk through it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,11 @@
 # may; without them those tests are skipped, and say so.
 set -u
 missing=""
-command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || missing="$missing chromium"
+chromium=""
+for name in chromium-headless-shell chromium google-chrome; do
+    command -v "$name" >/dev/null 2>&1 && chromium="$name"
+done
+[ -n "$chromium" ] || missing="$missing chromium-headless-shell"
 command -v tc >/dev/null 2>&1 || missing="$missing iproute2"
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null 2>&1 || missing="$missing postgresql"
 [ -z "$missing" ] && exit 0

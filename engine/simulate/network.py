@@ -182,18 +182,24 @@ def _run(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, l
 
 
 def fair_rates(out: np.ndarray, into: np.ndarray, capacity: np.ndarray) -> np.ndarray:
-    """float64[flow]: max-min fair rates by progressive filling (Bertsekas & Gallager, Data Networks, §6.5.2)."""
+    """float64[flow]: max-min fair rates by progressive filling (Bertsekas & Gallager, Data Networks, §6.5.2).
+
+    Not only the port with the lowest share of all is filled in a round, but every one whose flows have no lower share at
+    their other ends: the shares of the ports that stay open only grow, so nothing that is filled later can lower it.
+    """
     rate = np.zeros(len(out))
-    room, open_flows = capacity.copy(), np.arange(len(out))
-    while len(open_flows):
-        users = np.bincount(out[open_flows], minlength=len(room)) + np.bincount(into[open_flows], minlength=len(room))
-        share = np.divide(room, users, out=np.full(len(room), np.inf), where=users > 0)
-        level = share.min()
-        full = share <= level * (1 + 1e-12)
-        fixed = full[out[open_flows]] | full[into[open_flows]]
-        flows = open_flows[fixed]
+    room, flows = capacity.copy(), np.arange(len(out))
+    while len(flows):
+        users = np.bincount(out, minlength=len(room)) + np.bincount(into, minlength=len(room))
+        share = room / np.maximum(users, 1)
+        at_out, at_into = share[out], share[into]
+        level = np.minimum(at_out, at_into)
+        full = np.ones(len(room), dtype=bool)
+        full[out[at_out > level * (1 + 1e-12)]] = False
+        full[into[at_into > level * (1 + 1e-12)]] = False
+        fixed = full[out] | full[into]
+        level = np.where(fixed, level, 0.0)
         rate[flows] = level
-        room -= level * (np.bincount(out[flows], minlength=len(room)) + np.bincount(into[flows], minlength=len(room)))
-        room = np.maximum(room, 0.0)
-        open_flows = open_flows[~fixed]
+        room = np.maximum(room - np.bincount(out, level, len(room)) - np.bincount(into, level, len(room)), 0.0)
+        out, into, flows = out[~fixed], into[~fixed], flows[~fixed]
     return rate

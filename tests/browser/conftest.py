@@ -20,7 +20,8 @@ from tests.app.test_launch_page import session_with_plans
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = Path(__file__).parent / "screenshots"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 QUIET = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--no-first-run",
@@ -43,7 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
             if CHROMIUM is None:
                 item.add_marker(
-                    pytest.mark.skip(reason="no Chromium on this machine (Debian: apt-get install chromium)")
+                    pytest.mark.skip(
+                        reason="no Chromium on this machine (Debian: apt-get install chromium-headless-shell)"
+                    )
                 )
 
 

@@ -46,7 +46,7 @@ def launches(draw) -> tuple[LaunchSpec, Tokens]:
     return LaunchSpec(plans=(plan,), model=model, ranks=ranks, backend="gloo"), Tokens(chosen, source)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(launches())
 def test_every_rank_ends_with_the_outputs_of_one_process(launch):
     spec, tokens = launch
@@ -62,7 +62,7 @@ def test_every_rank_ends_with_the_outputs_of_one_process(launch):
             torch.testing.assert_close(one.gathered(), wanted, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(launches())
 def test_what_is_sent_is_what_is_simulated(launch):
     spec, tokens = launch

@@ -57,7 +57,7 @@ def timeline_of(*events: tuple) -> Timeline:
     return Timeline(frame, ("GPU 0", "GPU 1"), "measured", "by hand")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(planned())
 def test_check_plan_agrees_with_the_simulation(case):
     plan, problem = case
@@ -79,7 +79,7 @@ def test_check_plan_knows_that_links_and_fabric_start_differently():
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problems())
 def test_check_plan_agrees_for_every_system(name, problem):
     options = {"time_limit": 0.3} if "time_limit" in {option.name for option in SYSTEMS[name].options} else {}
@@ -207,7 +207,7 @@ def test_an_empty_timeline_has_figures():
     assert set(timeline.seconds_of_kind().values()) == {0}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(clusters())
 def test_a_workload_without_tokens_takes_no_time(cluster):
     trace = RoutingTrace("padding", np.full((3, 2, 1), -1, dtype=np.int16), 4)

@@ -127,7 +127,7 @@ def small_problem() -> Problem:
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problem=problems())
 def test_bound_is_not_above_the_objective_and_the_claim_repeats_both(name, problem):
     result = planned_or_skipped(lambda: solve(name, problem))
@@ -141,7 +141,7 @@ def test_bound_is_not_above_the_objective_and_the_claim_repeats_both(name, probl
         assert result.bound == pytest.approx(min(figures.order_bound, figures.total), rel=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(layers=(1, 1), least=1, most=2, experts=(1, 4)))
 def test_bound_holds_against_everything_on_two_gpus(problem):
     check_bound_against_everything(problem)
@@ -174,7 +174,7 @@ def check_bound_against_everything(problem: Problem) -> None:
         assert result.objective <= best * ROUND_OFF
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problems(layers=(1, 2)), seeds)
 def test_bound_holds_against_random_placements(problem, seed):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
@@ -189,7 +189,7 @@ def test_bound_holds_against_random_placements(problem, seed):
             assert bound <= simulate(plan_of(placement, order), problem).total * ROUND_OFF
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(problems(linked=False, symmetric=True), seeds)
 def test_aurora_is_never_worse_where_its_objective_is_the_whole_truth(problem, seed):
     """Without start-up times, links and shared processors, and with GPUs that send as fast as they receive, the
@@ -206,7 +206,7 @@ def test_aurora_is_never_worse_where_its_objective_is_the_whole_truth(problem, s
     assert outcome.result.objective <= outcome.result.bound * (1 + 2e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems())
 def test_aurora_is_never_slower_than_doing_nothing_once_starting_is_free(problem):
     """With links or different rates out and in the placement is a heuristic, but it begins at the linear one and its
@@ -227,7 +227,7 @@ def without_latency(problem: Problem) -> Problem:
     return Problem(problem.workload, cluster, problem.model, cost)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(problems(linked=False, symmetric=True))
 def test_matched_order_on_equal_ports_meets_the_bound_of_every_order(problem):
     problem = without_latency(problem)
@@ -238,7 +238,7 @@ def test_matched_order_on_equal_ports_meets_the_bound_of_every_order(problem):
         assert total == pytest.approx(bound_of_plan(plan, problem), rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problems())
 def test_best_order_is_the_best_of_those_tried(problem):
     outcome = outcome_of("aurora", problem)
