@@ -35,6 +35,12 @@ def warm_python(warm_process: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(warm.ADDRESS, str(warm_process))
 
 
+@pytest.fixture
+def cold_python(warm_python: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter itself, for single tests of a module whose others start warm."""
+    monkeypatch.setattr(sys, "executable", warm.INTERPRETER)
+
+
 def pytest_collection_finish() -> None:
     """What is imported stays: the collector, which Streamlit calls after every run of a page, need not walk through it."""
     gc.collect()

@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PYTHON = Path(__file__).parent / "warm_python"
+INTERPRETER = sys.executable
 ADDRESS = "SWITCHYARD_TESTS_WARM"
 """Where `warm_python` finds the process, in its environment."""
 IMPORTED = (

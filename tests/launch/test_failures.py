@@ -35,6 +35,8 @@ from engine.systems.base import silent
 from tests.launch.test_local import MODEL, launch_arguments, prepare, processes_of, until
 from tests.launch.test_testbed import MBIT, ROOT, command, needs_testbed, nothing_left, own_namespaces
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 __all__ = ["command", "nothing_left"]  # fixtures
 
 ASLEEP = "import time; time.sleep(600)"
@@ -84,7 +86,7 @@ def fail_on_testbed(launch: Launch, folder: Path, act: Callable[[], object]) -> 
 # Ranks that do not come, or go.
 
 
-def test_who_never_joins_is_named_by_torchruns_ranks(tmp_path, monkeypatch):
+def test_who_never_joins_is_named_by_torchruns_ranks(tmp_path, monkeypatch, cold_python):
     python = tmp_path / "python"
     python.write_text(
         f'#!/bin/sh\n[ "$RANK" = 1 ] && exec {sys.executable} -c "{ASLEEP}" "$@"\nexec {sys.executable} "$@"\n'

@@ -100,11 +100,11 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def ranks_of(folder: Path) -> list[psutil.Process]:
-    """The living ranks of a launch: children of its torchrun."""
+    """The living ranks of a launch, without its torchrun."""
     found = []
     for process in processes_of(folder):
         with contextlib.suppress(psutil.Error):
-            if "torch.distributed.run" in process.parent().cmdline():
+            if "RANK" in process.environ():
                 found.append(process)
     return found
 
@@ -412,7 +412,7 @@ def test_the_time_limit_ends_the_launch(begin):
     until(lambda: not processes_of(running.folder), 1)
 
 
-def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin):
+def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin, warm_python):
     running = begin()
     until(lambda: MOMENTS["ranks run"](running))
     first, second = ranks_of(running.folder)
@@ -460,7 +460,7 @@ def launch_arguments(model: MoEModel, **more) -> dict:
     }  # fmt: skip
 
 
-def test_a_launch_job_is_done_and_its_result_can_be_read(start_job):
+def test_a_launch_job_is_done_and_its_result_can_be_read(start_job, warm_python):
     job = start_job("launch", launch_arguments(MODEL, tokens=200, repeats=2))
     assert runner.wait(job, 60) is State.DONE, job.log_tail()
     (result,) = job.result["runs"]
@@ -472,7 +472,7 @@ def test_a_launch_job_is_done_and_its_result_can_be_read(start_job):
     assert job.history[-1].done >= job.history[0].done and not processes_of(job.folder)
 
 
-def test_a_cancelled_launch_job_ends_within_two_seconds(start_job):
+def test_a_cancelled_launch_job_ends_within_two_seconds(start_job, warm_python):
     job = start_job("launch", launch_arguments(BIG, repeats=100))
     until(lambda: job.progress and job.progress.message.startswith("warm-up"))
     assert len(processes_of(job.folder)) >= 4
@@ -493,7 +493,7 @@ def test_a_launch_job_whose_worker_is_killed_has_failed_and_leaves_nobody(start_
     until(lambda: not processes_of(job.folder), 2)
 
 
-def test_a_polite_signal_from_outside_cancels_a_launch_job(start_job):
+def test_a_polite_signal_from_outside_cancels_a_launch_job(start_job, warm_python):
     job = start_job("launch", launch_arguments(BIG, repeats=100))
     until(lambda: len(ranks_of(job.folder)) == 2)
     protocol.living_worker(job.folder).terminate()

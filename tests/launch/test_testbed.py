@@ -35,6 +35,8 @@ from engine.result import Provenance, never
 from engine.systems.base import silent
 from engine.workload import RoutingTrace
 
+pytestmark = pytest.mark.usefixtures("warm_python")
+
 ROOT = Path(__file__).parent.parent.parent
 MBIT = 1e6 / 8
 LAYERS, EXPERTS, K = 2, 6, 2
@@ -110,7 +112,7 @@ def rate_between(bed: Testbed, src: int, dst: int, size: float) -> float:
 
 
 @needs_testbed
-def test_every_link_is_as_fast_as_asked_in_both_directions():
+def test_every_link_is_as_fast_as_asked_in_both_directions(cold_python):
     asked = np.array([80, 80, 20]) * MBIT
     with Testbed(asked) as bed:
         for src, dst in ((0, 1), (0, 2), (2, 1)):
@@ -161,7 +163,7 @@ with Testbed(np.full(2, 1e6)) as bed:
 
 
 @needs_testbed
-def test_what_a_killed_process_left_goes_when_the_next_testbed_starts_and_a_living_ones_stays():
+def test_what_a_killed_process_left_goes_when_the_next_testbed_starts_and_a_living_ones_stays(cold_python):
     killed, living = (
         subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)
     )
@@ -401,7 +403,7 @@ def test_a_scale_that_makes_no_sense_is_refused(command, capsys, more, part):
 
 
 @needs_testbed
-def test_ranks_do_not_outlive_a_killed_launch_and_the_next_testbed_cleans_up(command, own_data_folder):
+def test_ranks_do_not_outlive_a_killed_launch_and_the_next_testbed_cleans_up(command, own_data_folder, cold_python):
     engine = subprocess.Popen(
         [sys.executable, "-m", "engine", *command, "--on=testbed", "--repeats=100"], cwd=ROOT,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
