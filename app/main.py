@@ -11,6 +11,8 @@ if str(ROOT) not in sys.path:
 import streamlit as st  # noqa: E402
 
 from app import collector, people, samples, state  # noqa: E402
+from app.text import plain  # noqa: E402
+from engine.errors import InputError  # noqa: E402
 
 st.set_page_config(page_title="Switchyard", page_icon=str(ROOT / "app" / "icon.png"), layout="wide")
 collector.spare()
@@ -20,7 +22,7 @@ if "--sample" in sys.argv[1:] and state.is_empty():
     samples.open_sample()
 
 PAGES = ROOT / "pages"
-st.navigation(
+page = st.navigation(
     [
         st.Page(PAGES / "workload.py", title="Workload", icon=":material/database:", url_path="workload", default=True),
         st.Page(PAGES / "cluster.py", title="Cluster", icon=":material/dns:", url_path="cluster"),
@@ -32,4 +34,8 @@ st.navigation(
         st.Page(PAGES / "launch.py", title="Launch", icon=":material/rocket_launch:", url_path="launch"),
     ],
     position="top",
-).run()
+)
+try:
+    page.run()
+except InputError as error:
+    st.error(plain(str(error)), icon=":material/error:")

@@ -177,10 +177,16 @@ def sample_button() -> None:
 
 
 def placement_to_show(plan: Plan | None, problem: Problem) -> tuple[Placement, str]:
-    """The placement of the open plan where it fits, else the linear one; and what to call it."""
+    """The placement of the open plan where it fits, else the linear one; and what to call it. Where not even that fits,
+    the page says so and stops."""
     if not why_not(plan, problem):
         return plan.placement, f"the open plan, {plain(plan.name)}"
-    return linear_placement(problem), "a linear placement (no plan is open)"
+    try:
+        return linear_placement(problem), "a linear placement (no plan is open)"
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        st.page_link("../pages/cluster.py", label="Change the cluster", icon=":material/dns:")
+        st.stop()
 
 
 def why_not(plan: Plan | None, problem: Problem) -> str:

@@ -27,7 +27,7 @@ def by_layer(waits: pd.DataFrame) -> go.Figure:
     times = waits.groupby("layer")["seconds"].sum()
     worst, mean = int(times.idxmax()), times.mean() or 1.0
     longest = times.sort_values(ascending=False).index[:MOST]
-    title = f"Layer {worst} takes longest: {seconds(times[worst])}, {times[worst] / mean:.2f}× the mean"
+    title = f"Layer {worst} is longest: {seconds(times[worst])}, {times[worst] / mean:.2f}× mean"
     names = {int(one): f"layer {one}" for one in sorted(longest)}
     return _bars(waits, "layer", names, worst, title, "MoE layer")
 

@@ -77,9 +77,9 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
         tickvals=places, ticktext=[plain(name) for name, *_ in rows], range=[max(places) + 0.6, -0.6], showgrid=False,
         zeroline=False,
     )  # fmt: skip
-    height = 150 + round(34 * (max(places) + 1))
+    height = 170 + round(34 * (max(places) + 1))
     return finish(
-        figure, finding(cases), height, barmode="stack", legend=LEGEND | {"y": -70 / (height - 120)},
+        figure, finding(cases), height, barmode="stack", legend=LEGEND | {"y": -76 / (height - 140)},
     )  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
     figure.update_yaxes(title=f"time, {unit} ({_tag(mine.shown)})", rangemode="tozero")
     longest = int(shown.argmax())
     mean = shown.mean() or 1.0
-    title = f"Layer {longest} takes longest: {seconds(shown[longest])}, {ratio(shown[longest] / mean)} the mean"
+    title = f"Layer {longest} is longest: {seconds(shown[longest])}, {ratio(shown[longest] / mean)} mean"
     return finish(figure, title, 320, barmode="overlay", legend=LEGEND)
 
 

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from app import widgets
+from app.text import plain
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
+from engine.errors import InputError
 from engine.jobs import runner
 from engine.workload import RoutingTrace
 
@@ -90,6 +93,27 @@ def test_a_model_that_does_not_fit_is_answered_where_it_matters(app: AppTest) ->
         assert "does not fit the recording" in app.error[0].value.replace("\\", "")
     visit(app, "workload")
     assert not app.error
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_cluster_without_room_for_the_experts_is_answered(app: AppTest, page: str) -> None:
+    open_sample(app)
+    nodes = [node.model_copy(update={"gpus": tuple(gpu.model_copy(update={"memory": 3e6}) for gpu in node.gpus)})
+             for node in app.session_state["cluster"].nodes]  # fmt: skip
+    app.session_state["cluster"] = app.session_state["cluster"].model_copy(update={"nodes": tuple(nodes)})
+    visit(app, page)
+    if page in ("cluster", "affinity", "what_if"):
+        assert "of the 16 experts" in app.error[0].value or "16 experts a layer do not fit" in app.error[0].value
+
+
+def test_what_a_page_cannot_use_is_said_in_a_line(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_) -> None:
+        raise InputError("not <b>this</b>")
+
+    open_sample(app)
+    monkeypatch.setattr(widgets, "header", refuse)
+    visit(app, "timeline")
+    assert [one.value for one in app.error] == [plain("not <b>this</b>")]
 
 
 @pytest.mark.usefixtures("warm_python")
