@@ -475,7 +475,7 @@ def python_m_engine(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "engine", *map(str, arguments)]
 
 
-def test_from_recording_to_comparison_in_real_processes(tmp_path):
+def test_from_recording_to_comparison_in_real_processes(tmp_path, warm_python):
     def run(*arguments: object) -> str:
         done = subprocess.run(python_m_engine(*arguments), cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -147,13 +147,13 @@ def test_bound_holds_against_everything_on_two_gpus(problem):
     check_bound_against_everything(problem)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problems(layers=(1, 1), least=3, most=3, experts=(2, 4)))
 def test_bound_holds_against_everything_on_three_gpus(problem):
     check_bound_against_everything(problem)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problems(layers=(1, 1), least=2, most=3, experts=(2, 4)), seeds)
 def test_bound_holds_against_everything_with_uneven_slots(problem, seed):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
