@@ -26,8 +26,7 @@ _STEPS, _SOURCES, _WANTS_TWO = "steps", "sources", "wants_two"
 _NOTICE, _EDIT_ROUND, _TOKEN = "notice", "edit_round", "token"
 _TABLE_BASE, _UPLOADS, _WATCHED, _SHOWN = "table_base", "uploads", "watched", "launch_shown"
 _RUN_FOLDERS, _DRAWN, _TOUR = "run_folders", "drawn", "tour"
-_PERSON, _SAVED, _WORKSPACE = "person", "saved", "workspace"
-_WHAT_IF = "what_if"
+_PERSON, _SAVED, _WORKSPACE, _WHAT_IF = "person", "saved", "workspace", "what_if"
 _REVIEWED, _LINK, _REFUSED, _WRITTEN = "reviewed", "link", "refused", "written"
 _PARAMETER = "session"
 DATASHEET = {"source": "datasheet"}
@@ -71,8 +70,7 @@ def _fill(kept: dict) -> None:
 
 _KEPT = (
     _WORKLOADS, _WORKLOAD, _PLAN_JOBS, _LAUNCH_JOBS, _PLAN, _SECOND, _OTHERS, _IN_USE, _MODEL_OF, _STUDY_JOBS, _GRAPH,
-    _COST, _STEPS, _SOURCES, _TAKEN, _PERSON, _SAVED, _WORKSPACE, _TOUR,
-    _WHAT_IF,
+    _COST, _STEPS, _SOURCES, _TAKEN, _PERSON, _SAVED, _WORKSPACE, _TOUR, _WHAT_IF,
 )  # fmt: skip
 """Keys whose values are plain JSON and are kept with the session."""
 

@@ -1,8 +1,8 @@
 """Processes from one that has everything imported already: as real as any other, and on their feet at once.
 
 Studios, jobs, commands, torchrun and its ranks are started with `sys.executable`. Where it is not the point how they start,
-it is `warm_python`, which asks the process here for a fork. `tests/browser/test_main_job.py` and the tests of how a launch
-comes to an end start theirs cold, as a person does.
+it is `warm_python`, which asks the process here for a fork. The main job in the browser and whatever suspends, kills or looks
+for processes start theirs cold, as a person does: `warm_python` stands for its fork, and would be what they find.
 """
 
 import contextlib

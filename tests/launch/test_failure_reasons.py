@@ -1,6 +1,7 @@
 """Why a launch failed, in one line: what ranks say of their exceptions, and what is made of all that is printed."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,10 @@ def test_a_port_in_use_is_named(meeting):
     wanted = f"^port {port} of 127.0.0.1, where the ranks meet, is in use by another program$"
     with pytest.raises(InputError, match=wanted), joined("gloo", 0.3):
         pass
+    for one in threading.enumerate():
+        if isinstance(one, threading.Timer):
+            one.join(2)
+            assert not one.is_alive(), "its alarm would end this process later"
 
 
 def lost_by_gloo() -> None:

@@ -101,7 +101,7 @@ def test_who_never_joins_is_named_by_torchruns_ranks(tmp_path, monkeypatch, cold
 
 
 @needs_testbed
-def test_a_rank_that_hangs_ends_the_launch_at_its_limit_and_is_named(tmp_path, monkeypatch, capsys):
+def test_a_rank_that_hangs_ends_the_launch_at_its_limit_and_is_named(tmp_path, monkeypatch, capsys, cold_python):
     late, folder = [], tmp_path / "run"
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6 * len(late), sleep=time.sleep)
     monkeypatch.setattr(processes, "time", clock)
@@ -119,7 +119,7 @@ def test_a_rank_that_hangs_ends_the_launch_at_its_limit_and_is_named(tmp_path, m
 
 
 @needs_testbed
-def test_ctrl_c_leaves_no_rank_and_no_namespace(command, own_data_folder):
+def test_ctrl_c_leaves_no_rank_and_no_namespace(command, own_data_folder, cold_python):
     engine = subprocess.Popen(
         [sys.executable, "-m", "engine", *command, "--on=testbed", "--repeats=100"], cwd=ROOT, text=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,

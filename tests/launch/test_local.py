@@ -412,7 +412,7 @@ def test_the_time_limit_ends_the_launch(begin):
     until(lambda: not processes_of(running.folder), 1)
 
 
-def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin, warm_python):
+def test_the_death_of_one_rank_ends_the_launch_with_an_error(begin):
     running = begin()
     until(lambda: MOMENTS["ranks run"](running))
     first, second = ranks_of(running.folder)
@@ -472,7 +472,7 @@ def test_a_launch_job_is_done_and_its_result_can_be_read(start_job, warm_python)
     assert job.history[-1].done >= job.history[0].done and not processes_of(job.folder)
 
 
-def test_a_cancelled_launch_job_ends_within_two_seconds(start_job, warm_python):
+def test_a_cancelled_launch_job_ends_within_two_seconds(start_job):
     job = start_job("launch", launch_arguments(BIG, repeats=100))
     until(lambda: job.progress and job.progress.message.startswith("warm-up"))
     assert len(processes_of(job.folder)) >= 4
@@ -493,7 +493,7 @@ def test_a_launch_job_whose_worker_is_killed_has_failed_and_leaves_nobody(start_
     until(lambda: not processes_of(job.folder), 2)
 
 
-def test_a_polite_signal_from_outside_cancels_a_launch_job(start_job, warm_python):
+def test_a_polite_signal_from_outside_cancels_a_launch_job(start_job):
     job = start_job("launch", launch_arguments(BIG, repeats=100))
     until(lambda: len(ranks_of(job.folder)) == 2)
     protocol.living_worker(job.folder).terminate()

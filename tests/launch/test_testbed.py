@@ -335,7 +335,7 @@ def workers_of(folder: Path) -> list[psutil.Process]:
 
 
 @needs_testbed
-def test_a_stopped_launch_leaves_no_rank_and_no_namespace(tmp_path):
+def test_a_stopped_launch_leaves_no_rank_and_no_namespace(tmp_path, cold_python):
     trace = recording()
     launch = prepare([plan_for(trace, "concurrent")], trace, MODEL, HOST, 2, repeats=100)
     folder = tmp_path / "run"
@@ -345,7 +345,7 @@ def test_a_stopped_launch_leaves_no_rank_and_no_namespace(tmp_path):
 
 
 @needs_testbed
-def test_the_death_of_a_rank_ends_the_launch(tmp_path):
+def test_the_death_of_a_rank_ends_the_launch(tmp_path, cold_python):
     trace = recording()
     launch = prepare([plan_for(trace, "concurrent")], trace, MODEL, HOST, 2, repeats=100)
     folder = tmp_path / "run"
