@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, costs_form, guard, state, widgets
+from app import cached, guard, state, widgets
 from app.text import plain
 from engine import catalogue, store, units
 from engine.catalogue.nvidia import type_of
@@ -104,7 +104,7 @@ def _found(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
     else:
         state.add_cost_source(made.measured.name, choice.to_dict(Profiled(made.measured)))
         state.open_cost(choice.to_dict(cost))
-        state.notice(f"times come from {costs_form.short(state.cost())}")
+        state.notice(f"times come from {choice.short(state.cost())}")
         st.rerun()
 
 
@@ -116,6 +116,6 @@ def usable(made: Calibration, cluster: Cluster, model: MoEModel | None) -> CostM
     if len(lacks) == 2:
         raise InputError("; ".join(lacks))
     cost = combine({"calibration": measured, "datasheet": Datasheet()}, cluster) if lacks else measured
-    if reason := costs_form.why_not(cost, cluster, model):
+    if reason := choice.why_not(cost, cluster, model):
         raise InputError(reason)
     return cost

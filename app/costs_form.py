@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import streamlit as st
 
 from app import state, uploads
@@ -19,41 +18,8 @@ FILES = ["json", "gz", "csv", "txt", "log", "out"]
 PARTS = {"Computation": "GEMMs and passes over memory", "Network": "all-to-alls and all-reduces"}
 
 
-def why_not(cost: CostModel, cluster: Cluster, model: MoEModel | None) -> str | None:
-    """Why a source cannot answer for the cluster and model, None where it can."""
-    try:
-        _ = cost.source
-        if reason := cost.lacks_computation(cluster) or cost.lacks_network(cluster):
-            return reason
-        for gpu in dict.fromkeys(cluster.gpus) if model else ():
-            cost.gemm(gpu, np.ones(1), model.d_ff, model.d_model, model.dtype)
-    except InputError as error:
-        return str(error)
-    return None
-
-
-def short(cost: dict) -> str:
-    """A source in a few words, from its JSON."""
-    match cost:
-        case {"source": "datasheet"}:
-            return "datasheet"
-        case {"source": "silicon"}:
-            return "measured tables"
-        case {"source": "combined", "computation": computation, "network": network}:
-            return f"{short(computation)}, network by {short(network)}"
-    return _name_in_file(cost)
-
-
-def _name_in_file(cost: dict) -> str:
-    return str(cost[cost["source"]]["name"])
-
-
 def _label(cost: dict) -> str:
-    return f"{_name_in_file(cost)} (file)"
-
-
-def use_datasheet() -> None:
-    state.open_cost(state.DATASHEET)
+    return f"{choice.name_in_file(cost)} (file)"
 
 
 def choose(cluster: Cluster, model: MoEModel | None) -> None:
@@ -80,15 +46,20 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
     )
     try:
         cost = choice.from_dict(made)
-        reason = why_not(cost, cluster, model)
+        reason = choice.why_not(cost, cluster, model)
     except InputError as error:
         reason = str(error)
     if reason is not None:
         if made == now:
             st.error(f"The costs in use cannot time this cluster and model: {plain(reason)}.", icon=":material/error:")
-            st.button("Use the datasheet costs", icon=":material/menu_book:", on_click=use_datasheet)
+            st.button(
+                "Use the datasheet costs",
+                icon=":material/menu_book:",
+                on_click=state.open_cost,
+                args=(state.DATASHEET,),
+            )
         else:
-            st.error(f"Refused: {plain(reason)}. In use stays: {plain(short(now))}.", icon=":material/error:")
+            st.error(f"Refused: {plain(reason)}. In use stays: {plain(choice.short(now))}.", icon=":material/error:")
     elif made != now:
         state.open_cost(made)
         st.rerun()

@@ -3,11 +3,12 @@
 import numpy as np
 import streamlit as st
 
-from app import cached, costs_form, state, widgets
+from app import cached, state, widgets
 from app.components.cluster_canvas import Bottleneck, OnGpu, Overlay, cluster_canvas, edit_of
 from app.text import plain
 from engine import units
 from engine.cluster import Cluster
+from engine.costs import choice
 from engine.errors import InputError
 from engine.plan import Placement, Plan
 from engine.problem import Problem
@@ -47,7 +48,7 @@ def _overlay(cluster: Cluster | None) -> Overlay | None:
         problem = cached.problem()
         if problem is None:
             return None
-        reason = widgets.why_not(plan, problem) or costs_form.why_not(problem.cost, problem.cluster, problem.model)
+        reason = widgets.why_not(plan, problem) or choice.why_not(problem.cost, problem.cluster, problem.model)
     except InputError as error:
         reason = str(error)
     if reason:

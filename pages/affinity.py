@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import affinity_study, cached, state, widgets
+from app import affinity_study, cached, header, state, widgets
 from app.affinity_figures import Hops
 from app.charts import affinity as charts
 from app.text import plain
@@ -15,7 +15,7 @@ PACE = 1.5
 PATH_LAYERS = 4
 PLAY, LAYERS = "affinity-play", "affinity-layers"
 
-widgets.header("Affinity", "Where do tokens go next? What stays on its GPU from layer to layer needs no all-to-all.")
+header.show("Affinity", "Where do tokens go next? What stays on its GPU from layer to layer needs no all-to-all.")
 problem = widgets.needed_problem()
 trace, digest = problem.workload, state.workload_digest()
 if not isinstance(trace, RoutingTrace):

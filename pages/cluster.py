@@ -9,6 +9,7 @@ from app import (
     cluster_table,
     costs_form,
     drawing,
+    header,
     samples,
     state,
     uploads,
@@ -37,7 +38,7 @@ def open_drawn(cluster: Cluster) -> None:
     state.notice(f"opened the cluster {cluster.name}")
 
 
-widgets.header("Cluster", "What do I have? Draw it, or edit the table; each follows the other.")
+header.show("Cluster", "What do I have? Draw it, or edit the table; each follows the other.")
 
 source, upload = st.columns(2, gap="large")
 with source:

@@ -2,9 +2,9 @@
 
 import streamlit as st
 
-from app import cached, launch_form, launch_history, launch_report, launch_watch, widgets
+from app import cached, header, launch_form, launch_history, launch_report, launch_watch, widgets
 
-widgets.header(
+header.show(
     "Launch",
     "Do it: plans as a torch.distributed job, on attached devices or emulated links, measured beside predicted.",
 )

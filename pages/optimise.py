@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, goal, plan_table, state, step_form, studies, widgets
+from app import cached, goal, header, plan_table, state, step_form, studies, widgets
 from app.text import plain
 from engine import units
 from engine.errors import InputError
@@ -18,7 +18,7 @@ VIEWS = {
     "Plan on A, score on B": ":material/grid_on:", "Lina at run time": ":material/schedule:",
 }  # fmt: skip
 
-widgets.header("Optimise", "What should I do? Pick systems, run them, and compare what they found with a proven bound.")
+header.show("Optimise", "What should I do? Pick systems, run them, and compare what they found with a proven bound.")
 if state.cluster() is None or state.model() is None:
     widgets.needed_problem()
 aim = goal.choose()

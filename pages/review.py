@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import review_compare, review_link, review_list, review_show, state, widgets
+from app import header, review_compare, review_link, review_list, review_show, state, widgets
 from app.text import plain
 from engine.errors import InputError
 
@@ -38,7 +38,7 @@ try:
     review_link.follow()
 except InputError as error:
     fault = f"The link leads nowhere: {error}."
-widgets.header("Review", "Shall we do it? Plans that the team saved, what was said about them, and what was decided.")
+header.show("Review", "Shall we do it? Plans that the team saved, what was said about them, and what was decided.")
 if fault:
     st.error(plain(fault), icon=":material/link_off:")
 try:

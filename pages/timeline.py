@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, state, step_timeline, widgets
+from app import cached, header, state, step_timeline, widgets
 from app.charts import gantt as charts
 from app.charts import theme
 from app.charts import waits as waits_charts
@@ -12,7 +12,7 @@ from engine.errors import InputError
 from engine.formats.perfetto import write_trace
 from engine.simulate.inference import bound_of_plan
 
-widgets.header("Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis.")
+header.show("Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis.")
 problem = widgets.needed_problem()
 
 fitting = {id: one.plan for id, one in cached.candidates().items() if not widgets.why_not(one.plan, problem)}

@@ -2,9 +2,9 @@
 
 import streamlit as st
 
-from app import state, sweeps, what_if_live, what_if_studies, what_if_synthetic, widgets
+from app import header, state, sweeps, what_if_live, what_if_studies, what_if_synthetic, widgets
 
-widgets.header("What-if", "What if the network were twice as fast, the traffic noisier, the model bigger?")
+header.show("What-if", "What if the network were twice as fast, the traffic noisier, the model bigger?")
 if widgets.problem_or_advice() is None:
     if state.model() and state.cluster() and state.step() is None:
         st.subheader("Or make a synthetic recording for the open model", anchor=False)

@@ -3,7 +3,7 @@
 import pandas as pd
 import streamlit as st
 
-from app import cached, samples, state, uploads, widgets
+from app import cached, header, samples, state, uploads, widgets
 from app.charts import workload as charts
 from app.text import plain
 from engine import units
@@ -14,7 +14,7 @@ LEVELS = {"ok": (st.success, ":material/check_circle:"), "warning": (st.warning,
           "error": (st.error, ":material/error:")}  # fmt: skip
 ROWS_SHOWN = 1000
 
-widgets.header("Workload", "What did I record, and can I trust it?")
+header.show("Workload", "What did I record, and can I trust it?")
 
 drop, gallery = st.columns([2, 3], gap="large")
 with drop:
