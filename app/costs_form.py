@@ -8,7 +8,7 @@ from app import state, uploads
 from app.text import plain
 from engine import formats
 from engine.cluster import Cluster
-from engine.costs import AlphaBeta, CostModel, CostProfile, Profiled, choice
+from engine.costs import AlphaBeta, CostProfile, Profiled, choice
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.workload import digest_of

@@ -44,7 +44,7 @@ def capacity(problem: Problem) -> None:
         most = st.number_input(
             "GPUs at most", own, max(MOST_GPUS, own), max(32, own), width=130, key=f"what-if-most-{own}"
         )
-        system = st.selectbox("Planned by", list(systems), list(systems).index("aurora"), lambda one: systems[one].title,
+        system = st.selectbox("Planned by", list(systems), 0, lambda one: systems[one].title,
                               width=210, key="what-if-system")  # fmt: skip
         limit = st.number_input("Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
         if st.button(
@@ -53,10 +53,10 @@ def capacity(problem: Problem) -> None:
             type="primary",
             disabled=not target or jobs.running("capacity"),
         ):
-            takes = {option.name for option in systems[system].options}
+            options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
             jobs.run("capacity", problem, {
                 "part": [node.model_dump(mode="json") for node in parts[part]], "title": part, "target": target / 1e3,
-                "most_gpus": most, "system": system, "options": {"time_limit": limit} if "time_limit" in takes else {},
+                "most_gpus": most, "system": system, "options": options,
             })  # fmt: skip
 
     def show(result: dict[str, Any], complete: bool) -> None:

@@ -19,7 +19,7 @@ from engine.simulate.inference import bound_of_plan, bound_of_work, simulate
 from engine.simulate.metrics import metrics
 from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, run
-from engine.systems.aurora_exclusive import phased_order
+from engine.systems.pieces import phased_order
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline, balancedness
 from engine.validate import IllegalError, check_plan
 from engine.workload import RoutingTrace

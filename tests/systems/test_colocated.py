@@ -14,7 +14,7 @@ from engine.simulate.inference import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, run
 from engine.systems.aurora_colocated import layer_seconds, sides_of_layers
-from engine.systems.aurora_exclusive import phased_order, to_placement
+from engine.systems.pieces import phased_order, to_placement
 from engine.validate import IllegalError, check_timeline
 from engine.workload import RoutingTrace
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, placements, traces

@@ -21,7 +21,8 @@ from engine.result import Provenance, Status
 from engine.simulate.inference import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, Option, run
-from engine.systems.aurora_exclusive import instance_of_layer, phased_order, slots_of_gpu, spread_evenly, to_placement
+from engine.systems.aurora_exclusive import instance_of_layer
+from engine.systems.pieces import phased_order, slots_of_gpu, spread_evenly, to_placement
 from engine.validate import check_assignment, check_plan
 from engine.workload import RoutingTrace
 from tests.strategies import make_gpu, make_model, planned_or_skipped, problems, seeds
