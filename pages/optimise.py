@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app import cached, goal, header, plan_table, state, step_form, studies, widgets
+from app import cached, header, state, widgets
+from app.optimise import goal, step, studies
+from app.optimise import table as plan_table
 from app.text import plain
 from engine import units
 from engine.errors import InputError
@@ -26,7 +28,7 @@ problem = widgets.needed_problem()
 if aim == goal.ONE:
     goal.choose_context(problem)
 if aim == goal.STEP:
-    step_form.summary(problem)
+    step.summary(problem)
 
 st.subheader("Systems", anchor=False)
 wanted = []
@@ -52,7 +54,7 @@ with st.expander("Options", icon=":material/settings:"):
                 option.name: widgets.option_input(f"{aim}-{system.name}", option) for option in system.options
             }  # fmt: skip
 if aim == goal.STEP:
-    st.caption(step_form.assumptions(problem))
+    st.caption(step.assumptions(problem))
 else:
     st.caption(f"Costs: {plain(problem.cost.source)}. Simulated is the MoE part of every layer; attention and dense layers "
                "are the same for every plan.")  # fmt: skip
