@@ -2,8 +2,10 @@
 
 import streamlit as st
 
-from app import cached, glossary, people, samples, state, step_form, tour
+from app import cached, samples, state
+from app.optimise import step as step_form
 from app.text import plain
+from app.visitor import glossary, people, tour
 from engine import units
 from engine.costs import choice
 from engine.workload import RoutingTrace

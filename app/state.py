@@ -445,7 +445,7 @@ def answer_drawing(serial: int, complaint: str | None) -> None:
 
 
 def table_base() -> tuple | None:
-    """What the cluster table started from, see `app.cluster_table`."""
+    """What the cluster table started from, see `app.cluster.table`."""
     return st.session_state.get(_TABLE_BASE)
 
 

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import cached, people, samples, state
+from app import cached, samples, state
 from app.charts.theme import CONFIG
 from app.text import plain
+from app.visitor import people
 from engine import store, units
 from engine.costs import choice
 from engine.errors import InputError

@@ -2,8 +2,9 @@
 
 import streamlit as st
 
-from app import affinity_study, cached, header, state, widgets
-from app.affinity_figures import Hops
+from app import cached, header, state, widgets
+from app.affinity import study
+from app.affinity.figures import Hops
 from app.charts import affinity as charts
 from app.text import plain
 from engine import units
@@ -124,4 +125,4 @@ def pictures() -> None:
 
 pictures()
 st.divider()
-affinity_study.panel(problem, first_choice)
+study.panel(problem, first_choice)

@@ -2,19 +2,8 @@
 
 import streamlit as st
 
-from app import (
-    cached,
-    calibration_form,
-    cluster_summary,
-    cluster_table,
-    costs_form,
-    drawing,
-    header,
-    samples,
-    state,
-    uploads,
-    widgets,
-)
+from app import cached, header, samples, state, uploads, widgets
+from app.cluster import costs, drawing, measuring, summary, table
 from app.text import plain
 from engine import catalogue
 from engine.catalogue.nvidia import Drawn
@@ -113,29 +102,29 @@ st.caption(
     "An empty number is the datasheet's. Links connect the GPUs of one node; without them they meet on the fabric."
 )
 edited = st.data_editor(
-    cluster_table.base_frame(),
+    table.base_frame(),
     key=f"cluster-table-{state.edit_round()}",
     num_rows="dynamic",
     hide_index=True,
     placeholder="—",
-    column_config=cluster_table.columns(),
+    column_config=table.columns(),
 )
 latency = st.number_input(
-    "Start-up of one send over the fabric, µs", 0.0, 1e6, cluster_table.base_latency(), step=1.0,
+    "Start-up of one send over the fabric, µs", 0.0, 1e6, table.base_latency(), step=1.0,
     key=f"cluster-latency-{state.edit_round()}", width=320,
 )  # fmt: skip
 try:
-    changed = cluster_table.to_cluster(edited, cluster, latency, cluster_table.base_frame())
+    changed = table.to_cluster(edited, cluster, latency, table.base_frame())
 except InputError as error:
     st.error(f"{plain(str(error))} The last valid cluster stays open.", icon=":material/error:")
 else:
     if changed != cluster:
-        state.open_cluster(changed, edited=cluster_table.shows(edited, changed))
+        state.open_cluster(changed, edited=table.shows(edited, changed))
         st.rerun()
 
-cluster_summary.show(cluster)
+summary.show(cluster)
 
 st.subheader("Where times come from", anchor=False)
 st.caption("Every simulated time counts with these costs; each page names them.")
-costs_form.choose(cluster, state.model())
-calibration_form.show(cluster, state.model())
+costs.choose(cluster, state.model())
+measuring.show(cluster, state.model())

@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app import cached, goal, header, plan_table, state, step_form, studies, widgets
+from app import cached, header, state, widgets
+from app.optimise import goal, step, studies
+from app.optimise import table as plan_table
 from app.text import plain
 from engine import units
 from engine.errors import InputError
@@ -22,7 +24,7 @@ problem = widgets.needed_problem()
 if aim == goal.ONE:
     goal.choose_context(problem)
 if aim == goal.STEP:
-    step_form.summary(problem)
+    step.summary(problem)
 
 st.subheader("Systems", anchor=False)
 wanted = []
@@ -49,7 +51,7 @@ with st.expander("Options", icon=":material/settings:"):
                 name: widgets.option_input(f"{aim}-{system.name}", system.options, name) for name in names
             }
 if aim == goal.STEP:
-    st.caption(step_form.assumptions(problem))
+    st.caption(step.assumptions(problem))
 else:
     st.caption(f"Costs: {plain(problem.cost.source)}. Simulated is the MoE part of every layer; attention and dense layers "
                "are the same for every plan.")  # fmt: skip

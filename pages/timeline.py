@@ -2,11 +2,12 @@
 
 import streamlit as st
 
-from app import cached, header, state, step_timeline, widgets
+from app import cached, header, state, widgets
 from app.charts import gantt as charts
 from app.charts import theme
 from app.charts import waits as waits_charts
 from app.text import plain
+from app.timeline import step
 from engine import units
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
@@ -44,7 +45,7 @@ def download() -> None:
 
 
 if problem.step is not None:
-    step_timeline.show(shown, problem)
+    step.show(shown, problem)
     download()
     st.stop()
 

@@ -28,7 +28,7 @@ ADDRESS = "SWITCHYARD_TESTS_WARM"
 IMPORTED = (
     "engine.jobs.tasks", "engine.jobs.studies", "engine.jobs.scores", "engine.launch.worker", "engine.launch.measure",
     "engine.launch.step.run", "engine.launch.step.calibrate", "torch.distributed.run", "streamlit.web.cli", "app.cached",
-    "app.launch_form", "app.launch_report", "app.review_list", "app.what_if_live", "app.what_if_studies", "app.affinity_study",
+    "app.launch.form", "app.launch.report", "app.review.saved", "app.what_if.live", "app.what_if.studies", "app.affinity.study",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from app.charts.cluster import link_speeds, node_rates
-from app.cluster_summary import memory_fit
+from app.cluster.summary import memory_fit
 from engine.catalogue import cluster_presets, gpu_types
 from engine.cluster import Cluster, Node
 from engine.simulate.network import Network, all_to_all

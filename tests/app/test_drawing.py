@@ -8,7 +8,8 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from app import drawing, state
+from app import state
+from app.cluster import drawing
 from app.components.cluster_canvas import Edit
 from engine import store
 from engine.catalogue import cluster_presets, gpu_types

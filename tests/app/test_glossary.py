@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.glossary import PAGES, TERMS
+from app.visitor.glossary import PAGES, TERMS
 from tests.app.test_pages import ROOT, open_sample, visit
 
 PAPERS = ("Aurora", "ExFlow", "Lancet", "Lina", "PipeMoE")

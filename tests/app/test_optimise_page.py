@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import roles
+from app.visitor import roles
 from engine import store
 from engine.jobs import runner
 from engine.workload import ExpertLoad

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from app import report
-from app.report import Dossier
-from app.review_brief import brief_of, cost_in_words, risk_in_words, with_risks
+from app.review import report
+from app.review.brief import brief_of, cost_in_words, risk_in_words, with_risks
+from app.review.report import Dossier
 from engine import formats
 from engine.costs import Datasheet
 from engine.plan import Plan

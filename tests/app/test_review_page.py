@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import launch_notes, review_store
 from app.charts import review as charts
-from app.review_brief import brief_of, risk_in_words, with_risks
-from app.review_words import words
+from app.launch import notes
+from app.review import store as review_store
+from app.review.brief import brief_of, risk_in_words, with_risks
+from app.review.words import words
 from engine import store
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
 from engine.jobs.tasks import problem_arguments
 from engine.launch.wanted import Wanted
-from engine.plan import Placement, Plan, SendOrder
-from engine.plan_of_step import Overlap, PartitionRange, Pipeline, Priority
+from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate.inference import simulate
@@ -329,7 +329,7 @@ def test_a_launch_is_held_up_by_no_database(app: AppTest, monkeypatch: pytest.Mo
     monkeypatch.setenv("DATABASE_URL", "sqlite:////nowhere/at/all.db")
     visit(app, "launch")
     assert "Not noted for the team" in said(app.caption) and app.metric
-    assert launch_notes.runs_of(job, job.result, "local", 2, 1.0)[0]["by"] == launch_notes.NOBODY
+    assert notes.runs_of(job, job.result, "local", 2, 1.0)[0]["by"] == notes.NOBODY
 
 
 def test_two_plans_are_compared(app: AppTest) -> None:

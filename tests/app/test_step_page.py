@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import cached, costs_form, step_form
+from app import cached
+from app.cluster import costs
+from app.optimise import step as step_form
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.costs import CollectiveTimes, Combined, Datasheet, GemmTimes, MeasuredTimes, Profiled, Silicon
@@ -275,7 +277,7 @@ needs_tables = pytest.mark.skipif(not silicon_there(), reason="aiconfigurator-co
 @needs_tables
 def test_costs_that_do_not_know_the_cluster_are_refused_and_the_last_ones_stay(app: AppTest) -> None:
     visit(open_sample(app), "cluster")
-    enter(app, "Computation", costs_form.SILICON)
+    enter(app, "Computation", costs.SILICON)
     assert "Refused: silicon has no tables of V100-32" in said(app.error) and "In use stays: datasheet" in said(
         app.error
     )
@@ -286,9 +288,9 @@ def test_costs_that_do_not_know_the_cluster_are_refused_and_the_last_ones_stay(a
 def test_computation_and_network_are_chosen_apart_and_named(app: AppTest) -> None:
     empty(app)
     visit(app, "cluster")
-    enter(app, "Computation", costs_form.SILICON)
+    enter(app, "Computation", costs.SILICON)
     assert not app.error and "computation: silicon" in said(app.caption) and "network: datasheet" in said(app.caption)
-    enter(app, "Network", costs_form.SILICON)
+    enter(app, "Network", costs.SILICON)
     assert "stop at one node" in said(app.error) and "measured tables, network by datasheet" in said(app.error)
     assert app.session_state["cost"]["network"] == {"source": "datasheet"}
     press(visit(app, "optimise"), "Training step")
@@ -318,7 +320,7 @@ def test_a_measured_file_can_be_chosen_and_what_it_lacks_is_said(app: AppTest) -
     app.run()
     enter(app, "Computation", "Datasheet (file)")
     assert "it has no GEMM times at all" in said(app.error)
-    enter(app, "Computation", costs_form.DATASHEET)
+    enter(app, "Computation", costs.DATASHEET)
     enter(app, "Network", "Datasheet (file)")
     assert not app.error and app.session_state["cost"]["network"]["source"] == "measured"
     press(app, "lancet\\-p4de\\-2\\-nodes")

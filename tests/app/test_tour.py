@@ -3,7 +3,7 @@
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.tour import STEPS
+from app.visitor.tour import STEPS
 from tests.app.test_pages import ROOT, open_sample, visit
 
 

@@ -3,7 +3,7 @@
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import sweeps
+from app.what_if import sweeps
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.errors import InputError

@@ -10,8 +10,7 @@ from engine.launch.spec import TOLERANCE
 from engine.launch.step.problem import step_problem
 from engine.launch.step.sizes import step_bytes
 from engine.model import MoEModel
-from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder
-from engine.plan_of_step import PartitionRange
+from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
 from engine.simulate.streams import POLICIES

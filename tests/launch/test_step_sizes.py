@@ -9,8 +9,7 @@ from engine.errors import InputError
 from engine.launch.step.problem import check_step_plan, step_problem
 from engine.launch.step.sizes import gradient_bytes, reference_bytes, shrunk, step_bytes, step_flops
 from engine.model import MoEModel
-from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder
-from engine.plan_of_step import PartitionRange
+from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
 from engine.result import Provenance
 from engine.simulate.training import price_step
 from engine.simulate.training.program import program_of

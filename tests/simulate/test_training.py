@@ -18,8 +18,7 @@ from engine.overlap.capacity import even_bounds, kept_with_passing, sent
 from engine.overlap.operator_axes import latest_last
 from engine.overlap.pipeline_degree import pipeline_seconds
 from engine.overlap.transformer import transformer_step
-from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder
-from engine.plan_of_step import PartitionRange
+from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate.inference import bound_of_plan, simulate

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.overlap.operator_graph import OperatorGraph
-from engine.plan_of_step import Priority
+from engine.plan import Priority
 from engine.problem import Problem
 from engine.simulate.training.pricing import all_reduce_seconds
 

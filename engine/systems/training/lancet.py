@@ -12,8 +12,7 @@ from engine.overlap.operator_axes import latest_last
 from engine.overlap.partition import partition
 from engine.overlap.stage_pipeline import ChainInstance
 from engine.overlap.weight_gradients import WeightGradientInstance, schedule_weight_gradients
-from engine.plan import Overlap, Priority, SendOrder
-from engine.plan_of_step import PartitionRange
+from engine.plan import Overlap, PartitionRange, Priority, SendOrder
 from engine.problem import Problem
 from engine.result import Result, Status, Stop
 from engine.simulate.training import MAX_PARTS, PricedStep, price_step
