@@ -25,9 +25,13 @@ from engine.systems.options import Options, Value
 from engine.systems.pieces import linear_placement
 
 STATE_COLOURS = {
-    State.STARTING: "gray", State.RUNNING: "blue", State.CANCELLING: "orange", State.DONE: "green",
-    State.CANCELLED: "orange", State.FAILED: "red",
-}  # fmt: skip
+    State.STARTING: "gray",
+    State.RUNNING: "blue",
+    State.CANCELLING: "orange",
+    State.DONE: "green",
+    State.CANCELLED: "orange",
+    State.FAILED: "red",
+}
 
 
 def chart(figure: go.Figure, key: str) -> None:

@@ -12,9 +12,11 @@ from engine.jobs.tasks import problem_arguments
 from engine.systems import proposed_for, systems_for
 
 VIEWS = {
-    "Candidate plans": ":material/table_rows:", "Balance against affinity": ":material/scatter_plot:",
-    "Plan on A, score on B": ":material/grid_on:", "Lina at run time": ":material/schedule:",
-}  # fmt: skip
+    "Candidate plans": ":material/table_rows:",
+    "Balance against affinity": ":material/scatter_plot:",
+    "Plan on A, score on B": ":material/grid_on:",
+    "Lina at run time": ":material/schedule:",
+}
 
 header.show("Optimise", "What should I do? Pick systems, run them, and compare what they found with a proven bound.")
 if state.cluster() is None or state.model() is None:
@@ -34,9 +36,8 @@ for first in range(0, len(fitting), 3):
         with place:
             kind = "baseline" if system.baseline else system.paper
             if st.checkbox(
-                f"**{system.title}** · {kind}", system.preselected, key=f"use-{aim}-{system.name}",
-                help=system.summary,
-            ):  # fmt: skip
+                f"**{system.title}** · {kind}", system.preselected, key=f"use-{aim}-{system.name}", help=system.summary
+            ):
                 wanted.append(system)
 
 options: dict[str, dict] = {}
@@ -53,8 +54,10 @@ with st.expander("Options", icon=":material/settings:"):
 if aim == goal.STEP:
     st.caption(step.assumptions(problem))
 else:
-    st.caption(f"Costs: {plain(problem.cost.source)}. Simulated is the MoE part of every layer; attention and dense layers "
-               "are the same for every plan.")  # fmt: skip
+    st.caption(
+        f"Costs: {plain(problem.cost.source)}. Simulated is the MoE part of every layer; attention and dense layers "
+        "are the same for every plan."
+    )
 
 if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted):
     chosen = [{"name": system.name, "options": options.get(system.name, {})} for system in wanted]
@@ -85,9 +88,16 @@ widgets.other_jobs("optimise", state.plan_jobs(), state.add_plan_job)
 
 view = "Candidate plans"
 if aim == goal.ONE:
-    view = widgets.segments(
-        "Show", list(VIEWS), default=view, format_func=lambda one: f"{VIEWS[one]} {one}", label_visibility="collapsed"
-    ) or view  # fmt: skip
+    view = (
+        widgets.segments(
+            "Show",
+            list(VIEWS),
+            default=view,
+            format_func=lambda one: f"{VIEWS[one]} {one}",
+            label_visibility="collapsed",
+        )
+        or view
+    )
 if view == "Balance against affinity":
     studies.front(problem)
     st.stop()
@@ -102,8 +112,10 @@ table = plan_table.rows(problem)
 if table.empty:
     if any(not job.state.finished for job in cached.jobs(state.plan_jobs())):
         st.stop()  # the row above says how far the job is
-    st.info(f"No plan for these inputs yet: press Run. {proposed_for(problem).title} takes a few seconds on the sample.",
-            icon=":material/info:")  # fmt: skip
+    st.info(
+        f"No plan for these inputs yet: press Run. {proposed_for(problem).title} takes a few seconds on the sample.",
+        icon=":material/info:",
+    )
     st.stop()
 
 st.subheader("Candidate plans", anchor=False)
@@ -115,8 +127,10 @@ if len(table) > 1 and table["Time"][0] > 0:
 st.caption(said)
 plan_table.show(table)
 if aim == goal.STEP:
-    st.caption("Exposed communication: the network is busy and nothing computes. Memory: weights, gradients and momentum on "
-               "the fullest GPU, without activations.")  # fmt: skip
+    st.caption(
+        "Exposed communication: the network is busy and nothing computes. Memory: weights, gradients and momentum on "
+        "the fullest GPU, without activations."
+    )
     plan_table.decomposition(table, problem)
 opened = table[table["id"] == state.plan_id()]
 if len(opened):

@@ -16,22 +16,10 @@ def _of(*files: str) -> dict[str, System]:
     return {system.name: system for file in files for system in import_module(f"{__name__}.{file}").SYSTEMS}
 
 
-SYSTEMS: dict[str, System] = _of(
-    "aurora",
-    "exflow",
-    "lina",
-    "eplb",
-    "joint",
-    "baselines",
-)
+SYSTEMS: dict[str, System] = _of("aurora", "exflow", "lina", "eplb", "joint", "baselines")
 """For inference, of one model or two."""
 
-TRAINING: dict[str, System] = _of(
-    "training.lancet",
-    "training.pipemoe",
-    "training.lina",
-    "training.baselines",
-)
+TRAINING: dict[str, System] = _of("training.lancet", "training.pipemoe", "training.lina", "training.baselines")
 """For a training step."""
 
 

@@ -27,8 +27,7 @@ class ReplicationOptions(Options):
         "best", description="best: search under the true objective; eplb: DeepSeek's greedy, to the letter"
     )
     slots: Slots = Field(
-        "even",
-        description="slots per GPU: the same on every GPU (serving engines need this), or more on faster GPUs",
+        "even", description="slots per GPU: the same on every GPU (serving engines need this), or more on faster GPUs"
     )
     order: Order = "concurrent"
     time_limit: TimeLimit = Field(10.0, description="seconds for all layers together")
@@ -43,9 +42,12 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
     even = bool((slots_of_gpu == slots_of_gpu[0]).all())
     speed = speed_of_gpu(problem)
     instance = ReplicationInstance(
-        loads, int(slots_of_gpu.sum()), len(slots_of_gpu), slots_of_gpu=None if even else slots_of_gpu,
+        loads,
+        int(slots_of_gpu.sum()),
+        len(slots_of_gpu),
+        slots_of_gpu=None if even else slots_of_gpu,
         speed=None if printed else speed,
-    )  # fmt: skip
+    )
     report(0.1, "replicating experts", None, None)
     result = replicate(instance, options.algorithm, time_limit=options.time_limit, seed=options.seed, stop=stop)
     placement = Placement.from_slots(
@@ -57,13 +59,18 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
             f"{digits(result.objective)} in the worst layer"
             + (" of the worst recording" if len(loads) > 1 else "")
             + f"; at most {digits(result.bound)} is possible (proven), so this is "
-            + ("optimal" if result.status.value == "OPTIMAL" else
-               f"a heuristic within {share(result.bound / result.objective - 1)} of the best")
+            + (
+                "optimal"
+                if result.status.value == "OPTIMAL"
+                else f"a heuristic within {share(result.bound / result.objective - 1)} of the best"
+            )
         ),
-        "replicas": Note(f"{instance.slots - loads.shape[2]} spare slots a layer, "
-                         f"{(instance.slots - loads.shape[2]) * loads.shape[1] * problem.model.bytes_per_expert / 1e9:.3g} GB "
-                         "of memory in all"),
-    }  # fmt: skip
+        "replicas": Note(
+            f"{instance.slots - loads.shape[2]} spare slots a layer, "
+            f"{(instance.slots - loads.shape[2]) * loads.shape[1] * problem.model.bytes_per_expert / 1e9:.3g} GB "
+            "of memory in all"
+        ),
+    }
     if not printed and even and np.ptp(speed) == 0:
         greedy = replicate(instance, "eplb")
         notes["EPLB's own layout"] = Note(

@@ -31,8 +31,7 @@ class ExFlowOptions(Options):
     )
     execution: Execution = "context-coherent"
     hops: Literal["all", "first"] = Field(
-        "all",
-        description="with several experts a token: count hops between all of them, or between the first listed",
+        "all", description="with several experts a token: count hops between all of them, or between the first listed"
     )
     time_limit: TimeLimit = Field(10.0, description="seconds for search and bound together")
     seed: Seed = 0

@@ -63,9 +63,10 @@ def joint(problem: Problem, options: JointOptions, stop: Stop, report: Report) -
         "weighted objective": Note(f"{digits(result.objective)}, {proof_of(result)}"),
         "hops kept on their GPU": Note(f"{share(float(figures.kept_share.min()))}" + _in_the_worst(problem)),
         "balancedness": Note(f"{digits(float(figures.balancedness.min()))}" + _in_the_worst(problem)),
-        "experts that move": Note(f"{moves_to(result.solution, problem)} of {start.size}"
-                                  + (f", at most {most} allowed" if most else "")),
-    }  # fmt: skip
+        "experts that move": Note(
+            f"{moves_to(result.solution, problem)} of {start.size}" + (f", at most {most} allowed" if most else "")
+        ),
+    }
     if options.execution == "context-coherent":
         return Draft(
             placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution="context-coherent"

@@ -32,8 +32,7 @@ class LinaOptions(Options):
     )
     top_k: int = Field(DEFAULT.top_k, ge=1, le=4096, description="likeliest next experts that an estimate keeps")
     packing: Literal["lina", "best"] = Field(
-        "lina",
-        description="lina: equation 1 and first-fit decreasing; best: the largest device load least",
+        "lina", description="lina: equation 1 and first-fit decreasing; best: the largest device load least"
     )
     max_experts: int = Field(
         0,
@@ -122,8 +121,12 @@ def run_time_notes(problem: Problem, reaction: Reaction, options: LinaOptions, s
 
 def notes_of(result: TwoPhaseResult) -> Notes:
     """What a person should know of a two-phase simulation."""
-    titles = {"baseline": "no scheduling", "lina": "both phases", "without_estimation": "without estimation",
-              "without_fine_tuning": "without fine-tuning"}  # fmt: skip
+    titles = {
+        "baseline": "no scheduling",
+        "lina": "both phases",
+        "without_estimation": "without estimation",
+        "without_fine_tuning": "without fine-tuning",
+    }
     figures = {title: result.figures(scheme) for scheme, title in titles.items()}
     return {
         "estimates right (top 2 as a set, in order)": Note(

@@ -54,9 +54,7 @@ def _complaint(fault: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1, description="the same seed gives the same plan")]
 Slots = Annotated[
     Literal["even", "uneven"],
-    Field(
-        description="experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds",
-    ),
+    Field(description="experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds"),
 ]
 Order = Annotated[
     Literal["best", "matched", "shared", "concurrent"],

@@ -58,7 +58,7 @@ def lancet(problem: Problem, options: LancetOptions, stop: Stop, report: Report)
     priority = Priority(policy="fair", bucket=options.bucket_mb * 1e6)
     return Draft(
         placement, SendOrder(mode="concurrent"), priority=priority, overlap=overlap, notes=notes, cancelled=stop()
-    )  # fmt: skip
+    )
 
 
 def _ranges(

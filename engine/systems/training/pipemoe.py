@@ -52,13 +52,13 @@ def pipemoe(problem: Problem, options: PipeMoEOptions, stop: Stop, report: Repor
         "degrees, forward": Note(_in_words(degrees["forward"])),
         "degrees, backward": Note(_in_words(degrees["dx"])),
         "MoE layers, dispatch to combine": Note(float(sum(seconds.values())), "s"),
-        "the same without a pipeline": Note(float(sum(one[:, 0].sum() for table in tables.values() for one in table)), "s"),
-    }  # fmt: skip
+        "the same without a pipeline": Note(
+            float(sum(one[:, 0].sum() for table in tables.values() for one in table)), "s"
+        ),
+    }
     if printed:
         notes["the same with exact degrees"] = Note(sum(one.objective for one in exact.values()), "s")
-    pipeline = Pipeline(
-        forward=tuple(degrees["forward"].tolist()), backward=tuple(degrees["dx"].tolist()), order=order
-    )  # fmt: skip
+    pipeline = Pipeline(forward=tuple(degrees["forward"].tolist()), backward=tuple(degrees["dx"].tolist()), order=order)
     priority = Priority(policy="fair", bucket=options.bucket_mb * 1e6)
     return Draft(placement, SendOrder(mode="concurrent"), priority=priority, pipeline=pipeline, notes=notes)
 
@@ -72,8 +72,11 @@ def layer_tables(priced: PricedStep, moe_layers: tuple[int, ...], phase: str) ->
     for kind in kinds:
         rows = []
         for layer in moe_layers:
-            own = [place for place, one in enumerate(priced.graph.operators)
-                   if one.layer == layer and one.kind == kind and one.phase in phases]  # fmt: skip
+            own = [
+                place
+                for place, one in enumerate(priced.graph.operators)
+                if one.layer == layer and one.kind == kind and one.phase in phases
+            ]
             rows.append(seconds[own].sum(axis=0).max(axis=1))
         found.append(np.array(rows))
     return tuple(found)
