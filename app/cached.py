@@ -116,10 +116,17 @@ def problem() -> Problem | None:
     names = tuple(one.name for one in (first, *others, *(second or ())))
     graph, cost = (state.graph() if step else None), state.cost()
     key = (
-        names, first.digest, cluster.digest, model.digest, second and (second[0].digest, second[1].digest),
-        tuple(one.digest for one in others), in_use and in_use.digest, step and step.digest, graph and graph.digest,
+        names,
+        first.digest,
+        cluster.digest,
+        model.digest,
+        second and (second[0].digest, second[1].digest),
+        tuple(one.digest for one in others),
+        in_use and in_use.digest,
+        step and step.digest,
+        graph and graph.digest,
         digest_of(json.dumps(cost, sort_keys=True)),
-    )  # fmt: skip
+    )
     found = _problem(key, first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph)
     if first.digest == state.workload_digest():
         state.remember_model(first.digest, model)

@@ -24,9 +24,13 @@ from engine.systems import Option
 from engine.systems.baselines import linear_placement
 
 STATE_COLOURS = {
-    State.STARTING: "gray", State.RUNNING: "blue", State.CANCELLING: "orange", State.DONE: "green",
-    State.CANCELLED: "orange", State.FAILED: "red",
-}  # fmt: skip
+    State.STARTING: "gray",
+    State.RUNNING: "blue",
+    State.CANCELLING: "orange",
+    State.DONE: "green",
+    State.CANCELLED: "orange",
+    State.FAILED: "red",
+}
 
 
 def chart(figure: go.Figure, key: str) -> None:

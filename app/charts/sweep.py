@@ -13,16 +13,19 @@ from engine.units import TIME, digits, scale_of, seconds, share
 What = Literal["total", "forward"]
 
 AXES = {
-    "micro_op": "micro-op size, MB", "degree": "pipeline degree of every MoE layer",
+    "micro_op": "micro-op size, MB",
+    "degree": "pipeline degree of every MoE layer",
     "range": "most operators in a range (not to scale)",
-}  # fmt: skip
+}
 SHORT = {"micro_op": "{:g} MB", "degree": "{:g}", "range": "ranges up to {:g}"}
 WHATS = {"total": "step time", "forward": "forward pass"}
 STYLES = ((TEAL, "solid", "circle"), (MARK, "dash", "diamond"), (NEUTRAL, "dashdot", "square"))
 PARTS = {
-    "computation": ("computation alone", "#E69F00", ""), "overlapped": ("both at once", TEAL, "/"),
-    "communication": ("communication alone (exposed)", "#0072B2", ""), "idle": ("neither", "#BBBBBB", "."),
-}  # fmt: skip
+    "computation": ("computation alone", "#E69F00", ""),
+    "overlapped": ("both at once", TEAL, "/"),
+    "communication": ("communication alone (exposed)", "#0072B2", ""),
+    "idle": ("neither", "#BBBBBB", "."),
+}
 """Names, colours and patterns of what `Timeline.decomposition` tells apart."""
 LEGEND = {"orientation": "h", "x": 0, "y": -0.17, "yanchor": "top", "traceorder": "normal"}
 EQUAL = 1e-3
@@ -44,18 +47,28 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
         mine = [one for one in swept if one.series == series]
         colour, dash, symbol = STYLES[turn % len(STYLES)]
         figure.add_scatter(
-            x=[place[one.value] for one in mine], y=[getattr(one, what) / factor for one in mine], name=plain(series),
-            mode="lines+markers", line={"color": colour, "dash": dash, "width": 2},
-            marker={"color": colour, "symbol": f"{symbol}-open", "size": 8}, text=[_hover(one, kind) for one in mine],
+            x=[place[one.value] for one in mine],
+            y=[getattr(one, what) / factor for one in mine],
+            name=plain(series),
+            mode="lines+markers",
+            line={"color": colour, "dash": dash, "width": 2},
+            marker={"color": colour, "symbol": f"{symbol}-open", "size": 8},
+            text=[_hover(one, kind) for one in mine],
             hovertemplate="%{text}<extra></extra>",
-        )  # fmt: skip
+        )
     best = best_of(points, what)
     if best is not None:
         figure.add_scatter(
-            x=[place[best.value]], y=[getattr(best, what) / factor], mode="markers+text", showlegend=False, hoverinfo="skip",
-            marker={"symbol": "star", "size": 16, "color": MARK}, text=[f"<b>{seconds(getattr(best, what))}</b>"],
-            textposition="bottom center", cliponaxis=False,
-        )  # fmt: skip
+            x=[place[best.value]],
+            y=[getattr(best, what) / factor],
+            mode="markers+text",
+            showlegend=False,
+            hoverinfo="skip",
+            marker={"symbol": "star", "size": 16, "color": MARK},
+            text=[f"<b>{seconds(getattr(best, what))}</b>"],
+            textposition="bottom center",
+            cliponaxis=False,
+        )
     lines = {plain(one.series): getattr(one, what) / factor for one in points if one.value is None}
     shown = [getattr(one, what) for one in points]
     if what == "total":
@@ -65,9 +78,7 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
     _add_references(figure, lines, reach, best and getattr(best, what) / factor, unit)
     _finish_x(figure, place, kind)
     figure.update_yaxes(title=f"{WHATS[what]}, {unit} (simulated)")
-    return finish(
-        figure, title(points, kind, what, complete), 440, legend=LEGEND,
-    )  # fmt: skip
+    return finish(figure, title(points, kind, what, complete), 440, legend=LEGEND)
 
 
 def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.Figure:
@@ -81,17 +92,22 @@ def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.F
         if not any(values):
             continue
         figure.add_scatter(
-            x=[place[one.value] for one in mine], y=[value / factor for value in values], name=name, stackgroup="time",
-            mode="lines", line={"color": colour, "width": 1}, fillpattern={"shape": pattern, "fgcolor": colour},
-            text=[f"{label(kind, one.value)}<br>{name}: {seconds(value)}, {share(value / one.total)} of the step"
-                  for one, value in zip(mine, values, strict=True)],
+            x=[place[one.value] for one in mine],
+            y=[value / factor for value in values],
+            name=name,
+            stackgroup="time",
+            mode="lines",
+            line={"color": colour, "width": 1},
+            fillpattern={"shape": pattern, "fgcolor": colour},
+            text=[
+                f"{label(kind, one.value)}<br>{name}: {seconds(value)}, {share(value / one.total)} of the step"
+                for one, value in zip(mine, values, strict=True)
+            ],
             hovertemplate="%{text}<extra></extra>",
-        )  # fmt: skip
+        )
     _finish_x(figure, place, kind)
     figure.update_yaxes(title=f"step time, {unit} (simulated)", rangemode="tozero")
-    return finish(
-        figure, _exposed_title(mine, kind), 440, legend=LEGEND,
-    )  # fmt: skip
+    return finish(figure, _exposed_title(mine, kind), 440, legend=LEGEND)
 
 
 def series_of(points: Sequence[SweepPoint]) -> list[str]:
@@ -197,14 +213,24 @@ def _add_bound(
     if not bounds:
         return
     figure.add_scatter(
-        x=[place[value] for value in bounds], y=list(bounds.values()), mode="lines", showlegend=False,
-        line={"color": NEUTRAL, "width": 1, "dash": "dash"}, hovertemplate=f"bound: %{{y:.3f}} {unit}<extra></extra>",
-    )  # fmt: skip
+        x=[place[value] for value in bounds],
+        y=list(bounds.values()),
+        mode="lines",
+        showlegend=False,
+        line={"color": NEUTRAL, "width": 1, "dash": "dash"},
+        hovertemplate=f"bound: %{{y:.3f}} {unit}<extra></extra>",
+    )
     last = bounds[max(bounds)]
     figure.add_annotation(
-        xref="x domain", x=1, y=last, text=f"bound, {digits(last)} {unit}", showarrow=False, xanchor="right",
-        yanchor="bottom", font={"size": 11},
-    )  # fmt: skip
+        xref="x domain",
+        x=1,
+        y=last,
+        text=f"bound, {digits(last)} {unit}",
+        showarrow=False,
+        xanchor="right",
+        yanchor="bottom",
+        font={"size": 11},
+    )
 
 
 def _add_references(figure: go.Figure, lines: dict[str, float], reach: float, best: float | None, unit: str) -> None:
@@ -222,10 +248,11 @@ def _add_references(figure: go.Figure, lines: dict[str, float], reach: float, be
         for name in names:
             text = " · ".join(f"{one}, {digits(lines[one])} {unit}" for one in names) if name == carrier else ""
             figure.add_hline(
-                y=lines[name], line={"dash": "dot", "width": 1.5, "color": NEUTRAL},
+                y=lines[name],
+                line={"dash": "dot", "width": 1.5, "color": NEUTRAL},
                 annotation={"text": text, "font": {"size": 11}},
                 annotation_position="bottom right" if below else "top right",
-            )  # fmt: skip
+            )
 
 
 def _hover(point: SweepPoint, kind: Kind) -> str:

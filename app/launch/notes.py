@@ -43,8 +43,16 @@ def runs_of(job: Job, result: dict[str, Any], place: str, ranks: int | None, sta
     plans = {plan.id: plan for plan in (Plan.from_dict(one, "plan") for one in asked["plans"])}
     about = {"device": result.get("device"), "tokens": result.get("tokens"), "ranks": ranks}
     return [
-        {"id": f"{job.id}-{number}", "plan": plans[run["plan"]], "place": place, "by": asked.get(start.BY) or NOBODY,
-         "at": started, "predicted": run["predicted_seconds"], "measured": run["measured_seconds"],
-         "report": about | {"passes": run["pass_seconds"]}}
-        for number, run in enumerate(result.get("runs", [])) if run.get("plan") in plans
-    ]  # fmt: skip
+        {
+            "id": f"{job.id}-{number}",
+            "plan": plans[run["plan"]],
+            "place": place,
+            "by": asked.get(start.BY) or NOBODY,
+            "at": started,
+            "predicted": run["predicted_seconds"],
+            "measured": run["measured_seconds"],
+            "report": about | {"passes": run["pass_seconds"]},
+        }
+        for number, run in enumerate(result.get("runs", []))
+        if run.get("plan") in plans
+    ]

@@ -120,8 +120,10 @@ def problem_of(saved: SavedPlan) -> Problem:
     names = saved.inputs.get(NAMES, {})
     if missing := [one for one in recordings_of(saved) if not store.has_workload(one)]:
         called = " and ".join(names.get(one, one[:12]) for one in missing)
-        raise InputError(f"this studio's data folder does not have the recording {called}; upload it on the Workload page, "
-                         "where it is known by its content")  # fmt: skip
+        raise InputError(
+            f"this studio's data folder does not have the recording {called}; upload it on the Workload page, "
+            "where it is known by its content"
+        )
     return _problem(digest_of(json.dumps(saved.inputs, sort_keys=True)), saved.inputs)
 
 

@@ -72,9 +72,12 @@ def choose_part(timelines: list[Timeline]) -> tuple[charts.Phase, int, int]:
     layers = charts.layers_of(timelines) or [0]
     whole = sum(len(charts.stretch(one).events) for one in timelines) <= charts.MOST_BARS
     offered = [one for one in PHASES if whole or one != "step"]
-    phase = widgets.segments(
-        "Part of the step", offered, default=offered[0], format_func=PHASES.get, label_visibility="collapsed"
-    ) or offered[0]  # fmt: skip
+    phase = (
+        widgets.segments(
+            "Part of the step", offered, default=offered[0], format_func=PHASES.get, label_visibility="collapsed"
+        )
+        or offered[0]
+    )
     if phase == "step":
         return phase, layers[0], layers[-1]
     first, last = layers[0], charts.last_that_fits(timelines, phase, layers[0], layers[-1])
@@ -87,9 +90,14 @@ def choose_part(timelines: list[Timeline]) -> tuple[charts.Phase, int, int]:
             first, last = chosen
             fits = charts.last_that_fits(timelines, phase, first, last)
     if fits < last:
-        st.warning(f"Showing layers {first} to {fits}: more than {charts.MOST_BARS:,} bars would stall the browser. The "
-                   "Perfetto file has everything.", icon=":material/warning:")  # fmt: skip
+        st.warning(
+            f"Showing layers {first} to {fits}: more than {charts.MOST_BARS:,} bars would stall the browser. The "
+            "Perfetto file has everything.",
+            icon=":material/warning:",
+        )
     elif not whole:
-        st.caption(f"A part of the step is shown: all of it has more than {charts.MOST_BARS:,} bars. The Perfetto file has "
-                   "everything.")  # fmt: skip
+        st.caption(
+            f"A part of the step is shown: all of it has more than {charts.MOST_BARS:,} bars. The Perfetto file has "
+            "everything."
+        )
     return phase, first, fits

@@ -20,8 +20,10 @@ from engine.workload import TrafficMatrix
 
 def capacity(problem: Problem) -> None:
     """How many GPUs for a target time."""
-    st.caption("The smallest cluster of equal parts whose plan meets a target time. Every size is planned for from scratch, "
-               "from one part on; none is skipped, since time need not fall with every GPU.")  # fmt: skip
+    st.caption(
+        "The smallest cluster of equal parts whose plan meets a target time. Every size is planned for from scratch, "
+        "from one part on; none is skipped, since time need not fall with every GPU."
+    )
     if isinstance(problem.workload, TrafficMatrix):
         st.info(
             "A traffic matrix is between a fixed number of GPUs: open a routing log or expert loads.",
@@ -36,16 +38,29 @@ def capacity(problem: Problem) -> None:
         return
     parts, systems = parts_of(problem.cluster), systems_for(problem)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        target = st.number_input("Target, ms", 0.0, None, float(f"{0.8e3 * now:.3g}"), format="%g", width=130,
-                                 key=f"what-if-target-{plan.id[:8]}",
-                                 help=f"of all MoE layers; the plan shown above takes {units.seconds(now)}")  # fmt: skip
+        target = st.number_input(
+            "Target, ms",
+            0.0,
+            None,
+            float(f"{0.8e3 * now:.3g}"),
+            format="%g",
+            width=130,
+            key=f"what-if-target-{plan.id[:8]}",
+            help=f"of all MoE layers; the plan shown above takes {units.seconds(now)}",
+        )
         part = st.selectbox("Made of", list(parts), len(parts) - 1, width=300, key="what-if-part")
         own = sum(len(node.gpus) for node in parts[part])
         most = st.number_input(
             "GPUs at most", own, max(MOST_GPUS, own), max(32, own), width=130, key=f"what-if-most-{own}"
         )
-        system = st.selectbox("Planned by", list(systems), list(systems).index("aurora"), lambda one: systems[one].title,
-                              width=210, key="what-if-system")  # fmt: skip
+        system = st.selectbox(
+            "Planned by",
+            list(systems),
+            list(systems).index("aurora"),
+            lambda one: systems[one].title,
+            width=210,
+            key="what-if-system",
+        )
         limit = st.number_input("Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
         if st.button(
             "Find the number of GPUs",
@@ -54,10 +69,18 @@ def capacity(problem: Problem) -> None:
             disabled=not target or jobs.running("capacity"),
         ):
             takes = {option.name for option in systems[system].options}
-            jobs.run("capacity", problem, {
-                "part": [node.model_dump(mode="json") for node in parts[part]], "title": part, "target": target / 1e3,
-                "most_gpus": most, "system": system, "options": {"time_limit": limit} if "time_limit" in takes else {},
-            })  # fmt: skip
+            jobs.run(
+                "capacity",
+                problem,
+                {
+                    "part": [node.model_dump(mode="json") for node in parts[part]],
+                    "title": part,
+                    "target": target / 1e3,
+                    "most_gpus": most,
+                    "system": system,
+                    "options": {"time_limit": limit} if "time_limit" in takes else {},
+                },
+            )
 
     def show(result: dict[str, Any], complete: bool) -> None:
         points = [CapacityPoint.from_dict(one) for one in result["points"]]
@@ -122,9 +145,11 @@ def as_text(points: list[CapacityPoint], target: float) -> pd.DataFrame:
             return "meets the target"
         return "cannot: its bound is above the target" if one.cannot_meet(target) else "misses the target"
 
-    return pd.DataFrame({
-        "GPUs": [str(one.gpus) for one in points],
-        f"Time, {unit}": ["—" if one.total is None else units.digits(one.total / factor) for one in points],
-        f"Bound, {unit}": ["—" if one.bound is None else units.digits(one.bound / factor) for one in points],
-        "": [state_of(one) for one in points],
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "GPUs": [str(one.gpus) for one in points],
+            f"Time, {unit}": ["—" if one.total is None else units.digits(one.total / factor) for one in points],
+            f"Bound, {unit}": ["—" if one.bound is None else units.digits(one.bound / factor) for one in points],
+            "": [state_of(one) for one in points],
+        }
+    )

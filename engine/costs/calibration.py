@@ -9,14 +9,7 @@ from pydantic import Field, model_validator
 
 from engine.cluster import Gpu
 from engine.costs.alpha_beta import Line, fit_line
-from engine.costs.measured import (
-    Dtype,
-    GemmPoint,
-    GemmTimes,
-    MeasuredTimes,
-    Point,
-    sent_line,
-)
+from engine.costs.measured import Dtype, GemmPoint, GemmTimes, MeasuredTimes, Point, sent_line
 from engine.costs.profiled import Profiled
 from engine.schema import Frozen
 
@@ -115,11 +108,17 @@ def fits_of(
         found.append(("exchange", None, None, size, fit_line(size, seconds)))
     return tuple(
         Fit(
-            operation=operation, gpu=gpu, dtype=dtype, line=line, points=len(size), smallest=size.min(), largest=size.max(),
+            operation=operation,
+            gpu=gpu,
+            dtype=dtype,
+            line=line,
+            points=len(size),
+            smallest=size.min(),
+            largest=size.max(),
             spread=spreads[tuple(part for part in (operation, gpu, dtype) if part)],
         )
         for operation, gpu, dtype, size, line in found
-    )  # fmt: skip
+    )
 
 
 def held_out_of(measured: MeasuredTimes, shapes: Sequence[GemmTimes]) -> tuple[HeldOut, ...]:

@@ -39,16 +39,54 @@ from engine.overlap.lowering import lower
 from engine.overlap.operator_graph import Kind, OperatorGraph, with_backward
 
 VIEWS = {
-    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "mT", "movedim", "swapaxes",
-    "unsqueeze", "squeeze", "expand", "expand_as", "slice", "select", "narrow", "chunk", "split", "split_with_sizes", "unbind",
-    "getitem", "alias", "detach", "contiguous", "clone", "to", "_to_copy", "type_as", "float", "wait_tensor", "lift_fresh_copy",
-}  # fmt: skip
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "flatten",
+    "unflatten",
+    "transpose",
+    "permute",
+    "t",
+    "mT",
+    "movedim",
+    "swapaxes",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "expand_as",
+    "slice",
+    "select",
+    "narrow",
+    "chunk",
+    "split",
+    "split_with_sizes",
+    "unbind",
+    "getitem",
+    "alias",
+    "detach",
+    "contiguous",
+    "clone",
+    "to",
+    "_to_copy",
+    "type_as",
+    "float",
+    "wait_tensor",
+    "lift_fresh_copy",
+}
 CONSTANTS = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "bernoulli")
 LOOKUPS = ("index", "index_select", "gather", "embedding")
 PRODUCTS = {
-    "linear": (0, 1), "mm": (0, 1), "bmm": (0, 1), "matmul": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "mv": (0, 1),
-    "_grouped_mm": (0, 1), "grouped_mm": (0, 1), "grouped_mm_fallback": (0, 1),
-}  # fmt: skip
+    "linear": (0, 1),
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "matmul": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "mv": (0, 1),
+    "_grouped_mm": (0, 1),
+    "grouped_mm": (0, 1),
+    "grouped_mm_fallback": (0, 1),
+}
 """Which arguments are the factors."""
 
 NEARLY_PRODUCTS = ("mm", "matmul", "conv", "attention", "lstm", "gru", "rnn", "bilinear", "tensordot", "addr", "dot")
@@ -181,9 +219,13 @@ class _Reader:
             whole = _numbers(node) == _numbers(operands[0])
             chosen = op in ("select", "unbind", "getitem") and bool(first.weight)
             self.values[node] = _Value(
-                first.call, first.tensor if whole else node.name, first.gradient and op != "detach", first.weight,
-                first.after, first.one_of_many or (chosen and not whole),
-            )  # fmt: skip
+                first.call,
+                first.tensor if whole else node.name,
+                first.gradient and op != "detach",
+                first.weight,
+                first.after,
+                first.one_of_many or (chosen and not whole),
+            )
             return
         weights = [one for one in operands if self.values[one].weight]
         data = [one for one in operands if one not in weights]
@@ -214,9 +256,16 @@ class _Reader:
         named = products[0].weight if products and products[0].weight else more.get("table") or path
         layer = self.layer_of(path)
         call = Call(
-            node.name, _op(node), path, self.family(path, named), self.layer_of(named) if layer is None else layer, reads,
-            self.bytes(node), gradient, **more,
-        )  # fmt: skip
+            node.name,
+            _op(node),
+            path,
+            self.family(path, named),
+            self.layer_of(named) if layer is None else layer,
+            reads,
+            self.bytes(node),
+            gradient,
+            **more,
+        )
         self.calls.append(call)
         self.values[node] = _Value(node.name, node.name, gradient)
 

@@ -67,7 +67,7 @@ def _recorded(module: torch.nn.Module, example: tuple[torch.Tensor, ...]) -> Pro
     run._orig_mod = module  # what make_fx records the module's paths by
     graph_module = make_fx(
         run, tracing_mode="real", pre_dispatch=True, record_module_stack=True, _error_on_data_dependent_ops=False
-    )(*example)  # fmt: skip
+    )(*example)
     program = Program(graph_module.graph)
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":

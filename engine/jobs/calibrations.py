@@ -9,9 +9,12 @@ from engine.launch.devices import attached
 from engine.units import digits, seconds, share, size
 
 NAMES = {
-    "gemm": "GEMM", "memory": "memory", "all_to_all": "all-to-all", "exchange": "exchange with a peer",
+    "gemm": "GEMM",
+    "memory": "memory",
+    "all_to_all": "all-to-all",
+    "exchange": "exchange with a peer",
     "all_reduce": "all-reduce",
-}  # fmt: skip
+}
 RUN = "run"
 """Folder in a job's folder: the ranks' own."""
 
@@ -22,9 +25,7 @@ def calibrate_devices(arguments: dict[str, Any], context: Context) -> dict[str, 
     arguments: optional ranks, dtypes, quick, see `plan_sweep`; optional type of GPUs that are not known by name. Result: see
     `describe_calibration`.
     """
-    sweep = plan_sweep(
-        attached(), arguments.get("ranks"), arguments.get("dtypes", ()), arguments.get("quick", False)
-    )  # fmt: skip
+    sweep = plan_sweep(attached(), arguments.get("ranks"), arguments.get("dtypes", ()), arguments.get("quick", False))
     return describe_calibration(
         calibrate(sweep, context.folder / RUN, context.stop, context.report, arguments.get("type"))
     )
@@ -42,13 +43,16 @@ def describe_calibration(made: Calibration) -> dict[str, Any]:
         ],
         "held_out": [
             {
-                "gpu": one.gpu, "dtype": one.dtype, "shapes": len(one.points), "mean": float(one.errors.mean()),
+                "gpu": one.gpu,
+                "dtype": one.dtype,
+                "shapes": len(one.points),
+                "mean": float(one.errors.mean()),
                 "worst": float(one.errors.max()),
             }
             for one in made.held_out
         ],
         "calibration": made.model_dump(mode="json", exclude_none=True),
-    }  # fmt: skip
+    }
 
 
 def table_of(made: Calibration) -> list[dict[str, str]]:

@@ -69,9 +69,15 @@ class _Group:
         sent = self.calls[0].reads[0].bytes if self.kind in ("dispatch", "combine") else 0
         moved = 0 if sent else self._moved()
         return Operator(
-            name=name, kind=self.kind, phase="forward", layer=self.layer, gemms=gemms, moved=moved, sent=sent,
+            name=name,
+            kind=self.kind,
+            phase="forward",
+            layer=self.layer,
+            gemms=gemms,
+            moved=moved,
+            sent=sent,
             parameters=parameters,
-        )  # fmt: skip
+        )
 
     def _plain(self) -> tuple[tuple[Gemm, ...], int]:
         weights = {one.part: one.count * one.n * one.k for one in self.products if one.weight}
@@ -247,13 +253,19 @@ def _exchange(graph: nx.DiGraph, groups: Iterable[tuple[_Group, str]], layer: in
     prefix = f"{layer}." if next(iter(experts.values())).inside else ""
     into = {
         read.tensor: read.bytes
-        for group in experts.values() for call in group.calls for read in call.reads
+        for group in experts.values()
+        for call in group.calls
+        for read in call.reads
         if read.call not in own and read.gradient
-    }  # fmt: skip
+    }
     out = {
         read.tensor: read.bytes
-        for group, name in groups if name not in experts for call in group.calls for read in call.reads if read.call in own
-    }  # fmt: skip
+        for group, name in groups
+        if name not in experts
+        for call in group.calls
+        for read in call.reads
+        if read.call in own
+    }
     for kind, sent in (("dispatch", into), ("combine", out)):
         name = f"{prefix}{kind}"
         operator = Operator(name=name, kind=kind, phase="forward", layer=layer, sent=sum(sent.values()))

@@ -16,9 +16,23 @@ from engine.errors import InputError
 from engine.schema import Frozen
 
 Kind = Literal[
-    "embedding", "layer_norm", "qkv", "attention", "projection", "residual", "dense_ffn", "gate", "dispatch", "experts",
-    "combine", "aggregate", "shared_experts", "loss", "gradient", "update",
-]  # fmt: skip
+    "embedding",
+    "layer_norm",
+    "qkv",
+    "attention",
+    "projection",
+    "residual",
+    "dense_ffn",
+    "gate",
+    "dispatch",
+    "experts",
+    "combine",
+    "aggregate",
+    "shared_experts",
+    "loss",
+    "gradient",
+    "update",
+]
 Phase = Literal["forward", "dx", "dw", "all_reduce", "update"]
 
 
@@ -91,8 +105,10 @@ class OperatorGraph(Frozen):
         for operator in self.operators:
             for kind, phase in (("gradient", "all_reduce"), ("update", "update")):
                 if (operator.kind == kind) != (operator.phase == phase):
-                    raise ValueError(f"'{operator.name}' is of kind {operator.kind} in phase {operator.phase}, but kind {kind} "
-                                     f"and phase {phase} belong together")  # fmt: skip
+                    raise ValueError(
+                        f"'{operator.name}' is of kind {operator.kind} in phase {operator.phase}, but kind {kind} "
+                        f"and phase {phase} belong together"
+                    )
             if operator.phase == "all_reduce" and operator.name not in reduced:
                 raise ValueError(
                     f"the all-reduce '{operator.name}' needs no operator; name the one that makes the gradient"
@@ -170,9 +186,13 @@ def _dw(operator: Operator) -> Operator:
     written once more."""
     gemms = tuple(Gemm(count=one.count, m=one.k, n=one.n, k=one.m, tokens="k") for one in operator.gemms)
     return Operator(
-        name=backward_name("dw", operator.name), kind=operator.kind, phase="dw", layer=operator.layer, gemms=gemms,
+        name=backward_name("dw", operator.name),
+        kind=operator.kind,
+        phase="dw",
+        layer=operator.layer,
+        gemms=gemms,
         moved=0 if gemms else operator.moved,
-    )  # fmt: skip
+    )
 
 
 def _dx(operator: Operator) -> Operator:
@@ -183,9 +203,14 @@ def _dx(operator: Operator) -> Operator:
     if operator.kind in ("attention", "aggregate"):
         gemms = gemms * 2
     return Operator(
-        name=backward_name("dx", operator.name), kind=operator.kind, phase="dx", layer=operator.layer, gemms=gemms,
-        moved=operator.moved * (1 if operator.kind == "residual" else 1.5), sent=operator.sent,
-    )  # fmt: skip
+        name=backward_name("dx", operator.name),
+        kind=operator.kind,
+        phase="dx",
+        layer=operator.layer,
+        gemms=gemms,
+        moved=operator.moved * (1 if operator.kind == "residual" else 1.5),
+        sent=operator.sent,
+    )
 
 
 def _all_reduces(
@@ -198,7 +223,10 @@ def _all_reduces(
             continue
         parts = tied if tied and operator.name == tied[0] else (operator.name,)
         reduce = Operator(
-            name=backward_name("all_reduce", operator.name), kind="gradient", phase="all_reduce", layer=operator.layer,
+            name=backward_name("all_reduce", operator.name),
+            kind="gradient",
+            phase="all_reduce",
+            layer=operator.layer,
             sent=operator.parameters * bytes_per_number,
-        )  # fmt: skip
+        )
         yield reduce, [dw[part] for part in parts]

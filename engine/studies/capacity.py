@@ -75,9 +75,13 @@ def grown(cluster: Cluster, part: Sequence[Node], count: int) -> Cluster:
         node.model_copy(update={"name": f"{place + 1} {node.name[:50]}"}) for place, node in enumerate([*part] * count)
     ]
     return Cluster.from_dict(
-        {"name": f"{cluster.name[:60]}, {count} × {len(part)} nodes", "nodes": [one.model_dump() for one in nodes],
-         "latency": cluster.latency}, "the larger cluster",
-    )  # fmt: skip
+        {
+            "name": f"{cluster.name[:60]}, {count} × {len(part)} nodes",
+            "nodes": [one.model_dump() for one in nodes],
+            "latency": cluster.latency,
+        },
+        "the larger cluster",
+    )
 
 
 def fitted(problem: Problem, cluster: Cluster) -> Problem:

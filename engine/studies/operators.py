@@ -32,6 +32,9 @@ def describe_graph(problem: Problem, graph: OperatorGraph) -> dict[str, Any]:
         row["sent"] += operator.sent
         row["seconds"] += float(seconds)
     return {
-        "name": graph.name, "operators": len(graph.operators), "dependencies": len(graph.dependencies),
-        "rows": list(rows.values()), "cost_source": problem.cost.source,
-    }  # fmt: skip
+        "name": graph.name,
+        "operators": len(graph.operators),
+        "dependencies": len(graph.dependencies),
+        "rows": list(rows.values()),
+        "cost_source": problem.cost.source,
+    }

@@ -20,17 +20,23 @@ from engine.units import share, size
 from engine.workload import RoutingTrace
 
 STAGES = Option(
-    "stages", "joint", "on nodes of several GPUs: weigh both kinds of hops together, first nodes then GPUs, or ignore nodes",
+    "stages",
+    "joint",
+    "on nodes of several GPUs: weigh both kinds of hops together, first nodes then GPUs, or ignore nodes",
     choices=("joint", "staged", "flat"),
-)  # fmt: skip
+)
 EXECUTION = Option(
-    "execution", "context-coherent", "tokens stay where their expert was, or return after every layer",
+    "execution",
+    "context-coherent",
+    "tokens stay where their expert was, or return after every layer",
     choices=("context-coherent", "vanilla"),
-)  # fmt: skip
+)
 HOPS = Option(
-    "hops", "all", "with several experts a token: count hops between all of them, or between the first listed",
+    "hops",
+    "all",
+    "with several experts a token: count hops between all of them, or between the first listed",
     choices=("all", "first"),
-)  # fmt: skip
+)
 TIME_LIMIT = Option("time_limit", 10.0, "seconds for search and bound together", low=0.1, high=3600)
 
 
@@ -45,9 +51,13 @@ def exflow(problem: Problem, settings: dict[str, Value], stop: Stop, report: Rep
 
     report(0.05, "placing experts by affinity", None, None)
     result = affinity(
-        instance, settings["stages"] == "staged", float(settings["time_limit"]), int(settings["seed"]), stop=stop,
+        instance,
+        settings["stages"] == "staged",
+        float(settings["time_limit"]),
+        int(settings["seed"]),
+        stop=stop,
         on_progress=tell,
-    )  # fmt: skip
+    )
     placement = to_placement(result.solution, problem)
     notes = hop_notes(result, instance, settings["stages"] == "staged") | compare_executions(placement, problem)
     return Draft(
@@ -144,7 +154,11 @@ def crossing_bytes(work: Work) -> float:
 
 SYSTEMS = (
     System(
-        "exflow", "ExFlow", "keeps tokens on the GPU they are on: experts that follow each other share one",
-        "ExFlow §IV", exflow, (STAGES, EXECUTION, HOPS, TIME_LIMIT, SEED),
+        "exflow",
+        "ExFlow",
+        "keeps tokens on the GPU they are on: experts that follow each other share one",
+        "ExFlow §IV",
+        exflow,
+        (STAGES, EXECUTION, HOPS, TIME_LIMIT, SEED),
     ),
-)  # fmt: skip
+)

@@ -36,8 +36,11 @@ def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: Operator
         names = [labels[row] for row in range(len(mine)) if spans[row][3] == "all_reduce"]
         _check_gradients(
             list(zip(names, reduced["start"], reduced["end"], reduced["bytes"], strict=True)),
-            parts, gradients, graph, slack,
-        )  # fmt: skip
+            parts,
+            gradients,
+            graph,
+            slack,
+        )
     _check_whole(ran, wanted, graph)
     return total
 
@@ -121,20 +124,25 @@ def _gradients(plan: Plan, problem: Problem, graph: OperatorGraph) -> list[tuple
     """Name, bytes and makers of every gradient that is reduced; where every expert is held several times, theirs too."""
     made = [
         (one.name, one.sent, [edge.before for edge in graph.dependencies if edge.after == one.name])
-        for one in graph.operators if one.phase == "all_reduce"
-    ]  # fmt: skip
+        for one in graph.operators
+        if one.phase == "all_reduce"
+    ]
     if plan.placement.slots[0].sum() > plan.placement.experts:
         made += [
             (f"all_reduce.{one.name}", one.parameters * problem.model.bytes_per_number, [f"dw.{one.name}"])
-            for one in graph.operators if one.kind == "experts" and one.phase == "forward"
-        ]  # fmt: skip
+            for one in graph.operators
+            if one.kind == "experts" and one.phase == "forward"
+        ]
     return made
 
 
 def _check_gradients(
-    reduced: list[tuple[str, float, float, float]], parts: dict[str, dict[int, Span]],
-    gradients: list[tuple[str, float, list[str]]], graph: OperatorGraph, slack: float,
-) -> None:  # fmt: skip
+    reduced: list[tuple[str, float, float, float]],
+    parts: dict[str, dict[int, Span]],
+    gradients: list[tuple[str, float, list[str]]],
+    graph: OperatorGraph,
+    slack: float,
+) -> None:
     """All gradients are reduced, to the byte, none before it is there, and the update waits for all of them."""
     if not reduced:  # one GPU, or no time
         return

@@ -102,9 +102,13 @@ def mixed_cluster(link: float | None) -> Cluster:
     gpus = [
         types[name].gpu(send, receive)
         for name, send, receive in (
-            ("H100", 5e9, 4e9), ("H100", 3e9, 6e9), ("A100-40", 2e9, 2e9), ("V100-16", 1.5e9, 3e9), ("V100-16", 2e9, 1e9),
+            ("H100", 5e9, 4e9),
+            ("H100", 3e9, 6e9),
+            ("A100-40", 2e9, 2e9),
+            ("V100-16", 1.5e9, 3e9),
+            ("V100-16", 2e9, 1e9),
         )
-    ]  # fmt: skip
+    ]
     nodes = (Node(name="a", gpus=tuple(gpus[:3]), link_bandwidth=link), Node(name="b", gpus=tuple(gpus[3:])))
     return Cluster(name="mixed", nodes=nodes)
 

@@ -355,8 +355,13 @@ def test_past_launches_are_listed_searched_and_shown(app: AppTest, monkeypatch: 
         "this machine"
     }
     assert table["Ratio"][1] == "1.25× · 1.38×" and table["Ratio"][0] == ""
-    for text, found in {"": 2, "failed": 1, f"{first.name.split()[0].upper()} 2 ranks": 1, "testbed": 0,
-                        f"{time.strftime('%Y-%m-%d', time.localtime(now - 86_400))} done": 1}.items():  # fmt: skip
+    for text, found in {
+        "": 2,
+        "failed": 1,
+        f"{first.name.split()[0].upper()} 2 ranks": 1,
+        "testbed": 0,
+        f"{time.strftime('%Y-%m-%d', time.localtime(now - 86_400))} done": 1,
+    }.items():
         app.text_input(key="launch-search").set_value(text).run()
         assert len(app.dataframe[0].value if app.dataframe else ()) == found, text
     assert "None of 2 launches" in said(app.caption) or app.dataframe

@@ -50,8 +50,11 @@ def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     assert any("Choose the recording of the second model" in one.value for one in app.info)
     choose(app, "Second model's recording", "tiny-moe/beta-prose.npz")
     assert {box.label.split("**")[1] for box in app.checkbox} == {
-        "Aurora", "Random colocation (REC)", "Same-model packing (Lina)", "Linear placement"
-    }  # fmt: skip
+        "Aurora",
+        "Random colocation (REC)",
+        "Same-model packing (Lina)",
+        "Linear placement",
+    }
     press(app, "Run")
     finished("optimise")
     app.run()

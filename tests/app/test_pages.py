@@ -98,8 +98,10 @@ def test_a_model_that_does_not_fit_is_answered_where_it_matters(app: AppTest) ->
 @pytest.mark.parametrize("page", PAGES)
 def test_a_cluster_without_room_for_the_experts_is_answered(app: AppTest, page: str) -> None:
     open_sample(app)
-    nodes = [node.model_copy(update={"gpus": tuple(gpu.model_copy(update={"memory": 3e6}) for gpu in node.gpus)})
-             for node in app.session_state["cluster"].nodes]  # fmt: skip
+    nodes = [
+        node.model_copy(update={"gpus": tuple(gpu.model_copy(update={"memory": 3e6}) for gpu in node.gpus)})
+        for node in app.session_state["cluster"].nodes
+    ]
     app.session_state["cluster"] = app.session_state["cluster"].model_copy(update={"nodes": tuple(nodes)})
     visit(app, page)
     said = {"cluster": "only 8 of the 16 experts"} | dict.fromkeys(

@@ -58,8 +58,13 @@ def test_the_sample_without_a_plan(app: AppTest) -> None:
 
 def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
     problem = small()
-    assert [one.label for one in page.select_slider] == ["Network bandwidth", "Computation speed", "Latency", "Tokens",
-                                                         "Model width"]  # fmt: skip
+    assert [one.label for one in page.select_slider] == [
+        "Network bandwidth",
+        "Computation speed",
+        "Latency",
+        "Tokens",
+        "Model width",
+    ]
     page.select_slider(key="what-if-network").set_value(2.0).run()
     page.slider(key="what-if-noise").set_value(30).run()
     page.selectbox(key="what-if-dtype").set_value("fp8").run()

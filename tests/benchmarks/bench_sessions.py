@@ -147,10 +147,14 @@ class Session:
         """The sample with a recording and a cluster of this session's name."""
         self.press("", "Open the sample")
         label = next(one for one in self.widgets if one.startswith("Routing logs"))
-        self.upload("", label, {
-            f"ownrecording{self.number:02}.npz": recording(1 + self.number // 2),
-            f"owncluster{self.number:02}.json": cluster(self.number),
-        })  # fmt: skip
+        self.upload(
+            "",
+            label,
+            {
+                f"ownrecording{self.number:02}.npz": recording(1 + self.number // 2),
+                f"owncluster{self.number:02}.json": cluster(self.number),
+            },
+        )
 
     def visit(self) -> None:
         """Every page in turn; each must name this session's recording and cluster."""
@@ -185,8 +189,10 @@ def start(folder: Path) -> tuple[subprocess.Popen, int]:
         port = free.getsockname()[1]
     server = subprocess.Popen(
         [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port)],
-        cwd=ROOT, env=os.environ | {"SWITCHYARD_DATA": str(folder)}, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"SWITCHYARD_DATA": str(folder)},
+        stdout=subprocess.DEVNULL,
+    )
     for _ in range(300):
         with suppress(requests.ConnectionError):
             requests.get(f"http://127.0.0.1:{port}/_stcore/health", timeout=1)
@@ -240,8 +246,10 @@ def main(count: int = 20) -> int:
             server.wait(10)
     rows = [[page or "workload", seconds(alone.times[page]), times(sessions, page)] for page in alone.pages]
     print(table(["page", "alone", f"median of {count} at once"], rows))
-    print(f"memory: {size(idle)} at the start, {size(warm)} with one session that has seen every page, {size(full)} with "
-          f"{count} more: {size((full - warm) / count)} a session")  # fmt: skip
+    print(
+        f"memory: {size(idle)} at the start, {size(warm)} with one session that has seen every page, {size(full)} with "
+        f"{count} more: {size((full - warm) / count)} a session"
+    )
     faults = [f"session {one.number}: {fault}" for one in (alone, *sessions) for fault in one.faults]
     print("\n".join(faults) or f"no errors, and none of {count + 1} sessions was sent anything of another's")
     return 1 if faults else 0

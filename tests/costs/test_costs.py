@@ -17,9 +17,11 @@ SLACK = 1 + 1e-12
 
 def profile(**changes) -> CostProfile:
     given = {
-        "name": "test", "origin": "a test", "gemm": {"type-0": Line(alpha=1e-3, beta=1e-9)},
+        "name": "test",
+        "origin": "a test",
+        "gemm": {"type-0": Line(alpha=1e-3, beta=1e-9)},
         "memory": {"type-0": Line(alpha=1e-4, beta=1e-8)},
-    }  # fmt: skip
+    }
     return CostProfile(**(given | changes))
 
 

@@ -148,11 +148,18 @@ def read(tied: bool = False, fused: bool = True, gpus: int = 2) -> OperatorGraph
 
 def transformer(gpus: int = 2, tied: bool = False) -> OperatorGraph:
     model = MoEModel(
-        name="GPT", layers=LAYERS, experts=EXPERTS, experts_per_token=1, d_model=WIDTH, d_ff=INNER, ffn_matrices=2, dtype="fp32"
-    )  # fmt: skip
+        name="GPT",
+        layers=LAYERS,
+        experts=EXPERTS,
+        experts_per_token=1,
+        d_model=WIDTH,
+        d_ff=INNER,
+        ffn_matrices=2,
+        dtype="fp32",
+    )
     step = TrainingStep(
         batch=BATCH, sequence_length=LENGTH, heads=HEADS, dense_d_ff=1, vocabulary=VOCABULARY, tied_embeddings=tied
-    )  # fmt: skip
+    )
     return transformer_step(model, step, gpus)
 
 
@@ -284,11 +291,19 @@ def test_a_loop_over_experts_is_recorded_from_one_run():
     up, down = of_kind(graph, "experts")
     rows = TOKENS * 2 // EXPERTS
     assert [(one.count, one.m, one.n, one.k) for one in (*up.gemms, *down.gemms)] == [
-        (2, rows, INNER, WIDTH), (2, rows, WIDTH, INNER),
-    ]  # fmt: skip
+        (2, rows, INNER, WIDTH),
+        (2, rows, WIDTH, INNER),
+    ]
     assert [one.kind for one in graph.of_phase("forward")] == [
-        "gate", "gate", "dispatch", "experts", "experts", "combine", "aggregate", "loss",
-    ]  # fmt: skip
+        "gate",
+        "gate",
+        "dispatch",
+        "experts",
+        "experts",
+        "combine",
+        "aggregate",
+        "loss",
+    ]
     assert {one.sent for one in graph.of_phase("forward") if one.network} == {4.0 * TOKENS * WIDTH}
 
 
@@ -327,19 +342,35 @@ def test_hugging_face_models(family, way):
         else {"num_experts": EXPERTS, "moe_intermediate_size": INNER}
     )
     made = config(
-        hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=HEADS, num_key_value_heads=2, head_dim=8, use_cache=False,
-        vocab_size=VOCABULARY, num_experts_per_tok=2, intermediate_size=INNER, **sizes,
-    )  # fmt: skip
+        hidden_size=WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=2,
+        head_dim=8,
+        use_cache=False,
+        vocab_size=VOCABULARY,
+        num_experts_per_tok=2,
+        intermediate_size=INNER,
+        **sizes,
+    )
     made._experts_implementation = way
     torch.manual_seed(0)
     graph = read_module(model(made), (torch.randint(0, VOCABULARY, (BATCH, LENGTH)),), gpus=2)
     assert ("recorded" in graph.name) == (way == "eager")
     theirs = transformer_step(
         MoEModel(
-            name="HF", layers=1, experts=EXPERTS, experts_per_token=2, d_model=WIDTH, d_ff=INNER, ffn_matrices=3, dtype="fp32"
+            name="HF",
+            layers=1,
+            experts=EXPERTS,
+            experts_per_token=2,
+            d_model=WIDTH,
+            d_ff=INNER,
+            ffn_matrices=3,
+            dtype="fp32",
         ),
-        TrainingStep(batch=BATCH, sequence_length=LENGTH, heads=HEADS, dense_d_ff=1, vocabulary=VOCABULARY), 2,
-    )  # fmt: skip
+        TrainingStep(batch=BATCH, sequence_length=LENGTH, heads=HEADS, dense_d_ff=1, vocabulary=VOCABULARY),
+        2,
+    )
     forward = [one for one in graph.of_phase("forward") if not one.name.endswith("encode")]
     assert [one.kind for one in forward] == [one.kind for one in theirs.of_phase("forward")]
     for mine, wanted in zip(forward, theirs.of_phase("forward"), strict=True):

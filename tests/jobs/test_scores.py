@@ -70,9 +70,14 @@ def test_a_problem_survives_being_arguments():
     alpha, beta = sample_problem("alpha-code", tokens=300), sample("beta-man", 200)
     in_use = run(SYSTEMS["eplb"], alpha, {"time_limit": 0.1}).result.solution.placement
     problem = make_problem(
-        alpha.workload, EIGHT, alpha.model, alpha.cost, (beta, sample_model("beta")),
-        (sample("alpha-man", 100), sample("alpha-prose", 100)), in_use,
-    )  # fmt: skip
+        alpha.workload,
+        EIGHT,
+        alpha.model,
+        alpha.cost,
+        (beta, sample_model("beta")),
+        (sample("alpha-man", 100), sample("alpha-prose", 100)),
+        in_use,
+    )
     again = problem_from(arguments_of(problem))
     assert input_digests(again) == input_digests(problem)
     assert {"workload_b", "model_b", "workload_also_1", "in_use"} <= set(input_digests(again))

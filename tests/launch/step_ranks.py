@@ -129,9 +129,11 @@ def execute(case: Case, rank: int) -> Outcome:
     dist.all_to_all_single = exchange
     repeated = all(torch.equal(one.gradient, first[name]) for name, one in executor.weights.items())
     updated = all(
-        torch.equal(one.value, before[name].to(one.parameter.master).add(one.gradient, alpha=-LEARNING_RATE).to(one.value))
+        torch.equal(
+            one.value, before[name].to(one.parameter.master).add(one.gradient, alpha=-LEARNING_RATE).to(one.value)
+        )
         for name, one in executor.weights.items()
-    )  # fmt: skip
+    )
     difference = executor.difference()
     gradient = next(iter(executor.weights.values())).gradient.view(-1)
     spoilt = []

@@ -40,9 +40,12 @@ def launches(draw) -> tuple[LaunchSpec, Tokens]:
     source = draw(hnp.arrays(np.int32, tokens, elements=st.integers(0, ranks - 1)))
     home = draw(hnp.arrays(np.int64, (layers, 5), elements=st.integers(0, ranks - 1)))
     plan = Plan(
-        name="plan", placement=Placement.from_gpu_of_expert(home, ranks, tuple(range(layers))),
-        send_order=SendOrder(mode="concurrent"), execution="context-coherent", provenance=Provenance(optimiser="test"),
-    )  # fmt: skip
+        name="plan",
+        placement=Placement.from_gpu_of_expert(home, ranks, tuple(range(layers))),
+        send_order=SendOrder(mode="concurrent"),
+        execution="context-coherent",
+        provenance=Provenance(optimiser="test"),
+    )
     return LaunchSpec(plans=(plan,), model=model, ranks=ranks, backend="gloo"), Tokens(chosen, source)
 
 
@@ -67,8 +70,15 @@ def test_every_rank_ends_with_the_outputs_of_one_process(launch):
 def test_what_is_sent_is_what_is_simulated(launch):
     spec, tokens = launch
     (plan,), model, ranks = spec.plans, spec.model, lockstep.ranks_of(*launch, CarriedLayers)
-    gpu = Gpu(type="any", memory=1e12, memory_bandwidth=1e12, flops_fp32=1e12, flops_fp16=1e12,
-              send_bandwidth=1e9, receive_bandwidth=1e9)  # fmt: skip
+    gpu = Gpu(
+        type="any",
+        memory=1e12,
+        memory_bandwidth=1e12,
+        flops_fp32=1e12,
+        flops_fp16=1e12,
+        send_bandwidth=1e9,
+        receive_bandwidth=1e9,
+    )
     cluster = Cluster(name="any", nodes=(Node(name="node", gpus=(gpu,) * spec.ranks),))
     trace = RoutingTrace("trace", tokens.experts, model.experts, None, tokens.source)
     work = work_of(plan.placement, Problem(trace, cluster, model, Datasheet()), plan.execution)

@@ -60,8 +60,13 @@ def test_the_budget_is_for_both_models(monkeypatch):
 
 def test_memory_is_for_both_models():
     def need(model: MoEModel) -> float:
-        launch = prepare(plan=pair(plan_for(TRACE, "concurrent"), both().model_copy(update={"send_order": both().send_order_b,
-                         "placement": both().placement_b})), second=(TRACE_B, model))  # fmt: skip
+        launch = prepare(
+            plan=pair(
+                plan_for(TRACE, "concurrent"),
+                both().model_copy(update={"send_order": both().send_order_b, "placement": both().placement_b}),
+            ),
+            second=(TRACE_B, model),
+        )
         return float(text_of(launch, "Memory").split()[0])
 
     large = OTHER.model_copy(update={"d_model": 4096, "d_ff": 8192})

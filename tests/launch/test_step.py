@@ -32,11 +32,21 @@ MODEL = MoEModel(
     name="tiny", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=32, d_ff=24, dtype="fp32"
 )
 STEP = TrainingStep(
-    batch=4, sequence_length=6, heads=4, dense_d_ff=40, vocabulary=50, gate="top-k", capacity_factor=1.0,
+    batch=4,
+    sequence_length=6,
+    heads=4,
+    dense_d_ff=40,
+    vocabulary=50,
+    gate="top-k",
+    capacity_factor=1.0,
     routing="recorded",
-)  # fmt: skip
-UNDER = {"dw.2.experts_down": "dx.1.combine", "dw.head": "dx.2.combine", "dw.2.qkv": "dx.1.dispatch",
-         "dw.1.experts_up": "dx.1.dispatch"}  # fmt: skip
+)
+UNDER = {
+    "dw.2.experts_down": "dx.1.combine",
+    "dw.head": "dx.2.combine",
+    "dw.2.qkv": "dx.1.dispatch",
+    "dw.1.experts_up": "dx.1.dispatch",
+}
 MICRO_OPS = Priority(policy="priority", micro_op=3e3)
 
 
@@ -46,9 +56,13 @@ def problem(model: MoEModel = MODEL, step: TrainingStep = STEP, ranks: int = RAN
 
 def plan_of(placement: Placement | None = None, priority: Priority = MICRO_OPS, **parts) -> Plan:
     return Plan(
-        name="test", placement=placement or linear_placement(problem()), send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="test"), priority=priority, **parts,
-    )  # fmt: skip
+        name="test",
+        placement=placement or linear_placement(problem()),
+        send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test"),
+        priority=priority,
+        **parts,
+    )
 
 
 def by_system(name: str) -> Case:

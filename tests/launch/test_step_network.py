@@ -21,9 +21,13 @@ SHORT = 5e-4
 def tasks_of(stream: list[int], edges: list[tuple[int, int]], pair: list[int] | None = None, holds=()) -> Tasks:
     count = len(stream)
     return Tasks(
-        stream=np.array(stream), seconds=np.zeros((count, 1)), edges=np.array(sorted(set(edges))), release=np.zeros(count),
-        pair=np.full(count, -1) if pair is None else np.array(pair), holds=np.isin(np.arange(count), list(holds)),
-    )  # fmt: skip
+        stream=np.array(stream),
+        seconds=np.zeros((count, 1)),
+        edges=np.array(sorted(set(edges))),
+        release=np.zeros(count),
+        pair=np.full(count, -1) if pair is None else np.array(pair),
+        holds=np.isin(np.arange(count), list(holds)),
+    )
 
 
 class Run:
@@ -109,8 +113,11 @@ def test_every_task_runs_once_after_what_it_needs_and_the_policy_holds(case, pol
         assert all(run.span[a][1] <= run.span[b][0] for a, b in pairwise(collectives))
     # The order is the program's, whatever took how long.
     orders = orders_of(tasks, policy)
-    assert orders == ([[task for task in run.started if tasks.stream[task] != COMPUTE]] if policy == "fifo"
-                      else [kinds[ALL_TO_ALL], kinds[ALL_REDUCE]])  # fmt: skip
+    assert orders == (
+        [[task for task in run.started if tasks.stream[task] != COMPUTE]]
+        if policy == "fifo"
+        else [kinds[ALL_TO_ALL], kinds[ALL_REDUCE]]
+    )
     barred = []
     if policy == "priority":
         barred = [run.span[task] for task in [*kinds[ALL_TO_ALL], *np.flatnonzero(tasks.holds)]]

@@ -19,13 +19,33 @@ def flops(operators) -> int:
 
 
 def gpt(
-    layers=4, dense=(0, 2), experts=4, k=1, heads=4, width=64, inner=128, matrices=2, shared=0, batch=2, length=32, gpus=2,
-    tied=True, dtype="fp16",
-) -> tuple[MoEModel, TrainingStep, OperatorGraph]:  # fmt: skip
+    layers=4,
+    dense=(0, 2),
+    experts=4,
+    k=1,
+    heads=4,
+    width=64,
+    inner=128,
+    matrices=2,
+    shared=0,
+    batch=2,
+    length=32,
+    gpus=2,
+    tied=True,
+    dtype="fp16",
+) -> tuple[MoEModel, TrainingStep, OperatorGraph]:
     model = MoEModel(
-        name="GPT-2", layers=layers, dense_layers=dense, experts=experts, experts_per_token=k, d_model=width, d_ff=inner,
-        ffn_matrices=matrices, shared_experts=shared, dtype=dtype,
-    )  # fmt: skip
+        name="GPT-2",
+        layers=layers,
+        dense_layers=dense,
+        experts=experts,
+        experts_per_token=k,
+        d_model=width,
+        d_ff=inner,
+        ffn_matrices=matrices,
+        shared_experts=shared,
+        dtype=dtype,
+    )
     step = TrainingStep(
         batch=batch, sequence_length=length, heads=heads, dense_d_ff=4 * width, vocabulary=500, tied_embeddings=tied
     )
@@ -193,17 +213,35 @@ def forward_of(*edges: tuple[str, str]) -> nx.DiGraph:
 def test_backward_by_hand():
     graph = with_backward(forward_of(("a", "b"), ("b", "c")), 2.0)
     assert [one.name for one in graph.operators] == [
-        "a", "b", "c", "dw.c", "dx.c", "dw.b", "dx.b", "dw.a", "dx.a", "all_reduce.c", "all_reduce.b", "all_reduce.a", "update",
-    ]  # fmt: skip
+        "a",
+        "b",
+        "c",
+        "dw.c",
+        "dx.c",
+        "dw.b",
+        "dx.b",
+        "dw.a",
+        "dx.a",
+        "all_reduce.c",
+        "all_reduce.b",
+        "all_reduce.a",
+        "update",
+    ]
     needs = {
         one.after: sorted(two.before for two in graph.dependencies if two.after == one.after)
         for one in graph.dependencies
     }
     assert needs == {
-        "b": ["a"], "c": ["b"], "dx.c": ["c"], "dw.b": ["dx.c"], "dx.b": ["b", "dx.c"], "dw.a": ["dx.b"], "dx.a": ["a", "dx.b"],
+        "b": ["a"],
+        "c": ["b"],
+        "dx.c": ["c"],
+        "dw.b": ["dx.c"],
+        "dx.b": ["b", "dx.c"],
+        "dw.a": ["dx.b"],
+        "dx.a": ["a", "dx.b"],
         **{f"all_reduce.{name}": [f"dw.{name}"] for name in "abc"},
         "update": [f"{phase}.{name}" for phase in ("all_reduce", "dw") for name in "abc"],
-    }  # fmt: skip
+    }
     gemms = {one.name: one.gemms for one in graph.operators}
     assert gemms["dx.b"] == (Gemm(m=2, n=5, k=3),)
     assert gemms["dw.b"] == (Gemm(m=5, n=3, k=2, tokens="k"),)

@@ -83,10 +83,16 @@ def test_shapes_shares_and_what_waiting_is_made_of(case, check, packing, renorma
     rng = np.random.default_rng(seed)
     length = int(rng.integers(1, layers))
     options = TwoPhaseOptions(
-        path_length=length, top_k=int(rng.integers(1, experts + 1)), batch_tokens=20, check=check, packing=packing,
-        max_experts_per_device=-(-experts // gpus) + more - 1, renormalise=renormalise, schedule_seconds=0.02,
+        path_length=length,
+        top_k=int(rng.integers(1, experts + 1)),
+        batch_tokens=20,
+        check=check,
+        packing=packing,
+        max_experts_per_device=-(-experts // gpus) + more - 1,
+        renormalise=renormalise,
+        schedule_seconds=0.02,
         check_seconds=0.003,
-    )  # fmt: skip
+    )
     result = two_phase(problem_of(test, gpus), train, options)
     assert result.batches == 2 and set(result.schemes) == set(SCHEMES)
     for one in result.schemes.values():
@@ -224,9 +230,15 @@ def test_swapping_counts_the_experts_that_a_device_lacks(case, renormalise):
     test, train = skewed(seed, 64, layers, experts), skewed(seed + 1, 50, layers, experts)
     problem, cap = problem_of(test, gpus), -(-experts // gpus) + more - 1
     options = TwoPhaseOptions(
-        path_length=1, batch_tokens=64, max_experts_per_device=cap, schedule_seconds=0, check_seconds=0,
-        host_bandwidth=problem.model.bytes_per_expert, other_seconds=1e6, renormalise=renormalise,
-    )  # fmt: skip
+        path_length=1,
+        batch_tokens=64,
+        max_experts_per_device=cap,
+        schedule_seconds=0,
+        check_seconds=0,
+        host_bandwidth=problem.model.bytes_per_expert,
+        other_seconds=1e6,
+        renormalise=renormalise,
+    )
     result = two_phase(problem, train, options)
     home = [set(block.tolist()) for block in np.array_split(np.arange(experts), gpus)]
     profile = profile_paths(train.experts[:, :, 0], experts, 1)

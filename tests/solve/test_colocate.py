@@ -81,7 +81,7 @@ def test_an_array_of_instances(solver):
         ([PAIRS, PAIRS | {"send_a": [1, 2, 3]}], ["instance 1", "send_a"]),
         ("7", ["colocate"]),
     ],
-)  # fmt: skip
+)
 def test_malformed_pairs_are_one_line(solver, given, parts):
     solver.refused("colocate", given, *parts)
 
@@ -101,6 +101,6 @@ def test_malformed_pairs_are_one_line(solver, given, parts):
         (TRIPLES | {"gpus": 2}, ["gpus"]),
         ([TRIPLES, {"cost": [[[1, 2]]]}], ["instance 1", "cost"]),
     ],
-)  # fmt: skip
+)
 def test_malformed_costs_are_one_line(solver, given, parts):
     solver.refused("colocate-heterogeneous", given, *parts)

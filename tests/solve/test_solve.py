@@ -197,7 +197,7 @@ ASSIGN = {"tokens": [[0, 1], [2, 0]], "bandwidth": [1, 1], "seconds_per_token": 
         ([ORDER, ORDER | {"bandwidth": [1]}], ["instance 1"]),
         ([ORDER, []], ["instance 1"]),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_order_is_one_line(solver, given, parts):
     solver.refused("order", given, *parts)
 
@@ -216,7 +216,7 @@ def test_a_malformed_order_is_one_line(solver, given, parts):
         (ASSIGN | {"seconds_per_token": [1, -1]}, ["seconds_per_token"]),
         ([ASSIGN, ASSIGN, ASSIGN | {"tokens": []}], ["instance 2", "tokens"]),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_assignment_is_one_line(solver, given, parts):
     solver.refused("assign", given, *parts)
 
@@ -231,7 +231,7 @@ def test_a_malformed_assignment_is_one_line(solver, given, parts):
         ("[]", ["--options"]),
         ("[" * 100_000, ["--options", "JSON"]),
     ],
-)  # fmt: skip
+)
 def test_malformed_options_are_one_line(solver, options, parts):
     solver.refused("order", ORDER, *parts, options=options)
 

@@ -20,9 +20,12 @@ from engine.store.database import Database
 def plan_of(name: str = "a plan", seed: int = 0, parent: str | None = None) -> Plan:
     placement = Placement(experts=2, experts_of_gpu=(((0,), (1,)),), model_layers=(0,))
     return Plan(
-        name=name, placement=placement, send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="test", seed=seed), parent=parent,
-    )  # fmt: skip
+        name=name,
+        placement=placement,
+        send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test", seed=seed),
+        parent=parent,
+    )
 
 
 @pytest.fixture
@@ -87,11 +90,15 @@ def test_a_review_keeps_everything_that_was_said_in_order(db, saved):
     assert states == ["rejected", "open", "approved"]
     seen = records.find_review(db, review.id)
     assert [(one.by, one.text) for one in seen.comments] == [
-        ("Ben", "too slow"), ("Ana", "<script>alert(1)</script>"), ("Ben", "fine\n\nthen")
-    ]  # fmt: skip
+        ("Ben", "too slow"),
+        ("Ana", "<script>alert(1)</script>"),
+        ("Ben", "fine\n\nthen"),
+    ]
     assert [(one.verdict, one.reason, one.by) for one in seen.decisions] == [
-        ("rejected", "latency", "Çelik"), ("reopened", "", "Çelik"), ("approved", "", "Çelik")
-    ]  # fmt: skip
+        ("rejected", "latency", "Çelik"),
+        ("reopened", "", "Çelik"),
+        ("approved", "", "Çelik"),
+    ]
     assert [one.at for one in seen.decisions] == sorted(one.at for one in seen.decisions)
     second = records.open_review(db, saved.number, "And now?", "Ben")
     assert [one.id for one in records.reviews(db, saved.workspace)] == [second.id, review.id]

@@ -17,8 +17,10 @@ from tests.studies.test_what_if import step_problem
 
 
 def problem_of(memory: float = 1e9, per_node: int = 1) -> Problem:
-    nodes = (Node(name="one", gpus=(make_gpu(memory=memory),) * per_node),
-             Node(name="two", gpus=(make_gpu(1, send=5e5, memory=memory),) * per_node))  # fmt: skip
+    nodes = (
+        Node(name="one", gpus=(make_gpu(memory=memory),) * per_node),
+        Node(name="two", gpus=(make_gpu(1, send=5e5, memory=memory),) * per_node),
+    )
     rng = np.random.default_rng(1)
     experts = rng.zipf(1.5, (300, 2, 1)).clip(1, 6).astype(np.int16) - 1
     trace = RoutingTrace("six", experts, 6, source_rank=rng.integers(0, 2, 300).astype(np.int32))
@@ -26,8 +28,10 @@ def problem_of(memory: float = 1e9, per_node: int = 1) -> Problem:
 
 
 def by_hand(problem: Problem, part, most: int) -> list[float]:
-    return [run(SYSTEMS["linear"], fitted(problem, grown(problem.cluster, part, count)), {}).result.objective
-            for count in range(1, most + 1)]  # fmt: skip
+    return [
+        run(SYSTEMS["linear"], fitted(problem, grown(problem.cluster, part, count)), {}).result.objective
+        for count in range(1, most + 1)
+    ]
 
 
 @pytest.mark.parametrize("kind", range(3))
@@ -83,8 +87,12 @@ def replace_nodes(cluster: Cluster, nodes) -> Cluster:
 def test_what_cannot_be_sought() -> None:
     problem = problem_of()
     part = next(iter(parts_of(problem.cluster).values()))
-    for target, most, said in ((0.0, 4, "not above 0"), (float("nan"), 4, "not above 0"), (1.0, 0, "give between 1"),
-                               (1.0, 9999, "give between 1")):  # fmt: skip
+    for target, most, said in (
+        (0.0, 4, "not above 0"),
+        (float("nan"), 4, "not above 0"),
+        (1.0, 0, "give between 1"),
+        (1.0, 9999, "give between 1"),
+    ):
         with pytest.raises(InputError, match=said):
             list(capacity(problem, part, target, most, "linear"))
     matrix = TrafficMatrix("bytes", np.ones((2, 2, 6)), 128)

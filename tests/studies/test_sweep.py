@@ -58,8 +58,9 @@ def test_range_points_are_lancet_as_if_run_alone() -> None:
     points = points_of(problem, "range")
     wanted = [
         {"weight_gradients": "greedy", "max_parts": parts} | ({"max_range": value} if value else {"partition": False})
-        for parts in (2, 4) for value in VALUES["range"]
-    ]  # fmt: skip
+        for parts in (2, 4)
+        for value in VALUES["range"]
+    ]
     for point, options in zip(points, wanted, strict=False):
         alone = run(TRAINING["lancet"], problem, options).result
         assert (point.total, point.plan_id) == (alone.objective, alone.solution.id)
@@ -173,8 +174,14 @@ def test_a_point_that_was_stopped_midway_is_not_one() -> None:
 def test_progress_goes_up_and_names_the_best_so_far() -> None:
     reports = []
     problem = problem_of()
-    points = [point for point, _ in sweep(problem, trials_of(problem, "degree", [1, 2, 3], SETTINGS["degree"]),
-                                          report=lambda *what: reports.append(what))]  # fmt: skip
+    points = [
+        point
+        for point, _ in sweep(
+            problem,
+            trials_of(problem, "degree", [1, 2, 3], SETTINGS["degree"]),
+            report=lambda *what: reports.append(what),
+        )
+    ]
     assert [done for done, *_ in reports] == [step / len(points) for step in range(len(points))]
     assert reports[0][1] == "dispatch first: 1" and reports[0][2] is None
     assert reports[-1][2] == min(one.total for one in points[:-1])

@@ -96,8 +96,17 @@ def _least_port(*models: ModelTables) -> float:
 class _Programme:
     """Rows of a linear programme: the cells of both placements, then the named times."""
 
-    NAMES = ("send_a", "send_b", "both", "dispatched", "end_ffn_a", "end_ffn_b", "end_combine_a", "end_combine_b",
-             "cycle")  # fmt: skip
+    NAMES = (
+        "send_a",
+        "send_b",
+        "both",
+        "dispatched",
+        "end_ffn_a",
+        "end_ffn_b",
+        "end_combine_a",
+        "end_combine_b",
+        "cycle",
+    )
 
     def __init__(self, cells: int) -> None:
         self.cells = cells
@@ -141,9 +150,11 @@ def _programme(a: ModelTables, b: ModelTables, ends: tuple[float, float]) -> flo
         cells = np.concatenate([cell_a[gpu], cell_b[gpu]])
         rows.at_most(0.0, cells, np.concatenate([a.receive[gpu], b.receive[gpu]]) / unit, both=-1)
         rows.at_most(
-            -(a.send_total[gpu] + b.send_total[gpu]) / unit, cells,
-            -np.concatenate([a.send_saved[gpu], b.send_saved[gpu]]) / unit, both=-1,
-        )  # fmt: skip
+            -(a.send_total[gpu] + b.send_total[gpu]) / unit,
+            cells,
+            -np.concatenate([a.send_saved[gpu], b.send_saved[gpu]]) / unit,
+            both=-1,
+        )
         rows.at_most(-a.start_up / unit, cell_a[gpu], a.ffn[gpu] / unit, send_a=1, end_ffn_a=-1)
         rows.at_most(0.0, cell_b[gpu], b.ffn[gpu] / unit, dispatched=1, end_ffn_b=-1)
         rows.at_most(-a.start_up / unit, cells, np.concatenate([a.ffn[gpu], b.ffn[gpu]]) / unit, send_a=1, end_ffn_b=-1)
@@ -161,6 +172,11 @@ def _programme(a: ModelTables, b: ModelTables, ends: tuple[float, float]) -> flo
     cost = np.zeros(rows.cells + len(rows.NAMES))
     cost[-1] = 1.0
     found = linprog(
-        cost, A_ub=rows.matrix().tocsr(), b_ub=rows.limits, A_eq=placed.matrix().tocsr(), b_eq=placed.limits, method="highs"
-    )  # fmt: skip
+        cost,
+        A_ub=rows.matrix().tocsr(),
+        b_ub=rows.limits,
+        A_eq=placed.matrix().tocsr(),
+        b_eq=placed.limits,
+        method="highs",
+    )
     return float(found.fun) * unit if found.status == 0 else 0.0

@@ -60,9 +60,13 @@ class _Builder:
         label = operator.name if parts == 1 else f"{operator.name} · part {part + 1} of {parts}"
         stream = ALL_TO_ALL if operator.network else COMPUTE
         task = self.raw(
-            place, label, stream, self.priced.of_part(operator.name, part, parts), self.priced.sent[place] / parts,
+            place,
+            label,
+            stream,
+            self.priced.of_part(operator.name, part, parts),
+            self.priced.sent[place] / parts,
             (part, parts, stretch),
-        )  # fmt: skip
+        )
         self.first.setdefault(operator.name, task)
         self.last[operator.name] = task
         self.parts.setdefault(operator.name, []).append(task)
@@ -135,8 +139,11 @@ def _cuts(plan: Plan, graph: OperatorGraph) -> list[Cut]:
             plan.placement.model_layers, plan.pipeline.forward, plan.pipeline.backward, strict=True
         ):
             for phase, parts in (("forward", forward), ("dx", backward)):
-                ends = [one.name for one in graph.operators if one.layer == layer and one.phase == phase
-                        and one.kind in ("dispatch", "combine")]  # fmt: skip
+                ends = [
+                    one.name
+                    for one in graph.operators
+                    if one.layer == layer and one.phase == phase and one.kind in ("dispatch", "combine")
+                ]
                 if parts > 1 and len(ends) == 2:
                     cuts.append((*ends, parts, interleaved))
     return cuts
@@ -271,9 +278,13 @@ def _finish(build: _Builder, graph: OperatorGraph) -> Program:
         holds.append(stream == COMPUTE and operator.kind == "aggregate" and operator.phase == "dx")
     edges = np.array(sorted(set(build.edges)), dtype=np.int64).reshape(-1, 2)
     tasks = Tasks(
-        stream=np.array(build.stream), seconds=np.stack(build.seconds), edges=edges,
-        release=np.zeros(len(build.labels)), pair=np.array(pair), holds=np.array(holds),
-    )  # fmt: skip
+        stream=np.array(build.stream),
+        seconds=np.stack(build.seconds),
+        edges=edges,
+        release=np.zeros(len(build.labels)),
+        pair=np.array(pair),
+        holds=np.array(holds),
+    )
     part, parts, stretch = np.array(build.cut, dtype=np.int64).T
     return Program(
         tasks, tuple(build.labels), np.array(build.operators), np.array(build.sent), part, parts, stretch, build.pieces

@@ -22,16 +22,20 @@ MICRO_OP = Option(
     "micro_op_mb", 30.0, "MB of a micro-op of an all-to-all or all-reduce (the paper's 30)", low=0.01, high=1e6
 )
 POLICY = Option(
-    "policy", "priority", "priority: Lina; naive: all-to-alls first, but nothing cut (Fig. 7b); fixed: all-reduces only "
+    "policy",
+    "priority",
+    "priority: Lina; naive: all-to-alls first, but nothing cut (Fig. 7b); fixed: all-reduces only "
     "between pairs of all-to-alls (Fig. 7c); fair: both share the network (Fig. 7a)",
     choices=("priority", "naive", "fixed", "fair"),
-)  # fmt: skip
+)
 PIPELINE = Option("pipelining", True, "cut all-to-alls into micro-ops too, and the experts with them (Fig. 8b)")
 PACKING = Option(
-    "packing", "best", "experts on a GPU, in powers of two: best: what makes the step shortest; lina: the paper's rule, until "
+    "packing",
+    "best",
+    "experts on a GPU, in powers of two: best: what makes the step shortest; lina: the paper's rule, until "
     "the experts fill the all-to-alls, which does not see that packed experts must be all-reduced; off: as few as hold all",
     choices=("best", "lina", "off"),
-)  # fmt: skip
+)
 
 
 def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
@@ -64,8 +68,9 @@ def _scheduled(problem: Problem, placement: Placement, settings: dict[str, Value
     cut = policy == "priority"
     priority = Priority(
         policy="priority" if policy in ("priority", "naive") else policy,
-        micro_op=micro_op if cut else None, bucket=None if cut else float(settings["bucket_mb"]) * 1e6,
-    )  # fmt: skip
+        micro_op=micro_op if cut else None,
+        bucket=None if cut else float(settings["bucket_mb"]) * 1e6,
+    )
     return Draft(placement, SendOrder(mode="concurrent"), priority=priority, pipeline=pipeline)
 
 
@@ -144,7 +149,11 @@ def _micro_op_seconds(problem: Problem, placement: Placement, micro_op: float) -
 
 SYSTEMS = (
     System(
-        "lina", "Lina (training)", "all-to-alls before all-reduces by micro-ops, pipelined with packed experts",
-        "Lina §4", lina, (MICRO_OP, POLICY, PIPELINE, PACKING, BUCKET),
+        "lina",
+        "Lina (training)",
+        "all-to-alls before all-reduces by micro-ops, pipelined with packed experts",
+        "Lina §4",
+        lina,
+        (MICRO_OP, POLICY, PIPELINE, PACKING, BUCKET),
     ),
-)  # fmt: skip
+)
