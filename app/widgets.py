@@ -133,11 +133,8 @@ def option_input(system: str, options: type[Options], name: str, default: Value 
     """The input widget of an option by its name, as its schema says; `system` tells systems apart, also those of one name for
     different goals. default: in place of the option's own."""
     schema = options.schemas()[name]
-    key, label, value = (
-        f"option-{system}-{name}",
-        name.replace("_", " "),
-        schema["default"] if default is None else default,
-    )
+    key, label = f"option-{system}-{name}", name.replace("_", " ")
+    value = schema["default"] if default is None else default
     if "enum" in schema:
         choices = schema["enum"]
         return st.selectbox(label, choices, choices.index(value), key=key, help=schema["description"], width=180)

@@ -43,11 +43,11 @@ for first in range(0, len(fitting), 3):
 options: dict[str, dict] = {}
 with st.expander("Options", icon=":material/settings:"):
     for system in wanted:
-        if not system.options.model_fields:
+        names = system.options.model_fields
+        if not names:
             continue
         st.markdown(f"**{system.title}**")
         with st.container(horizontal=True):
-            names = system.options.model_fields
             options[system.name] = {
                 name: widgets.option_input(f"{aim}-{system.name}", system.options, name) for name in names
             }

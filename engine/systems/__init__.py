@@ -11,15 +11,29 @@ from engine.systems.base import Outcome, System, run
 from engine.systems.options import Options
 
 
-def _of(*files: str) -> dict[str, System]:
-    """The systems of these files by their names."""
+def _systems_of(*files: str) -> dict[str, System]:
+    """The systems of files of this folder, in their order, by name."""
     return {system.name: system for file in files for system in import_module(f"{__name__}.{file}").SYSTEMS}
 
 
-SYSTEMS: dict[str, System] = _of("aurora", "exflow", "lina", "eplb", "joint", "baselines")
+SYSTEMS: dict[str, System] = _systems_of(
+    # One file a line.
+    "aurora",
+    "exflow",
+    "lina",
+    "eplb",
+    "joint",
+    "baselines",
+)
 """For inference, of one model or two."""
 
-TRAINING: dict[str, System] = _of("training.lancet", "training.pipemoe", "training.lina", "training.baselines")
+TRAINING: dict[str, System] = _systems_of(
+    # One file a line.
+    "training.lancet",
+    "training.pipemoe",
+    "training.lina",
+    "training.baselines",
+)
 """For a training step."""
 
 

@@ -1,6 +1,7 @@
 """What a person can set of a system: one small frozen model a system, from which the command line and the pages make theirs."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
@@ -14,8 +15,8 @@ Value = str | int | float | bool
 class Options(Frozen):
     """The options of a system, none as it stands here.
 
-    A subclass has a field an option: a bool, an int or float with both limits or the lower one (`ge`, `le`), or a `Literal` of
-    texts, always with a default and a description for people.
+    A subclass has a field an option: a bool, an int or float with limits (`ge`, `le`), or a `Literal` of texts; each with a
+    default and a description for people.
     """
 
     @classmethod
@@ -30,6 +31,7 @@ class Options(Frozen):
         raise InputError(f"option {name}: {_complaint(fault, cls.schemas()[name])}")
 
     @classmethod
+    @cache
     def schemas(cls) -> dict[str, dict[str, Any]]:
         """The JSON schema of every option by its name, in the order of the fields."""
         return cls.model_json_schema().get("properties", {})
