@@ -37,7 +37,7 @@ class ReplicationOptions(Options):
 def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Report) -> Draft:
     """Replicas for the open recording and, for a robust plan, the others it must serve."""
     printed = options.algorithm == "eplb"
-    loads = np.array([one.load for one in (problem.workload, *problem.others)])
+    loads = np.array([other.load for other in (problem.workload, *problem.others)])
     slots_of_gpu = slots_per_gpu(problem, options.redundant, options.slots)
     even = bool((slots_of_gpu == slots_of_gpu[0]).all())
     speed = speed_of_gpu(problem)
