@@ -8,7 +8,6 @@ from importlib import import_module
 
 from engine.problem import Problem
 from engine.systems.base import Outcome, System, run
-from engine.systems.options import Options
 
 
 def _systems_of(*files: str) -> dict[str, System]:
@@ -50,4 +49,4 @@ def proposed_for(problem: Problem) -> System:
     return next(iter(systems_for(problem).values()))
 
 
-__all__ = ["SYSTEMS", "TRAINING", "Options", "Outcome", "System", "proposed_for", "run", "systems_for"]
+__all__ = ["SYSTEMS", "TRAINING", "Outcome", "System", "proposed_for", "run", "systems_for"]
