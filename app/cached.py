@@ -1,4 +1,7 @@
-"""Engine calls whose answers are kept between runs, keyed by content digests; the data itself is passed unhashed."""
+"""Engine calls whose answers are kept between runs, keyed by content digests; the data itself is passed unhashed.
+
+Nothing here changes the session or the data folder.
+"""
 
 import json
 import math
@@ -128,10 +131,7 @@ def problem() -> Problem | None:
         graph and graph.digest,
         digest_of(json.dumps(cost, sort_keys=True)),
     )
-    found = _problem(key, first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph)
-    if first.digest == state.workload_digest():
-        state.remember_model(first.digest, model)
-    return found
+    return _problem(key, first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -149,9 +149,7 @@ def _recording_of_step(recording: Workload | None, model: MoEModel, step: Traini
             return recording
     except InputError:
         pass
-    balanced = balanced_load(model)
-    store.save_workload(balanced)
-    return balanced
+    return balanced_load(model)
 
 
 def placement_in_use() -> Placement | None:

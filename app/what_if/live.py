@@ -1,5 +1,6 @@
 """The upper half of the What-if page: sliders, and what the open plan and a baseline then take."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,12 +135,12 @@ def sliders_of(problem: Problem) -> list[Slider]:
 
 def choose(problem: Problem) -> Change:
     """The sliders, and the change that they stand for."""
-    sliders, kept = sliders_of(problem), state.what_if()
+    sliders = sliders_of(problem)
     at = {
         slider.field: st.select_slider(
             slider.label,
             slider.values,
-            kept[slider.field] if kept.get(slider.field) in slider.values else 1.0,
+            _left_at(slider.field, slider.values, 1.0),
             units.ratio,
             key=_key(slider.field),
             help=slider.help,
@@ -151,16 +152,17 @@ def choose(problem: Problem) -> Change:
         at["dtype"] = st.selectbox(
             "Numbers",
             DTYPES,
-            DTYPES.index(kept.get("dtype", AS_NOW)),
+            DTYPES.index(_left_at("dtype", DTYPES, AS_NOW)),
             lambda one: f"{one} ({problem.model.dtype})" if one == AS_NOW else one,
             key=_key("dtype"),
             help="what experts compute with and tokens are sent as",
         )
+        noise = int(_left_at("noise", range(MOST_NOISE + 1), 0))
         at["noise"] = st.slider(
             "Imprecise traffic",
             0,
             MOST_NOISE,
-            kept.get("noise", 0),
+            noise,
             5,
             "%d %%",
             key=_key("noise"),
@@ -180,6 +182,12 @@ def choose(problem: Problem) -> Change:
         width="stretch",
     )
     return change
+
+
+def _left_at(field: str, possible: Collection, usual: float | str) -> float | str:
+    """Where a slider was left, unless it cannot stand there now."""
+    position = state.what_if().get(field)
+    return position if position in possible else usual
 
 
 def _key(field: str) -> str:
@@ -213,12 +221,7 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     name, options = system_for(problem, plan)
     system = systems_for(problem)[name]
     (job,) = cached.jobs([state.study_job(REPLAN)] if state.study_job(REPLAN) else []) or (None,)
-    wanted = problem_arguments(problem) | {
-        "change": change.model_dump(mode="json"),
-        "system": name,
-        "options": options,
-        "parent": plan.id,
-    }
+    more = {"change": change.model_dump(mode="json"), "system": name, "options": options, "parent": plan.id}
     running = job is not None and not job.state.finished
     st.button(
         "Replan for this change",
@@ -227,9 +230,9 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
         width="stretch",
         help=f"Runs {plain(system.title)} for what is changed and shows its plan beside the open one.",
         on_click=_start,
-        args=(wanted,),
+        args=(problem, more),
     )
-    if job is None or job.request.arguments != wanted:
+    if job is None or job.request.arguments != problem_arguments(problem) | more:
         return None
     if job.state is not runner.State.DONE:
         _watch(job)
@@ -245,9 +248,9 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     return again
 
 
-def _start(wanted: dict[str, Any]) -> None:
+def _start(problem: Problem, more: dict[str, Any]) -> None:
     try:
-        state.set_study_job(REPLAN, widgets.start_job(REPLAN, wanted).id)
+        state.set_study_job(REPLAN, widgets.start_job_on(problem, REPLAN, more).id)
     except InputError as error:
         state.notice(str(error))
 
