@@ -158,7 +158,7 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         system = st.selectbox(
             "System",
-            [one.name for one in SYSTEMS.values() if 1 in one.models],
+            [system.name for system in SYSTEMS.values() if Goal.INFERENCE in system.goals],
             0,
             lambda one: SYSTEMS[one].title,
             width=240,

@@ -223,6 +223,7 @@ ONE_DEGREE = System(
     paper="PipeMoE §II",
     recipe=_one_degree,
     options=OneDegreeOptions,
+    goals=(Goal.TRAINING,),
 )
 
 

@@ -4,6 +4,7 @@ One model (exclusive) or two (colocating), on equal GPUs (homogeneous) or mixed 
 special case of mixed ones in which the paper's own, simpler rules hold; the kernels are the same.
 """
 
+from engine.goal import Goal
 from engine.problem import Problem
 from engine.result import Stop
 from engine.systems.aurora_colocated import colocating
@@ -14,7 +15,7 @@ from engine.systems.colocated_baselines import RandomColocationOptions, random_c
 
 def aurora(problem: Problem, options: AuroraOptions, stop: Stop, report: Report) -> Draft:
     """Exclusive (§4 homogeneous, §5 heterogeneous) or colocating (§6 homogeneous, §7 heterogeneous)."""
-    scenario = exclusive if problem.second is None else colocating
+    scenario = exclusive if problem.goal is Goal.INFERENCE else colocating
     return scenario(problem, options, stop, report)
 
 
@@ -27,7 +28,7 @@ SYSTEMS = (
         paper="Aurora §4 to §7",
         recipe=aurora,
         options=AuroraOptions,
-        models=(1, 2),
+        goals=(Goal.INFERENCE, Goal.TWO_MODELS),
         preselected=True,
     ),
     System(
@@ -45,7 +46,7 @@ SYSTEMS = (
         recipe=random_colocation,
         options=RandomColocationOptions,
         baseline=True,
-        models=(2,),
+        goals=(Goal.TWO_MODELS,),
         preselected=True,
         shown_beside=True,
     ),
@@ -56,7 +57,7 @@ SYSTEMS = (
         paper="Aurora §8.1, Lina §4.2",
         recipe=same_model_packing,
         baseline=True,
-        models=(2,),
+        goals=(Goal.TWO_MODELS,),
         preselected=True,
         shown_beside=True,
     ),

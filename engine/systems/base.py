@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Claim, Execution, Overlap, Pipeline, Placement, Plan, Priority, Reaction, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
@@ -102,7 +103,7 @@ class System:
 
     name: in commands and in plans; title: for people; summary: one line for people; paper: the source
     options: the model of what can be set
-    baseline: others are compared with it; models: how many models at once it can plan for
+    goals: what it can plan for; baseline: others are compared with it
     preselected: ticked on the page until a person chooses; shown_beside: its plan stands beside the open one until then
     """
 
@@ -112,8 +113,8 @@ class System:
     paper: str
     recipe: Recipe
     options: type[Options] = Options
+    goals: tuple[Goal, ...] = (Goal.INFERENCE,)
     baseline: bool = False
-    models: tuple[int, ...] = (1,)
     preselected: bool = False
     shown_beside: bool = False
 
@@ -127,6 +128,15 @@ class System:
         return self.options.from_values(given)
 
 
+def _wrong_goal(system: System, goal: Goal) -> str:
+    """Why a system cannot plan for a goal, and what would help."""
+    if goal is Goal.TWO_MODELS and Goal.INFERENCE in system.goals:
+        return f"{system.title} plans one model at a time; close the second model, or choose one of the systems for two"
+    if goal is Goal.INFERENCE and Goal.TWO_MODELS in system.goals:
+        return f"{system.title} places two models on one cluster; open a second recording and its model"
+    return f"{system.title} plans {' and '.join(system.goals)}, but what is open is {goal}; change the goal"
+
+
 def run(
     system: System,
     problem: Problem,
@@ -137,13 +147,8 @@ def run(
     """Run a system. The objective is the simulated time in seconds, never the recipe's own estimate."""
     begin = time.perf_counter()
     settings = system.settings(options or {})
-    open_models = 1 if problem.second is None else 2
-    if open_models not in system.models:
-        raise InputError(
-            f"{system.title} plans one model at a time; close the second model, or choose one of the systems for two"
-            if open_models == 2
-            else f"{system.title} places two models on one cluster; open a second recording and its model"
-        )
+    if problem.goal not in system.goals:
+        raise InputError(_wrong_goal(system, problem.goal))
     draft = system.recipe(problem, settings, stop, report)
     provenance = Provenance(
         optimiser=system.name,
@@ -162,7 +167,7 @@ def run(
     proven = Status.OPTIMAL if objective <= bound * (1 + 1e-9) else Status.FEASIBLE
     status = Status.CANCELLED if draft.cancelled else proven
     scope = "order" if draft.bound is None else "placement and order"
-    if problem.step is not None:
+    if problem.goal is Goal.TRAINING:
         scope = "schedule"
     plan = plan.model_copy(update={"claim": Claim(status=status, objective=objective, bound=bound, scope=scope)})
     result = Result(status, objective, bound, time.perf_counter() - begin, plan, provenance)

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from engine.communication.baselines import random_order, shortest_first
+from engine.goal import Goal
 from engine.placement.baselines import random_assignment, round_robin_assignment
 from engine.plan import Placement, Schedule, SendOrder
 from engine.problem import Problem
@@ -113,7 +114,7 @@ SYSTEMS = (
         recipe=linear,
         options=SlotOptions,
         baseline=True,
-        models=(1, 2),
+        goals=(Goal.INFERENCE, Goal.TWO_MODELS),
         preselected=True,
     ),
     System(

@@ -12,6 +12,7 @@ from engine.cluster import Cluster, Node
 from engine.communication.baselines import random_order
 from engine.costs import Datasheet
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
@@ -26,7 +27,7 @@ from engine.workload import RoutingTrace
 from tests.strategies import clusters, make_gpu, make_model, placements, planned_or_skipped, problems
 
 EXACT = 1e-9
-ONE_MODEL = [system.name for system in SYSTEMS.values() if 1 in system.models]
+ONE_MODEL = [system.name for system in SYSTEMS.values() if Goal.INFERENCE in system.goals]
 STEPS = ("gate", "dispatch", "ffn", "combine", "aggregate")
 
 

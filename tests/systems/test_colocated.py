@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from engine.costs import Datasheet
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
@@ -19,7 +20,7 @@ from engine.validate import IllegalError, check_timeline
 from engine.workload import RoutingTrace
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, placements, traces
 
-PAIRED = [system for system in SYSTEMS.values() if 2 in system.models]
+PAIRED = [system for system in SYSTEMS.values() if Goal.TWO_MODELS in system.goals]
 
 
 @st.composite

@@ -7,8 +7,9 @@ import pytest
 
 from engine import systems
 from engine.errors import InputError
-from engine.systems import SYSTEMS, TRAINING, System
+from engine.systems import SYSTEMS, TRAINING, System, run
 from engine.systems.options import Options
+from tests.systems.samples import sample_problem
 
 EVERY = [*SYSTEMS.values(), *TRAINING.values()]
 OPTIONS = [(system, name) for system in EVERY for name in system.options.model_fields]
@@ -23,6 +24,16 @@ def test_every_file_with_systems_is_registered_and_no_name_twice() -> None:
     names = [module.name for module in walk_packages(systems.__path__, f"{systems.__name__}.")]
     written = [system for name in names for system in getattr(import_module(name), "SYSTEMS", ())]
     assert sorted(system.title for system in written) == sorted(system.title for system in EVERY)
+
+
+@pytest.mark.parametrize("system", EVERY, ids=title)
+def test_a_problem_of_another_goal_is_refused(system: System) -> None:
+    problem = sample_problem("alpha-code", tokens=200)
+    if problem.goal in system.goals:
+        assert systems.systems_for(problem)[system.name] is system
+        return
+    with pytest.raises(InputError, match=r"open a second recording|what is open is inference; change the goal"):
+        run(system, problem)
 
 
 @pytest.mark.parametrize("system, name", OPTIONS, ids=title)

@@ -15,6 +15,7 @@ from engine.cluster import Cluster, Node
 from engine.communication.baselines import shortest_first
 from engine.costs import Datasheet
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Status
@@ -28,7 +29,7 @@ from engine.workload import RoutingTrace
 from tests.strategies import make_gpu, make_model, planned_or_skipped, problems, seeds
 
 ROUND_OFF = 1 + 1e-9
-ONE_MODEL = [system.name for system in SYSTEMS.values() if 1 in system.models]
+ONE_MODEL = [system.name for system in SYSTEMS.values() if Goal.INFERENCE in system.goals]
 EVEN = ("aurora", "aurora-printed", "joint", "linear", "round-robin", "random", "rcs", "sjf", "rga")
 """Systems without replicas that take as many experts on every GPU."""
 SHORT = {"time_limit": 1.0}

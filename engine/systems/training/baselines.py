@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from engine.goal import Goal
 from engine.plan import Pipeline, Priority, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Stop
@@ -77,6 +78,7 @@ SYSTEMS = (
         paper="Lancet §7, Lina §7",
         recipe=deepspeed,
         options=BucketOptions,
+        goals=(Goal.TRAINING,),
         baseline=True,
         preselected=True,
         shown_beside=True,
@@ -88,6 +90,7 @@ SYSTEMS = (
         paper="Lancet §7, PipeMoE §V",
         recipe=tutel,
         options=BucketOptions,
+        goals=(Goal.TRAINING,),
         baseline=True,
         preselected=True,
         shown_beside=True,
@@ -99,6 +102,7 @@ SYSTEMS = (
         paper="PipeMoE §VI",
         recipe=fastermoe,
         options=BucketOptions,
+        goals=(Goal.TRAINING,),
         baseline=True,
     ),
     System(
@@ -108,6 +112,7 @@ SYSTEMS = (
         paper="Lancet §7",
         recipe=raf,
         options=BucketOptions,
+        goals=(Goal.TRAINING,),
         baseline=True,
         preselected=True,
     ),

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from engine.goal import Goal
 from engine.overlap.labelling import overlappable
 from engine.overlap.operator_axes import latest_last
 from engine.overlap.partition import partition
@@ -161,6 +162,7 @@ SYSTEMS = (
         paper="Lancet",
         recipe=lancet,
         options=LancetOptions,
+        goals=(Goal.TRAINING,),
         preselected=True,
     ),
 )

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from engine.goal import Goal
 from engine.placement.packing import pack_experts, packing_choices
 from engine.plan import Pipeline, Placement, Priority, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
@@ -160,6 +161,7 @@ SYSTEMS = (
         paper="Lina §4",
         recipe=lina,
         options=LinaOptions,
+        goals=(Goal.TRAINING,),
         preselected=True,
     ),
 )

@@ -6,6 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from engine.costs import fit_line
+from engine.goal import Goal
 from engine.overlap.pipeline_degree import DegreeInstance, best_degree, pipeline_seconds
 from engine.overlap.pipemoe_printed import pipemoe_printed
 from engine.plan import Pipeline, Priority, SendOrder
@@ -109,6 +110,7 @@ SYSTEMS = (
         paper="PipeMoE",
         recipe=pipemoe,
         options=PipeMoEOptions,
+        goals=(Goal.TRAINING,),
         preselected=True,
     ),
 )
