@@ -10,8 +10,9 @@ if str(ROOT) not in sys.path:
 
 import streamlit as st  # noqa: E402
 
-from app import collector, people, samples, state  # noqa: E402
+from app import collector, samples, state  # noqa: E402
 from app.text import plain  # noqa: E402
+from app.visitor import people  # noqa: E402
 from engine.errors import InputError  # noqa: E402
 
 st.set_page_config(page_title="Switchyard", page_icon=str(ROOT / "app" / "icon.png"), layout="wide")

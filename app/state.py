@@ -69,9 +69,27 @@ def _fill(kept: dict) -> None:
 
 
 _KEPT = (
-    _WORKLOADS, _WORKLOAD, _PLAN_JOBS, _LAUNCH_JOBS, _PLAN, _SECOND, _OTHERS, _IN_USE, _MODEL_OF, _STUDY_JOBS, _GRAPH,
-    _COST, _STEPS, _SOURCES, _TAKEN, _PERSON, _SAVED, _WORKSPACE, _TOUR, _WHAT_IF,
-)  # fmt: skip
+    _WORKLOADS,
+    _WORKLOAD,
+    _PLAN_JOBS,
+    _LAUNCH_JOBS,
+    _PLAN,
+    _SECOND,
+    _OTHERS,
+    _IN_USE,
+    _MODEL_OF,
+    _STUDY_JOBS,
+    _GRAPH,
+    _COST,
+    _STEPS,
+    _SOURCES,
+    _TAKEN,
+    _PERSON,
+    _SAVED,
+    _WORKSPACE,
+    _TOUR,
+    _WHAT_IF,
+)
 """Keys whose values are plain JSON and are kept with the session."""
 
 
@@ -445,7 +463,7 @@ def answer_drawing(serial: int, complaint: str | None) -> None:
 
 
 def table_base() -> tuple | None:
-    """What the cluster table started from, see `app.cluster_table`."""
+    """What the cluster table started from, see `app.cluster.table`."""
     return st.session_state.get(_TABLE_BASE)
 
 

@@ -9,10 +9,12 @@ from typing import Any, NoReturn
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import cached, costs_form, glossary, people, samples, state, step_form, tour
+from app import cached, samples, state
 from app.charts.theme import CONFIG
 from app.text import plain
+from app.visitor import people
 from engine import store, units
+from engine.costs import choice
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.runner import State
@@ -20,12 +22,15 @@ from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.systems import Option
 from engine.systems.baselines import linear_placement
-from engine.workload import RoutingTrace
 
 STATE_COLOURS = {
-    State.STARTING: "gray", State.RUNNING: "blue", State.CANCELLING: "orange", State.DONE: "green",
-    State.CANCELLED: "orange", State.FAILED: "red",
-}  # fmt: skip
+    State.STARTING: "gray",
+    State.RUNNING: "blue",
+    State.CANCELLING: "orange",
+    State.DONE: "green",
+    State.CANCELLED: "orange",
+    State.FAILED: "red",
+}
 
 
 def chart(figure: go.Figure, key: str) -> None:
@@ -34,101 +39,10 @@ def chart(figure: go.Figure, key: str) -> None:
     st.plotly_chart(figure, key=key, config=CONFIG, alt=html.unescape(figure.layout.title.text))
 
 
-def header(title: str, question: str) -> None:
-    """The strip, then what this page is for."""
-    step_form.follow_model()
-    strip()
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
-        st.header(title, anchor=False, width="content")
-        with st.container(horizontal=True, width="content"):
-            glossary.popover(title)
-            people.show()
-    st.caption(question)
-    tour.line(title)
-    if text := state.take_notice():
-        st.toast(plain(text))
-
-
-def strip() -> None:
-    """workload ▸ cluster ▸ model ▸ plan: what is open, each with its key figures and a way to change it."""
-    places = st.columns(4, gap="small")
-    with places[0]:
-        _workload_popover()
-    with places[1]:
-        _cluster_popover()
-    with places[2]:
-        _model_popover()
-    with places[3]:
-        _plan_popover()
-
-
-def _workload_popover() -> None:
-    workload = cached.workload()
-    step = state.step()
-    balanced = step is not None and step.routing == "balanced"
-    name = "Balanced routing" if balanced else plain(workload.name) if workload else "No workload"
-    with st.popover(name, icon=":material/database:", width="stretch"):
-        for digest, known in state.workloads().items():
-            if st.button(plain(known), key=f"strip-workload-{digest}", disabled=digest == state.workload_digest()):
-                state.choose_workload(digest)
-                st.rerun()
-        st.page_link("../pages/workload.py", label="Upload or pick a sample", icon=":material/upload:")
-    if step:
-        how = "assumed" if balanced else "routed as recorded"
-        st.caption(f"training step: {step.batch:,} × {step.sequence_length:,} tokens on each GPU, {how}")
-    elif workload:
-        tokens = f"{workload.tokens:,} tokens × " if isinstance(workload, RoutingTrace) else ""
-        beside = f" · beside {plain(state.workloads().get(state.second(), ''))}" if state.second() else ""
-        st.caption(f"{tokens}{workload.layers} layers × {workload.num_experts} experts{beside}")
-
-
-def _cluster_popover() -> None:
-    cluster = state.cluster()
-    with st.popover(plain(cluster.name) if cluster else "No cluster", icon=":material/dns:", width="stretch"):
-        for name, preset in samples.clusters().items():
-            if st.button(plain(name), key=f"strip-cluster-{name}", help=plain(preset.description)):
-                state.open_cluster(preset.cluster)
-                st.rerun()
-        st.page_link("../pages/cluster.py", label="Describe your own, choose costs", icon=":material/edit:")
-    if cluster:
-        types = [gpu.type for gpu in cluster.gpus]
-        gpus = " · ".join(f"{types.count(one)} × {plain(one)}" for one in dict.fromkeys(types))
-        st.caption(f"{gpus} · costs: {plain(costs_form.short(state.cost()))}")
-
-
-def _model_popover() -> None:
-    model = state.model()
-    with st.popover(plain(model.name) if model else "No model", icon=":material/account_tree:", width="stretch"):
-        for name, preset in samples.models().items():
-            if st.button(plain(name), key=f"strip-model-{name}"):
-                state.open_model(preset.model)
-                st.rerun()
-        st.page_link("../pages/workload.py", label="Upload a config.json", icon=":material/upload:")
-    if model:
-        st.caption(
-            f"d_model {model.d_model:,} · {model.experts} experts, top-{model.experts_per_token} · {model.dtype}"
-        )
-
-
-def _plan_popover() -> None:
-    found = cached.candidates()
-    plan = cached.open_plan()
-    with st.popover(plain(plan.name) if plan else "No plan", icon=":material/route:", width="stretch"):
-        for id, candidate in found.items():
-            label = f"{plain(candidate.plan.name)} · {id[:8]}"
-            if st.button(label, key=f"strip-plan-{id}", disabled=id == state.plan_id()):
-                state.open_plan(id)
-                st.rerun()
-        st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
-    if plan and plan.claim:
-        gap = units.share(found[plan.id].plan.claim.objective / plan.claim.bound - 1) if plan.claim.bound else "—"
-        st.caption(f"{units.seconds(plan.claim.objective)} simulated · {gap} above its bound")
-
-
 def needed_problem() -> Problem:
     """What is open as a problem; where something is missing or does not fit, says so, offers the sample, and stops."""
     problem = problem_or_advice() or st.stop()
-    if reason := costs_form.why_not(problem.cost, problem.cluster, problem.model):
+    if reason := choice.why_not(problem.cost, problem.cluster, problem.model):
         cost_fault(reason)
     return problem
 
@@ -165,7 +79,7 @@ def cost_fault(reason: str) -> NoReturn:
     """Say that the chosen costs cannot time what is open, offer those that always can, and stop."""
     st.error(f"The chosen costs cannot time what is open: {plain(reason)}.", icon=":material/error:")
     st.caption("Choose another source of costs on the Cluster page, or:")
-    st.button("Use the datasheet costs", icon=":material/menu_book:", on_click=costs_form.use_datasheet)
+    st.button("Use the datasheet costs", icon=":material/menu_book:", on_click=state.open_cost, args=(state.DATASHEET,))
     st.stop()
 
 
@@ -229,7 +143,7 @@ def option_input(system: str, option: Option) -> str | int | float | bool:
 
 def plans_of(job: runner.Job) -> list[Plan]:
     """The plans that a finished job found."""
-    return [Plan.from_dict(one["plan"], "plan") for one in (job.result or {"candidates": []})["candidates"]]
+    return [Plan.from_dict(candidate["plan"], "plan") for candidate in (job.result or {"candidates": []})["candidates"]]
 
 
 def usual_baselines(plans: dict[str, Plan], plan: Plan) -> list[str]:

@@ -2,18 +2,8 @@
 
 import streamlit as st
 
-from app import (
-    cached,
-    calibration_form,
-    cluster_summary,
-    cluster_table,
-    costs_form,
-    drawing,
-    samples,
-    state,
-    uploads,
-    widgets,
-)
+from app import cached, header, samples, state, uploads, widgets
+from app.cluster import costs, drawing, measuring, summary, table
 from app.text import plain
 from engine import catalogue
 from engine.catalogue.nvidia import Drawn
@@ -37,24 +27,29 @@ def open_drawn(cluster: Cluster) -> None:
     state.notice(f"opened the cluster {cluster.name}")
 
 
-widgets.header("Cluster", "What do I have? Draw it, or edit the table; each follows the other.")
+header.show("Cluster", "What do I have? Draw it, or edit the table; each follows the other.")
 
 source, upload = st.columns(2, gap="large")
 with source:
     presets = samples.clusters()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox(
-            "Start from a preset", list(presets), index=None, placeholder="Choose a cluster",
+            "Start from a preset",
+            list(presets),
+            index=None,
+            placeholder="Choose a cluster",
             format_func=lambda name: f"{name}: {presets[name].description}",
-        )  # fmt: skip
+        )
         if st.button("Open the preset", disabled=chosen is None, icon=":material/folder_open:"):
             state.open_cluster(presets[chosen].cluster)
             st.rerun()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         kind = st.selectbox(
-            "GPU type, where the driver's name is not known", list(catalogue.gpu_types()), index=None,
+            "GPU type, where the driver's name is not known",
+            list(catalogue.gpu_types()),
+            index=None,
             placeholder="as detected",
-        )  # fmt: skip
+        )
         detect = st.button(
             "Detect attached GPUs", icon=":material/memory:", help="looks at the machine that the studio runs on"
         )
@@ -71,15 +66,19 @@ with source:
             st.button("Open these GPUs", icon=":material/folder_open:", on_click=open_drawn, args=(drawn.cluster,))
 with upload:
     file = st.file_uploader(
-        "Or open a cluster file (JSON), or what nvidia-smi topo -m printed (text)", key="cluster-file",
+        "Or open a cluster file (JSON), or what nvidia-smi topo -m printed (text)",
+        key="cluster-file",
         type=["json", *(one.removeprefix(".") for one in TOPOLOGY)],
         help="`nvidia-smi -L > topo.txt; nvidia-smi topo -m >> topo.txt` also names the GPUs",
-    )  # fmt: skip
+    )
     if file and file.name.lower().endswith(TOPOLOGY):
         kind = st.selectbox(
-            "GPU type in this file", list(catalogue.gpu_types()), index=None, placeholder="as the file says",
+            "GPU type in this file",
+            list(catalogue.gpu_types()),
+            index=None,
+            placeholder="as the file says",
             key=f"topology-{file.file_id}",
-        )  # fmt: skip
+        )
         try:
             drawn = uploads.topology(file.name, file.getvalue(), kind)
         except InputError as error:
@@ -112,29 +111,34 @@ st.caption(
     "An empty number is the datasheet's. Links connect the GPUs of one node; without them they meet on the fabric."
 )
 edited = st.data_editor(
-    cluster_table.base_frame(),
+    table.base_frame(),
     key=f"cluster-table-{state.edit_round()}",
     num_rows="dynamic",
     hide_index=True,
     placeholder="—",
-    column_config=cluster_table.columns(),
+    column_config=table.columns(),
 )
 latency = st.number_input(
-    "Start-up of one send over the fabric, µs", 0.0, 1e6, cluster_table.base_latency(), step=1.0,
-    key=f"cluster-latency-{state.edit_round()}", width=320,
-)  # fmt: skip
+    "Start-up of one send over the fabric, µs",
+    0.0,
+    1e6,
+    table.base_latency(),
+    step=1.0,
+    key=f"cluster-latency-{state.edit_round()}",
+    width=320,
+)
 try:
-    changed = cluster_table.to_cluster(edited, cluster, latency, cluster_table.base_frame())
+    changed = table.to_cluster(edited, cluster, latency, table.base_frame())
 except InputError as error:
     st.error(f"{plain(str(error))} The last valid cluster stays open.", icon=":material/error:")
 else:
     if changed != cluster:
-        state.open_cluster(changed, edited=cluster_table.shows(edited, changed))
+        state.open_cluster(changed, edited=table.shows(edited, changed))
         st.rerun()
 
-cluster_summary.show(cluster)
+summary.show(cluster)
 
 st.subheader("Where times come from", anchor=False)
 st.caption("Every simulated time counts with these costs; each page names them.")
-costs_form.choose(cluster, state.model())
-calibration_form.show(cluster, state.model())
+costs.choose(cluster, state.model())
+measuring.show(cluster, state.model())

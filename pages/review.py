@@ -2,7 +2,8 @@
 
 import streamlit as st
 
-from app import review_compare, review_link, review_list, review_show, state, widgets
+from app import header, state, widgets
+from app.review import compare, link, saved, show
 from app.text import plain
 from engine.errors import InputError
 
@@ -16,33 +17,40 @@ def page() -> None:
             "Nothing is open in this session. Look at a saved plan, or start from the sample.", icon=":material/info:"
         )
         widgets.sample_button()
-    workspace = review_list.choose_workspace()
+    workspace = saved.choose_workspace()
     if workspace is None:
-        st.info("Make a workspace to keep plans in: a name for what they are for, such as a cluster or a quarter.",
-                icon=":material/info:")  # fmt: skip
+        st.info(
+            "Make a workspace to keep plans in: a name for what they are for, such as a cluster or a quarter.",
+            icon=":material/info:",
+        )
         return
     view = widgets.segments(
-        "Show", list(VIEWS), default="Plans", required=True, label_visibility="collapsed", format_func=VIEWS.get,
+        "Show",
+        list(VIEWS),
+        default="Plans",
+        required=True,
+        label_visibility="collapsed",
+        format_func=VIEWS.get,
         key="review-view",
-    )  # fmt: skip
+    )
     if view == "Compare":
-        review_compare.show(workspace)
+        compare.show(workspace)
         return
-    review_list.show(workspace)
-    if (looked_at := review_list.looked_at(workspace)) is not None:
-        review_show.show(*looked_at)
+    saved.show(workspace)
+    if (looked_at := saved.looked_at(workspace)) is not None:
+        show.show(*looked_at)
 
 
 fault = None
 try:
-    review_link.follow()
+    link.follow()
 except InputError as error:
     fault = f"The link leads nowhere: {error}."
-widgets.header("Review", "Shall we do it? Plans that the team saved, what was said about them, and what was decided.")
+header.show("Review", "Shall we do it? Plans that the team saved, what was said about them, and what was decided.")
 if fault:
     st.error(plain(fault), icon=":material/link_off:")
 try:
     page()
-    review_list.watch()
+    saved.watch()
 except InputError as error:
     st.error(plain(str(error)), icon=":material/error:")

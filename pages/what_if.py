@@ -2,20 +2,21 @@
 
 import streamlit as st
 
-from app import state, sweeps, what_if_live, what_if_studies, what_if_synthetic, widgets
+from app import header, state, widgets
+from app.what_if import live, studies, sweeps, synthetic
 
-widgets.header("What-if", "What if the network were twice as fast, the traffic noisier, the model bigger?")
+header.show("What-if", "What if the network were twice as fast, the traffic noisier, the model bigger?")
 if widgets.problem_or_advice() is None:
     if state.model() and state.cluster() and state.step() is None:
         st.subheader("Or make a synthetic recording for the open model", anchor=False)
-        what_if_synthetic.panel()
+        synthetic.panel()
     st.stop()
 problem = widgets.needed_problem()
-what_if_live.panel(problem)
+live.panel(problem)
 st.divider()
 if problem.step is None:
-    what_if_studies.panel(problem)
+    studies.panel(problem)
 else:
     sweeps.panel(problem)
     st.subheader("Sensitivity", anchor=False)
-    what_if_studies.sensitivity(problem)
+    studies.sensitivity(problem)

@@ -1,10 +1,13 @@
-"""A cost source as plain JSON and back, so that a job counts with the costs of the problem it was started for."""
+"""What a choice of a cost source is: plain JSON and back, so that a job counts with the costs of the problem it was started
+for, and whether the source can answer for what is open."""
 
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
+from engine.cluster import Cluster
 from engine.costs.alpha_beta import AlphaBeta, CostProfile
 from engine.costs.base import CostModel
 from engine.costs.combined import Combined
@@ -13,6 +16,7 @@ from engine.costs.measured import MeasuredTimes
 from engine.costs.profiled import Profiled
 from engine.costs.silicon import Silicon
 from engine.errors import InputError
+from engine.model import MoEModel
 from engine.schema import Frozen
 
 
@@ -34,9 +38,7 @@ def to_dict(cost: CostModel) -> dict[str, Any]:
         case Profiled():
             return {"source": "measured", "measured": cost.measured.model_dump(mode="json", exclude_none=True)}
         case Combined():
-            return {
-                "source": "combined", "computation": to_dict(cost.computation), "network": to_dict(cost.connection)
-            }  # fmt: skip
+            return {"source": "combined", "computation": to_dict(cost.computation), "network": to_dict(cost.connection)}
     raise TypeError(f"{type(cost).__name__} has no JSON form")
 
 
@@ -54,3 +56,33 @@ def from_dict(data: object, where: str = "cost") -> CostModel:
         case {"source": "combined", "computation": computation, "network": network}:
             return Combined(from_dict(computation, f"{where} → computation"), from_dict(network, f"{where} → network"))
     raise InputError(f"{where}: not a cost source (datasheet, silicon, profile, measured or combined)")
+
+
+def why_not(cost: CostModel, cluster: Cluster, model: MoEModel | None) -> str | None:
+    """Why a source cannot answer for the cluster and model, None where it can."""
+    try:
+        _ = cost.source
+        if reason := cost.lacks_computation(cluster) or cost.lacks_network(cluster):
+            return reason
+        for gpu in dict.fromkeys(cluster.gpus) if model else ():
+            cost.gemm(gpu, np.ones(1), model.d_ff, model.d_model, model.dtype)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def short(cost: dict) -> str:
+    """A source in a few words, from its JSON."""
+    match cost:
+        case {"source": "datasheet"}:
+            return "datasheet"
+        case {"source": "silicon"}:
+            return "measured tables"
+        case {"source": "combined", "computation": computation, "network": network}:
+            return f"{short(computation)}, network by {short(network)}"
+    return name_in_file(cost)
+
+
+def name_in_file(cost: dict) -> str:
+    """The name of a source that came from a file, from its JSON."""
+    return str(cost[cost["source"]]["name"])

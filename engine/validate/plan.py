@@ -36,8 +36,11 @@ def check_plan(plan: Plan, problem: Problem) -> float:
             schedule = schedules[layer] if schedules else None
             total += _seconds_of_order(order.mode, schedule, matrix, network)
     if coherent:
-        real = [gpu for gpu, token in zip(carrier, problem.workload.experts.tolist(), strict=True)
-                if any(expert >= 0 for layer in token for expert in layer)]  # fmt: skip
+        real = [
+            gpu
+            for gpu, token in zip(carrier, problem.workload.experts.tolist(), strict=True)
+            if any(expert >= 0 for layer in token for expert in layer)
+        ]
         gather = np.array([[real.count(gpu) * model.bytes_per_token] * len(gpus) for gpu in gpus])
         total += _seconds_of_order("concurrent", None, gather, network)
     return total
@@ -150,8 +153,10 @@ def _seconds_of_order(mode: str, schedule: Schedule | None, traffic: np.ndarray,
     link = np.where(network.link > 0, network.link, 1.0)
     for part, send, receive in ((~linked, network.send, network.receive), (linked, link, link)):
         here = part[src, dst]
-        columns = {name: tuple(column[here].tolist()) for name, column in
-                   (("src", src), ("dst", dst), ("bytes", size), ("phase", phase))}  # fmt: skip
+        columns = {
+            name: tuple(column[here].tolist())
+            for name, column in (("src", src), ("dst", dst), ("bytes", size), ("phase", phase))
+        }
         one_network = Schedule(duration=schedule.duration, **columns)
         check_schedule(one_network, np.where(part, traffic, 0.0), send, receive, mode)
     out, into = network.ports(src, dst)

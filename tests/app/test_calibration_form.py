@@ -7,7 +7,7 @@ import pytest
 import torch
 from streamlit.testing.v1 import AppTest
 
-from app import guard
+from app.visitor import guard
 from engine import store
 from engine.catalogue import gpu
 from engine.cluster import Cluster, Node
@@ -122,7 +122,7 @@ def test_who_may_not_launch_may_not_calibrate(page, started, monkeypatch):
 
 
 def test_usable_says_what_is_missing():
-    from app.calibration_form import usable
+    from app.cluster.measuring import usable
 
     other = Cluster(name="other", nodes=(Node(name="n", gpus=(gpu("L40S"),) * 3),))
     with pytest.raises(InputError, match=r"no times for L40S .* no all-to-all over 3 GPUs"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from app.cluster_table import shows, to_cluster, to_frame
+from app.cluster.table import shows, to_cluster, to_frame
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster, Node
 from engine.errors import InputError

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.guard import FORWARDED, SWITCH, why_not
-from app.roles import SETTING
+from app.visitor.guard import FORWARDED, SWITCH, why_not
+from app.visitor.roles import SETTING
 
 NOBODY, SOMEBODY = SimpleNamespace(is_logged_in=False), SimpleNamespace(is_logged_in=True)
 

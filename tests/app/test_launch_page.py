@@ -13,7 +13,9 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from app import cached, guard, launch_history, launch_report
+from app import cached
+from app.launch import history, report
+from app.visitor import guard
 from engine import store
 from engine.catalogue import model_presets
 from engine.costs import Datasheet
@@ -51,7 +53,7 @@ def plan(problem: Problem, name: str, *systems: str) -> list[Plan]:
     write_atomically(folder / REQUEST, Request(kind="optimise", arguments=arguments, created=time.time()).to_json())
     context = Context(folder)
     context.finish(tasks.optimise(arguments, context))
-    return [Plan.from_dict(one["plan"], "plan") for one in Job(folder.name, folder).result["candidates"]]
+    return [Plan.from_dict(candidate["plan"], "plan") for candidate in Job(folder.name, folder).result["candidates"]]
 
 
 JOB, ANOTHER = "20250102T030405000006-0123abcd", "20250102T030405000007-0123abcd"
@@ -353,8 +355,13 @@ def test_past_launches_are_listed_searched_and_shown(app: AppTest, monkeypatch: 
         "this machine"
     }
     assert table["Ratio"][1] == "1.25× · 1.38×" and table["Ratio"][0] == ""
-    for text, found in {"": 2, "failed": 1, f"{first.name.split()[0].upper()} 2 ranks": 1, "testbed": 0,
-                        f"{time.strftime('%Y-%m-%d', time.localtime(now - 86_400))} done": 1}.items():  # fmt: skip
+    for text, found in {
+        "": 2,
+        "failed": 1,
+        f"{first.name.split()[0].upper()} 2 ranks": 1,
+        "testbed": 0,
+        f"{time.strftime('%Y-%m-%d', time.localtime(now - 86_400))} done": 1,
+    }.items():
         app.text_input(key="launch-search").set_value(text).run()
         assert len(app.dataframe[0].value if app.dataframe else ()) == found, text
     assert "None of 2 launches" in said(app.caption) or app.dataframe
@@ -376,26 +383,26 @@ def test_hundreds_of_launches_are_read_once_and_their_results_not_at_all(app: Ap
         shutil.copytree(one.folder, folder)
         (folder / RESULT).write_text("{not to be read}")
     begun = time.perf_counter()
-    found = launch_history.launches()
+    found = history.launches()
     first = time.perf_counter() - begun
     assert len(found) == 300 and {one.state for one in found} == {State.DONE}
     for folder in one.folder.parent.glob("20010910T*"):
         (folder / BRIEF).unlink()
         (folder / REQUEST).write_text("{not to be read again}")
     begun = time.perf_counter()
-    assert launch_history.launches() == found
+    assert history.launches() == found
     again = time.perf_counter() - begun
     assert again < 0.5 * first
-    assert len(launch_history.as_text(found, None)) == 300
+    assert len(history.as_text(found, None)) == 300
 
 
 def test_a_launch_that_is_being_made_is_looked_at_again(app: AppTest):
     job = fail(request_of(wanted(app), store.data_folder()), "gone")
     asked = (job.folder / REQUEST).read_text()
     (job.folder / REQUEST).unlink()
-    assert launch_history.launches() == []
+    assert history.launches() == []
     (job.folder / REQUEST).write_text(asked)
-    assert [one.job.id for one in launch_history.launches()] == [job.id]
+    assert [launch.job.id for launch in history.launches()] == [job.id]
 
 
 def test_past_launches_are_there_with_nothing_open(app: AppTest, monkeypatch: pytest.MonkeyPatch):
@@ -419,7 +426,7 @@ def test_a_launch_of_two_plans_says_which_one_the_measurement_prefers(app: AppTe
     assert "What Linear placement and" in said(app.subheader).replace("**", "")
     assert metrics(app)["Measured / predicted"] == "1.2×" and metrics(app)["Output differs by"] == "1e-07"
     preference = job.result["preference"]
-    title, details = launch_report.finding(preference)
+    title, details = report.finding(preference)
     assert title.startswith("Measured, ") and details and details in said(app.caption)
     before = metrics(app)["Measured"]
     app.segmented_control(key=f"launch-plan-{job.id}").set_value(1)

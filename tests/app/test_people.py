@@ -9,7 +9,9 @@ import streamlit as st
 from streamlit import user_info
 from streamlit.testing.v1 import AppTest
 
-from app import people, review_store, roles, state
+from app import state
+from app.review import store
+from app.visitor import people, roles
 from engine.errors import InputError
 from engine.store import records
 from engine.store.database import database
@@ -154,10 +156,12 @@ def test_who_may_only_look_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     visitor(monkeypatch)
     workspace = records.add_workspace(database(), "ours", "Ana")
     for write in (
-        lambda: review_store.add_workspace("mine"), lambda: review_store.save(workspace.id, None, None, "x", "", ""),
-        lambda: review_store.ask(SimpleNamespace(number=1), "?"), lambda: review_store.comment(SimpleNamespace(id="x"), "hm"),
-        lambda: review_store.decide(SimpleNamespace(id="x", decisions=()), "approved", ""),
-    ):  # fmt: skip
+        lambda: store.add_workspace("mine"),
+        lambda: store.save(workspace.id, None, None, "x", "", ""),
+        lambda: store.ask(SimpleNamespace(number=1), "?"),
+        lambda: store.comment(SimpleNamespace(id="x"), "hm"),
+        lambda: store.decide(SimpleNamespace(id="x", decisions=()), "approved", ""),
+    ):
         with pytest.raises(InputError, match="Your role here is view"):
             write()
     assert [one.name for one in records.workspaces(database())] == ["ours"]

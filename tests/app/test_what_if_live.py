@@ -3,8 +3,8 @@
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import what_if_capacity, what_if_studies
-from app.what_if_live import linear_plan
+from app.what_if import capacity, studies
+from app.what_if.live import linear_plan
 from engine import store
 from engine.errors import InputError
 from engine.jobs import runner
@@ -58,8 +58,13 @@ def test_the_sample_without_a_plan(app: AppTest) -> None:
 
 def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
     problem = small()
-    assert [one.label for one in page.select_slider] == ["Network bandwidth", "Computation speed", "Latency", "Tokens",
-                                                         "Model width"]  # fmt: skip
+    assert [one.label for one in page.select_slider] == [
+        "Network bandwidth",
+        "Computation speed",
+        "Latency",
+        "Tokens",
+        "Model width",
+    ]
     page.select_slider(key="what-if-network").set_value(2.0).run()
     page.slider(key="what-if-noise").set_value(30).run()
     page.selectbox(key="what-if-dtype").set_value("fp8").run()
@@ -115,7 +120,7 @@ def test_a_sweep_of_one_slider_beside_plans_made_anew(page: AppTest) -> None:
     page.checkbox(key="what-if-anew").uncheck().run()
     page.selectbox(key="what-if-field").set_value("noise").run()
     job = finish(page, "curve", "Run the sweep")
-    assert [one["value"] for one in job.result["points"]] == [0, 0.15, 0.3, 0.45, 0.6, 0.75]
+    assert [point["value"] for point in job.result["points"]] == [0, 0.15, 0.3, 0.45, 0.6, 0.75]
 
 
 def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest) -> None:
@@ -203,10 +208,10 @@ def test_two_models(page: AppTest) -> None:
 
 
 def test_percentages_as_people_type_them() -> None:
-    assert what_if_studies.levels_of("0, 25 %; 75%") == [0, 0.25, 0.75]
+    assert studies.levels_of("0, 25 %; 75%") == [0, 0.25, 0.75]
     for text in ("", "200", "-5", "a"):
         with pytest.raises(InputError):
-            what_if_studies.levels_of(text)
+            studies.levels_of(text)
 
 
 def test_what_a_search_has_shown_is_said_and_no_more() -> None:
@@ -216,11 +221,9 @@ def test_what_a_search_has_shown_is_said_and_no_more() -> None:
         scope = "placement and order" if total else ""
         return CapacityPoint(gpus, gpus, total, bound if total else None, scope, "" if total else "no room")
 
-    said = what_if_capacity.honestly(
-        [point(1, None), point(2, 3.0, 2.5), point(3, 1.0), point(4, 2.5)], 2.0, result, True
-    )
+    said = capacity.honestly([point(1, None), point(2, 3.0, 2.5), point(3, 1.0), point(4, 2.5)], 2.0, result, True)
     assert "No smaller size can" in said and "with 4 GPUs the target is missed again" in said
-    said = what_if_capacity.honestly([point(1, 3.0, 1.5), point(2, 1.0), point(3, 1.0)], 2.0, result, True)
+    said = capacity.honestly([point(1, 3.0, 1.5), point(2, 1.0), point(3, 1.0)], 2.0, result, True)
     assert "at 1 GPUs the bound leaves room" in said and "larger ones were not tried" in said
-    said = what_if_capacity.honestly([point(1, 3.0)], 2.0, result, True)
+    said = capacity.honestly([point(1, 3.0)], 2.0, result, True)
     assert "were not tried" in said and "No smaller" not in said

@@ -1,0 +1,144 @@
+"""The drawing board on a page: its edits become the open cluster, the open plan can be laid over it."""
+
+import numpy as np
+import streamlit as st
+
+from app import cached, state, widgets
+from app.components.cluster_canvas import Bottleneck, OnGpu, Overlay, cluster_canvas, edit_of
+from app.text import plain
+from engine import units
+from engine.cluster import Cluster
+from engine.costs import choice
+from engine.errors import InputError
+from engine.plan import Placement, Plan
+from engine.problem import Problem
+
+KEY = "cluster-canvas"
+ALL_LAYERS = "all"
+
+
+def board(cluster: Cluster | None) -> None:
+    """The board for the open cluster, or an empty one to draw on."""
+    overlay = _overlay(cluster)
+    answered, complaint = state.drawn()
+    cluster_canvas(cluster, answered, complaint is not None, overlay, KEY, _take)
+    if complaint:
+        st.error(f"{plain(complaint)} The last valid cluster stays open.", icon=":material/error:")
+
+
+def _take() -> None:
+    """Before a run: an edit that came from the board becomes the open cluster, or is refused with a reason."""
+    edit = edit_of(KEY)
+    if edit is None or edit.serial <= state.drawn()[0]:
+        return
+    complaint = None
+    try:
+        state.open_cluster(None if edit.cluster is None else Cluster.from_dict(edit.cluster, "the drawing"))
+    except InputError as error:
+        complaint = f"{error}."
+    state.answer_drawing(edit.serial, complaint)
+
+
+def _overlay(cluster: Cluster | None) -> Overlay | None:
+    """What a person wants laid over the drawing, with the controls to say so; None: nothing."""
+    plan = cached.open_plan()
+    if cluster is None or plan is None:
+        return None
+    try:
+        problem = cached.problem()
+        if problem is None:
+            return None
+        reason = widgets.why_not(plan, problem) or choice.why_not(problem.cost, problem.cluster, problem.model)
+    except InputError as error:
+        reason = str(error)
+    if reason:
+        st.caption(f"The open plan cannot be laid over this drawing: {plain(reason)}.")
+        return None
+    with st.container(horizontal=True, vertical_alignment="center", gap="large"):
+        wanted = st.toggle(
+            "Lay the open plan over the drawing",
+            help="experts and tokens of every GPU, and the port that is busy longest",
+        )
+        if not wanted:
+            return None
+        layers = [ALL_LAYERS, *plan.placement.model_layers]
+        chosen = st.select_slider("MoE layer", layers, key="overlay-layer", width=300)
+    layer = None if chosen == ALL_LAYERS else layers.index(chosen) - 1
+    overlay = overlay_of(plan, problem, layer)
+    st.caption(
+        f"Bars: tokens of a GPU beside those of the GPU with most. {_finding(overlay, layer)}", help=problem.cost.source
+    )
+    return overlay
+
+
+def _finding(overlay: Overlay, layer: int | None) -> str:
+    if overlay.bottleneck is None:
+        return "Nothing is sent between GPUs."
+    seconds, covers = units.seconds(overlay.bottleneck.seconds), "all layers" if layer is None else "this layer"
+    return f"Orange: {overlay.bottleneck.text}, {seconds} for dispatch and combine of {covers} (simulated, without start-ups)."
+
+
+def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overlay:
+    """Where the experts of one MoE layer (its place; None: of all) sit, how many tokens they take there, and the port to
+    the fabric or to the node's links that needs longest for them. With two models both count."""
+    parts = [(problem, plan.placement)]
+    if problem.second is not None and plan.placement_b is not None:
+        parts.append((problem.second, plan.placement_b))
+    chosen = slice(None) if layer is None else slice(layer, layer + 1)
+    served = sum(
+        np.einsum("le,leg->g", one.demand.sum(axis=1)[chosen], placement.share[chosen]) for one, placement in parts
+    )
+    traffic = sum(one.traffic(placement)[chosen].sum(axis=0) for one, placement in parts)
+    tokens = served / served.sum() if served.sum() else served
+    gpus = []
+    for gpu, part in enumerate(tokens):
+        text = " + ".join(_short(placement, gpu, layer) for _, placement in parts)
+        gpus.append(
+            OnGpu(
+                text=text,
+                tokens=units.share(float(part)),
+                label=f"{text}, {units.share(float(part))} of the tokens",
+                share=float(part / tokens.max()) if tokens.max() else 0.0,
+                layers=_by_layer(parts, gpu),
+            )
+        )
+    return Overlay(tuple(gpus), _bottleneck(traffic, problem))
+
+
+def _short(placement: Placement, gpu: int, layer: int | None) -> str:
+    """`2 experts` of a GPU, a layer on average; or of one layer which ones: `E 3 7`."""
+    if layer is not None:
+        return "E " + _ids(placement, gpu, layer)
+    count = float(placement.slots[:, gpu].mean())
+    return f"{count:.3g} expert{'' if count == 1 else 's'}"
+
+
+def _ids(placement: Placement, gpu: int, layer: int) -> str:
+    return " ".join(map(str, sorted(placement.experts_of_gpu[layer][gpu]))) or "none"
+
+
+def _by_layer(parts: list[tuple[Problem, Placement]], gpu: int) -> tuple[str, ...]:
+    _, first = parts[0]
+    return tuple(
+        f"layer {name}: {' + '.join(_ids(placement, gpu, layer) for _, placement in parts)}"
+        for layer, name in enumerate(first.model_layers)
+    )
+
+
+def _bottleneck(traffic: np.ndarray, problem: Problem) -> Bottleneck | None:
+    """The port that needs longest for the bytes of a dispatch, traffic: float64[src, dst], and of the combine that brings
+    the same back."""
+    network = problem.network
+    src, dst = np.nonzero(np.where(np.eye(len(traffic), dtype=bool), 0.0, traffic))
+    if not len(src):
+        return None
+    moved = np.zeros(4 * network.gpus)
+    for here, there in ((src, dst), (dst, src)):
+        for port in network.ports(here, there):
+            moved += np.bincount(port, traffic[src, dst], 4 * network.gpus)
+    seconds = np.divide(moved, network.capacity, out=np.zeros_like(moved), where=moved > 0)
+    kind, rank = divmod(int(seconds.argmax()), network.gpus)
+    fabric, sends = kind < 2, kind % 2 == 0
+    where = "to the fabric" if fabric else "to its node's links"
+    text = f"GPU {rank}'s port {where} is busy longest, {'sending' if sends else 'receiving'}"
+    return Bottleneck(rank, fabric, sends, float(seconds.max()), text)

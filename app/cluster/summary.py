@@ -1,0 +1,78 @@
+"""What a cluster adds up to: totals, how fast its nodes reach each other, and whether the open models fit its memory."""
+
+import numpy as np
+import streamlit as st
+
+from app import state, uploads, widgets
+from app.charts import cluster as charts
+from app.text import plain
+from engine import units
+from engine.cluster import Cluster
+from engine.model import MoEModel
+from engine.problem import MEMORY_SHARE
+
+
+def show(cluster: Cluster) -> None:
+    """Totals and the file; then memory beside link speeds."""
+    with st.container(horizontal=True, gap="large"):
+        st.metric("GPUs", len(cluster.gpus))
+        st.metric("Memory", f"{cluster.values('memory').sum() / 2**30:,.0f} GiB")
+        st.metric("Peak, 16 bits", f"{cluster.values('flops_fp16').sum() / 1e15:.3g} PFLOP/s")
+        st.metric("To the fabric", units.bandwidth(float(cluster.values("send_bandwidth").sum())))
+        st.space("stretch")
+        # Written when asked for: a file that is ready may be gone before the browser looks, when edits follow each other.
+        st.download_button(
+            "Save as JSON",
+            lambda: uploads.as_json(cluster),
+            f"{cluster.name}.json",
+            "application/json",
+            icon=":material/download:",
+            on_click="ignore",
+        )
+    memory, speeds = st.columns(2, gap="large")
+    with memory:
+        models = [one for one in (state.model(), _second()) if one is not None]
+        for text, fits in memory_fit(cluster, models):
+            (st.success if fits else st.error)(plain(text), icon=":material/memory:")
+        if not models:
+            st.caption("Open a model to see whether its experts fit the memory.")
+    with speeds:
+        if len(cluster.nodes) > 1:
+            widgets.chart(charts.link_speeds(cluster, st.context.theme.type == "dark"), "link-speeds")
+            st.caption(
+                "Gb/s from all GPUs of a node (row) to all of another (column) at once; on the diagonal inside it."
+            )
+
+
+def _second() -> MoEModel | None:
+    return state.model_of(state.second()) if state.second() else None
+
+
+def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool]]:
+    """A line a model, and one for two together: whether one copy of every expert fits `MEMORY_SHARE` of the memory, and
+    which GPUs are too small for as many experts as the others."""
+    room = cluster.values("memory") * MEMORY_SHARE
+    lines = []
+    for model in models:
+        slot = model.bytes_per_expert * len(model.moe_layers)
+        needed, slots = slot * model.experts, room // slot
+        text = (
+            f"{model.name}: experts take {units.size(needed)} of the {units.size(float(room.sum()))} that this cluster "
+            f"has for weights ({MEMORY_SHARE:.0%} of memory)"
+        )
+        even = -(-model.experts // len(room))
+        small = np.flatnonzero(slots < even)
+        if slots.sum() < model.experts:
+            text += f". Its GPUs hold only {slots.sum():,.0f} of the {model.experts:,} experts of every layer"
+        elif len(small):
+            text += (
+                f". An even share, {even} experts of every layer, is too much for {len(small)} of the GPUs "
+                f"({cluster.gpu_names[small[0]]} holds {slots[small[0]]:,.0f}): a plan has to place fewer there"
+            )
+        lines.append((text, bool(slots.sum() >= model.experts)))
+    if len(models) > 1:
+        needed = sum(one.bytes_per_expert * len(one.moe_layers) * one.experts for one in models)
+        lines.append(
+            (f"Both together: {units.size(needed)} of {units.size(float(room.sum()))}", bool(needed <= room.sum()))
+        )
+    return lines

@@ -1,0 +1,102 @@
+"""What stands on top of every page: what is open and ways to change it, the page's terms, who is looking, the guide's line."""
+
+import streamlit as st
+
+from app import cached, samples, state
+from app.optimise import step as step_form
+from app.text import plain
+from app.visitor import glossary, people, tour
+from engine import units
+from engine.costs import choice
+from engine.workload import RoutingTrace
+
+
+def show(title: str, question: str) -> None:
+    """The strip, then what this page is for."""
+    step_form.follow_model()
+    strip()
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
+        st.header(title, anchor=False, width="content")
+        with st.container(horizontal=True, width="content"):
+            glossary.popover(title)
+            people.show()
+    st.caption(question)
+    tour.line(title)
+    if text := state.take_notice():
+        st.toast(plain(text))
+
+
+def strip() -> None:
+    """workload ▸ cluster ▸ model ▸ plan: what is open, each with its key figures and a way to change it."""
+    places = st.columns(4, gap="small")
+    with places[0]:
+        _workload_popover()
+    with places[1]:
+        _cluster_popover()
+    with places[2]:
+        _model_popover()
+    with places[3]:
+        _plan_popover()
+
+
+def _workload_popover() -> None:
+    workload = cached.workload()
+    step = state.step()
+    balanced = step is not None and step.routing == "balanced"
+    name = "Balanced routing" if balanced else plain(workload.name) if workload else "No workload"
+    with st.popover(name, icon=":material/database:", width="stretch"):
+        for digest, known in state.workloads().items():
+            if st.button(plain(known), key=f"strip-workload-{digest}", disabled=digest == state.workload_digest()):
+                state.choose_workload(digest)
+                st.rerun()
+        st.page_link("../pages/workload.py", label="Upload or pick a sample", icon=":material/upload:")
+    if step:
+        how = "assumed" if balanced else "routed as recorded"
+        st.caption(f"training step: {step.batch:,} × {step.sequence_length:,} tokens on each GPU, {how}")
+    elif workload:
+        tokens = f"{workload.tokens:,} tokens × " if isinstance(workload, RoutingTrace) else ""
+        beside = f" · beside {plain(state.workloads().get(state.second(), ''))}" if state.second() else ""
+        st.caption(f"{tokens}{workload.layers} layers × {workload.num_experts} experts{beside}")
+
+
+def _cluster_popover() -> None:
+    cluster = state.cluster()
+    with st.popover(plain(cluster.name) if cluster else "No cluster", icon=":material/dns:", width="stretch"):
+        for name, preset in samples.clusters().items():
+            if st.button(plain(name), key=f"strip-cluster-{name}", help=plain(preset.description)):
+                state.open_cluster(preset.cluster)
+                st.rerun()
+        st.page_link("../pages/cluster.py", label="Describe your own, choose costs", icon=":material/edit:")
+    if cluster:
+        types = [gpu.type for gpu in cluster.gpus]
+        gpus = " · ".join(f"{types.count(one)} × {plain(one)}" for one in dict.fromkeys(types))
+        st.caption(f"{gpus} · costs: {plain(choice.short(state.cost()))}")
+
+
+def _model_popover() -> None:
+    model = state.model()
+    with st.popover(plain(model.name) if model else "No model", icon=":material/account_tree:", width="stretch"):
+        for name, preset in samples.models().items():
+            if st.button(plain(name), key=f"strip-model-{name}"):
+                state.open_model(preset.model)
+                st.rerun()
+        st.page_link("../pages/workload.py", label="Upload a config.json", icon=":material/upload:")
+    if model:
+        st.caption(
+            f"d_model {model.d_model:,} · {model.experts} experts, top-{model.experts_per_token} · {model.dtype}"
+        )
+
+
+def _plan_popover() -> None:
+    found = cached.candidates()
+    plan = cached.open_plan()
+    with st.popover(plain(plan.name) if plan else "No plan", icon=":material/route:", width="stretch"):
+        for id, candidate in found.items():
+            label = f"{plain(candidate.plan.name)} · {id[:8]}"
+            if st.button(label, key=f"strip-plan-{id}", disabled=id == state.plan_id()):
+                state.open_plan(id)
+                st.rerun()
+        st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
+    if plan and plan.claim:
+        gap = units.share(found[plan.id].plan.claim.objective / plan.claim.bound - 1) if plan.claim.bound else "—"
+        st.caption(f"{units.seconds(plan.claim.objective)} simulated · {gap} above its bound")

@@ -1,0 +1,169 @@
+"""Launches by a scheduler: where on the cluster, and what would be submitted, to the letter."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from app import state
+from app.launch import start
+from app.text import plain
+from engine.cli_clusters import CPUS_PER_RANK, MEMORY_PER_RANK
+from engine.cluster import Cluster
+from engine.errors import InputError
+from engine.launch.destination import SCHEDULERS, Destination, as_drawn
+from engine.launch.prepare import Launch
+from engine.launch.request import dry_run
+from engine.workload import digest_of
+
+GIB = 2.0**30
+UNNAMED = "run-JOB"
+"""Stands for the run folder's name, which is made when it is written."""
+BY_HAND = "for those who submit by hand: all that the job reads, in the shared folder"
+
+
+def slurm(cluster: Cluster) -> Destination | None:
+    """Where on a Slurm cluster; None until a person has said what it takes."""
+    fields = _nodes("slurm", cluster)
+    with st.container(horizontal=True):
+        fields |= {
+            "shared": _text(
+                "slurm", "Shared folder", "/shared/switchyard", "one that the nodes see too, by an absolute path"
+            ),
+            "seen_as": _text("slurm", "Seen by the nodes as", "the same", "where they have it, if at another place"),
+            "partition": _text("slurm", "Partition", "the default one", "several with commas between"),
+            "account": _text("slurm", "Account", "the default one", "what the time is booked on"),
+            "image": _text(
+                "slurm",
+                "Image",
+                "none",
+                "the project's image, for Pyxis; without one the nodes run this very "
+                "installation, which they have to see at the same place",
+            ),
+        }
+    return _destination("slurm", fields, {"shared": "the shared folder"})
+
+
+def kubernetes(cluster: Cluster) -> Destination | None:
+    """Where on a Kubernetes cluster with Volcano; None until a person has said what it takes."""
+    fields = _nodes("kubernetes", cluster)
+    with st.container(horizontal=True):
+        fields |= {
+            "shared": _text("kubernetes", "Shared folder", "/mnt/shared", "where this machine has the volume"),
+            "claim": _text("kubernetes", "Volume claim", "switchyard", "the PersistentVolumeClaim of the same volume"),
+            "seen_as": _text("kubernetes", "Mounted at", "/shared", "where the job's pods see it"),
+            "image": _text(
+                "kubernetes", "Image", "REGISTRY/NAME:TAG", "the project's image, where the cluster can pull it"
+            ),
+            "namespace": _text("kubernetes", "Namespace", "default", "where the job is made"),
+            "queue": _text("kubernetes", "Queue", "default", "Volcano's"),
+        }
+    needed = {"shared": "the shared folder", "claim": "the volume claim", "image": "the image"}
+    return _destination("kubernetes", fields, needed)
+
+
+FORMS: dict[str, Callable[[Cluster], Destination | None]] = {"slurm": slurm, "kubernetes": kubernetes}
+
+
+def _nodes(name: str, cluster: Cluster) -> dict[str, Any]:
+    """How many of which nodes; unless a person says otherwise, as drawn."""
+    try:
+        drawn = as_drawn(cluster)
+    except InputError as error:
+        st.caption(plain(f"{error}."))
+        drawn = {"nodes": 1, "gpus_per_node": 0}
+    with st.container(horizontal=True):
+        nodes = _number(name, "Nodes", 1, 1024, drawn["nodes"], "as many as drawn, unless you say otherwise")
+        gpus = _number(name, "GPUs per node", 0, 64, drawn["gpus_per_node"], "0: the ranks compute on CPUs")
+        usual = gpus or -(-len(cluster.gpus) // nodes)
+        ranks = _number(name, "Ranks per node", 1, 1024, usual, "with GPUs, no more than there are", f"{usual}")
+        cpus = _number(name, "CPUs per node", 1, 4096, CPUS_PER_RANK * ranks, "shared by its ranks", f"{ranks}")
+        memory = _number(
+            name, "GiB per node", 1, 2**20, int(MEMORY_PER_RANK / GIB) * ranks, "of host memory", f"{ranks}"
+        )
+    fields = {
+        "nodes": nodes,
+        "gpus_per_node": gpus,
+        "ranks_per_node": ranks,
+        "cpus_per_node": cpus,
+        "memory_per_node": memory * GIB,
+    }
+    if gpus:
+        types = dict.fromkeys(gpu.type for gpu in cluster.gpus)
+        fields |= {"gpu": " or ".join(types), "gpu_memory": min(gpu.memory for gpu in cluster.gpus)}
+    return fields
+
+
+def _number(place: str, label: str, low: int, high: int, usual: int, help: str, of: str = "") -> int:
+    """of: what the usual number follows from; when that changes, the field starts anew."""
+    return st.number_input(
+        label,
+        low,
+        high,
+        min(max(usual, low), high),
+        width=140,
+        help=help,
+        key=f"launch-{place}-{label}-{usual}-{of}",
+        persist_state="session",
+    )
+
+
+def _text(place: str, label: str, placeholder: str, help: str) -> str:
+    return st.text_input(
+        label, placeholder=placeholder, help=help, width=200, key=f"launch-{place}-{label}", persist_state="session"
+    ).strip()
+
+
+def _destination(kind: str, fields: dict[str, Any], needed: dict[str, str]) -> Destination | None:
+    if missing := [text for name, text in needed.items() if not fields[name]]:
+        st.info(f"Say {' and '.join(missing)} to see what would be submitted.", icon=":material/info:")
+        return None
+    try:
+        return SCHEDULERS[kind].from_dict({name: value for name, value in fields.items() if value != ""}, kind)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        return None
+
+
+def what_is_submitted(launch: Launch, destination: Destination) -> None:
+    """The text to the letter, a file of it, and a run folder for those who submit it by hand."""
+    key = digest_of(launch.spec.digest, destination.digest)
+    folder = state.run_folder(key)
+    try:
+        text = dry_run(launch, destination, Path(folder or f"{destination.shared}/{UNNAMED}"))
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        return
+    slurm = destination.scheduler == "slurm"
+    st.code(text, language=None, height=340)  # as it is written; Streamlit's colours for shell text are too pale
+    with st.container(horizontal=True):
+        st.download_button(
+            "Download",
+            text,
+            "switchyard.sh" if slurm else "switchyard.yaml",
+            "text/plain",
+            icon=":material/download:",
+            on_click="ignore",
+        )
+        refused = start.refusal()
+        if not folder and st.button(
+            "Write the run folder",
+            icon=":material/create_new_folder:",
+            help=refused or BY_HAND,
+            disabled=bool(refused or not launch.ready),
+        ):
+            try:
+                state.keep_run_folder(key, str(start.write(launch, destination)))
+            except InputError as error:
+                st.error(plain(str(error)), icon=":material/error:")
+            else:
+                st.rerun()
+    if folder:
+        how = "sbatch switchyard.sh" if slurm else "kubectl create -f switchyard.yaml"
+        st.caption(
+            f"The run folder {plain(folder)} is written. By hand: download, `{how}`, and when it has ended "
+            f"`python -m engine collect {folder}`."
+        )
+    else:
+        st.caption(f"{UNNAMED} stands for the run folder, which Submit makes.")

@@ -1,0 +1,239 @@
+"""A new launch: where, which plans, how much, whether it can, and the exact command."""
+
+import shlex
+
+import streamlit as st
+
+from app import cached, widgets
+from app.charts import launch as charts
+from app.launch import clusters, start
+from app.launch.history import Launched
+from app.text import plain
+from engine import store
+from engine.errors import InputError
+from engine.jobs.launches import RUN
+from engine.launch.destination import Destination
+from engine.launch.devices import Devices
+from engine.launch.prepare import Launch
+from engine.launch.spec import MAX_PLANS, MAX_REPEATS
+from engine.launch.testbed import Testbed
+from engine.launch.wanted import On, Wanted
+from engine.plan import Plan
+from engine.problem import Problem
+
+WHERE = {
+    "local": ":material/computer: This machine",
+    "testbed": ":material/network_node: Testbed (emulated links)",
+    "slurm": ":material/dns: Slurm",
+    "kubernetes": ":material/sailing: Kubernetes",
+}
+MOST_RANKS = 8
+"""Ranks of a testbed unless a person wants more: each is a process on this machine."""
+USUAL_LIMIT, USUAL = 900, "as usual"
+
+
+def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
+    """Everything from the choice of the place to the button that starts."""
+    place = widgets.segments(
+        "Where to run",
+        list(WHERE),
+        default="local",
+        required=True,
+        format_func=WHERE.get,
+        key="launch-place",
+        persist_state="session",
+    )
+    devices, refused, fault, destination = cached.attached(), start.refusal(), None, None
+    on_cluster = place in clusters.FORMS
+    if on_cluster:
+        destination = clusters.FORMS[place](problem.cluster)
+    else:
+        _attached(devices)
+    if place == "testbed":
+        st.caption(
+            "Every rank gets a network of its own whose link is as fast as its GPUs' ports are drawn, divided by the "
+            "scale: a measured all-to-all before there is a cluster."
+        )
+        if not refused and (fault := cached.testbed_fault()):
+            here = fault.replace("launch with --on local", "choose this machine above")
+            st.warning(f"There can be no testbed here: {plain(here)}.", icon=":material/block:")
+    wanted = _wanted(place, destination, problem, plan, devices)
+    if on_cluster and destination is None:
+        return
+    try:
+        launch, bed = wanted.prepare(devices)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        return
+    left, right = st.columns(2, gap="large")
+    with left:
+        _preflight(launch)
+        _start(wanted, refused, fault or (None if on_cluster else start.why_not_now(past)), launch.ready)
+    with right:
+        if on_cluster:
+            st.subheader("What is submitted", anchor=False)
+            clusters.what_is_submitted(launch, destination)
+        else:
+            _command(launch, bed)
+
+
+def _start(wanted: Wanted, refused: str | None, not_now: str | None, ready: bool) -> None:
+    if refused:
+        st.warning(refused, icon=":material/lock:")
+    elif not_now:
+        st.caption(plain(not_now))
+    label = "Start" if wanted.destination is None else "Submit"
+    if st.button(
+        label, type="primary", icon=":material/rocket_launch:", disabled=bool(refused or not_now) or not ready
+    ):
+        try:
+            start.start(wanted.to_arguments())
+        except InputError as error:
+            st.error(plain(str(error)), icon=":material/error:")
+        else:
+            st.rerun()
+
+
+def _attached(devices: Devices) -> None:
+    st.markdown(f":material/memory: **Attached:** {plain(devices.summary)}")
+    if devices.notes:
+        st.caption(" · ".join(plain(note) for note in devices.notes))
+
+
+def _wanted(place: On, destination: Destination | None, problem: Problem, plan: Plan, devices: Devices) -> Wanted:
+    """The plans and numbers that a person chose."""
+    others = {id: one.plan for id, one in cached.candidates().items() if id != plan.id and alike(one.plan, plan)}
+    compared = st.multiselect(
+        "Compare with",
+        list(others),
+        widgets.usual_baselines(others, plan)[:1],
+        lambda id: f"{others[id].name} · {id[:8]}",
+        max_selections=MAX_PLANS - 1,
+        disabled=not others,
+        key=f"launch-compare-{plan.id}",
+        persist_state="session",
+        placeholder="The open plan alone" if others else "No other plan for this cluster and model",
+        help="All plans run in turn in one job, A B A B, so that what drifts while it runs drifts for all of them.",
+    )
+    gpus, ranks, scale = plan.placement.gpus, None, None
+    with st.container(horizontal=True):
+        if place not in clusters.FORMS:
+            usual = min(gpus, MOST_RANKS) if place == "testbed" else devices.default_ranks(gpus)
+            ranks = st.number_input(
+                "Ranks",
+                1,
+                gpus,
+                usual,
+                width=140,
+                key=f"launch-ranks-{place}-{gpus}",
+                persist_state="session",
+                help="with fewer ranks than GPUs, neighbouring GPUs of the plan share a rank",
+            )
+        training = plan.priority is not None
+        tokens = st.number_input(
+            "Tokens to replay",
+            1,
+            None,
+            None,
+            width=190,
+            disabled=training,
+            key=f"launch-tokens-{place}",
+            placeholder="the step's own" if training else "what takes seconds",
+            persist_state="session",
+            help="evenly spaced over the recording; a training step has its own",
+        )
+        repeats = st.number_input(
+            "Timed passes",
+            1,
+            MAX_REPEATS,
+            3,
+            width=140,
+            key="launch-repeats",
+            persist_state="session",
+            help="of every plan, after a warm-up; shown is the median one",
+        )
+        limit = st.number_input(
+            "Time limit, s",
+            10,
+            86_400,
+            USUAL_LIMIT,
+            60,
+            width=150,
+            key="launch-limit",
+            persist_state="session",
+            help="a launch that is not done by then is ended",
+        )
+        dtype = st.selectbox(
+            "Numbers",
+            [USUAL, "fp32", "bf16"],
+            width=130,
+            key="launch-dtype",
+            persist_state="session",
+            help="what is computed in; as usual: on GPUs the model's own, on CPUs fp32",
+        )
+        if place == "testbed":
+            scale = st.number_input(
+                "Scale",
+                1e-9,
+                None,
+                None,
+                width=210,
+                placeholder="fastest at 100 Mbit/s",
+                key="launch-scale",
+                persist_state="session",
+                help="drawn bandwidth / emulated bandwidth; unless given, what brings the fastest port to 100 Mbit/s",
+            )
+    second = problem.second and (problem.second.workload, problem.second.model)
+    return Wanted(
+        (plan, *(others[id] for id in compared)),
+        problem.workload,
+        problem.model,
+        problem.cluster,
+        second=second if plan.placement_b is not None else None,
+        on=place,
+        scale=scale,
+        destination=destination,
+        ranks=ranks,
+        tokens=tokens,
+        repeats=repeats,
+        limit=float(limit),
+        dtype=None if dtype == USUAL else dtype,
+        step=problem.step if plan.priority is not None else None,
+    )
+
+
+def alike(one: Plan, other: Plan) -> bool:
+    """Whether two plans are for the same sizes and the same goal, so that one launch can compare them."""
+    if (one.placement_b is None, one.priority is None) != (other.placement_b is None, other.priority is None):
+        return False
+    sizes = ((plan.placement.layers, plan.placement.experts, plan.placement.gpus) for plan in (one, other))
+    return next(sizes) == next(sizes)
+
+
+def _preflight(launch: Launch) -> None:
+    st.subheader("Pre-flight", anchor=False)
+    lines = []
+    for check in launch.checks:
+        colour, icon = ("green", "check_circle") if check.passed else ("red", "cancel")
+        if check.warning:
+            colour, icon = "orange", "warning"
+        lines.append(f":{colour}[:material/{icon}:] **{check.name}**: {plain(check.text)}")
+    st.markdown("  \n".join(lines))
+
+
+def _command(launch: Launch, bed: Testbed | None) -> None:
+    st.subheader("Command", anchor=False)
+    folder = store.data_folder() / "jobs" / "JOB" / RUN
+    try:
+        command = launch.command(folder) if bed is None else bed.command(0, folder)
+    except InputError as error:
+        st.caption(f"There is none: {plain(str(error))}.")
+    else:
+        text, made = shlex.join(command), "JOB is the launch's folder, which is written when it starts."
+        if bed is not None:
+            text = text.replace(bed.namespace(0), "NAMESPACE")
+            made = f"Of rank 0; the others alike, each in a network namespace that is made when it starts. {made}"
+        st.code(text, language=None, wrap_lines=True)  # Streamlit's colours for shell text are too pale to read well
+        st.caption(made)
+    if bed is not None:
+        widgets.chart(charts.links(bed.bandwidth, bed.bandwidth * bed.scale, bed.scale), "launch-links")

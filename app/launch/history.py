@@ -1,0 +1,146 @@
+"""All launches in the data folder, whoever started them: found, searched, listed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from app import state, widgets
+from engine import store, units
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.jobs.launches import Brief, brief_of
+from engine.jobs.runner import Job, State
+from engine.launch.wanted import PLACES
+from engine.workload import digest_of
+
+ROWS = 6
+"""Launches that are seen without scrolling."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch in the list: the job, how it stood when it was read, and when it was started (seconds since the epoch)."""
+
+    job: Job
+    state: State
+    started: float
+    brief: Brief
+
+    @property
+    def words(self) -> str:
+        """What a search looks in."""
+        ranks = f"{self.brief.ranks} ranks"
+        parts = (*self.brief.plans, PLACES[self.brief.on], ranks, self.state, widgets.describe_time(self.started))
+        return " ".join(parts).lower()
+
+
+def launches() -> list[Launched]:
+    """Every launch, newest first. A finished one is read once in the life of the server."""
+    known, found = _known(), []
+    for job in runner.folders(store.data_folder()):
+        try:
+            one = known[job.folder] if job.folder in known else _read(job)
+        except InputError:  # is being made or removed at this moment
+            continue
+        if one is None or one.state.finished:
+            known[job.folder] = one
+        if one is not None:
+            found.append(one)
+    return found
+
+
+@st.cache_resource(show_spinner=False)
+def _known() -> dict[Path, Launched | None]:
+    """The launches that have ended, by job folder; None: another kind of job."""
+    return {}
+
+
+def _read(job: Job) -> Launched | None:
+    """A job as a launch; None when it is another kind of job, or a launch as no version since has them."""
+    request = job.request
+    if request.kind != "launch":
+        return None
+    now = job.state
+    brief = brief_of(job)
+    return Launched(job, now, request.created, brief) if brief else None
+
+
+def search(found: list[Launched], text: str) -> list[Launched]:
+    """Those in which every word of the text occurs: of plan, place, ranks, state or date."""
+    words = text.lower().split()
+    return [one for one in found if all(word in one.words for word in words)]
+
+
+def choose(found: list[Launched]) -> Launched | None:
+    """The table of launches with its search; returns the one to report on: the selected one, else the newest of this
+    session that has ended."""
+    st.subheader("Launches", anchor=False)
+    text = st.text_input(
+        "Search",
+        key="launch-search",
+        placeholder="plan, place, state or date",
+        icon=":material/search:",
+        width=360,
+        label_visibility="collapsed",
+    )
+    ended = {one.job.id: one for one in found if one.state.finished}
+    mine = next((id for id in state.launch_jobs() if id in ended), None)
+    shown = state.launch_shown() if state.launch_shown() in ended else mine
+    listed = search(found, text)
+    if listed:
+        _table(listed, shown)
+    else:
+        st.caption(f"None of {len(found)} launches has all these words.")
+    return ended.get(shown)
+
+
+def _table(listed: list[Launched], shown: str | None) -> None:
+    ids = [one.job.id for one in listed]
+    key = f"launches-{digest_of(*ids)[:16]}"
+
+    def show_selected() -> None:
+        if selected := st.session_state[key].selection.rows:
+            state.show_launch(ids[selected[0]])
+
+    st.dataframe(
+        as_text(listed, shown),
+        key=key,
+        hide_index=True,
+        on_select=show_selected,
+        selection_mode="single-row",
+        height="content" if len(listed) <= ROWS else 240,
+        alt="Launches, newest first",
+        column_config={"": st.column_config.TextColumn(width=30)},
+    )
+
+
+def as_text(listed: list[Launched], shown: str | None) -> pd.DataFrame:
+    """One row a launch; of several plans the figures stand in their order."""
+    times = [value for one in listed for value in (*one.brief.predicted, *one.brief.measured) if value > 0]
+    factor, unit = units.scale_of(min(times, default=1.0), units.TIME)
+
+    def each(values: tuple[float, ...]) -> str:
+        return " · ".join(units.digits(value / factor) for value in values)
+
+    return pd.DataFrame(
+        {
+            "": ["▸" if one.job.id == shown else "" for one in listed],
+            "When": [widgets.describe_time(one.started) for one in listed],
+            "Plans": [" · ".join(one.brief.plans) for one in listed],
+            "Where": [PLACES[one.brief.on] for one in listed],
+            "Ranks": [one.brief.ranks for one in listed],
+            "Tokens": ["" if one.brief.tokens is None else f"{one.brief.tokens:,}" for one in listed],
+            f"Predicted, {unit}": [each(one.brief.predicted) for one in listed],
+            f"Measured, {unit}": [each(one.brief.measured) for one in listed],
+            "Ratio": [
+                " · ".join(
+                    units.ratio(measured / predicted) if predicted else "—"
+                    for predicted, measured in zip(one.brief.predicted, one.brief.measured, strict=True)
+                )
+                for one in listed
+            ],
+            "State": [one.state.value for one in listed],
+        }
+    )

@@ -1,0 +1,194 @@
+"""What a launch measured, beside what was predicted; or why it did not end well."""
+
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from app import cached, widgets
+from app.charts import gantt as gantt_charts
+from app.charts import launch as charts
+from app.charts import step as step_charts
+from app.charts import theme
+from app.launch import notes, start, watch
+from app.launch.history import Launched
+from app.text import plain
+from app.timeline import step
+from engine import units
+from engine.errors import InputError
+from engine.jobs.runner import State
+from engine.launch.wanted import PLACES, Wanted
+from engine.timeline import Timeline
+
+
+def show(one: Launched, past: list[Launched]) -> None:
+    """The report of a launch that has ended, with a button that runs the same again."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.subheader(_title(one), anchor=False)
+        _relaunch(one, past)
+    brief = one.brief
+    ranks = "" if brief.ranks is None else f" · {brief.ranks} ranks"
+    st.caption(
+        f"Started {widgets.describe_time(one.started)} on {PLACES[brief.on]}{ranks} · ended after "
+        f"{units.seconds(one.job.elapsed)}"
+    )
+    if one.state is State.DONE:
+        notes.note(one)
+        _measured(one)
+        with st.expander("What the ranks printed", icon=":material/terminal:", on_change="rerun") as logs:
+            if logs.open:
+                watch.ranks(one.job)
+        return
+    if one.state is State.FAILED:
+        st.error(plain(one.job.error or "it failed"), icon=":material/error:")
+    else:
+        st.info("Stopped before it had measured anything.", icon=":material/stop_circle:")
+    watch.ranks(one.job)
+
+
+def _title(one: Launched) -> str:
+    names = plain(" and ".join(one.brief.plans))
+    return {State.DONE: f"What {names} took", State.FAILED: f"{names} failed"}.get(one.state, f"{names}, stopped")
+
+
+def _relaunch(one: Launched, past: list[Launched]) -> None:
+    here = one.brief.on in ("local", "testbed")
+    blocked = start.refusal() or (start.why_not_now(past) if here else None)
+    if st.button("Relaunch", icon=":material/replay:", disabled=bool(blocked), help=blocked or "the same once more"):
+        arguments = one.job.request.arguments
+        try:
+            launch, _ = Wanted.from_arguments(arguments).prepare(cached.attached())
+            if failed := [check for check in launch.checks if not check.passed]:
+                raise InputError(f"{failed[0].name}: {failed[0].text}")
+            start.start(arguments)
+        except InputError as error:
+            st.error(plain(str(error)), icon=":material/error:")
+        else:
+            st.rerun()
+
+
+def _measured(one: Launched) -> None:
+    report = cached.launch_result(one.job.id, one.job.folder / "result.json")
+    runs = report.get("runs", [])
+    if "preference" not in report or not all("by_layer" in run for run in runs):
+        st.warning(
+            "Another version of Switchyard ran this launch; its results cannot be shown here. Relaunch it.",
+            icon=":material/history:",
+        )
+        return
+    names = unlike([run["name"] for run in runs], [run["plan"] for run in runs])
+    chosen = 0
+    if len(runs) > 1:
+        predicted = [run["predicted_seconds"] for run in runs]
+        title, details = finding(report["preference"])
+        passes = [run["pass_seconds"] for run in runs]
+        widgets.chart(charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{one.job.id}")
+        st.caption(plain(f"{details}."))
+        chosen = widgets.segments(
+            "Plan",
+            range(len(runs)),
+            default=0,
+            required=True,
+            format_func=lambda at: plain(names[at]),
+            key=f"launch-plan-{one.job.id}",
+        )
+    run = runs[chosen]
+    _figures(run, report)
+    predicted, measured = timelines(one, chosen)
+    key = f"{one.job.id}-{chosen}"
+    kinds = run["by_kind"]
+    total = (run["predicted_seconds"], run["measured_seconds"])
+    left, right = st.columns(2, gap="medium")
+    with left:
+        widgets.chart(charts.by_kind(kinds["kind"], kinds["predicted"], kinds["measured"], total), f"by-kind-{key}")
+    with right:
+        layers = run["by_layer"]
+        widgets.chart(charts.by_layer(layers["layer"], layers["predicted"], layers["measured"]), f"by-layer-{key}")
+    pair = {"Predicted for this machine": predicted, "Measured": measured}
+    if measured.labels is None:
+        _gantt_of_layers(pair, key)
+    else:
+        _gantt_of_step(pair, total)
+    _sources(run, report)
+
+
+def unlike(names: list[str], ids: list[str]) -> list[str]:
+    """Names that tell plans apart, also those that are called the same."""
+    return [f"{name} {id[:8]}" if names.count(name) > 1 else name for name, id in zip(names, ids, strict=True)]
+
+
+def finding(preference: dict[str, Any]) -> tuple[str, str]:
+    """Which of several plans the measurement prefers and whether the prediction agreed; and by how much, in a sentence."""
+    first, *between, ranked = preference["lines"]
+    return f"{first[:1].upper()}{first[1:]}; {ranked}", "; ".join(between)
+
+
+def timelines(one: Launched, at: int) -> tuple[Timeline, Timeline]:
+    """The predicted and the measured timeline of one of a launch's plans."""
+    run = cached.launch_result(one.job.id, one.job.folder / "result.json")["runs"][at]
+    return Timeline.from_dict(run["predicted"]), Timeline.from_dict(run["measured"])
+
+
+def _figures(run: dict[str, Any], report: dict[str, Any]) -> None:
+    predicted, measured, passes = run["predicted_seconds"], run["measured_seconds"], run["pass_seconds"]
+    with st.container(horizontal=True, gap="large"):
+        st.metric("Measured", units.seconds(measured), help="the timed pass of median length")
+        st.metric("Predicted", units.seconds(predicted), help=plain(run["predicted"]["cost_source"]))
+        st.metric("Measured / predicted", units.ratio(measured / predicted) if predicted else "—")
+        st.metric(
+            f"{len(passes)} passes",
+            f"{units.seconds(min(passes))} – {units.seconds(max(passes))}",
+            help="fastest and slowest timed pass",
+        )
+        st.metric(
+            "Waiting between steps",
+            units.seconds(run["waiting_seconds"]),
+            help=f"barriers; predicted were {units.seconds(run['predicted_waiting_seconds'])}",
+        )
+        st.metric(
+            "Output differs by",
+            f"{run['difference']:.1g}",
+            help="largest difference from the unplanned single-process computation, relative to its largest number; "
+            "a launch that differs by more than rounding fails",
+        )
+        st.metric(
+            "Clocks agree to",
+            units.seconds(report["clock_error"]) if report["clock_error"] else "one clock",
+            help="by how much the clocks of two ranks may differ; ranks on one machine share its clock",
+        )
+        st.metric("Tokens", f"{report['tokens']:,}")
+
+
+def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
+    last_layer = int(pair["Measured"].events["layer"].max())
+    fits = gantt_charts.layers_that_fit(list(pair.values()))
+    first, last = 0, 0
+    if last_layer:
+        first, last = st.slider("MoE layers", 0, last_layer, (0, min(last_layer, 1)), key=f"launch-layers-{key}")
+    if last - first + 1 > fits:
+        last = first + fits - 1
+        st.warning(
+            f"Showing layers {first} to {last}: more than {gantt_charts.MOST_BARS:,} bars would stall the browser.",
+            icon=":material/warning:",
+        )
+    widgets.chart(gantt_charts.gantt(pair, first, last, "Predicted (outlined) and measured (solid)"), f"gantt-{key}")
+
+
+def _gantt_of_step(pair: dict[str, Timeline], total: tuple[float, float]) -> None:
+    phase, first, last = step.choose_part(list(pair.values()))
+    parts = {name: step_charts.stretch(one, phase, first, last) for name, one in pair.items()}
+    title = f"The step took {units.seconds(total[1])}, predicted were {units.seconds(total[0])}"
+    widgets.chart(step_charts.step_gantt(pair, parts, title), "launch-step-gantt")
+
+
+def _sources(run: dict[str, Any], report: dict[str, Any]) -> None:
+    bed = report.get("testbed")
+    place = f"{report['device']}, links of {bed['name']}" if bed else report["device"]
+    here = "the emulated links" if bed else "this machine"
+    st.caption(
+        f"The prediction is for {here}, not for the drawn cluster. It uses {plain(run['predicted']['cost_source'])}. "
+        f"Measured on {plain(place)}."
+    )
+    if bed:
+        rates = np.array(bed["bandwidth"])
+        widgets.chart(charts.links(rates, rates * bed["scale"], bed["scale"]), "report-links")

@@ -1,0 +1,102 @@
+"""Launches that run: how far they and each of their ranks are, and what a rank prints."""
+
+import time
+
+import pandas as pd
+import streamlit as st
+
+from app import cached, state, widgets
+from app.launch.history import Launched
+from engine import units
+from engine.jobs.launches import run_folder
+from engine.jobs.runner import Job
+from engine.launch.rank_logs import Standing, log_tail, standing
+
+GRACE = 8.0
+"""Seconds in which a stopped launch may end by itself: a testbed takes its network apart."""
+
+LINES = 400
+HEIGHT = 330
+FEW = 16
+"""Ranks that fit in a row."""
+
+
+@st.fragment(run_every=1)
+def watch() -> None:
+    """The launches of this session that run; once one has ended the page is drawn again, with what it measured."""
+    for job in cached.jobs(state.launch_jobs()):
+        finished = job.state.finished
+        if state.newly_finished(job.id, finished):
+            state.show_launch(job.id)
+            st.rerun()
+        if not finished:
+            widgets.job_row(job, GRACE)
+            ranks(job)
+
+
+def others(past: list[Launched]) -> None:
+    """Launches that other sessions on this data folder have running, with a button that watches one here."""
+    running = [one for one in past if not one.state.finished and one.job.id not in state.launch_jobs()]
+    for one in running:
+        label = f"Watch the launch of {widgets.describe_time(one.started)}"
+        if st.button(label, key=f"adopt-{one.job.id}", icon=":material/group:"):
+            state.add_launch_job(one.job.id)
+            st.rerun()
+
+
+def ranks(job: Job) -> None:
+    """How far the ranks of a launch are or were, and the end of what one of them printed: of the one that failed unless
+    another is chosen."""
+    now = standing(run_folder(job))
+    if now is None:
+        st.caption("No rank has started yet.")
+        return
+    left, right = st.columns([5, 6], gap="medium")
+    with left:
+        _standing(now, job.finished or time.time())
+    with right:
+        rank = _choose(now, f"log-{job.id}-{now.failed}")
+        # As high when it is empty, so that nothing jumps while it fills; and the newest lines are in view.
+        with st.container(height=HEIGHT - 70, border=False, autoscroll=True):
+            st.code(
+                log_tail(run_folder(job), rank, LINES) or "(it has printed nothing)", language=None, wrap_lines=True
+            )
+
+
+def _standing(now: Standing, moment: float) -> None:
+    rows = []
+    for rank, step in enumerate(now.steps):
+        told = f"{units.seconds(max(0.0, moment - step.time))} ago" if step else ""
+        rows.append(
+            {
+                "Rank": rank,
+                "Done": 100 * step.done if step else 0.0,
+                "Doing": step.message if step else "starting",
+                "Told": told,
+            }
+        )
+    column = st.column_config
+    st.dataframe(
+        pd.DataFrame(rows),
+        hide_index=True,
+        height="content" if len(rows) <= 8 else HEIGHT,
+        alt="How far every rank is",
+        column_config={
+            "Rank": column.NumberColumn(width=45),
+            "Doing": column.TextColumn(width=230),
+            "Done": column.ProgressColumn(format="%.0f %%", min_value=0, max_value=100, width=110),
+            "Told": column.TextColumn(width=80),
+        },
+    )
+
+
+def _choose(now: Standing, key: str) -> int:
+    """Whose log to show: that of the rank that ended the launch, unless a person wants another."""
+    every, usual = range(len(now.steps)), now.failed or 0
+
+    def called(rank: int) -> str:
+        return f":material/error: {rank}" if rank == now.failed else str(rank)
+
+    if len(every) > FEW:
+        return st.selectbox("Log of rank", every, usual, called, key=key)
+    return widgets.segments("Log of rank", every, default=usual, required=True, format_func=called, key=key)

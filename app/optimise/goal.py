@@ -1,0 +1,139 @@
+"""What a plan is for: one model or two or a training step, which recordings it must serve, and what is deployed now."""
+
+import streamlit as st
+
+from app import cached, samples, state
+from app.optimise import step
+from engine import formats
+from engine.errors import InputError
+from engine.problem import Problem
+
+ONE, TWO, STEP = "Inference latency of one model", "Two models on one cluster", "Training step"
+GOALS = {
+    ONE: "One model has the GPUs to itself: place its experts and order its all-to-alls.",
+    TWO: "Two models share every GPU: while one computes, the other communicates (Aurora §6, §7).",
+    STEP: "Forward, backward and update of one model: hide its all-to-alls and all-reduces under computation.",
+}
+LINEAR = "linear (contiguous blocks)"
+
+
+def choose() -> str:
+    """The goal, one of GOALS. Changes what is open as the second model and as the training step."""
+    st.subheader("Goal", anchor=False)
+    now = STEP if state.step() else TWO if state.second() or state.wants_two() else ONE
+    for place, (goal, text) in zip(st.columns(len(GOALS)), GOALS.items(), strict=True):
+        with place, st.container(border=True, height="stretch"):
+            st.button(
+                goal,
+                key=f"goal-{goal}",
+                type="primary" if goal == now else "secondary",
+                width="stretch",
+                icon=":material/check_circle:" if goal == now else ":material/circle:",
+                on_click=_open,
+                args=(goal,),
+            )
+            st.caption(text)
+    if now == TWO:
+        _choose_second()
+    if now == STEP:
+        step.form()
+    return now
+
+
+def _open(goal: str) -> None:
+    state.want_two(goal == TWO)
+    if goal != TWO:
+        state.open_second(None)
+    if goal == STEP:
+        step.open_step()
+    else:
+        state.open_step(None)
+
+
+def _choose_second() -> None:
+    """Which recording is the second model's: those of the session whose model is known, then the samples."""
+    mine = {digest: name for digest, name in state.workloads().items() if state.model_of(digest)}
+    shipped = {sample.file: sample for sample in samples.RECORDINGS if sample.file.endswith(".npz")}
+    options = [*mine, *shipped]
+    names = [f"{name} (open)" for name in mine.values()] + [f"{sample.title} (sample)" for sample in shipped.values()]
+    index = options.index(state.second()) if state.second() in options else None
+    chosen = st.selectbox(
+        "Second model's recording",
+        options,
+        index,
+        lambda one: names[options.index(one)],
+        placeholder="Choose the recording of the second model",
+        width=420,
+        key=f"second-{state.second()}",
+        help="It needs as many MoE layers and experts as the first. An uploaded recording is listed once it has been "
+        "open with its model.",
+    )
+    if chosen is None:
+        st.info("Choose the recording of the second model.", icon=":material/info:")
+        st.stop()
+    if chosen == state.second():
+        return
+    if chosen in shipped:
+        chosen = _open_sample(shipped[chosen])
+    state.open_second(chosen)
+    st.rerun()
+
+
+def _open_sample(sample: samples.Sample) -> str:
+    model = formats.read_model(samples.FOLDER / sample.model)
+    workload = formats.read_workload(samples.FOLDER / sample.file, num_experts=model.experts)
+    return state.add_recording(workload, model)
+
+
+def choose_context(problem: Problem) -> None:
+    """Further recordings that the plan must serve, and the placement in use."""
+    fitting = {}
+    for digest, name in state.workloads().items():
+        try:
+            problem.with_workload(cached.recording(digest))
+        except InputError:
+            continue
+        if digest != state.workload_digest():
+            fitting[digest] = name
+    plans = {
+        id: one.plan
+        for id, one in cached.candidates().items()
+        if one.plan.placement_b is None and one.plan.priority is None
+    }
+    left, right = st.columns(2)
+    with left:
+        chosen = _choose_others(fitting)
+    with right:
+        options = [None, *plans]
+        now = state.in_use() if state.in_use() in plans else None
+        deployed = st.selectbox(
+            "Deployed now",
+            options,
+            options.index(now),
+            format_func=lambda id: LINEAR if id is None else f"{plans[id].name} · {id[:8]}",
+            help="What moving to a plan costs is counted from here.",
+        )
+    if chosen != state.others() or deployed != now:
+        state.set_others(chosen)
+        state.set_in_use(deployed)
+        st.rerun()
+
+
+def _choose_others(fitting: dict[str, str]) -> list[str]:
+    """Digests of the recordings that a plan must serve as well; fitting: the name of each that may be chosen."""
+    if not fitting:
+        st.caption(
+            "Must also serve: nothing else. Open another recording of this model on the Workload page, and a plan can "
+            "be made for the worse of the two."
+        )
+        return []
+    return st.multiselect(
+        "Must also serve",
+        list(fitting),
+        [other for other in state.others() if other in fitting],
+        format_func=lambda digest: fitting[digest],
+        placeholder="Only the open recording",
+        help="Replication and Balance and affinity count the worst of all these recordings, ExFlow and Lina give each the "
+        "same weight; Aurora and the baselines plan for the open one alone. Open other recordings of the same model on "
+        "the Workload page.",
+    )

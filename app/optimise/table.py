@@ -1,0 +1,175 @@
+"""The candidate plans of the session beside each other: figures, proofs, and what a move to each costs."""
+
+import math
+
+import pandas as pd
+import streamlit as st
+
+from app import cached, state, widgets
+from app.charts import step as step_charts
+from app.text import plain
+from engine import units
+from engine.errors import InputError
+from engine.problem import Problem
+from engine.workload import digest_of
+
+BOUND_COVERS = {
+    "order": " · any order",
+    "placement and order": " · any plan",
+    "schedule": " · any schedule of its placement",
+}
+"""What lies above a plan's bound: every send order of its own placement, every plan with as many slots per GPU, or every
+schedule of a training step."""
+BASELINE = "deepspeed"
+"""What plans of a training step are held against."""
+COMMON_PRACTICE = "linear"
+"""What plans for inference are held against."""
+
+
+def rows(problem: Problem) -> pd.DataFrame:
+    """Figures of every candidate that fits the problem, fastest first; empty when there is none."""
+    found = []
+    for id, candidate in cached.candidates().items():
+        if candidate.plan.provenance.optimiser == "front" and id != state.plan_id():
+            continue  # a front has a chart of its own
+        if widgets.why_not(candidate.plan, problem):
+            continue  # made for another cluster or model: still in the strip, but not comparable here
+        try:
+            figures = cached.metrics(candidate.plan, problem)
+        except InputError:
+            continue  # follows tokens, but the open recording has none
+        claim = candidate.plan.claim
+        # A plan made from other inputs has only the bound of its own placement here.
+        own = figures.bound is not None
+        move = cached.migration(candidate.plan, problem) if problem.step is None else None
+        parts = figures.decomposition or {}
+        found.append(
+            {
+                "id": id,
+                "open": id == state.plan_id(),
+                "Plan": candidate.plan.name,
+                "Time": figures.total,
+                "Gap": figures.gap if own else figures.order_gap,
+                "Bound": figures.bound if own else figures.order_bound,
+                "Scope": claim.scope if own else "order" if problem.step is None else "schedule",
+                "Exposed": parts.get("communication", math.nan),
+                "Overlap": figures.overlap,
+                "System": candidate.plan.provenance.optimiser,
+                "Balancedness": figures.balancedness,
+                "Kept local": figures.kept_local,
+                "Utilisation": figures.utilisation,
+                "Experts": figures.memory,
+                "Found in": candidate.runtime,
+                "Proof": claim.proof if own else "made from other inputs",
+                "notes": candidate.notes,
+                "Copies": move.copies if move else math.nan,
+                "Bytes": move.bytes if move else math.nan,
+                "Move": move.seconds if move else math.nan,
+                "Steps": move.steps if move else math.nan,
+            }
+        )
+    table = pd.DataFrame(found)
+    return table.sort_values("Time", ignore_index=True) if len(table) else table
+
+
+def show(table: pd.DataFrame) -> None:
+    """The table; selecting a row opens its plan. A selection is a row number, so a table with other rows is another
+    widget, and it counts when it is made, not again on every run."""
+    ids = table["id"].tolist()
+    key = f"candidates-{digest_of(*ids)[:16]}"
+
+    def open_selected() -> None:
+        if selected := st.session_state[key].selection.rows:
+            state.open_plan(ids[selected[0]])
+
+    text = as_text(table) if table["Exposed"].isna().all() else as_text_of_steps(table)
+    st.dataframe(text, key=key, hide_index=True, on_select=open_selected, selection_mode="single-row")
+
+
+def as_text(table: pd.DataFrame) -> pd.DataFrame:
+    """The figures as text with units, the open plan marked."""
+    factor, unit = units.scale_of(float(table["Time"].max()), units.TIME)
+    memory, memory_unit = units.scale_of(float(table["Experts"].max()), units.SIZE)
+    text = {
+        "": table["open"].map({True: "▸", False: ""}),
+        "Plan": table["Plan"],
+        f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
+        **_against(table, COMMON_PRACTICE),
+        f"Bound, {unit}": (table["Bound"] / factor).map(units.digits, na_action="ignore"),
+        "Above the bound of": table["Gap"].map(units.share) + table["Scope"].map(BOUND_COVERS),
+        "Proof": table["Proof"],
+        "Balancedness": table["Balancedness"].map(units.digits),
+        "Kept local": table["Kept local"].map(units.share),
+        "Utilisation": table["Utilisation"].map(units.share),
+        f"Experts per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
+    }
+    if table["Copies"].notna().any():
+        text["Copies to move"] = [
+            f"{copies:,.0f} · {units.size(size)} · {units.seconds(move)}"
+            for copies, size, move in zip(table["Copies"], table["Bytes"], table["Move"], strict=True)
+        ]
+        text["Pays after"] = table["Steps"].map(_steps, na_action="ignore")
+    return pd.DataFrame(text | {"Found in": table["Found in"].map(units.seconds, na_action="ignore")})
+
+
+def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
+    """The same for plans of a training step."""
+    factor, unit = units.scale_of(float(table["Time"].max()), units.TIME)
+    memory, memory_unit = units.scale_of(float(table["Experts"].max()), units.SIZE)
+    times = {
+        "": table["open"].map({True: "▸", False: ""}),
+        "Plan": table["Plan"],
+        f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
+        **_against(table, BASELINE),
+    }
+    exposed = [
+        f"{units.digits(one / factor)} · {units.share(one / (total or 1))}"
+        for one, total in zip(table["Exposed"], table["Time"], strict=True)
+    ]
+    return pd.DataFrame(
+        times
+        | {
+            f"Bound, {unit}": (table["Bound"] / factor).map(units.digits),
+            "Above the bound of": table["Gap"].map(units.share) + table["Scope"].map(BOUND_COVERS),
+            f"Exposed communication, {unit}": exposed,
+            "Overlap": table["Overlap"].map(units.share),
+            "Utilisation": table["Utilisation"].map(units.share),
+            f"Memory per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
+            "Proof": table["Proof"],
+            "Found in": table["Found in"].map(units.seconds, na_action="ignore"),
+        }
+    )
+
+
+def _against(table: pd.DataFrame, system: str) -> dict[str, pd.Series]:
+    """How many times as long the newest plan of a baseline takes, as a column; none without such a plan."""
+    baseline = table[table["System"] == system]
+    if not len(baseline) or not (table["Time"] > 0).all():
+        return {}
+    title = "Against " + baseline["Plan"].iloc[0].split(" (")[0]
+    return {title: (baseline["Time"].iloc[0] / table["Time"]).map(units.ratio)}
+
+
+def decomposition(table: pd.DataFrame, problem: Problem) -> None:
+    """The chart of what the plans' communication and computation overlap."""
+    plans, twice = cached.candidates(), table["Plan"].duplicated(keep=False)
+    names = [
+        f"{name} {id[:8]}" if more else name for name, id, more in zip(table["Plan"], table["id"], twice, strict=True)
+    ]
+    baseline = next((name for name, system in zip(names, table["System"], strict=True) if system == BASELINE), None)
+    figures = {name: cached.metrics(plans[id].plan, problem) for name, id in zip(names, table["id"], strict=True)}
+    figure = step_charts.decomposition(figures, baseline, st.context.theme.type == "dark")
+    widgets.chart(figure, "decomposition")
+
+
+def _steps(steps: float) -> str:
+    if math.isinf(steps):
+        return "never"
+    return "at once" if steps <= 0 else f"{math.ceil(steps):,} passes"
+
+
+def notes(row: pd.Series) -> None:
+    """What the optimiser found out about the open plan."""
+    lines = [f"**{plain(row['Plan'])}** · `{row['id'][:12]}`"]
+    lines += [f"- {plain(about)}: {plain(units.quantity(**note))}" for about, note in row["notes"].items()]
+    st.markdown("\n".join(lines))

@@ -1,0 +1,141 @@
+"""Two plans beside each other: figures, what sits elsewhere, and both timelines on one axis."""
+
+import pandas as pd
+import streamlit as st
+
+from app import cached, state, widgets
+from app.charts import review as charts
+from app.review import store
+from app.text import plain
+from engine import units
+from engine.errors import InputError
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.simulate.metrics import Metrics
+from engine.store import records
+from engine.store.records import SavedPlan
+from engine.workload import digest_of
+
+SESSION, SAVED = "this session", "saved"
+
+
+def show(workspace: str) -> None:
+    """The choice of two plans of the workspace and of the session, and their comparison on the first one's inputs."""
+    saved = {f"saved-{saved_plan.number}": saved_plan for saved_plan in records.saved_plans(store.db(), workspace)}
+    known = {one.plan for one in saved.values()}
+    plans: dict[str, SavedPlan | Plan] = {**saved}
+    plans |= {f"session-{id}": one.plan for id, one in cached.candidates().items() if id not in known}
+    if len(plans) < 2:
+        st.info("There is nothing to compare yet: save a second plan, or make one.", icon=":material/info:")
+        return
+    left, right = st.columns(2)
+    number, _ = state.reviewed() or (None, None)
+    looked_at = list(plans).index(f"saved-{number}") if f"saved-{number}" in plans else 0
+    with left:
+        first = st.selectbox(
+            "Plan", list(plans), looked_at, lambda one: _label(plans[one]), key=f"compare-a-{workspace}"
+        )
+    # Those made from the same recording come first: others may be for another cluster and model.
+    own = _recording(plans[first])
+    rest = sorted((plan for plan in plans if plan != first), key=lambda one: _recording(plans[one]) != own)
+    with right:
+        second = st.selectbox("Beside", rest, 0, lambda one: _label(plans[one]), key=f"compare-b-{workspace}")
+    try:
+        _compare(plans[first], plans[second])
+    except InputError as error:
+        st.error(
+            f"They cannot be compared here: {plain(str(error))}. Choose plans for the same cluster and model.",
+            icon=":material/error:",
+        )
+
+
+def _label(one: SavedPlan | Plan) -> str:
+    if isinstance(one, Plan):
+        return f"{one.name} · {one.id[:8]} · {SESSION}"
+    return f"{one.name} · {one.plan[:8]} · {SAVED} by {one.by}"
+
+
+def _recording(one: SavedPlan | Plan) -> str | None:
+    return one.provenance.inputs.get("workload") if isinstance(one, Plan) else one.inputs.get("workload")
+
+
+def _plan(one: SavedPlan | Plan) -> Plan:
+    return one if isinstance(one, Plan) else store.plan_of(one)
+
+
+def _problem(one: SavedPlan | Plan) -> Problem:
+    """What a plan was saved for; of a plan of the session, what is open."""
+    if isinstance(one, SavedPlan):
+        return store.problem_of(one)
+    if (problem := cached.problem()) is None:
+        raise InputError("open a workload, a cluster and a model first")
+    return problem
+
+
+def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
+    problem = _problem(first)
+    plans = [_plan(first), _plan(second)]
+    for plan in plans:
+        problem.check_plan(plan)
+    alike = plans[0].name == plans[1].name
+    names = [f"{plan.name} {plan.id[:8]}" if alike else plan.name for plan in plans]
+    figures = [cached.metrics(plan, problem) for plan in plans]
+    st.caption(
+        f"Both simulated on {plain(problem.workload.name)}, {plain(problem.cluster.name)}, {plain(problem.model.name)}, "
+        f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}. "
+        f"Costs: {plain(problem.cost.source)}."
+    )
+    st.dataframe(as_text(names, figures), hide_index=True, alt="Figures of both plans")
+    _placements(plans, (names[0], names[1]))
+    shown = {name: cached.simulate(plan, problem) for name, plan in zip(names, plans, strict=True)}
+    key = digest_of(plans[0].id, plans[1].id)[:16]
+    layers, bounds, last = None, None, problem.workload.layers - 1
+    if problem.step is None:
+        layers = (0, min(last, 1))
+        if last > 0:
+            layers = charts.drawable(shown, *st.slider("MoE layers", 0, last, layers, key=f"compare-layers-{last}"))
+        bounds = {name: cached.bound(plan, problem, *layers) for name, plan in zip(names, plans, strict=True)}
+    widgets.chart(charts.timelines(shown, layers, bounds), f"compare-gantt-{key}")
+
+
+def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
+    """One row a figure: both plans and the second against the first."""
+    rows = []
+    for label, name, write in (
+        ("Time (simulated)", "total", units.seconds),
+        ("Bound of its placement", "order_bound", units.seconds),
+        ("Above that bound", "order_gap", units.share),
+        ("Exposed communication", "exposed_communication", units.seconds),
+        ("Overlap", "overlap", units.share),
+        ("GPU utilisation", "utilisation", units.share),
+        ("Balancedness", "balancedness", units.digits),
+        ("Kept local", "kept_local", units.share),
+        ("Fullest GPU", "memory", units.size),
+    ):
+        ours, theirs = (getattr(figure, name) for figure in figures)
+        against = units.ratio(theirs / ours) if ours else "—"
+        if write is units.share:
+            against = f"{100 * (theirs - ours):+.1f} points"
+        rows.append([label, write(ours), write(theirs), against])
+    return pd.DataFrame(rows, columns=["", names[0], names[1], "Second against first"])
+
+
+def _placements(plans: list[Plan], names: tuple[str, str]) -> None:
+    pair = [plan.placement for plan in plans]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        if all(plan.placement_b is not None for plan in plans):
+            which = widgets.segments(
+                "Of", ["First model", "Second model"], default="First model", required=True, key="compare-model"
+            )
+            if which == "Second model":
+                pair = [plan.placement_b for plan in plans]
+        layer = st.selectbox(
+            "Layer",
+            [None, *range(pair[0].layers)],
+            format_func=lambda one: "all layers, mean" if one is None else str(one),
+            key=f"compare-layer-{pair[0].layers}",
+            width=200,
+        )
+    key = digest_of(*(one.digest for one in pair), str(layer))[:16]
+    widgets.chart(charts.difference(*pair, names, layer), f"difference-{key}")
+    st.caption(f"Green: {plain(names[1])} serves more of the expert's tokens on that GPU; orange: less.")

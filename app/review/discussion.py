@@ -1,0 +1,161 @@
+"""What a team says about a plan: comments and decisions, oldest first, and the forms to add to them."""
+
+from collections.abc import Callable
+from functools import partial
+
+import streamlit as st
+
+from app import state, widgets
+from app.review import store
+from app.review.saved import ICONS, QUESTION, STATES, attempt
+from app.text import plain
+from app.visitor import people
+from engine.errors import InputError
+from engine.store import records
+from engine.store.records import Comment, Decision, Review, SavedPlan
+
+EVERY = 3
+"""Seconds after which what others said is looked for."""
+DID = {"approved": "**approved** it", "rejected": "**rejected** it", "reopened": "**reopened** it"}
+DID_ICON = {
+    "approved": ":green[:material/check_circle:]",
+    "rejected": ":red[:material/cancel:]",
+    "reopened": ":blue[:material/pending:]",
+}
+BUTTONS = {
+    "approved": ("Approve", ":material/check_circle:"),
+    "rejected": ("Reject", ":material/cancel:"),
+    "reopened": ("Reopen", ":material/undo:"),
+}
+
+
+def badge(review: Review | None) -> None:
+    """What was decided last."""
+    now = "no review" if review is None else review.state
+    st.badge(now, icon=ICONS[now], color=STATES[now])
+
+
+def show(saved: SavedPlan, review: Review | None) -> None:
+    """The discussion with its forms; without a review, the form that begins one."""
+    st.subheader("Discussion", anchor=False)
+    if review is None:
+        _ask(saved)
+        return
+    with st.container(horizontal=True, vertical_alignment="center"):
+        badge(review)
+        st.text(review.question)
+    st.caption(f"asked by {plain(review.by)}, {widgets.describe_time(review.at)}")
+    _history(review)
+    left, right = st.columns([3, 2], gap="medium")
+    with left:
+        _comment(review)
+    with right:
+        _decide(review)
+
+
+def merged(review: Review) -> list[Comment | Decision]:
+    """Everything that was said, oldest first."""
+    return sorted((*review.comments, *review.decisions), key=lambda one: one.at)
+
+
+def _history(review: Review) -> None:
+    @st.fragment(run_every=EVERY)
+    def newest() -> None:
+        try:
+            now = records.find_review(store.db(), review.id)
+        except InputError as error:
+            st.error(plain(str(error)), icon=":material/error:")
+            return
+        if len(now.decisions) != len(review.decisions):
+            st.rerun()  # the state stands in other places too
+        if not merged(now):
+            st.caption("Nobody has said anything yet.")
+            return
+        with st.container(border=True):
+            for one in merged(now):
+                _line(one)
+
+    newest()
+
+
+def _line(one: Comment | Decision) -> None:
+    left, right = st.columns([2, 7], gap="small")
+    with left:
+        st.markdown(f"**{plain(one.by)}**  \n:small[{widgets.describe_time(one.at)}]")
+    with right:
+        if isinstance(one, Comment):
+            st.text(one.text)
+            return
+        st.markdown(f"{DID_ICON[one.verdict]} {DID[one.verdict]}")
+        if one.reason:
+            st.text(one.reason)
+
+
+def _ask(saved: SavedPlan) -> None:
+    st.caption("This plan is saved, but not up for decision.")
+    refused = people.why_not("plan")
+    with st.form(f"ask-{saved.number}"):
+        question = st.text_input("Question to the team", QUESTION)
+        asked = st.form_submit_button(
+            "Ask for a decision", icon=":material/how_to_vote:", disabled=bool(refused), help=refused
+        )
+    if asked:
+        attempt(lambda: store.ask(saved, question))
+
+
+def _comment(review: Review) -> None:
+    refused, form = people.why_not("plan"), f"comment-{review.id}"
+    text = f"{form}-text"
+    with st.form(form):
+        st.text_area(
+            "Your comment",
+            key=text,
+            placeholder="Seen by everybody who opens this plan",
+            height=98,
+            max_chars=records.LONGEST_TEXT,
+        )
+        st.form_submit_button(
+            "Comment",
+            icon=":material/send:",
+            disabled=bool(refused),
+            help=refused,
+            on_click=_send,
+            args=(form, text, lambda said: store.comment(review, said)),
+        )
+        _say_refusal(form)
+
+
+def _decide(review: Review) -> None:
+    refused, form = people.why_not("plan"), f"decide-{review.id}"
+    reason = f"{form}-reason"
+    with st.form(form):
+        st.text_area("Reason", key=reason, placeholder="needed to reject", height=98, max_chars=records.LONGEST_TEXT)
+        with st.container(horizontal=True):
+            for verdict in ("approved", "rejected") if review.state == "open" else ("reopened",):
+                label, icon = BUTTONS[verdict]
+                st.form_submit_button(
+                    label,
+                    icon=icon,
+                    disabled=bool(refused),
+                    help=refused,
+                    on_click=_send,
+                    type="primary" if verdict == "approved" else "secondary",
+                    args=(form, reason, partial(store.decide, review, verdict)),
+                )
+        _say_refusal(form)
+
+
+def _send(form: str, field: str, write: Callable[[str], None]) -> None:
+    """Write what was typed in a field, as the page was when it was sent: by now somebody else may have changed it, and then
+    the button is not even there any more. What could not be written stays in the field."""
+    try:
+        write(st.session_state[field])
+    except InputError as error:
+        state.refuse(form, str(error))
+    else:
+        st.session_state[field] = ""
+
+
+def _say_refusal(form: str) -> None:
+    if reason := state.take_refusal(form):
+        st.error(plain(reason), icon=":material/error:")

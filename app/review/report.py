@@ -1,0 +1,218 @@
+"""The report on a plan: one HTML file with everything in it, which asks nothing of any other machine and prints well.
+
+Texts of people are escaped by the template. Only two scripts may run, named by their digests in the page's own policy;
+what the charts show is data to them.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from html import unescape
+from importlib.metadata import version
+from pathlib import Path
+
+import plotly.graph_objects as go
+import plotly.io
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from app.charts import cluster as cluster_charts
+from app.charts import review as charts
+from app.charts.theme import CONFIG
+from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
+from engine import units
+from engine.problem import Problem
+from engine.simulate.inference import bound_of_plan
+from engine.simulate.metrics import input_digests
+from engine.store.records import Comment, Review, Run, SavedPlan
+from engine.workload import RoutingTrace, Workload
+
+WIDTH = 960
+"""Pixels of a chart; print shrinks it to a page."""
+FOLDER = Path(__file__).parent
+VERDICTS = {"approved": "approved it", "rejected": "rejected it", "reopened": "reopened it"}
+
+
+@dataclass(frozen=True, eq=False)
+class Dossier:
+    """What a report tells of: a saved plan, its review where it has one, its brief, and its measured runs."""
+
+    saved: SavedPlan
+    review: Review | None
+    brief: Brief
+    runs: tuple[Run, ...]
+
+
+def file_name(saved: SavedPlan) -> str:
+    """A name that every file system takes."""
+    return f"{re.sub(r'[^A-Za-z0-9]+', '-', saved.name).strip('-')[:60] or 'plan'}-{saved.plan[:8]}.html"
+
+
+def html(dossier: Dossier) -> str:
+    """The report as HTML text."""
+    folder = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
+    figures = [chart(figure) for figure in _figures(dossier.brief)]
+    plotly_js, draw_js = scripts()
+    return folder.get_template("report.html.j2").render(
+        saved=dossier.saved,
+        review=dossier.review,
+        brief=dossier.brief,
+        said=said(dossier.review),
+        runs=dossier.runs,
+        headline=headline(dossier.brief),
+        bounds=bound_in_words(dossier.brief),
+        cost=cost_in_words(dossier.brief),
+        risk=risk_in_words(dossier.brief),
+        inputs=inputs(dossier.brief.problem),
+        provenance=provenance(dossier.brief),
+        figures=figures,
+        units=units,
+        moment=moment,
+        made=time.time(),
+        plotly_js=plotly_js,
+        draw_js=draw_js,
+        policy=_policy(plotly_js, draw_js),
+        config=Markup(json.dumps(CONFIG)),
+    )
+
+
+def said(review: Review | None) -> list[dict[str, str]]:
+    """Comments and decisions, oldest first: who, when, what they did, and their words."""
+    if review is None:
+        return []
+    return [
+        {
+            "by": one.by,
+            "at": moment(one.at),
+            "did": "" if isinstance(one, Comment) else VERDICTS[one.verdict],
+            "text": one.text if isinstance(one, Comment) else one.reason,
+        }
+        for one in sorted((*review.comments, *review.decisions), key=lambda one: one.at)
+    ]
+
+
+def moment(at: float) -> str:
+    """Seconds since the epoch for whoever reads this anywhere."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def inputs(problem: Problem) -> list[tuple[str, str, str]]:
+    """Role, name with its figures, and digest of everything that the plan was made from."""
+    digests = input_digests(problem)
+    found = [("Workload", _recording(problem.workload), digests["workload"])]
+    found += [("Must also serve", _recording(other), other.digest) for other in problem.others]
+    types = [gpu.type for gpu in problem.cluster.gpus]
+    gpus = ", ".join(f"{types.count(one)} × {one}" for one in dict.fromkeys(types))
+    found.append(
+        ("Cluster", f"{problem.cluster.name}: {gpus} in {len(problem.cluster.nodes)} nodes", digests["cluster"])
+    )
+    found.append(("Model", _model(problem), digests["model"]))
+    if problem.second is not None:
+        found.append(("Second workload", _recording(problem.second.workload), digests["workload_b"]))
+        found.append(("Second model", _model(problem.second), digests["model_b"]))
+    if (step := problem.step) is not None:
+        text = f"{step.batch:,} × {step.sequence_length:,} tokens on each GPU, routing {step.routing}, gate {step.gate}"
+        found.append(("Training step", text, digests["step"]))
+    if problem.graph is not None:
+        found.append(("Operator graph", problem.graph.name, digests["graph"]))
+    if problem.in_use is not None:
+        found.append(("Placement in use", f"{problem.in_use.gpus} GPUs", digests["in_use"]))
+    found.append(("Costs", problem.cost.source, digests["cost"]))
+    return found
+
+
+def _recording(workload: Workload) -> str:
+    tokens = f"{workload.tokens:,} tokens × " if isinstance(workload, RoutingTrace) else ""
+    return f"{workload.name}: {tokens}{workload.layers} MoE layers × {workload.num_experts} experts"
+
+
+def _model(problem: Problem) -> str:
+    model = problem.model
+    return f"{model.name}: d_model {model.d_model:,}, {model.experts} experts, top-{model.experts_per_token}, {model.dtype}"
+
+
+def provenance(brief: Brief) -> list[tuple[str, str]]:
+    """Where the plan came from: enough to make it again."""
+    plan, origin = brief.own.plan, brief.own.plan.provenance
+    options = ", ".join(f"{name} = {value}" for name, value in origin.options.items())
+    versions = ", ".join(f"{name} {value}" for name, value in origin.versions.items())
+    found = [
+        ("Plan", plan.id),
+        ("Optimiser", origin.optimiser),
+        ("Options", options or "none"),
+        ("Seed", str(origin.seed)),
+        ("Made with", versions or "unknown"),
+        ("Proof", plan.claim.proof if plan.claim else "none"),
+    ]
+    found += [(f"Input it was made from, {role}", digest) for role, digest in origin.inputs.items()]
+    if plan.parent:
+        found.append(("Derived from", plan.parent))
+    return [*found, ("Report drawn with", f"plotly {version('plotly')}")]
+
+
+def _figures(brief: Brief) -> list[go.Figure]:
+    problem, pair = brief.problem, named_pair(brief)
+    layers, bounds = None, None
+    if problem.step is None:
+        layers = charts.drawable(pair, 0, min(problem.workload.layers - 1, 1))
+        bounds = {brief.own.plan.name: bound_of_plan(brief.own.plan, problem, *layers)}
+    return [
+        charts.timelines(pair, layers, bounds),
+        charts.placement(brief.own.plan, problem),
+        cluster_charts.picture(problem.cluster),
+    ]
+
+
+def chart(figure: go.Figure) -> dict[str, Markup | str | int]:
+    """A chart on white paper: its JSON without anything that could end a script, its title in words, its height."""
+    figure = go.Figure(figure)
+    figure.update_layout(
+        template="plotly_white",
+        width=WIDTH,
+        autosize=False,
+        font={"family": "system-ui, sans-serif"},
+        paper_bgcolor="#FFFFFF",
+        plot_bgcolor="#FFFFFF",
+    )
+    text = plotly.io.to_json(figure, engine="json")
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return {"json": Markup(text), "title": unescape(figure.layout.title.text), "height": figure.layout.height}
+
+
+DRAW = """
+"use strict";
+const config = JSON.parse(document.getElementById("config").textContent);
+for (const place of document.querySelectorAll(".chart")) {
+  const figure = JSON.parse(place.nextElementSibling.textContent);
+  Plotly.newPlot(place, figure.data, figure.layout, config);
+}
+"""
+
+
+@lru_cache(maxsize=1)
+def scripts() -> tuple[Markup, Markup]:
+    """plotly.js and what draws the charts with it."""
+    return Markup(get_plotlyjs().replace("</script", "<\\/script")), Markup(DRAW)
+
+
+@lru_cache(maxsize=1)
+def _policy(*allowed: str) -> str:
+    """Content security policy: these scripts, styles of the page's own, pictures that are in it, and no request at all."""
+    digests = (base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in allowed)
+    sources = " ".join(f"'sha256-{digest}'" for digest in digests)
+    parts = (
+        "default-src 'none'",
+        f"script-src {sources}",
+        "style-src 'unsafe-inline'",
+        "img-src data: blob:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    )
+    return "; ".join(parts)

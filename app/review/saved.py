@@ -1,0 +1,250 @@
+"""The team's workspaces and the plans that are saved in them, with what was decided on each."""
+
+from collections.abc import Callable
+
+import pandas as pd
+import streamlit as st
+
+from app import cached, state, widgets
+from app.review import store
+from app.text import plain
+from app.visitor import people
+from engine import units
+from engine.errors import InputError
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.store import records
+from engine.store.records import Review, SavedPlan
+from engine.workload import digest_of
+
+NO_REVIEW = "no review"
+STATES = {"open": "blue", "approved": "green", "rejected": "red", NO_REVIEW: "gray"}
+ICONS = {
+    "open": ":material/pending:",
+    "approved": ":material/check_circle:",
+    "rejected": ":material/cancel:",
+    NO_REVIEW: ":material/remove:",
+}
+ROWS = 6
+"""Plans that are seen without scrolling."""
+QUESTION = "Shall we run this?"
+EVERY = 4
+"""Seconds after which what others did is looked for."""
+
+
+def choose_workspace() -> str | None:
+    """The workspace to look at, with a form for a new one; None while there is none."""
+    found = {workspace.id: workspace.name for workspace in records.workspaces(store.db())}
+    chosen = state.workspace() if state.workspace() in found else next(iter(found), None)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        if found:
+            key = f"workspaces-{digest_of(*found, chosen)[:16]}"
+            st.selectbox(
+                "Workspace",
+                list(found),
+                list(found).index(chosen),
+                format_func=found.get,
+                key=key,
+                width=320,
+                on_change=lambda: _switch(st.session_state[key]),
+            )
+        _new_workspace()
+        if chosen is not None:
+            _save_open_plan(chosen)
+    return chosen
+
+
+def _switch(workspace: str) -> None:
+    state.choose_workspace(workspace)
+    state.look_at(None)
+
+
+def _new_workspace() -> None:
+    refused = people.why_not("plan")
+    # Another key is another popover, which is closed: so it closes once its form has been written.
+    with (
+        st.popover(
+            "New workspace",
+            icon=":material/create_new_folder:",
+            disabled=bool(refused),
+            help=refused,
+            key=f"new-workspace-{state.written()}",
+        ),
+        st.form(f"workspace-{state.written()}", border=False),
+    ):
+        name = st.text_input("Name of the workspace", max_chars=120, placeholder="Cluster for autumn")
+        if st.form_submit_button("Make it", icon=":material/check:"):
+            attempt(lambda: store.add_workspace(name))
+
+
+def _save_open_plan(workspace: str) -> None:
+    """The button that saves the open plan, disabled with the reason where it cannot."""
+    plan = cached.open_plan()
+    problem, reason = _open_problem(plan)
+    reason = people.why_not("plan") or reason
+    key = f"{workspace}-{plan.id if plan else ''}-{state.written()}"
+    with st.popover(
+        "Save the open plan",
+        icon=":material/bookmark_add:",
+        type="primary",
+        disabled=bool(reason),
+        help=reason,
+        key=f"save-{key}",
+    ):
+        if reason:
+            return
+        with st.form(f"saving-{key}", border=False):
+            name = st.text_input("Name of the plan", plan.name, max_chars=120)
+            note = st.text_area(
+                "Note", placeholder="What is special about it, and why now", height=90, max_chars=records.LONGEST_TEXT
+            )
+            question = st.text_input(
+                "Question to the team", QUESTION, help="puts it up for decision; empty: only saved"
+            )
+            if st.form_submit_button("Save", icon=":material/check:"):
+                attempt(lambda: store.save(workspace, plan, problem, name, note, question))
+
+
+def _open_problem(plan: Plan | None) -> tuple[Problem | None, str]:
+    """What is open, or why the open plan cannot be saved with it."""
+    if plan is None:
+        return None, "Open a plan first."
+    try:
+        problem = cached.problem()
+        if problem is None:
+            return None, "Open a workload, a cluster and a model first."
+        cached.metrics(plan, problem)
+    except InputError as error:
+        return None, str(error)
+    return problem, ""
+
+
+def attempt(write: Callable[[], object]) -> None:
+    """Write to the team's database and draw the page again, or say why it cannot be."""
+    try:
+        write()
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+    else:
+        state.count_written()
+        st.rerun()
+
+
+def newest_reviews(workspace: str) -> dict[int, Review]:
+    """The newest review of every plan of a workspace that has one, by the plan's number."""
+    return {review.saved.number: review for review in reversed(records.reviews(store.db(), workspace))}
+
+
+def show(workspace: str) -> None:
+    """The plans with their states; a selected row is looked at."""
+    found = records.saved_plans(store.db(), workspace)
+    if not found:
+        st.info(
+            "Nothing is saved here yet. Open a plan in the row above, then save it with a note.", icon=":material/info:"
+        )
+        return
+    reviews = newest_reviews(workspace)
+    state_of = {one.number: reviews[one.number].state if one.number in reviews else NO_REVIEW for one in found}
+    counts = {name: list(state_of.values()).count(name) for name in STATES}
+    with st.container(horizontal=True, vertical_alignment="center"):
+        text = st.text_input(
+            "Search",
+            key="review-search",
+            placeholder="name, note, author or id",
+            width=280,
+            icon=":material/search:",
+            label_visibility="collapsed",
+        )
+        wanted = st.pills(
+            "State",
+            list(STATES),
+            selection_mode="multi",
+            label_visibility="collapsed",
+            key="review-states",
+            format_func=lambda one: f"{ICONS[one]} {one} · {counts[one]}",
+        )
+    if text.strip():
+        found = records.saved_plans(store.db(), workspace, text)
+    listed = [one for one in found if not wanted or state_of.get(one.number, NO_REVIEW) in wanted]
+    if not listed:
+        st.caption("No saved plan has this text and this state.")
+        return
+    _table(listed, state_of, reviews)
+    if state.reviewed() is None:
+        st.caption("Select a row to see what the plan does, what was said about it, and to decide.")
+
+
+def _table(listed: list[SavedPlan], state_of: dict[int, str], reviews: dict[int, Review]) -> None:
+    numbers = [one.number for one in listed]
+    key = f"saved-{digest_of(*map(str, numbers))[:16]}"
+
+    def look_at_selected() -> None:
+        if selected := st.session_state[key].selection.rows:
+            state.look_at(numbers[selected[0]])
+
+    looked_at = (state.reviewed() or (None, None))[0]
+    column = st.column_config
+    st.dataframe(
+        as_text(listed, state_of, reviews, looked_at),
+        key=key,
+        hide_index=True,
+        on_select=look_at_selected,
+        selection_mode="single-row",
+        height="content" if len(listed) <= ROWS else 240,
+        alt="Saved plans, newest first",
+        column_config={
+            "": column.TextColumn(width=30),
+            "State": column.MultiselectColumn(options=list(STATES), color=list(STATES.values()), width=110),
+        },
+    )
+
+
+def as_text(
+    listed: list[SavedPlan], state_of: dict[int, str], reviews: dict[int, Review], looked_at: int | None
+) -> pd.DataFrame:
+    """One row a saved plan."""
+    totals = [(one.figures.get("metrics") or {}).get("total") for one in listed]
+    factor, unit = units.scale_of(min((total for total in totals if total), default=1.0), units.TIME)
+    said = {number: len(one.comments) for number, one in reviews.items()}
+    return pd.DataFrame(
+        {
+            "": ["▸" if one.number == looked_at else "" for one in listed],
+            "State": [[state_of.get(one.number, NO_REVIEW)] for one in listed],
+            "Plan": [one.name for one in listed],
+            f"Time, {unit} (simulated)": ["—" if total is None else units.digits(total / factor) for total in totals],
+            "Note": [" ".join(one.note.split()) for one in listed],
+            "Saved by": [one.by for one in listed],
+            "When": [widgets.describe_time(one.at) for one in listed],
+            "Comments": [said.get(one.number, 0) for one in listed],
+            "Id": [one.plan[:8] for one in listed],
+        }
+    )
+
+
+def looked_at(workspace: str) -> tuple[SavedPlan, Review | None] | None:
+    """The plan that is looked at and its review: the one that was asked for, else the newest."""
+    number, wanted = state.reviewed() or (None, None)
+    if number is None:
+        return None
+    saved = records.find_saved(store.db(), number)
+    if saved.workspace != workspace:
+        return None
+    reviews = records.reviews_of(store.db(), number)
+    newest = reviews[0] if reviews else None
+    return saved, next((review for review in reviews if review.id == wanted), newest)
+
+
+def watch() -> None:
+    """Draw the page again when somebody saves, asks, decides or finishes a launch."""
+    drawn = records.pulse(store.db())
+
+    @st.fragment(run_every=EVERY)
+    def beat() -> None:
+        try:
+            now = records.pulse(store.db())
+        except InputError:  # said by what needs it
+            return
+        if now != drawn:
+            st.rerun()
+
+    beat()

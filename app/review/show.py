@@ -1,0 +1,227 @@
+"""One saved plan on one page: decision, what it does, gain, cost, risk, bound, charts, runs, discussion."""
+
+import pandas as pd
+import streamlit as st
+
+from app import cached, state, widgets
+from app.charts import review as charts
+from app.review import discussion, link, report, store
+from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
+from app.review.report import Dossier
+from app.text import plain
+from engine import units
+from engine.errors import InputError
+from engine.store import records
+from engine.store.records import Review, Run, SavedPlan
+from engine.workload import digest_of
+
+PLACES = {"local": "one machine", "testbed": "testbed", "slurm": "Slurm", "kubernetes": "Kubernetes"}
+
+
+AT_ONCE = 200_000
+"""Events that are simulated without being asked for; more takes seconds."""
+
+
+def show(saved: SavedPlan, review: Review | None) -> None:
+    """The brief. Where its inputs are not here: what was noted when it was saved, and the discussion."""
+    plan = store.plan_of(saved)
+    state.write_link(saved.plan, review.id if review else "")
+    brief, fault = _brief_or_fault(saved)
+    runs = records.runs(store.db(), saved.plan)
+    if brief is None:
+        _head(saved, review, None, runs)
+        st.warning(
+            f"It cannot be simulated here: {plain(fault)}. Below stands what was noted when it was saved.",
+            icon=":material/warning:",
+        )
+        _noted(saved)
+    else:
+        _brief(saved, review, brief, runs)
+        _charts(brief)
+    _runs(runs)
+    discussion.show(saved, review)
+    _family(saved)
+    st.caption(f"Plan `{plan.id[:12]}`, made by {plain(plan.provenance.optimiser)}, seed {plan.provenance.seed}")
+
+
+def _brief(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run]) -> None:
+    head, (left, right) = st.container(), st.columns(2, gap="large")
+    with left:
+        st.markdown("**What it does**\n" + "\n".join(f"- {plain(word)}" for word in brief.words))
+    with right:
+        known = st.container()
+        brief = _on_others(brief)
+        known.markdown(
+            "\n".join(
+                [
+                    "**What is known of it**",
+                    *(f"- {plain(bound_in_word)}" for bound_in_word in bound_in_words(brief)),
+                    f"- Cost: {plain(cost_in_words(brief))}",
+                    f"- Risk: {plain(risk_in_words(brief))}",
+                ]
+            )
+        )
+        for name, reason in brief.refused.items():
+            st.caption(f"Not scored on {plain(name)}: {plain(reason)}.")
+        st.caption(f"Simulated with {plain(brief.problem.cost.source)}.")
+    with head:
+        _head(saved, review, brief, runs)
+        _figures(brief)
+
+
+def _brief_or_fault(saved: SavedPlan) -> tuple[Brief | None, str]:
+    try:
+        return store.brief(store.plan_of(saved), store.problem_of(saved)), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def _on_others(brief: Brief) -> Brief:
+    """The brief with its risks; where they would take long, once they are asked for."""
+    others = store.other_recordings(brief.problem)
+    if not others:
+        return brief
+    if len(others) * len(brief.own.timeline.events) > AT_ONCE:
+        what = f"the other {len(others)} open recordings" if len(others) > 1 else "the other open recording"
+        if not st.toggle(f"Score it on {what}, which takes a while", key=f"risks-{brief.own.plan.id[:16]}"):
+            return brief
+    return store.with_risks(brief, others)
+
+
+def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: list[Run]) -> None:
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.subheader(plain(saved.name), anchor=False, width="content")
+        discussion.badge(review)
+    if brief is not None:
+        st.markdown(f"**{plain(headline(brief))}** (simulated)")
+    st.caption(f"saved by {plain(saved.by)}, {widgets.describe_time(saved.at)}")
+    if saved.note:
+        st.text(saved.note)
+    st.code(link.address(saved, review.id if review else None), language=None, wrap_lines=True)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        is_open = saved.plan in state.saved() and state.plan_id() == saved.plan
+        if st.button(
+            "Open in this session",
+            icon=":material/route:",
+            disabled=is_open,
+            help="with everything that it was made from, for Timeline, What-if and Launch",
+        ):
+            if fault := link.open_in_session(saved):
+                st.error(plain(fault), icon=":material/error:")
+            else:
+                st.rerun()
+        if brief is not None:
+            _report(Dossier(saved, review, brief, tuple(runs)))
+
+
+def _report(dossier: Dossier) -> None:
+    """The report, made when it is asked for. Not when the button is pressed: Streamlit then forgets the file after the next
+    two runs of any session, which on a page that looks for news may be before the browser has fetched it."""
+    with st.popover("Report", icon=":material/description:", on_change="rerun", key="report") as asked:
+        if not asked.open:
+            return
+        st.caption("One HTML file with everything on this page, that needs neither this studio nor a network.")
+        st.download_button(
+            "Download the report",
+            report.html(dossier),
+            report.file_name(dossier.saved),
+            "text/html",
+            icon=":material/download:",
+            on_click="ignore",
+            type="primary",
+        )
+
+
+def _figures(brief: Brief) -> None:
+    own, base = brief.own.figures, brief.baseline
+    with st.container(horizontal=True, gap="large"):
+        st.metric("Time, simulated", units.seconds(own.total), help=brief.problem.cost.source)
+        st.metric(
+            "Gain",
+            units.ratio(brief.gain),
+            help=f"as fast as {base.plan.name}, which takes {units.seconds(base.figures.total)}",
+        )
+        gap, what = (own.order_gap, "any order of sends of its placement")
+        if own.bound is not None and brief.own.plan.claim.scope == "placement and order":
+            gap, what = own.gap, "any placement with as many slots per GPU"
+        st.metric("Above its bound", units.share(gap), help=f"proven; the bound covers {what}")
+        if brief.move is not None:
+            st.metric("Cost", units.size(brief.move.bytes), help=cost_in_words(brief))
+        if brief.worst is not None:
+            st.metric("Gain where worst", units.ratio(brief.worst.gain), help=risk_in_words(brief))
+        st.metric("GPU utilisation", units.share(own.utilisation), help="compute time / total, mean over GPUs")
+
+
+def _noted(saved: SavedPlan) -> None:
+    """What the simulation said when the plan was saved."""
+    figures = saved.figures.get("metrics") or {}
+    with st.container(horizontal=True, gap="large"):
+        for label, name, text in (
+            ("Time, simulated", "total", units.seconds),
+            ("Bound", "order_bound", units.seconds),
+            ("GPU utilisation", "utilisation", units.share),
+            ("Balancedness", "balancedness", units.digits),
+        ):
+            if figures.get(name) is not None:
+                st.metric(label, text(figures[name]))
+
+
+def _charts(brief: Brief) -> None:
+    pair, problem, plan = named_pair(brief), brief.problem, brief.own.plan
+    last, layers, bounds = problem.workload.layers - 1, None, None
+    if problem.step is None:
+        layers = (0, min(last, 1))
+        if last > 0:
+            layers = charts.drawable(pair, *st.slider("MoE layers", 0, last, layers, key=f"review-layers-{last}"))
+        bounds = {plan.name: cached.bound(plan, problem, *layers)}
+    key = digest_of(plan.id, str(layers))[:16]
+    widgets.chart(charts.timelines(pair, layers, bounds), f"review-gantt-{key}")
+    widgets.chart(charts.placement(plan, problem), f"review-placement-{key}")
+
+
+def _runs(runs: list[Run]) -> None:
+    if not runs:
+        st.caption("No launch of this plan has been measured yet.")
+        return
+    st.subheader("Measured", anchor=False)
+    st.dataframe(runs_as_text(runs), hide_index=True, alt="Launches of this plan")
+
+
+def runs_as_text(runs: list[Run]) -> pd.DataFrame:
+    """One row a run."""
+    return pd.DataFrame(
+        {
+            "When": [widgets.describe_time(run.at) for run in runs],
+            "Where": [PLACES.get(run.place, run.place) for run in runs],
+            "Predicted for there": [units.seconds(run.predicted) if run.predicted is not None else "—" for run in runs],
+            "Measured": [units.seconds(run.measured) if run.measured is not None else "—" for run in runs],
+            "Ratio": [
+                units.ratio(run.measured / run.predicted) if run.measured and run.predicted else "—" for run in runs
+            ],
+            "Ranks": [str(run.report.get("ranks") or "—") for run in runs],
+            "Tokens": [f"{run.report['tokens']:,}" if run.report.get("tokens") else "—" for run in runs],
+            "Device": [str(run.report.get("device") or "—") for run in runs],
+            "Launched by": [run.by for run in runs],
+        }
+    )
+
+
+def _family(saved: SavedPlan) -> None:
+    """The plan that this one was derived from, and those derived from it, as buttons that look at them."""
+    kin = [
+        ("Derived from", [saved.parent] if saved.parent else []),
+        ("Derived plans", records.children(store.db(), saved.plan)),
+    ]
+    for label, ids in kin:
+        known = {one.plan: one for one in records.saves_of(store.db(), ids)}
+        if not ids:
+            continue
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown(f"**{label}**")
+            for id in ids:
+                if id not in known:
+                    st.caption(f"{id[:12]}, which nobody has saved")
+                elif st.button(f"{plain(known[id].name)} · {id[:8]}", key=f"kin-{label}-{id}"):
+                    state.choose_workspace(known[id].workspace)
+                    state.look_at(known[id].number)
+                    st.rerun()

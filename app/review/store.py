@@ -1,0 +1,165 @@
+"""The team's database as the page sees it: what is read, and every write in one place, under the writer's name and role."""
+
+import json
+import math
+from typing import Any
+
+import streamlit as st
+
+from app import cached, state
+from app.review.brief import Brief, brief_of
+from app.review.brief import with_risks as with_risks_of
+from app.visitor import people
+from engine import store
+from engine.errors import InputError
+from engine.jobs.tasks import problem_arguments, problem_from
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.simulate.metrics import input_digests
+from engine.store import records
+from engine.store.database import Database, database
+from engine.store.records import Review, SavedPlan, Verdict, Workspace
+from engine.workload import digest_of
+
+NAMES, IN_USE = "names", "in_use_plan"
+"""What the inputs of a saved plan have beside the arguments of its problem: recordings' names by digest, and a plan's id."""
+
+
+def db() -> Database:
+    """The database. Raises InputError when it does not answer."""
+    return database()
+
+
+def add_workspace(name: str) -> Workspace:
+    """Make a workspace and look at it."""
+    made = records.add_workspace(db(), name, people.writer("plan"))
+    state.choose_workspace(made.id)
+    return made
+
+
+def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, question: str) -> SavedPlan:
+    """Save a plan of this session under a name with what it was made from, and put it up for decision unless there is no
+    question. A plan that the workspace has already stays as it was first saved, with its review."""
+    by = people.writer("plan")
+    named = Plan.from_dict(plan.model_dump(mode="json") | {"name": records.clean_name(name, "the plan")}, "plan")
+    known = [one for one in records.saves_of(db(), [plan.id]) if one.workspace == workspace]
+    saved = records.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem))
+    state.add_saved(saved.plan, saved.number)
+    review = next(iter(records.reviews_of(db(), saved.number)), None)
+    if review is None and question.strip():
+        review = records.open_review(db(), saved.number, question, by)
+    state.look_at(saved.number, review.id if review else None)
+    if known:
+        state.notice(f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is.")
+    return saved
+
+
+def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs and figures that are kept with a plan, as JSON."""
+    inputs = problem_arguments(problem) | {NAMES: _names(problem)}
+    candidate, used = cached.candidates().get(plan.id), cached.candidates().get(state.in_use() or "")
+    if problem.in_use is not None and used is not None:
+        records.keep_plan(db(), used.plan)
+        inputs[IN_USE] = used.plan.id
+    figures = {"metrics": cached.metrics(plan, problem).to_dict()}
+    if candidate is not None:
+        figures |= {"runtime": candidate.runtime, "notes": candidate.notes}
+    return _finite(inputs), _finite(figures)
+
+
+def _names(problem: Problem) -> dict[str, str]:
+    recordings = [problem.workload, *problem.others, *([problem.second.workload] if problem.second else [])]
+    return {recording.digest: recording.name for recording in recordings}
+
+
+def _finite(value: Any) -> Any:
+    """JSON without the numbers that databases refuse: a gap over a bound of 0 is infinite."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def ask(saved: SavedPlan, question: str) -> None:
+    """Put a saved plan up for decision."""
+    review = records.open_review(db(), saved.number, question, people.writer("plan"))
+    state.look_at(saved.number, review.id)
+
+
+def comment(review: Review, text: str) -> None:
+    records.add_comment(db(), review.id, text, people.writer("plan"))
+
+
+def decide(review: Review, verdict: Verdict, reason: str) -> None:
+    """Decide on a review as it was seen; raises InputError when somebody else has decided since."""
+    records.decide(db(), review.id, verdict, reason, people.writer("plan"), len(review.decisions))
+
+
+def plan_of(saved: SavedPlan) -> Plan:
+    """A saved plan under the name that it was saved with."""
+    return _plan(saved.plan, saved.name)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Reading the plan")
+def _plan(id: str, name: str) -> Plan:
+    return records.load_plan(db(), id).model_copy(update={"name": name})
+
+
+def recordings_of(saved: SavedPlan) -> list[str]:
+    """Digests of the recordings that a saved plan was made from, its own first."""
+    inputs = saved.inputs
+    found = [inputs.get("workload"), (inputs.get("second") or {}).get("workload"), *inputs.get("others", [])]
+    return list(dict.fromkeys(one for one in found if one))
+
+
+def problem_of(saved: SavedPlan) -> Problem:
+    """What a plan was saved for. Raises InputError when a recording is not here, or nothing was saved with it."""
+    if "workload" not in saved.inputs:
+        raise InputError("nothing was saved with this plan that it could be simulated with")
+    names = saved.inputs.get(NAMES, {})
+    if missing := [one for one in recordings_of(saved) if not store.has_workload(one)]:
+        called = " and ".join(names.get(one, one[:12]) for one in missing)
+        raise InputError(
+            f"this studio's data folder does not have the recording {called}; upload it on the Workload page, "
+            "where it is known by its content"
+        )
+    return _problem(digest_of(json.dumps(saved.inputs, sort_keys=True)), saved.inputs)
+
+
+@st.cache_resource(max_entries=16, show_spinner="Opening the inputs")
+def _problem(key: str, _inputs: dict[str, Any]) -> Problem:
+    return problem_from(_inputs, cached.recording)
+
+
+def brief(plan: Plan, problem: Problem) -> Brief:
+    """The brief of a plan, without risks."""
+    return _brief(plan.name, plan.id, _key(problem), plan, problem)
+
+
+def _key(problem: Problem) -> tuple[str, ...]:
+    return tuple(part for one in sorted(input_digests(problem).items()) for part in one)
+
+
+@st.cache_resource(max_entries=24, show_spinner="Simulating the plan and what it is held against")
+def _brief(name: str, id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Brief:
+    return brief_of(_plan, _problem, cached.simulate)
+
+
+def other_recordings(problem: Problem) -> list[str]:
+    """Digests of the session's recordings that a plan for this problem was not made from and can be scored on."""
+    if problem.second is not None or (problem.step is not None and problem.step.routing == "balanced"):
+        return []
+    made_from = {other.digest for other in (problem.workload, *problem.others)}
+    return [workload for workload in state.workloads() if workload not in made_from and store.has_workload(workload)]
+
+
+def with_risks(brief: Brief, others: list[str]) -> Brief:
+    """The brief with what the plan is worth on these recordings."""
+    plan = brief.own.plan
+    return _with_risks(plan.name, plan.id, _key(brief.problem), tuple(others), brief)
+
+
+@st.cache_resource(max_entries=24, show_spinner="Simulating the plan on the other recordings")
+def _with_risks(name: str, id: str, key: tuple[str, ...], others: tuple[str, ...], _brief: Brief) -> Brief:
+    return with_risks_of(_brief, [cached.recording(other) for other in others], cached.simulate)

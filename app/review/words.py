@@ -1,0 +1,130 @@
+"""What a plan does, in sentences for whoever decides on it."""
+
+import numpy as np
+
+from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder
+from engine.simulate.migration import Migration
+from engine.units import seconds, size
+
+ORDERS = {
+    "matched": "in {phases} phases a layer: in each, a GPU sends to at most one other and receives from at most one",
+    "shared": "in {phases} phases a layer: in each, a GPU serves several others at once, each at a constant rate",
+    "sequential": "one after another: every GPU works through its own list of receivers",
+    "concurrent": "all at once, a plain all-to-all",
+}
+POLICIES = {
+    "fair": "share the network fairly with all-to-alls",
+    "priority": "wait for all-to-alls, which go first",
+    "fifo": "take the network in the order of their arrival",
+    "fixed": "take the network in a fixed order",
+}
+
+
+def words(plan: Plan, move: Migration | None) -> list[str]:
+    """One sentence a part of the plan. move: what deploying it costs, where that is known."""
+    found = [_placement(plan.placement, plan.placement_b is not None)]
+    if plan.placement_b is not None:
+        found.append(_beside(plan.placement, plan.placement_b))
+    if move is not None:
+        found.append(_move(move))
+    if plan.priority is None:
+        found.append(_order(plan.send_order, plan.send_order_b))
+    if plan.execution == "context-coherent":
+        found.append(
+            "Keeps the contexts of all tokens on every GPU: a token goes on from the GPU of its first expert, and one "
+            "all-gather ends the pass."
+        )
+    if plan.reaction is not None:
+        found.append(
+            f"Is a start: at run time Lina foretells the next experts from the last {plan.reaction.path_length} of a token's "
+            f"path and places up to {plan.reaction.max_experts_per_device} experts a device anew."
+        )
+    if plan.priority is not None:
+        found += [*_pipeline(plan.pipeline), *_overlap(plan.overlap), _priority(plan.priority)]
+    return found
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _placement(placement: Placement, first_of_two: bool) -> str:
+    copies = (placement.share > 0).sum(axis=2)
+    whose = "the first model's " if first_of_two else ""
+    said = (
+        f"Places {whose}{_count(placement.experts, 'expert')} of {_count(placement.layers, 'MoE layer')} on "
+        f"{_count(placement.gpus, 'GPU')}"
+    )
+    if placement.single:
+        said += ", every expert on one GPU"
+    else:
+        said += (
+            f", {int((copies > 1).sum()):,} of {copies.size:,} with replicas (up to "
+            f"{_count(int(copies.max()), 'copy').replace('copys', 'copies')})"
+        )
+    least, most = int(placement.slots.min()), int(placement.slots.max())
+    return f"{said}; a GPU holds {least if least == most else f'{least} to {most}'} a layer."
+
+
+def _beside(placement: Placement, second: Placement) -> str:
+    return (
+        f"Puts the second model's {_count(second.experts, 'expert')} of {_count(second.layers, 'MoE layer')} on the same "
+        f"GPUs, beside the first model's."
+    )
+
+
+def _move(move: Migration) -> str:
+    if not move.copies:
+        return "Moves no expert: every one stays where it is."
+    return (
+        f"Moves {_count(move.copies, 'expert')} to another GPU: {size(move.bytes)} of weights, {seconds(move.seconds)} "
+        f"through the busiest port."
+    )
+
+
+def _order(order: SendOrder, second: SendOrder | None) -> str:
+    phases = [one.phases for both in (order, second) if both for one in both.dispatch]
+    mean = f"{np.mean(phases):.3g}" if phases else ""
+    said = ORDERS[order.mode].format(phases=mean)
+    return f"Sends the bytes of every dispatch and combine {said}."
+
+
+def _pipeline(pipeline: Pipeline | None) -> list[str]:
+    if pipeline is None or max(pipeline.forward + pipeline.backward) == 1:
+        return []
+    spans = [
+        f"{min(one)}" if min(one) == max(one) else f"{min(one)} to {max(one)}"
+        for one in (pipeline.forward, pipeline.backward)
+    ]
+    return [
+        f"Cuts the tokens of every MoE layer into {spans[0]} parts forward and {spans[1]} backward, so that one part is "
+        f"sent while another is computed."
+    ]
+
+
+def _overlap(overlap: Overlap | None) -> list[str]:
+    if overlap is None:
+        return []
+    found = []
+    if overlap.ranges:
+        parts = [one.parts for one in overlap.ranges]
+        found.append(
+            f"Cuts {_count(len(parts), 'stretch').replace('stretchs', 'stretches')} of the forward pass into up to "
+            f"{max(parts)} parts that run as a pipeline."
+        )
+    if overlap.under:
+        found.append(
+            f"Runs {_count(len(overlap.under), 'weight-gradient operator')} under all-to-alls of the backward pass."
+        )
+    if overlap.irregular:
+        found.append("Sends only real tokens, not buffers filled up to the capacity.")
+    return found
+
+
+def _priority(priority: Priority) -> str:
+    cut = (
+        f"fused into buckets of {size(priority.bucket)}"
+        if priority.bucket is not None
+        else f"cut into pieces of at most {size(priority.micro_op)}"
+    )
+    return f"All-reduces of gradients are {cut} and {POLICIES[priority.policy]}."

@@ -1,0 +1,154 @@
+"""Who is looking: whoever logged in where the operator configured a login (OIDC), else a name that a person typed."""
+
+import getpass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import streamlit as st
+from streamlit.errors import Error as StreamlitError
+
+from app import state
+from app.text import plain
+from app.visitor import guard, roles
+from app.visitor.roles import Role
+from engine.errors import InputError
+from engine.store import records
+
+SWITCH = "SWITCHYARD_LOGIN"
+
+
+@dataclass(frozen=True)
+class Person:
+    """name: as it stands beside what they say; empty while nobody has typed one. known: logged in, so that it is theirs."""
+
+    name: str
+    role: Role
+    known: bool
+
+
+def who() -> Person:
+    """The visitor."""
+    role = roles.role_of(st.user)
+    if getattr(st.user, "is_logged_in", False):
+        return Person(_vouched(), role, True)
+    return Person(state.person() or _of_this_machine(), role, False)
+
+
+def _vouched() -> str:
+    """The name and the address that the login tells, as one line that can be kept."""
+    email = roles.email_of(st.user)
+    name = "".join(one for one in str(getattr(st.user, "name", "") or "") if one.isprintable()).strip()
+    both = f"{name} ({email})" if name and email else name or email or str(getattr(st.user, "sub", "") or "somebody")
+    return both if len(both) <= 120 else (email or name)[:120]
+
+
+def _of_this_machine() -> str:
+    """The name of the account that runs the studio, for a visitor on the same machine."""
+    if not guard.is_local(st.context):
+        return ""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return ""
+
+
+def why_not(needed: Role) -> str | None:
+    """Why this visitor may not do what a role may; None when they may."""
+    person = who()
+    if not roles.includes(person.role, needed):
+        return f"Your role here is {person.role}: you may {roles.MEANING[person.role]}, not {roles.MEANING[needed]}."
+    if not person.name:
+        return "Say who you are first: your name is at the top right."
+    return None
+
+
+def allow(needed: Role) -> None:
+    """Raises InputError when this visitor may not do what a role may; a name is not asked for."""
+    if not roles.includes(role := who().role, needed):
+        raise InputError(f"your role here is {role}: you may {roles.MEANING[role]}, not {roles.MEANING[needed]}")
+
+
+def writer(needed: Role) -> str:
+    """The name under which this visitor writes. Raises InputError when they may not, whatever a page has drawn."""
+    if reason := why_not(needed):
+        raise InputError(reason)
+    return who().name
+
+
+def admit() -> None:
+    """Stop a run at the login when the operator wants everybody to log in."""
+    if os.environ.get(SWITCH) != "required" or getattr(st.user, "is_logged_in", False):
+        return
+    st.header("Switchyard", anchor=False)
+    if not _providers():
+        st.error(
+            "The operator of this studio wants everybody to log in, but has not said where.", icon=":material/lock:"
+        )
+        st.caption(f"{SWITCH}=required needs a section auth in the studio's secrets.toml; the README shows one.")
+        st.stop()
+    st.info("Log in to see this studio.", icon=":material/lock:")
+    if "plan" in st.query_params:
+        st.caption("Then open your link again: it leads to its plan once you are logged in.")
+    _login()
+    st.stop()
+
+
+def show() -> None:
+    """Who is looking, in the corner of every page, with what can be changed about it."""
+    person = who()
+    icon = ":material/account_circle:" if person.known else ":material/person:"
+    with st.popover(plain(person.name) or "Your name", icon=icon, on_change="rerun", key="people") as corner:
+        if not corner.open:
+            return
+        allowed = [roles.MEANING[one] for one in roles.ORDER if roles.includes(person.role, one)]
+        st.caption(f"You may {'; '.join(allowed)}.")
+        try:
+            roles.mapping()
+        except InputError as error:
+            st.error(plain(f"{error}: nobody may do more than look."), icon=":material/error:")
+        if person.known:
+            st.button("Log out", icon=":material/logout:", on_click=st.logout)
+            return
+        _rename(person)
+        _login()
+
+
+def _rename(person: Person) -> None:
+    with st.form("people-name", border=False):
+        name = st.text_input(
+            "Your name", person.name, max_chars=120, help="stands beside what you save, say and decide"
+        )
+        if st.form_submit_button("That is me", icon=":material/check:"):
+            try:
+                state.set_person(checked(name))
+            except InputError as error:
+                st.error(plain(str(error)), icon=":material/error:")
+            else:
+                st.rerun()
+
+
+def checked(name: str) -> str:
+    """A typed name as it is kept. Raises InputError for one that cannot be, or that could be taken for a login's."""
+    name = records.clean_name(name, "you")
+    if "@" in name and _providers():
+        raise InputError("a name with an e-mail address belongs to whoever logs in with it; log in or leave it out")
+    return name
+
+
+def _login() -> None:
+    for provider, label in _providers().items():
+        if st.button(label, key=f"login-{provider}", icon=":material/login:"):
+            try:
+                st.login(provider)
+            except StreamlitError as error:
+                st.error(plain(f"the login does not work: {' '.join(str(error).split())}"), icon=":material/error:")
+
+
+def _providers() -> dict[str, str]:
+    """Where people can log in: the name for `st.login`, and the text of its button."""
+    if "is_logged_in" not in st.user:  # as it is when no login is configured
+        return {}
+    section = st.secrets["auth"]
+    named = {one: f"Log in with {one}" for one, value in section.items() if isinstance(value, Mapping)}
+    return named if "client_id" not in section else {"default": "Log in"} | named

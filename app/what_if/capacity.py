@@ -1,0 +1,157 @@
+"""The What-if page's search for the number of GPUs that a target time takes."""
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app import state, widgets
+from app.charts import what_if_studies as charts
+from app.text import plain
+from app.what_if import jobs
+from app.what_if.live import outlook_of, plan_to_study
+from engine import units
+from engine.errors import InputError
+from engine.problem import Problem
+from engine.studies.capacity import MOST_GPUS, CapacityPoint, grown, parts_of, smallest
+from engine.systems import SYSTEMS, systems_for
+from engine.workload import TrafficMatrix
+
+
+def capacity(problem: Problem) -> None:
+    """How many GPUs for a target time."""
+    st.caption(
+        "The smallest cluster of equal parts whose plan meets a target time. Every size is planned for from scratch, "
+        "from one part on; none is skipped, since time need not fall with every GPU."
+    )
+    if isinstance(problem.workload, TrafficMatrix):
+        st.info(
+            "A traffic matrix is between a fixed number of GPUs: open a routing log or expert loads.",
+            icon=":material/info:",
+        )
+        return
+    try:
+        plan, _ = plan_to_study(problem)
+        now = outlook_of(plan, problem).total
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        return
+    parts, systems = parts_of(problem.cluster), systems_for(problem)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        target = st.number_input(
+            "Target, ms",
+            0.0,
+            None,
+            float(f"{0.8e3 * now:.3g}"),
+            format="%g",
+            width=130,
+            key=f"what-if-target-{plan.id[:8]}",
+            help=f"of all MoE layers; the plan shown above takes {units.seconds(now)}",
+        )
+        part = st.selectbox("Made of", list(parts), len(parts) - 1, width=300, key="what-if-part")
+        own = sum(len(node.gpus) for node in parts[part])
+        most = st.number_input(
+            "GPUs at most", own, max(MOST_GPUS, own), max(32, own), width=130, key=f"what-if-most-{own}"
+        )
+        system = st.selectbox(
+            "Planned by",
+            list(systems),
+            list(systems).index("aurora"),
+            lambda one: systems[one].title,
+            width=210,
+            key="what-if-system",
+        )
+        limit = st.number_input("Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
+        if st.button(
+            "Find the number of GPUs",
+            icon=":material/play_arrow:",
+            type="primary",
+            disabled=not target or jobs.running("capacity"),
+        ):
+            takes = {option.name for option in systems[system].options}
+            jobs.run(
+                "capacity",
+                problem,
+                {
+                    "part": [node.model_dump(mode="json") for node in parts[part]],
+                    "title": part,
+                    "target": target / 1e3,
+                    "most_gpus": most,
+                    "system": system,
+                    "options": {"time_limit": limit} if "time_limit" in takes else {},
+                },
+            )
+
+    def show(result: dict[str, Any], complete: bool) -> None:
+        points = [CapacityPoint.from_dict(point) for point in result["points"]]
+        if not points:
+            return
+        target = result["target"]
+        widgets.chart(charts.capacity(points, target, complete), "what-if-capacity")
+        st.caption(honestly(points, target, result, complete))
+        st.dataframe(as_text(points, target), hide_index=True)
+        found = smallest(points, target)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            if found and st.button(
+                f"Open the cluster of {found.gpus} GPUs", icon=":material/dns:", key="what-if-grown"
+            ):
+                nodes = parts.get(result["title"])
+                if nodes is not None:
+                    state.open_cluster(grown(problem.cluster, nodes, found.parts))
+                    st.rerun(scope="app")
+            jobs.download(points, "capacity")
+
+    jobs.watch(
+        "capacity",
+        problem,
+        {},
+        show,
+        "Nothing run yet. A plan for every size takes up to the seconds that it is given.",
+    )
+
+
+def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any], complete: bool) -> str:
+    """What the search has shown and what it has not."""
+    found, parts = smallest(points, target), [f"Planned by {plain(SYSTEMS[result['system']].title)}, simulated."]
+    smaller = [point for point in points if found is not None and point.gpus < found.gpus]
+    if found is not None and smaller:
+        open_ = [one.gpus for one in smaller if not one.cannot_meet(target)]
+        parts.append(
+            "No smaller size can, as long as GPUs hold as many experts each and none twice: its bound lies above the target "
+            "or its experts do not fit."
+            if not open_
+            else f"All smaller sizes miss it, but only by the plans found: at {', '.join(map(str, open_))} GPUs the bound "
+            "leaves room for a better one."
+        )
+    again = [
+        point.gpus for point in points if found is not None and point.gpus > found.gpus and not point.meets(target)
+    ]
+    if again:
+        parts.append(f"More is not always enough: with {', '.join(map(str, again))} GPUs the target is missed again.")
+    elif found is not None and complete:
+        parts.append("The sizes after it that were tried meet it too; larger ones were not tried.")
+    if found is None and complete:
+        parts.append("Replicas of experts, another model parallelism or other GPUs were not tried.")
+    parts.append(f"The same tokens on every size. Costs: {plain(result['cost_source'])}.")
+    return " ".join(parts)
+
+
+def as_text(points: list[CapacityPoint], target: float) -> pd.DataFrame:
+    """The sizes tried, as text with units."""
+    factor, unit = units.scale_of(max([target, *(point.total or 0.0 for point in points)]), units.TIME)
+
+    def state_of(one: CapacityPoint) -> str:
+        if one.total is None:
+            return one.refused
+        if one.meets(target):
+            return "meets the target"
+        return "cannot: its bound is above the target" if one.cannot_meet(target) else "misses the target"
+
+    return pd.DataFrame(
+        {
+            "GPUs": [str(point.gpus) for point in points],
+            f"Time, {unit}": ["—" if point.total is None else units.digits(point.total / factor) for point in points],
+            f"Bound, {unit}": ["—" if point.bound is None else units.digits(point.bound / factor) for point in points],
+            "": [state_of(point) for point in points],
+        }
+    )

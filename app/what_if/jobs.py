@@ -1,0 +1,63 @@
+"""How the What-if page starts a study and shows what it has found so far."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app import cached, state
+from app.optimise import studies
+from engine.jobs import runner
+from engine.jobs.tasks import problem_arguments
+from engine.problem import Problem
+
+
+def run(kind: str, problem: Problem, more: dict[str, Any]) -> None:
+    """Start a study, and draw the page again with its button off."""
+    before = state.study_job(kind)
+    studies.run(kind, problem, more)
+    if state.study_job(kind) != before:
+        st.rerun()
+
+
+def running(kind: str) -> bool:
+    """Whether the newest study of a kind still runs."""
+    job = newest(kind)
+    return job is not None and not job.state.finished
+
+
+def newest(kind: str) -> runner.Job | None:
+    """The newest study of a kind in this session."""
+    id = state.study_job(kind)
+    return next(iter(cached.jobs([id] if id else [])), None)
+
+
+def watch(
+    kind: str, problem: Problem, wanted: dict[str, Any], show: Callable[[dict[str, Any], bool], None], empty: str
+) -> None:
+    """The newest study of a kind, if it is about what is open now; wanted: further arguments that it must have had."""
+    job = newest(kind)
+    if job is not None:
+        about = problem_arguments(problem) | wanted
+        if {name: job.request.arguments.get(name) for name in about} != about:
+            st.info(
+                "The last study was about another plan, recording, cluster, model or cost source: run it again for what is "
+                "open.",
+                icon=":material/info:",
+            )
+            return
+    studies.watch(kind, lambda result: show(result, job.state.finished), empty)
+
+
+def download(points: list, name: str) -> None:
+    """A button for a study's points in full; times in seconds."""
+    st.download_button(
+        "Points as CSV",
+        lambda: pd.DataFrame([point.to_dict() for point in points]).to_csv(index=False),
+        f"{name}.csv",
+        "text/csv",
+        icon=":material/download:",
+        on_click="ignore",
+        key=f"what-if-csv-{name}",
+    )

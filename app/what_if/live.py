@@ -1,0 +1,325 @@
+"""The upper half of the What-if page: sliders, and what the open plan and a baseline then take."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+from app import cached, state, widgets
+from app.charts import what_if as charts
+from app.text import plain
+from engine import units
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.jobs.tasks import problem_arguments
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.result import Provenance, never
+from engine.simulate.metrics import input_digests
+from engine.studies.what_if import Change, Outlook, changed, is_quick, least, outlook
+from engine.systems import SYSTEMS, systems_for
+from engine.systems.base import silent
+from engine.workload import RoutingTrace
+
+FASTER = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
+REPLAN = "replan"
+USUAL = {True: "lancet", False: "aurora"}
+"""Replanned with where the open plan's own system cannot, by whether it is a training step."""
+
+
+@dataclass(frozen=True)
+class Slider:
+    """A factor that can be changed."""
+
+    field: str
+    label: str
+    values: tuple[float, ...]
+    help: str
+
+
+NETWORK = Slider(
+    "network", "Network bandwidth", FASTER, "of every GPU's port to the fabric and of the links inside nodes"
+)
+COMPUTE = Slider("compute", "Computation speed", FASTER, "every computation takes its time divided by this")
+LATENCY = Slider("latency", "Latency", (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "what a send takes to start")
+TOKENS = Slider(
+    "tokens",
+    "Tokens",
+    (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
+    "every recorded token stands for so many: a smaller or larger batch, routed alike",
+)
+BATCH = Slider("tokens", "Batch", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0), "sequences on every GPU")
+WIDTH = Slider(
+    "width",
+    "Model width",
+    (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
+    "d_model and d_ff: bytes of a token, and with both the work of an expert",
+)
+AS_NOW = "as the model"
+DTYPES = (AS_NOW, "fp8", "bf16", "fp32")
+MOST_NOISE = 75
+
+
+def panel(problem: Problem) -> None:
+    """Sliders left, charts right; moving one simulates again at once."""
+    try:
+        plan, is_open = plan_to_study(problem)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        return
+    if plan is None:
+        st.caption(
+            "Once a plan is open, sliders here show what its step takes on a faster network, with another batch …"
+        )
+        st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
+        return
+    if problem.second is not None and not is_quick(problem):
+        st.info(
+            "Two models on so many GPUs are too much to simulate while a slider moves; the studies below do it as jobs.",
+            icon=":material/info:",
+        )
+        return
+    others = others_of(problem, plan, linear_plan(problem) if problem.step is None else None)
+
+    @st.fragment
+    def live() -> None:
+        left, right = st.columns([3, 10], gap="large")
+        with left:
+            change = choose(problem)
+            beside = _choose_baseline(others)
+            replanned = _replan(problem, plan, change)
+        with right:
+            _show(problem, {"open": plan, "beside": beside, "replanned": replanned}, change, is_open)
+
+    live()
+
+
+def plan_to_study(problem: Problem) -> tuple[Plan | None, bool]:
+    """The open plan where it fits, otherwise the linear placement (None for a training step); and whether it is open."""
+    plan = cached.open_plan()
+    if not widgets.why_not(plan, problem):
+        return plan, True
+    return (linear_plan(problem) if problem.step is None else None), False
+
+
+def others_of(problem: Problem, plan: Plan, linear: Plan | None) -> dict[str, Plan]:
+    """What a plan can be shown beside, by id: the session's other plans that fit, the usual baselines first, the linear
+    placement last."""
+    fitting = {id: one.plan for id, one in cached.candidates().items() if not widgets.why_not(one.plan, problem)}
+    usual = widgets.usual_baselines(fitting, plan)
+    found = {id: fitting[id] for id in [*usual, *fitting] if id != plan.id}
+    if linear is not None and linear.name not in (plan.name, *(one.name for one in found.values())):
+        found[linear.id] = linear
+    return found
+
+
+def linear_plan(problem: Problem) -> Plan:
+    """Contiguous blocks and a plain all-to-all, of one model or two. Raises InputError where the experts do not fit."""
+    system = SYSTEMS["linear"]
+    settings = system.settings({})
+    draft = system.recipe(problem, settings, never, silent)
+    return draft.plan(system.title, Provenance(optimiser=system.name, options=settings, inputs=input_digests(problem)))
+
+
+def sliders_of(problem: Problem) -> list[Slider]:
+    """What can be changed of the open problem by a factor."""
+    found = [NETWORK, COMPUTE]
+    if problem.network.latency > 0 or problem.network.link_latency.any():
+        found.append(LATENCY)
+    if problem.step is not None:
+        return found + ([BATCH] if problem.graph is None else [])
+    return [*found, TOKENS, WIDTH]
+
+
+def choose(problem: Problem) -> Change:
+    """The sliders, and the change that they stand for."""
+    sliders, kept = sliders_of(problem), state.what_if()
+    at = {
+        slider.field: st.select_slider(
+            slider.label,
+            slider.values,
+            kept[slider.field] if kept.get(slider.field) in slider.values else 1.0,
+            units.ratio,
+            key=_key(slider.field),
+            help=slider.help,
+        )
+        for slider in sliders
+    }
+    factors = dict(at)
+    if problem.step is None:
+        at["dtype"] = st.selectbox(
+            "Numbers",
+            DTYPES,
+            DTYPES.index(kept.get("dtype", AS_NOW)),
+            lambda one: f"{one} ({problem.model.dtype})" if one == AS_NOW else one,
+            key=_key("dtype"),
+            help="what experts compute with and tokens are sent as",
+        )
+        at["noise"] = st.slider(
+            "Imprecise traffic",
+            0,
+            MOST_NOISE,
+            kept.get("noise", 0),
+            5,
+            "%d %%",
+            key=_key("noise"),
+            help="share of every layer's tokens that go where other layers send theirs, as in Aurora's Q4: the plan knows "
+            "nothing of it (one layer: experts shuffled)",
+        )
+        factors["dtype"] = None if at["dtype"] in (AS_NOW, problem.model.dtype) else at["dtype"]
+        factors["noise"] = at["noise"] / 100
+    state.keep_what_if(at)
+    change = Change(**factors)
+    st.button(
+        "Back to how things are",
+        icon=":material/restart_alt:",
+        disabled=change.is_none,
+        on_click=_reset,
+        args=([slider.field for slider in sliders],),
+        width="stretch",
+    )
+    return change
+
+
+def _key(field: str) -> str:
+    return f"what-if-{field}"
+
+
+def _reset(fields: list[str]) -> None:
+    for field in fields:
+        st.session_state[_key(field)] = 1.0
+    st.session_state[_key("dtype")], st.session_state[_key("noise")] = AS_NOW, 0
+
+
+def _choose_baseline(others: dict[str, Plan]) -> Plan | None:
+    if not others:
+        return None
+    return others[st.selectbox("Beside it", list(others), format_func=lambda id: others[id].name, key="what-if-beside")]
+
+
+def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
+    """By which system to plan anew in place of a plan, and with which options: its own, or the usual one where that is a
+    baseline or none for what is open."""
+    systems, name = systems_for(problem), plan.provenance.optimiser
+    if name not in systems or systems[name].baseline:
+        name = USUAL[problem.step is not None]
+    known = {option.name for option in systems[name].options}
+    return name, {key: value for key, value in plan.provenance.options.items() if key in known}
+
+
+def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
+    """Run the plan's system for what is changed, as a job; the plan that it found for exactly this, if it has."""
+    name, options = system_for(problem, plan)
+    system = systems_for(problem)[name]
+    (job,) = cached.jobs([state.study_job(REPLAN)] if state.study_job(REPLAN) else []) or (None,)
+    wanted = problem_arguments(problem) | {
+        "change": change.model_dump(mode="json"),
+        "system": name,
+        "options": options,
+        "parent": plan.id,
+    }
+    running = job is not None and not job.state.finished
+    st.button(
+        "Replan for this change",
+        icon=":material/route:",
+        disabled=change.is_none or running,
+        width="stretch",
+        help=f"Runs {plain(system.title)} for what is changed and shows its plan beside the open one.",
+        on_click=_start,
+        args=(wanted,),
+    )
+    if job is None or job.request.arguments != wanted:
+        return None
+    if job.state is not runner.State.DONE:
+        _watch(job)
+        return None
+    found = job.result["candidates"][0]
+    again = Plan.from_dict(found["plan"], "plan")
+    if st.button(
+        "Open the new plan", icon=":material/open_in_new:", width="stretch", disabled=again.id == state.plan_id()
+    ):
+        state.take_plan(again.id, job.id)
+        state.open_plan(again.id)
+        st.rerun()
+    return again
+
+
+def _start(wanted: dict[str, Any]) -> None:
+    try:
+        state.set_study_job(REPLAN, widgets.start_job(REPLAN, wanted).id)
+    except InputError as error:
+        state.notice(str(error))
+
+
+def _watch(job: runner.Job) -> None:
+    """The job's row until it has finished; then the page is drawn again."""
+    running = not job.state.finished
+
+    @st.fragment(run_every=1 if running else None)
+    def newest() -> None:
+        widgets.job_row(job)
+        if running and job.state.finished:
+            st.rerun()
+
+    newest()
+
+
+def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_open: bool) -> None:
+    """The charts of the plans now and after the change; where the change cannot be, why, and how things are."""
+    after: dict[str, Outlook] = {}
+    try:
+        if not change.is_none:
+            then = changed(problem, change)
+            after = {plan.id: outlook_of(plan, then) for plan in plans.values() if plan is not None}
+    except InputError as error:
+        st.error(f"This change cannot be: {plain(str(error))}", icon=":material/error:")
+    both = [one for one in (plans["open"], plans["beside"]) if one is not None]
+    try:
+        cases = [charts.Case(one.name, outlook_of(one, problem), after.get(one.id)) for one in both]
+    except InputError as error:
+        widgets.cost_fault(str(error))
+    again = plans["replanned"]
+    if again is not None and again.id in after:
+        cases.append(charts.Case("Replanned", None, after[again.id]))
+    widgets.chart(charts.totals(cases, change.in_words), "what-if-totals")
+    overlaps = problem.step is not None or problem.second is not None
+    one_by_one = len(cases[0].shown.resources) > 1  # of a step, GPUs that do the same are one
+    places = st.columns(2, gap="medium") if one_by_one else [None, st.container()]
+    if one_by_one:
+        with places[0]:
+            widgets.chart(charts.per_gpu(cases[0], overlaps), "what-if-gpus")
+    with places[1]:
+        if problem.step is not None:
+            widgets.chart(charts.per_kind(cases[0]), "what-if-kinds")
+        else:
+            widgets.chart(charts.per_layer(cases), "what-if-layers")
+    st.caption(_said(problem, is_open, change))
+
+
+def _said(problem: Problem, is_open: bool, change: Change) -> str:
+    parts = [] if is_open else ["No plan is open: this is the linear placement."]
+    if is_quick(problem):
+        parts.append("Simulated: placement and order of sends stay as they are, only what is slid changes.")
+    else:
+        parts.append(
+            "Too large to simulate every send while a slider moves: each all-to-all takes what its busiest port "
+            "needs, which no order beats. Orders make no difference here; the Timeline simulates them."
+        )
+    if problem.graph is not None:
+        parts.append("Operators imported with measured times keep them.")
+    if problem.step is not None and len(problem.cluster.gpus) > 1:
+        parts.append("GPUs that do the same at the same time count as one.")
+    if problem.step is not None:
+        parts.append("Width and numbers of a training step are set on the Optimise page.")
+    if change.tokens != 1 and isinstance(problem.workload, RoutingTrace) and problem.step is None:
+        parts.append(f"{problem.workload.tokens * change.tokens:,.0f} tokens a pass.")
+    return " ".join([*parts, f"Costs: {plain(problem.cost.source)}."])
+
+
+def outlook_of(plan: Plan, problem: Problem) -> Outlook:
+    return _outlook(plan.id, tuple(input_digests(problem).values()), plan, problem)
+
+
+@st.cache_resource(max_entries=256, show_spinner=False)
+def _outlook(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Outlook:
+    return outlook(_plan, _problem) if is_quick(_problem) else least(_plan, _problem)

@@ -1,0 +1,227 @@
+"""The lower half of the What-if page: studies that run as jobs and whose charts fill in as points arrive."""
+
+import re
+from typing import Any
+
+import streamlit as st
+
+from app import state, widgets
+from app.charts import what_if_curve
+from app.charts import what_if_studies as charts
+from app.text import plain
+from app.what_if import jobs
+from app.what_if.capacity import capacity
+from app.what_if.live import MOST_NOISE, linear_plan, others_of, plan_to_study, sliders_of, system_for
+from app.what_if.synthetic import panel as synthetic_panel
+from engine import units
+from engine.errors import InputError
+from engine.problem import Problem
+from engine.studies.curve import CurvePoint
+from engine.studies.imprecision import LEVELS, MOST_SEEDS, PAPER_LOSS, ImprecisionPoint, check_levels, systems_of
+from engine.studies.noise import NOISES
+from engine.studies.sensitivity import SensitivityPoint
+from engine.systems import SYSTEMS, systems_for
+
+KINDS = {
+    "curve": ":material/show_chart: Sweep",
+    "sensitivity": ":material/tornado: Sensitivity",
+    "imprecision": ":material/blur_on: Imprecise traffic",
+    "capacity": ":material/dns: How many GPUs",
+    "synthetic": ":material/casino: Synthetic workload",
+}
+NOISE_LEVELS = tuple(one / 100 for one in range(0, MOST_NOISE + 1, 15))
+
+
+def panel(problem: Problem) -> None:
+    """Choose a study of inference."""
+    # After a reload the newest study is the one to look at; ids of jobs sort by time.
+    newest = max(KINDS, key=lambda kind: state.study_job(kind) or "")
+    kind = (
+        widgets.segments(
+            "Study",
+            list(KINDS),
+            default=newest,
+            format_func=KINDS.get,
+            key="what-if-study",
+            label_visibility="collapsed",
+        )
+        or newest
+    )
+    if kind == "synthetic":
+        synthetic_panel()
+    else:
+        {"curve": curve, "sensitivity": sensitivity, "imprecision": imprecision, "capacity": capacity}[kind](problem)
+
+
+def curve(problem: Problem) -> None:
+    """One slider over its whole range."""
+    st.caption(
+        "One slider over its whole range: the plan and a baseline as they are, and what a plan made for every value takes."
+    )
+    try:
+        plan, _ = plan_to_study(problem)
+        linear = linear_plan(problem)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        return
+    sliders = {one.field: one for one in sliders_of(problem)}
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        field = st.selectbox(
+            "Change",
+            [*sliders, "noise"],
+            width=220,
+            key="what-if-field",
+            format_func=lambda one: sliders[one].label if one in sliders else "Imprecise traffic",
+        )
+        beside = st.selectbox(
+            "Beside it",
+            others := others_of(problem, plan, linear),
+            width=260,
+            key="what-if-curve-beside",
+            format_func=lambda id: others[id].name,
+            disabled=not others,
+        )
+        name, options = system_for(problem, plan)
+        anew = st.checkbox(
+            f"Plan anew at every value, by {plain(systems_for(problem)[name].title)}", True, key="what-if-anew"
+        )
+        plans = [plan, *([others[beside]] if beside else [])]
+        if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=jobs.running("curve")):
+            values = sliders[field].values if field in sliders else NOISE_LEVELS
+            jobs.run(
+                "curve",
+                problem,
+                {
+                    "plans": [one.model_dump(mode="json", exclude_none=True) for one in plans],
+                    "field": field,
+                    "values": list(values),
+                    "system": name if anew else None,
+                    "options": options,
+                },
+            )
+
+    def show(result: dict[str, Any], complete: bool) -> None:
+        points = [CurvePoint.from_dict(point) for point in result["points"]]
+        if points:
+            widgets.chart(
+                what_if_curve.curve(points, result["field"], result["series"], complete, _tag(result)), "what-if-curve"
+            )
+            st.caption(f"{_how(result)} Costs: {plain(result['cost_source'])}.")
+            jobs.download(points, "curve")
+
+    jobs.watch(
+        "curve",
+        problem,
+        {},
+        show,
+        "Nothing swept yet. On the sample it takes half a minute, without new plans seconds.",
+    )
+
+
+def _tag(result: dict[str, Any]) -> str:
+    return "simulated" if result["simulated"] else "bound"
+
+
+def _how(result: dict[str, Any]) -> str:
+    """How a study came to its times."""
+    if result["simulated"]:
+        return "Simulated."
+    return "Not simulated: every all-to-all at the time of its busiest port."
+
+
+def sensitivity(problem: Problem) -> None:
+    """What the plan's time hangs on, as a tornado."""
+    st.caption("What the plan's time hangs on: one thing at a time a share less and more, the plan as it is.")
+    try:
+        plan, _ = plan_to_study(problem)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        return
+    if plan is None:
+        st.caption("Open a plan first.")
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        percent = st.number_input("By, %", 1, 90, 25, width=110, key="what-if-share")
+        wanted = {"plan": plan.model_dump(mode="json", exclude_none=True)}
+        if st.button(
+            "Run the sensitivity study",
+            icon=":material/play_arrow:",
+            type="primary",
+            disabled=jobs.running("sensitivity"),
+        ):
+            jobs.run("sensitivity", problem, wanted | {"share": percent / 100})
+
+    def show(result: dict[str, Any], complete: bool) -> None:
+        points = [SensitivityPoint.from_dict(point) for point in result["points"]]
+        if points:
+            widgets.chart(
+                charts.tornado(points, result["total"], result["share"], complete, _tag(result)), "what-if-tornado"
+            )
+            st.caption(f"{plain(result['plan'])}. {_how(result)} Costs: {plain(result['cost_source'])}.")
+            jobs.download(points, "sensitivity")
+
+    jobs.watch("sensitivity", problem, wanted, show, "Nothing run yet. On the sample it takes a few seconds.")
+
+
+def imprecision(problem: Problem) -> None:
+    """Aurora's Q4."""
+    st.caption(
+        "Aurora's Q4 (§8.2): plans are made on traffic of which a share is noise and timed on the traffic as recorded. "
+        "Noise is what other layers of this recording do, or the layer's own traffic with its experts shuffled. The "
+        "paper plans on one layer and times on the mixture; here what is timed stays the same."
+    )
+    several = problem.workload.layers > 1
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        text = st.text_input("Noise, %", ", ".join(f"{100 * one:g}" for one in LEVELS), width=230, key="what-if-levels")
+        seeds = st.number_input("Draws at each", 1, MOST_SEEDS, 3, width=130, key="what-if-seeds")
+        noise = st.selectbox(
+            "Noise is", list(NOISES)[0 if several else 1 :], format_func=NOISES.get, width=330, key="what-if-noise-kind"
+        )
+        limit = st.number_input(
+            "Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-limit", help="time limit of Aurora's placement"
+        )
+        try:
+            levels = levels_of(text)
+        except InputError as error:
+            levels, complaint = None, str(error)
+        if st.button(
+            "Run the imprecision study",
+            icon=":material/play_arrow:",
+            type="primary",
+            disabled=levels is None or jobs.running("imprecision"),
+        ):
+            jobs.run(
+                "imprecision",
+                problem,
+                {"levels": levels, "seeds": seeds, "noise": noise, "options": {"aurora": {"time_limit": limit}}},
+            )
+    if levels is None:
+        st.error(plain(complaint), icon=":material/error:")
+
+    def show(result: dict[str, Any], complete: bool) -> None:
+        points = [ImprecisionPoint.from_dict(point) for point in result["points"]]
+        if not points:
+            return
+        titles = {name: SYSTEMS[name].title for name in systems_of(problem)}
+        left, right = st.columns(2, gap="medium")
+        with left:
+            widgets.chart(charts.imprecise_times(points, titles, complete), "what-if-imprecise")
+        with right:
+            widgets.chart(charts.speed_ups(points, titles), "what-if-speed-ups")
+        st.caption(
+            f"Simulated. Noise: {plain(NOISES[result['noise']])}. Bands go from the least to the most of "
+            f"{result['seeds']} draws, lines through the median. The paper's plans lost up to {units.share(PAPER_LOSS)} "
+            f"at 75 % on its traces and GPUs. Costs: {plain(result['cost_source'])}."
+        )
+        jobs.download(points, "imprecision")
+
+    jobs.watch("imprecision", problem, {}, show, "Nothing run yet. On the sample it takes about a minute.")
+
+
+def levels_of(text: str) -> list[float]:
+    """Shares from percentages that a person typed, apart by commas or spaces. Raises InputError for anything else."""
+    try:
+        found = [float(part) / 100 for part in re.split(r"[,;\s%]+", text.strip()) if part]
+    except ValueError:
+        raise InputError(f"noise: '{text[:40]}' is no list of percentages; write for example 0, 25, 50, 75") from None
+    return check_levels(found, 1)

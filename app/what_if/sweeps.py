@@ -1,0 +1,276 @@
+"""The panel of the What-if page that sweeps one parameter of a plan for a training step."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app import cached, state, widgets
+from app.charts import sweep as charts
+from app.optimise import studies
+from app.text import plain
+from engine import units
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.jobs.tasks import problem_arguments
+from engine.problem import Problem
+from engine.studies.operators import operators_of
+from engine.studies.sweep import NAMES, ORDERS, Kind, SweepPoint, best_of, check_values, trials_of
+from engine.systems.training.baselines import BUCKET
+from engine.systems.training.lancet import IRREGULAR, WEIGHTS
+from engine.systems.training.lina import PACKING, PIPELINE
+
+KINDS: dict[Kind, tuple[str, str]] = {
+    "micro_op": (
+        ":material/grid_view: Micro-op size",
+        "Lina cuts all-to-alls and all-reduces into micro-ops, so that an "
+        "all-to-all never waits long for the network. Small ones wait less, but each has a start-up time "
+        "(Lina §7.2.2). The references cut nothing. With packing, the experts on a GPU are chosen anew for every "
+        "size, which makes the line jump.",
+    ),
+    "degree": (
+        ":material/splitscreen: Pipeline degree",
+        "Every MoE layer in so many parts, forward and backward alike. More "
+        "parts overlap more, but each has a start-up time (PipeMoE, Figures 3 and 4).",
+    ),
+    "range": (
+        ":material/content_cut: Partition range",
+        "How many operators around an all-to-all Lancet may cut together in "
+        "the forward pass. Longer ranges hide more, but small parts compute less efficiently (Lancet, Figure 6). 0: "
+        "nothing is cut; 4: only dispatch, experts and combine.",
+    ),
+}
+FIELDS = {"micro_op": "Micro-op sizes, MB", "degree": "Degrees", "range": "Most operators in a range"}
+MICRO_OPS = "1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100, 150, 200"
+RANGES = (0, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
+NO_PACKING = replace(PACKING, default="off")
+"""The size alone is swept unless a person wants the packing to follow it."""
+SPLIT = (11, 9)
+PARTS, USUAL_PARTS = (2, 3, 4, 6, 8, 12, 16), (2, 8)
+
+
+def panel(problem: Problem) -> None:
+    """Choose, run, watch and show."""
+    kind = (
+        widgets.segments(
+            "Sweep",
+            list(KINDS),
+            default="micro_op",
+            format_func=lambda one: KINDS[one][0],
+            key="sweep-kind",
+            label_visibility="collapsed",
+        )
+        or "micro_op"
+    )
+    st.caption(KINDS[kind][1])
+    wanted = _wanted(kind, problem)
+    job = _newest(kind)
+    running = job is not None and not job.state.finished
+    if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=wanted is None or running):
+        _start(kind, problem, wanted)
+    if job is not None and not _is_about(job, problem):
+        st.info(
+            "The last sweep was about another training step, model, cluster or cost source: run it again for what is open.",
+            icon=":material/info:",
+        )
+        return
+    studies.watch(
+        _key(kind),
+        lambda result: _show(kind, job, result),
+        "Nothing swept yet: press Run the sweep. It takes a few seconds.",
+    )
+
+
+def values_of(text: str, kind: Kind) -> list[float]:
+    """The values that a person typed: numbers apart by commas or spaces, `1-16` for whole numbers from … to, ascending.
+    Raises InputError for anything else, and for values that cannot be swept."""
+    found: list[float] = []
+    for part in re.split(r"[,;\s]+", text.strip()):
+        stretch = re.fullmatch(r"(\d{1,6})[-–…](\d{1,6})", part)
+        try:
+            if stretch:
+                low, high = map(int, stretch.groups())
+                if not 0 <= high - low <= 1000:
+                    raise InputError(
+                        f"{NAMES[kind]}: {part} goes from {low} to {high}; give an ascending, shorter stretch"
+                    )
+                found += range(low, high + 1)
+            elif part:
+                found.append(float(part))
+        except ValueError:
+            raise InputError(f"{NAMES[kind]}: '{part}' is not a number; write for example 10, 20, 30") from None
+    return check_values(kind, found)
+
+
+def _newest(kind: Kind) -> runner.Job | None:
+    """The newest sweep of a kind in this session."""
+    id = state.study_job(_key(kind))
+    return next(iter(cached.jobs([id] if id else [])), None)
+
+
+def _key(kind: Kind) -> str:
+    """Under which the session keeps the newest sweep of a kind."""
+    return f"sweep-{kind}"
+
+
+def _usual(kind: Kind, problem: Problem) -> str:
+    if kind == "micro_op":
+        return MICRO_OPS
+    if kind == "degree":
+        return "1-16"
+    forward = len(operators_of(problem).of_phase("forward"))
+    return ", ".join(str(one) for one in (*(one for one in RANGES if one < forward), forward))
+
+
+def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
+    """Values and settings as a sweep takes them; None, and said why, where they cannot be."""
+    settings: dict[str, Any] = {}
+    text = st.text_input(
+        FIELDS[kind],
+        _usual(kind, problem),
+        key=f"sweep-values-{kind}-{problem.model.digest[:8]}",
+        help="numbers with commas between them; 1-16 stands for the whole numbers from 1 to 16",
+    )
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if kind == "micro_op":
+            settings = {one.name: widgets.option_input("sweep", one) for one in (NO_PACKING, PIPELINE)}
+        elif kind == "degree":
+            settings = {
+                "orders": st.multiselect(
+                    "Order on the network", list(ORDERS), list(ORDERS), format_func=ORDERS.get, width=330
+                )
+            }
+        else:
+            settings = {"parts": sorted(st.multiselect("Most parts of a range", PARTS, USUAL_PARTS, width=240))}
+            settings |= {one.name: widgets.option_input("sweep", one) for one in (WEIGHTS, IRREGULAR)}
+        settings[BUCKET.name] = widgets.option_input("sweep", BUCKET)
+    try:
+        wanted = {"kind": kind, "values": values_of(text, kind), "settings": settings}
+        if not settings.get("orders", True) or not settings.get("parts", True):
+            raise InputError(
+                "choose at least one " + ("order on the network" if kind == "degree" else "number of parts")
+            )
+        trials_of(problem, kind, wanted["values"], settings)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        return None
+    return wanted
+
+
+def _start(kind: Kind, problem: Problem, wanted: dict[str, Any]) -> None:
+    try:
+        job = widgets.start_job("sweep", problem_arguments(problem) | {"sweep": wanted})
+        state.set_study_job(_key(kind), job.id)
+        st.rerun()
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+
+
+def _is_about(job: runner.Job, problem: Problem) -> bool:
+    """Whether a sweep was of what is open now."""
+    then = job.request.arguments
+    return {name: then[name] for name in then if name != "sweep"} == problem_arguments(problem)
+
+
+def _show(kind: Kind, job: runner.Job, result: dict[str, Any]) -> None:
+    """Both charts, the table, and a way to open any of the plans."""
+    points = [SweepPoint.from_dict(candidate["point"]) for candidate in result["candidates"]]
+    series = charts.series_of(points)
+    if not series:
+        return
+    above, aside = st.columns(SPLIT, gap="medium")
+    with above:
+        what = (
+            widgets.segments(
+                "Time",
+                list(charts.WHATS),
+                default="total",
+                format_func=lambda one: charts.WHATS[one].capitalize(),
+                label_visibility="collapsed",
+                key="sweep-what",
+            )
+            or "total"
+        )
+    shown = series[0]
+    if len(series) > 1:
+        with aside:
+            shown = (
+                widgets.segments(
+                    "Spent on, of",
+                    series,
+                    default=best_of(points, what).series,
+                    label_visibility="collapsed",
+                    key=f"sweep-series-{job.id}",
+                )
+                or series[0]
+            )
+    left, right = st.columns(SPLIT, gap="medium")
+    with left:
+        widgets.chart(charts.times(points, kind, what, len(points) == result["of"]), f"sweep-{kind}")
+    with right:
+        widgets.chart(charts.decomposition(points, kind, shown), f"sweep-parts-{kind}")
+    st.caption(
+        f"Simulated. Costs: {plain(result['cost_source'])}. The bound is proven for every schedule of a point's placement."
+    )
+    _table(kind, job, points, what)
+
+
+def _table(kind: Kind, job: runner.Job, points: list[SweepPoint], what: charts.What) -> None:
+    """The points by series and value, the references last; the selected one, or the best, can be opened."""
+    best = best_of(points, what)
+    key = f"sweep-table-{job.id}"  # points only ever join at the end, so that a row stays the same point
+    picked = st.session_state.get(key, {}).get("selection", {}).get("rows", [])
+    chosen = points[picked[0]] if picked else best
+    st.dataframe(as_text(kind, points), key=key, hide_index=True, on_select="rerun", selection_mode="single-row")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        opened = chosen.plan_id == state.plan_id()
+        if st.button("Open this plan", icon=":material/route:", key=f"sweep-open-{kind}", disabled=opened):
+            state.take_plan(chosen.plan_id, job.id)
+            state.open_plan(chosen.plan_id)
+            st.rerun()
+        named = chosen.series if chosen.value is None else f"{charts.label(kind, chosen.value)}, {chosen.series}"
+        how = "" if picked else ", the best; select a row for another"
+        st.caption(f"{'Open now' if opened else 'This plan'}: {plain(named)}{how}.")
+        st.download_button(
+            "Points as CSV",
+            lambda: _as_csv(points),
+            f"sweep-{kind}-{job.id}.csv",
+            "text/csv",
+            icon=":material/download:",
+            on_click="ignore",
+            key=f"sweep-csv-{kind}",
+        )
+
+
+def as_text(kind: Kind, points: list[SweepPoint]) -> pd.DataFrame:
+    """The figures as text with units, a row a point."""
+    factor, unit = units.scale_of(max(point.total for point in points), units.TIME)
+
+    def column(value) -> list[str]:
+        return [units.digits(value(point) / factor) for point in points]
+
+    text = {
+        FIELDS[kind]: ["reference" if point.value is None else f"{point.value:g}" for point in points],
+        "Series": [point.series for point in points],
+        f"Step, {unit}": column(lambda one: one.total),
+        f"Forward pass, {unit}": column(lambda one: one.forward),
+        "Above the bound": [units.share(point.total / point.bound - 1) for point in points],
+        f"Exposed communication, {unit}": column(lambda one: one.decomposition["communication"]),
+        f"Overlapped, {unit}": column(lambda one: one.decomposition["overlapped"]),
+    }
+    if kind == "micro_op":
+        text["Experts on a GPU"] = [str(point.experts_per_gpu) for point in points]
+        text["All-reduces"] = [f"{point.pieces:,}" for point in points]
+        text[f"Longest all-reduce, {unit}"] = column(lambda one: one.longest)
+    return pd.DataFrame(text)
+
+
+def _as_csv(points: list[SweepPoint]) -> str:
+    """All figures in full, times in seconds."""
+    rows = [
+        {name: value for name, value in point.to_dict().items() if name != "decomposition"} | point.decomposition
+        for point in points
+    ]
+    return pd.DataFrame(rows).to_csv(index=False)

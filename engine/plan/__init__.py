@@ -1,0 +1,21 @@
+"""The plan: what to do on a cluster for a model, and the parts it is made of."""
+
+from engine.plan.placement import Placement
+from engine.plan.plan import Claim, Execution, Plan, Reaction
+from engine.plan.send_order import OrderMode, Schedule, SendOrder
+from engine.plan.training import Overlap, PartitionRange, Pipeline, Priority
+
+__all__ = [
+    "Claim",
+    "Execution",
+    "OrderMode",
+    "Overlap",
+    "PartitionRange",
+    "Pipeline",
+    "Placement",
+    "Plan",
+    "Priority",
+    "Reaction",
+    "Schedule",
+    "SendOrder",
+]

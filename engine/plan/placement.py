@@ -1,0 +1,91 @@
+"""Where experts live: which GPU holds which experts of every MoE layer."""
+
+from functools import cached_property
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from engine.schema import Frozen
+
+
+class Placement(Frozen):
+    """Which experts sit on which GPU, per MoE layer. Replicas and different numbers of slots per GPU are allowed."""
+
+    experts: int = Field(ge=1, le=4096)
+    experts_of_gpu: tuple[tuple[tuple[int, ...], ...], ...] = Field(
+        min_length=1, description="[MoE layer][gpu] -> the experts in its slots"
+    )
+    model_layers: tuple[int, ...] = Field(description="the model layer of every MoE layer")
+
+    @model_validator(mode="after")
+    def _every_expert_has_a_home(self) -> "Placement":
+        if len(self.model_layers) != len(self.experts_of_gpu):
+            raise ValueError("model_layers and experts_of_gpu must have one entry per MoE layer")
+        gpus = len(self.experts_of_gpu[0])
+        for layer, row in enumerate(self.experts_of_gpu):
+            if len(row) != gpus:
+                raise ValueError(f"layer {layer} is placed on {len(row)} GPUs, layer 0 on {gpus}")
+            placed = {expert for slots in row for expert in slots}
+            if missing := set(range(self.experts)) - placed:
+                raise ValueError(f"layer {layer}: expert {min(missing)} is on no GPU")
+            if unknown := placed - set(range(self.experts)):
+                raise ValueError(
+                    f"layer {layer}: there is no expert {max(unknown)} (experts are 0 … {self.experts - 1})"
+                )
+        return self
+
+    @classmethod
+    def from_slots(
+        cls, slots: np.ndarray, slots_of_gpu: np.ndarray, experts: int, model_layers: tuple[int, ...]
+    ) -> "Placement":
+        """A placement with replicas. slots: int[layer, slot], the expert in every slot, GPU after GPU; slots_of_gpu:
+        int[gpu]."""
+        ends = np.cumsum(slots_of_gpu)[:-1]
+        rows = tuple(tuple(tuple(part.tolist()) for part in np.split(row, ends)) for row in slots)
+        return cls(experts=experts, experts_of_gpu=rows, model_layers=model_layers)
+
+    @classmethod
+    def from_gpu_of_expert(cls, gpu_of_expert: np.ndarray, gpus: int, model_layers: tuple[int, ...]) -> "Placement":
+        """A placement without replicas. gpu_of_expert: int[layer, expert]."""
+        experts_of_gpu = tuple(
+            tuple(tuple(np.flatnonzero(row == gpu).tolist()) for gpu in range(gpus)) for row in gpu_of_expert
+        )
+        return cls(experts=gpu_of_expert.shape[1], experts_of_gpu=experts_of_gpu, model_layers=model_layers)
+
+    @property
+    def layers(self) -> int:
+        return len(self.experts_of_gpu)
+
+    @property
+    def gpus(self) -> int:
+        return len(self.experts_of_gpu[0])
+
+    @cached_property
+    def share(self) -> np.ndarray:
+        """float64[layer, expert, gpu]: which part of an expert's tokens each GPU serves; replicas share equally."""
+        slots = np.zeros((self.layers, self.experts, self.gpus))
+        for layer, row in enumerate(self.experts_of_gpu):
+            for gpu, experts in enumerate(row):
+                np.add.at(slots[layer, :, gpu], list(experts), 1.0)
+        return slots / slots.sum(axis=2, keepdims=True)
+
+    @cached_property
+    def single(self) -> bool:
+        """Whether no expert has a replica."""
+        return bool(np.all((self.share > 0).sum(axis=2) == 1))
+
+    @property
+    def gpu_of_expert(self) -> np.ndarray:
+        """int64[layer, expert] of a placement without replicas (the first GPU where there are some)."""
+        return (self.share > 0).argmax(axis=2)
+
+    def moved_experts(self, other: "Placement") -> int | None:
+        """(layer, expert, GPU) copies of `other` that this placement does not have; None for other sizes."""
+        if (self.layers, self.gpus, self.experts) != (other.layers, other.gpus, other.experts):
+            return None
+        return int(((other.share > 0) & (self.share == 0)).sum())
+
+    @cached_property
+    def slots(self) -> np.ndarray:
+        """int64[layer, gpu]: expert slots in use."""
+        return np.array([[len(experts) for experts in row] for row in self.experts_of_gpu], dtype=np.int64)

@@ -1,0 +1,108 @@
+"""The plan: what to do, as independent optional parts, immutable and named by its content."""
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from engine.plan.placement import Placement
+from engine.plan.send_order import SendOrder
+from engine.plan.training import Overlap, Pipeline, Priority
+from engine.result import Provenance, Status
+from engine.schema import Frozen
+
+Execution = Literal["vanilla", "context-coherent"]
+"""vanilla: tokens return to their rank after every MoE layer (dispatch and combine). context-coherent: every GPU holds the
+contexts of all tokens, so a token goes on from the GPU of its first expert, and one all-gather ends the pass (ExFlow §IV-A)."""
+
+
+class Reaction(Frozen):
+    """What a scheduler does at run time: Lina's two phases (§5.2). A plan's own placement is what it starts from.
+
+    path_length: layers of a token's path that foretell its next expert; top_k: likeliest experts kept of each estimate;
+    check_experts: most popular experts compared in phase two; max_experts_per_device: slots of a device in a layer.
+    """
+
+    path_length: int = Field(ge=1, le=64)
+    top_k: int = Field(ge=1, le=4096)
+    check_experts: int = Field(ge=1, le=4096)
+    max_experts_per_device: int = Field(ge=1, le=4096)
+
+
+class Claim(Frozen):
+    """What the optimiser says of its plan: predicted seconds and a proven lower bound over the plans it chose from.
+    Never trusted: `validate` and `simulate` recompute the objective.
+
+    scope: what the bound covers: every send order of the plan's own placement, or also every other placement without
+    replicas and with as many slots per GPU; of a training step, every schedule of the plan's own placement."""
+
+    status: Status
+    objective: float = Field(ge=0)
+    bound: float = Field(ge=0)
+    scope: Literal["order", "placement and order", "schedule"]
+
+    @property
+    def proof(self) -> str:
+        """How far the plan is proven, in words."""
+        if self.status is Status.OPTIMAL:
+            return {"placement and order": "proven optimal", "schedule": "optimal schedule"}.get(
+                self.scope, "optimal order"
+            )
+        stopped = {Status.CANCELLED: "stopped early", Status.TIME_LIMIT: "time ran out"}
+        return stopped.get(self.status, "heuristic")
+
+
+def _order_fits(order: SendOrder, placement: Placement) -> None:
+    scheduled = len(order.dispatch)
+    if scheduled and scheduled != placement.layers:
+        raise ValueError(f"the order covers {scheduled} MoE layers, the placement {placement.layers}")
+    for schedule in order.dispatch + order.combine:
+        ends = schedule.src + schedule.dst
+        if ends and not (min(ends) >= 0 and max(ends) < placement.gpus):
+            raise ValueError(f"a send names a GPU outside 0 … {placement.gpus - 1}")
+
+
+class Plan(Frozen):
+    """What to do on a cluster for a model. Its id is the SHA-256 of its canonical JSON, claim and name left out."""
+
+    name: str = Field(min_length=1, max_length=120)
+    placement: Placement
+    send_order: SendOrder
+    execution: Execution = "vanilla"
+    placement_b: Placement | None = Field(default=None, description="of a second model on the same GPUs")
+    send_order_b: SendOrder | None = None
+    reaction: Reaction | None = None
+    priority: Priority | None = Field(default=None, description="of a training step; absent: a plan for inference")
+    pipeline: Pipeline | None = None
+    overlap: Overlap | None = None
+    provenance: Provenance
+    claim: Claim | None = None
+    parent: str | None = Field(default=None, description="id of the plan that this one was derived from")
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> "Plan":
+        if (self.placement_b is None) != (self.send_order_b is None):
+            raise ValueError("a second model needs both a placement and a send order")
+        _order_fits(self.send_order, self.placement)
+        if self.placement_b is not None:
+            if self.placement_b.gpus != self.placement.gpus:
+                raise ValueError("both models must be placed on the same GPUs")
+            if self.execution != "vanilla":
+                raise ValueError("two models on one cluster run with vanilla execution")
+            _order_fits(self.send_order_b, self.placement_b)
+        if self.priority is None and (self.pipeline is not None or self.overlap is not None):
+            raise ValueError("pipeline and overlap are parts of a training step, which also needs a priority")
+        if self.priority is not None and (self.placement_b is not None or self.execution != "vanilla"):
+            raise ValueError("a training step is planned for one model with vanilla execution")
+        if self.pipeline is not None and len(self.pipeline.forward) != self.placement.layers:
+            raise ValueError(f"{len(self.pipeline.forward)} pipeline degrees for {self.placement.layers} MoE layers")
+        if self.execution == "context-coherent" and not self.placement.single:
+            raise ValueError("context-coherent execution needs every expert on exactly one GPU")
+        return self
+
+    @cached_property
+    def id(self) -> str:
+        content = self.model_dump(mode="json", exclude_none=True, exclude={"claim", "name"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
