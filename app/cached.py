@@ -37,7 +37,7 @@ from engine.store import records
 from engine.store.database import database
 from engine.studies.affinity import kept_by_pair as engine_kept_by_pair
 from engine.studies.affinity import sorted_choices as engine_sorted_choices
-from engine.systems.baselines import linear_placement
+from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
 from engine.training import TrainingStep, balanced_load
 from engine.workload import RoutingTrace, Workload, digest_of

@@ -17,14 +17,12 @@ from engine.problem import Problem
 from engine.result import Provenance, never
 from engine.simulate.metrics import input_digests
 from engine.studies.what_if import Change, Outlook, changed, is_quick, least, outlook
-from engine.systems import SYSTEMS, systems_for
+from engine.systems import SYSTEMS, proposed_for, systems_for
 from engine.systems.base import silent
 from engine.workload import RoutingTrace
 
 FASTER = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
 REPLAN = "replan"
-USUAL = {True: "lancet", False: "aurora"}
-"""Replanned with where the open plan's own system cannot, by whether it is a training step."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +114,10 @@ def others_of(problem: Problem, plan: Plan, linear: Plan | None) -> dict[str, Pl
 def linear_plan(problem: Problem) -> Plan:
     """Contiguous blocks and a plain all-to-all, of one model or two. Raises InputError where the experts do not fit."""
     system = SYSTEMS["linear"]
-    settings = system.settings({})
-    draft = system.recipe(problem, settings, never, silent)
-    return draft.plan(system.title, Provenance(optimiser=system.name, options=settings, inputs=input_digests(problem)))
+    options = system.settings({})
+    draft = system.recipe(problem, options, never, silent)
+    origin = Provenance(optimiser=system.name, options=options.model_dump(), inputs=input_digests(problem))
+    return draft.plan(system.title, origin)
 
 
 def sliders_of(problem: Problem) -> list[Slider]:
@@ -198,12 +197,12 @@ def _choose_baseline(others: dict[str, Plan]) -> Plan | None:
 
 
 def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
-    """By which system to plan anew in place of a plan, and with which options: its own, or the usual one where that is a
-    baseline or none for what is open."""
+    """By which system to plan anew in place of a plan, and with which options: its own, or those of the one that is
+    proposed where that is a baseline or none for what is open."""
     systems, name = systems_for(problem), plan.provenance.optimiser
     if name not in systems or systems[name].baseline:
-        name = USUAL[problem.step is not None]
-    known = {option.name for option in systems[name].options}
+        name = proposed_for(problem).name
+    known = systems[name].options.model_fields
     return name, {key: value for key, value in plan.provenance.options.items() if key in known}
 
 

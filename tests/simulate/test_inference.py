@@ -19,7 +19,7 @@ from engine.simulate.inference import bound_of_plan, bound_of_work, simulate
 from engine.simulate.metrics import metrics
 from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, run
-from engine.systems.aurora_exclusive import phased_order
+from engine.systems.pieces import phased_order
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline, balancedness
 from engine.validate import IllegalError, check_plan
 from engine.workload import RoutingTrace
@@ -79,7 +79,7 @@ def test_check_plan_knows_that_links_and_fabric_start_differently():
 @settings(max_examples=12, deadline=None)
 @given(problems())
 def test_check_plan_agrees_for_every_system(name, problem):
-    options = {"time_limit": 0.3} if "time_limit" in {option.name for option in SYSTEMS[name].options} else {}
+    options = {"time_limit": 0.3} if "time_limit" in SYSTEMS[name].options.model_fields else {}
     result = planned_or_skipped(lambda: run(SYSTEMS[name], problem, options)).result
     assert result.objective == simulate(result.solution, problem).total
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=EXACT)

@@ -14,7 +14,7 @@ from engine.simulate.inference import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, run
 from engine.systems.aurora_colocated import layer_seconds, sides_of_layers
-from engine.systems.aurora_exclusive import phased_order, to_placement
+from engine.systems.pieces import phased_order, to_placement
 from engine.validate import IllegalError, check_timeline
 from engine.workload import RoutingTrace
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, placements, traces
@@ -107,8 +107,8 @@ def pair_of_samples(gpus: int = 4, experts: int = 8) -> Problem:
 @settings(max_examples=20, deadline=None)
 @given(pairs(most=3), st.sampled_from(PAIRED), st.integers(0, 3))
 def test_every_system_for_two_models_gives_a_legal_plan_above_its_bound(problem, system, seed):
-    given_options = {"seed": seed} if any(option.name == "seed" for option in system.options) else {}
-    if any(option.name == "time_limit" for option in system.options):
+    given_options = {"seed": seed} if "seed" in system.options.model_fields else {}
+    if "time_limit" in system.options.model_fields:
         given_options["time_limit"] = 0.2
     result = run(system, problem, given_options).result
     plan = result.solution
