@@ -164,15 +164,16 @@ def timeline(camera: Camera) -> None:
 
 
 def board(camera: Camera) -> None:
-    """The drawing board with the open plan laid over it, and one GPU in the inspector."""
+    """The drawing board with the open plan laid over it, and the links of a node in the inspector."""
     page = camera.page
     camera.visit("Cluster")
     page.get_by_text("Lay the open plan over the drawing").click()
     expect(page.get_by_text("Bars: tokens of a GPU")).to_be_visible()
     settle(page)
-    page.get_by_role("application").get_by_role("button", name=re.compile("^GPU 6,")).click()
-    inspector = page.get_by_role("group", name="Inspector of what is selected")
-    camera.shoot("board", first=page.get_by_text("MoE layer", exact=True), last=inspector)
+    page.get_by_role("application").get_by_role("button", name=re.compile("^Links of aurora-40g-0 to")).click()
+    camera.shoot(
+        "board", first=page.get_by_text("MoE layer", exact=True), last=page.get_by_text("Links, as thick as fast")
+    )
 
 
 def what_if(camera: Camera) -> None:
@@ -204,10 +205,6 @@ def launch(camera: Camera) -> None:
     camera.visit("Launch")
     expect(page.get_by_role("spinbutton", name="Ranks")).to_be_visible()
     camera.shoot("launch")
-    ranks = page.get_by_role("spinbutton", name="Ranks")  # of two each has a core on most machines
-    ranks.fill("2")
-    ranks.press("Enter")
-    settle(page)
     page.get_by_role("button", name="Start", exact=True).click()
     expect(page.get_by_text("Output differs by")).to_be_visible(timeout=LAUNCH_TIMEOUT)
     settle(page)
