@@ -164,13 +164,15 @@ def timeline(camera: Camera) -> None:
 
 
 def board(camera: Camera) -> None:
-    """The drawing board with the open plan laid over it, and the links of a node in the inspector."""
+    """The drawing board with the open plan laid over it, and a node in the inspector."""
     page = camera.page
     camera.visit("Cluster")
     page.get_by_text("Lay the open plan over the drawing").click()
     expect(page.get_by_text("Bars: tokens of a GPU")).to_be_visible()
     settle(page)
-    page.get_by_role("application").get_by_role("button", name=re.compile("^Links of aurora-40g-0 to")).click()
+    page.get_by_role("application").get_by_role("button", name=re.compile("^Node aurora-80g-0")).click(
+        position={"x": 20, "y": 14}
+    )
     camera.shoot(
         "board", first=page.get_by_text("MoE layer", exact=True), last=page.get_by_text("Links, as thick as fast")
     )
