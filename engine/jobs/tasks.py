@@ -8,6 +8,7 @@ from engine import store
 from engine.cluster import Cluster
 from engine.costs import choice as cost_choice
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs.protocol import Context
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
@@ -26,7 +27,7 @@ LONG = 20_000
 
 
 def problem_arguments(problem: Problem) -> dict[str, Any]:
-    """A problem as the arguments of a job; its recordings must be in the data folder."""
+    """A problem as the arguments of a job, which needs its recordings in the data folder, see `save_recordings`."""
     found = {
         "workload": problem.workload.digest,
         "cluster": _json(problem.cluster),
@@ -34,12 +35,19 @@ def problem_arguments(problem: Problem) -> dict[str, Any]:
         "others": [other.digest for other in problem.others],
         "cost": cost_choice.to_dict(problem.cost),
     }
-    if problem.second is not None:
+    if problem.goal is Goal.TWO_MODELS:
         found["second"] = {"workload": problem.second.workload.digest, "model": _json(problem.second.model)}
     for role in ("in_use", "step", "graph"):
         if (document := getattr(problem, role)) is not None:
             found[role] = _json(document)
     return found
+
+
+def save_recordings(problem: Problem) -> None:
+    """Put a problem's recordings into the data folder, where a job finds them: balanced routing was recorded nowhere."""
+    second = () if problem.second is None else (problem.second.workload,)
+    for recording in (problem.workload, *problem.others, *second):
+        store.save_workload(recording)
 
 
 def _json(document: Frozen) -> dict[str, Any]:
@@ -69,7 +77,7 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     `candidate`, and {"refused": {title: reason}} of the systems that cannot plan for this. Raises InputError when none can.
     """
     problem = problem_from(arguments)
-    wanted, registry = arguments["systems"], SYSTEMS if problem.step is None else TRAINING
+    wanted, registry = arguments["systems"], TRAINING if problem.goal is Goal.TRAINING else SYSTEMS
     found: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
     for index, choice in enumerate(wanted):
