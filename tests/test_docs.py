@@ -48,8 +48,9 @@ pytestmark = pytest.mark.usefixtures("warm_python")
 
 
 def commands_of(page: Path) -> list[str]:
-    """Every command of a page, one a line of its `sh` blocks, without what is said about it."""
-    lines = [line for kind, text in FENCED.findall(page.read_text()) if kind == "sh" for line in text.splitlines()]
+    """Every command of a page, one a line of its `sh` blocks (a backslash joins lines), without what is said about it."""
+    blocks = [text for kind, text in FENCED.findall(page.read_text()) if kind == "sh"]
+    lines = [line for text in blocks for line in re.sub(r"\\\n\s*", "", text).splitlines()]
     return [command for line in lines if (command := line.split("  #")[0].strip())]
 
 
