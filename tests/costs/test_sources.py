@@ -8,7 +8,7 @@ import pytest
 
 from engine import store
 from engine.catalogue import cluster_presets, gpu
-from engine.cli_inputs import read_cost
+from engine.cli.inputs import read_cost
 from engine.cluster import Cluster, Node
 from engine.costs import (
     AlphaBeta,

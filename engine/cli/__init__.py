@@ -16,8 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine import cli_calibrate, cli_clusters, formats, report, store
-from engine.cli_inputs import (
+from engine import formats, store
+from engine.cli import clusters as cli_clusters
+from engine.cli import devices as cli_calibrate
+from engine.cli import text as report
+from engine.cli.inputs import (
     inputs_of,
     new_problem,
     plans_and_problem,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import formats
+from engine.cli.text import table
 from engine.costs.calibration import Calibration
 from engine.errors import InputError
 from engine.jobs.calibrations import table_of
@@ -14,7 +15,6 @@ from engine.launch.calibration import DTYPES, plan_sweep
 from engine.launch.devices import attached
 from engine.launch.sweep import Sweep
 from engine.launch.testbed import Testbed, emulated_cluster
-from engine.report import table
 from engine.units import share
 
 BUSY = 0.2
