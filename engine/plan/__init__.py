@@ -1,9 +1,9 @@
 """The plan: what to do on a cluster for a model, and the parts it is made of."""
 
-from engine.plan import Overlap, PartitionRange, Pipeline, Priority
 from engine.plan.placement import Placement
 from engine.plan.plan import Claim, Execution, Plan, Reaction
 from engine.plan.send_order import OrderMode, Schedule, SendOrder
+from engine.plan.training import Overlap, PartitionRange, Pipeline, Priority
 
 __all__ = [
     "Claim",

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from engine.plan import Overlap, Pipeline, Priority
 from engine.plan.placement import Placement
 from engine.plan.send_order import SendOrder
+from engine.plan.training import Overlap, Pipeline, Priority
 from engine.result import Provenance, Status
 from engine.schema import Frozen
 
