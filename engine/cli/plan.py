@@ -1,0 +1,111 @@
+"""`plan` and `graph`: run systems on a problem, and the operators that a training step is planned from."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine.cli import text
+from engine.cli.command import Commands, add_command
+from engine.cli.inputs import add_inputs, new_problem, remember, split_setting
+from engine.cli.output import answer, progress, stopped_by_signals, write
+from engine.errors import InputError
+from engine.formats.source import one_line
+from engine.jobs.tasks import candidate
+from engine.problem import Problem
+from engine.result import Status
+from engine.studies.operators import describe_graph, operators_of
+from engine.systems import SYSTEMS, TRAINING, System, run, systems_for
+
+INFEASIBLE = 3
+
+
+def add(commands: Commands) -> None:
+    """The commands of this group."""
+    command = add_command(commands, "plan", _plan, "run one system, or all of them and rank their plans")
+    add_inputs(command, required=True)
+    command.add_argument("--system", required=True, choices=[*dict.fromkeys([*SYSTEMS, *TRAINING]), "all"])
+    command.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="FILE[::NAME]",
+        help="another recording of the model that the plan must serve as well; may be given several times",
+    )
+    command.add_argument(
+        "--in-use", type=Path, metavar="PLAN", help="the plan that is deployed now, for what a move costs"
+    )
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
+    command.add_argument("-o", "--output", type=Path, metavar="plan.json", help="where the (best) plan goes")
+
+    command = add_command(commands, "graph", _graph, "the operators of a training step, their sizes and times")
+    add_inputs(command, required=True)
+    command.set_defaults(also=[], in_use=None)
+    command.add_argument("-o", "--output", type=Path, metavar="graph.json")
+
+
+def _plan(options: argparse.Namespace) -> int:
+    problem = new_problem(options)
+    choices = _choices(options, problem)
+    remember(problem)
+    outcomes, refused = [], {}
+    with stopped_by_signals() as stop, progress() as report:
+        for system, settings in choices:
+            try:
+                outcomes.append(run(system, problem, settings, stop, report))
+            except InputError as error:
+                if len(choices) == 1:
+                    raise
+                refused[system.title] = str(error)
+            if stop():
+                break
+    for title, reason in refused.items():
+        print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
+    if not outcomes:
+        raise InputError("no system can plan for this")
+    outcomes.sort(key=lambda outcome: outcome.result.objective)
+    best = outcomes[0].result
+    if options.output:
+        write(options.output, best.solution.to_json())
+    rows = [candidate(outcome, problem) for outcome in outcomes]
+    for row, outcome in zip(rows, outcomes, strict=True):
+        plan = outcome.result.solution
+        del row["plan"]
+        row |= {"name": plan.name, "system": plan.provenance.optimiser, "id": plan.id}
+    answer(options, {"plans": rows, "saved": str(options.output) if options.output else None}, text.candidates)
+    return INFEASIBLE if best.status is Status.INFEASIBLE else 0
+
+
+def _choices(options: argparse.Namespace, problem: Problem) -> list[tuple[System, dict[str, Any]]]:
+    """The systems that --system names, each with those of the --set options that it has. Raises InputError when none of
+    them has one."""
+    fitting = systems_for(problem)
+    systems = list(fitting.values()) if options.system == "all" else [_system_called(options.system, problem)]
+    settings = dict(split_setting(setting) for setting in options.settings)
+    own = [{option.name for option in system.options} for system in systems]
+    for name in settings:
+        if not any(name in names for names in own):
+            has = ", ".join(sorted(set().union(*own))) or "none"
+            raise InputError(f"{options.system} has no option '{name}' (it has: {has})")
+    return [
+        (system, {name: value for name, value in settings.items() if name in names})
+        for system, names in zip(systems, own, strict=True)
+    ]
+
+
+def _system_called(name: str, problem: Problem) -> System:
+    """The system of that name for what is to be planned; InputError when it plans for something else."""
+    registry, goal = (SYSTEMS, "inference") if problem.step is None else (TRAINING, "a training step")
+    if name not in registry:
+        raise InputError(f"{name} does not plan {goal}; those that do: {', '.join(registry)}")
+    return registry[name]
+
+
+def _graph(options: argparse.Namespace) -> int:
+    problem = new_problem(options)
+    graph = operators_of(problem)
+    if options.output:
+        write(options.output, graph.to_json())
+    saved = {"saved": str(options.output) if options.output else None}
+    answer(options, describe_graph(problem, graph) | saved, text.operators)
+    return 0
