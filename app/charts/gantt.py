@@ -20,7 +20,7 @@ SECOND = ", second model"
 
 def layers_that_fit(timelines: list[Timeline]) -> int:
     """How many layers, from the first, can be drawn as bars for all timelines together."""
-    per_layer = sum(len(one.events) / max(one.events["layer"].nunique(), 1) for one in timelines)
+    per_layer = sum(len(timeline.events) / max(timeline.events["layer"].nunique(), 1) for timeline in timelines)
     return max(1, int(MOST_BARS / max(per_layer, 1)))
 
 
@@ -35,7 +35,7 @@ def gantt(
     parts = {name: _stretch(one, first, last) for name, one in timelines.items()}
     longest = max((events["end"].max() for events in parts.values() if len(events)), default=0.0)
     factor, unit = scale_of(longest, TIME)
-    lanes = max(len(one.resources) for one in timelines.values())
+    lanes = max(len(timeline.resources) for timeline in timelines.values())
     figure = make_subplots(
         len(parts),
         1,

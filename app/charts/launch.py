@@ -49,7 +49,7 @@ def _pairs(
     factor, unit = scale_of(most, TIME)
     figure = go.Figure()
     for label, values, fills in (
-        ("predicted", predicted, [faint(one) for one in colours]),
+        ("predicted", predicted, [faint(colour) for colour in colours]),
         ("measured", measured, colours),
     ):
         figure.add_bar(

@@ -29,11 +29,11 @@ def front(
     points: kept_share, balancedness, weight and seconds of every placement of the front; others: (kept share,
     balancedness) of other plans by name; elsewhere: the front's points on another recording, called `where`.
     """
-    points = sorted(points, key=lambda one: one["kept_share"])
-    factor, unit = scale_of(max((one["seconds"] for one in points), default=1.0), TIME)
+    points = sorted(points, key=lambda point: point["kept_share"])
+    factor, unit = scale_of(max((point["seconds"] for point in points), default=1.0), TIME)
     figure = go.Figure()
-    kept = [100 * one["kept_share"] for one in points]
-    balance = [one["balancedness"] for one in points]
+    kept = [100 * point["kept_share"] for point in points]
+    balance = [point["balancedness"] for point in points]
     figure.add_scatter(
         x=kept,
         y=balance,
@@ -42,15 +42,15 @@ def front(
         line={"color": NEUTRAL, "width": 1, "shape": "vh"},
         marker={
             "size": 14,
-            "color": [one["seconds"] / factor for one in points],
+            "color": [point["seconds"] / factor for point in points],
             "colorscale": SEQUENTIAL,
             "colorbar": {"title": f"{unit} a pass"},
             "line": {"color": TEAL, "width": 1.5},
         },
         text=[
-            f"weight {one['weight']:.2f}<br>{share(one['kept_share'])} of hops kept, balancedness "
-            f"{digits(one['balancedness'])}<br>{seconds(one['seconds'])} simulated"
-            for one in points
+            f"weight {point['weight']:.2f}<br>{share(point['kept_share'])} of hops kept, balancedness "
+            f"{digits(point['balancedness'])}<br>{seconds(point['seconds'])} simulated"
+            for point in points
         ],
         hovertemplate="%{text}<extra></extra>",
     )

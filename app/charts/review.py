@@ -59,7 +59,7 @@ def placement(plan: Plan, problem: Problem) -> go.Figure:
     )
     if len(parts) == 2:
         ticks = np.arange(0, len(load), max(1, len(load) // 16))
-        figure.update_yaxes(tickvals=ticks, ticktext=[rows[one] for one in ticks])
+        figure.update_yaxes(tickvals=ticks, ticktext=[rows[tick] for tick in ticks])
     title = f"GPU {gpu} serves {ratio(float(load[row, gpu]))} the mean in {rows[row]}: the most of any GPU (marked)"
     if balanced:
         title = "Every GPU serves the mean of every layer"

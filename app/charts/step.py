@@ -35,7 +35,7 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
 
     baseline: name of the plan whose exposed communication the fastest is held against; dark: of the page.
     """
-    factor, unit = scale_of(max(one.total for one in plans.values()), TIME)
+    factor, unit = scale_of(max(plan.total for plan in plans.values()), TIME)
     names, figures = list(plans), list(plans.values())
     place = np.arange(len(names))
     figure = go.Figure()
@@ -153,7 +153,9 @@ def begin_of_backward(timeline: Timeline) -> np.ndarray:
 
 def layers_of(timelines: list[Timeline]) -> list[int]:
     """Model layers that have events, ascending."""
-    return sorted({layer for one in timelines for layer in one.events["layer"].unique().tolist() if layer >= 0})
+    return sorted(
+        {layer for timeline in timelines for layer in timeline.events["layer"].unique().tolist() if layer >= 0}
+    )
 
 
 def stretch(timeline: Timeline, phase: Phase = "step", first: int = 0, last: int | None = None) -> Stretch:
@@ -200,10 +202,10 @@ def _cut(intervals: np.ndarray, low: float, high: float) -> np.ndarray:
 
 def last_that_fits(timelines: list[Timeline], phase: Phase, first: int, last: int) -> int:
     """The last model layer up to which all timelines together can be drawn; at least `first`."""
-    lanes = [_lanes(one) for one in timelines]
+    lanes = [_lanes(timeline) for timeline in timelines]
 
     def too_many(layer: int) -> bool:
-        windows = [_window(one, phase, first, layer) for one in timelines]
+        windows = [_window(timeline, phase, first, layer) for timeline in timelines]
         bars = (
             _drawn(one.events, own, *window).sum() for one, own, window in zip(timelines, lanes, windows, strict=True)
         )

@@ -39,8 +39,8 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
 
     what: of the whole step, or of its forward pass, which has no bound of its own. complete: whether all points are there.
     """
-    swept = [one for one in points if one.value is not None]
-    factor, unit = scale_of(max((getattr(one, what) for one in points), default=1.0), TIME)
+    swept = [point for point in points if point.value is not None]
+    factor, unit = scale_of(max((getattr(point, what) for point in points), default=1.0), TIME)
     place = _places(swept, kind)
     figure = go.Figure()
     for turn, series in enumerate(series_of(points)):
@@ -69,8 +69,8 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
             textposition="bottom center",
             cliponaxis=False,
         )
-    lines = {plain(one.series): getattr(one, what) / factor for one in points if one.value is None}
-    shown = [getattr(one, what) for one in points]
+    lines = {plain(point.series): getattr(point, what) / factor for point in points if point.value is None}
+    shown = [getattr(point, what) for point in points]
     if what == "total":
         _add_bound(figure, swept, place, factor, unit)
         shown += [one.bound for one in swept]
@@ -83,7 +83,7 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
 
 def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.Figure:
     """What the step time of one series is spent on, stacked."""
-    mine = [one for one in points if one.series == series and one.value is not None]
+    mine = [point for point in points if point.series == series and point.value is not None]
     factor, unit = scale_of(max((one.total for one in mine), default=1.0), TIME)
     place = _places(mine, kind)
     figure = go.Figure()
@@ -112,7 +112,7 @@ def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.F
 
 def series_of(points: Sequence[SweepPoint]) -> list[str]:
     """The series that have points, in the order in which they came."""
-    return list(dict.fromkeys(one.series for one in points if one.value is not None))
+    return list(dict.fromkeys(point.series for point in points if point.value is not None))
 
 
 def label(kind: Kind, value: float) -> str:
@@ -130,7 +130,7 @@ def title(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
     if best is None:
         return "No points yet"
     least = getattr(best, what)
-    mine = [one for one in points if one.value is not None and one.series == best.series]
+    mine = [point for point in points if point.value is not None and point.series == best.series]
     worst = max(mine, key=lambda one: getattr(one, what))
     loss = getattr(worst, what) / least - 1
     if len(mine) > 1 and loss <= EQUAL:
@@ -138,7 +138,7 @@ def title(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
     else:
         equal = [one.value for one in mine if getattr(one, what) <= least * (1 + EQUAL)]
         found = f"{_best_in_words(kind, best.value, equal)} best: {seconds(least)}"
-    rival = min((one for one in points if one.value is None), key=lambda one: getattr(one, what), default=None)
+    rival = min((point for point in points if point.value is None), key=lambda one: getattr(one, what), default=None)
     if rival is not None and getattr(rival, what) < least * (1 - EQUAL):
         found += f", but {seconds(getattr(rival, what))} with {rival.series}"
     elif loss > EQUAL:
@@ -162,13 +162,13 @@ def _best_in_words(kind: Kind, best: float, equal: list[float]) -> str:
 def _exposed_title(points: Sequence[SweepPoint], kind: Kind) -> str:
     if not points:
         return "No points yet"
-    least = min(points, key=lambda one: one.decomposition["communication"])
+    least = min(points, key=lambda point: point.decomposition["communication"])
     return f"Least exposed: {seconds(least.decomposition['communication'])} with {label(kind, least.value)}"
 
 
 def _places(points: Sequence[SweepPoint], kind: Kind) -> dict[float, float]:
     """Where every value is on the axis: at itself, or for ranges, whose interesting lengths are the short ones, in a row."""
-    values = sorted({one.value for one in points})
+    values = sorted({point.value for point in points})
     return dict(zip(values, range(len(values)) if kind == "range" else values, strict=True))
 
 
@@ -209,7 +209,7 @@ def _add_bound(
     figure: go.Figure, points: Sequence[SweepPoint], place: dict[float, float], factor: float, unit: str
 ) -> None:
     """The proven bound of every value's placement, the least where series differ."""
-    bounds = {value: min(one.bound for one in points if one.value == value) / factor for value in place}
+    bounds = {value: min(point.bound for point in points if point.value == value) / factor for value in place}
     if not bounds:
         return
     figure.add_scatter(

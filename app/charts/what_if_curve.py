@@ -28,13 +28,13 @@ def curve(
 
     series: names of the plans, the one that is looked at first; tag: what the times are.
     """
-    factor, unit = scale_of(max((one.total for one in points if one.total is not None), default=1.0), TIME)
-    values = sorted({one.value for one in points})
+    factor, unit = scale_of(max((point.total for point in points if point.total is not None), default=1.0), TIME)
+    values = sorted({point.value for point in points})
     ratios = field != "noise"
     log = ratios and min(values, default=0.0) > 0
     figure = go.Figure()
     for turn, name in enumerate([*series, ANEW]):
-        mine = [one for one in points if one.series == name and one.total is not None]
+        mine = [point for point in points if point.series == name and point.total is not None]
         if not mine:
             continue
         colour, dash, symbol = STYLES[min(turn, 2) if name != ANEW else 2]
@@ -69,7 +69,8 @@ def _value(value: float, ratios: bool) -> str:
 def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, complete: bool) -> str:
     """How the first plan does beside a plan made for each value, or else beside the second."""
     totals = {
-        name: {one.value: one.total for one in points if one.series == name and one.total} for name in (*series, ANEW)
+        name: {point.value: point.total for point in points if point.series == name and point.total}
+        for name in (*series, ANEW)
     }
     mine = totals[series[0]]
     said = ""

@@ -30,7 +30,7 @@ def tornado(
 
     total: seconds as things are; change: the share; complete: whether all points are there; tag: what the times are.
     """
-    ordered = sorted(points, key=lambda one: -one.reach)
+    ordered = sorted(points, key=lambda point: -point.reach)
     place = np.arange(len(ordered))
     figure = go.Figure()
     percent = share(change)
@@ -86,11 +86,11 @@ def _most_important(ordered: Sequence[SensitivityPoint], total: float, change: f
 def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], complete: bool = True) -> go.Figure:
     """Time on the real traffic against the share of noise in what was planned on: the median of the draws with a band from
     the least to the most. titles: of the systems."""
-    factor, unit = scale_of(max((one.total for one in points), default=1.0), TIME)
+    factor, unit = scale_of(max((point.total for point in points), default=1.0), TIME)
     figure = go.Figure()
-    for system in dict.fromkeys(one.system for one in points):
+    for system in dict.fromkeys(point.system for point in points):
         colour, dash, symbol = STYLES[system]
-        levels, drawn = _by_level([one for one in points if one.system == system])
+        levels, drawn = _by_level([point for point in points if point.system == system])
         across = [100 * level for level in levels]
         low, high = ([pick(one) / factor for one in drawn] for pick in (min, max))
         figure.add_scatter(
@@ -123,7 +123,7 @@ def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], 
 
 
 def _loss(points: Sequence[ImprecisionPoint], complete: bool) -> str:
-    levels, drawn = _by_level([one for one in points if one.system == "aurora"])
+    levels, drawn = _by_level([point for point in points if point.system == "aurora"])
     if not levels:
         return "No points yet"
     if len(levels) < 2 or levels[0] > 0:
@@ -141,14 +141,14 @@ def _loss(points: Sequence[ImprecisionPoint], complete: bool) -> str:
 
 def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.Figure:
     """How many times as long every baseline takes as Aurora at the same noise and draw (Aurora, Figure 14): the median."""
-    aurora = {(one.level, one.seed): one.total for one in points if one.system == "aurora"}
+    aurora = {(point.level, point.seed): point.total for point in points if point.system == "aurora"}
     figure, worst = go.Figure(), []
-    for system in dict.fromkeys(one.system for one in points if one.system != "aurora"):
+    for system in dict.fromkeys(point.system for point in points if point.system != "aurora"):
         colour, dash, symbol = STYLES[system]
         ratios = [
-            ImprecisionPoint(system, one.level, one.seed, one.total / aurora[one.level, one.seed])
-            for one in points
-            if one.system == system and aurora.get((one.level, one.seed))
+            ImprecisionPoint(system, point.level, point.seed, point.total / aurora[point.level, point.seed])
+            for point in points
+            if point.system == system and aurora.get((point.level, point.seed))
         ]
         levels, drawn = _by_level(ratios)
         median = [float(np.median(one)) for one in drawn]
@@ -177,7 +177,7 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
 
 
 def _noise_axis(figure: go.Figure, points: Sequence[ImprecisionPoint]) -> None:
-    values = sorted({100 * one.level for one in points})
+    values = sorted({100 * point.level for point in points})
     figure.update_xaxes(
         title="noise in the traffic that was planned on",
         showgrid=False,
@@ -188,13 +188,13 @@ def _noise_axis(figure: go.Figure, points: Sequence[ImprecisionPoint]) -> None:
 
 def _by_level(points: Sequence[ImprecisionPoint]) -> tuple[list[float], list[list[float]]]:
     """Levels, ascending, and the totals of all draws at each."""
-    levels = sorted({one.level for one in points})
-    return levels, [[one.total for one in points if one.level == level] for level in levels]
+    levels = sorted({point.level for point in points})
+    return levels, [[point.total for point in points if point.level == level] for level in levels]
 
 
 def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = True) -> go.Figure:
     """Time against the number of GPUs, the bound below it, the target as a line, and the smallest size that meets it."""
-    planned = [one for one in points if one.total is not None]
+    planned = [point for point in points if point.total is not None]
     factor, unit = scale_of(max([target, *(one.total for one in planned)]), TIME)
     found = smallest(points, target)
     figure = go.Figure()
@@ -224,7 +224,7 @@ def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = Tr
         line={"color": NEUTRAL, "width": 1, "dash": "dash"},
         hovertemplate=f"%{{x}} GPUs: bound %{{y:.3g}} {unit}<extra></extra>",
     )
-    refused = [one.gpus for one in points if one.total is None]
+    refused = [point.gpus for point in points if point.total is None]
     if refused:
         figure.add_scatter(
             x=refused,
@@ -259,7 +259,7 @@ def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = Tr
 def _answer(points: Sequence[CapacityPoint], found: CapacityPoint | None, target: float, complete: bool) -> str:
     if found is not None:
         return f"{found.gpus} GPUs are enough for {seconds(target)}: {seconds(found.total)}"
-    planned = [one for one in points if one.total is not None]
+    planned = [point for point in points if point.total is not None]
     if not complete:
         return f"So far: up to {points[-1].gpus} GPUs miss the target" if points else "No points yet"
     if not planned:

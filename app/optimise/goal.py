@@ -130,7 +130,7 @@ def _choose_others(fitting: dict[str, str]) -> list[str]:
     return st.multiselect(
         "Must also serve",
         list(fitting),
-        [one for one in state.others() if one in fitting],
+        [other for other in state.others() if other in fitting],
         format_func=lambda digest: fitting[digest],
         placeholder="Only the open recording",
         help="Replication and Balance and affinity count the worst of all these recordings, ExFlow and Lina give each the "

@@ -121,9 +121,9 @@ def front(problem: Problem) -> None:
 def _other_plans(problem: Problem) -> dict[str, tuple[float, float]]:
     """Kept share of hops and balancedness of the session's own plans, by name."""
     plans = {
-        one.plan.name: one.plan
-        for one in cached.candidates().values()
-        if one.plan.placement_b is None and one.plan.provenance.optimiser != "front"
+        candidate.plan.name: candidate.plan
+        for candidate in cached.candidates().values()
+        if candidate.plan.placement_b is None and candidate.plan.provenance.optimiser != "front"
     }
     fitting = {name: plan for name, plan in plans.items() if not widgets.why_not(plan, problem)}
     scores = _scores(list(fitting.values()), problem.workload.digest)
@@ -134,12 +134,12 @@ def _scores(plans: list, digest: str) -> list[tuple[float, float]]:
     """(kept share of hops, balancedness) of plans on a recording; none where it does not fit."""
     workload = cached.recording(digest)
     fitting = (workload.layers, workload.num_experts)
-    if not plans or any((one.placement.layers, one.placement.experts) != fitting for one in plans):
+    if not plans or any((plan.placement.layers, plan.placement.experts) != fitting for plan in plans):
         return []
     if not isinstance(workload, RoutingTrace):
         return []
     hops = cached.transitions(digest, False)
-    scores = score_matrix([one.placement.share for one in plans], [workload.load], [hops])
+    scores = score_matrix([plan.placement.share for plan in plans], [workload.load], [hops])
     return list(zip(scores.kept_share[:, 0].tolist(), scores.balancedness[:, 0].tolist(), strict=True))
 
 

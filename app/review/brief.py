@@ -90,7 +90,7 @@ def with_risks(brief: Brief, others: Sequence[Workload], simulate: Simulate = si
             risks.append(Risk(other.name, *totals))
         except InputError as error:
             refused[other.name] = str(error)
-    return replace(brief, risks=tuple(sorted(risks, key=lambda one: one.gain)), refused=refused)
+    return replace(brief, risks=tuple(sorted(risks, key=lambda risk: risk.gain)), refused=refused)
 
 
 def _scored(plan: Plan, problem: Problem, timeline: Timeline) -> Scored:

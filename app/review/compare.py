@@ -21,7 +21,7 @@ SESSION, SAVED = "this session", "saved"
 
 def show(workspace: str) -> None:
     """The choice of two plans of the workspace and of the session, and their comparison on the first one's inputs."""
-    saved = {f"saved-{one.number}": one for one in records.saved_plans(store.db(), workspace)}
+    saved = {f"saved-{saved_plan.number}": saved_plan for saved_plan in records.saved_plans(store.db(), workspace)}
     known = {one.plan for one in saved.values()}
     plans: dict[str, SavedPlan | Plan] = {**saved}
     plans |= {f"session-{id}": one.plan for id, one in cached.candidates().items() if id not in known}
@@ -37,7 +37,7 @@ def show(workspace: str) -> None:
         )
     # Those made from the same recording come first: others may be for another cluster and model.
     own = _recording(plans[first])
-    rest = sorted((one for one in plans if one != first), key=lambda one: _recording(plans[one]) != own)
+    rest = sorted((plan for plan in plans if plan != first), key=lambda one: _recording(plans[one]) != own)
     with right:
         second = st.selectbox("Beside", rest, 0, lambda one: _label(plans[one]), key=f"compare-b-{workspace}")
     try:
@@ -112,7 +112,7 @@ def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
         ("Kept local", "kept_local", units.share),
         ("Fullest GPU", "memory", units.size),
     ):
-        ours, theirs = (getattr(one, name) for one in figures)
+        ours, theirs = (getattr(figure, name) for figure in figures)
         against = units.ratio(theirs / ours) if ours else "—"
         if write is units.share:
             against = f"{100 * (theirs - ours):+.1f} points"

@@ -57,7 +57,7 @@ def file_name(saved: SavedPlan) -> str:
 def html(dossier: Dossier) -> str:
     """The report as HTML text."""
     folder = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
-    figures = [chart(one) for one in _figures(dossier.brief)]
+    figures = [chart(figure) for figure in _figures(dossier.brief)]
     plotly_js, draw_js = scripts()
     return folder.get_template("report.html.j2").render(
         saved=dossier.saved,
@@ -106,7 +106,7 @@ def inputs(problem: Problem) -> list[tuple[str, str, str]]:
     """Role, name with its figures, and digest of everything that the plan was made from."""
     digests = input_digests(problem)
     found = [("Workload", _recording(problem.workload), digests["workload"])]
-    found += [("Must also serve", _recording(one), one.digest) for one in problem.others]
+    found += [("Must also serve", _recording(other), other.digest) for other in problem.others]
     types = [gpu.type for gpu in problem.cluster.gpus]
     gpus = ", ".join(f"{types.count(one)} × {one}" for one in dict.fromkeys(types))
     found.append(
@@ -206,7 +206,7 @@ def scripts() -> tuple[Markup, Markup]:
 def _policy(*allowed: str) -> str:
     """Content security policy: these scripts, styles of the page's own, pictures that are in it, and no request at all."""
     digests = (base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in allowed)
-    sources = " ".join(f"'sha256-{one}'" for one in digests)
+    sources = " ".join(f"'sha256-{digest}'" for digest in digests)
     parts = (
         "default-src 'none'",
         f"script-src {sources}",

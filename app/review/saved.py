@@ -34,7 +34,7 @@ EVERY = 4
 
 def choose_workspace() -> str | None:
     """The workspace to look at, with a form for a new one; None while there is none."""
-    found = {one.id: one.name for one in records.workspaces(store.db())}
+    found = {workspace.id: workspace.name for workspace in records.workspaces(store.db())}
     chosen = state.workspace() if state.workspace() in found else next(iter(found), None)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if found:
@@ -132,7 +132,7 @@ def attempt(write: Callable[[], object]) -> None:
 
 def newest_reviews(workspace: str) -> dict[int, Review]:
     """The newest review of every plan of a workspace that has one, by the plan's number."""
-    return {one.saved.number: one for one in reversed(records.reviews(store.db(), workspace))}
+    return {review.saved.number: review for review in reversed(records.reviews(store.db(), workspace))}
 
 
 def show(workspace: str) -> None:
@@ -204,14 +204,14 @@ def as_text(
 ) -> pd.DataFrame:
     """One row a saved plan."""
     totals = [(one.figures.get("metrics") or {}).get("total") for one in listed]
-    factor, unit = units.scale_of(min((one for one in totals if one), default=1.0), units.TIME)
+    factor, unit = units.scale_of(min((total for total in totals if total), default=1.0), units.TIME)
     said = {number: len(one.comments) for number, one in reviews.items()}
     return pd.DataFrame(
         {
             "": ["▸" if one.number == looked_at else "" for one in listed],
             "State": [[state_of.get(one.number, NO_REVIEW)] for one in listed],
             "Plan": [one.name for one in listed],
-            f"Time, {unit} (simulated)": ["—" if one is None else units.digits(one / factor) for one in totals],
+            f"Time, {unit} (simulated)": ["—" if total is None else units.digits(total / factor) for total in totals],
             "Note": [" ".join(one.note.split()) for one in listed],
             "Saved by": [one.by for one in listed],
             "When": [widgets.describe_time(one.at) for one in listed],
@@ -231,7 +231,7 @@ def looked_at(workspace: str) -> tuple[SavedPlan, Review | None] | None:
         return None
     reviews = records.reviews_of(store.db(), number)
     newest = reviews[0] if reviews else None
-    return saved, next((one for one in reviews if one.id == wanted), newest)
+    return saved, next((review for review in reviews if review.id == wanted), newest)
 
 
 def watch() -> None:

@@ -47,7 +47,7 @@ def show(saved: SavedPlan, review: Review | None) -> None:
 def _brief(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run]) -> None:
     head, (left, right) = st.container(), st.columns(2, gap="large")
     with left:
-        st.markdown("**What it does**\n" + "\n".join(f"- {plain(one)}" for one in brief.words))
+        st.markdown("**What it does**\n" + "\n".join(f"- {plain(word)}" for word in brief.words))
     with right:
         known = st.container()
         brief = _on_others(brief)
@@ -55,7 +55,7 @@ def _brief(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run
             "\n".join(
                 [
                     "**What is known of it**",
-                    *(f"- {plain(one)}" for one in bound_in_words(brief)),
+                    *(f"- {plain(bound_in_word)}" for bound_in_word in bound_in_words(brief)),
                     f"- Cost: {plain(cost_in_words(brief))}",
                     f"- Risk: {plain(risk_in_words(brief))}",
                 ]
@@ -191,17 +191,17 @@ def runs_as_text(runs: list[Run]) -> pd.DataFrame:
     """One row a run."""
     return pd.DataFrame(
         {
-            "When": [widgets.describe_time(one.at) for one in runs],
-            "Where": [PLACES.get(one.place, one.place) for one in runs],
-            "Predicted for there": [units.seconds(one.predicted) if one.predicted is not None else "—" for one in runs],
-            "Measured": [units.seconds(one.measured) if one.measured is not None else "—" for one in runs],
+            "When": [widgets.describe_time(run.at) for run in runs],
+            "Where": [PLACES.get(run.place, run.place) for run in runs],
+            "Predicted for there": [units.seconds(run.predicted) if run.predicted is not None else "—" for run in runs],
+            "Measured": [units.seconds(run.measured) if run.measured is not None else "—" for run in runs],
             "Ratio": [
-                units.ratio(one.measured / one.predicted) if one.measured and one.predicted else "—" for one in runs
+                units.ratio(run.measured / run.predicted) if run.measured and run.predicted else "—" for run in runs
             ],
-            "Ranks": [str(one.report.get("ranks") or "—") for one in runs],
-            "Tokens": [f"{one.report['tokens']:,}" if one.report.get("tokens") else "—" for one in runs],
-            "Device": [str(one.report.get("device") or "—") for one in runs],
-            "Launched by": [one.by for one in runs],
+            "Ranks": [str(run.report.get("ranks") or "—") for run in runs],
+            "Tokens": [f"{run.report['tokens']:,}" if run.report.get("tokens") else "—" for run in runs],
+            "Device": [str(run.report.get("device") or "—") for run in runs],
+            "Launched by": [run.by for run in runs],
         }
     )
 

@@ -69,7 +69,7 @@ def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, 
 
 def _names(problem: Problem) -> dict[str, str]:
     recordings = [problem.workload, *problem.others, *([problem.second.workload] if problem.second else [])]
-    return {one.digest: one.name for one in recordings}
+    return {recording.digest: recording.name for recording in recordings}
 
 
 def _finite(value: Any) -> Any:
@@ -150,8 +150,8 @@ def other_recordings(problem: Problem) -> list[str]:
     """Digests of the session's recordings that a plan for this problem was not made from and can be scored on."""
     if problem.second is not None or (problem.step is not None and problem.step.routing == "balanced"):
         return []
-    made_from = {one.digest for one in (problem.workload, *problem.others)}
-    return [one for one in state.workloads() if one not in made_from and store.has_workload(one)]
+    made_from = {other.digest for other in (problem.workload, *problem.others)}
+    return [workload for workload in state.workloads() if workload not in made_from and store.has_workload(workload)]
 
 
 def with_risks(brief: Brief, others: list[str]) -> Brief:
@@ -162,4 +162,4 @@ def with_risks(brief: Brief, others: list[str]) -> Brief:
 
 @st.cache_resource(max_entries=24, show_spinner="Simulating the plan on the other recordings")
 def _with_risks(name: str, id: str, key: tuple[str, ...], others: tuple[str, ...], _brief: Brief) -> Brief:
-    return with_risks_of(_brief, [cached.recording(one) for one in others], cached.simulate)
+    return with_risks_of(_brief, [cached.recording(other) for other in others], cached.simulate)

@@ -32,7 +32,7 @@ def show(shown: dict[str, Plan], problem: Problem) -> None:
         {one: cached.metrics(made, problem).order_bound for one, made in shown.items()} if phase == "step" else None
     )
     widgets.chart(charts.step_gantt(timelines, parts, title, bounds), "step-gantt")
-    groups = max(len(one.resources) for one in timelines.values())
+    groups = max(len(timeline.resources) for timeline in timelines.values())
     some = ""
     if groups > charts.MOST_LANES:
         some = f" Of up to {groups} groups of GPUs the {charts.MOST_LANES} that compute longest are drawn."
@@ -70,7 +70,7 @@ def _figures(plan: Plan, problem: Problem) -> None:
 def choose_part(timelines: list[Timeline]) -> tuple[charts.Phase, int, int]:
     """Phase and model layers to draw; never more than a browser can."""
     layers = charts.layers_of(timelines) or [0]
-    whole = sum(len(charts.stretch(one).events) for one in timelines) <= charts.MOST_BARS
+    whole = sum(len(charts.stretch(timeline).events) for timeline in timelines) <= charts.MOST_BARS
     offered = [one for one in PHASES if whole or one != "step"]
     phase = (
         widgets.segments(

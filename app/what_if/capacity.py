@@ -83,7 +83,7 @@ def capacity(problem: Problem) -> None:
             )
 
     def show(result: dict[str, Any], complete: bool) -> None:
-        points = [CapacityPoint.from_dict(one) for one in result["points"]]
+        points = [CapacityPoint.from_dict(point) for point in result["points"]]
         if not points:
             return
         target = result["target"]
@@ -113,7 +113,7 @@ def capacity(problem: Problem) -> None:
 def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any], complete: bool) -> str:
     """What the search has shown and what it has not."""
     found, parts = smallest(points, target), [f"Planned by {plain(SYSTEMS[result['system']].title)}, simulated."]
-    smaller = [one for one in points if found is not None and one.gpus < found.gpus]
+    smaller = [point for point in points if found is not None and point.gpus < found.gpus]
     if found is not None and smaller:
         open_ = [one.gpus for one in smaller if not one.cannot_meet(target)]
         parts.append(
@@ -123,7 +123,9 @@ def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any],
             else f"All smaller sizes miss it, but only by the plans found: at {', '.join(map(str, open_))} GPUs the bound "
             "leaves room for a better one."
         )
-    again = [one.gpus for one in points if found is not None and one.gpus > found.gpus and not one.meets(target)]
+    again = [
+        point.gpus for point in points if found is not None and point.gpus > found.gpus and not point.meets(target)
+    ]
     if again:
         parts.append(f"More is not always enough: with {', '.join(map(str, again))} GPUs the target is missed again.")
     elif found is not None and complete:
@@ -136,7 +138,7 @@ def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any],
 
 def as_text(points: list[CapacityPoint], target: float) -> pd.DataFrame:
     """The sizes tried, as text with units."""
-    factor, unit = units.scale_of(max([target, *(one.total or 0.0 for one in points)]), units.TIME)
+    factor, unit = units.scale_of(max([target, *(point.total or 0.0 for point in points)]), units.TIME)
 
     def state_of(one: CapacityPoint) -> str:
         if one.total is None:
@@ -147,9 +149,9 @@ def as_text(points: list[CapacityPoint], target: float) -> pd.DataFrame:
 
     return pd.DataFrame(
         {
-            "GPUs": [str(one.gpus) for one in points],
-            f"Time, {unit}": ["—" if one.total is None else units.digits(one.total / factor) for one in points],
-            f"Bound, {unit}": ["—" if one.bound is None else units.digits(one.bound / factor) for one in points],
-            "": [state_of(one) for one in points],
+            "GPUs": [str(point.gpus) for point in points],
+            f"Time, {unit}": ["—" if point.total is None else units.digits(point.total / factor) for point in points],
+            f"Bound, {unit}": ["—" if point.bound is None else units.digits(point.bound / factor) for point in points],
+            "": [state_of(point) for point in points],
         }
     )

@@ -54,7 +54,7 @@ def download(points: list, name: str) -> None:
     """A button for a study's points in full; times in seconds."""
     st.download_button(
         "Points as CSV",
-        lambda: pd.DataFrame([one.to_dict() for one in points]).to_csv(index=False),
+        lambda: pd.DataFrame([point.to_dict() for point in points]).to_csv(index=False),
         f"{name}.csv",
         "text/csv",
         icon=":material/download:",

@@ -135,15 +135,15 @@ def choose(problem: Problem) -> Change:
     """The sliders, and the change that they stand for."""
     sliders, kept = sliders_of(problem), state.what_if()
     at = {
-        one.field: st.select_slider(
-            one.label,
-            one.values,
-            kept[one.field] if kept.get(one.field) in one.values else 1.0,
+        slider.field: st.select_slider(
+            slider.label,
+            slider.values,
+            kept[slider.field] if kept.get(slider.field) in slider.values else 1.0,
             units.ratio,
-            key=_key(one.field),
-            help=one.help,
+            key=_key(slider.field),
+            help=slider.help,
         )
-        for one in sliders
+        for slider in sliders
     }
     factors = dict(at)
     if problem.step is None:
@@ -175,7 +175,7 @@ def choose(problem: Problem) -> Change:
         icon=":material/restart_alt:",
         disabled=change.is_none,
         on_click=_reset,
-        args=([one.field for one in sliders],),
+        args=([slider.field for slider in sliders],),
         width="stretch",
     )
     return change

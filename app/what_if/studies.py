@@ -101,7 +101,7 @@ def curve(problem: Problem) -> None:
             )
 
     def show(result: dict[str, Any], complete: bool) -> None:
-        points = [CurvePoint.from_dict(one) for one in result["points"]]
+        points = [CurvePoint.from_dict(point) for point in result["points"]]
         if points:
             widgets.chart(
                 what_if_curve.curve(points, result["field"], result["series"], complete, _tag(result)), "what-if-curve"
@@ -152,7 +152,7 @@ def sensitivity(problem: Problem) -> None:
             jobs.run("sensitivity", problem, wanted | {"share": percent / 100})
 
     def show(result: dict[str, Any], complete: bool) -> None:
-        points = [SensitivityPoint.from_dict(one) for one in result["points"]]
+        points = [SensitivityPoint.from_dict(point) for point in result["points"]]
         if points:
             widgets.chart(
                 charts.tornado(points, result["total"], result["share"], complete, _tag(result)), "what-if-tornado"
@@ -199,7 +199,7 @@ def imprecision(problem: Problem) -> None:
         st.error(plain(complaint), icon=":material/error:")
 
     def show(result: dict[str, Any], complete: bool) -> None:
-        points = [ImprecisionPoint.from_dict(one) for one in result["points"]]
+        points = [ImprecisionPoint.from_dict(point) for point in result["points"]]
         if not points:
             return
         titles = {name: SYSTEMS[name].title for name in systems_of(problem)}

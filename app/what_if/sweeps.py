@@ -176,7 +176,7 @@ def _is_about(job: runner.Job, problem: Problem) -> bool:
 
 def _show(kind: Kind, job: runner.Job, result: dict[str, Any]) -> None:
     """Both charts, the table, and a way to open any of the plans."""
-    points = [SweepPoint.from_dict(one["point"]) for one in result["candidates"]]
+    points = [SweepPoint.from_dict(candidate["point"]) for candidate in result["candidates"]]
     series = charts.series_of(points)
     if not series:
         return
@@ -246,23 +246,23 @@ def _table(kind: Kind, job: runner.Job, points: list[SweepPoint], what: charts.W
 
 def as_text(kind: Kind, points: list[SweepPoint]) -> pd.DataFrame:
     """The figures as text with units, a row a point."""
-    factor, unit = units.scale_of(max(one.total for one in points), units.TIME)
+    factor, unit = units.scale_of(max(point.total for point in points), units.TIME)
 
     def column(value) -> list[str]:
-        return [units.digits(value(one) / factor) for one in points]
+        return [units.digits(value(point) / factor) for point in points]
 
     text = {
-        FIELDS[kind]: ["reference" if one.value is None else f"{one.value:g}" for one in points],
-        "Series": [one.series for one in points],
+        FIELDS[kind]: ["reference" if point.value is None else f"{point.value:g}" for point in points],
+        "Series": [point.series for point in points],
         f"Step, {unit}": column(lambda one: one.total),
         f"Forward pass, {unit}": column(lambda one: one.forward),
-        "Above the bound": [units.share(one.total / one.bound - 1) for one in points],
+        "Above the bound": [units.share(point.total / point.bound - 1) for point in points],
         f"Exposed communication, {unit}": column(lambda one: one.decomposition["communication"]),
         f"Overlapped, {unit}": column(lambda one: one.decomposition["overlapped"]),
     }
     if kind == "micro_op":
-        text["Experts on a GPU"] = [str(one.experts_per_gpu) for one in points]
-        text["All-reduces"] = [f"{one.pieces:,}" for one in points]
+        text["Experts on a GPU"] = [str(point.experts_per_gpu) for point in points]
+        text["All-reduces"] = [f"{point.pieces:,}" for point in points]
         text[f"Longest all-reduce, {unit}"] = column(lambda one: one.longest)
     return pd.DataFrame(text)
 
@@ -270,7 +270,7 @@ def as_text(kind: Kind, points: list[SweepPoint]) -> pd.DataFrame:
 def _as_csv(points: list[SweepPoint]) -> str:
     """All figures in full, times in seconds."""
     rows = [
-        {name: value for name, value in one.to_dict().items() if name != "decomposition"} | one.decomposition
-        for one in points
+        {name: value for name, value in point.to_dict().items() if name != "decomposition"} | point.decomposition
+        for point in points
     ]
     return pd.DataFrame(rows).to_csv(index=False)

@@ -142,7 +142,7 @@ def show(found: dict[str, Any]) -> str:
         f"{one['shapes']} that were also measured directly"
         for one in found["held_out"]
     ]
-    if (worst := max(one["spread"] for one in found["fits"])) > BUSY:
+    if (worst := max(fit["spread"] for fit in found["fits"])) > BUSY:
         lines.append(
             f"note: repeated readings lie up to {share(worst)} apart (between the quartiles); is the machine at other work?"
         )

@@ -19,7 +19,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def recordings(found: dict[str, Any]) -> str:
-    return "\n\n".join(_recording(one) for one in found["recordings"])
+    return "\n\n".join(_recording(recording) for recording in found["recordings"])
 
 
 def _recording(one: dict[str, Any]) -> str:
@@ -40,42 +40,42 @@ def _recording(one: dict[str, Any]) -> str:
 
 def candidates(found: dict[str, Any]) -> str:
     rows = []
-    for one in found["plans"]:
-        figures = one["metrics"]
+    for plan in found["plans"]:
+        figures = plan["metrics"]
         if (parts := figures["decomposition"]) is not None:
             rows.append(
                 [
-                    one["name"],
+                    plan["name"],
                     seconds(figures["total"]),
                     seconds(figures["bound"]),
                     share(figures["gap"]),
                     seconds(parts["communication"]),
                     seconds(parts["computation"]),
                     seconds(parts["overlapped"]),
-                    seconds(one["runtime"]),
-                    one["proof"],
+                    seconds(plan["runtime"]),
+                    plan["proof"],
                 ]
             )
             continue
         rows.append(
             [
-                one["name"],
+                plan["name"],
                 seconds(figures["total"]),
                 seconds(figures["bound"]),
                 share(figures["gap"]),
                 share(figures["order_gap"]),
                 f"{figures['balancedness']:.3f}",
                 share(figures["kept_local"]),
-                seconds(one["runtime"]),
-                one["proof"],
+                seconds(plan["runtime"]),
+                plan["proof"],
             ]
         )
     header = ["plan", "time", "bound", "gap", "order gap", "balanced", "kept local", "found in", "status"]
     if found["plans"][0]["metrics"]["decomposition"] is not None:
         header[4:7] = ["exposed comm.", "exposed comp.", "overlapped"]
     lines = [table(header, rows)]
-    for one in found["plans"]:
-        lines += [f"{one['name']}: {about}: {quantity(**note)}" for about, note in one["notes"].items()]
+    for plan in found["plans"]:
+        lines += [f"{plan['name']}: {about}: {quantity(**note)}" for about, note in plan["notes"].items()]
     if found["saved"]:
         lines.append(f"saved the fastest plan: {found['saved']}")
     return "\n".join(lines)
@@ -84,13 +84,13 @@ def candidates(found: dict[str, Any]) -> str:
 def operators(found: dict[str, Any]) -> str:
     rows = [
         [
-            f"{one['phase']} {one['kind']}",
-            str(one["operators"]),
-            f"{one['flop'] / 1e9:,.1f}",
-            size(one["sent"]),
-            seconds(one["seconds"]),
+            f"{row['phase']} {row['kind']}",
+            str(row["operators"]),
+            f"{row['flop'] / 1e9:,.1f}",
+            size(row["sent"]),
+            seconds(row["seconds"]),
         ]
-        for one in found["rows"]
+        for row in found["rows"]
     ]
     lines = [f"{found['name']}: {found['operators']} operators, {found['dependencies']} dependencies"]
     lines.append(table(["kind", "operators", "GFLOP", "sent", "time"], rows))
@@ -134,19 +134,19 @@ def _step_figures(figures: dict[str, Any]) -> list[str]:
 
 def comparison(found: dict[str, Any]) -> str:
     rows = []
-    for one in found["plans"]:
-        figures = one["metrics"]
+    for plan in found["plans"]:
+        figures = plan["metrics"]
         rows.append(
             [
-                f"{one['file']} ({one['name']})",
-                one["order"],
+                f"{plan['file']} ({plan['name']})",
+                plan["order"],
                 seconds(figures["total"]),
-                ratio(one["speedup"]),
+                ratio(plan["speedup"]),
                 share(figures["order_gap"]),
                 f"{figures['balancedness']:.3f}",
                 share(figures["kept_local"]),
                 share(figures["utilisation"]),
-                str(one["moved_experts"]),
+                str(plan["moved_experts"]),
             ]
         )
     header = ["plan", "order", "time", "speed", "order gap", "balanced", "kept local", "utilisation", "moved experts"]
@@ -154,7 +154,7 @@ def comparison(found: dict[str, Any]) -> str:
 
 
 def launched(found: dict[str, Any]) -> str:
-    lines = [_launched_plan(one) for one in found["runs"]]
+    lines = [_launched_plan(run) for run in found["runs"]]
     if (preference := found["preference"]) is not None:
         lines.append(_launched_together(found["runs"], preference))
     lines.append(f"{found['tokens']:,} tokens on {found['device']}")

@@ -97,12 +97,20 @@ def fits_of(
     for one in measured.memory:
         size, seconds = np.array(one.points).T
         found.append(("memory", one.gpu, None, size, fit_line(size, seconds)))
-    for one in measured.collectives:
-        size, seconds = np.array(one.points).T
-        if one.operation == "all_to_all":
-            found.append((one.operation, None, None, size * (one.ranks - 1) / one.ranks, sent_line(one)))
+    for collective in measured.collectives:
+        size, seconds = np.array(collective.points).T
+        if collective.operation == "all_to_all":
+            found.append(
+                (
+                    collective.operation,
+                    None,
+                    None,
+                    size * (collective.ranks - 1) / collective.ranks,
+                    sent_line(collective),
+                )
+            )
         else:
-            found.append((one.operation, None, None, size, fit_line(size, seconds)))
+            found.append((collective.operation, None, None, size, fit_line(size, seconds)))
     if exchange:
         size, seconds = np.array(exchange).T
         found.append(("exchange", None, None, size, fit_line(size, seconds)))
@@ -125,10 +133,10 @@ def held_out_of(measured: MeasuredTimes, shapes: Sequence[GemmTimes]) -> tuple[H
     """Shapes that were measured directly, beside what the measured times tell of them."""
     cost = Profiled(measured)
     found = []
-    for one in shapes:
+    for shape in shapes:
         # Of a GPU only the type is read: times come from what was measured.
         gpu = Gpu(
-            type=one.gpu,
+            type=shape.gpu,
             memory=1,
             memory_bandwidth=1,
             flops_fp32=1,
@@ -136,6 +144,6 @@ def held_out_of(measured: MeasuredTimes, shapes: Sequence[GemmTimes]) -> tuple[H
             send_bandwidth=1,
             receive_bandwidth=1,
         )
-        predicted = [float(cost.gemm(gpu, m, int(n), int(k), one.dtype)) for m, n, k, _ in one.points]
-        found.append(HeldOut(gpu=one.gpu, dtype=one.dtype, points=one.points, predicted=predicted))
+        predicted = [float(cost.gemm(gpu, m, int(n), int(k), shape.dtype)) for m, n, k, _ in shape.points]
+        found.append(HeldOut(gpu=shape.gpu, dtype=shape.dtype, points=shape.points, predicted=predicted))
     return tuple(found)

@@ -177,7 +177,9 @@ class _Reader:
         """The calls that lead to the loss, a loss among them, in program order. Raises InputError."""
         for node in program.graph.nodes:
             if node.op == "output":
-                self.finish([one for one in node.all_input_nodes if one in self.values])
+                self.finish(
+                    [all_input_node for all_input_node in node.all_input_nodes if all_input_node in self.values]
+                )
             elif node.name in program.weights:
                 name = program.weights[node.name]
                 parameter = self.parameters[name]
@@ -210,7 +212,7 @@ class _Reader:
         self.calls.append(Call("loss", "loss", "", "loss", None, reads, 4.0 * numbers, True))
 
     def node(self, node: torch.fx.Node) -> None:
-        operands = [one for one in node.all_input_nodes if one in self.values]
+        operands = [all_input_node for all_input_node in node.all_input_nodes if all_input_node in self.values]
         op, tensors = _op(node), tensors_of(node)
         if not operands or not tensors or op in CONSTANTS:
             return
@@ -227,8 +229,8 @@ class _Reader:
                 first.one_of_many or (chosen and not whole),
             )
             return
-        weights = [one for one in operands if self.values[one].weight]
-        data = [one for one in operands if one not in weights]
+        weights = [operand for operand in operands if self.values[operand].weight]
+        data = [operand for operand in operands if operand not in weights]
         if op in LOOKUPS and first.weight and (op == "embedding" or (not data and len(tensors[0].shape) > 1)):
             self.add(
                 node, (), first.gradient, moved=self.bytes(node), table=first.weight, numbers=_numbers(operands[0])
@@ -241,8 +243,8 @@ class _Reader:
             )
         else:
             products = self.products(node, op)
-            reads = [self.one(one) for one in data] + [read for one in weights for read in self.values[one].after]
-            gradient = tensors[0].is_floating_point() and any(self.values[one].gradient for one in operands)
+            reads = [self.one(one) for one in data] + [read for weight in weights for read in self.values[weight].after]
+            gradient = tensors[0].is_floating_point() and any(self.values[operand].gradient for operand in operands)
             moved = 0.0
             if op == "scaled_dot_product_attention":
                 moved = 2 * products[0].count * products[0].m * products[0].n * self.item_bytes(tensors[0])

@@ -39,7 +39,7 @@ def trace(module: torch.nn.Module, example: tuple[torch.Tensor, ...]) -> tuple[P
         program = Program(exported.run_decompositions({}).graph_module.graph)
         signature = exported.graph_signature
         program.weights = dict(signature.inputs_to_parameters)
-        program.inputs = {one for one in signature.user_inputs if isinstance(one, str)}
+        program.inputs = {user_input for user_input in signature.user_inputs if isinstance(user_input, str)}
         if not program.data_dependent():
             return program, "traced by torch.export"
         refused = "the sizes of its tensors depend on their contents"

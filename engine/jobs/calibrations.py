@@ -37,9 +37,9 @@ def describe_calibration(made: Calibration) -> dict[str, Any]:
         "name": made.measured.name,
         "origin": made.measured.origin,
         "fits": [
-            one.model_dump(include={"operation", "gpu", "dtype", "points", "smallest", "largest", "spread"})
-            | {"start_up": one.line.alpha, "rate": one.rate, "error": one.line.error}
-            for one in made.fits
+            fit.model_dump(include={"operation", "gpu", "dtype", "points", "smallest", "largest", "spread"})
+            | {"start_up": fit.line.alpha, "rate": fit.rate, "error": fit.line.error}
+            for fit in made.fits
         ],
         "held_out": [
             {
@@ -59,15 +59,15 @@ def table_of(made: Calibration) -> list[dict[str, str]]:
     """The fits for people: one row each, by column."""
     return [
         {
-            "operation": " ".join(filter(None, (NAMES[one.operation], one.dtype, one.gpu))),
-            "start-up α": seconds(one.line.alpha),
-            "rate 1/β": "" if one.rate is None else f"{digits(one.rate / 1e9)} {_giga(one)}",
-            "line's error": share(one.line.error),
-            "spread": share(one.spread),
-            "points": str(one.points),
-            "up to": f"m·n·k = {one.largest:.1e}" if one.operation == "gemm" else size(one.largest),
+            "operation": " ".join(filter(None, (NAMES[fit.operation], fit.dtype, fit.gpu))),
+            "start-up α": seconds(fit.line.alpha),
+            "rate 1/β": "" if fit.rate is None else f"{digits(fit.rate / 1e9)} {_giga(fit)}",
+            "line's error": share(fit.line.error),
+            "spread": share(fit.spread),
+            "points": str(fit.points),
+            "up to": f"m·n·k = {fit.largest:.1e}" if fit.operation == "gemm" else size(fit.largest),
         }
-        for one in made.fits
+        for fit in made.fits
     ]
 
 

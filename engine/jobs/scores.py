@@ -90,10 +90,10 @@ def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     """
     problem = problem_from(arguments)
     recordings = [store.load_workload(digest) for digest in arguments["recordings"]]
-    problems = [problem.with_workload(one) for one in recordings]
+    problems = [problem.with_workload(recording) for recording in recordings]
     count, system = len(problems), SYSTEMS[arguments["system"]]
     tables = {name: [[None] * count for _ in problems] for name in ("seconds", "balancedness", "kept_local")}
-    answer = {"names": [one.name for one in recordings], "system": system.title} | tables
+    answer = {"names": [recording.name for recording in recordings], "system": system.title} | tables
     for made_on, mine in enumerate(problems):
         if context.stop():
             break

@@ -114,7 +114,7 @@ def curve_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     "cost_source"}; of a stopped or running job those so far.
     """
     problem, field, values = problem_from(arguments), arguments["field"], arguments["values"]
-    plans = [Plan.from_dict(one, "plan") for one in arguments["plans"]]
+    plans = [Plan.from_dict(plan, "plan") for plan in arguments["plans"]]
     names = {
         one.name if turn == 0 or one.name != plans[0].name else f"{one.name} {one.id[:8]}": one
         for turn, one in enumerate(plans)

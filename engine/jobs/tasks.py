@@ -31,7 +31,7 @@ def problem_arguments(problem: Problem) -> dict[str, Any]:
         "workload": problem.workload.digest,
         "cluster": _json(problem.cluster),
         "model": _json(problem.model),
-        "others": [one.digest for one in problem.others],
+        "others": [other.digest for other in problem.others],
         "cost": cost_choice.to_dict(problem.cost),
     }
     if problem.second is not None:

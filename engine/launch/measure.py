@@ -295,7 +295,7 @@ def _merged(parts: list[list[list[float]]]) -> list[list[float]]:
     merged = []
     for points in zip(*parts, strict=False):
         *size, _, _ = points[0]
-        merged.append([*size, float(np.median([one[-2] for one in points])), max(one[-1] for one in points)])
+        merged.append([*size, float(np.median([point[-2] for point in points])), max(point[-1] for point in points)])
     return merged
 
 

@@ -170,7 +170,7 @@ def _check_pair(plans: Sequence[Plan], recordings: Sequence[Workload]) -> None:
                 f"the plan {plan.name} has a shared order, whose rates need the network for one model alone; launch a plan "
                 "with a matched, sequential or concurrent order for two"
             )
-    if len({(one.layers, one.num_experts) for one in recordings}) > 1:
+    if len({(recording.layers, recording.num_experts) for recording in recordings}) > 1:
         first, other = recordings
         raise InputError(
             f"{first.name} has {first.num_experts} experts in {first.layers} MoE layers, {other.name} has "

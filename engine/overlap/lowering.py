@@ -80,22 +80,22 @@ class _Group:
         )
 
     def _plain(self) -> tuple[tuple[Gemm, ...], int]:
-        weights = {one.part: one.count * one.n * one.k for one in self.products if one.weight}
+        weights = {product.part: product.count * product.n * product.k for product in self.products if product.weight}
         weights |= {call.table: call.numbers for call in self.calls if call.table}
         # Products of two activations are one batched kernel, as the transformer graph has them.
-        counts = [(one, one.count if one.weight else 1) for one in self.products]
+        counts = [(product, product.count if product.weight else 1) for product in self.products]
         gemms = (Gemm(count=count, m=one.m * one.count // count, n=one.n, k=one.k) for one, count in counts)
         return tuple(gemms), sum(weights.values())
 
     def _experts(self, gpus: int) -> tuple[tuple[Gemm, ...], int]:
         """Products of all experts with weights of one name are one; every expert gets equally many rows."""
         slots: dict[tuple[str, int, int], list[Product]] = defaultdict(list)
-        for one in self.products:
-            slots[slot_of(one.weight), one.n, one.k].append(one)
+        for product in self.products:
+            slots[slot_of(product.weight), product.n, product.k].append(product)
         gemms, parameters = [], 0
         for (_, n, k), parts in slots.items():
-            experts = parts[0].experts or len({one.part for one in parts})
-            rows = sum(one.count * one.m for one in parts)
+            experts = parts[0].experts or len({part.part for part in parts})
+            rows = sum(part.count * part.m for part in parts)
             own = max(1, experts // gpus)
             gemms.append(Gemm(count=own, m=max(1, round(rows * gpus / experts)), n=n, k=k))
             parameters += own * n * k
@@ -228,8 +228,8 @@ def _lead_to_experts(calls: Sequence[Call]) -> set[str]:
     found: set[str] = set()
     layer_of = {call.name: call.layer for call in calls}
     for call in reversed(calls):
-        weights = [one for one in call.products if one.weight]
-        batched = call.family in ("dense_ffn", None) and any(one.experts for one in weights)
+        weights = [product for product in call.products if product.weight]
+        batched = call.family in ("dense_ffn", None) and any(weight.experts for weight in weights)
         if call.name in found or batched or (weights and call.family == "experts"):
             found |= {read.call for read in call.reads if read.call and layer_of[read.call] == call.layer}
     return found
@@ -304,7 +304,7 @@ def _tied(groups: Sequence[_Group], names: Sequence[str]) -> tuple[str, str] | N
     users: dict[str, list[str]] = defaultdict(list)
     for group, name in zip(groups, names, strict=True):
         tables = {call.table for call in group.calls if call.table}
-        for weight in tables | {one.weight for one in group.products if one.weight}:
+        for weight in tables | {product.weight for product in group.products if product.weight}:
             users[weight].append(name)
     shared = {weight: names for weight, names in users.items() if len(names) > 1}
     if not shared:

@@ -56,7 +56,10 @@ class PartitionAxesInstance(Frozen):
 
 def _partition_axes(instance: PartitionAxesInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
     start = time.perf_counter()
-    problem = AxisProblem(instance.domains, [AxisConstraint(one.tensors, one.allowed) for one in instance.constraints])
+    problem = AxisProblem(
+        instance.domains,
+        [AxisConstraint(constraint.tensors, constraint.allowed) for constraint in instance.constraints],
+    )
     result = partition_axes(problem, options.time_limit, options.seed, stop)
     decided = result.status in (Status.OPTIMAL, Status.INFEASIBLE)
     answer = {"satisfiable": result.solution is not None if decided else None, "axis_of_tensor": result.solution}

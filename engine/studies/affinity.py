@@ -61,7 +61,7 @@ class TokensEnough:
     def mean_by_size(self) -> dict[int, float]:
         """Mean kept share of every size that has points, smallest first."""
         sizes = sorted({point.tokens for point in self.points})
-        return {size: float(np.mean([one.kept for one in self.points if one.tokens == size])) for size in sizes}
+        return {size: float(np.mean([point.kept for point in self.points if point.tokens == size])) for size in sizes}
 
     def gain(self, size: int) -> float | None:
         """What plans of this size gain over linear blocks, as a part of what all tokens gain; None while unknown and
@@ -230,14 +230,14 @@ def out_of_distribution(
         tuple(trace.name for trace in traces),
         tuple(plan_on.tokens for plan_on, _, _ in parts),
         tuple(score_on.tokens for _, score_on, _ in parts),
-        tuple(kept(_linear(plans[0]), one) for one in counts),
+        tuple(kept(_linear(plans[0]), count) for count in counts),
     )
     time_limit = time_limit or seconds_of_plan(traces[0])
     for done, plan in enumerate(plans, start=1):
         place = affinity(plan, time_limit=time_limit, seed=seed, exact=False, stop=stop).solution
         if stop():
             return found
-        found = replace(found, kept=(*found.kept, tuple(kept(place, one) for one in counts)))
+        found = replace(found, kept=(*found.kept, tuple(kept(place, count) for count in counts)))
         if on_point:
             on_point(found, done / len(plans))
     return found

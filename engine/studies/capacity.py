@@ -77,7 +77,7 @@ def grown(cluster: Cluster, part: Sequence[Node], count: int) -> Cluster:
     return Cluster.from_dict(
         {
             "name": f"{cluster.name[:60]}, {count} × {len(part)} nodes",
-            "nodes": [one.model_dump() for one in nodes],
+            "nodes": [node.model_dump() for node in nodes],
             "latency": cluster.latency,
         },
         "the larger cluster",
@@ -151,4 +151,4 @@ def capacity(
 
 def smallest(points: Sequence[CapacityPoint], target: float) -> CapacityPoint | None:
     """The smallest size that meets the target; None where none does."""
-    return min((one for one in points if one.meets(target)), key=lambda one: one.gpus, default=None)
+    return min((point for point in points if point.meets(target)), key=lambda one: one.gpus, default=None)

@@ -150,7 +150,7 @@ def sweep(
 
 def best_of(points: Sequence[SweepPoint], what: Literal["total", "forward"] = "total") -> SweepPoint | None:
     """The point that takes least; among equals the first, which references are not. None where there is none."""
-    return min((one for one in points if one.value is not None), key=lambda one: getattr(one, what), default=None)
+    return min((point for point in points if point.value is not None), key=lambda one: getattr(one, what), default=None)
 
 
 def forward_seconds(timeline: Timeline, forward: frozenset[str]) -> float:

@@ -81,7 +81,7 @@ def _resized(problem: Problem, change: Change, cost: Scaled) -> Problem:
     """With other costs and a wider model; recordings keep their tokens, also where bytes were recorded."""
     model = _wider(problem.model, change)
     factor = model.bytes_per_token / problem.model.bytes_per_token
-    recordings = (_rebased(one, factor) for one in (problem.workload, *problem.others))
+    recordings = (_rebased(other, factor) for other in (problem.workload, *problem.others))
     workload, *others = recordings
     return replace(problem, workload=workload, others=tuple(others), model=model, cost=cost)
 

@@ -35,7 +35,7 @@ TIME_LIMIT = Option("time_limit", 10.0, "seconds for all layers together", low=0
 def eplb(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
     """Replicas for the open recording and, for a robust plan, the others it must serve."""
     printed = settings["algorithm"] == "eplb"
-    loads = np.array([one.load for one in (problem.workload, *problem.others)])
+    loads = np.array([other.load for other in (problem.workload, *problem.others)])
     slots_of_gpu = slots_per_gpu(problem, int(settings["redundant"]), str(settings["slots"]))
     even = bool((slots_of_gpu == slots_of_gpu[0]).all())
     speed = speed_of_gpu(problem)

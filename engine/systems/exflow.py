@@ -69,12 +69,12 @@ def hops_of(problem: Problem, first_choice: bool) -> np.ndarray:
     """float64[layer - 1, expert, expert] of the open recording and of the others that the plan must serve, each weighing
     the same. Raises InputError for a workload without tokens."""
     tables = []
-    for one in (problem.workload, *problem.others):
-        if not isinstance(one, RoutingTrace):
+    for other in (problem.workload, *problem.others):
+        if not isinstance(other, RoutingTrace):
             raise InputError(
-                f"affinity needs tokens that can be followed from layer to layer, but {one.name} has none; use a routing log"
+                f"affinity needs tokens that can be followed from layer to layer, but {other.name} has none; use a routing log"
             )
-        tables.append(transitions(one.experts, one.num_experts, first_choice))
+        tables.append(transitions(other.experts, other.num_experts, first_choice))
     if len(tables) == 1:
         return tables[0]
     return np.mean([table / max(table.sum(), 1.0) for table in tables], axis=0) * problem.workload.tokens

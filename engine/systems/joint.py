@@ -76,12 +76,14 @@ def instance_of(problem: Problem) -> JointInstance:
     so that only balance counts."""
     recordings = (problem.workload, *problem.others)
     hops = [
-        transitions(one.experts, one.num_experts)
-        if isinstance(one, RoutingTrace)
-        else np.zeros((one.layers - 1, one.num_experts, one.num_experts))
-        for one in recordings
+        transitions(recording.experts, recording.num_experts)
+        if isinstance(recording, RoutingTrace)
+        else np.zeros((recording.layers - 1, recording.num_experts, recording.num_experts))
+        for recording in recordings
     ]
-    return JointInstance(np.array(hops), np.array([one.load for one in recordings]), one_copy_slots(problem))
+    return JointInstance(
+        np.array(hops), np.array([recording.load for recording in recordings]), one_copy_slots(problem)
+    )
 
 
 def start_of(problem: Problem) -> np.ndarray:

@@ -62,7 +62,8 @@ def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repor
     cap = min(wanted, int(fits[tight]))
     rows, worst, bound = [], 0.0, 0.0
     load = sum(
-        one.load / np.maximum(one.load.sum(axis=1, keepdims=True), 1) for one in (problem.workload, *problem.others)
+        other.load / np.maximum(other.load.sum(axis=1, keepdims=True), 1)
+        for other in (problem.workload, *problem.others)
     )
     for layer, popularity in enumerate(load):
         report(0.6 * layer / len(load), f"hosting layer {layer + 1} of {len(load)}", None, None)

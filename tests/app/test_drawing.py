@@ -143,7 +143,7 @@ def counted(trace: RoutingTrace, placement: Placement, layers: range) -> tuple[n
         for layer in layers:
             for expert in trace.experts[token, layer]:
                 homes = [
-                    gpu for gpu, slots in enumerate(placement.experts_of_gpu[layer]) for one in slots if one == expert
+                    gpu for gpu, slots in enumerate(placement.experts_of_gpu[layer]) for slot in slots if slot == expert
                 ]
                 for gpu in homes:
                     served[gpu] += 1 / len(homes)

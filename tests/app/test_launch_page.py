@@ -53,7 +53,7 @@ def plan(problem: Problem, name: str, *systems: str) -> list[Plan]:
     write_atomically(folder / REQUEST, Request(kind="optimise", arguments=arguments, created=time.time()).to_json())
     context = Context(folder)
     context.finish(tasks.optimise(arguments, context))
-    return [Plan.from_dict(one["plan"], "plan") for one in Job(folder.name, folder).result["candidates"]]
+    return [Plan.from_dict(candidate["plan"], "plan") for candidate in Job(folder.name, folder).result["candidates"]]
 
 
 JOB, ANOTHER = "20250102T030405000006-0123abcd", "20250102T030405000007-0123abcd"
@@ -402,7 +402,7 @@ def test_a_launch_that_is_being_made_is_looked_at_again(app: AppTest):
     (job.folder / REQUEST).unlink()
     assert history.launches() == []
     (job.folder / REQUEST).write_text(asked)
-    assert [one.job.id for one in history.launches()] == [job.id]
+    assert [launch.job.id for launch in history.launches()] == [job.id]
 
 
 def test_past_launches_are_there_with_nothing_open(app: AppTest, monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import widgets
+from app import header
 from app.text import plain
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
@@ -115,7 +115,7 @@ def test_what_a_page_cannot_use_is_said_in_a_line(app: AppTest, monkeypatch: pyt
         raise InputError("not <b>this</b>")
 
     open_sample(app)
-    monkeypatch.setattr(widgets, "header", refuse)
+    monkeypatch.setattr(header, "show", refuse)
     visit(app, "timeline")
     assert [one.value for one in app.error] == [plain("not <b>this</b>")]
 

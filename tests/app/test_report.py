@@ -146,9 +146,11 @@ def test_nothing_is_fetched_from_anywhere(page: Page, dossier: Dossier) -> None:
 def test_charts_are_whole_and_their_names_are_no_markup(page: Page) -> None:
     *charts, config = [json.loads(one) for one in page.scripts["application/json"]]
     assert len(charts) == 3 and config["displaylogo"] is False
-    for one in charts:
-        assert one["data"] and one["layout"]["width"] == report.WIDTH and one["layout"]["paper_bgcolor"] == "#FFFFFF"
-        assert "<img" not in json.dumps(one) and "<script" not in json.dumps(one)
+    for chart in charts:
+        assert (
+            chart["data"] and chart["layout"]["width"] == report.WIDTH and chart["layout"]["paper_bgcolor"] == "#FFFFFF"
+        )
+        assert "<img" not in json.dumps(chart) and "<script" not in json.dumps(chart)
     for text in page.scripts["application/json"]:
         assert "<" not in text and "\u2028" not in text
 

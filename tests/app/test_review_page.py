@@ -107,7 +107,7 @@ def test_a_plan_is_saved_discussed_and_decided(app: AppTest) -> None:
     assert table(app)["State"].tolist() == [["rejected"]] and table(app)["Comments"].tolist() == [1]
     press(app, "Reopen")
     press(app, "Approve")
-    assert [one.verdict for one in review_of(saved).decisions] == ["rejected", "reopened", "approved"]
+    assert [decision.verdict for decision in review_of(saved).decisions] == ["rejected", "reopened", "approved"]
     texts = [one.value for one in app.text]
     assert HOSTILE in texts and "slow on <i>prose</i>" in texts
     assert "<script>" not in "".join(one.value for one in (*app.markdown, *app.caption, *app.subheader))
@@ -311,7 +311,7 @@ def test_a_finished_launch_is_noted_once_beside_its_plan(app: AppTest, monkeypat
     app.session_state["launch_jobs"] = [job.id]
     visit(app, "launch")
     found = records.runs(database())
-    assert sorted(one.plan for one in found) == sorted(one.id for one in app.plans)
+    assert sorted(one.plan for one in found) == sorted(plan.id for plan in app.plans)
     (run_of_it,) = records.runs(database(), app.plans[0].id)
     assert run_of_it.measured == pytest.approx(1.5 * run_of_it.predicted) and run_of_it.by == "Ben <b>x</b>"
     assert run_of_it.report["ranks"] == 2 and len(run_of_it.report["passes"]) == 3
@@ -379,10 +379,11 @@ def test_the_worst_recording_is_the_one_with_the_least_gain(app: AppTest, proble
     ours, linear = app.plans[1], app.plans[0]
     found = with_risks(brief_of(ours, problem), [*others, small])
     gains = {
-        one.name: simulate(linear, problem.with_workload(one)).total / simulate(ours, problem.with_workload(one)).total
-        for one in others
+        other.name: simulate(linear, problem.with_workload(other)).total
+        / simulate(ours, problem.with_workload(other)).total
+        for other in others
     }
-    assert [(one.recording, one.gain) for one in found.risks] == [
+    assert [(risk.recording, risk.gain) for risk in found.risks] == [
         (name, pytest.approx(gains[name])) for name in sorted(gains, key=gains.get)
     ]
     assert list(found.refused) == ["of another size"] and found.worst.recording in risk_in_words(found)

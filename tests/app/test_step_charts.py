@@ -146,7 +146,7 @@ def test_bound_and_the_begin_of_the_backward_pass_are_lines(timeline: Timeline) 
     figure = charts.step_gantt({"one": timeline}, {"one": part}, "title", {"one": 6.0})
     lines = {(shape.x0, shape.line.dash) for shape in figure.layout.shapes}
     assert lines == {(6, "dash"), (4, "dot"), (4.5, "dot")}
-    assert {"bound 6 s", "forward | backward"} <= {one.text for one in figure.layout.annotations}
+    assert {"bound 6 s", "forward | backward"} <= {annotation.text for annotation in figure.layout.annotations}
     assert figure.layout.xaxis.rangeslider.visible and figure.layout.xaxis.rangeslider.range[0] == 0
 
 

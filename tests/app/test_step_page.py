@@ -41,7 +41,7 @@ def enter(app: AppTest, label: str, value) -> AppTest:
 
 
 def said(elements) -> str:
-    return " | ".join(one.value.replace("\\", "") for one in elements)
+    return " | ".join(element.value.replace("\\", "") for element in elements)
 
 
 def empty(app: AppTest, cluster: str = "lancet-p4de-2-nodes", model: str = "GPT2-S-MoE") -> AppTest:
@@ -59,7 +59,7 @@ def app(warm_python) -> AppTest:
 def plan_the_step(app: AppTest, *systems: str) -> AppTest:
     for box in app.checkbox:
         if " · " in box.label:
-            box.set_value(box.label.startswith(tuple(f"**{one}" for one in systems)))
+            box.set_value(box.label.startswith(tuple(f"**{system}" for system in systems)))
     app.run()
     press(app, "Run")
     job = runner.jobs(store.data_folder(), "optimise")[0]

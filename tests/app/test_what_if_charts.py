@@ -39,8 +39,8 @@ def test_totals_before_and_after() -> None:
     figure = live.totals(cases, "network 2×")
     assert figure.layout.title.text == ("Aurora takes 500 ms instead of 1 s; &lt;b&gt;other&lt;/b&gt; takes 2× as long")
     bars = [one for one in figure.data if one.type == "bar"]
-    assert [one.name for one in bars] == ["Gate", "Dispatch all-to-all"]
-    assert np.allclose(sum(np.array(one.x) for one in bars), [1, 0.5, 2, 1, 0.25])
+    assert [bar.name for bar in bars] == ["Gate", "Dispatch all-to-all"]
+    assert np.allclose(sum(np.array(bar.x) for bar in bars), [1, 0.5, 2, 1, 0.25])
     assert list(figure.layout.yaxis.ticktext)[:2] == ["Aurora, now", "Aurora, changed"]
     text = next(one for one in figure.data if one.type == "scatter" and one.mode == "text").text
     assert list(text) == [
@@ -65,7 +65,7 @@ def test_findings(after: float | None, other: float | None, said: str) -> None:
     cases = [Case("Aurora", outlook(), after and outlook(after))]
     cases += [Case("Rival (R)", outlook(other), None)] if other else []
     assert live.finding(cases) == said
-    bound = [Case(one.name, *(x and replace(x, simulated=False) for x in (one.before, one.after))) for one in cases]
+    bound = [Case(case.name, *(x and replace(x, simulated=False) for x in (case.before, case.after))) for case in cases]
     assert live.finding(bound) == said.replace("Aurora takes", "Aurora takes at least")
 
 

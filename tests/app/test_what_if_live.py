@@ -120,7 +120,7 @@ def test_a_sweep_of_one_slider_beside_plans_made_anew(page: AppTest) -> None:
     page.checkbox(key="what-if-anew").uncheck().run()
     page.selectbox(key="what-if-field").set_value("noise").run()
     job = finish(page, "curve", "Run the sweep")
-    assert [one["value"] for one in job.result["points"]] == [0, 0.15, 0.3, 0.45, 0.6, 0.75]
+    assert [point["value"] for point in job.result["points"]] == [0, 0.15, 0.3, 0.45, 0.6, 0.75]
 
 
 def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest) -> None:

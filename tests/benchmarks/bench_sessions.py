@@ -71,7 +71,7 @@ class Session:
             if kind == "new_session":
                 self.session = one.new_session.initialize.session_id
             elif kind == "navigation":
-                self.pages = {found.url_pathname: found.page_script_hash for found in one.navigation.app_pages}
+                self.pages = {app_page.url_pathname: app_page.page_script_hash for app_page in one.navigation.app_pages}
             elif kind == "page_info_changed":
                 self.query = one.page_info_changed.query_string
             elif kind == "delta":
@@ -146,7 +146,7 @@ class Session:
     def open_own(self) -> None:
         """The sample with a recording and a cluster of this session's name."""
         self.press("", "Open the sample")
-        label = next(one for one in self.widgets if one.startswith("Routing logs"))
+        label = next(widget for widget in self.widgets if widget.startswith("Routing logs"))
         self.upload(
             "",
             label,
@@ -250,7 +250,7 @@ def main(count: int = 20) -> int:
         f"memory: {size(idle)} at the start, {size(warm)} with one session that has seen every page, {size(full)} with "
         f"{count} more: {size((full - warm) / count)} a session"
     )
-    faults = [f"session {one.number}: {fault}" for one in (alone, *sessions) for fault in one.faults]
+    faults = [f"session {session.number}: {fault}" for session in (alone, *sessions) for fault in session.faults]
     print("\n".join(faults) or f"no errors, and none of {count + 1} sessions was sent anything of another's")
     return 1 if faults else 0
 

@@ -29,10 +29,10 @@ def faults(page: Page, theme: str) -> list[str]:
     found = Axe().run(page, options={"runOnly": RULES[theme], "resultTypes": ["violations"]}).response
     assert found["passes"], "axe looked at nothing"
     return [
-        f"{page.url}: {one['id']} at {node['target']}: {node['failureSummary']}\n{node['html'][:300]}"
-        for one in found["violations"]
-        if one["impact"] in GRAVE
-        for node in one["nodes"]
+        f"{page.url}: {violation['id']} at {node['target']}: {node['failureSummary']}\n{node['html'][:300]}"
+        for violation in found["violations"]
+        if violation["impact"] in GRAVE
+        for node in violation["nodes"]
     ]
 
 

@@ -23,7 +23,7 @@ CLUSTER = Cluster(name="four", nodes=(Node(name="n", gpus=(CARD,) * 4, link_band
 
 
 def test_planted_lines_are_recovered():
-    fits = {one.operation: one for one in planted.calibration().fits}
+    fits = {fit.operation: fit for fit in planted.calibration().fits}
     lines = {
         "gemm": planted.GEMM,
         "memory": planted.MEMORY,

@@ -94,7 +94,7 @@ def test_more_tokens_never_take_less_time(case, tokens):
         times = seconds(gpu, tokens, model)
         assert np.all(np.diff(times) >= 0)
         # Arrays are a convenience: each entry is on its own.
-        np.testing.assert_array_equal(times, [float(seconds(gpu, one, model)) for one in tokens])
+        np.testing.assert_array_equal(times, [float(seconds(gpu, token, model)) for token in tokens])
 
 
 def test_a_gated_expert_has_a_third_matrix():

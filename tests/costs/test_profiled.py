@@ -99,9 +99,9 @@ def test_every_measured_time_is_met_exactly():
         assert float(cost.gemm(GPU, m, int(n), int(k), "bf16")) == pytest.approx(seconds, rel=1e-12)
     for size, seconds in source.memory[0].points:
         assert float(cost.memory_pass(GPU, size)) == pytest.approx(seconds, rel=1e-12)
-    for one in source.collectives:
-        for size, seconds in one.points:
-            assert float(getattr(cost, one.operation)(fabric(4), size)) == pytest.approx(seconds, rel=1e-12)
+    for collective in source.collectives:
+        for size, seconds in collective.points:
+            assert float(getattr(cost, collective.operation)(fabric(4), size)) == pytest.approx(seconds, rel=1e-12)
 
 
 @settings(max_examples=60, deadline=None)

@@ -25,7 +25,7 @@ def operator(name="aten::mm", dims=((16, 32), (32, 64)), kind="c10::BFloat16", i
         "dur": dur,
         "pid": 1,
         "tid": 1,
-        "args": {"External id": id, "Input Dims": [list(one) for one in dims], "Input type": [kind] * len(dims)},
+        "args": {"External id": id, "Input Dims": [list(dim) for dim in dims], "Input type": [kind] * len(dims)},
     }
 
 

@@ -69,7 +69,7 @@ def test_out_of_place_times_are_read_in_seconds(tmp_path):
 def test_both_collectives_may_stand_in_one_file(tmp_path):
     text = printed(nodes=2) + printed("all_reduce_perf", redop="sum", rows=((2048, 20.0), (4096, 30.0)))
     measured = read_costs(saved(tmp_path, text, "both.log"))
-    assert [one.operation for one in measured.collectives] == ["all_to_all", "all_reduce"]
+    assert [collective.operation for collective in measured.collectives] == ["all_to_all", "all_reduce"]
     assert measured.collectives[1].points[0] == (2048, pytest.approx(20e-6))
     assert "2 nodes" in measured.origin
 

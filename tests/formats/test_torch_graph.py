@@ -164,7 +164,7 @@ def transformer(gpus: int = 2, tied: bool = False) -> OperatorGraph:
 
 
 def flops(operators) -> int:
-    return sum(2 * one.count * one.m * one.n * one.k for operator in operators for one in operator.gemms)
+    return sum(2 * gemm.count * gemm.m * gemm.n * gemm.k for operator in operators for gemm in operator.gemms)
 
 
 def by_kind(graph: OperatorGraph, *phases) -> Counter:
@@ -184,7 +184,7 @@ def of_kind(graph: OperatorGraph, kind: str, phase: str = "forward") -> list[Ope
 
 
 def needs(graph: OperatorGraph, name: str) -> dict[str, bool]:
-    return {one.before: one.gradient for one in graph.dependencies if one.after == name}
+    return {dependency.before: dependency.gradient for dependency in graph.dependencies if dependency.after == name}
 
 
 @pytest.mark.parametrize("gpus", [2, 4])
@@ -248,7 +248,7 @@ def test_a_block_alone_adds_its_input():
     wanted = [(one.kind, one.gemms, one.moved, one.sent) for one in inside]
     found = [(one.kind, one.gemms, one.moved, one.sent) for one in graph.of_phase("forward")]
     assert found == [*wanted, ("loss", (), 2.0 * 4 * TOKENS * WIDTH, 0)]
-    assert "dw.qkv" in {one.name for one in graph.operators}
+    assert "dw.qkv" in {operator.name for operator in graph.operators}
 
 
 def test_a_detached_branch_has_no_gradient():
@@ -290,7 +290,7 @@ def test_a_loop_over_experts_is_recorded_from_one_run():
     assert graph.name.endswith("recorded from one run")
     up, down = of_kind(graph, "experts")
     rows = TOKENS * 2 // EXPERTS
-    assert [(one.count, one.m, one.n, one.k) for one in (*up.gemms, *down.gemms)] == [
+    assert [(gemm.count, gemm.m, gemm.n, gemm.k) for gemm in (*up.gemms, *down.gemms)] == [
         (2, rows, INNER, WIDTH),
         (2, rows, WIDTH, INNER),
     ]

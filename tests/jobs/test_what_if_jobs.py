@@ -66,7 +66,7 @@ def test_a_stopped_study_keeps_its_points(problem: Problem) -> None:
         time.sleep(0.02)
     runner.cancel(job, grace=10)
     assert runner.wait(job, 20) is State.CANCELLED
-    assert [one["system"] for one in job.result["points"][:4]] == ["aurora", "rga", "rcs", "sjf"]
+    assert [point["system"] for point in job.result["points"][:4]] == ["aurora", "rga", "rcs", "sjf"]
 
 
 def test_a_plan_for_after_a_change_says_what_it_takes_now_and_then(problem: Problem) -> None:

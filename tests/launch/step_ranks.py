@@ -150,8 +150,10 @@ def step_of(executor: StepExecutor, probed: bool = False) -> float:
 
     def look(task: int) -> None:
         if probed and executor.program.labels[task] in ("loss", "dx.loss", "dx.head", "dx.2.experts_up"):
-            storages = [one.untyped_storage() for one in gc.get_objects() if type(one) is torch.Tensor]
-            most.append(float(sum({one.data_ptr(): one.nbytes() for one in storages}.values())))
+            storages = [
+                get_object.untyped_storage() for get_object in gc.get_objects() if type(get_object) is torch.Tensor
+            ]
+            most.append(float(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())))
         finish(task)
 
     executor.network.finish = look

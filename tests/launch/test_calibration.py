@@ -142,7 +142,7 @@ def test_what_the_ranks_found_becomes_times_fits_and_errors():
     assert made.on == "the testbed of x" and "on the testbed of x, Gloo, PyTorch 2.13" in made.measured.origin
     assert made.versions == {"PyTorch": "2.13"}
     assert made.exchange[-1] == (16384.0, 8e-5)
-    spread = {one.operation: one.spread for one in made.fits}
+    spread = {fit.operation: fit.spread for fit in made.fits}
     assert spread == {"gemm": 0.2, "memory": 0.2, "all_to_all": 0.6, "exchange": 0.6, "all_reduce": 0.6}
     assert made.held_out[0].errors == pytest.approx([0.2])
     assert [row["operation"] for row in table_of(made)] == [
@@ -355,5 +355,5 @@ def test_a_job_says_what_it_measured(monkeypatch):
     assert answer["held_out"] == [
         {"gpu": "H200", "dtype": "bf16", "shapes": 3, "mean": pytest.approx(0.15), "worst": pytest.approx(0.25)}
     ]
-    assert [one["operation"] for one in answer["fits"]] == ["gemm", "memory", "all_to_all", "all_reduce", "exchange"]
+    assert [fit["operation"] for fit in answer["fits"]] == ["gemm", "memory", "all_to_all", "all_reduce", "exchange"]
     assert answer["fits"][0]["rate"] == pytest.approx(1e12)

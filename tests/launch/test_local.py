@@ -519,12 +519,12 @@ def test_an_optimise_job_ends_with_a_candidate_of_every_system(start_job, warm_p
     job = start_job("optimise", optimise_arguments(trace, MODEL, cluster, systems))
     assert runner.wait(job, 30) is State.DONE, job.log_tail()
     candidates = job.result["candidates"]
-    assert [one["plan"]["provenance"]["optimiser"] for one in candidates] == ["linear", "aurora"]
+    assert [candidate["plan"]["provenance"]["optimiser"] for candidate in candidates] == ["linear", "aurora"]
     problem = Problem(trace, cluster, MODEL, Datasheet())
-    for one in candidates:
-        plan = Plan.from_dict(one["plan"], "candidate")
-        assert one["metrics"]["total"] == pytest.approx(check_plan(plan, problem), rel=1e-6)
-        assert one["metrics"]["bound"] <= one["metrics"]["total"] * (1 + 1e-9)
+    for candidate in candidates:
+        plan = Plan.from_dict(candidate["plan"], "candidate")
+        assert candidate["metrics"]["total"] == pytest.approx(check_plan(plan, problem), rel=1e-6)
+        assert candidate["metrics"]["bound"] <= candidate["metrics"]["total"] * (1 + 1e-9)
     assert candidates[1]["metrics"]["total"] <= candidates[0]["metrics"]["total"]
 
 

@@ -29,7 +29,7 @@ def exchanges(draw):
     experts = rng.integers(-1, width, (ranks, sequences * length, k))
     capacity = draw(st.integers(1, 5)) if draw(st.booleans()) else None
     limit = sequences * length * k if capacity is None else capacity
-    mask = np.stack([kept(one, width, limit) & (one >= 0) for one in experts])
+    mask = np.stack([kept(expert, width, limit) & (expert >= 0) for expert in experts])
     home = rng.integers(0, ranks, width)
     hosted = [np.flatnonzero(home == rank).tolist() for rank in range(ranks)]
     choice, filled = Choice(experts, mask, capacity), draw(st.booleans())

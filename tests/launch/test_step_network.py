@@ -73,14 +73,14 @@ def programs(draw):
         computations = draw(st.integers(1, 3))
         for _ in range(computations):
             task = len(stream)
-            edges += [(one, task) for one in exchanges[-1:] if draw(st.booleans())]
+            edges += [(exchange, task) for exchange in exchanges[-1:] if draw(st.booleans())]
             stream.append(COMPUTE)
         if draw(st.booleans()):
             holds.add(len(stream) - 1)
         for _ in range(draw(st.integers(1, 2))):
             task = len(stream)
             edges += [(task - 1, task)] if stream[-1] == COMPUTE else []
-            edges += [(one, task) for one in exchanges[-1:]]
+            edges += [(exchange, task) for exchange in exchanges[-1:]]
             stream.append(ALL_TO_ALL)
             exchanges.append(task)
     computed = [task for task, one in enumerate(stream) if one == COMPUTE]

@@ -15,7 +15,7 @@ from engine.training import TrainingStep
 
 
 def flops(operators) -> int:
-    return sum(2 * one.count * one.m * one.n * one.k for operator in operators for one in operator.gemms)
+    return sum(2 * gemm.count * gemm.m * gemm.n * gemm.k for operator in operators for gemm in operator.gemms)
 
 
 def gpt(
@@ -96,7 +96,7 @@ def test_every_gradient_costs_as_much_as_its_operator(made):
         assert (f"dx.{forward.name}" in operators) == (forward.kind != "embedding")
         if forward.parameters and forward.gemms:
             assert flops([operators[f"dw.{forward.name}"]]) == flops([forward])
-            assert {one.tokens for one in operators[f"dw.{forward.name}"].gemms} == {"k"}
+            assert {gemm.tokens for gemm in operators[f"dw.{forward.name}"].gemms} == {"k"}
         if forward.kind != "embedding":
             times = 2 if forward.kind == "attention" else 1
             assert flops([operators[f"dx.{forward.name}"]]) == times * flops([forward])
@@ -133,7 +133,7 @@ def test_program_order_and_the_update_last(made):
     drawn = graph.graph()
     assert nx.is_directed_acyclic_graph(drawn)
     place = {one.name: index for index, one in enumerate(graph.operators)}
-    assert all(place[one.before] < place[one.after] for one in graph.dependencies)
+    assert all(place[dependency.before] < place[dependency.after] for dependency in graph.dependencies)
     assert graph.operators[-1].phase == "update"
     before = nx.ancestors(drawn, "update")
     assert {one.name for one in graph.of_phase("dw", "all_reduce")} <= before
@@ -183,7 +183,7 @@ def test_all_to_alls_of_lower_layers_run_beside_weight_gradients_of_higher_ones(
 
 def test_tied_embeddings_are_reduced_once_when_both_parts_are_there():
     tied, apart = gpt(tied=True)[2], gpt(tied=False)[2]
-    needs = {one.before for one in tied.dependencies if one.after == "all_reduce.embedding"}
+    needs = {dependency.before for dependency in tied.dependencies if dependency.after == "all_reduce.embedding"}
     assert needs == {"dw.embedding", "dw.head"}
     assert len(apart.of_phase("all_reduce")) == len(tied.of_phase("all_reduce")) + 1
 
@@ -228,8 +228,8 @@ def test_backward_by_hand():
         "update",
     ]
     needs = {
-        one.after: sorted(two.before for two in graph.dependencies if two.after == one.after)
-        for one in graph.dependencies
+        dependency.after: sorted(two.before for two in graph.dependencies if two.after == dependency.after)
+        for dependency in graph.dependencies
     }
     assert needs == {
         "b": ["a"],

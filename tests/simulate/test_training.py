@@ -140,9 +140,9 @@ def test_without_any_overlap_everything_adds_up():
     problem = problem_of()
     plan = plan_of(problem, Priority(policy="fair", bucket=1e12))
     timeline, priced = simulate(plan, problem), price_step(problem, linear_placement(problem))
-    network = [one.kind == "gradient" for one in priced.graph.operators]
+    network = [operator.kind == "gradient" for operator in priced.graph.operators]
     rest = priced.seconds[~np.array(network), 0, 0].sum()
-    gradients = sum(one.sent for one in priced.graph.operators if one.kind == "gradient")
+    gradients = sum(operator.sent for operator in priced.graph.operators if operator.kind == "gradient")
     assert timeline.total == pytest.approx(
         rest + float(problem.cost.all_reduce(problem.cluster, np.float64(gradients)))
     )
@@ -397,7 +397,8 @@ def test_a_measured_all_reduce_takes_as_long_as_measured_fused_or_cut():
     problem = problem_of()
     graph = graph_of(problem)
     timed = tuple(
-        one.model_copy(update={"seconds": 0.25 if one.kind == "gradient" else 0.0}) for one in graph.operators
+        operator.model_copy(update={"seconds": 0.25 if operator.kind == "gradient" else 0.0})
+        for operator in graph.operators
     )
     problem = replace(problem, graph=graph.model_copy(update={"operators": timed}))
     gradients = len(graph.of_phase("all_reduce"))

@@ -24,7 +24,7 @@ def test_colocate(solver, experts):
     assert set(answer) == COMMON | {"partner"} and answer["status"] == "OPTIMAL"
     assert all(type(one) is int for one in answer["partner"])
     four = [np.array(instance[name]) for name in NAMES]
-    best = min(check_colocation(np.array(one), *four) for one in permutations(range(experts)))
+    best = min(check_colocation(np.array(permutation), *four) for permutation in permutations(range(experts)))
     assert check_colocation(np.array(answer["partner"]), *four) == answer["objective"] == answer["bound"] == best
 
 

@@ -45,8 +45,8 @@ def test_the_smallest_size_is_that_of_trying_all(kind: int) -> None:
         found = smallest(points, target)
         assert (found.parts if found else None) == (None if first is None else first + 1)
         tried = len(times) if first is None else min(len(times), first + 3)
-        assert [one.total for one in points] == times[:tried]
-        assert all(one.gpus == one.parts * sum(len(node.gpus) for node in part) for one in points)
+        assert [point.total for point in points] == times[:tried]
+        assert all(point.gpus == point.parts * sum(len(node.gpus) for node in part) for point in points)
 
 
 def test_a_size_without_room_is_refused_and_the_search_goes_on() -> None:
@@ -62,8 +62,8 @@ def test_a_bound_says_what_is_certain() -> None:
     problem = problem_of()
     part = next(iter(parts_of(problem.cluster).values()))
     points = list(capacity(problem, part, 1e-9, 3, "aurora", {"time_limit": 1.0}))
-    assert all(one.bound <= one.total and one.cannot_meet(0.99 * one.bound) for one in points)
-    assert not any(one.cannot_meet(one.total) for one in points)
+    assert all(point.bound <= point.total and point.cannot_meet(0.99 * point.bound) for point in points)
+    assert not any(point.cannot_meet(point.total) for point in points)
     order_only = CapacityPoint(1, 1, 2.0, 1.5, "order")
     assert not order_only.cannot_meet(1.0) and order_only.meets(2.0)
     assert CapacityPoint.from_dict(points[0].to_dict()) == points[0]

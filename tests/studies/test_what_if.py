@@ -232,16 +232,16 @@ def test_sensitivity_is_the_plan_simulated_by_hand() -> None:
     problem = small()
     plan = run(SYSTEMS["aurora"], problem, {}).result.solution
     parameters = parameters_of(problem)
-    assert [one.title for one in parameters[:5]] == [
+    assert [parameter.title for parameter in parameters[:5]] == [
         "network bandwidth",
         "computation speed",
         "latency",
         "tokens",
         "model width",
     ]
-    assert "type-1: network" in {one.title for one in parameters}
+    assert "type-1: network" in {parameter.title for parameter in parameters}
     found = {one.title: one for one in sensitivity(plan, problem, 0.25, parameters)}
-    assert list(found) == [one.title for one in parameters]
+    assert list(found) == [parameter.title for parameter in parameters]
     for title, change in (("network bandwidth", "network"), ("tokens", "tokens")):
         for side, factor in (("less", 0.75), ("more", 1.25)):
             assert getattr(found[title], side) == simulate(plan, changed(problem, Change(**{change: factor}))).total

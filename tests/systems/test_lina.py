@@ -27,7 +27,7 @@ def lina(problem: Problem, **options) -> Outcome:
 
 def popularity_of(problem: Problem) -> np.ndarray:
     """float64[layer, expert]: every recording counts alike."""
-    loads = [one.load for one in (problem.workload, *problem.others)]
+    loads = [other.load for other in (problem.workload, *problem.others)]
     return sum(load / load.sum(axis=1, keepdims=True) for load in loads)
 
 
@@ -118,7 +118,7 @@ def foretold(profile: RoutingTrace, served: RoutingTrace, path: int, top_k: int,
             estimate, actual = [0.0] * served.num_experts, [0] * served.num_experts
             for token in served.experts[begin : begin + size, :, 0].tolist():
                 counts = followers.get(tuple(token[layer - path : layer]), followers[()])
-                for expert in sorted(counts, key=lambda one: (-counts[one], one))[:top_k]:
+                for expert in sorted(counts, key=lambda count: (-counts[count], count))[:top_k]:
                     estimate[expert] += counts[expert] / sum(counts.values())
                 actual[token[layer]] += 1
             first, second = (

@@ -81,9 +81,9 @@ def test_lancet_exposes_less_than_each_baseline_on_the_papers_models(one):
 
 
 def test_all_settings_of_the_paper_are_there():
-    assert len(settings()) == 12 and len({one.problem(Datasheet()).cluster.name for one in settings()}) == 6
-    for one in settings((2,)):
-        problem = one.problem(Datasheet())
+    assert len(settings()) == 12 and len({setting.problem(Datasheet()).cluster.name for setting in settings()}) == 6
+    for setting in settings((2,)):
+        problem = setting.problem(Datasheet())
         assert problem.model.experts == 2 * len(problem.cluster.gpus) and problem.step.sequence_length == 512
 
 

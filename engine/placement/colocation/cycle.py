@@ -84,12 +84,12 @@ def _one_by_one(a: ModelTables, b: ModelTables, ends: tuple[float, float]) -> fl
 
 def _least_port(*models: ModelTables) -> float:
     """A lower limit of the busiest port's seconds when one all-to-all of each model is under way."""
-    receiving = least_largest(np.concatenate([one.receive for one in models], axis=1))
+    receiving = least_largest(np.concatenate([model.receive for model in models], axis=1))
     sending = np.zeros(len(models[0].slots))
-    for one in models:
-        saved = -np.sort(-one.send_saved, axis=1)
-        kept = np.where(np.arange(saved.shape[1]) < one.slots[:, None], saved, 0.0).sum(axis=1)
-        sending += np.maximum(one.send_total - kept, 0.0)
+    for model in models:
+        saved = -np.sort(-model.send_saved, axis=1)
+        kept = np.where(np.arange(saved.shape[1]) < model.slots[:, None], saved, 0.0).sum(axis=1)
+        sending += np.maximum(model.send_total - kept, 0.0)
     return max(receiving, float(sending.max()))
 
 

@@ -93,8 +93,8 @@ def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
     under = plan.overlap.under if plan.overlap else {}
     _check_moves(under, graph)
     before: dict[str, list[str]] = {operator.name: [] for operator in graph.operators}
-    for one in graph.dependencies:
-        before[one.after].append(one.before)
+    for dependency in graph.dependencies:
+        before[dependency.after].append(dependency.before)
     waiting: list[Operator] = []  # weight gradients that are put off until the all-to-all that they run under
     moved = {name: [] for name in under.values()}
     for operator in graph.operators:
@@ -140,9 +140,9 @@ def _cuts(plan: Plan, graph: OperatorGraph) -> list[Cut]:
         ):
             for phase, parts in (("forward", forward), ("dx", backward)):
                 ends = [
-                    one.name
-                    for one in graph.operators
-                    if one.layer == layer and one.phase == phase and one.kind in ("dispatch", "combine")
+                    operator.name
+                    for operator in graph.operators
+                    if operator.layer == layer and operator.phase == phase and operator.kind in ("dispatch", "combine")
                 ]
                 if parts > 1 and len(ends) == 2:
                     cuts.append((*ends, parts, interleaved))
@@ -225,16 +225,16 @@ def _join(build: _Builder, graph: OperatorGraph, cuts: list[Cut]) -> None:
     inside: dict[str, int] = {}
     place = {operator.name: index for index, operator in enumerate(graph.operators)}
     for number, (first, last, _, _) in enumerate(cuts):
-        inside |= {one.name: number for one in graph.operators[place[first] : place[last] + 1]}
-    for one in graph.dependencies:
-        if one.before not in build.last or one.after not in build.first:
+        inside |= {operator.name: number for operator in graph.operators[place[first] : place[last] + 1]}
+    for dependency in graph.dependencies:
+        if dependency.before not in build.last or dependency.after not in build.first:
             continue
-        same = inside.get(one.before, -1) == inside.get(one.after, -2)
-        before, after = build.parts[one.before], build.parts[one.after]
+        same = inside.get(dependency.before, -1) == inside.get(dependency.after, -2)
+        before, after = build.parts[dependency.before], build.parts[dependency.after]
         if same and len(before) == len(after):
             build.edges += zip(before, after, strict=True)
         else:
-            build.edges.append((build.last[one.before], build.first[one.after]))
+            build.edges.append((build.last[dependency.before], build.first[dependency.after]))
 
 
 def _all_reduces(build: _Builder, plan: Plan, problem: Problem, graph: OperatorGraph) -> list[int]:
@@ -244,7 +244,7 @@ def _all_reduces(build: _Builder, plan: Plan, problem: Problem, graph: OperatorG
         seconds = np.repeat(piece.seconds(problem), len(build.priced.groups))
         task = build.raw(-1, piece.label, ALL_REDUCE, seconds, piece.sent, (piece.part, piece.parts, -1))
         build.pieces[task] = piece
-        build.edges += [(other, task) for one in piece.gradients for other in one.after]
+        build.edges += [(other, task) for gradient in piece.gradients for other in gradient.after]
         tasks.append(task)
     return tasks
 

@@ -94,10 +94,10 @@ def _packings(problem: Problem, micro_op: float, by_the_paper: bool, notes: Note
     they do not divide evenly."""
     model, gpus, experts = problem.model, len(problem.cluster.gpus), problem.workload.num_experts
     choices = packing_choices(experts, gpus)
-    if problem.graph is not None or any(experts % one or gpus % (experts // one) for one in choices):
+    if problem.graph is not None or any(experts % choice or gpus % (experts // choice) for choice in choices):
         notes["packing"] = Note(f"left out: {experts} experts on {gpus} GPUs make no groups of equal GPUs")
         return {int(choices[0]): linear_placement(problem)}
-    placements = {int(one): packed_placement(problem, int(one)) for one in choices}
+    placements = {int(choice): packed_placement(problem, int(choice)) for choice in choices}
     unknown = [one for one, placement in placements.items() if one > choices[0] and _lacks_groups(problem, placement)]
     if unknown:
         notes["packing"] = Note(f"left out: {_lacks_groups(problem, placements[unknown[0]])}")
