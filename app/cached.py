@@ -14,8 +14,6 @@ from app import state
 from engine import store
 from engine.costs import choice as cost_choice
 from engine.errors import InputError
-from engine.inspection import Inspection
-from engine.inspection import inspect as engine_inspect
 from engine.jobs import runner
 from engine.launch.devices import Devices
 from engine.launch.devices import attached as engine_attached
@@ -37,6 +35,8 @@ from engine.store import records
 from engine.store.database import database
 from engine.studies.affinity import kept_by_pair as engine_kept_by_pair
 from engine.studies.affinity import sorted_choices as engine_sorted_choices
+from engine.studies.inspection import Inspection
+from engine.studies.inspection import inspect as engine_inspect
 from engine.systems.baselines import linear_placement
 from engine.timeline import Timeline
 from engine.training import TrainingStep, balanced_load

@@ -9,9 +9,9 @@ from engine.cluster import Cluster
 from engine.costs import CostModel
 from engine.errors import InputError
 from engine.model import MoEModel
+from engine.network import Network
 from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Placement, Plan
-from engine.simulate.network import Network
 from engine.training import TrainingStep
 from engine.workload import TrafficMatrix, Workload
 

@@ -6,7 +6,7 @@ from engine.cli import text
 from engine.cli.command import Commands, add_command
 from engine.cli.inputs import read_recording
 from engine.cli.output import answer
-from engine.inspection import inspect
+from engine.studies.inspection import inspect
 
 
 def add(commands: Commands) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from engine.network import Network
 from engine.plan import SendOrder
 from engine.simulate.events import EventLog
 from engine.simulate.fabric import Fabric
-from engine.simulate.network import Network
 
 Compute = Mapping[str, NDArray[np.float64]]
 """float64[layer, gpu] seconds of `gate`, `ffn` and `aggregate` of one model."""

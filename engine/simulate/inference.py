@@ -8,11 +8,12 @@ is simulated; attention, dense layers and shared experts cost every plan the sam
 import numpy as np
 import pandas as pd
 
+from engine.network import Network
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem
 from engine.simulate.colocated import colocated_bound, colocated_timeline
 from engine.simulate.events import EventLog
-from engine.simulate.network import Network, all_to_all
+from engine.simulate.flows import all_to_all
 from engine.simulate.training import bound_of_step, simulate_step
 from engine.simulate.work import Work, work_of
 from engine.timeline import Timeline
