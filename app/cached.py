@@ -24,8 +24,8 @@ from engine.placement.transitions import transitions as engine_transitions
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance, Status
-from engine.simulate.inference import bound_of_plan as engine_bound
-from engine.simulate.inference import simulate as engine_simulate
+from engine.simulate import bound_of_plan as engine_bound
+from engine.simulate import simulate as engine_simulate
 from engine.simulate.metrics import SCORED_ON, Metrics, input_digests, simulation_digest
 from engine.simulate.metrics import metrics as engine_metrics
 from engine.simulate.migration import Migration

@@ -11,7 +11,7 @@ from app.timeline import step
 from engine import units
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
-from engine.simulate.inference import bound_of_plan
+from engine.simulate import bound_of_plan
 
 header.show("Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis.")
 problem = widgets.needed_problem()

@@ -8,7 +8,7 @@ from engine.errors import InputError
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.simulate.metrics import Metrics, metrics
 from engine.simulate.migration import Migration, migration
 from engine.systems import SYSTEMS, TRAINING, run

@@ -8,7 +8,7 @@ from engine.cli import text
 from engine.cli.command import Commands, add_command
 from engine.cli.inputs import add_inputs, plans_and_problem
 from engine.cli.output import answer, write
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.simulate.metrics import metrics
 
 

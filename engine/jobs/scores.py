@@ -14,7 +14,7 @@ from engine.placement.joint.front import FrontPoint, front
 from engine.plan import Claim
 from engine.problem import Problem
 from engine.result import Provenance, Status, library_versions
-from engine.simulate.inference import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, simulate
 from engine.simulate.metrics import input_digests, metrics
 from engine.simulate.two_phase import two_phase
 from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.plan import OrderMode, Schedule
-from engine.simulate.replay import replay
+from engine.plan.replay import replay
 
 
 @dataclass(frozen=True, eq=False)

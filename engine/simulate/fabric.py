@@ -13,8 +13,8 @@ import numpy as np
 from engine.errors import InputError
 from engine.network import Network
 from engine.plan import OrderMode, Schedule
+from engine.plan.replay import replay
 from engine.simulate.flows import Flows, fair_rates
-from engine.simulate.replay import replay
 
 DONE = 1e-9
 """Part of its bytes that a send may lack when it has ended: without it, round-off would add endless tiny steps."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
-from engine.simulate.replay import replay
+from engine.plan.replay import replay
 
 
 @dataclass(frozen=True, eq=False)

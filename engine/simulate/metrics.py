@@ -7,7 +7,7 @@ import numpy as np
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import relative_gap
-from engine.simulate.inference import bound_of_plan
+from engine.simulate import bound_of_plan
 from engine.simulate.training.memory import step_state_bytes
 from engine.simulate.training.routing import route
 from engine.simulate.work import work_of

@@ -12,7 +12,7 @@ from typing import Any, Self
 from engine.errors import InputError
 from engine.problem import Problem
 from engine.result import Status, Stop, never
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.studies.noise import Noise, noisy
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Report, Value, silent

@@ -20,8 +20,8 @@ from engine.placement.grouped_assignment import assign_groups
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Stop
+from engine.simulate import simulate
 from engine.simulate.colocated import ExpertSeconds, layer_weight
-from engine.simulate.inference import simulate
 from engine.systems.aurora_exclusive import (
     EXCHANGES_PER_EXPERT,
     fixed_compute,

@@ -21,7 +21,7 @@ from engine.placement.grouped_assignment import PROVEN_GAP, assign_groups
 from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Stop
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.simulate.work import compute_seconds
 from engine.systems.base import Draft, Note, Notes, Option, Report, Value
 

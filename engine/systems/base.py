@@ -9,7 +9,7 @@ from engine.errors import InputError
 from engine.plan import Claim, Execution, Overlap, Pipeline, Placement, Plan, Priority, Reaction, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
-from engine.simulate.inference import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, simulate
 from engine.simulate.metrics import input_digests
 from engine.timeline import Timeline
 from engine.units import share

@@ -23,7 +23,7 @@ from engine.launch.wanted import Wanted
 from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.store import records
 from engine.store.database import database
 from engine.systems import SYSTEMS, TRAINING, run

@@ -13,7 +13,7 @@ from engine.launch import local
 from engine.launch.prepare import Launch
 from engine.launch.wanted import Wanted
 from engine.problem import make_problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.timeline import Timeline
 
 

@@ -16,7 +16,7 @@ from engine.jobs.tasks import problem_arguments, problem_from
 from engine.placement.transitions import transitions
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.simulate.metrics import input_digests, metrics
 from engine.simulate.two_phase import two_phase
 from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions

@@ -12,7 +12,7 @@ from engine.jobs.runner import Job, State
 from engine.jobs.tasks import problem_arguments
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.studies.sweep import SweepPoint
 from engine.training import TrainingStep, balanced_load
 from tests.strategies import cluster_of, make_gpu, make_model

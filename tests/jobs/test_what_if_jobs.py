@@ -10,7 +10,7 @@ from engine.jobs.runner import Job, State
 from engine.jobs.tasks import problem_arguments
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.studies.capacity import capacity, parts_of
 from engine.studies.sensitivity import parameters_of, sensitivity
 from engine.studies.what_if import Change, changed

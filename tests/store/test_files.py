@@ -17,7 +17,7 @@ from engine.jobs.tasks import problem_arguments
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.simulate.metrics import simulation_digest
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 

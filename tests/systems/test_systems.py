@@ -18,7 +18,7 @@ from engine.errors import InputError
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Status
-from engine.simulate.inference import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, Option, run
 from engine.systems.aurora_exclusive import instance_of_layer, phased_order, slots_of_gpu, spread_evenly, to_placement
