@@ -8,7 +8,7 @@ from app.optimise import table as plan_table
 from app.text import plain
 from engine import units
 from engine.errors import InputError
-from engine.jobs.tasks import problem_arguments
+from engine.store.problems import problem_arguments
 from engine.systems import systems_for
 
 DEFAULT = {

@@ -13,10 +13,10 @@ from app.text import plain
 from engine import units
 from engine.errors import InputError
 from engine.jobs import runner
-from engine.jobs.tasks import problem_arguments
 from engine.placement.robust import score_matrix
 from engine.problem import Problem
 from engine.simulate.two_phase_result import TwoPhaseOptions
+from engine.store.problems import problem_arguments
 from engine.systems import SYSTEMS
 from engine.workload import RoutingTrace
 

@@ -11,11 +11,11 @@ from app.text import plain
 from engine import units
 from engine.errors import InputError
 from engine.jobs import runner
-from engine.jobs.tasks import problem_arguments
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Provenance, never
 from engine.simulate.metrics import input_digests
+from engine.store.problems import problem_arguments
 from engine.studies.what_if import Change, Outlook, changed, is_quick, least, outlook
 from engine.systems import SYSTEMS, systems_for
 from engine.systems.base import silent

@@ -209,17 +209,6 @@ def read_second(options: argparse.Namespace, model: MoEModel) -> tuple[Workload,
     return read_recording(options.workload_b[0], second), second
 
 
-def remember(problem: Problem) -> None:
-    """Keep the inputs in the data folder, so that later commands need only the plan."""
-    for part in (problem, problem.second):
-        if part is not None:
-            store.save_workload(part.workload)
-            store.save_document(part.model)
-    for document in (problem.cluster, problem.step, problem.graph):
-        if document is not None:
-            store.save_document(document)
-
-
 def split_setting(text: str) -> tuple[str, str]:
     """KEY=VALUE as (KEY, VALUE)."""
     key, equals, value = text.partition("=")

@@ -32,12 +32,13 @@ def answer(options: argparse.Namespace, content: dict[str, Any], as_text: Callab
 def progress() -> Iterator[Report]:
     """A `Report` for people: one line of standard error that is written over, and ended before anything else is
     printed."""
-    shown = False
+    shown = ""
 
     def report(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
         nonlocal shown
-        shown = True
-        print(f"\r{done:4.0%} {message:<60}", end="", file=sys.stderr, flush=True)
+        line = f"{done:4.0%} {message}"
+        print("\r" + line.ljust(len(shown)), end="", file=sys.stderr, flush=True)
+        shown = line
 
     try:
         yield report

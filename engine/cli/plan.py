@@ -7,15 +7,17 @@ from typing import Any
 
 from engine.cli import text
 from engine.cli.command import Commands, add_command
-from engine.cli.inputs import add_inputs, new_problem, remember, split_setting
+from engine.cli.inputs import add_inputs, new_problem, split_setting
 from engine.cli.output import answer, progress, stopped_by_signals, write
 from engine.errors import InputError
 from engine.formats.source import one_line
-from engine.jobs.tasks import candidate
+from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Status
+from engine.store.problems import save_inputs
 from engine.studies.operators import describe_graph, operators_of
-from engine.systems import SYSTEMS, TRAINING, System, run, systems_for
+from engine.systems import SYSTEMS, TRAINING, System, systems_for
+from engine.systems.comparison import Choice, Comparison
 
 INFEASIBLE = 3
 
@@ -47,36 +49,31 @@ def add(commands: Commands) -> None:
 def _plan(options: argparse.Namespace) -> int:
     problem = new_problem(options)
     choices = _choices(options, problem)
-    remember(problem)
-    outcomes, refused = [], {}
+    save_inputs(problem)
+    comparison, plans = Comparison(problem), []
     with stopped_by_signals() as stop, progress() as report:
-        for system, settings in choices:
-            try:
-                outcomes.append(run(system, problem, settings, stop, report))
-            except InputError as error:
-                if len(choices) == 1:
-                    raise
-                refused[system.title] = str(error)
-            if stop():
-                break
-    for title, reason in refused.items():
+        for outcome in comparison.run(choices, stop, report):
+            plans.append(outcome.result.solution)
+    for title, reason in comparison.refused.items():
         print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
-    if not outcomes:
+    if not plans:
         raise InputError("no system can plan for this")
-    outcomes.sort(key=lambda outcome: outcome.result.objective)
-    best = outcomes[0].result
+    ranked = sorted(zip(comparison.candidates, plans, strict=True), key=lambda pair: pair[0]["metrics"]["total"])
+    fastest, best = ranked[0]
     if options.output:
-        write(options.output, best.solution.to_json())
-    rows = [candidate(outcome, problem) for outcome in outcomes]
-    for row, outcome in zip(rows, outcomes, strict=True):
-        plan = outcome.result.solution
-        del row["plan"]
-        row |= {"name": plan.name, "system": plan.provenance.optimiser, "id": plan.id}
+        write(options.output, best.to_json())
+    rows = [_row(candidate, plan) for candidate, plan in ranked]
     answer(options, {"plans": rows, "saved": str(options.output) if options.output else None}, text.candidates)
-    return INFEASIBLE if best.status is Status.INFEASIBLE else 0
+    return INFEASIBLE if fastest["status"] == Status.INFEASIBLE.value else 0
 
 
-def _choices(options: argparse.Namespace, problem: Problem) -> list[tuple[System, dict[str, Any]]]:
+def _row(candidate: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """A candidate without its plan, which has a file of its own."""
+    figures = {name: value for name, value in candidate.items() if name != "plan"}
+    return figures | {"name": plan.name, "system": plan.provenance.optimiser, "id": plan.id}
+
+
+def _choices(options: argparse.Namespace, problem: Problem) -> list[Choice]:
     """The systems that --system names, each with those of the --set options that it has. Raises InputError when none of
     them has one."""
     fitting = systems_for(problem)

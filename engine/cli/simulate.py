@@ -9,7 +9,7 @@ from engine.cli.command import Commands, add_command
 from engine.cli.inputs import add_inputs, plans_and_problem
 from engine.cli.output import answer, write
 from engine.simulate import simulate
-from engine.simulate.metrics import metrics
+from engine.simulate.metrics import metrics, speedup
 
 
 def add(commands: Commands) -> None:
@@ -43,16 +43,18 @@ def _simulate(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     plans, problem = plans_and_problem(options, options.plans)
-    rows = []
-    for path, plan in zip(options.plans, plans, strict=True):
-        figures = metrics(plan, problem, simulate(plan, problem)).to_dict()
-        rows.append(
-            {"file": path.name, "name": plan.name, "id": plan.id, "order": plan.send_order.mode, "metrics": figures}
-        )
-    first = rows[0]["metrics"]
-    for plan, row in zip(plans, rows, strict=True):
-        total = row["metrics"]["total"]
-        row["speedup"] = first["total"] / total if total else 1.0  # a recording of nothing takes no time under any plan
-        row["moved_experts"] = plans[0].placement.moved_experts(plan.placement)
+    figures = [metrics(plan, problem) for plan in plans]
+    rows = [
+        {
+            "file": path.name,
+            "name": plan.name,
+            "id": plan.id,
+            "order": plan.send_order.mode,
+            "metrics": scored.to_dict(),
+            "speedup": speedup(figures[0].total, scored.total),
+            "moved_experts": plans[0].placement.moved_experts(plan.placement),
+        }
+        for path, plan, scored in zip(options.plans, plans, figures, strict=True)
+    ]
     answer(options, {"plans": rows}, text.comparison)
     return 0

@@ -26,9 +26,9 @@ from engine.costs import (
 )
 from engine.costs.errors import COLUMNS, cross_errors
 from engine.errors import InputError
-from engine.jobs.tasks import problem_arguments, problem_from
 from engine.network import Network
 from engine.problem import Problem
+from engine.store.problems import problem_arguments, problem_from
 from engine.workload import RoutingTrace
 from tests.costs.silicon import needs_tables
 from tests.strategies import cluster_of, make_gpu, make_model
