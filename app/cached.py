@@ -1,4 +1,7 @@
-"""Engine calls whose answers are kept between runs, keyed by content digests; the data itself is passed unhashed."""
+"""Engine calls whose answers are kept between runs, keyed by content digests; the data itself is passed unhashed.
+
+Nothing here changes the session or the data folder.
+"""
 
 import json
 import math
@@ -14,6 +17,7 @@ from app import state
 from engine import store
 from engine.costs import choice as cost_choice
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs import runner
 from engine.launch.devices import Devices
 from engine.launch.devices import attached as engine_attached
@@ -127,10 +131,7 @@ def problem() -> Problem | None:
         graph and graph.digest,
         digest_of(json.dumps(cost, sort_keys=True)),
     )
-    found = _problem(key, first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph)
-    if first.digest == state.workload_digest():
-        state.remember_model(first.digest, model)
-    return found
+    return _problem(key, first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -148,16 +149,14 @@ def _recording_of_step(recording: Workload | None, model: MoEModel, step: Traini
             return recording
     except InputError:
         pass
-    balanced = balanced_load(model)
-    store.save_workload(balanced)
-    return balanced
+    return balanced_load(model)
 
 
 def placement_in_use() -> Placement | None:
     """The placement of the plan that is marked as deployed, where it fits the open recording and cluster."""
     candidate = candidates().get(state.in_use() or "")
     recording, cluster = workload(), state.cluster()
-    if candidate is None or recording is None or cluster is None or candidate.plan.placement_b is not None:
+    if candidate is None or recording is None or cluster is None or candidate.plan.goal is Goal.TWO_MODELS:
         return None
     placement = candidate.plan.placement
     fits = (recording.layers, recording.num_experts, len(cluster.gpus))
@@ -204,7 +203,7 @@ def _bound(id: str, key: tuple[str, ...], first: int, last: int, _plan: Plan, _p
 
 def migration(plan: Plan, problem: Problem) -> Migration | None:
     """What a move from the placement in use to a plan costs; None for two models, whose placement in use is unknown."""
-    if plan.placement_b is not None:
+    if plan.goal is Goal.TWO_MODELS:
         return None
     now = problem.in_use or linear_placement(problem)
     return _migration(plan.id, now.digest, _key(problem), plan, now, problem)

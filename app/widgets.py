@@ -20,6 +20,7 @@ from engine.jobs import runner
 from engine.jobs.runner import State
 from engine.plan import Placement, Plan
 from engine.problem import Problem
+from engine.store.problems import problem_arguments, save_recordings
 from engine.systems import Option
 from engine.systems.baselines import linear_placement
 
@@ -159,6 +160,13 @@ def start_job(kind: str, arguments: dict[str, Any]) -> runner.Job:
     """Start a job that plans or studies plans. Raises InputError for a visitor who may only look."""
     people.allow("plan")
     return runner.start(kind, arguments, store.data_folder())
+
+
+def start_job_on(problem: Problem, kind: str, more: dict[str, Any]) -> runner.Job:
+    """Start a job on a problem; more: its further arguments. Raises InputError as `start_job` does."""
+    people.allow("plan")
+    save_recordings(problem)
+    return start_job(kind, problem_arguments(problem) | more)
 
 
 def other_jobs(kind: str, known: list[str], adopt: Callable[[str], None]) -> None:

@@ -8,7 +8,6 @@ from app.optimise import table as plan_table
 from app.text import plain
 from engine import units
 from engine.errors import InputError
-from engine.store.problems import problem_arguments
 from engine.systems import systems_for
 
 DEFAULT = {
@@ -68,9 +67,8 @@ else:
 
 if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted):
     chosen = [{"name": system.name, "options": options.get(system.name, {})} for system in wanted]
-    arguments = problem_arguments(problem) | {"systems": chosen}
     try:
-        state.add_plan_job(widgets.start_job("optimise", arguments).id)
+        state.add_plan_job(widgets.start_job_on(problem, "optimise", {"systems": chosen}).id)
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
 

@@ -12,20 +12,19 @@ from app.charts import optimise as charts
 from app.text import plain
 from engine import units
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs import runner
 from engine.placement.robust import score_matrix
 from engine.problem import Problem
 from engine.simulate.two_phase_result import TwoPhaseOptions
-from engine.store.problems import problem_arguments
 from engine.systems import SYSTEMS
 from engine.workload import RoutingTrace
 
 
 def run(kind: str, problem: Problem, more: dict[str, Any]) -> None:
     """Start a study of the open problem."""
-    arguments = problem_arguments(problem) | more
     try:
-        state.set_study_job(kind, widgets.start_job(kind, arguments).id)
+        state.set_study_job(kind, widgets.start_job_on(problem, kind, more).id)
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
 
@@ -123,7 +122,7 @@ def _other_plans(problem: Problem) -> dict[str, tuple[float, float]]:
     plans = {
         candidate.plan.name: candidate.plan
         for candidate in cached.candidates().values()
-        if candidate.plan.placement_b is None and candidate.plan.provenance.optimiser != "front"
+        if candidate.plan.goal is not Goal.TWO_MODELS and candidate.plan.provenance.optimiser != "front"
     }
     fitting = {name: plan for name, plan in plans.items() if not widgets.why_not(plan, problem)}
     scores = _scores(list(fitting.values()), problem.workload.digest)

@@ -12,12 +12,13 @@ from app.review.brief import with_risks as with_risks_of
 from app.visitor import people
 from engine import store
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.metrics import input_digests
 from engine.store import records
 from engine.store.database import Database, database
-from engine.store.problems import problem_arguments, problem_from
+from engine.store.problems import problem_arguments, problem_from, save_recordings
 from engine.store.records import Review, SavedPlan, Verdict, Workspace
 from engine.workload import digest_of
 
@@ -43,6 +44,7 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     by = people.writer("plan")
     named = Plan.from_dict(plan.model_dump(mode="json") | {"name": records.clean_name(name, "the plan")}, "plan")
     known = [one for one in records.saves_of(db(), [plan.id]) if one.workspace == workspace]
+    save_recordings(problem)
     saved = records.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem))
     state.add_saved(saved.plan, saved.number)
     review = next(iter(records.reviews_of(db(), saved.number)), None)
@@ -148,7 +150,7 @@ def _brief(name: str, id: str, key: tuple[str, ...], _plan: Plan, _problem: Prob
 
 def other_recordings(problem: Problem) -> list[str]:
     """Digests of the session's recordings that a plan for this problem was not made from and can be scored on."""
-    if problem.second is not None or (problem.step is not None and problem.step.routing == "balanced"):
+    if problem.goal is Goal.TWO_MODELS or (problem.goal is Goal.TRAINING and problem.step.routing == "balanced"):
         return []
     made_from = {other.digest for other in (problem.workload, *problem.others)}
     return [workload for workload in state.workloads() if workload not in made_from and store.has_workload(workload)]

@@ -1,5 +1,6 @@
 """The upper half of the What-if page: sliders, and what the open plan and a baseline then take."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from app.charts import what_if as charts
 from app.text import plain
 from engine import units
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs import runner
 from engine.plan import Plan
 from engine.problem import Problem
@@ -23,7 +25,7 @@ from engine.workload import RoutingTrace
 
 FASTER = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
 REPLAN = "replan"
-USUAL = {True: "lancet", False: "aurora"}
+USUAL = {Goal.INFERENCE: "aurora", Goal.TWO_MODELS: "aurora", Goal.TRAINING: "lancet"}
 """Replanned with where the open plan's own system cannot, by whether it is a training step."""
 
 
@@ -73,13 +75,13 @@ def panel(problem: Problem) -> None:
         )
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
         return
-    if problem.second is not None and not is_quick(problem):
+    if problem.goal is Goal.TWO_MODELS and not is_quick(problem):
         st.info(
             "Two models on so many GPUs are too much to simulate while a slider moves; the studies below do it as jobs.",
             icon=":material/info:",
         )
         return
-    others = others_of(problem, plan, linear_plan(problem) if problem.step is None else None)
+    others = others_of(problem, plan, None if problem.goal is Goal.TRAINING else linear_plan(problem))
 
     @st.fragment
     def live() -> None:
@@ -99,7 +101,7 @@ def plan_to_study(problem: Problem) -> tuple[Plan | None, bool]:
     plan = cached.open_plan()
     if not widgets.why_not(plan, problem):
         return plan, True
-    return (linear_plan(problem) if problem.step is None else None), False
+    return (None if problem.goal is Goal.TRAINING else linear_plan(problem)), False
 
 
 def others_of(problem: Problem, plan: Plan, linear: Plan | None) -> dict[str, Plan]:
@@ -126,19 +128,19 @@ def sliders_of(problem: Problem) -> list[Slider]:
     found = [NETWORK, COMPUTE]
     if problem.network.latency > 0 or problem.network.link_latency.any():
         found.append(LATENCY)
-    if problem.step is not None:
+    if problem.goal is Goal.TRAINING:
         return found + ([BATCH] if problem.graph is None else [])
     return [*found, TOKENS, WIDTH]
 
 
 def choose(problem: Problem) -> Change:
     """The sliders, and the change that they stand for."""
-    sliders, kept = sliders_of(problem), state.what_if()
+    sliders = sliders_of(problem)
     at = {
         slider.field: st.select_slider(
             slider.label,
             slider.values,
-            kept[slider.field] if kept.get(slider.field) in slider.values else 1.0,
+            _left_at(slider.field, slider.values, 1.0),
             units.ratio,
             key=_key(slider.field),
             help=slider.help,
@@ -146,20 +148,21 @@ def choose(problem: Problem) -> Change:
         for slider in sliders
     }
     factors = dict(at)
-    if problem.step is None:
+    if problem.goal is not Goal.TRAINING:
         at["dtype"] = st.selectbox(
             "Numbers",
             DTYPES,
-            DTYPES.index(kept.get("dtype", AS_NOW)),
+            DTYPES.index(_left_at("dtype", DTYPES, AS_NOW)),
             lambda one: f"{one} ({problem.model.dtype})" if one == AS_NOW else one,
             key=_key("dtype"),
             help="what experts compute with and tokens are sent as",
         )
+        noise = int(_left_at("noise", range(MOST_NOISE + 1), 0))
         at["noise"] = st.slider(
             "Imprecise traffic",
             0,
             MOST_NOISE,
-            kept.get("noise", 0),
+            noise,
             5,
             "%d %%",
             key=_key("noise"),
@@ -179,6 +182,12 @@ def choose(problem: Problem) -> Change:
         width="stretch",
     )
     return change
+
+
+def _left_at(field: str, possible: Collection, usual: float | str) -> float | str:
+    """Where a slider was left, unless it cannot stand there now."""
+    position = state.what_if().get(field)
+    return position if position in possible else usual
 
 
 def _key(field: str) -> str:
@@ -202,7 +211,7 @@ def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
     baseline or none for what is open."""
     systems, name = systems_for(problem), plan.provenance.optimiser
     if name not in systems or systems[name].baseline:
-        name = USUAL[problem.step is not None]
+        name = USUAL[problem.goal]
     known = {option.name for option in systems[name].options}
     return name, {key: value for key, value in plan.provenance.options.items() if key in known}
 
@@ -212,12 +221,7 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     name, options = system_for(problem, plan)
     system = systems_for(problem)[name]
     (job,) = cached.jobs([state.study_job(REPLAN)] if state.study_job(REPLAN) else []) or (None,)
-    wanted = problem_arguments(problem) | {
-        "change": change.model_dump(mode="json"),
-        "system": name,
-        "options": options,
-        "parent": plan.id,
-    }
+    more = {"change": change.model_dump(mode="json"), "system": name, "options": options, "parent": plan.id}
     running = job is not None and not job.state.finished
     st.button(
         "Replan for this change",
@@ -226,9 +230,9 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
         width="stretch",
         help=f"Runs {plain(system.title)} for what is changed and shows its plan beside the open one.",
         on_click=_start,
-        args=(wanted,),
+        args=(problem, more),
     )
-    if job is None or job.request.arguments != wanted:
+    if job is None or job.request.arguments != problem_arguments(problem) | more:
         return None
     if job.state is not runner.State.DONE:
         _watch(job)
@@ -244,9 +248,9 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     return again
 
 
-def _start(wanted: dict[str, Any]) -> None:
+def _start(problem: Problem, more: dict[str, Any]) -> None:
     try:
-        state.set_study_job(REPLAN, widgets.start_job(REPLAN, wanted).id)
+        state.set_study_job(REPLAN, widgets.start_job_on(problem, REPLAN, more).id)
     except InputError as error:
         state.notice(str(error))
 
@@ -282,14 +286,14 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
     if again is not None and again.id in after:
         cases.append(charts.Case("Replanned", None, after[again.id]))
     widgets.chart(charts.totals(cases, change.in_words), "what-if-totals")
-    overlaps = problem.step is not None or problem.second is not None
+    overlaps = problem.goal is not Goal.INFERENCE
     one_by_one = len(cases[0].shown.resources) > 1  # of a step, GPUs that do the same are one
     places = st.columns(2, gap="medium") if one_by_one else [None, st.container()]
     if one_by_one:
         with places[0]:
             widgets.chart(charts.per_gpu(cases[0], overlaps), "what-if-gpus")
     with places[1]:
-        if problem.step is not None:
+        if problem.goal is Goal.TRAINING:
             widgets.chart(charts.per_kind(cases[0]), "what-if-kinds")
         else:
             widgets.chart(charts.per_layer(cases), "what-if-layers")
@@ -307,11 +311,11 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
         )
     if problem.graph is not None:
         parts.append("Operators imported with measured times keep them.")
-    if problem.step is not None and len(problem.cluster.gpus) > 1:
+    if problem.goal is Goal.TRAINING and len(problem.cluster.gpus) > 1:
         parts.append("GPUs that do the same at the same time count as one.")
-    if problem.step is not None:
+    if problem.goal is Goal.TRAINING:
         parts.append("Width and numbers of a training step are set on the Optimise page.")
-    if change.tokens != 1 and isinstance(problem.workload, RoutingTrace) and problem.step is None:
+    if change.tokens != 1 and isinstance(problem.workload, RoutingTrace) and problem.goal is not Goal.TRAINING:
         parts.append(f"{problem.workload.tokens * change.tokens:,.0f} tokens a pass.")
     return " ".join([*parts, f"Costs: {plain(problem.cost.source)}."])
 

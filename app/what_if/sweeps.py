@@ -161,7 +161,7 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
 
 def _start(kind: Kind, problem: Problem, wanted: dict[str, Any]) -> None:
     try:
-        job = widgets.start_job("sweep", problem_arguments(problem) | {"sweep": wanted})
+        job = widgets.start_job_on(problem, "sweep", {"sweep": wanted})
         state.set_study_job(_key(kind), job.id)
         st.rerun()
     except InputError as error:

@@ -11,6 +11,7 @@ from engine.cli.inputs import add_inputs, new_problem, split_setting
 from engine.cli.output import answer, progress, stopped_by_signals, write
 from engine.errors import InputError
 from engine.formats.source import one_line
+from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Status
@@ -92,9 +93,12 @@ def _choices(options: argparse.Namespace, problem: Problem) -> list[Choice]:
 
 def _system_called(name: str, problem: Problem) -> System:
     """The system of that name for what is to be planned; InputError when it plans for something else."""
-    registry, goal = (SYSTEMS, "inference") if problem.step is None else (TRAINING, "a training step")
+    training = problem.goal is Goal.TRAINING
+    registry = TRAINING if training else SYSTEMS
     if name not in registry:
-        raise InputError(f"{name} does not plan {goal}; those that do: {', '.join(registry)}")
+        raise InputError(
+            f"{name} does not plan {Goal.TRAINING if training else Goal.INFERENCE}; those that do: {', '.join(registry)}"
+        )
     return registry[name]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from engine import store
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs.protocol import Context
 from engine.simulate.metrics import simulation_digest
 from engine.store.problems import problem_from
@@ -22,7 +23,7 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     `candidate`, and {"refused": {title: reason}} of the systems that cannot plan for this. Raises InputError when none can.
     """
     problem = problem_from(arguments)
-    registry = SYSTEMS if problem.step is None else TRAINING
+    registry = TRAINING if problem.goal is Goal.TRAINING else SYSTEMS
     choices = [(registry[choice["name"]], choice.get("options", {})) for choice in arguments["systems"]]
     comparison = Comparison(problem)
     for system, _ in choices[:1]:

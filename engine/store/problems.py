@@ -5,6 +5,7 @@ from typing import Any
 
 from engine.cluster import Cluster
 from engine.costs import choice as cost_choice
+from engine.goal import Goal
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Placement
@@ -26,8 +27,15 @@ def save_inputs(problem: Problem) -> None:
             save_document(document)
 
 
+def save_recordings(problem: Problem) -> None:
+    """Put a problem's recordings into the data folder, where a job finds them: balanced routing was recorded nowhere."""
+    second = () if problem.second is None else (problem.second.workload,)
+    for recording in (problem.workload, *problem.others, *second):
+        save_workload(recording)
+
+
 def problem_arguments(problem: Problem) -> dict[str, Any]:
-    """A problem as the arguments of a job; its recordings must be in the data folder."""
+    """A problem as the arguments of a job, which needs its recordings in the data folder, see `save_recordings`."""
     found = {
         "workload": problem.workload.digest,
         "cluster": _json(problem.cluster),
@@ -35,7 +43,7 @@ def problem_arguments(problem: Problem) -> dict[str, Any]:
         "others": [other.digest for other in problem.others],
         "cost": cost_choice.to_dict(problem.cost),
     }
-    if problem.second is not None:
+    if problem.goal is Goal.TWO_MODELS:
         found["second"] = {"workload": problem.second.workload.digest, "model": _json(problem.second.model)}
     for role in ("in_use", "step", "graph"):
         if (document := getattr(problem, role)) is not None:
