@@ -29,12 +29,12 @@ from engine.cli_inputs import (
 )
 from engine.cluster import Cluster
 from engine.errors import InputError
+from engine.files import write_atomically
 from engine.formats.nvidia_topo import read_topology
 from engine.formats.source import one_line
 from engine.inspection import inspect
 from engine.jobs.calibrations import describe_calibration
 from engine.jobs.launches import describe_run
-from engine.jobs.protocol import write_atomically
 from engine.jobs.tasks import candidate
 from engine.launch import calibration, clusters, local, testbed
 from engine.launch.destination import SCHEDULERS

@@ -17,9 +17,10 @@ from app import cached, guard, launch_history, launch_report
 from engine import store
 from engine.catalogue import model_presets
 from engine.costs import Datasheet
+from engine.files import write_atomically
 from engine.jobs import runner, tasks
 from engine.jobs.launches import BRIEF, run_folder
-from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context, Request, write_atomically
+from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context, Request
 from engine.jobs.runner import Job, State
 from engine.jobs.tasks import problem_arguments
 from engine.launch.rank_logs import RankLogs
