@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import InputError
-from engine.jobs.protocol import write_atomically
+from engine.files import write_atomically
 from engine.result import Stop
 from engine.systems.base import Report
 

@@ -19,9 +19,10 @@ from app.visitor import guard
 from engine import store
 from engine.catalogue import model_presets
 from engine.costs import Datasheet
+from engine.files import write_atomically
 from engine.jobs import runner, tasks
 from engine.jobs.launches import BRIEF, run_folder
-from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context, Request, write_atomically
+from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context, Request
 from engine.jobs.runner import Job, State
 from engine.launch.rank_logs import RankLogs
 from engine.launch.wanted import Wanted
