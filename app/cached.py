@@ -18,8 +18,6 @@ from engine import store
 from engine.costs import choice as cost_choice
 from engine.errors import InputError
 from engine.goal import Goal
-from engine.inspection import Inspection
-from engine.inspection import inspect as engine_inspect
 from engine.jobs import runner
 from engine.launch.devices import Devices
 from engine.launch.devices import attached as engine_attached
@@ -30,8 +28,8 @@ from engine.placement.transitions import transitions as engine_transitions
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance, Status
-from engine.simulate.inference import bound_of_plan as engine_bound
-from engine.simulate.inference import simulate as engine_simulate
+from engine.simulate import bound_of_plan as engine_bound
+from engine.simulate import simulate as engine_simulate
 from engine.simulate.metrics import SCORED_ON, Metrics, input_digests, simulation_digest
 from engine.simulate.metrics import metrics as engine_metrics
 from engine.simulate.migration import Migration
@@ -41,6 +39,8 @@ from engine.store import records
 from engine.store.database import database
 from engine.studies.affinity import kept_by_pair as engine_kept_by_pair
 from engine.studies.affinity import sorted_choices as engine_sorted_choices
+from engine.studies.inspection import Inspection
+from engine.studies.inspection import inspect as engine_inspect
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
 from engine.training import TrainingStep, balanced_load

@@ -18,9 +18,9 @@ from engine.costs import choice
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.runner import State
-from engine.jobs.tasks import problem_arguments, save_recordings
 from engine.plan import Placement, Plan
 from engine.problem import Problem
+from engine.store.problems import problem_arguments, save_recordings
 from engine.systems import SYSTEMS, TRAINING
 from engine.systems.options import Options, Value
 from engine.systems.pieces import linear_placement

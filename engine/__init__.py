@@ -1,6 +1,28 @@
-"""The engine of Switchyard: five nouns, what kernels return, and the exception a person reads.
+"""The engine of Switchyard: five nouns, and what turns recordings of them into plans, predictions and launches.
 
-Kernels, systems, simulation and launch are imported from their own modules; see the README for where things are.
+What it is made of, from the top floor to the ground. A floor imports from those below it, never from its own or from one
+above; `tests/test_architecture.py` reads this list and holds every import against it.
+
+    cli: the command line, one file a group of commands
+    jobs: long work as a subprocess and a folder
+    launch: a plan as a real `torch.distributed` job, measured beside its prediction
+    studies: how far a plan can be trusted, and what would change it
+    systems: recipes over the kernels under the names that users know
+    solve: one kernel on its bare problem
+    validate: is this legal, and what is it worth; knows no optimiser
+    store: recordings, documents and sessions as files, the team's work in a database
+    simulate: the door to what a plan takes, whatever its goal
+    formats: one module an outside format, both ways
+    problem: what every system plans for
+    costs: how long computation and communication take, from sources that each have a name
+    communication, placement, overlap: the kernels: an instance and options in, a `Result` with a bound out
+    catalogue, network, plan, record, training: the nouns that build on others
+    model, timeline: the model, and what happened when
+    cluster, workload: the hardware, and what was recorded on it
+    solver: CP-SAT that can be stopped
+    result: what kernels return
+    schema: how documents are checked and saved
+    errors, files, goal, units: the ground
 """
 
 from engine.cluster import Cluster, Gpu, Node

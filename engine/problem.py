@@ -10,9 +10,9 @@ from engine.costs import CostModel
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.model import MoEModel
+from engine.network import Network
 from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Placement, Plan
-from engine.simulate.network import Network
 from engine.training import TrainingStep
 from engine.workload import TrafficMatrix, Workload
 

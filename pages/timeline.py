@@ -12,7 +12,7 @@ from engine import units
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
 from engine.goal import Goal
-from engine.simulate.inference import bound_of_plan
+from engine.simulate import bound_of_plan
 
 header.show("Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis.")
 problem = widgets.needed_problem()

@@ -15,9 +15,9 @@ from engine.cluster import Cluster, Gpu, Node
 from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet, Line
 from engine.errors import InputError
 from engine.model import MoEModel
+from engine.network import Network
 from engine.plan import Placement
 from engine.problem import Problem
-from engine.simulate.network import Network
 from engine.workload import RoutingTrace
 
 RATES = (1e6, 8e5, 5e5, 4e5)

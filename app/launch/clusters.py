@@ -9,7 +9,7 @@ import streamlit as st
 from app import state
 from app.launch import start
 from app.text import plain
-from engine.cli_clusters import CPUS_PER_RANK, MEMORY_PER_RANK
+from engine.cli.clusters import CPUS_PER_RANK, MEMORY_PER_RANK
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.launch.destination import SCHEDULERS, Destination, as_drawn

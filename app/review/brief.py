@@ -9,8 +9,8 @@ from engine.goal import Goal
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
-from engine.simulate.inference import simulate
-from engine.simulate.metrics import Metrics, metrics
+from engine.simulate import simulate
+from engine.simulate.metrics import Metrics, metrics, speedup
 from engine.simulate.migration import Migration, migration
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.systems.pieces import linear_placement
@@ -42,7 +42,7 @@ class Risk:
     @property
     def gain(self) -> float:
         """Baseline over plan: below 1 the plan is the slower one."""
-        return self.baseline / self.seconds if self.seconds else 1.0
+        return speedup(self.baseline, self.seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Brief:
     @property
     def gain(self) -> float:
         """Baseline over plan, in simulated time."""
-        return self.baseline.figures.total / self.own.figures.total if self.own.figures.total else 1.0
+        return speedup(self.baseline.figures.total, self.own.figures.total)
 
     @property
     def words(self) -> list[str]:

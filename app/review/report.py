@@ -29,7 +29,7 @@ from app.review.brief import Brief, bound_in_words, cost_in_words, headline, nam
 from engine import units
 from engine.goal import Goal
 from engine.problem import Problem
-from engine.simulate.inference import bound_of_plan
+from engine.simulate import bound_of_plan
 from engine.simulate.metrics import input_digests
 from engine.store.records import Comment, Review, Run, SavedPlan
 from engine.workload import RoutingTrace, Workload

@@ -13,12 +13,12 @@ from app.visitor import people
 from engine import store
 from engine.errors import InputError
 from engine.goal import Goal
-from engine.jobs.tasks import problem_arguments, problem_from, save_recordings
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.metrics import input_digests
 from engine.store import records
 from engine.store.database import Database, database
+from engine.store.problems import problem_arguments, problem_from, save_recordings
 from engine.store.records import Review, SavedPlan, Verdict, Workspace
 from engine.workload import digest_of
 

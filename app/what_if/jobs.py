@@ -9,8 +9,8 @@ import streamlit as st
 from app import cached, state
 from app.optimise import studies
 from engine.jobs import runner
-from engine.jobs.tasks import problem_arguments
 from engine.problem import Problem
+from engine.store.problems import problem_arguments
 
 
 def run(kind: str, problem: Problem, more: dict[str, Any]) -> None:

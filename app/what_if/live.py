@@ -13,11 +13,11 @@ from engine import units
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import runner
-from engine.jobs.tasks import problem_arguments
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Provenance, never
 from engine.simulate.metrics import input_digests
+from engine.store.problems import problem_arguments
 from engine.studies.what_if import Change, Outlook, changed, is_quick, least, outlook
 from engine.systems import SYSTEMS, proposed_for, systems_for
 from engine.systems.base import silent

@@ -13,8 +13,8 @@ from app.text import plain
 from engine import units
 from engine.errors import InputError
 from engine.jobs import runner
-from engine.jobs.tasks import problem_arguments
 from engine.problem import Problem
+from engine.store.problems import problem_arguments
 from engine.studies.operators import operators_of
 from engine.studies.sweep import NAMES, ORDERS, Kind, SweepPoint, best_of, check_values, trials_of
 from engine.systems.training.baselines import BucketOptions

@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
+from engine.network import Network
 from engine.plan import Schedule
 from engine.result import Result
-from engine.simulate.network import Network
 
 Kernel = Callable[[np.ndarray, np.ndarray, np.ndarray], Result[Schedule]]
 """Traffic, send and receive bandwidths to a phased order, such as `order` with its mode given."""

@@ -11,8 +11,8 @@ from engine.costs.collectives import with_measured
 from engine.costs.datasheet import Datasheet
 from engine.errors import InputError
 from engine.model import MoEModel
+from engine.network import Network
 from engine.schema import Frozen
-from engine.simulate.network import Network
 
 
 class Line(Frozen):

@@ -7,7 +7,7 @@ import numpy as np
 from engine.cluster import Cluster, Gpu
 from engine.costs.collectives import all_reduce_seconds, all_to_all_seconds
 from engine.model import MoEModel
-from engine.simulate.network import Network
+from engine.network import Network
 from engine.workload import digest_of
 
 

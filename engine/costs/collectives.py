@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.simulate.network import Network
+from engine.network import Network
 
 
 def all_to_all_seconds(network: Network, size: np.ndarray) -> np.ndarray:
@@ -16,7 +16,7 @@ def all_to_all_seconds(network: Network, size: np.ndarray) -> np.ndarray:
 
     The fabric and the links of each node are networks of their own that work side by side, so the slowest of them
     counts: its start-up, which all its sends wait out together, and its busiest port. That is what
-    `simulate.network.all_to_all("concurrent", ...)` arrives at: a port with f sends gives each 1/f of itself, the port
+    `simulate.flows.all_to_all("concurrent", ...)` arrives at: a port with f sends gives each 1/f of itself, the port
     where that is least is never relieved by others, and no send anywhere runs slower than its sends do.
     """
     size = np.asarray(size, dtype=np.float64)

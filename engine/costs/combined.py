@@ -10,7 +10,7 @@ from engine.costs.base import CostModel
 from engine.costs.datasheet import Datasheet
 from engine.errors import InputError
 from engine.model import MoEModel
-from engine.simulate.network import Network
+from engine.network import Network
 from engine.workload import digest_of
 
 

@@ -14,7 +14,7 @@ from engine.costs.datasheet import Datasheet
 from engine.costs.gemm_table import GemmTable
 from engine.costs.measured import MeasuredTimes, medians, sent_line
 from engine.errors import InputError
-from engine.simulate.network import Network
+from engine.network import Network
 
 
 @dataclass(frozen=True)

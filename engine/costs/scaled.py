@@ -8,7 +8,7 @@ from engine.cluster import Cluster, Gpu
 from engine.costs.base import CostModel
 from engine.costs.combined import Combined
 from engine.model import MoEModel
-from engine.simulate.network import Network
+from engine.network import Network
 from engine.workload import digest_of
 
 NEXT_TO_NOTHING = 1.0

@@ -21,7 +21,7 @@ from engine.costs.silicon_tables import (
     measured_counts,
 )
 from engine.errors import InputError
-from engine.simulate.network import Network
+from engine.network import Network
 
 LEFT_OUT_ERROR = 0.11
 """Largest over the GPUs of the mean relative error with which a left-out size is interpolated (`engine.costs.errors`)."""

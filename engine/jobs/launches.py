@@ -5,7 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from engine.jobs.protocol import Context, write_atomically
+from engine.files import write_atomically
+from engine.jobs.protocol import Context
 from engine.jobs.runner import Job
 from engine.launch import local, testbed
 from engine.launch.compare import compare

@@ -7,7 +7,6 @@ import contextlib
 import json
 import math
 import os
-import secrets
 import threading
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import psutil
 from pydantic import Field, ValidationError
 
+from engine.files import tail, write_atomically
 from engine.schema import Frozen
 
 REQUEST = "request.json"  # what was asked for; a folder without it is not a job
@@ -31,8 +31,6 @@ RESERVE = ".reserve"  # room on the disk for `ERROR` and `EXIT`, given up when t
 
 # The boot time is given in whole seconds and may tick over between the two readings that are compared.
 START_TOLERANCE = 2.0
-
-TAIL = 65536  # bytes
 
 
 class Request(Frozen):
@@ -51,17 +49,6 @@ class Progress(Frozen):
     message: str = ""
     incumbent: float | None = None
     bound: float | None = None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the file by `text`: a reader sees the old content or the new, also when the writer is killed midway."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def append_progress(folder: Path, progress: Progress) -> None:
@@ -86,16 +73,6 @@ def latest_progress(folder: Path) -> Progress | None:
     """The newest whole report, without reading a long history."""
     reports = _whole_reports(tail(folder / PROGRESS))
     return reports[-1] if reports else None
-
-
-def tail(path: Path) -> bytes:
-    """The end of a file, as much as anybody wants to see; empty when there is no file."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
-            return file.read()
-    except FileNotFoundError:
-        return b""
 
 
 def _whole_reports(lines: bytes) -> list[Progress]:

@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 
 from engine.errors import InputError
+from engine.files import tail, write_atomically
 from engine.jobs.protocol import (
     CANCELLED,
     ERROR,
@@ -40,8 +41,6 @@ from engine.jobs.protocol import (
     latest_progress,
     living_worker,
     read_progress,
-    tail,
-    write_atomically,
     write_pid,
 )
 

@@ -9,17 +9,18 @@ import numpy as np
 from engine import store
 from engine.errors import InputError
 from engine.jobs.protocol import Context
-from engine.jobs.tasks import candidate_of_plan, problem_from
 from engine.placement.joint.front import FrontPoint, front
 from engine.plan import Claim
 from engine.problem import Problem
 from engine.result import Provenance, Status, library_versions
-from engine.simulate.inference import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, simulate
 from engine.simulate.metrics import input_digests, metrics
 from engine.simulate.two_phase import two_phase
 from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions
+from engine.store.problems import problem_from
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Draft, silent
+from engine.systems.comparison import candidate_of_plan
 from engine.systems.joint import instance_of, moves_left, moves_to, start_of
 from engine.systems.pieces import best_order, to_placement
 from engine.workload import RoutingTrace
@@ -100,7 +101,7 @@ def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
         context.report(made_on / count, f"{system.title} on {recordings[made_on].name}")
         plan = run(system, mine, arguments["options"], context.stop).result.solution
         for scored_on, theirs in enumerate(problems):
-            figures = metrics(plan, theirs, simulate(plan, theirs))
+            figures = metrics(plan, theirs)
             values = {"seconds": figures.total, "balancedness": figures.balancedness, "kept_local": figures.kept_local}
             for name, value in values.items():
                 tables[name][made_on][scored_on] = value

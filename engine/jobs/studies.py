@@ -8,10 +8,10 @@ from engine.cluster import Node
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs.protocol import Context
-from engine.jobs.tasks import problem_from
 from engine.plan import Claim, Plan
 from engine.result import Status
-from engine.simulate.inference import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, simulate
+from engine.store.problems import problem_from
 from engine.studies.affinity import SEEDS, OutOfDistribution, TokensEnough, out_of_distribution, tokens_enough
 from engine.studies.capacity import capacity
 from engine.studies.curve import curve

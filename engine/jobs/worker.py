@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import InputError
-from engine.jobs.protocol import CANCELLED, ERROR, REQUEST, RESERVE, Context, Request, write_atomically, write_pid
+from engine.files import write_atomically
+from engine.jobs.protocol import CANCELLED, ERROR, REQUEST, RESERVE, Context, Request, write_pid
 
 RESERVED = 2**14
 """Bytes of disk that a job holds while it works, so that it can say why it failed when there are no others left."""

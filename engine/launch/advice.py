@@ -5,8 +5,9 @@ import numpy as np
 
 from engine.launch.links import Links
 from engine.launch.prepare import Launch
+from engine.network import Network
 from engine.plan import Plan
-from engine.simulate.network import Network, all_to_all
+from engine.simulate.flows import all_to_all
 from engine.units import digits, ratio, seconds
 
 START_UP = 2e-3

@@ -12,7 +12,7 @@ from engine.catalogue.nvidia import type_of
 from engine.costs.calibration import Calibration, fits_of, held_out_of
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, MemoryTimes
 from engine.errors import InputError
-from engine.jobs.protocol import write_atomically
+from engine.files import write_atomically
 from engine.launch.compare import unreadable
 from engine.launch.devices import Devices, counted, driver_version
 from engine.launch.local import alone

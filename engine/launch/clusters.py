@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from engine.errors import InputError
-from engine.jobs.protocol import write_atomically
+from engine.files import write_atomically
 from engine.launch import local
 from engine.launch.destination import Destination, Kubernetes, Slurm
 from engine.launch.prepare import Launch

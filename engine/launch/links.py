@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.costs import fit_line
 from engine.launch.spec import LaunchSpec
-from engine.simulate.network import Network
+from engine.network import Network
 from engine.units import digits, seconds
 
 

@@ -18,7 +18,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from engine.jobs.protocol import write_atomically
+from engine.files import write_atomically
 from engine.launch.job import tell
 from engine.launch.joining import joined, leave_with_parent, telling_why
 from engine.launch.layer import TORCH_DTYPE, aggregate

@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 
 from engine.errors import InputError
-from engine.jobs.protocol import write_atomically
+from engine.files import write_atomically
 from engine.launch import clusters, local
 from engine.launch.destination import Destination
 from engine.launch.prepare import Launch

@@ -10,7 +10,7 @@ from engine.launch.prepare import Launch
 from engine.launch.spec import LaunchSpec
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.timeline import Timeline
 
 

@@ -13,8 +13,8 @@ from engine.launch.prepare import Check, Launch
 from engine.launch.request import FIRST_PORT, PORTS
 from engine.launch.testbed import PORT, Testbed
 from engine.model import MoEModel
+from engine.network import Network
 from engine.plan import Placement
-from engine.simulate.network import Network
 from engine.units import seconds
 from engine.workload import Workload
 

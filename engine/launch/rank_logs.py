@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from engine.jobs.protocol import tail, write_atomically
+from engine.files import tail, write_atomically
 from engine.schema import Frozen
 
 STANDING = "ranks.json"

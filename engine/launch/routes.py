@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.communication.replay import replay
 from engine.plan import OrderMode, Schedule
+from engine.plan.replay import replay
 
 
 @dataclass(frozen=True, eq=False)

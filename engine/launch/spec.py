@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from engine.errors import InputError
-from engine.jobs.protocol import write_atomically
+from engine.files import write_atomically
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.schema import Frozen

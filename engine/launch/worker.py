@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from engine.jobs.protocol import write_atomically
+from engine.files import write_atomically
 from engine.launch.calibrate import calibrate
 from engine.launch.coherent import Coherent
 from engine.launch.colocated import Colocated

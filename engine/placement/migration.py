@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment, linprog
 from scipy.sparse import coo_array
 
 from engine.errors import InputError
-from engine.simulate.network import Network
+from engine.network import Network
 
 FABRIC_PRICE = 1e-6
 """What a transfer over the fabric costs beside the busiest port, so that links are taken where both are as fast."""

@@ -1,0 +1,34 @@
+"""What a plan takes, whatever it is for: the door to inference of one model, of two that share the GPUs, and training."""
+
+from engine.goal import Goal
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.simulate.colocated import bound_of_colocated, simulate_colocated
+from engine.simulate.inference import bound_of_inference, simulate_inference
+from engine.simulate.training import bound_of_step, simulate_step
+from engine.timeline import Timeline
+
+
+def simulate(plan: Plan, problem: Problem) -> Timeline:
+    """The predicted timeline of a plan. Raises InputError when the plan does not fit the problem."""
+    problem.check_plan(plan)
+    match problem.goal:
+        case Goal.INFERENCE:
+            return simulate_inference(plan, problem)
+        case Goal.TWO_MODELS:
+            return simulate_colocated(plan, problem)
+        case Goal.TRAINING:
+            return simulate_step(plan, problem)
+
+
+def bound_of_plan(plan: Plan, problem: Problem, first: int = 0, last: int | None = None) -> float:
+    """Seconds below which no send order can bring the placement (and execution) of a plan, in layers first … last. Of a
+    training step: the whole step, and any schedule."""
+    if problem.goal is Goal.TRAINING:
+        return bound_of_step(problem, plan.placement)
+    last = problem.workload.layers - 1 if last is None else last
+    bound = bound_of_colocated if plan.goal is Goal.TWO_MODELS else bound_of_inference
+    return bound(plan, problem, first, last)
+
+
+__all__ = ["bound_of_plan", "simulate"]

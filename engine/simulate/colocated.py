@@ -13,16 +13,38 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from engine.plan import SendOrder
+from engine.network import Network
+from engine.plan import Plan, SendOrder
+from engine.problem import Problem
 from engine.simulate.events import EventLog
 from engine.simulate.fabric import Fabric
-from engine.simulate.network import Network
+from engine.simulate.work import Work, work_of
+from engine.timeline import Timeline
 
 Compute = Mapping[str, NDArray[np.float64]]
 """float64[layer, gpu] seconds of `gate`, `ffn` and `aggregate` of one model."""
 
 Traffic = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Dispatch and combine of one model, float64[layer, src, dst] bytes each, diagonals ignored."""
+
+
+def simulate_colocated(plan: Plan, problem: Problem) -> Timeline:
+    """The predicted timeline of a plan for two models, which must fit the problem."""
+    works = work_of(plan.placement, problem, plan.execution), work_of(plan.placement_b, problem.second)
+    orders = plan.send_order, plan.send_order_b
+    events = colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network)
+    return Timeline(events, problem.cluster.gpu_names, "simulated", problem.cost.source)
+
+
+def bound_of_colocated(plan: Plan, problem: Problem, first: int, last: int) -> float:
+    """Seconds below which no send orders can bring the placements of a plan for two models in layers first … last, both
+    included."""
+    works = work_of(plan.placement, problem, plan.execution), work_of(plan.placement_b, problem.second)
+    return colocated_bound(*_compute_and_traffic(*(work.stretch(first, last) for work in works)), problem.network)
+
+
+def _compute_and_traffic(a: Work, b: Work) -> tuple[Compute, Compute, Traffic, Traffic]:
+    return a.compute, b.compute, (a.dispatch, a.combine), (b.dispatch, b.combine)
 
 
 def colocated_timeline(

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from engine.simulate.network import Flows
+from engine.simulate.flows import Flows
 from engine.timeline import COLUMNS, KINDS, STREAMS
 
 STREAM, KIND = pd.CategoricalDtype(list(STREAMS)), pd.CategoricalDtype(list(KINDS))

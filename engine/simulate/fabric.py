@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.communication.replay import replay
 from engine.errors import InputError
+from engine.network import Network
 from engine.plan import OrderMode, Schedule
-from engine.simulate.network import Flows, Network, fair_rates
+from engine.plan.replay import replay
+from engine.simulate.flows import Flows, fair_rates
 
 DONE = 1e-9
 """Part of its bytes that a send may lack when it has ended: without it, round-off would add endless tiny steps."""

@@ -1,4 +1,4 @@
-"""Inference of MoE layers: gate → dispatch → expert FFN → combine → aggregate, layer after layer.
+"""Inference of one model's MoE layers: gate → dispatch → expert FFN → combine → aggregate, layer after layer.
 
 Every step waits until all GPUs have finished the one before: computation and communication of one model do not overlap
 (Aurora §2.2, equation 3). Two colocated models interleave, see `engine.simulate.colocated`. Only the MoE part of a layer
@@ -8,35 +8,19 @@ is simulated; attention, dense layers and shared experts cost every plan the sam
 import numpy as np
 import pandas as pd
 
+from engine.network import Network
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem
-from engine.simulate.colocated import colocated_bound, colocated_timeline
 from engine.simulate.events import EventLog
-from engine.simulate.network import Network, all_to_all
-from engine.simulate.training import bound_of_step, simulate_step
+from engine.simulate.flows import all_to_all
 from engine.simulate.work import Work, work_of
 from engine.timeline import Timeline
 
 
-def simulate(plan: Plan, problem: Problem) -> Timeline:
-    """The predicted timeline of a plan. Raises InputError when the plan does not fit the problem."""
-    if problem.step is not None:
-        return simulate_step(plan, problem)
-    problem.check_plan(plan)
+def simulate_inference(plan: Plan, problem: Problem) -> Timeline:
+    """The predicted timeline of a plan for one model, which must fit the problem."""
     work = work_of(plan.placement, problem, plan.execution)
-    if plan.placement_b is None:
-        events = one_model(work, plan.send_order, problem.network)
-    else:
-        second = work_of(plan.placement_b, problem.second)
-        events = colocated_timeline(
-            work.compute,
-            second.compute,
-            (work.dispatch, work.combine),
-            (second.dispatch, second.combine),
-            plan.send_order,
-            plan.send_order_b,
-            problem.network,
-        )
+    events = one_model(work, plan.send_order, problem.network)
     return Timeline(events, problem.cluster.gpu_names, "simulated", problem.cost.source)
 
 
@@ -70,17 +54,8 @@ def bound_of_work(work: Work, network: Network) -> np.ndarray:
     return seconds
 
 
-def bound_of_plan(plan: Plan, problem: Problem, first: int = 0, last: int | None = None) -> float:
-    """Seconds below which no send order can bring the placement (and execution) of a plan, in layers first … last. Of a
-    training step: the whole step, and any schedule."""
-    if problem.step is not None:
-        return bound_of_step(problem, plan.placement)
-    last = problem.workload.layers - 1 if last is None else last
+def bound_of_inference(plan: Plan, problem: Problem, first: int, last: int) -> float:
+    """Seconds below which no send order can bring the placement and execution of a plan for one model in layers first …
+    last, both included."""
     work = work_of(plan.placement, problem, plan.execution).stretch(first, last)
-    if plan.placement_b is None:
-        return float(bound_of_work(work, problem.network).sum())
-
-    second = work_of(plan.placement_b, problem.second).stretch(first, last)
-    return colocated_bound(
-        work.compute, second.compute, (work.dispatch, work.combine), (second.dispatch, second.combine), problem.network
-    )
+    return float(bound_of_work(work, problem.network).sum())

@@ -7,7 +7,7 @@ import numpy as np
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import relative_gap
-from engine.simulate.inference import bound_of_plan
+from engine.simulate import bound_of_plan, simulate
 from engine.simulate.training.memory import step_state_bytes
 from engine.simulate.training.routing import route
 from engine.simulate.work import work_of
@@ -44,8 +44,10 @@ class Metrics:
         return asdict(self)
 
 
-def metrics(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
-    """The figures of `plan` on `problem`, whose simulated timeline is `timeline`."""
+def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> Metrics:
+    """The figures of a plan on a problem. timeline: the simulated one, where it is known already. Raises InputError when the
+    plan does not fit the problem."""
+    timeline = simulate(plan, problem) if timeline is None else timeline
     if problem.step is not None:
         return _of_step(plan, problem, timeline)
     dispatch = work_of(plan.placement, problem, plan.execution).dispatch
@@ -93,6 +95,12 @@ def _of_step(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
         seconds=timeline.busy_of_kind(),
         decomposition=parts,
     )
+
+
+def speedup(baseline: float, seconds: float) -> float:
+    """How many times as fast `seconds` are as those of a baseline; 1 where nothing takes time under any plan, as with a
+    recording of nothing."""
+    return baseline / seconds if seconds else 1.0
 
 
 def _own_bound(plan: Plan, problem: Problem) -> float | None:

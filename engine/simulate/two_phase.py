@@ -29,7 +29,7 @@ from engine.placement.devices.packing import Hosting, check_slots, pack_devices
 from engine.placement.popularity import most_popular, profile_paths
 from engine.problem import Problem
 from engine.result import Stop, never
-from engine.simulate.network import all_to_all
+from engine.simulate.flows import all_to_all
 from engine.simulate.two_phase_result import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult
 from engine.workload import RoutingTrace
 

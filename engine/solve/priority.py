@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from engine.communication.priority import NetworkSchedule, schedule_network
 from engine.result import Result, Stop
 from engine.schema import Frozen
+from engine.simulate.priority import NetworkSchedule, schedule_network
 from engine.solve.instance import Face, Options
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from engine.errors import InputError
+from engine.files import write_atomically
 from engine.formats.source import one_clear_line
-from engine.jobs.protocol import write_atomically
 from engine.schema import Frozen
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload

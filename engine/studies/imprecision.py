@@ -13,7 +13,7 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.problem import Problem
 from engine.result import Status, Stop, never
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.studies.noise import Noise, noisy
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Report, silent

@@ -10,11 +10,12 @@ from engine.costs.scaled import Scaled
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.model import MoEModel
+from engine.network import Network
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.schema import Frozen
-from engine.simulate.inference import bound_of_plan, bound_of_work, simulate
-from engine.simulate.network import Network
+from engine.simulate import bound_of_plan, simulate
+from engine.simulate.inference import bound_of_work
 from engine.simulate.work import work_of
 from engine.studies.noise import noisy
 from engine.timeline import Timeline

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.errors import InputError
+from engine.network import Network
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.placement.colocation.cycle import ModelTables, cycle_bound
 from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
@@ -19,9 +20,8 @@ from engine.placement.grouped_assignment import assign_groups
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Stop
+from engine.simulate import simulate
 from engine.simulate.colocated import ExpertSeconds, layer_weight
-from engine.simulate.inference import simulate
-from engine.simulate.network import Network
 from engine.systems.aurora_exclusive import EXCHANGES_PER_EXPERT, AuroraOptions, fixed_compute, instance_of_layer
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.systems.pieces import phased_order, slots_of_gpu, spread_evenly, to_placement

@@ -11,7 +11,7 @@ from engine.placement.baselines import linear_assignment
 from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Stop
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.systems.base import Report
 
 # Placement

@@ -3,8 +3,9 @@
 import numpy as np
 
 from engine.errors import IllegalError
+from engine.network import Network
 from engine.plan import Schedule
-from engine.simulate.network import Flows, Network
+from engine.simulate.flows import Flows
 
 RELATIVE = 1e-9
 

@@ -5,9 +5,10 @@ from itertools import pairwise
 import numpy as np
 
 from engine.errors import IllegalError
+from engine.network import Network
 from engine.plan import Placement, Plan, Schedule
 from engine.problem import Problem
-from engine.simulate.network import Network, all_to_all
+from engine.simulate.flows import all_to_all
 from engine.timeline import Timeline
 from engine.validate.communication import check_flows, check_schedule
 

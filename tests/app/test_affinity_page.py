@@ -8,10 +8,10 @@ from engine import store
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
 from engine.jobs import runner
-from engine.jobs.tasks import problem_arguments
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import make_problem
+from engine.store.problems import problem_arguments
 from engine.workload import ExpertLoad, RoutingTrace, Workload
 from tests.app.test_pages import ROOT, open_sample, visit
 

@@ -12,7 +12,7 @@ from app import cached, state, widgets
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.jobs import runner
-from engine.jobs.tasks import problem_arguments, problem_from
+from engine.store.problems import problem_arguments, problem_from
 from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad, TrafficMatrix
 from tests.app.test_pages import ROOT, open_sample, visit

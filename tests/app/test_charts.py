@@ -12,7 +12,7 @@ from app.charts import workload as workload_charts
 from app.widgets import plain
 from engine.catalogue import cluster_presets, gpu_types
 from engine.simulate.events import EventLog
-from engine.simulate.network import Flows
+from engine.simulate.flows import Flows
 from engine.timeline import KINDS, Timeline
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,8 @@ from app.charts.cluster import link_speeds, node_rates
 from app.cluster.summary import memory_fit
 from engine.catalogue import cluster_presets, gpu_types
 from engine.cluster import Cluster, Node
-from engine.simulate.network import Network, all_to_all
+from engine.network import Network
+from engine.simulate.flows import all_to_all
 from tests.strategies import cluster_of, make_gpu, make_model
 
 PRESETS = cluster_presets()

@@ -19,17 +19,18 @@ from app.visitor import guard
 from engine import store
 from engine.catalogue import model_presets
 from engine.costs import Datasheet
+from engine.files import write_atomically
 from engine.jobs import runner, tasks
 from engine.jobs.launches import BRIEF, run_folder
-from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context, Request, write_atomically
+from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context, Request
 from engine.jobs.runner import Job, State
-from engine.jobs.tasks import problem_arguments
 from engine.launch.rank_logs import RankLogs
 from engine.launch.wanted import Wanted
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.simulate.training.step import simulate_step
+from engine.store.problems import problem_arguments
 from engine.timeline import Timeline
 from engine.training import usual_step
 from tests.app.test_pages import ROOT, open_sample, visit

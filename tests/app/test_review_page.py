@@ -18,14 +18,14 @@ from app.review.words import words
 from engine import store
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
-from engine.jobs.tasks import problem_arguments
 from engine.launch.wanted import Wanted
 from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.store import records
 from engine.store.database import database
+from engine.store.problems import problem_arguments
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace

@@ -9,7 +9,7 @@ from engine import store
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.problem import make_problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.studies.capacity import CapacityPoint
 from engine.studies.what_if import Change, changed
 from engine.units import seconds

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from engine.cli.text import table
 from engine.formats import read_model
 from engine.jobs import runner
-from engine.report import table
 from engine.units import seconds
 from tests.benchmarks.bench_sessions import SAMPLES, Session, start
 

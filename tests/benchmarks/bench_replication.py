@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from engine.formats import read_workload
+from engine.network import Network
 from engine.placement.migration import fewest_moves, moved, relabelled, transfers
 from engine.placement.replication import ReplicationInstance, balancedness, imbalance_gap, replicate
 from engine.placement.replication.eplb import eplb
-from engine.simulate.network import Network
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
 SLOTS, GPUS, NODES = 288, 32, 4

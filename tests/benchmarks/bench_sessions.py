@@ -27,8 +27,8 @@ from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from websockets.sync.client import connect
 
+from engine.cli.text import table
 from engine.formats import read_cluster
-from engine.report import table
 from engine.units import seconds, size
 
 ROOT = Path(__file__).parents[2]

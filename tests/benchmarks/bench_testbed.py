@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.cli.text import table
 from engine.costs import Datasheet
 from engine.formats import read_cluster, read_model, read_workload
 from engine.launch import testbed
@@ -24,7 +25,6 @@ from engine.launch.preflight import place_checks
 from engine.launch.prepare import prepare
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.report import table
 from engine.result import never
 from engine.systems import SYSTEMS
 from engine.systems.base import run, silent

@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from engine.jobs import runner, tasks
 from engine.plan import Plan
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.simulate.waits import waits
 from engine.units import share
 from tests.app.test_launch_page import JOB

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster, Node
 from engine.costs import AlphaBeta, CostProfile, Datasheet, Line
-from engine.simulate.network import Network, all_to_all
+from engine.network import Network
+from engine.simulate.flows import all_to_all
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu
 
 COST = Datasheet()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine.cluster import Cluster, Node
 from engine.costs import AlphaBeta, CostProfile, Datasheet, Line, fit_line
 from engine.errors import InputError
-from engine.simulate.network import Network
+from engine.network import Network
 from tests.strategies import clusters, cost_models, make_gpu, make_model, seeds
 
 GPU = make_gpu(flops=1e12, memory_bandwidth=1e11)

@@ -21,7 +21,7 @@ from engine.costs import (
 from engine.costs.curve import REACH, Curve
 from engine.costs.measured import medians
 from engine.errors import InputError
-from engine.simulate.network import all_to_all
+from engine.simulate.flows import all_to_all
 from tests.strategies import cluster_of, make_gpu
 
 GPU = make_gpu()

@@ -15,7 +15,7 @@ from engine.costs.gemm_table import GemmTable
 from engine.costs.silicon import LEFT_OUT_ERROR
 from engine.costs.silicon_tables import GEMM_DTYPES, MACHINES, collective_table, gemm_table, measured_counts
 from engine.errors import InputError
-from engine.simulate.network import all_to_all
+from engine.simulate.flows import all_to_all
 from tests.costs.silicon import needs_tables
 from tests.strategies import make_gpu
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine import store
 from engine.catalogue import cluster_presets, gpu
-from engine.cli_inputs import read_cost
+from engine.cli.inputs import read_cost
 from engine.cluster import Cluster, Node
 from engine.costs import (
     AlphaBeta,
@@ -26,9 +26,9 @@ from engine.costs import (
 )
 from engine.costs.errors import COLUMNS, cross_errors
 from engine.errors import InputError
-from engine.jobs.tasks import problem_arguments, problem_from
+from engine.network import Network
 from engine.problem import Problem
-from engine.simulate.network import Network
+from engine.store.problems import problem_arguments, problem_from
 from engine.workload import RoutingTrace
 from tests.costs.silicon import needs_tables
 from tests.strategies import cluster_of, make_gpu, make_model

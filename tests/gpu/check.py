@@ -24,10 +24,10 @@ from engine.catalogue import cluster_presets, gpu_types, model_presets
 from engine.cluster import Gpu
 from engine.costs import Datasheet, Profiled
 from engine.costs.calibration import Calibration
+from engine.files import write_atomically
 from engine.formats import read_costs, read_model, read_workload
 from engine.formats.nvidia_topo import read_topology
 from engine.formats.source import one_line
-from engine.jobs.protocol import write_atomically
 from engine.launch import local
 from engine.launch.calibration import calibrate, plan_sweep
 from engine.launch.devices import Devices, attached, cluster_of, counted, driver_version

@@ -6,14 +6,15 @@ from pathlib import Path
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster, Node
 from engine.costs import CostProfile, Datasheet, Line
+from engine.files import write_atomically
 from engine.jobs import launches
-from engine.jobs.protocol import ERROR, EXIT, REQUEST, Context, Request, write_atomically
+from engine.jobs.protocol import ERROR, EXIT, REQUEST, Context, Request
 from engine.jobs.runner import Job
 from engine.launch import local
 from engine.launch.prepare import Launch
 from engine.launch.wanted import Wanted
 from engine.problem import make_problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.timeline import Timeline
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from engine.errors import InputError
+from engine.files import write_atomically
 from engine.jobs import protocol, runner
 from engine.jobs.protocol import Context, Progress, Request
 from engine.jobs.runner import Job, State
@@ -268,7 +269,7 @@ def test_work_goes_on_when_its_progress_finds_the_disk_full(tmp_path):
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_draft(tmp_path):
-    protocol.write_atomically(tmp_path / "file", "old")
+    write_atomically(tmp_path / "file", "old")
     with pytest.raises(UnicodeEncodeError):
-        protocol.write_atomically(tmp_path / "file", "new \ud800")
+        write_atomically(tmp_path / "file", "new \ud800")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]

@@ -12,14 +12,14 @@ from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.runner import State
 from engine.jobs.scores import find_front, lina_study, score_matrix
-from engine.jobs.tasks import problem_arguments, problem_from
 from engine.placement.transitions import transitions
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.simulate.metrics import input_digests, metrics
 from engine.simulate.two_phase import two_phase
 from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions
+from engine.store.problems import problem_arguments, problem_from
 from engine.systems import SYSTEMS, run
 from engine.systems.pieces import to_placement
 from engine.validate import check_joint, check_plan

@@ -9,10 +9,10 @@ from engine import store
 from engine.costs import Datasheet
 from engine.jobs import runner
 from engine.jobs.runner import Job, State
-from engine.jobs.tasks import problem_arguments
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
+from engine.store.problems import problem_arguments
 from engine.studies.sweep import SweepPoint
 from engine.training import TrainingStep, balanced_load
 from tests.strategies import cluster_of, make_gpu, make_model

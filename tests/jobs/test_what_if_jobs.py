@@ -7,10 +7,10 @@ import pytest
 from engine import store
 from engine.jobs import runner
 from engine.jobs.runner import Job, State
-from engine.jobs.tasks import problem_arguments
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
+from engine.store.problems import problem_arguments
 from engine.studies.capacity import capacity, parts_of
 from engine.studies.sensitivity import parameters_of, sensitivity
 from engine.studies.what_if import Change, changed

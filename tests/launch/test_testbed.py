@@ -17,6 +17,7 @@ import pytest
 
 from engine.catalogue import cluster_presets
 from engine.cli import main
+from engine.cli.text import launched
 from engine.cluster import Cluster, Node
 from engine.communication.order import order
 from engine.costs import CostProfile, Line
@@ -30,7 +31,6 @@ from engine.launch.spec import WORKER
 from engine.launch.testbed import Testbed, emulated, remove_remains
 from engine.model import MoEModel
 from engine.plan import Placement, Plan, SendOrder
-from engine.report import launched
 from engine.result import Provenance, never
 from engine.systems.base import silent
 from engine.workload import RoutingTrace

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
+from engine.network import Network
 from engine.placement.migration import break_even, fewest_moves, moved, relabelled, transfers
-from engine.simulate.network import Network, all_to_all
+from engine.simulate.flows import all_to_all
 from engine.validate.replication import check_transfers
 from tests.strategies import networks, seeds
 

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
+from engine.network import Network
 from engine.plan import SendOrder
 from engine.simulate.colocated import ExpertSeconds, colocated_bound, colocated_timeline, layer_weight
-from engine.simulate.network import Network, all_to_all
+from engine.simulate.flows import all_to_all
 from engine.timeline import COLUMNS
-from tests.simulate.test_network import fabric, off_diagonal, schedule_for
+from tests.simulate.test_flows import fabric, off_diagonal, schedule_for
 from tests.strategies import networks, seeds
 
 MODES = ("matched", "sequential", "concurrent")

@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.communication.replay import replay
 from engine.errors import InputError
+from engine.network import Network
 from engine.plan import Schedule
+from engine.plan.replay import replay
 from engine.simulate.fabric import Fabric
-from engine.simulate.network import Flows, Network, all_to_all
+from engine.simulate.flows import Flows, all_to_all
 from engine.validate import check_flows
-from tests.simulate.test_network import fabric, naive_rates, off_diagonal, schedule_for
+from tests.simulate.test_flows import fabric, naive_rates, off_diagonal, schedule_for
 from tests.strategies import cluster_of, make_gpu, networks, seeds, traffics
 
 MODES = ("matched", "sequential", "concurrent")

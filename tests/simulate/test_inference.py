@@ -16,7 +16,8 @@ from engine.goal import Goal
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
-from engine.simulate.inference import bound_of_plan, bound_of_work, simulate
+from engine.simulate import bound_of_plan, simulate
+from engine.simulate.inference import bound_of_work
 from engine.simulate.metrics import metrics
 from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, run

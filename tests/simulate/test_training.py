@@ -21,7 +21,7 @@ from engine.overlap.transformer import transformer_step
 from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
-from engine.simulate.inference import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
 from engine.simulate.training import price_step
 from engine.simulate.training.memory import step_state_bytes

@@ -7,7 +7,7 @@ from engine.costs import Datasheet
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.simulate.waits import waits
 from engine.systems import SYSTEMS, run
 from engine.systems.pieces import linear_placement

@@ -10,7 +10,7 @@ from engine.errors import InputError
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
-from engine.simulate.inference import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
 from engine.simulate.work import carriers, work_of
 from engine.validate import check_plan

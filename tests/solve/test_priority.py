@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.communication.priority import schedule_network
+from engine.simulate.priority import schedule_network
 from tests.solve.test_solve import COMMON
 
 PLAIN = {"alltoall": [[2, 3]], "allreduce": [[0, 5]]}

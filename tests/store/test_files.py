@@ -13,12 +13,12 @@ from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.jobs import tasks
 from engine.jobs.protocol import Context
-from engine.jobs.tasks import problem_arguments
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.simulate.metrics import simulation_digest
+from engine.store.problems import problem_arguments
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 
 rng = np.random.default_rng(5)

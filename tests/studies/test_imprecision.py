@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine.errors import InputError
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.studies.imprecision import ImprecisionPoint, check_levels, imprecision, systems_of
 from engine.studies.noise import noisy
 from engine.systems import SYSTEMS, run

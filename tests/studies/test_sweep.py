@@ -9,7 +9,7 @@ import pytest
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.problem import Problem, make_problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.studies.operators import operators_of
 from engine.studies.sweep import SweepPoint, best_of, check_values, forward_seconds, sweep, trials_of
 from engine.systems import TRAINING, run

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from engine.errors import InputError
-from engine.inspection import foretold_share
 from engine.placement.transitions import kept, transitions
+from engine.studies.inspection import foretold_share
 from engine.studies.synthetic import Recipe, expert_of_rank, planted_placement, popularity, synthetic
 from tests.strategies import make_model
 

@@ -14,7 +14,7 @@ from engine.errors import InputError
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.studies.curve import ANEW, CurvePoint, changes_of, curve
 from engine.studies.noise import noisy
 from engine.studies.sensitivity import parameters_of, sensitivity

@@ -16,7 +16,7 @@ from engine.formats import read_workload
 from engine.placement.replication.eplb import eplb as printed
 from engine.plan import Placement
 from engine.problem import Problem, make_problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome

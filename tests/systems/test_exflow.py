@@ -12,7 +12,7 @@ from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.placement.transitions import transitions
 from engine.problem import Problem
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Outcome

@@ -19,7 +19,7 @@ from engine.goal import Goal
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Status
-from engine.simulate.inference import bound_of_plan, simulate
+from engine.simulate import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.systems.aurora_exclusive import instance_of_layer

@@ -11,7 +11,7 @@ from engine.errors import InputError
 from engine.formats.perfetto import write_trace
 from engine.problem import Problem, make_problem
 from engine.result import Status
-from engine.simulate.inference import simulate
+from engine.simulate import simulate
 from engine.simulate.metrics import metrics
 from engine.simulate.training import price_step
 from engine.simulate.training.routing import expert_groups

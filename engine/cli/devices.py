@@ -1,20 +1,26 @@
-"""`calibrate`: measure the attached devices, and write what they take as a source of costs."""
+"""`calibrate` and `detect`: what the attached devices take, as a source of costs, and what they are, as a cluster."""
 
 import argparse
+import contextlib
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engine import formats
+from engine.cli import text
+from engine.cli.command import Commands, add_command
+from engine.cli.output import answer, progress, stopped_by_signals, write
 from engine.costs.calibration import Calibration
 from engine.errors import InputError
-from engine.jobs.calibrations import table_of
+from engine.formats.nvidia_topo import read_topology
+from engine.jobs.calibrations import describe_calibration, table_of
+from engine.launch import calibration, local
 from engine.launch.calibration import DTYPES, plan_sweep
-from engine.launch.devices import attached
+from engine.launch.devices import attached, cluster_of
 from engine.launch.sweep import Sweep
 from engine.launch.testbed import Testbed, emulated_cluster
-from engine.report import table
 from engine.units import share
 
 BUSY = 0.2
@@ -22,6 +28,24 @@ BUSY = 0.2
 
 USUAL_RANKS = 8
 """On a testbed: as many as two cores still carry."""
+
+
+def add(commands: Commands) -> None:
+    """The commands of this group."""
+    command = add_command(
+        commands, "calibrate", calibrate, "measure GEMMs and collectives on the attached devices, as a source of costs"
+    )
+    add_options(command)
+
+    command = add_command(
+        commands,
+        "detect",
+        detect,
+        "the GPUs of this machine, or of one whose 'nvidia-smi topo -m' was saved, as a cluster",
+    )
+    command.add_argument("--topology", type=Path, metavar="FILE", help="what 'nvidia-smi topo -m' printed")
+    command.add_argument("--type", metavar="TYPE", help="the catalogue's type of GPUs that are not known by name")
+    command.add_argument("-o", "--output", type=Path, metavar="cluster.json")
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -57,6 +81,22 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "-o", "--output", type=Path, required=True, metavar="profile.json", help="where it goes, for --cost"
     )
+
+
+def calibrate(given: argparse.Namespace) -> int:
+    sweep, bed = prepared(given)
+    # What the ranks print is a log.
+    with (
+        local.temporary_folder() as folder,
+        stopped_by_signals() as stop,
+        progress() as tell,
+        contextlib.redirect_stdout(sys.stderr),
+        bed or contextlib.nullcontext(),
+    ):
+        made = calibration.calibrate(sweep, folder, stop, tell, given.type, bed)
+    write(given.output, made.to_json())
+    answer(given, describe_calibration(made) | {"saved": str(given.output)}, show)
+    return 0
 
 
 def prepared(given: argparse.Namespace) -> tuple[Sweep, Testbed | None]:
@@ -96,7 +136,7 @@ def check_output(path: Path) -> None:
 def show(found: dict[str, Any]) -> str:
     """The answer for people: every fit, how well held-out shapes are met, and what to do with the file."""
     rows = table_of(Calibration.from_dict(found["calibration"], "calibration"))
-    lines = [found["origin"], table(list(rows[0]), [list(row.values()) for row in rows])]
+    lines = [found["origin"], text.table(list(rows[0]), [list(row.values()) for row in rows])]
     lines += [
         f"held-out shapes ({one['dtype']} on {one['gpu']}): mean {share(one['mean'])}, worst {share(one['worst'])} of "
         f"{one['shapes']} that were also measured directly"
@@ -108,3 +148,28 @@ def show(found: dict[str, Any]) -> str:
         )
     lines.append(f"saved: {found['saved']}; use it with --cost {found['saved']}, or open it on the Cluster page")
     return "\n".join(lines)
+
+
+def detect(options: argparse.Namespace) -> int:
+    content: dict[str, Any] = {"summary": None, "gpus": [], "cluster": None, "notes": [], "saved": None}
+    if options.topology:
+        drawn = read_topology(options.topology, options.type)
+    else:
+        devices, drawn = attached(), None
+        content["summary"], content["notes"] = devices.summary, list(devices.notes)
+        content["gpus"] = [{"name": gpu.name, "type": gpu.type, "memory": gpu.memory} for gpu in devices.machine]
+        try:
+            drawn = cluster_of(devices.machine, options.type)
+        except InputError as error:
+            # To look is no fault where there is nothing to see, to save it is.
+            if options.output or options.type:
+                raise
+            content["notes"].append(str(error))
+    if drawn:
+        content["cluster"] = drawn.cluster.model_dump(mode="json", exclude_none=True)
+        content["notes"] += drawn.notes
+        if options.output:
+            write(options.output, drawn.cluster.model_dump_json(indent=1, exclude_none=True))
+            content["saved"] = str(options.output)
+    answer(options, content, text.detected)
+    return 0

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from engine.communication.baselines import random_order, shortest_first
 from engine.communication.order import order
+from engine.network import Network
 from engine.plan import Schedule
-from engine.simulate.network import Flows, Network, all_to_all
+from engine.simulate.flows import Flows, all_to_all
 from engine.validate import IllegalError, check_flows
 from tests.strategies import networks, seeds, traffics
 

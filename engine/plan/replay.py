@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from engine.plan import Schedule
+from engine.plan.send_order import Schedule
 
 
 def replay(schedule: Schedule, traffic: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

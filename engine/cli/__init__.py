@@ -1,0 +1,43 @@
+"""The command line: everything a page does, in scripts and on a login node.
+
+Answers go to standard output (`--json`: one JSON object), progress and logs to standard error. Exit 0: done, 2: bad
+input (one line says where and why), 3: infeasible.
+"""
+
+import argparse
+import os
+import sys
+
+from engine.cli import devices, launch, plan, recordings, simulate, solve
+from engine.errors import InputError
+from engine.formats.source import one_line
+
+GROUPS = (recordings, plan, simulate, launch, devices, solve)
+"""Files that each add their commands, in the order in which --help lists them."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        code = options.handler(options)
+        sys.stdout.flush()
+    except InputError as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # Whoever read our output has closed it (`| head`): nothing is left to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(
+        prog="python -m engine", description="Plan Mixture-of-Experts models on GPU clusters."
+    )
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    for group in GROUPS:
+        group.add(commands)
+    return top

@@ -1,0 +1,217 @@
+"""What the command line's options name: recordings, models, clusters, costs, and the problem they make."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from engine import formats, store
+from engine.cluster import Cluster
+from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet, Profiled, Silicon, combine
+from engine.errors import InputError
+from engine.formats.exflow import read_placement
+from engine.model import MoEModel
+from engine.overlap.operator_graph import OperatorGraph
+from engine.plan import Placement, Plan, SendOrder
+from engine.problem import Problem, make_problem
+from engine.result import Provenance
+from engine.training import TrainingStep, balanced_load, usual_step
+from engine.workload import RoutingTrace, Workload
+
+
+def add_inputs(command: argparse.ArgumentParser, required: bool) -> None:
+    """The options that name what a plan is for. required: for a new plan; else they default to what it was made from."""
+    more = "" if required else " (default: what the plan was made from)"
+    training = "; with --training it may be left out: balanced routing" if required else more
+    command.add_argument("--workload", metavar="FILE[::NAME]", help="the recording" + training)
+    command.add_argument("--cluster", required=required, type=Path, metavar="FILE", help="cluster JSON" + more)
+    command.add_argument(
+        "--model", required=required, type=Path, metavar="FILE", help="model JSON or Hugging Face config.json" + more
+    )
+    command.add_argument(
+        "--workload-b",
+        action="append",
+        default=[],
+        metavar="FILE[::NAME]",
+        help="the recording of a second model on the same GPUs" + more,
+    )
+    command.add_argument(
+        "--model-b", type=Path, metavar="FILE", help="the second model (default: the same as the first)"
+    )
+    command.add_argument(
+        "--training",
+        metavar="STEP",
+        help="plan a training step instead of inference: its JSON, or 'usual' for what the "
+        "model and the cluster suggest" + more,
+    )
+    command.add_argument("--graph", type=Path, metavar="FILE", help="the step's operators as JSON" + more)
+    command.add_argument(
+        "--cost",
+        action="append",
+        default=[],
+        metavar="SOURCE",
+        help="datasheet (the default), silicon (measured tables), or a file: an α–β profile or measured times (JSON, CSV), "
+        "nccl-tests output, a PyTorch profiler trace; twice: computation and network each from the first that has it",
+    )
+
+
+def read_recording(file: str, model: MoEModel | None = None) -> Workload:
+    """A recording by FILE or FILE::NAME, checked against the model's experts when there is a model."""
+    path, member = formats.split_member(file)
+    if model is None:
+        return formats.read_workload(path, member=member)
+    return formats.read_workload(path, member=member, num_experts=model.experts, bytes_per_token=model.bytes_per_token)
+
+
+def read_cost(options: argparse.Namespace, cluster: Cluster) -> CostModel:
+    """What --cost names, or the datasheet: computation and network each from the first that has it for the cluster."""
+    if len(options.cost) > 2:
+        raise InputError("--cost may be given twice at most: for computation and for the network")
+    return combine({name: _cost_source(name) for name in options.cost}, cluster)
+
+
+def _cost_source(name: str) -> CostModel:
+    if name in ("datasheet", "silicon"):
+        return Datasheet() if name == "datasheet" else Silicon()
+    costs = formats.read_costs(Path(name))
+    return AlphaBeta(costs) if isinstance(costs, CostProfile) else Profiled(costs)
+
+
+def inputs_of(options: argparse.Namespace, plan: Plan) -> tuple[MoEModel, Workload]:
+    """Model and workload from the options, or those that the plan was made from."""
+    inputs = plan.provenance.inputs
+    model = (
+        formats.read_model(options.model) if options.model else store.load_document(MoEModel, inputs.get("model", ""))
+    )
+    workload = (
+        read_recording(options.workload, model) if options.workload else store.load_workload(inputs.get("workload", ""))
+    )
+    return model, workload
+
+
+def plans_and_problem(options: argparse.Namespace, paths: list[Path]) -> tuple[list[Plan], Problem]:
+    """The plans of these files and the problem they are to be tried on. A .csv is a placement as ExFlow saves it, which
+    knows nothing of what it was made from, so that the options must say it unless a plan beside it does."""
+    plans = {path: formats.read_plan(path) for path in paths if path.suffix.lower() != ".csv"}
+    if plans:
+        problem = problem_of(options, next(iter(plans.values())))
+    elif options.workload and options.cluster and options.model:
+        model, cluster = formats.read_model(options.model), formats.read_cluster(options.cluster)
+        problem = make_problem(read_recording(options.workload, model), cluster, model, read_cost(options, cluster))
+    else:
+        raise InputError(f"{paths[0].name}: a bare placement needs --workload, --cluster and --model beside it")
+    return [plans.get(path) or placed_by(path, problem) for path in paths], problem
+
+
+def placed_by(path: Path, problem: Problem) -> Plan:
+    """ExFlow's placement file as a plan, executed as ExFlow does where the recording has tokens to follow."""
+    gpus = len(problem.cluster.gpus)
+    rows = read_placement(path, problem.workload.num_experts, gpus)
+    placement = Placement.from_gpu_of_expert(rows, gpus, tuple(range(len(rows))))
+    if placement.layers == len(problem.model.moe_layers):
+        placement = placement.model_copy(update={"model_layers": problem.model.moe_layers})
+    follows = isinstance(problem.workload, RoutingTrace)
+    return Plan(
+        name=path.stem[:120],
+        placement=placement,
+        send_order=SendOrder(mode="concurrent"),
+        execution="context-coherent" if follows else "vanilla",
+        provenance=Provenance(optimiser="file"),
+    )
+
+
+def new_problem(options: argparse.Namespace) -> Problem:
+    """The problem that `plan`'s options name."""
+    if options.workload_b and (options.also or options.in_use):
+        raise InputError("--also and --in-use are for plans of one model; leave them out, or leave out --workload-b")
+    model, cluster = formats.read_model(options.model), formats.read_cluster(options.cluster)
+    if not options.workload and not options.training:
+        raise InputError("--workload is missing: name the recording to plan for")
+    problem = make_problem(
+        read_recording(options.workload, model) if options.workload else balanced_load(model),
+        cluster,
+        model,
+        read_cost(options, cluster),
+        second=read_second(options, model),
+        others=tuple(read_recording(file, model) for file in options.also),
+        **read_step(options, model, cluster),
+    )
+    if not options.in_use:
+        return problem
+    csv = options.in_use.suffix.lower() == ".csv"
+    deployed = placed_by(options.in_use, problem) if csv else formats.read_plan(options.in_use)
+    return replace(problem, in_use=deployed.placement)
+
+
+def read_step(
+    options: argparse.Namespace, model: MoEModel, cluster: Cluster
+) -> dict[str, TrainingStep | OperatorGraph]:
+    """`step` and `graph` of a problem, as far as the options name them."""
+    documents: dict[str, TrainingStep | OperatorGraph] = {}
+    if options.training == "usual":
+        step = usual_step(model, len(cluster.gpus))
+        documents["step"] = step.model_copy(update={"routing": "recorded"}) if options.workload else step
+    elif options.training:
+        documents["step"] = formats.read_document(TrainingStep, Path(options.training))
+    if options.graph:
+        documents["graph"] = formats.read_document(OperatorGraph, options.graph)
+    return documents
+
+
+def problem_of(options: argparse.Namespace, plan: Plan) -> Problem:
+    """The problem from the options, with what they leave open taken from the plan's own inputs."""
+    model, workload = inputs_of(options, plan)
+    digest = plan.provenance.inputs.get("cluster", "")
+    cluster = formats.read_cluster(options.cluster) if options.cluster else store.load_document(Cluster, digest)
+    inputs, second = plan.provenance.inputs, second_of(options, plan, model)
+    step = read_step(options, model, cluster)
+    for role, kind in (("step", TrainingStep), ("graph", OperatorGraph)):
+        if role not in step and role in inputs:
+            step[role] = store.load_document(kind, inputs[role])
+    return make_problem(workload, cluster, model, read_cost(options, cluster), second, **step)
+
+
+def step_of(options: argparse.Namespace, plan: Plan, model: MoEModel) -> TrainingStep | None:
+    """The training step that a plan is for, from the options or as it was planned; None of a plan for inference."""
+    if plan.priority is None:
+        if options.training:
+            raise InputError(f"the plan {plan.name} is for inference; leave out --training")
+        return None
+    if options.training == "usual":
+        return usual_step(model, plan.placement.gpus)
+    if options.training:
+        return formats.read_document(TrainingStep, Path(options.training))
+    return store.load_document(TrainingStep, plan.provenance.inputs.get("step", ""))
+
+
+def second_of(options: argparse.Namespace, plan: Plan, model: MoEModel) -> tuple[Workload, MoEModel] | None:
+    """Recording and model of a plan's second model, from the options or those that the plan was made from."""
+    inputs = plan.provenance.inputs
+    if options.workload_b or options.model_b:
+        remembered = plan.placement_b is not None and not options.model_b
+        return read_second(options, store.load_document(MoEModel, inputs.get("model_b", "")) if remembered else model)
+    if plan.placement_b is None:
+        return None
+    return store.load_workload(inputs.get("workload_b", "")), store.load_document(MoEModel, inputs.get("model_b", ""))
+
+
+def read_second(options: argparse.Namespace, model: MoEModel) -> tuple[Workload, MoEModel] | None:
+    """Recording and model of the second model, where one is given; `model` is its model unless the options name one."""
+    if not options.workload_b:
+        if options.model_b:
+            raise InputError("--model-b needs the second model's recording too (--workload-b)")
+        return None
+    if len(options.workload_b) > 1:
+        raise InputError(
+            f"{len(options.workload_b) + 1} models on one cluster: a GPU is shared by two models at most; plan them in pairs, "
+            "each pair on GPUs of its own"
+        )
+    second = formats.read_model(options.model_b) if options.model_b else model
+    return read_recording(options.workload_b[0], second), second
+
+
+def split_setting(text: str) -> tuple[str, str]:
+    """KEY=VALUE as (KEY, VALUE)."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text}: write KEY=VALUE")
+    return key, value

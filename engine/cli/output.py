@@ -1,0 +1,60 @@
+"""What a command gives back while it runs and at its end: files, the answer, progress; and how it is told to stop."""
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.errors import InputError
+from engine.files import write_atomically
+from engine.result import Stop
+from engine.systems.base import Report
+
+
+def write(path: Path, text: str) -> None:
+    """Write an output file; InputError when it cannot be written."""
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def answer(options: argparse.Namespace, content: dict[str, Any], as_text: Callable[[dict[str, Any]], str]) -> None:
+    """Print the answer as JSON or as text."""
+    print(json.dumps(content) if options.json else as_text(content))
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Report]:
+    """A `Report` for people: one line of standard error that is written over, and ended before anything else is
+    printed."""
+    shown = ""
+
+    def report(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
+        nonlocal shown
+        line = f"{done:4.0%} {message}"
+        print("\r" + line.ljust(len(shown)), end="", file=sys.stderr, flush=True)
+        shown = line
+
+    try:
+        yield report
+    finally:
+        if shown:
+            print(file=sys.stderr)
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[Stop]:
+    """A `Stop` that SIGTERM and Ctrl-C turn true, so that the best found so far is still answered."""
+    received: list[int] = []
+    signals = (signal.SIGTERM, signal.SIGINT)
+    handlers = [signal.signal(number, lambda number, frame: received.append(number)) for number in signals]
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in zip(signals, handlers, strict=True):
+            signal.signal(number, handler)

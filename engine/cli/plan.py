@@ -1,0 +1,112 @@
+"""`plan` and `graph`: run systems on a problem, and the operators that a training step is planned from."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine.cli import text
+from engine.cli.command import Commands, add_command
+from engine.cli.inputs import add_inputs, new_problem, split_setting
+from engine.cli.output import answer, progress, stopped_by_signals, write
+from engine.errors import InputError
+from engine.formats.source import one_line
+from engine.goal import Goal
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.result import Status
+from engine.store.problems import save_inputs
+from engine.studies.operators import describe_graph, operators_of
+from engine.systems import SYSTEMS, TRAINING, System, systems_for
+from engine.systems.comparison import Choice, Comparison
+
+INFEASIBLE = 3
+
+
+def add(commands: Commands) -> None:
+    """The commands of this group."""
+    command = add_command(commands, "plan", _plan, "run one system, or all of them and rank their plans")
+    add_inputs(command, required=True)
+    command.add_argument("--system", required=True, choices=[*dict.fromkeys([*SYSTEMS, *TRAINING]), "all"])
+    command.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="FILE[::NAME]",
+        help="another recording of the model that the plan must serve as well; may be given several times",
+    )
+    command.add_argument(
+        "--in-use", type=Path, metavar="PLAN", help="the plan that is deployed now, for what a move costs"
+    )
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
+    command.add_argument("-o", "--output", type=Path, metavar="plan.json", help="where the (best) plan goes")
+
+    command = add_command(commands, "graph", _graph, "the operators of a training step, their sizes and times")
+    add_inputs(command, required=True)
+    command.set_defaults(also=[], in_use=None)
+    command.add_argument("-o", "--output", type=Path, metavar="graph.json")
+
+
+def _plan(options: argparse.Namespace) -> int:
+    problem = new_problem(options)
+    choices = _choices(options, problem)
+    save_inputs(problem)
+    comparison, plans = Comparison(problem), []
+    with stopped_by_signals() as stop, progress() as report:
+        for outcome in comparison.run(choices, stop, report):
+            plans.append(outcome.result.solution)
+    for title, reason in comparison.refused.items():
+        print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
+    if not plans:
+        raise InputError("no system can plan for this")
+    ranked = sorted(zip(comparison.candidates, plans, strict=True), key=lambda pair: pair[0]["metrics"]["total"])
+    fastest, best = ranked[0]
+    if options.output:
+        write(options.output, best.to_json())
+    rows = [_row(candidate, plan) for candidate, plan in ranked]
+    answer(options, {"plans": rows, "saved": str(options.output) if options.output else None}, text.candidates)
+    return INFEASIBLE if fastest["status"] == Status.INFEASIBLE.value else 0
+
+
+def _row(candidate: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """A candidate without its plan, which has a file of its own."""
+    figures = {name: value for name, value in candidate.items() if name != "plan"}
+    return figures | {"name": plan.name, "system": plan.provenance.optimiser, "id": plan.id}
+
+
+def _choices(options: argparse.Namespace, problem: Problem) -> list[Choice]:
+    """The systems that --system names, each with those of the --set options that it has. Raises InputError when none of
+    them has one."""
+    fitting = systems_for(problem)
+    systems = list(fitting.values()) if options.system == "all" else [_system_called(options.system, problem)]
+    settings = dict(split_setting(setting) for setting in options.settings)
+    own = [set(system.options.model_fields) for system in systems]
+    for name in settings:
+        if not any(name in names for names in own):
+            has = ", ".join(sorted(set().union(*own))) or "none"
+            raise InputError(f"{options.system} has no option '{name}' (it has: {has})")
+    return [
+        (system, {name: value for name, value in settings.items() if name in names})
+        for system, names in zip(systems, own, strict=True)
+    ]
+
+
+def _system_called(name: str, problem: Problem) -> System:
+    """The system of that name for what is to be planned; InputError when it plans for something else."""
+    training = problem.goal is Goal.TRAINING
+    registry = TRAINING if training else SYSTEMS
+    if name not in registry:
+        raise InputError(
+            f"{name} does not plan {Goal.TRAINING if training else Goal.INFERENCE}; those that do: {', '.join(registry)}"
+        )
+    return registry[name]
+
+
+def _graph(options: argparse.Namespace) -> int:
+    problem = new_problem(options)
+    graph = operators_of(problem)
+    if options.output:
+        write(options.output, graph.to_json())
+    saved = {"saved": str(options.output) if options.output else None}
+    answer(options, describe_graph(problem, graph) | saved, text.operators)
+    return 0

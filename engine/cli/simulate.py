@@ -1,0 +1,60 @@
+"""`simulate` and `compare`: what plans are worth on a problem."""
+
+import argparse
+import json
+from pathlib import Path
+
+from engine.cli import text
+from engine.cli.command import Commands, add_command
+from engine.cli.inputs import add_inputs, plans_and_problem
+from engine.cli.output import answer, write
+from engine.simulate import simulate
+from engine.simulate.metrics import metrics, speedup
+
+
+def add(commands: Commands) -> None:
+    """The commands of this group."""
+    command = add_command(commands, "simulate", _simulate, "timeline and metrics of a plan on any workload")
+    command.add_argument("plan", type=Path)
+    add_inputs(command, required=False)
+    command.add_argument("-o", "--output", type=Path, metavar="timeline.json")
+
+    command = add_command(commands, "compare", _compare, "plans side by side, with the differences to the first")
+    command.add_argument("plans", nargs="+", type=Path, metavar="PLAN")
+    add_inputs(command, required=False)
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    (plan,), problem = plans_and_problem(options, [options.plan])
+    timeline = simulate(plan, problem)
+    if options.output:
+        write(options.output, json.dumps(timeline.to_dict()))
+    content = {
+        "name": plan.name,
+        "id": plan.id,
+        "metrics": metrics(plan, problem, timeline).to_dict(),
+        "bound_covers": plan.claim.scope if plan.claim else None,
+        "cost_source": timeline.cost_source,
+        "events": len(timeline.events),
+    }
+    answer(options, content, text.simulated)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    plans, problem = plans_and_problem(options, options.plans)
+    figures = [metrics(plan, problem) for plan in plans]
+    rows = [
+        {
+            "file": path.name,
+            "name": plan.name,
+            "id": plan.id,
+            "order": plan.send_order.mode,
+            "metrics": scored.to_dict(),
+            "speedup": speedup(figures[0].total, scored.total),
+            "moved_experts": plans[0].placement.moved_experts(plan.placement),
+        }
+        for path, plan, scored in zip(options.plans, plans, figures, strict=True)
+    ]
+    answer(options, {"plans": rows}, text.comparison)
+    return 0

@@ -1,0 +1,142 @@
+"""What may import what. The order of the engine's packages is the list in `engine/__init__.py`."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+import engine
+
+ROOT = Path(__file__).parent.parent
+OURS = ("engine", "app", "pages", "tests")
+
+
+def module_of(file: Path) -> str:
+    """`engine.plan` of engine/plan/__init__.py, `engine.plan.placement` of engine/plan/placement.py."""
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {module_of(file): file for top in OURS for file in sorted((ROOT / top).rglob("*.py"))}
+PACKAGES = sorted(
+    module for module, file in FILES.items() if file.name == "__init__.py" and module.startswith("engine")
+)
+
+AWAITED = {"engine.launch.step": "the check of a step imports its run, and its run the check"}
+"""Packages with a cycle that is about to go."""
+
+
+def modules_under(package: str) -> list[str]:
+    return [module for module in FILES if module == package or module.startswith(package + ".")]
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """The modules that a module names in its imports, those inside functions too: one of ours by its full name (`from
+    engine.simulate import flows` is `engine.simulate.flows`), another one as it is written."""
+    return frozenset(_imports(ast.parse(FILES[module].read_text(encoding="utf-8")), module))
+
+
+def _imports(tree: ast.Module, module: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} imports relatively; write the full name"
+            for alias in node.names:
+                member = f"{node.module}.{alias.name}"
+                yield member if member in FILES else node.module
+
+
+def child_of(package: str, module: str) -> str | None:
+    """The file or folder directly in the package that a module belongs to, "__init__" for the package's own file; None for a
+    module elsewhere."""
+    if module == package:
+        return "__init__"
+    return module.removeprefix(package + ".").split(".")[0] if module.startswith(package + ".") else None
+
+
+def arrows(package: str) -> dict[tuple[str, str], str]:
+    """Which child of a package imports which other one, with an import that does."""
+    found = {}
+    for module in modules_under(package):
+        for imported in sorted(imports_of(module)):
+            pair = child_of(package, module), child_of(package, imported)
+            if pair[1] is not None and pair[0] != pair[1]:
+                found.setdefault(pair, f"{module} imports {imported}")
+    return found
+
+
+def floors() -> list[list[str]]:
+    """The packages and files of the engine as `engine/__init__.py` lists them, top floor first."""
+    return [line.split(", ") for line in re.findall(r"^    ([a-z_, ]+): ", engine.__doc__, re.MULTILINE)]
+
+
+def test_the_list_names_every_part_of_the_engine_once():
+    listed = sorted(part for floor in floors() for part in floor)
+    there = {child_of("engine", module) for module in modules_under("engine")} - {"__init__", "__main__"}
+    assert listed == sorted(there)
+
+
+def test_the_engine_imports_downwards_only():
+    height = {part: -level for level, floor in enumerate(floors()) for part in floor}
+    wrong = [
+        example
+        for (above, below), example in arrows("engine").items()
+        if {above, below} <= set(height) and height[above] <= height[below]
+    ]
+    assert not wrong, "not from a floor to one below it: " + "; ".join(wrong)
+
+
+def test_nothing_in_the_engine_imports_through_its_front_door():
+    """`engine` itself gathers nouns for those outside; inside, it would tie everything to them."""
+    assert [example for (_, part), example in arrows("engine").items() if part == "__init__"] == []
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        pytest.param(package, marks=pytest.mark.xfail(strict=True, reason=AWAITED[package]))
+        if package in AWAITED
+        else package
+        for package in PACKAGES
+    ],
+)
+def test_no_cycle_inside_a_package(package):
+    found = arrows(package)
+    for cycle in nx.simple_cycles(nx.DiGraph(list(found))):
+        around = zip(cycle, [*cycle[1:], cycle[0]], strict=True)
+        pytest.fail(f"a cycle in {package}: " + "; ".join(found[pair] for pair in around))
+
+
+@pytest.mark.parametrize(
+    ("part", "never"),
+    [
+        ("engine", ("streamlit", "plotly", "app", "pages", "tests")),
+        ("app", ("pages", "tests")),
+        ("app.charts", ("streamlit",)),
+        ("pages", ("tests",)),
+    ],
+)
+def test_what_a_part_never_imports(part, never):
+    wrong = [
+        f"{module} imports {imported}"
+        for module in modules_under(part)
+        for imported in sorted(imports_of(module))
+        if imported.split(".")[0] in never
+    ]
+    assert not wrong, "; ".join(wrong)
+
+
+def test_charts_need_no_streamlit_through_others_either():
+    graph = nx.DiGraph(
+        (module, imported if imported in FILES else imported.split(".")[0])
+        for module in modules_under("app")
+        for imported in imports_of(module)
+    )
+    for chart in graph.nodes & set(modules_under("app.charts")):
+        if nx.has_path(graph, chart, "streamlit"):
+            pytest.fail(" → ".join(nx.shortest_path(graph, chart, "streamlit")))
