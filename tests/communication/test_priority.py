@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 
 from engine.communication.priority import POLICIES, best_micro_op, schedule_network
 from engine.errors import InputError
-from engine.result import Status
-from engine.simulate.streams import run_streams
-from engine.studies.lina_example import (
+from engine.reproduce.lina_example import (
     BUCKET,
     FIGURES,
     FITTED_USE,
@@ -18,6 +16,8 @@ from engine.studies.lina_example import (
     PRINTED_ALLREDUCE,
     lina_example,
 )
+from engine.result import Status
+from engine.simulate.streams import run_streams
 from engine.validate import check_streams
 
 TENTH = 0.05 * MS + 1e-12
