@@ -11,6 +11,7 @@ from engine.validate.schedules import (
     Sends,
     check_bytes,
     check_durations,
+    check_listing,
     check_matching,
     check_sends,
 )
@@ -44,6 +45,7 @@ def check_schedule(
 def check_phases(sends: Sends, mode: OrderMode, traffic: np.ndarray, ports: Ports) -> None:
     """Check all rules of a phased order. traffic: float64[src, dst] bytes, diagonal ignored."""
     check_sends(sends)
+    check_listing(sends)
     if mode == "matched":
         check_matching(sends, ports)
     check_bytes(sends, traffic)

@@ -46,11 +46,15 @@ class Ports:
 
 
 def check_sends(sends: Sends) -> None:
-    """Every send goes to another GPU, carries something, and is listed after those of earlier phases."""
+    """Every send goes to another GPU and carries something."""
     if (own := np.flatnonzero(sends.src == sends.dst)).size:
         raise IllegalError(f"GPU {sends.src[own[0]]} sends to itself")
     if (empty := np.flatnonzero(sends.bytes <= 0)).size:
-        raise IllegalError(f"GPU {sends.src[empty[0]]} sends GPU {sends.dst[empty[0]]} no bytes")
+        raise IllegalError(f"GPU {sends.src[empty[0]]} sends no bytes to GPU {sends.dst[empty[0]]}")
+
+
+def check_listing(sends: Sends) -> None:
+    """The sends of a phased order are listed phase by phase."""
     if (late := np.flatnonzero(np.diff(sends.phase) < 0)).size:
         before, after = sends.phase[late[0]], sends.phase[late[0] + 1]
         raise IllegalError(f"a send of phase {after} is listed after one of phase {before}; list them phase by phase")
@@ -84,7 +88,9 @@ def check_bytes(sends: Sends, traffic: np.ndarray) -> None:
     off = np.abs(sent - wanted)
     if off.max(initial=0) > RELATIVE * wanted.max(initial=0):
         src, dst = np.unravel_index(off.argmax(), off.shape)
-        raise IllegalError(f"GPU {src} sends GPU {dst} {sent[src, dst]:.12g} bytes instead of {wanted[src, dst]:.12g}")
+        raise IllegalError(
+            f"GPU {src} sends {sent[src, dst]:.12g} bytes to GPU {dst} instead of {wanted[src, dst]:.12g}"
+        )
 
 
 def check_durations(sends: Sends, mode: OrderMode, ports: Ports) -> None:
@@ -98,7 +104,7 @@ def check_durations(sends: Sends, mode: OrderMode, ports: Ports) -> None:
             first = short[0]
             raise IllegalError(
                 f"phase {sends.phase[first]} lasts {duration[sends.phase[first]]:g} s, but GPU {sends.src[first]} needs "
-                f"{needed[first]:g} s to send GPU {sends.dst[first]} {sends.bytes[first]:.12g} bytes"
+                f"{needed[first]:g} s to send {sends.bytes[first]:.12g} bytes to GPU {sends.dst[first]}"
             )
         return
     for verb, port, gpu in (("send", ports.out, sends.src), ("receive", ports.into, sends.dst)):
