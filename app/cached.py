@@ -116,10 +116,17 @@ def problem() -> Problem | None:
     names = tuple(one.name for one in (first, *others, *(second or ())))
     graph, cost = (state.graph() if step else None), state.cost()
     key = (
-        names, first.digest, cluster.digest, model.digest, second and (second[0].digest, second[1].digest),
-        tuple(one.digest for one in others), in_use and in_use.digest, step and step.digest, graph and graph.digest,
+        names,
+        first.digest,
+        cluster.digest,
+        model.digest,
+        second and (second[0].digest, second[1].digest),
+        tuple(other.digest for other in others),
+        in_use and in_use.digest,
+        step and step.digest,
+        graph and graph.digest,
         digest_of(json.dumps(cost, sort_keys=True)),
-    )  # fmt: skip
+    )
     found = _problem(key, first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph)
     if first.digest == state.workload_digest():
         state.remember_model(first.digest, model)
@@ -253,12 +260,16 @@ def _saved(address: str, id: str, number: int | None) -> Candidate:
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _taken(id: str, path: Path) -> Candidate:
     """One plan of a sweep, which once found stays in its job's result."""
-    return next(_candidate(one) for one in json.loads(path.read_bytes())["candidates"] if one["point"]["plan_id"] == id)
+    return next(
+        _candidate(candidate)
+        for candidate in json.loads(path.read_bytes())["candidates"]
+        if candidate["point"]["plan_id"] == id
+    )
 
 
 @st.cache_resource(max_entries=64, show_spinner="Reading plans")
 def _candidates(id: str, written: int, _path: Path) -> list[Candidate]:
-    return [_candidate(one) for one in json.loads(_path.read_bytes())["candidates"]]
+    return [_candidate(candidate) for candidate in json.loads(_path.read_bytes())["candidates"]]
 
 
 def _candidate(data: dict) -> Candidate:

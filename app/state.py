@@ -69,9 +69,27 @@ def _fill(kept: dict) -> None:
 
 
 _KEPT = (
-    _WORKLOADS, _WORKLOAD, _PLAN_JOBS, _LAUNCH_JOBS, _PLAN, _SECOND, _OTHERS, _IN_USE, _MODEL_OF, _STUDY_JOBS, _GRAPH,
-    _COST, _STEPS, _SOURCES, _TAKEN, _PERSON, _SAVED, _WORKSPACE, _TOUR, _WHAT_IF,
-)  # fmt: skip
+    _WORKLOADS,
+    _WORKLOAD,
+    _PLAN_JOBS,
+    _LAUNCH_JOBS,
+    _PLAN,
+    _SECOND,
+    _OTHERS,
+    _IN_USE,
+    _MODEL_OF,
+    _STUDY_JOBS,
+    _GRAPH,
+    _COST,
+    _STEPS,
+    _SOURCES,
+    _TAKEN,
+    _PERSON,
+    _SAVED,
+    _WORKSPACE,
+    _TOUR,
+    _WHAT_IF,
+)
 """Keys whose values are plain JSON and are kept with the session."""
 
 

@@ -24,9 +24,13 @@ from engine.systems import Option
 from engine.systems.baselines import linear_placement
 
 STATE_COLOURS = {
-    State.STARTING: "gray", State.RUNNING: "blue", State.CANCELLING: "orange", State.DONE: "green",
-    State.CANCELLED: "orange", State.FAILED: "red",
-}  # fmt: skip
+    State.STARTING: "gray",
+    State.RUNNING: "blue",
+    State.CANCELLING: "orange",
+    State.DONE: "green",
+    State.CANCELLED: "orange",
+    State.FAILED: "red",
+}
 
 
 def chart(figure: go.Figure, key: str) -> None:
@@ -139,7 +143,7 @@ def option_input(system: str, option: Option) -> str | int | float | bool:
 
 def plans_of(job: runner.Job) -> list[Plan]:
     """The plans that a finished job found."""
-    return [Plan.from_dict(one["plan"], "plan") for one in (job.result or {"candidates": []})["candidates"]]
+    return [Plan.from_dict(candidate["plan"], "plan") for candidate in (job.result or {"candidates": []})["candidates"]]
 
 
 def usual_baselines(plans: dict[str, Plan], plan: Plan) -> list[str]:

@@ -12,6 +12,20 @@ from engine.timeline import Timeline
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 
 __all__ = [
-    "Cluster", "ExpertLoad", "Gpu", "InputError", "MoEModel", "Node", "Placement", "Plan", "Result", "RoutingTrace",
-    "Schedule", "SendOrder", "Status", "Timeline", "TrafficMatrix", "Workload",
-]  # fmt: skip
+    "Cluster",
+    "ExpertLoad",
+    "Gpu",
+    "InputError",
+    "MoEModel",
+    "Node",
+    "Placement",
+    "Plan",
+    "Result",
+    "RoutingTrace",
+    "Schedule",
+    "SendOrder",
+    "Status",
+    "Timeline",
+    "TrafficMatrix",
+    "Workload",
+]

@@ -96,22 +96,30 @@ def parser() -> argparse.ArgumentParser:
             help="model JSON or Hugging Face config.json" + more,
         )
         command.add_argument(
-            "--workload-b", action="append", default=[], metavar="FILE[::NAME]",
+            "--workload-b",
+            action="append",
+            default=[],
+            metavar="FILE[::NAME]",
             help="the recording of a second model on the same GPUs" + more,
-        )  # fmt: skip
+        )
         command.add_argument(
             "--model-b", type=Path, metavar="FILE", help="the second model (default: the same as the first)"
         )
         command.add_argument(
-            "--training", metavar="STEP", help="plan a training step instead of inference: its JSON, or 'usual' for what the "
+            "--training",
+            metavar="STEP",
+            help="plan a training step instead of inference: its JSON, or 'usual' for what the "
             "model and the cluster suggest" + more,
-        )  # fmt: skip
+        )
         command.add_argument("--graph", type=Path, metavar="FILE", help="the step's operators as JSON" + more)
         command.add_argument(
-            "--cost", action="append", default=[], metavar="SOURCE",
+            "--cost",
+            action="append",
+            default=[],
+            metavar="SOURCE",
             help="datasheet (the default), silicon (measured tables), or a file: an α–β profile or measured times (JSON, CSV), "
             "nccl-tests output, a PyTorch profiler trace; twice: computation and network each from the first that has it",
-        )  # fmt: skip
+        )
 
     command = add("inspect", inspect_files, "what a recording is, its checks, its skew and affinity")
     command.add_argument("files", nargs="+", metavar="FILE[::NAME]")
@@ -120,9 +128,12 @@ def parser() -> argparse.ArgumentParser:
     add_inputs(command, required=True)
     command.add_argument("--system", required=True, choices=[*dict.fromkeys([*SYSTEMS, *TRAINING]), "all"])
     command.add_argument(
-        "--also", action="append", default=[], metavar="FILE[::NAME]",
+        "--also",
+        action="append",
+        default=[],
+        metavar="FILE[::NAME]",
         help="another recording of the model that the plan must serve as well; may be given several times",
-    )  # fmt: skip
+    )
     command.add_argument(
         "--in-use", type=Path, metavar="PLAN", help="the plan that is deployed now, for what a move costs"
     )
@@ -147,14 +158,18 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("plans", nargs="+", type=Path, metavar="PLAN", help="several are run in turn and compared")
     add_inputs(command, required=False)
     command.add_argument(
-        "--on", choices=["local", "testbed", *SCHEDULERS], default="local",
+        "--on",
+        choices=["local", "testbed", *SCHEDULERS],
+        default="local",
         help="testbed: the plan's cluster emulated on this machine, with shaped links (needs root and iproute2)",
-    )  # fmt: skip
+    )
     cli_clusters.add_options(command)
     command.add_argument(
-        "--scale", type=float, metavar="S",
+        "--scale",
+        type=float,
+        metavar="S",
         help="testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
-    )  # fmt: skip
+    )
     command.add_argument("--ranks", type=int, metavar="N", help="default: one per attached GPU, at most 4 on a CPU")
     command.add_argument("--tokens", type=int, metavar="N", help="tokens to replay (default: what takes some seconds)")
     command.add_argument(
@@ -333,9 +348,12 @@ def calibrate(given: argparse.Namespace) -> int:
     sweep, bed = cli_calibrate.prepared(given)
     # What the ranks print is a log.
     with (
-        local.temporary_folder() as folder, stopped_by_signals() as stop, progress() as tell,
-        contextlib.redirect_stdout(sys.stderr), bed or contextlib.nullcontext(),
-    ):  # fmt: skip
+        local.temporary_folder() as folder,
+        stopped_by_signals() as stop,
+        progress() as tell,
+        contextlib.redirect_stdout(sys.stderr),
+        bed or contextlib.nullcontext(),
+    ):
         made = calibration.calibrate(sweep, folder, stop, tell, given.type, bed)
     write(given.output, made.to_json())
     answer(given, describe_calibration(made) | {"saved": str(given.output)}, cli_calibrate.show)

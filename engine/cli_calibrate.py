@@ -26,22 +26,32 @@ USUAL_RANKS = 8
 
 def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--on", choices=["local", "testbed"], default="local",
+        "--on",
+        choices=["local", "testbed"],
+        default="local",
         help="testbed: a cluster emulated on this machine, with shaped links (needs root and iproute2)",
-    )  # fmt: skip
+    )
     command.add_argument("--cluster", type=Path, metavar="FILE", help="testbed: the cluster to emulate")
     command.add_argument(
-        "--scale", type=float, metavar="S",
+        "--scale",
+        type=float,
+        metavar="S",
         help="testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--ranks", type=int, metavar="N", help="default: one per attached GPU, without any 2 to 4 on the CPU; on a testbed "
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="default: one per attached GPU, without any 2 to 4 on the CPU; on a testbed "
         f"one per GPU of the cluster, at most {USUAL_RANKS}",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--dtype", action="append", choices=DTYPES, default=[], help="numbers of the GEMMs; may be given several times "
-        "(default: bf16 and fp32 on GPUs, fp32 on the CPU)",
-    )  # fmt: skip
+        "--dtype",
+        action="append",
+        choices=DTYPES,
+        default=[],
+        help="numbers of the GEMMs; may be given several times (default: bf16 and fp32 on GPUs, fp32 on the CPU)",
+    )
     command.add_argument("--type", metavar="TYPE", help="the catalogue's type of GPUs that are not known by name")
     command.add_argument("--quick", action="store_true", help="measure for some 5 s instead of some 30 s")
     command.add_argument(
@@ -92,7 +102,7 @@ def show(found: dict[str, Any]) -> str:
         f"{one['shapes']} that were also measured directly"
         for one in found["held_out"]
     ]
-    if (worst := max(one["spread"] for one in found["fits"])) > BUSY:
+    if (worst := max(fit["spread"] for fit in found["fits"])) > BUSY:
         lines.append(
             f"note: repeated readings lie up to {share(worst)} apart (between the quartiles); is the machine at other work?"
         )

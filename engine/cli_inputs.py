@@ -73,9 +73,12 @@ def placed_by(path: Path, problem: Problem) -> Plan:
         placement = placement.model_copy(update={"model_layers": problem.model.moe_layers})
     follows = isinstance(problem.workload, RoutingTrace)
     return Plan(
-        name=path.stem[:120], placement=placement, send_order=SendOrder(mode="concurrent"),
-        execution="context-coherent" if follows else "vanilla", provenance=Provenance(optimiser="file"),
-    )  # fmt: skip
+        name=path.stem[:120],
+        placement=placement,
+        send_order=SendOrder(mode="concurrent"),
+        execution="context-coherent" if follows else "vanilla",
+        provenance=Provenance(optimiser="file"),
+    )
 
 
 def new_problem(given: argparse.Namespace) -> Problem:
@@ -87,11 +90,13 @@ def new_problem(given: argparse.Namespace) -> Problem:
         raise InputError("--workload is missing: name the recording to plan for")
     problem = make_problem(
         read_recording(given.workload, model) if given.workload else balanced_load(model),
-        cluster, model, read_cost(given, cluster),
+        cluster,
+        model,
+        read_cost(given, cluster),
         second=read_second(given, model),
         others=tuple(read_recording(file, model) for file in given.also),
         **read_step(given, model, cluster),
-    )  # fmt: skip
+    )
     if not given.in_use:
         return problem
     csv = given.in_use.suffix.lower() == ".csv"

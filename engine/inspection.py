@@ -30,11 +30,16 @@ class Inspection:
 
     def to_dict(self) -> dict:
         return {
-            "name": self.name, "kind": self.kind, "layers": self.layers, "experts": self.experts, "k": self.k,
-            "tokens": self.tokens, "max_over_mean": self.skew.tolist(),
+            "name": self.name,
+            "kind": self.kind,
+            "layers": self.layers,
+            "experts": self.experts,
+            "k": self.k,
+            "tokens": self.tokens,
+            "max_over_mean": self.skew.tolist(),
             "foretold_share": None if self.foretold is None else self.foretold.tolist(),
             "checks": [{"level": finding.level, "text": finding.text} for finding in self.findings],
-        }  # fmt: skip
+        }
 
 
 def inspect(workload: Workload) -> Inspection:

@@ -94,10 +94,16 @@ class Problem:
     def with_workload(self, workload: Workload) -> "Problem":
         """The same problem with another recording of the model. Raises InputError when it does not fit."""
         return make_problem(
-            workload, self.cluster, self.model, self.cost,
-            None if self.second is None else (self.second.workload, self.second.model), (), self.in_use, self.step,
+            workload,
+            self.cluster,
+            self.model,
+            self.cost,
+            None if self.second is None else (self.second.workload, self.second.model),
+            (),
+            self.in_use,
+            self.step,
             self.graph,
-        )  # fmt: skip
+        )
 
     @cached_property
     def demand(self) -> np.ndarray:

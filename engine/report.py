@@ -10,14 +10,16 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     lines = []
     for row in [header, *rows]:
-        cells = [cell.ljust(width) if column == 0 else cell.rjust(width)
-                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
+        cells = [
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 
 
 def recordings(found: dict[str, Any]) -> str:
-    return "\n\n".join(_recording(one) for one in found["recordings"])
+    return "\n\n".join(_recording(recording) for recording in found["recordings"])
 
 
 def _recording(one: dict[str, Any]) -> str:
@@ -28,34 +30,52 @@ def _recording(one: dict[str, Any]) -> str:
     lines.append(f"  skew (busiest expert / mean): {ratio(min(skew))} to {ratio(max(skew))}")
     if one["foretold_share"]:
         mean = sum(one["foretold_share"]) / len(one["foretold_share"])
-        lines.append(f"  affinity: the likeliest next expert is right for {share(mean)} of tokens (by chance: "
-                     f"{share(1 / one['experts'])})")  # fmt: skip
+        lines.append(
+            f"  affinity: the likeliest next expert is right for {share(mean)} of tokens (by chance: "
+            f"{share(1 / one['experts'])})"
+        )
     lines += [f"  {check['level']}: {check['text']}" for check in one["checks"]]
     return "\n".join(lines)
 
 
 def candidates(found: dict[str, Any]) -> str:
     rows = []
-    for one in found["plans"]:
-        figures = one["metrics"]
+    for plan in found["plans"]:
+        figures = plan["metrics"]
         if (parts := figures["decomposition"]) is not None:
-            rows.append([
-                one["name"], seconds(figures["total"]), seconds(figures["bound"]), share(figures["gap"]),
-                seconds(parts["communication"]), seconds(parts["computation"]), seconds(parts["overlapped"]),
-                seconds(one["runtime"]), one["proof"],
-            ])  # fmt: skip
+            rows.append(
+                [
+                    plan["name"],
+                    seconds(figures["total"]),
+                    seconds(figures["bound"]),
+                    share(figures["gap"]),
+                    seconds(parts["communication"]),
+                    seconds(parts["computation"]),
+                    seconds(parts["overlapped"]),
+                    seconds(plan["runtime"]),
+                    plan["proof"],
+                ]
+            )
             continue
-        rows.append([
-            one["name"], seconds(figures["total"]), seconds(figures["bound"]), share(figures["gap"]),
-            share(figures["order_gap"]), f"{figures['balancedness']:.3f}", share(figures["kept_local"]),
-            seconds(one["runtime"]), one["proof"],
-        ])  # fmt: skip
+        rows.append(
+            [
+                plan["name"],
+                seconds(figures["total"]),
+                seconds(figures["bound"]),
+                share(figures["gap"]),
+                share(figures["order_gap"]),
+                f"{figures['balancedness']:.3f}",
+                share(figures["kept_local"]),
+                seconds(plan["runtime"]),
+                plan["proof"],
+            ]
+        )
     header = ["plan", "time", "bound", "gap", "order gap", "balanced", "kept local", "found in", "status"]
     if found["plans"][0]["metrics"]["decomposition"] is not None:
         header[4:7] = ["exposed comm.", "exposed comp.", "overlapped"]
     lines = [table(header, rows)]
-    for one in found["plans"]:
-        lines += [f"{one['name']}: {about}: {quantity(**note)}" for about, note in one["notes"].items()]
+    for plan in found["plans"]:
+        lines += [f"{plan['name']}: {about}: {quantity(**note)}" for about, note in plan["notes"].items()]
     if found["saved"]:
         lines.append(f"saved the fastest plan: {found['saved']}")
     return "\n".join(lines)
@@ -63,9 +83,15 @@ def candidates(found: dict[str, Any]) -> str:
 
 def operators(found: dict[str, Any]) -> str:
     rows = [
-        [f"{one['phase']} {one['kind']}", str(one["operators"]), f"{one['flop'] / 1e9:,.1f}", size(one["sent"]),
-         seconds(one["seconds"])] for one in found["rows"]
-    ]  # fmt: skip
+        [
+            f"{row['phase']} {row['kind']}",
+            str(row["operators"]),
+            f"{row['flop'] / 1e9:,.1f}",
+            size(row["sent"]),
+            seconds(row["seconds"]),
+        ]
+        for row in found["rows"]
+    ]
     lines = [f"{found['name']}: {found['operators']} operators, {found['dependencies']} dependencies"]
     lines.append(table(["kind", "operators", "GFLOP", "sent", "time"], rows))
     lines.append(f"costs: {found['cost_source']}")
@@ -86,8 +112,10 @@ def simulated(found: dict[str, Any]) -> str:
             f"({share(figures['gap'])} away)"
         )
     lines.append("  " + ", ".join(f"{kind} {seconds(value)}" for kind, value in figures["seconds"].items()))
-    lines.append(f"  utilisation {share(figures['utilisation'])}, balancedness {figures['balancedness']:.3f}, "
-                 f"kept local {share(figures['kept_local'])}, up to {size(figures['memory'])} of experts on a GPU")  # fmt: skip
+    lines.append(
+        f"  utilisation {share(figures['utilisation'])}, balancedness {figures['balancedness']:.3f}, "
+        f"kept local {share(figures['kept_local'])}, up to {size(figures['memory'])} of experts on a GPU"
+    )
     lines.append(f"  costs: {found['cost_source']}")
     return "\n".join(lines)
 
@@ -106,19 +134,27 @@ def _step_figures(figures: dict[str, Any]) -> list[str]:
 
 def comparison(found: dict[str, Any]) -> str:
     rows = []
-    for one in found["plans"]:
-        figures = one["metrics"]
-        rows.append([
-            f"{one['file']} ({one['name']})", one["order"], seconds(figures["total"]), ratio(one["speedup"]),
-            share(figures["order_gap"]), f"{figures['balancedness']:.3f}", share(figures["kept_local"]),
-            share(figures["utilisation"]), str(one["moved_experts"]),
-        ])  # fmt: skip
+    for plan in found["plans"]:
+        figures = plan["metrics"]
+        rows.append(
+            [
+                f"{plan['file']} ({plan['name']})",
+                plan["order"],
+                seconds(figures["total"]),
+                ratio(plan["speedup"]),
+                share(figures["order_gap"]),
+                f"{figures['balancedness']:.3f}",
+                share(figures["kept_local"]),
+                share(figures["utilisation"]),
+                str(plan["moved_experts"]),
+            ]
+        )
     header = ["plan", "order", "time", "speed", "order gap", "balanced", "kept local", "utilisation", "moved experts"]
     return table(header, rows)
 
 
 def launched(found: dict[str, Any]) -> str:
-    lines = [_launched_plan(one) for one in found["runs"]]
+    lines = [_launched_plan(run) for run in found["runs"]]
     if (preference := found["preference"]) is not None:
         lines.append(_launched_together(found["runs"], preference))
     lines.append(f"{found['tokens']:,} tokens on {found['device']}")
@@ -142,13 +178,15 @@ def _launched_plan(one: dict[str, Any]) -> str:
     )
     rows.append(["total", seconds(one["predicted_seconds"]), seconds(one["measured_seconds"]), ratio(total)])
     spread = f"{seconds(min(one['pass_seconds']))} to {seconds(max(one['pass_seconds']))}"
-    return "\n".join([
-        f"{one['name']}: median of {len(one['pass_seconds'])} passes ({spread})",
-        table(["step", "predicted", "measured", "measured / predicted"], rows),
-        *_launched_layers(one["by_layer"]),
-        f"differs from the unplanned computation by {one['difference']:.2g} of its largest number",
-        f"predicted with {one['predicted']['cost_source']}",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"{one['name']}: median of {len(one['pass_seconds'])} passes ({spread})",
+            table(["step", "predicted", "measured", "measured / predicted"], rows),
+            *_launched_layers(one["by_layer"]),
+            f"differs from the unplanned computation by {one['difference']:.2g} of its largest number",
+            f"predicted with {one['predicted']['cost_source']}",
+        ]
+    )
 
 
 def _launched_layers(layers: dict[str, list]) -> list[str]:

@@ -39,8 +39,11 @@ class Timeline:
         """Plain JSON: the events as columns, times in seconds."""
         columns = {name: self.events[name].tolist() for name in COLUMNS}
         found = {
-            "resources": list(self.resources), "source": self.source, "cost_source": self.cost_source, "events": columns
-        }  # fmt: skip
+            "resources": list(self.resources),
+            "source": self.source,
+            "cost_source": self.cost_source,
+            "events": columns,
+        }
         return found if self.labels is None else found | {"labels": list(self.labels)}
 
     @classmethod

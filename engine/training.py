@@ -59,10 +59,12 @@ def usual_step(model: MoEModel, gpus: int) -> TrainingStep:
     """A step for a model that tells only its own sizes: its batch spread over the GPUs, heads of 64, dense FFNs as wide as
     all experts that a token visits. A person corrects what is wrong."""
     return TrainingStep(
-        batch=max(1, model.batch // gpus), sequence_length=model.sequence_length, heads=max(1, model.d_model // 64),
+        batch=max(1, model.batch // gpus),
+        sequence_length=model.sequence_length,
+        heads=max(1, model.d_model // 64),
         dense_d_ff=model.d_ff * (model.experts_per_token + model.shared_experts),
         gate="switch" if model.experts_per_token == 1 else "top-k",
-    )  # fmt: skip
+    )
 
 
 def balanced_load(model: MoEModel) -> ExpertLoad:

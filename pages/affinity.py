@@ -20,13 +20,19 @@ header.show("Affinity", "Where do tokens go next? What stays on its GPU from lay
 problem = widgets.needed_problem()
 trace, digest = problem.workload, state.workload_digest()
 if not isinstance(trace, RoutingTrace):
-    st.info(f"{plain(trace.name)} says how much every expert or GPU got, but not where a token went next. Open a routing log, "
-            "such as one of the samples of Alpha or Beta.", icon=":material/info:")  # fmt: skip
+    st.info(
+        f"{plain(trace.name)} says how much every expert or GPU got, but not where a token went next. Open a routing log, "
+        "such as one of the samples of Alpha or Beta.",
+        icon=":material/info:",
+    )
     st.page_link("../pages/workload.py", label="Open a routing log", icon=":material/upload:")
     st.stop()
 if trace.layers == 1:
-    st.info(f"{plain(trace.name)} has a single MoE layer, so there are no hops between layers. Open a recording of several "
-            "layers.", icon=":material/info:")  # fmt: skip
+    st.info(
+        f"{plain(trace.name)} has a single MoE layer, so there are no hops between layers. Open a recording of several "
+        "layers.",
+        icon=":material/info:",
+    )
     st.page_link("../pages/workload.py", label="Open another recording", icon=":material/upload:")
     st.stop()
 
@@ -34,21 +40,28 @@ first_choice = True
 if trace.k > 1:
     by_id = cached.sorted_choices(digest)
     hops = widgets.segments(
-        "Hops", ["First choices", "All choices"], default="All choices" if by_id else "First choices",
+        "Hops",
+        ["First choices", "All choices"],
+        default="All choices" if by_id else "First choices",
         help="between the first choices of two layers, one hop a token; or between every choice of a layer and every choice "
-             "of the next, k × k pairs a token", key=f"affinity-hops-{digest}",
-    )  # fmt: skip
+        "of the next, k × k pairs a token",
+        key=f"affinity-hops-{digest}",
+    )
     first_choice = hops == "First choices" if hops else not by_id
     if by_id:
         say = "All choices count because this" if not first_choice else "This"
-        st.caption(f"{say} recording lists a token's choices by expert id: the first is not the router's favourite but "
-                   "mostly a low id, which flatters contiguous blocks.")  # fmt: skip
+        st.caption(
+            f"{say} recording lists a token's choices by expert id: the first is not the router's favourite but "
+            "mostly a low id, which flatters contiguous blocks."
+        )
 unit = charts.TOKENS if first_choice else charts.PAIRS
 counts = cached.transitions(digest, first_choice)
 hops_of_pair = counts.sum(axis=(1, 2))
 if not hops_of_pair.any():
-    st.info(f"No token of {plain(trace.name)} has choices in two consecutive layers: there are no hops to show.",
-            icon=":material/info:")  # fmt: skip
+    st.info(
+        f"No token of {plain(trace.name)} has choices in two consecutive layers: there are no hops to show.",
+        icon=":material/info:",
+    )
     st.stop()
 
 plan = cached.open_plan()
@@ -74,8 +87,9 @@ def layer_pair() -> tuple[int, int]:
         start = low, high
     # A slider of its own for every step: one that is moved by the program can be drawn at its ends first, and a busy
     # browser then answers with those.
-    shown = st.slider("Layers compared", 0, last, start, key=f"{LAYERS}-{start}", on_change=pause,
-                      help="any two: from which to which")  # fmt: skip
+    shown = st.slider(
+        "Layers compared", 0, last, start, key=f"{LAYERS}-{start}", on_change=pause, help="any two: from which to which"
+    )
     st.session_state[LAYERS] = start, shown
     low, high = shown
     return (low, high) if low < high else (low, low + 1) if low < last else (low - 1, low)
@@ -86,17 +100,29 @@ def pause() -> None:
     st.session_state[PLAY] = False
 
 
-st.caption(f"Grouped and scored under {whose}." + ("" if placement.single else
-           " Experts with replicas are grouped by their first GPU; what stays is the expected share when each token takes any "
-           "replica at random, so a dispatcher that prefers the one at hand keeps more."))  # fmt: skip
+st.caption(
+    f"Grouped and scored under {whose}."
+    + (
+        ""
+        if placement.single
+        else " Experts with replicas are grouped by their first GPU; what stays is the expected share when each token takes "
+        "any replica at random, so a dispatcher that prefers the one at hand keeps more."
+    )
+)
 note = cached.candidates()[plan.id].notes.get("affinity") if plan and plan.placement is placement else None
 if note:
     st.caption(f"The optimiser of this plan noted: {plain(units.quantity(**note))}.")
 with st.container(horizontal=True, vertical_alignment="bottom"):
-    values = widgets.segments("Values", ["Probability", "Counts"], default="Probability", key="affinity-values",
-                                  label_visibility="collapsed")  # fmt: skip
-    order = widgets.segments("Order", ["Expert order", "Grouped by GPU"], default="Expert order",
-                                 key="affinity-order", label_visibility="collapsed")  # fmt: skip
+    values = widgets.segments(
+        "Values", ["Probability", "Counts"], default="Probability", key="affinity-values", label_visibility="collapsed"
+    )
+    order = widgets.segments(
+        "Order",
+        ["Expert order", "Grouped by GPU"],
+        default="Expert order",
+        key="affinity-order",
+        label_visibility="collapsed",
+    )
     playing = trace.layers > 2 and st.toggle("Play", key=PLAY, help="step through the layers")
 
 

@@ -34,17 +34,22 @@ with source:
     presets = samples.clusters()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox(
-            "Start from a preset", list(presets), index=None, placeholder="Choose a cluster",
+            "Start from a preset",
+            list(presets),
+            index=None,
+            placeholder="Choose a cluster",
             format_func=lambda name: f"{name}: {presets[name].description}",
-        )  # fmt: skip
+        )
         if st.button("Open the preset", disabled=chosen is None, icon=":material/folder_open:"):
             state.open_cluster(presets[chosen].cluster)
             st.rerun()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         kind = st.selectbox(
-            "GPU type, where the driver's name is not known", list(catalogue.gpu_types()), index=None,
+            "GPU type, where the driver's name is not known",
+            list(catalogue.gpu_types()),
+            index=None,
             placeholder="as detected",
-        )  # fmt: skip
+        )
         detect = st.button(
             "Detect attached GPUs", icon=":material/memory:", help="looks at the machine that the studio runs on"
         )
@@ -61,15 +66,19 @@ with source:
             st.button("Open these GPUs", icon=":material/folder_open:", on_click=open_drawn, args=(drawn.cluster,))
 with upload:
     file = st.file_uploader(
-        "Or open a cluster file (JSON), or what nvidia-smi topo -m printed (text)", key="cluster-file",
+        "Or open a cluster file (JSON), or what nvidia-smi topo -m printed (text)",
+        key="cluster-file",
         type=["json", *(one.removeprefix(".") for one in TOPOLOGY)],
         help="`nvidia-smi -L > topo.txt; nvidia-smi topo -m >> topo.txt` also names the GPUs",
-    )  # fmt: skip
+    )
     if file and file.name.lower().endswith(TOPOLOGY):
         kind = st.selectbox(
-            "GPU type in this file", list(catalogue.gpu_types()), index=None, placeholder="as the file says",
+            "GPU type in this file",
+            list(catalogue.gpu_types()),
+            index=None,
+            placeholder="as the file says",
             key=f"topology-{file.file_id}",
-        )  # fmt: skip
+        )
         try:
             drawn = uploads.topology(file.name, file.getvalue(), kind)
         except InputError as error:
@@ -110,9 +119,14 @@ edited = st.data_editor(
     column_config=table.columns(),
 )
 latency = st.number_input(
-    "Start-up of one send over the fabric, µs", 0.0, 1e6, table.base_latency(), step=1.0,
-    key=f"cluster-latency-{state.edit_round()}", width=320,
-)  # fmt: skip
+    "Start-up of one send over the fabric, µs",
+    0.0,
+    1e6,
+    table.base_latency(),
+    step=1.0,
+    key=f"cluster-latency-{state.edit_round()}",
+    width=320,
+)
 try:
     changed = table.to_cluster(edited, cluster, latency, table.base_frame())
 except InputError as error:

@@ -12,13 +12,16 @@ from engine.jobs.tasks import problem_arguments
 from engine.systems import systems_for
 
 DEFAULT = {
-    goal.ONE: ("aurora", "rcs", "sjf", "linear"), goal.TWO: ("aurora", "rec", "packing", "linear"),
+    goal.ONE: ("aurora", "rcs", "sjf", "linear"),
+    goal.TWO: ("aurora", "rec", "packing", "linear"),
     goal.STEP: ("lancet", "pipemoe", "lina", "tutel", "deepspeed", "raf"),
-}  # fmt: skip
+}
 VIEWS = {
-    "Candidate plans": ":material/table_rows:", "Balance against affinity": ":material/scatter_plot:",
-    "Plan on A, score on B": ":material/grid_on:", "Lina at run time": ":material/schedule:",
-}  # fmt: skip
+    "Candidate plans": ":material/table_rows:",
+    "Balance against affinity": ":material/scatter_plot:",
+    "Plan on A, score on B": ":material/grid_on:",
+    "Lina at run time": ":material/schedule:",
+}
 
 header.show("Optimise", "What should I do? Pick systems, run them, and compare what they found with a proven bound.")
 if state.cluster() is None or state.model() is None:
@@ -38,9 +41,11 @@ for first in range(0, len(fitting), 3):
         with place:
             kind = "baseline" if system.baseline else system.paper
             if st.checkbox(
-                f"**{system.title}** · {kind}", system.name in DEFAULT[aim], key=f"use-{aim}-{system.name}",
+                f"**{system.title}** · {kind}",
+                system.name in DEFAULT[aim],
+                key=f"use-{aim}-{system.name}",
                 help=system.summary,
-            ):  # fmt: skip
+            ):
                 wanted.append(system)
 
 options: dict[str, dict] = {}
@@ -52,12 +57,14 @@ with st.expander("Options", icon=":material/settings:"):
         with st.container(horizontal=True):
             options[system.name] = {
                 option.name: widgets.option_input(f"{aim}-{system.name}", option) for option in system.options
-            }  # fmt: skip
+            }
 if aim == goal.STEP:
     st.caption(step.assumptions(problem))
 else:
-    st.caption(f"Costs: {plain(problem.cost.source)}. Simulated is the MoE part of every layer; attention and dense layers "
-               "are the same for every plan.")  # fmt: skip
+    st.caption(
+        f"Costs: {plain(problem.cost.source)}. Simulated is the MoE part of every layer; attention and dense layers "
+        "are the same for every plan."
+    )
 
 if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted):
     chosen = [{"name": system.name, "options": options.get(system.name, {})} for system in wanted]
@@ -88,9 +95,16 @@ widgets.other_jobs("optimise", state.plan_jobs(), state.add_plan_job)
 
 view = "Candidate plans"
 if aim == goal.ONE:
-    view = widgets.segments(
-        "Show", list(VIEWS), default=view, format_func=lambda one: f"{VIEWS[one]} {one}", label_visibility="collapsed"
-    ) or view  # fmt: skip
+    view = (
+        widgets.segments(
+            "Show",
+            list(VIEWS),
+            default=view,
+            format_func=lambda one: f"{VIEWS[one]} {one}",
+            label_visibility="collapsed",
+        )
+        or view
+    )
 if view == "Balance against affinity":
     studies.front(problem)
     st.stop()
@@ -106,8 +120,9 @@ if table.empty:
     if any(not job.state.finished for job in cached.jobs(state.plan_jobs())):
         st.stop()  # the row above says how far the job is
     known = "Lancet" if aim == goal.STEP else "Aurora"
-    st.info(f"No plan for these inputs yet: press Run. {known} takes a few seconds on the sample.",
-            icon=":material/info:")  # fmt: skip
+    st.info(
+        f"No plan for these inputs yet: press Run. {known} takes a few seconds on the sample.", icon=":material/info:"
+    )
     st.stop()
 
 st.subheader("Candidate plans", anchor=False)
@@ -119,8 +134,10 @@ if len(table) > 1 and table["Time"][0] > 0:
 st.caption(said)
 plan_table.show(table)
 if aim == goal.STEP:
-    st.caption("Exposed communication: the network is busy and nothing computes. Memory: weights, gradients and momentum on "
-               "the fullest GPU, without activations.")  # fmt: skip
+    st.caption(
+        "Exposed communication: the network is busy and nothing computes. Memory: weights, gradients and momentum on "
+        "the fullest GPU, without activations."
+    )
     plan_table.decomposition(table, problem)
 opened = table[table["id"] == state.plan_id()]
 if len(opened):

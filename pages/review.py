@@ -19,13 +19,20 @@ def page() -> None:
         widgets.sample_button()
     workspace = saved.choose_workspace()
     if workspace is None:
-        st.info("Make a workspace to keep plans in: a name for what they are for, such as a cluster or a quarter.",
-                icon=":material/info:")  # fmt: skip
+        st.info(
+            "Make a workspace to keep plans in: a name for what they are for, such as a cluster or a quarter.",
+            icon=":material/info:",
+        )
         return
     view = widgets.segments(
-        "Show", list(VIEWS), default="Plans", required=True, label_visibility="collapsed", format_func=VIEWS.get,
+        "Show",
+        list(VIEWS),
+        default="Plans",
+        required=True,
+        label_visibility="collapsed",
+        format_func=VIEWS.get,
         key="review-view",
-    )  # fmt: skip
+    )
     if view == "Compare":
         compare.show(workspace)
         return

@@ -26,11 +26,16 @@ if plan is None:
 
 baselines = widgets.usual_baselines(fitting, plan)
 beside = st.multiselect(
-    "Beside it", [id for id in fitting if id != plan.id], default=baselines,
-    format_func=lambda id: f"{fitting[id].name} · {id[:8]}", placeholder="Compare with other plans",
-)  # fmt: skip
-shown = {fitting[id].name if fitting[id].name != plan.name or id == plan.id else f"{fitting[id].name} {id[:8]}": fitting[id]
-         for id in (plan.id, *beside)}  # fmt: skip
+    "Beside it",
+    [id for id in fitting if id != plan.id],
+    default=baselines,
+    format_func=lambda id: f"{fitting[id].name} · {id[:8]}",
+    placeholder="Compare with other plans",
+)
+shown = {
+    fitting[id].name if fitting[id].name != plan.name or id == plan.id else f"{fitting[id].name} {id[:8]}": fitting[id]
+    for id in (plan.id, *beside)
+}
 try:
     timelines = {name: cached.simulate(one, problem) for name, one in shown.items()}
 except InputError as error:  # sizes that the chosen costs were not measured for, or tokens that the recording lacks
@@ -39,9 +44,13 @@ except InputError as error:  # sizes that the chosen costs were not measured for
 
 def download() -> None:
     st.download_button(
-        "Perfetto file of the open plan", lambda: write_trace(timelines[plan.name]), "timeline.json",
-        "application/json", icon=":material/download:", on_click="ignore",
-    )  # fmt: skip
+        "Perfetto file of the open plan",
+        lambda: write_trace(timelines[plan.name]),
+        "timeline.json",
+        "application/json",
+        icon=":material/download:",
+        on_click="ignore",
+    )
 
 
 if problem.step is not None:
@@ -53,13 +62,22 @@ figures = cached.metrics(plan, problem)
 whole = figures.total or 1.0  # a recording of nothing but padding takes no time
 with st.container(horizontal=True, gap="large"):
     st.metric("Total, simulated", units.seconds(figures.total), help=problem.cost.source)
-    st.metric("Bound for this placement", units.seconds(figures.order_bound),
-              help="no order of sends can be faster: every all-to-all at the time of its busiest port")  # fmt: skip
+    st.metric(
+        "Bound for this placement",
+        units.seconds(figures.order_bound),
+        help="no order of sends can be faster: every all-to-all at the time of its busiest port",
+    )
     if figures.bound is not None and plan.claim.scope != "order":
-        st.metric("Bound for any placement", units.seconds(figures.bound),
-                  help="proven by the optimiser, for placements with as many slots per GPU")  # fmt: skip
-    st.metric("Exposed communication", units.share(figures.exposed_communication / whole),
-              help="share of the time in which the network is busy and nothing computes")  # fmt: skip
+        st.metric(
+            "Bound for any placement",
+            units.seconds(figures.bound),
+            help="proven by the optimiser, for placements with as many slots per GPU",
+        )
+    st.metric(
+        "Exposed communication",
+        units.share(figures.exposed_communication / whole),
+        help="share of the time in which the network is busy and nothing computes",
+    )
     st.metric("Overlap", units.share(figures.overlap), help="share of communication hidden under computation")
     st.metric(
         "GPU utilisation", units.share(figures.utilisation), help="compute time / total, mean over GPUs (Aurora §8.1)"
@@ -71,8 +89,11 @@ first, last = 0, last_layer
 if last_layer > 0:
     first, last = st.slider("MoE layers", 0, last_layer, (0, min(last_layer, fits - 1, 1)))
 if last - first + 1 > fits:
-    st.warning(f"Showing layers {first} to {first + fits - 1}: more than {charts.MOST_BARS:,} bars would stall the browser. "
-               "The Perfetto file has everything.", icon=":material/warning:")  # fmt: skip
+    st.warning(
+        f"Showing layers {first} to {first + fits - 1}: more than {charts.MOST_BARS:,} bars would stall the browser. "
+        "The Perfetto file has everything.",
+        icon=":material/warning:",
+    )
     last = first + fits - 1
 others = [one.total for name, one in timelines.items() if name != plan.name]
 title = f"{theme.plain(plan.name)} takes {units.seconds(figures.total)}"
@@ -84,12 +105,16 @@ widgets.chart(charts.gantt(timelines, first, last, title, bounds), "gantt")
 longest = max(figures.seconds, key=figures.seconds.get)
 share = units.share(figures.seconds[longest] / whole)
 most = f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). " if plan.placement_b is None else ""
-st.caption(f"{most}Outlined bars are simulated. A bar on a "
-           "network lane is a send; hover tells its receiver. The line runs through what all GPUs wait for.")  # fmt: skip
+st.caption(
+    f"{most}Outlined bars are simulated. A bar on a "
+    "network lane is a send; hover tells its receiver. The line runs through what all GPUs wait for."
+)
 
 st.subheader("The bottleneck", anchor=False)
-st.caption("Every step of a layer ends with its slowest GPU; this is the time of the whole open plan by the GPU that the "
-           "others wait for, and by layer. Of a send that ends last it is the end that more was queued for.")  # fmt: skip
+st.caption(
+    "Every step of a layer ends with its slowest GPU; this is the time of the whole open plan by the GPU that the "
+    "others wait for, and by layer. Of a send that ends last it is the end that more was queued for."
+)
 waited = cached.waits(plan, problem)
 if len(waited):
     by_gpu, by_layer = st.columns(2, gap="large")

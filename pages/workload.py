@@ -10,8 +10,11 @@ from engine import units
 from engine.errors import InputError
 from engine.workload import RoutingTrace
 
-LEVELS = {"ok": (st.success, ":material/check_circle:"), "warning": (st.warning, ":material/warning:"),
-          "error": (st.error, ":material/error:")}  # fmt: skip
+LEVELS = {
+    "ok": (st.success, ":material/check_circle:"),
+    "warning": (st.warning, ":material/warning:"),
+    "error": (st.error, ":material/error:"),
+}
 ROWS_SHOWN = 1000
 
 header.show("Workload", "What did I record, and can I trust it?")
@@ -61,10 +64,11 @@ with st.container(horizontal=True, gap="large"):
     st.metric("Worst skew", units.ratio(float(inspection.skew.max())), help="busiest expert / mean expert of a layer")
     if inspection.foretold is not None and len(inspection.foretold):
         st.metric(
-            "Affinity", units.share(float(inspection.foretold.mean())),
+            "Affinity",
+            units.share(float(inspection.foretold.mean())),
             help=f"how often the likeliest next expert is right, given the present one; by chance "
-                 f"{units.share(1 / inspection.experts)} (ExFlow §III)",
-        )  # fmt: skip
+            f"{units.share(1 / inspection.experts)} (ExFlow §III)",
+        )
     st.space("stretch")
     st.page_link("../pages/optimise.py", label="Next: make a plan", icon=":material/arrow_forward:")
 
@@ -82,8 +86,10 @@ elif view == "Traffic":
     layer = st.slider("MoE layer", 0, workload.layers - 1, 0) if workload.layers > 1 else 0
     plan = cached.open_plan()
     placement, whose = widgets.placement_to_show(plan, problem)
-    st.caption(f"Bytes of the dispatch all-to-all under {whose}; combine is the same backwards. Sequences are spread "
-               "round-robin over the GPUs unless the recording names their ranks.")  # fmt: skip
+    st.caption(
+        f"Bytes of the dispatch all-to-all under {whose}; combine is the same backwards. Sequences are spread "
+        "round-robin over the GPUs unless the recording names their ranks."
+    )
     widgets.chart(charts.traffic(problem.traffic(placement)[layer], problem.cluster.gpu_names), "traffic")
 elif isinstance(workload, RoutingTrace):
     head = workload.experts[:ROWS_SHOWN]

@@ -12,8 +12,17 @@ from engine.errors import InputError
 
 GIB = 2**30
 FILES = {"gpus": gpu_types, "nodes": node_types, "clusters": cluster_presets, "models": model_presets}
-TENSOR_CORES_OVER_FP32 = {"RTX 2080 Ti": 4, "V100-16": 8, "V100-32": 8, "A100-40": 16, "A100-80": 16, "L40S": 4,
-                          "H100": 15, "H200": 15, "B200": 30}  # fmt: skip
+TENSOR_CORES_OVER_FP32 = {
+    "RTX 2080 Ti": 4,
+    "V100-16": 8,
+    "V100-32": 8,
+    "A100-40": 16,
+    "A100-80": 16,
+    "L40S": 4,
+    "H100": 15,
+    "H200": 15,
+    "B200": 30,
+}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -72,10 +81,16 @@ def test_the_mixed_cluster_is_auroras():
         assert (values[:-1] >= values[1:]).all(), f"{field} does not fall with the bandwidth"
 
 
-@pytest.mark.parametrize(("name", "parameters"), [
-    ("DeepSeek-V2-Lite", 15.7e9), ("DeepSeek-R1", 671e9), ("Mixtral-8x7B", 46.7e9), ("Qwen3-30B-A3B", 30.5e9),
-    ("Qwen1.5-MoE-A2.7B", 14.3e9),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("DeepSeek-V2-Lite", 15.7e9),
+        ("DeepSeek-R1", 671e9),
+        ("Mixtral-8x7B", 46.7e9),
+        ("Qwen3-30B-A3B", 30.5e9),
+        ("Qwen1.5-MoE-A2.7B", 14.3e9),
+    ],
+)
 def test_experts_are_most_of_a_models_published_size(name, parameters):
     model = model_presets()[name].model
     experts = len(model.moe_layers) * (model.experts + model.shared_experts) * model.ffn_matrices

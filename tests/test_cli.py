@@ -91,8 +91,13 @@ def test_inspect(engine):
     files = [RECORDING, SAMPLES / "tiny-moe" / "beta-man.npz", SAMPLES / "traffic-8.csv"]
     code, other, matrix = engine.json("inspect", *files)["recordings"]
     assert (code["name"], code["kind"], code["tokens"], code["layers"], code["experts"], code["k"]) == (
-        "alpha-code", "routing log", 12288, 8, 16, 1,
-    )  # fmt: skip
+        "alpha-code",
+        "routing log",
+        12288,
+        8,
+        16,
+        1,
+    )
     counts = np.stack([np.bincount(layer, minlength=16) for layer in np.load(RECORDING)["experts"][:, :, 0].T])
     assert code["max_over_mean"] == pytest.approx(counts.max(axis=1) / counts.mean(axis=1))
     assert len(code["foretold_share"]) == 7 and all(1 / 16 < share < 1 for share in code["foretold_share"])
@@ -364,11 +369,31 @@ def unwritable_data_folder(folder: Path):
 
 
 MAKERS = [
-    hole, negative_bytes, not_square, expert_out_of_range, text_named_npz, pickle_in_npy, bare_pickle, empty_file,
-    huge_file, model_of_another_recording, model_with_fewer_layers, cluster_without_a_field, broken_json, broken_model,
-    missing_recording, missing_cluster, missing_plan, missing_member, member_of_several, member_without_a_name,
-    name_with_a_line_end, unwritable_plan, folder_as_plan, unwritable_data_folder,
-]  # fmt: skip
+    hole,
+    negative_bytes,
+    not_square,
+    expert_out_of_range,
+    text_named_npz,
+    pickle_in_npy,
+    bare_pickle,
+    empty_file,
+    huge_file,
+    model_of_another_recording,
+    model_with_fewer_layers,
+    cluster_without_a_field,
+    broken_json,
+    broken_model,
+    missing_recording,
+    missing_cluster,
+    missing_plan,
+    missing_member,
+    member_of_several,
+    member_without_a_name,
+    name_with_a_line_end,
+    unwritable_plan,
+    folder_as_plan,
+    unwritable_data_folder,
+]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
@@ -510,8 +535,12 @@ def test_planning_that_is_broken_off_still_answers(tmp_path, number):
     path = tmp_path / "plan.json"
     process = subprocess.Popen(
         python_m_engine("plan", *inputs, "--system", "aurora", "--set", "time_limit=600", "-o", path, "--json"),
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=0,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=0,
+    )
     seen = ""
     while "placing layer 2" not in seen:
         seen += process.stderr.read(1)
@@ -537,7 +566,7 @@ def test_deepseek_v2_lite_on_eight_mixed_gpus(engine, tmp_path):
         plans[system] = tmp_path / f"{system}.json"
         engine.json(
             "plan", "--workload", f"{DEEPSEEK}::intent", *inputs, "--system", system, *more, "-o", plans[system]
-        )  # fmt: skip
+        )
     plan = read_plan(plans["aurora"])
     assert plan.placement.layers == 26 and plan.placement.slots.tolist() == [[8] * 8] * 26
     one = engine.json("simulate", plans["aurora"])

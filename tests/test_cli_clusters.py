@@ -42,8 +42,26 @@ def test_the_command_line_shows_what_would_be_submitted(engine, plan, shared):
     assert f"run folder: {folder}" in errors and errors.count("ok  ") == 8
     assert {path.name for path in folder.iterdir()} == {"spec.json", "trace.npz", "job.json"}
     assert np.load(folder / "trace.npz")["experts_0"].shape[0] == 64
-    found = engine.json("launch", plan, "--on", "kubernetes", "--shared", shared, "--claim", "runs", "--image", "x/y:1",
-                        "--nodes", 2, "--gpus-per-node", 0, "--cpus-per-node", 3, "--memory-per-node", 20)  # fmt: skip
+    found = engine.json(
+        "launch",
+        plan,
+        "--on",
+        "kubernetes",
+        "--shared",
+        shared,
+        "--claim",
+        "runs",
+        "--image",
+        "x/y:1",
+        "--nodes",
+        2,
+        "--gpus-per-node",
+        0,
+        "--cpus-per-node",
+        3,
+        "--memory-per-node",
+        20,
+    )
     tasks = yaml.safe_load(found["text"])["spec"]["tasks"]
     assert len(tasks) == 2 and found["handle"] is None
     limits = tasks[0]["template"]["spec"]["containers"][0]["resources"]["limits"]
@@ -81,7 +99,7 @@ REFUSED = [
     (["--on", "slurm", "--shared", "S", "--cluster", "UNEVEN"], "different numbers of GPUs"),
     (["--gpus-per-node", "0"], "--gpus-per-node is for a cluster"),
     (["--submit"], "--submit is for a cluster"),
-]  # fmt: skip
+]
 
 
 def test_the_command_line_refuses_what_makes_no_sense(engine, plan, shared, tmp_path):

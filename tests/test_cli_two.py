@@ -239,8 +239,8 @@ def test_a_plan_is_launched_with_the_inputs_that_it_was_made_from(engine, reques
     assert main(["launch", str(path), "--ranks", "2", "--tokens", "64", "--dtype", "bf16"]) == 2
     (launch,) = seen
     models = [launch.spec.model, *([launch.spec.model_b] if which == "pair" else [])]
-    assert [one.name for one in models] == ["tiny-moe-alpha", "tiny-moe-beta"][: len(models)]
-    assert all(one.dtype == "bf16" for one in models) and len(launch.workloads) == len(models)
+    assert [model.name for model in models] == ["tiny-moe-alpha", "tiny-moe-beta"][: len(models)]
+    assert all(model.dtype == "bf16" for model in models) and len(launch.workloads) == len(models)
     assert launch.ready and launch.workloads[0].tokens == 64 and launch.spec.plans[0].placement.gpus == 2
 
 

@@ -209,8 +209,10 @@ def test_a_plan_is_refused_when_its_experts_do_not_fit():
     problem = Problem(trace, cluster_of(*[make_gpu(memory=1.5 * model.bytes_per_expert)] * 2), model, Datasheet())
     crowded = Placement(experts=2, experts_of_gpu=(((0, 1), ()),), model_layers=(1,))
     plan = Plan(
-        name="crowded", placement=crowded, send_order=SendOrder(mode="concurrent"),
+        name="crowded",
+        placement=crowded,
+        send_order=SendOrder(mode="concurrent"),
         provenance=Provenance(optimiser="test"),
-    )  # fmt: skip
+    )
     with pytest.raises(InputError, match="GPU 0 · type-0 would hold"):
         problem.check_plan(plan)

@@ -23,9 +23,11 @@ def placement_of(*rows, experts: int = 2) -> Placement:
 
 def plan_of(**changes) -> Plan:
     given = {
-        "name": "plan", "placement": placement_of(((0,), (1,))), "provenance": Provenance(optimiser="test"),
+        "name": "plan",
+        "placement": placement_of(((0,), (1,))),
+        "provenance": Provenance(optimiser="test"),
         "send_order": SendOrder(mode="matched", dispatch=(TWO,), combine=(TWO,)),
-    }  # fmt: skip
+    }
     return Plan(**(given | changes))
 
 
@@ -150,9 +152,12 @@ def test_parts_of_a_plan_must_fit_each_other():
 def test_a_plan_survives_json(placement, volumes):
     ends = tuple(range(len(volumes)))
     schedule = Schedule(
-        src=(0,) * len(ends), dst=(placement.gpus - 1,) * len(ends), bytes=tuple(volumes), phase=ends,
+        src=(0,) * len(ends),
+        dst=(placement.gpus - 1,) * len(ends),
+        bytes=tuple(volumes),
+        phase=ends,
         duration=tuple(volumes),
-    )  # fmt: skip
+    )
     order = SendOrder(mode="shared", dispatch=(schedule,) * placement.layers, combine=(schedule,) * placement.layers)
     plan = plan_of(placement=placement, send_order=order)
     again = Plan.from_json(plan.to_json(), "again")

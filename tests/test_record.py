@@ -23,9 +23,20 @@ COMMON = {
     "num_experts_per_tok": 2,
     "pad_token_id": 0,
 }
-LATENT_ATTENTION = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
-                    "qk_nope_head_dim": 8, "v_head_dim": 8, "n_shared_experts": 1, "n_routed_experts": 8,
-                    "moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}  # fmt: skip
+LATENT_ATTENTION = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_shared_experts": 1,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
 FAMILIES = {
     "Mixtral": {"num_local_experts": 8},
     "Qwen2Moe": {"num_experts": 8, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24},
@@ -189,12 +200,15 @@ def test_a_kept_attribute():
         record(net, x).trace("kept")
 
 
-@pytest.mark.parametrize("answer", [
-    lambda logits, index: index.to(torch.int32),
-    lambda logits, index: (logits, index),
-    lambda logits, index: {"weights": logits, "topk_indices": index},
-    lambda logits, index: (nn.functional.one_hot(index, 6).sum(dim=-2).bool(), logits),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda logits, index: index.to(torch.int32),
+        lambda logits, index: (logits, index),
+        lambda logits, index: {"weights": logits, "topk_indices": index},
+        lambda logits, index: (nn.functional.one_hot(index, 6).sum(dim=-2).bool(), logits),
+    ],
+)
 def test_ways_to_return_a_choice(answer):
     net, x = Net(router=Returns(answer)), torch.randn(4, 8)
     net.layers["router"].num_experts = 6

@@ -14,28 +14,52 @@ FACTOR = {name: factor for factor, name in units.TIME + units.SIZE}
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0.0, "0 s"), (1.0, "1 s"), (0.00123, "1.23 ms"), (0.9996, "1 s"), (0.9994e-3, "999 µs"), (42e-9, "42 ns"),
-        (2.5e-10, "0.25 ns"), (12345.0, "12,345 s"), (-0.5, "-500 ms"), (float("inf"), "inf s"),
+        (0.0, "0 s"),
+        (1.0, "1 s"),
+        (0.00123, "1.23 ms"),
+        (0.9996, "1 s"),
+        (0.9994e-3, "999 µs"),
+        (42e-9, "42 ns"),
+        (2.5e-10, "0.25 ns"),
+        (12345.0, "12,345 s"),
+        (-0.5, "-500 ms"),
+        (float("inf"), "inf s"),
     ],
-)  # fmt: skip
+)
 def test_seconds(value, text):
     assert units.seconds(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0 B"), (0.5, "0.5 B"), (999.0, "999 B"), (999.7, "1 kB"), (4_194_304.0, "4.19 MB"), (80e9, "80 GB"),
-     (3.2e15, "3,200 TB")],
-)  # fmt: skip
+    [
+        (0.0, "0 B"),
+        (0.5, "0.5 B"),
+        (999.0, "999 B"),
+        (999.7, "1 kB"),
+        (4_194_304.0, "4.19 MB"),
+        (80e9, "80 GB"),
+        (3.2e15, "3,200 TB"),
+    ],
+)
 def test_size(value, text):
     assert units.size(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0.0 %"), (0.0004, "< 0.1 %"), (0.0005, "0.1 %"), (0.0543, "5.4 %"), (0.1, "10 %"), (0.43, "43 %"),
-     (1.0, "100 %"), (-0.25, "-25 %"), (3.5, "350 %")],
-)  # fmt: skip
+    [
+        (0.0, "0.0 %"),
+        (0.0004, "< 0.1 %"),
+        (0.0005, "0.1 %"),
+        (0.0543, "5.4 %"),
+        (0.1, "10 %"),
+        (0.43, "43 %"),
+        (1.0, "100 %"),
+        (-0.25, "-25 %"),
+        (3.5, "350 %"),
+    ],
+)
 def test_share(value, text):
     assert units.share(value) == text
 

@@ -26,10 +26,23 @@ INTERPRETER = sys.executable
 ADDRESS = "SWITCHYARD_TESTS_WARM"
 """Where `warm_python` finds the process, in its environment."""
 IMPORTED = (
-    "engine.jobs.tasks", "engine.jobs.studies", "engine.jobs.scores", "engine.launch.worker", "engine.launch.measure",
-    "engine.launch.step.run", "engine.launch.step.calibrate", "torch.distributed.run", "streamlit.web.cli", "app.cached",
-    "app.launch.form", "app.launch.report", "app.review.saved", "app.what_if.live", "app.what_if.studies", "app.affinity.study",
-)  # fmt: skip
+    "engine.jobs.tasks",
+    "engine.jobs.studies",
+    "engine.jobs.scores",
+    "engine.launch.worker",
+    "engine.launch.measure",
+    "engine.launch.step.run",
+    "engine.launch.step.calibrate",
+    "torch.distributed.run",
+    "streamlit.web.cli",
+    "app.cached",
+    "app.launch.form",
+    "app.launch.report",
+    "app.review.saved",
+    "app.what_if.live",
+    "app.what_if.studies",
+    "app.affinity.study",
+)
 
 
 @contextlib.contextmanager

@@ -18,33 +18,49 @@ from engine.workload import RoutingTrace
 KIND, CHOSEN = "affinity", "affinity-others"
 VIEWS = {
     "share": ("Share kept", "The share of hops that stay on their GPU."),
-    "own": ("Against the own plan", "Each column as a ratio to the plan made for that recording: what is lost by planning on "
-                                    "another one."),
-    "row": ("As in Table III", "Each row as a ratio to the recording that the plan was made for, which also shows that some "
-                               "recordings have more affinity than others."),
-}  # fmt: skip
+    "own": (
+        "Against the own plan",
+        "Each column as a ratio to the plan made for that recording: what is lost by planning on another one.",
+    ),
+    "row": (
+        "As in Table III",
+        "Each row as a ratio to the recording that the plan was made for, which also shows that some "
+        "recordings have more affinity than others.",
+    ),
+}
 
 
 def panel(problem: Problem, first_choice: bool) -> None:
     """Choose, run, watch and show."""
     st.subheader("How many tokens are enough, and does it hold elsewhere?", anchor=False)
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
-    st.caption("Plans are made from one half of a recording and scored on the other: every second sequence is held out, or the "
-               "later half of the tokens where no sequences are recorded. Samples take whole sequences in random order, the "
-               "last one cut to size, or single tokens (ExFlow §V-G, §V-H). All hops cost the same; nodes are "
-               "ignored.")  # fmt: skip
+    st.caption(
+        "Plans are made from one half of a recording and scored on the other: every second sequence is held out, or the "
+        "later half of the tokens where no sequences are recorded. Samples take whole sequences in random order, the "
+        "last one cut to size, or single tokens (ExFlow §V-G, §V-H). All hops cost the same; nodes are "
+        "ignored."
+    )
     if experts % gpus:
-        st.info(f"The studies spread experts equally, but {experts} experts do not divide by {gpus} GPUs: open a cluster of "
-                "another size.", icon=":material/info:")  # fmt: skip
+        st.info(
+            f"The studies spread experts equally, but {experts} experts do not divide by {gpus} GPUs: open a cluster of "
+            "another size.",
+            icon=":material/info:",
+        )
         return
     others = _other_recordings(problem)
     # What was chosen for another recording or model may be no option now.
     st.session_state[CHOSEN] = [one for one in st.session_state.get(CHOSEN, []) if one in others]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.multiselect(
-            "Also score on", list(others), format_func=others.get, placeholder="Only the open recording", width=560,
-            disabled=not others, key=CHOSEN, help="Recordings of this session that fit the model, and the samples of it.",
-        )  # fmt: skip
+            "Also score on",
+            list(others),
+            format_func=others.get,
+            placeholder="Only the open recording",
+            width=560,
+            disabled=not others,
+            key=CHOSEN,
+            help="Recordings of this session that fit the model, and the samples of it.",
+        )
         st.button(
             "Run the study", type="primary", icon=":material/play_arrow:", on_click=_start, args=(gpus, first_choice)
         )
@@ -106,8 +122,10 @@ def _watch(job: runner.Job, wanted: dict[str, Any]) -> None:
         widgets.job_row(job)
         about = {name: job.request.arguments.get(name) for name in wanted}
         if about != wanted:
-            st.info("This study was about another recording, number of GPUs or choice of hops; run it again for what is open.",
-                    icon=":material/info:")  # fmt: skip
+            st.info(
+                "This study was about another recording, number of GPUs or choice of hops; run it again for what is open.",
+                icon=":material/info:",
+            )
         elif job.result:
             _show(job.result, job.id)
         if running and finished:
@@ -123,17 +141,26 @@ def _show(result: dict[str, Any], id: str) -> None:
         with left:
             widgets.chart(charts.tokens_enough(tokens), "tokens-enough")
             halves = "every second sequence" if tokens.unit == "sequences" else "the later half of the recording"
-            st.caption(f"Planned from up to {tokens.tokens:,} tokens, scored on {tokens.held_out:,} others: {halves}. "
-                       "The share of hops that stay is counted, not timed.")  # fmt: skip
+            st.caption(
+                f"Planned from up to {tokens.tokens:,} tokens, scored on {tokens.held_out:,} others: {halves}. "
+                "The share of hops that stay is counted, not timed."
+            )
     if result["others"]:
         others = OutOfDistribution.from_dict(result["others"])
         with right:
             view = "share"
             if len(others.names) > 1:
-                view = widgets.segments(
-                    "Numbers", list(VIEWS), default="share", format_func=lambda one: VIEWS[one][0], key="affinity-numbers",
-                    label_visibility="collapsed",
-                ) or "share"  # fmt: skip
+                view = (
+                    widgets.segments(
+                        "Numbers",
+                        list(VIEWS),
+                        default="share",
+                        format_func=lambda one: VIEWS[one][0],
+                        key="affinity-numbers",
+                        label_visibility="collapsed",
+                    )
+                    or "share"
+                )
             widgets.chart(
                 charts.out_of_distribution(others, view, st.context.theme.type == "dark"), "out-of-distribution"
             )
@@ -141,5 +168,11 @@ def _show(result: dict[str, Any], id: str) -> None:
             if len(others.names) == 1:
                 st.caption("Choose other recordings above to see whether the plan holds on them.")
     if result["tokens"]:
-        st.download_button("Study as JSON", json.dumps(result), f"affinity-{id}.json", "application/json",
-                           icon=":material/download:", on_click="ignore")  # fmt: skip
+        st.download_button(
+            "Study as JSON",
+            json.dumps(result),
+            f"affinity-{id}.json",
+            "application/json",
+            icon=":material/download:",
+            on_click="ignore",
+        )

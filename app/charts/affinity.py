@@ -44,15 +44,26 @@ def heatmap(
     ).astype(np.float32)
     figure = go.Figure(
         go.Heatmap(
-            z=value, customdata=hover, colorscale=SEQUENTIAL, zmin=0, zmax=np.nanmax(value, initial=0) or 1,
+            z=value,
+            customdata=hover,
+            colorscale=SEQUENTIAL,
+            zmin=0,
+            zmax=np.nanmax(value, initial=0) or 1,
             hovertemplate=f"expert %{{customdata[0]}} of layer {first} → expert %{{customdata[1]}} of layer {last}<br>"
-                          f"%{{customdata[2]:,.0f}} {unit}, %{{customdata[3]:.1%}} of the former's<extra></extra>",
+            f"%{{customdata[2]:,.0f}} {unit}, %{{customdata[3]:.1%}} of the former's<extra></extra>",
             colorbar={
-                "thickness": 12, "len": 0.5, "y": 1, "yanchor": "top", "title": {"side": "right", "font": {"size": 12},
-                "text": f"% of the row's {unit}" if probability else unit},
+                "thickness": 12,
+                "len": 0.5,
+                "y": 1,
+                "yanchor": "top",
+                "title": {
+                    "side": "right",
+                    "font": {"size": 12},
+                    "text": f"% of the row's {unit}" if probability else unit,
+                },
             },
         )
-    )  # fmt: skip
+    )
     _axis(figure.update_xaxes, f"expert of layer {last}", columns, None if gpus is None else gpus[1])
     _axis(figure.update_yaxes, f"expert of layer {first}", rows, None if gpus is None else gpus[0])
     figure.update_xaxes(
@@ -82,9 +93,10 @@ def _axis(update, title: str, order: np.ndarray, gpu: np.ndarray | None) -> None
     step = -(-len(groups) // 16)
     shown = groups[::step]
     update(
-        title=f"{title}, by GPU", tickvals=[start + (len(held) - 1) / 2 for _, start, held in shown],
+        title=f"{title}, by GPU",
+        tickvals=[start + (len(held) - 1) / 2 for _, start, held in shown],
         ticktext=[f"GPU {one}" + (f"<br>{', '.join(map(str, held))}" if few else "") for one, _, held in shown],
-    )  # fmt: skip
+    )
 
 
 def _groups(gpu: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
@@ -111,10 +123,16 @@ def _draw_blocks(figure: go.Figure, rows: np.ndarray, columns: np.ndarray) -> No
     for gpu, start, held in down:
         if gpu in across:
             left, width = across[gpu]
-            shapes.append({
-                "type": "rect", "line": frame, "x0": left - 0.5, "x1": left + width - 0.5, "y0": start - 0.5,
-                "y1": start + len(held) - 0.5,
-            })  # fmt: skip
+            shapes.append(
+                {
+                    "type": "rect",
+                    "line": frame,
+                    "x0": left - 0.5,
+                    "x1": left + width - 0.5,
+                    "y0": start - 0.5,
+                    "y1": start + len(held) - 0.5,
+                }
+            )
     figure.update_layout(shapes=shapes)
 
 
@@ -152,8 +170,12 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
     np.add.at(through[0], (layer, here), value)
     np.add.at(through[1], (layer + 1, there), value)
     through = through.max(axis=0)
-    nodes = [(at, expert) for at in range(layers) for expert in np.lexsort((range(experts), gpu_of_expert[at]))
-             if through[at, expert] > 0]  # fmt: skip
+    nodes = [
+        (at, expert)
+        for at in range(layers)
+        for expert in np.lexsort((range(experts), gpu_of_expert[at]))
+        if through[at, expert] > 0
+    ]
     number = {node: index for index, node in enumerate(nodes)}
     columns = through.sum(axis=1)
     gpus = int(gpu_of_expert.max()) + 1
@@ -161,28 +183,41 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
         go.Sankey(
             arrangement="fixed",
             node={
-                "label": [f"{expert}" if through[at, expert] >= LABELLED_NODE * columns.max() else "" for at, expert in nodes],
+                "label": [
+                    f"{expert}" if through[at, expert] >= LABELLED_NODE * columns.max() else "" for at, expert in nodes
+                ],
                 "color": [_gpu_hue(gpu_of_expert[node], gpus) for node in nodes],
-                "customdata": [f"expert {expert} of layer {first + at}, on GPU {gpu_of_expert[at, expert]}"
-                               for at, expert in nodes],
-                "hovertemplate": "%{customdata}<extra></extra>", "pad": 6, "thickness": 12, "line": {"width": 0},
-                "x": [0.001 + 0.998 * at / (layers - 1) for at, _ in nodes], "y": _heights(nodes, through),
+                "customdata": [
+                    f"expert {expert} of layer {first + at}, on GPU {gpu_of_expert[at, expert]}" for at, expert in nodes
+                ],
+                "hovertemplate": "%{customdata}<extra></extra>",
+                "pad": 6,
+                "thickness": 12,
+                "line": {"width": 0},
+                "x": [0.001 + 0.998 * at / (layers - 1) for at, _ in nodes],
+                "y": _heights(nodes, through),
             },
             link={
                 "source": [number[pair] for pair in zip(layer, here, strict=True)],
                 "target": [number[pair] for pair in zip(layer + 1, there, strict=True)],
-                "value": value, "color": np.where(stays, "rgba(0,137,123,0.55)", "rgba(138,150,148,0.30)"),
+                "value": value,
+                "color": np.where(stays, "rgba(0,137,123,0.55)", "rgba(138,150,148,0.30)"),
                 "customdata": [share(part) for part in value / counts.sum(axis=(1, 2))[layer]],
                 "hovertemplate": f"%{{source.customdata}} →<br>%{{target.customdata}}<br>%{{value:,.0f}} {unit}, "
-                                 "%{customdata} of all between these layers<extra></extra>",
+                "%{customdata} of all between these layers<extra></extra>",
             },
         )
-    )  # fmt: skip
+    )
     for at in range(layers):
         figure.add_annotation(
-            x=at / (layers - 1), y=1, yanchor="bottom", showarrow=False, text=f"layer {first + at}", font={"size": 12},
+            x=at / (layers - 1),
+            y=1,
+            yanchor="bottom",
+            showarrow=False,
+            text=f"layer {first + at}",
+            font={"size": 12},
             xanchor="left" if at == 0 else "right" if at == layers - 1 else "center",
-        )  # fmt: skip
+        )
     found = np.count_nonzero(counts)
     which = f"{len(value)} strongest of {found:,}" if len(value) < found else f"All {found}"
     title = f"{which} paths: {share(value[stays].sum() / value.sum())} of hops stay"
@@ -216,26 +251,42 @@ def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit
     step = -(-len(kept) // 16)
     figure = go.Figure()
     figure.add_bar(
-        x=pairs, y=100 * kept, marker_color=TEAL, name="this placement", showlegend=False,
-        customdata=[f"layer {pair} → {pair + 1}: {share(value)} of {unit} stay" if value == value else "no hops"
-                    for pair, value in enumerate(kept)],
+        x=pairs,
+        y=100 * kept,
+        marker_color=TEAL,
+        name="this placement",
+        showlegend=False,
+        customdata=[
+            f"layer {pair} → {pair + 1}: {share(value)} of {unit} stay" if value == value else "no hops"
+            for pair, value in enumerate(kept)
+        ],
         hovertemplate="%{customdata}<extra></extra>",
-    )  # fmt: skip
+    )
     if limit is not None:
         # A dash over each bar, with a break between them.
         across = np.column_stack([pairs - 0.4, pairs + 0.4, np.full(len(pairs), np.nan)]).ravel()
         figure.add_scatter(
-            x=across, y=np.repeat(100 * limit, 3), mode="lines", line={"color": NEUTRAL, "width": 1.5, "dash": "dash"},
-            name="at most (proven)", hovertemplate="at most %{y:.1f} % (proven)<extra></extra>",
-        )  # fmt: skip
+            x=across,
+            y=np.repeat(100 * limit, 3),
+            mode="lines",
+            line={"color": NEUTRAL, "width": 1.5, "dash": "dash"},
+            name="at most (proven)",
+            hovertemplate="at most %{y:.1f} % (proven)<extra></extra>",
+        )
     figure.add_scatter(
-        x=[-0.5, len(kept) - 0.5], y=[100 * chance] * 2, mode="lines", name=f"by chance, {share(chance)}",
-        line={"color": NEUTRAL, "width": 1.5, "dash": "dot"}, hoverinfo="skip",
-    )  # fmt: skip
+        x=[-0.5, len(kept) - 0.5],
+        y=[100 * chance] * 2,
+        mode="lines",
+        name=f"by chance, {share(chance)}",
+        line={"color": NEUTRAL, "width": 1.5, "dash": "dot"},
+        hoverinfo="skip",
+    )
     figure.update_xaxes(
-        title="from layer → to the next", tickvals=pairs[::step], ticktext=[f"{pair}→{pair + 1}" for pair in pairs[::step]],
+        title="from layer → to the next",
+        tickvals=pairs[::step],
+        ticktext=[f"{pair}→{pair + 1}" for pair in pairs[::step]],
         range=[-0.5, len(kept) - 0.5],
-    )  # fmt: skip
+    )
     highest = np.nanmax([chance, *kept, *([] if limit is None else limit)])
     figure.update_yaxes(title=f"{unit} kept, %", range=[0, 108 * highest])
     if np.isnan(kept).all():

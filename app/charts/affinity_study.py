@@ -19,14 +19,21 @@ def tokens_enough(study: TokensEnough) -> go.Figure:
     means = study.mean_by_size()
     figure = go.Figure()
     figure.add_scatter(
-        x=[point.tokens for point in study.points], y=[100 * point.kept for point in study.points], mode="markers",
-        marker={"color": TEAL, "size": 8, "symbol": "circle-open"}, name="one sample",
+        x=[point.tokens for point in study.points],
+        y=[100 * point.kept for point in study.points],
+        mode="markers",
+        marker={"color": TEAL, "size": 8, "symbol": "circle-open"},
+        name="one sample",
         hovertemplate="%{x:,} tokens: %{y:.2f} %<extra></extra>",
-    )  # fmt: skip
+    )
     figure.add_scatter(
-        x=list(means), y=[100 * mean for mean in means.values()], mode="lines", line={"color": TEAL, "width": 2},
-        name="mean", hovertemplate="%{x:,} tokens, mean: %{y:.2f} %<extra></extra>",
-    )  # fmt: skip
+        x=list(means),
+        y=[100 * mean for mean in means.values()],
+        mode="lines",
+        line={"color": TEAL, "width": 2},
+        name="mean",
+        hovertemplate="%{x:,} tokens, mean: %{y:.2f} %<extra></extra>",
+    )
     lines = [(study.linear, "linear blocks", "dot"), (study.limit, "at most (proven)", "dash")]
     if study.ceiling is not None:
         lines.append((study.ceiling, "planned on the held-out half itself", "dashdot"))
@@ -34,17 +41,22 @@ def tokens_enough(study: TokensEnough) -> go.Figure:
         # The two upper lines can be close together, so their texts stand on either side.
         below = label.startswith("planned") and study.limit - value < 0.1 * study.limit
         figure.add_hline(
-            y=100 * value, line={"dash": dash, "width": 1.5, "color": NEUTRAL},
+            y=100 * value,
+            line={"dash": dash, "width": 1.5, "color": NEUTRAL},
             annotation={"text": f"{label}, {share(value)}", "font": {"size": 11}},
             annotation_position="bottom left" if below else "top left",
-        )  # fmt: skip
+        )
     sizes = sorted({*means, study.tokens})
     low, high = np.log10(min(sizes)), np.log10(study.tokens)
     room = 0.04 * max(high - low, 1.0)
     figure.update_xaxes(
-        type="log", title="tokens planned from", tickvals=sizes, ticktext=[f"{size:,}" for size in sizes],
-        range=[low - room, high + room], showgrid=False,
-    )  # fmt: skip
+        type="log",
+        title="tokens planned from",
+        tickvals=sizes,
+        ticktext=[f"{size:,}" for size in sizes],
+        range=[low - room, high + room],
+        showgrid=False,
+    )
     figure.update_yaxes(title="held-out hops kept on their GPU, %", range=[0, 108 * max(study.limit, study.linear)])
     legend = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
     return finish(figure, _enough_title(study), 440, top=68, legend=legend)
@@ -81,15 +93,30 @@ def out_of_distribution(study: OutOfDistribution, view: View = "share", dark: bo
         scale = {"colorscale": DIVERGING, "zmin": 1 - reach, "zmax": 1 + reach, "z": value}
         bar, text = "ratio", [[_blank(cell, lambda one: f"{one:.3f}") for cell in row] for row in value]
     across, down = np.arange(len(names)), np.arange(len(rows))
-    hover = [[f"{row}, scored on {name}: {text[i][j] or 'not yet'}" for j, name in enumerate(names)]
-             for i, row in enumerate(rows)]  # fmt: skip
+    hover = [
+        [f"{row}, scored on {name}: {text[i][j] or 'not yet'}" for j, name in enumerate(names)]
+        for i, row in enumerate(rows)
+    ]
     figure = go.Figure(
-        go.Heatmap(x=across, y=down, text=hover, hovertemplate="%{text}<extra></extra>", xgap=2, ygap=2,
-                   colorbar={"title": bar, "thickness": 12}, **scale)
-    )  # fmt: skip
+        go.Heatmap(
+            x=across,
+            y=down,
+            text=hover,
+            hovertemplate="%{text}<extra></extra>",
+            xgap=2,
+            ygap=2,
+            colorbar={"title": bar, "thickness": 12},
+            **scale,
+        )
+    )
     write_numbers(figure, scale, text, dark)
-    figure.update_xaxes(title="scored on the held-out half of", tickvals=across, ticktext=names, showgrid=False,
-                        range=[-0.5, len(names) - 0.5])  # fmt: skip
+    figure.update_xaxes(
+        title="scored on the held-out half of",
+        tickvals=across,
+        ticktext=names,
+        showgrid=False,
+        range=[-0.5, len(names) - 0.5],
+    )
     figure.update_yaxes(tickvals=down, ticktext=rows, range=[len(rows) - 0.5, -0.5], showgrid=False, zeroline=False)
     return finish(figure, _transfer_title(study), 120 + 56 * (len(rows) + 1))
 

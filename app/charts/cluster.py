@@ -24,9 +24,14 @@ def picture(cluster: Cluster) -> go.Figure:
     fastest = max(gpu.send_bandwidth for gpu in cluster.gpus)
     fabric_y = -0.9
     figure.add_shape(
-        type="rect", x0=-0.3, x1=across * step_x - 0.5, y0=fabric_y - 0.35, y1=fabric_y + 0.15,
-        line={"color": NEUTRAL, "width": 1}, fillcolor="rgba(138,150,148,0.18)",
-    )  # fmt: skip
+        type="rect",
+        x0=-0.3,
+        x1=across * step_x - 0.5,
+        y0=fabric_y - 0.35,
+        y1=fabric_y + 0.15,
+        line={"color": NEUTRAL, "width": 1},
+        fillcolor="rgba(138,150,148,0.18)",
+    )
     latency = f" · {cluster.latency * 1e6:g} µs to start a send" if cluster.latency else ""
     figure.add_annotation(
         x=(across * step_x - 0.8) / 2, y=fabric_y - 0.1, text=f"non-blocking fabric{latency}", showarrow=False
@@ -36,9 +41,13 @@ def picture(cluster: Cluster) -> go.Figure:
     for index, node in enumerate(cluster.nodes):
         left, top = index % across * step_x, index // across * step_y
         figure.add_shape(
-            type="rect", x0=left - 0.15, x1=left + widest + 0.15, y0=top - 0.05, y1=top + deepest + 0.75,
+            type="rect",
+            x0=left - 0.15,
+            x1=left + widest + 0.15,
+            y0=top - 0.05,
+            y1=top + deepest + 0.75,
             line={"color": NEUTRAL, "width": 1.5 if node.link_bandwidth is None else 3},
-        )  # fmt: skip
+        )
         link = "" if node.link_bandwidth is None else f" · {size(node.link_bandwidth)}/s links"
         figure.add_annotation(
             x=left,
@@ -52,9 +61,14 @@ def picture(cluster: Cluster) -> go.Figure:
         middle = left + widest / 2
         if index < across:
             figure.add_shape(
-                type="line", x0=middle, x1=middle, y0=fabric_y + 0.15, y1=top - 0.05, layer="below",
+                type="line",
+                x0=middle,
+                x1=middle,
+                y0=fabric_y + 0.15,
+                y1=top - 0.05,
+                layer="below",
                 line={"color": NEUTRAL, "width": 1 + 7 * rate / fastest},
-            )  # fmt: skip
+            )
         figure.add_annotation(
             x=middle + 0.1, y=top - 0.28, text=bandwidth(rate), showarrow=False, xanchor="left", font_size=11
         )
@@ -71,24 +85,41 @@ def picture(cluster: Cluster) -> go.Figure:
             rank += 1
     marker = max(14, min(44, 900 // (across * step_x)))
     figure.add_scatter(
-        x=points["x"], y=points["y"], text=points["label"], customdata=points["hover"], mode="markers+text",
+        x=points["x"],
+        y=points["y"],
+        text=points["label"],
+        customdata=points["hover"],
+        mode="markers+text",
         marker={"symbol": "square", "size": marker, "color": points["colour"], "line": {"color": "#555", "width": 1}},
-        textfont={"color": "#1b1b1b", "size": 12}, hovertemplate="%{customdata}<extra></extra>", showlegend=False,
-    )  # fmt: skip
+        textfont={"color": "#1b1b1b", "size": 12},
+        hovertemplate="%{customdata}<extra></extra>",
+        showlegend=False,
+    )
     for type_name in dict.fromkeys(gpu.type for gpu in cluster.gpus):
         figure.add_scatter(
-            x=[None], y=[None], mode="markers", name=plain(type_name),
-            marker={"symbol": "square", "size": 12, "color": gpu_colour(type_name), "line": {"color": "#555", "width": 1}},
-        )  # fmt: skip
+            x=[None],
+            y=[None],
+            mode="markers",
+            name=plain(type_name),
+            marker={
+                "symbol": "square",
+                "size": 12,
+                "color": gpu_colour(type_name),
+                "line": {"color": "#555", "width": 1},
+            },
+        )
     figure.update_xaxes(visible=False, range=[-0.5, across * step_x - 0.3])
     figure.update_yaxes(visible=False, range=[fabric_y - 0.5, rows * step_y])
     slowest = min(gpu.send_bandwidth for gpu in cluster.gpus)
     title = f"{len(cluster.gpus)} GPUs in {len(cluster.nodes)} nodes"
     title += f": the fastest port is {fastest / slowest:.3g}× the slowest" if fastest > slowest else ", all ports equal"
     return finish(
-        figure, title, int(min(900, 120 + 62 * rows * step_y)), dragmode="pan",
+        figure,
+        title,
+        int(min(900, 120 + 62 * rows * step_y)),
+        dragmode="pan",
         legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
-    )  # fmt: skip
+    )
 
 
 def node_rates(cluster: Cluster) -> np.ndarray:
@@ -114,11 +145,16 @@ def link_speeds(cluster: Cluster, dark: bool) -> go.Figure:
     scale = {"z": z, "zmin": low - 0.3, "zmax": max(high, low + 0.3), "colorscale": SEQUENTIAL}
     figure = go.Figure(
         go.Heatmap(
-            **scale, showscale=False, xgap=1, ygap=1, customdata=[[bandwidth(one) for one in row] for row in rates],
+            **scale,
+            showscale=False,
+            xgap=1,
+            ygap=1,
+            customdata=[[bandwidth(one) for one in row] for row in rates],
             text=[[f"{source} → {target}" for target in names] for source in names],
-            hovertemplate="%{text}<br>%{customdata}<extra></extra>", hoverongaps=False,
+            hovertemplate="%{text}<br>%{customdata}<extra></extra>",
+            hoverongaps=False,
         )
-    )  # fmt: skip
+    )
     if len(names) <= NUMBERED_NODES:
         text = [["" if np.isnan(rate) else digits(rate * 8 / 1e9) for rate in row] for row in rates]
         write_numbers(figure, scale, text, dark)

@@ -20,7 +20,7 @@ SECOND = ", second model"
 
 def layers_that_fit(timelines: list[Timeline]) -> int:
     """How many layers, from the first, can be drawn as bars for all timelines together."""
-    per_layer = sum(len(one.events) / max(one.events["layer"].nunique(), 1) for one in timelines)
+    per_layer = sum(len(timeline.events) / max(timeline.events["layer"].nunique(), 1) for timeline in timelines)
     return max(1, int(MOST_BARS / max(per_layer, 1)))
 
 
@@ -35,20 +35,29 @@ def gantt(
     parts = {name: _stretch(one, first, last) for name, one in timelines.items()}
     longest = max((events["end"].max() for events in parts.values() if len(events)), default=0.0)
     factor, unit = scale_of(longest, TIME)
-    lanes = max(len(one.resources) for one in timelines.values())
+    lanes = max(len(timeline.resources) for timeline in timelines.values())
     figure = make_subplots(
-        len(parts), 1, shared_xaxes=True, vertical_spacing=min(0.08, 0.2 / len(parts)),
-        subplot_titles=[f"{plain(name)} · {seconds(parts[name]['end'].max())}" if len(parts[name]) else plain(name)
-                        for name in parts],
-    )  # fmt: skip
+        len(parts),
+        1,
+        shared_xaxes=True,
+        vertical_spacing=min(0.08, 0.2 / len(parts)),
+        subplot_titles=[
+            f"{plain(name)} · {seconds(parts[name]['end'].max())}" if len(parts[name]) else plain(name)
+            for name in parts
+        ],
+    )
     seen: set[str] = set()
     for row, (name, events) in enumerate(parts.items(), start=1):
         _draw(figure, row, events, timelines[name], factor, unit, seen)
         if bounds and name in bounds:
             figure.add_vline(
-                x=bounds[name] / factor, line={"dash": "dash", "width": 1.5, "color": NEUTRAL}, row=row, col=1,
-                annotation={"text": f"bound {seconds(bounds[name])}", "font": {"size": 11}}, annotation_position="top",
-            )  # fmt: skip
+                x=bounds[name] / factor,
+                line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
+                row=row,
+                col=1,
+                annotation={"text": f"bound {seconds(bounds[name])}", "font": {"size": 11}},
+                annotation_position="top",
+            )
     figure.update_xaxes(range=[0, longest / factor * 1.02])
     figure.update_xaxes(title=f"time, {unit}", row=len(parts))
     for annotation in figure.layout.annotations[: len(parts)]:
@@ -57,10 +66,21 @@ def gantt(
     second_row = 26 * any((events["model"] > 0).any() for events in parts.values())
     height = max(170, 26 * lanes + 60) * len(parts) + 110 + second_row
     return finish(
-        figure, title, height, barmode="overlay", bargap=0.1,
+        figure,
+        title,
+        height,
+        barmode="overlay",
+        bargap=0.1,
         top=84 + second_row,
-        legend={"orientation": "h", "yref": "container", "y": 1 - 34 / height, "yanchor": "top", "x": 0, "xanchor": "left"},
-    )  # fmt: skip
+        legend={
+            "orientation": "h",
+            "yref": "container",
+            "y": 1 - 34 / height,
+            "yanchor": "top",
+            "x": 0,
+            "xanchor": "left",
+        },
+    )
 
 
 def _stretch(timeline: Timeline, first: int, last: int) -> pd.DataFrame:
@@ -103,14 +123,27 @@ def _draw(
         seen.add(name)
     path = _critical_path(events)
     figure.add_scatter(
-        x=path["time"] / factor, y=path["lane"], mode="lines", line={"color": MARK, "width": 2}, name="Critical path",
-        legendgroup="critical", showlegend="critical" not in seen, hoverinfo="skip", row=row, col=1,
-    )  # fmt: skip
+        x=path["time"] / factor,
+        y=path["lane"],
+        mode="lines",
+        line={"color": MARK, "width": 2},
+        name="Critical path",
+        legendgroup="critical",
+        showlegend="critical" not in seen,
+        hoverinfo="skip",
+        row=row,
+        col=1,
+    )
     seen.add("critical")
     figure.update_yaxes(
-        tickvals=list(range(len(short))), ticktext=[plain(name) for name in timeline.resources],
-        range=[len(short) - 0.45, -0.55], showgrid=False, zeroline=False, row=row, col=1,
-    )  # fmt: skip
+        tickvals=list(range(len(short))),
+        ticktext=[plain(name) for name in timeline.resources],
+        range=[len(short) - 0.45, -0.55],
+        showgrid=False,
+        zeroline=False,
+        row=row,
+        col=1,
+    )
 
 
 def _critical_path(events: pd.DataFrame) -> pd.DataFrame:

@@ -39,23 +39,31 @@ def by_layer(layers: Sequence[int], predicted: Sequence[float], measured: Sequen
 
 
 def _pairs(
-    places: Sequence[str | int], names: Sequence[str], predicted: Sequence[float], measured: Sequence[float],
+    places: Sequence[str | int],
+    names: Sequence[str],
+    predicted: Sequence[float],
+    measured: Sequence[float],
     colours: list[str],
-) -> go.Figure:  # fmt: skip
+) -> go.Figure:
     most = max([*predicted, *measured], default=0.0)
     factor, unit = scale_of(most, TIME)
     figure = go.Figure()
     for label, values, fills in (
-        ("predicted", predicted, [faint(one) for one in colours]),
+        ("predicted", predicted, [faint(colour) for colour in colours]),
         ("measured", measured, colours),
     ):
         figure.add_bar(
-            x=places, y=[value / factor for value in values], name=label, offsetgroup=label,
+            x=places,
+            y=[value / factor for value in values],
+            name=label,
+            offsetgroup=label,
             marker={"color": fills, "line": {"color": colours, "width": 1.5}},
-            text=[seconds(value) for value in values], textposition="outside" if len(places) <= WRITTEN else "none",
+            text=[seconds(value) for value in values],
+            textposition="outside" if len(places) <= WRITTEN else "none",
             customdata=[f"{name}, {label}: {seconds(value)}" for name, value in zip(names, values, strict=True)],
-            hovertemplate="%{customdata}<extra></extra>", showlegend=False,
-        )  # fmt: skip
+            hovertemplate="%{customdata}<extra></extra>",
+            showlegend=False,
+        )
     figure.update_yaxes(title=f"time, {unit}", range=[0, most / factor * 1.18 or 1])
     return figure
 
@@ -76,36 +84,76 @@ def totals(
     places = np.arange(len(names))
     figure = go.Figure()
     figure.add_bar(
-        x=np.array(predicted) / factor, y=places - 0.19, width=0.34, orientation="h", name="Predicted",
+        x=np.array(predicted) / factor,
+        y=places - 0.19,
+        width=0.34,
+        orientation="h",
+        name="Predicted",
         marker={"color": faint(TEAL), "line": {"color": TEAL, "width": 1.5}},
-        customdata=[f"{plain(name)}<br>predicted {seconds(value)}" for name, value in zip(names, predicted, strict=True)],
+        customdata=[
+            f"{plain(name)}<br>predicted {seconds(value)}" for name, value in zip(names, predicted, strict=True)
+        ],
         hovertemplate="%{customdata}<extra></extra>",
-    )  # fmt: skip
+    )
     figure.add_bar(
-        x=medians / factor, y=places + 0.19, width=0.34, orientation="h", name="Measured, median pass",
+        x=medians / factor,
+        y=places + 0.19,
+        width=0.34,
+        orientation="h",
+        name="Measured, median pass",
         marker={"color": TEAL, "line": {"color": TEAL, "width": 1.5}},
-        error_x={"type": "data", "symmetric": False, "array": (highs - medians) / factor,
-                 "arrayminus": (medians - lows) / factor, "color": NEUTRAL, "thickness": 2, "width": 6},
-        customdata=[f"{plain(name)}<br>measured {seconds(middle)}, passes {seconds(low)} to {seconds(high)}"
-                    for name, middle, low, high in zip(names, medians, lows, highs, strict=True)],
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": (highs - medians) / factor,
+            "arrayminus": (medians - lows) / factor,
+            "color": NEUTRAL,
+            "thickness": 2,
+            "width": 6,
+        },
+        customdata=[
+            f"{plain(name)}<br>measured {seconds(middle)}, passes {seconds(low)} to {seconds(high)}"
+            for name, middle, low, high in zip(names, medians, lows, highs, strict=True)
+        ],
         hovertemplate="%{customdata}<extra></extra>",
-    )  # fmt: skip
+    )
     ends = np.maximum(highs, np.array(predicted)) / factor
     figure.add_scatter(
-        x=ends, y=places, mode="text", showlegend=False, hoverinfo="skip", textposition="middle right",
-        text=[f"  {seconds(middle)} measured, {seconds(told)} predicted ({ratio(middle / told)})" if told else ""
-              for middle, told in zip(medians, predicted, strict=True)],
-    )  # fmt: skip
+        x=ends,
+        y=places,
+        mode="text",
+        showlegend=False,
+        hoverinfo="skip",
+        textposition="middle right",
+        text=[
+            f"  {seconds(middle)} measured, {seconds(told)} predicted ({ratio(middle / told)})" if told else ""
+            for middle, told in zip(medians, predicted, strict=True)
+        ],
+    )
     figure.update_xaxes(title=f"time of one pass, {unit}", range=[0, float(ends.max()) * 1.5 or 1])
     figure.update_yaxes(
-        tickvals=places, ticktext=[plain(name) for name in names], range=[len(names) - 0.5, -0.5], showgrid=False,
+        tickvals=places,
+        ticktext=[plain(name) for name in names],
+        range=[len(names) - 0.5, -0.5],
+        showgrid=False,
         zeroline=False,
-    )  # fmt: skip
+    )
     height = 130 + 52 * len(names)
     return finish(
-        figure, title, height, top=70, barmode="overlay",
-        legend={"orientation": "h", "yref": "container", "y": 1 - 34 / height, "yanchor": "top", "x": 0, "xanchor": "left"},
-    )  # fmt: skip
+        figure,
+        title,
+        height,
+        top=70,
+        barmode="overlay",
+        legend={
+            "orientation": "h",
+            "yref": "container",
+            "y": 1 - 34 / height,
+            "yanchor": "top",
+            "x": 0,
+            "xanchor": "left",
+        },
+    )
 
 
 def links(bandwidth: np.ndarray, drawn: np.ndarray, scale: float) -> go.Figure:
@@ -113,12 +161,17 @@ def links(bandwidth: np.ndarray, drawn: np.ndarray, scale: float) -> go.Figure:
     rates = bandwidth * 8 / 1e6
     figure = go.Figure()
     figure.add_bar(
-        x=np.arange(len(rates)), y=rates, marker={"color": TEAL},
-        text=[digits(rate) for rate in rates], textposition="outside" if len(rates) <= 16 else "none",
-        customdata=[f"rank {rank}: {digits(rate)} Mb/s each way<br>drawn {digits(full * 8 / 1e9)} Gb/s"
-                    for rank, (rate, full) in enumerate(zip(rates, drawn, strict=True))],
+        x=np.arange(len(rates)),
+        y=rates,
+        marker={"color": TEAL},
+        text=[digits(rate) for rate in rates],
+        textposition="outside" if len(rates) <= 16 else "none",
+        customdata=[
+            f"rank {rank}: {digits(rate)} Mb/s each way<br>drawn {digits(full * 8 / 1e9)} Gb/s"
+            for rank, (rate, full) in enumerate(zip(rates, drawn, strict=True))
+        ],
         hovertemplate="%{customdata}<extra></extra>",
-    )  # fmt: skip
+    )
     figure.update_xaxes(title="rank", dtick=max(1, len(rates) // 16))
     figure.update_yaxes(title="Mb/s", range=[0, rates.max() * 1.25])
     return finish(figure, f"Emulated links: as drawn, divided by {digits(scale)}", 210)

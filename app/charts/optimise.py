@@ -6,11 +6,7 @@ import plotly.graph_objects as go
 from app.charts.theme import KIND_COLOURS, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain, write_numbers
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
-SCORES = {
-    "seconds": "Time (simulated)",
-    "balancedness": "Balancedness",
-    "kept_local": "Kept local",
-}
+SCORES = {"seconds": "Time (simulated)", "balancedness": "Balancedness", "kept_local": "Kept local"}
 SCHEMES = {
     "baseline": ("No scheduling", NEUTRAL, ""),
     "lina": ("Lina, both phases", TEAL, ""),
@@ -23,45 +19,65 @@ TIMES = {"inference": "Batch time", "layer": "Layer time", "all_to_all": "All-to
 
 
 def front(
-    points: list[dict], others: dict[str, tuple[float, float]], elsewhere: list[tuple[float, float]] | None = None,
+    points: list[dict],
+    others: dict[str, tuple[float, float]],
+    elsewhere: list[tuple[float, float]] | None = None,
     where: str = "",
-) -> go.Figure:  # fmt: skip
+) -> go.Figure:
     """Kept share across, balancedness up; the better corner is at the top right.
 
     points: kept_share, balancedness, weight and seconds of every placement of the front; others: (kept share,
     balancedness) of other plans by name; elsewhere: the front's points on another recording, called `where`.
     """
-    points = sorted(points, key=lambda one: one["kept_share"])
-    factor, unit = scale_of(max((one["seconds"] for one in points), default=1.0), TIME)
+    points = sorted(points, key=lambda point: point["kept_share"])
+    factor, unit = scale_of(max((point["seconds"] for point in points), default=1.0), TIME)
     figure = go.Figure()
-    kept = [100 * one["kept_share"] for one in points]
-    balance = [one["balancedness"] for one in points]
+    kept = [100 * point["kept_share"] for point in points]
+    balance = [point["balancedness"] for point in points]
     figure.add_scatter(
-        x=kept, y=balance, mode="lines+markers", name="front", line={"color": NEUTRAL, "width": 1, "shape": "vh"},
+        x=kept,
+        y=balance,
+        mode="lines+markers",
+        name="front",
+        line={"color": NEUTRAL, "width": 1, "shape": "vh"},
         marker={
-            "size": 14, "color": [one["seconds"] / factor for one in points], "colorscale": SEQUENTIAL,
-            "colorbar": {"title": f"{unit} a pass"}, "line": {"color": TEAL, "width": 1.5},
+            "size": 14,
+            "color": [point["seconds"] / factor for point in points],
+            "colorscale": SEQUENTIAL,
+            "colorbar": {"title": f"{unit} a pass"},
+            "line": {"color": TEAL, "width": 1.5},
         },
-        text=[f"weight {one['weight']:.2f}<br>{share(one['kept_share'])} of hops kept, balancedness "
-              f"{digits(one['balancedness'])}<br>{seconds(one['seconds'])} simulated" for one in points],
+        text=[
+            f"weight {point['weight']:.2f}<br>{share(point['kept_share'])} of hops kept, balancedness "
+            f"{digits(point['balancedness'])}<br>{seconds(point['seconds'])} simulated"
+            for point in points
+        ],
         hovertemplate="%{text}<extra></extra>",
-    )  # fmt: skip
+    )
     if elsewhere:
         figure.add_scatter(
-            x=[100 * one for one, _ in elsewhere], y=[two for _, two in elsewhere], mode="markers", name=f"on {plain(where)}",
+            x=[100 * one for one, _ in elsewhere],
+            y=[two for _, two in elsewhere],
+            mode="markers",
+            name=f"on {plain(where)}",
             marker={"size": 11, "symbol": "circle-open", "color": MARK, "line": {"width": 2}},
             hovertemplate=f"on {plain(where)}: %{{x:.0f}} % kept, balancedness %{{y:.3f}}<extra></extra>",
-        )  # fmt: skip
+        )
     if others:
         together: dict[tuple[float, float], list[str]] = {}
         for name, (one, two) in others.items():
             together.setdefault((round(100 * one, 1), round(two, 3)), []).append(plain(name))
         figure.add_scatter(
-            x=[one for one, _ in together], y=[two for _, two in together], mode="markers+text", name="other plans",
-            text=[", ".join(names) for names in together.values()], textposition="top right", textfont={"size": 11},
+            x=[one for one, _ in together],
+            y=[two for _, two in together],
+            mode="markers+text",
+            name="other plans",
+            text=[", ".join(names) for names in together.values()],
+            textposition="top right",
+            textfont={"size": 11},
             marker={"size": 10, "symbol": "diamond", "color": NEUTRAL},
             hovertemplate="%{text}: %{x:.0f} % kept, balancedness %{y:.3f}<extra></extra>",
-        )  # fmt: skip
+        )
     figure.update_xaxes(title="hops kept on their GPU, %")
     figure.update_yaxes(title="balancedness (mean / max GPU load)")
     title = "No placement has both"
@@ -71,9 +87,7 @@ def front(
             f"From {share(other['kept_share'])} kept at balancedness {digits(other['balancedness'])} to "
             f"{share(best['kept_share'])} at {digits(best['balancedness'])}"
         )
-    return finish(
-        figure, title, 460, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}
-    )  # fmt: skip
+    return finish(figure, title, 460, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"})
 
 
 def matrix(names: list[str], table: list[list[float | None]], what: str, dark: bool = False) -> go.Figure:
@@ -105,9 +119,17 @@ def matrix(names: list[str], table: list[list[float | None]], what: str, dark: b
     ]
     across = np.arange(count)
     figure = go.Figure(
-        go.Heatmap(x=across, y=across, text=hover, hovertemplate="%{text}<extra></extra>", xgap=2, ygap=2,
-                   colorbar={"title": label}, **scale)
-    )  # fmt: skip
+        go.Heatmap(
+            x=across,
+            y=across,
+            text=hover,
+            hovertemplate="%{text}<extra></extra>",
+            xgap=2,
+            ygap=2,
+            colorbar={"title": label},
+            **scale,
+        )
+    )
     write_numbers(figure, scale, text, dark)
     figure.update_xaxes(title="scored on", tickvals=across, ticktext=names, showgrid=False, range=[-0.5, count - 0.5])
     figure.update_yaxes(
@@ -130,18 +152,26 @@ def lina(figures: dict[str, dict[str, float]], length: int, what: str = "inferen
     for scheme, (title, colour, pattern) in SCHEMES.items():
         values = [figures[scheme][f"median_{what}"], figures[scheme][f"tail_{what}"]]
         figure.add_bar(
-            x=["median", "95th percentile"], y=values, name=title, text=[f"{digits(one)}×" for one in values],
-            marker={"color": colour, "pattern": {"shape": pattern}}, textposition="outside", cliponaxis=False,
+            x=["median", "95th percentile"],
+            y=values,
+            name=title,
+            text=[f"{digits(one)}×" for one in values],
+            marker={"color": colour, "pattern": {"shape": pattern}},
+            textposition="outside",
+            cliponaxis=False,
             hovertemplate=f"{title}: %{{y:.3f}}× ideal<extra></extra>",
-        )  # fmt: skip
+        )
     figure.add_hline(y=1, line={"dash": "dash", "width": 1.5, "color": NEUTRAL}, annotation_text="ideal")
     gain = figures["baseline"][f"median_{what}"] / figures["lina"][f"median_{what}"]
     verdict = f"is {ratio(gain)} as fast as" if gain >= 1 else f"takes {ratio(1 / gain)} the time of"
     figure.update_yaxes(title=f"{TIMES[what].lower()} / ideal", rangemode="tozero")
     return finish(
-        figure, f"Path length {length}: Lina {verdict} no scheduling (median)", 380, barmode="group",
+        figure,
+        f"Path length {length}: Lina {verdict} no scheduling (median)",
+        380,
+        barmode="group",
         legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"},
-    )  # fmt: skip
+    )
 
 
 def accuracy(runs: list[dict]) -> go.Figure:
@@ -152,14 +182,15 @@ def accuracy(runs: list[dict]) -> go.Figure:
         length = run["options"]["path_length"]
         values = [None if one is None else 100 * one for one in run["accuracy_of_layer"]]
         figure.add_scatter(
-            x=list(range(len(values))), y=values, mode="lines+markers", name=f"path length {length}",
+            x=list(range(len(values))),
+            y=values,
+            mode="lines+markers",
+            name=f"path length {length}",
             line={"color": TEAL if turn == 0 else MARK if turn == 1 else NEUTRAL, "dash": dashes[turn % len(dashes)]},
             hovertemplate=f"path length {length}, layer %{{x}}: %{{y:.0f}} %<extra></extra>",
-        )  # fmt: skip
+        )
     best = max(runs, key=lambda run: run["accuracy"])
     figure.update_xaxes(title="MoE layer", dtick=1)
     figure.update_yaxes(title="batches with the right top experts, %", range=[0, 102])
     title = f"Path length {best['options']['path_length']} is right most often: {share(best['accuracy'])}"
-    return finish(
-        figure, title, 380, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}
-    )  # fmt: skip
+    return finish(figure, title, 380, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"})

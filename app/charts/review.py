@@ -33,23 +33,33 @@ def placement(plan: Plan, problem: Problem) -> go.Figure:
     load = np.concatenate(loads)
     row, gpu = np.unravel_index(load.argmax(), load.shape)
     names = [plain(name) for name in problem.cluster.gpu_names]
-    figure = go.Figure(go.Heatmap(
-        z=load, x=np.arange(load.shape[1]), y=np.arange(load.shape[0]), colorscale=SEQUENTIAL, zmin=0,
-        zmax=max(float(load.max()), 1.0), colorbar={"title": "× mean"}, xgap=_gap(load), ygap=_gap(load),
-        text=[[f"{rows[one]}<br>{name}" for name in names] for one in range(len(load))],
-        hovertemplate="%{text}<br>%{z:.3g}× the mean of the layer<extra></extra>",
-    ))  # fmt: skip
+    figure = go.Figure(
+        go.Heatmap(
+            z=load,
+            x=np.arange(load.shape[1]),
+            y=np.arange(load.shape[0]),
+            colorscale=SEQUENTIAL,
+            zmin=0,
+            zmax=max(float(load.max()), 1.0),
+            colorbar={"title": "× mean"},
+            xgap=_gap(load),
+            ygap=_gap(load),
+            text=[[f"{rows[one]}<br>{name}" for name in names] for one in range(len(load))],
+            hovertemplate="%{text}<br>%{z:.3g}× the mean of the layer<extra></extra>",
+        )
+    )
     balanced = load.max() < 1.005
     if not balanced:
         figure.add_shape(
             type="rect", x0=gpu - 0.5, x1=gpu + 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": MARK, "width": 2}
         )
     figure.update_xaxes(title="GPU", showgrid=False, dtick=max(1, load.shape[1] // 16))
-    figure.update_yaxes(title="MoE layer", showgrid=False, zeroline=False, range=[len(load) - 0.5, -0.5],
-                        dtick=max(1, len(load) // 16))  # fmt: skip
+    figure.update_yaxes(
+        title="MoE layer", showgrid=False, zeroline=False, range=[len(load) - 0.5, -0.5], dtick=max(1, len(load) // 16)
+    )
     if len(parts) == 2:
         ticks = np.arange(0, len(load), max(1, len(load) // 16))
-        figure.update_yaxes(tickvals=ticks, ticktext=[rows[one] for one in ticks])
+        figure.update_yaxes(tickvals=ticks, ticktext=[rows[tick] for tick in ticks])
     title = f"GPU {gpu} serves {ratio(float(load[row, gpu]))} the mean in {rows[row]}: the most of any GPU (marked)"
     if balanced:
         title = "Every GPU serves the mean of every layer"
@@ -68,14 +78,24 @@ def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer
     change = theirs.share - ours.share
     shown = change.mean(axis=0) if layer is None else change[layer]
     far = max(float(np.abs(shown).max()), 1e-9)
-    figure = go.Figure(go.Heatmap(
-        z=shown, x=np.arange(shown.shape[1]), y=np.arange(shown.shape[0]), colorscale=DIVERGING, zmin=-far, zmax=far,
-        colorbar={"title": "share of the<br>expert's tokens"}, xgap=_gap(shown), ygap=_gap(shown),
-        hovertemplate="expert %{y} on GPU %{x}: %{z:+.3g} of its tokens<extra></extra>",
-    ))  # fmt: skip
+    figure = go.Figure(
+        go.Heatmap(
+            z=shown,
+            x=np.arange(shown.shape[1]),
+            y=np.arange(shown.shape[0]),
+            colorscale=DIVERGING,
+            zmin=-far,
+            zmax=far,
+            colorbar={"title": "share of the<br>expert's tokens"},
+            xgap=_gap(shown),
+            ygap=_gap(shown),
+            hovertemplate="expert %{y} on GPU %{x}: %{z:+.3g} of its tokens<extra></extra>",
+        )
+    )
     figure.update_xaxes(title="GPU", showgrid=False, dtick=max(1, shown.shape[1] // 16))
-    figure.update_yaxes(title="expert", showgrid=False, zeroline=False, range=[len(shown) - 0.5, -0.5],
-                        dtick=max(1, len(shown) // 16))  # fmt: skip
+    figure.update_yaxes(
+        title="expert", showgrid=False, zeroline=False, range=[len(shown) - 0.5, -0.5], dtick=max(1, len(shown) // 16)
+    )
     fresh = (theirs.share > 0) & (ours.share == 0)
     part = fresh if layer is None else fresh[layer]
     where = "over all layers" if layer is None else f"in layer {layer}"

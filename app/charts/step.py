@@ -35,7 +35,7 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
 
     baseline: name of the plan whose exposed communication the fastest is held against; dark: of the page.
     """
-    factor, unit = scale_of(max(one.total for one in plans.values()), TIME)
+    factor, unit = scale_of(max(plan.total for plan in plans.values()), TIME)
     names, figures = list(plans), list(plans.values())
     place = np.arange(len(names))
     figure = go.Figure()
@@ -44,24 +44,42 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
         if key == "idle" and not values.any():
             continue
         figure.add_bar(
-            x=values / factor, y=place, orientation="h", name=title, width=0.62,
-            marker={"color": colour, "opacity": 0.7, "line": {"color": colour, "width": 1},
-                    "pattern": _hatched(pattern, colour)},
-            customdata=[f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (one.total or 1))}"
-                        for name, one, value in zip(names, figures, values, strict=True)],
+            x=values / factor,
+            y=place,
+            orientation="h",
+            name=title,
+            width=0.62,
+            marker={
+                "color": colour,
+                "opacity": 0.7,
+                "line": {"color": colour, "width": 1},
+                "pattern": _hatched(pattern, colour),
+            },
+            customdata=[
+                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (one.total or 1))}"
+                for name, one, value in zip(names, figures, values, strict=True)
+            ],
             hovertemplate="%{customdata}<extra></extra>",
-        )  # fmt: skip
+        )
     bounds = [one.order_bound for one in figures]
     ends = [(row - 0.42, row + 0.42, None) for row in place]
     figure.add_scatter(
         x=[None if end is None else bounds[row] / factor for row, three in enumerate(ends) for end in three],
-        y=[end for three in ends for end in three], mode="lines", name="Bound: any schedule of its placement",
-        line={"dash": "dash", "width": 1.5, "color": "#FFFFFF" if dark else "#16201F"}, hoverinfo="skip",
-    )  # fmt: skip
+        y=[end for three in ends for end in three],
+        mode="lines",
+        name="Bound: any schedule of its placement",
+        line={"dash": "dash", "width": 1.5, "color": "#FFFFFF" if dark else "#16201F"},
+        hoverinfo="skip",
+    )
     figure.add_scatter(
-        x=[one.total / factor for one in figures], y=place, mode="text", showlegend=False, hoverinfo="skip",
-        text=[f" {seconds(one.total)}, {share(one.order_gap)} above" for one in figures], textposition="middle right",
-    )  # fmt: skip
+        x=[one.total / factor for one in figures],
+        y=place,
+        mode="text",
+        showlegend=False,
+        hoverinfo="skip",
+        text=[f" {seconds(one.total)}, {share(one.order_gap)} above" for one in figures],
+        textposition="middle right",
+    )
     said = " … ".join(dict.fromkeys(seconds(one) for one in (min(bounds), max(bounds))))
     figure.add_annotation(
         x=min(bounds) / factor, y=-0.5, yshift=8, text=f"bound {said}", showarrow=False, font={"size": 11}
@@ -69,13 +87,25 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
     longest = max(one.total for one in figures) / factor
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest * 1.22])
     figure.update_yaxes(
-        tickvals=place, ticktext=[plain(name) for name in names], range=[len(names) - 0.5, -0.75], showgrid=False,
+        tickvals=place,
+        ticktext=[plain(name) for name in names],
+        range=[len(names) - 0.5, -0.75],
+        showgrid=False,
         zeroline=False,
-    )  # fmt: skip
+    )
     return finish(
-        figure, _finding(plans, baseline), 160 + 38 * len(names), barmode="stack",
-        legend={"orientation": "h", "x": 0, "y": -62 / (80 + 38 * len(names)), "yanchor": "top", "traceorder": "normal"},
-    )  # fmt: skip
+        figure,
+        _finding(plans, baseline),
+        160 + 38 * len(names),
+        barmode="stack",
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": -62 / (80 + 38 * len(names)),
+            "yanchor": "top",
+            "traceorder": "normal",
+        },
+    )
 
 
 def _finding(plans: dict[str, Metrics], baseline: str | None) -> str:
@@ -123,7 +153,9 @@ def begin_of_backward(timeline: Timeline) -> np.ndarray:
 
 def layers_of(timelines: list[Timeline]) -> list[int]:
     """Model layers that have events, ascending."""
-    return sorted({layer for one in timelines for layer in one.events["layer"].unique().tolist() if layer >= 0})
+    return sorted(
+        {layer for timeline in timelines for layer in timeline.events["layer"].unique().tolist() if layer >= 0}
+    )
 
 
 def stretch(timeline: Timeline, phase: Phase = "step", first: int = 0, last: int | None = None) -> Stretch:
@@ -136,7 +168,7 @@ def stretch(timeline: Timeline, phase: Phase = "step", first: int = 0, last: int
     labels = np.array(timeline.labels)[inside] if timeline.labels else ""
     events = events.assign(
         start=events["start"].clip(lower=low) - low, end=events["end"].clip(upper=high) - low, label=labels
-    ).reset_index(drop=True)  # fmt: skip
+    ).reset_index(drop=True)
     exposed = tuple(_cut(timeline.exposed_intervals(lane), low, high) for lane in lanes)
     backward = tuple(float(turns[lane] - low) if low < turns[lane] < high else None for lane in lanes)
     return Stretch(events, lanes, exposed, high - low, backward)
@@ -170,10 +202,10 @@ def _cut(intervals: np.ndarray, low: float, high: float) -> np.ndarray:
 
 def last_that_fits(timelines: list[Timeline], phase: Phase, first: int, last: int) -> int:
     """The last model layer up to which all timelines together can be drawn; at least `first`."""
-    lanes = [_lanes(one) for one in timelines]
+    lanes = [_lanes(timeline) for timeline in timelines]
 
     def too_many(layer: int) -> bool:
-        windows = [_window(one, phase, first, layer) for one in timelines]
+        windows = [_window(timeline, phase, first, layer) for timeline in timelines]
         bars = (
             _drawn(one.events, own, *window).sum() for one, own, window in zip(timelines, lanes, windows, strict=True)
         )
@@ -211,8 +243,12 @@ def step_gantt(
                 _write(figure, 0, y + NAME / 2, plain(names[lane]), 11, "left")
                 y += NAME
             own = part.events[part.events["resource"] == lane]
-            places = {"exposed": y + THIN / 2, "all-to-all": y + THIN + LANE / 2, "all-reduce": y + THIN + 1.5 * LANE,
-                      "compute": y + THIN + 2.5 * LANE}  # fmt: skip
+            places = {
+                "exposed": y + THIN / 2,
+                "all-to-all": y + THIN + LANE / 2,
+                "all-reduce": y + THIN + 1.5 * LANE,
+                "compute": y + THIN + 2.5 * LANE,
+            }
             _draw_exposed(figure, exposed, places["exposed"], factor, seen)
             opacity = 1.0 if timelines[name].source == "measured" else 0.55
             _draw_lane(figure, own, exposed, places, factor, opacity, seen)
@@ -234,13 +270,28 @@ def step_gantt(
         rangeslider={"visible": True, "thickness": min(0.1, 80 / height), "range": span},
     )
     figure.update_yaxes(
-        tickvals=list(ticks), ticktext=list(ticks.values()), tickfont={"size": 10}, range=[y, -0.05], showgrid=False,
+        tickvals=list(ticks),
+        ticktext=list(ticks.values()),
+        tickfont={"size": 10},
+        range=[y, -0.05],
+        showgrid=False,
         zeroline=False,
-    )  # fmt: skip
+    )
     return finish(
-        figure, title, height, top=94, barmode="overlay",
-        legend={"orientation": "h", "yref": "container", "y": 1 - 34 / height, "yanchor": "top", "x": 0, "xanchor": "left"},
-    )  # fmt: skip
+        figure,
+        title,
+        height,
+        top=94,
+        barmode="overlay",
+        legend={
+            "orientation": "h",
+            "yref": "container",
+            "y": 1 - 34 / height,
+            "yanchor": "top",
+            "x": 0,
+            "xanchor": "left",
+        },
+    )
 
 
 def _write(figure: go.Figure, x: float, y: float, text: str, size: int, anchor: str) -> None:
@@ -257,13 +308,21 @@ def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: floa
         return
     length = exposed[:, 1] - exposed[:, 0]
     figure.add_bar(
-        x=length / factor, base=exposed[:, 0] / factor, y=np.full(len(exposed), y), width=THIN * 0.8, orientation="h",
-        name=EXPOSED_TITLE, legendgroup=EXPOSED_TITLE, showlegend=EXPOSED_TITLE not in seen,
+        x=length / factor,
+        base=exposed[:, 0] / factor,
+        y=np.full(len(exposed), y),
+        width=THIN * 0.8,
+        orientation="h",
+        name=EXPOSED_TITLE,
+        legendgroup=EXPOSED_TITLE,
+        showlegend=EXPOSED_TITLE not in seen,
         marker={"color": EXPOSED, "line": {"color": EXPOSED, "width": 1}, "pattern": _hatched("/", EXPOSED)},
-        customdata=[f"{EXPOSED_TITLE}<br>{seconds(one)}, from {seconds(start)}"
-                    for one, start in zip(length, exposed[:, 0], strict=True)],
+        customdata=[
+            f"{EXPOSED_TITLE}<br>{seconds(one)}, from {seconds(start)}"
+            for one, start in zip(length, exposed[:, 0], strict=True)
+        ],
         hovertemplate="%{customdata}<extra></extra>",
-    )  # fmt: skip
+    )
     seen.add(EXPOSED_TITLE)
 
 
@@ -283,11 +342,18 @@ def _draw_lane(
         colour, name = KIND_COLOURS[kind], KIND_TITLES[kind]
         half = "compute" if kind in COMPUTE_KINDS else "all-reduce" if kind == "all_reduce" else "all-to-all"
         figure.add_bar(
-            x=(some["end"] - some["start"]) / factor, base=some["start"] / factor, y=np.full(len(some), places[half]),
-            width=LANE * 0.88, orientation="h", name=name, legendgroup=name, showlegend=name not in seen,
+            x=(some["end"] - some["start"]) / factor,
+            base=some["start"] / factor,
+            y=np.full(len(some), places[half]),
+            width=LANE * 0.88,
+            orientation="h",
+            name=name,
+            legendgroup=name,
+            showlegend=name not in seen,
             marker={"color": colour, "opacity": opacity, "line": {"color": colour, "width": 1}},
-            customdata=_hover(some, exposed), hovertemplate="%{customdata}<extra></extra>",
-        )  # fmt: skip
+            customdata=_hover(some, exposed),
+            hovertemplate="%{customdata}<extra></extra>",
+        )
         seen.add(name)
 
 

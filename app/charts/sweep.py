@@ -13,16 +13,19 @@ from engine.units import TIME, digits, scale_of, seconds, share
 What = Literal["total", "forward"]
 
 AXES = {
-    "micro_op": "micro-op size, MB", "degree": "pipeline degree of every MoE layer",
+    "micro_op": "micro-op size, MB",
+    "degree": "pipeline degree of every MoE layer",
     "range": "most operators in a range (not to scale)",
-}  # fmt: skip
+}
 SHORT = {"micro_op": "{:g} MB", "degree": "{:g}", "range": "ranges up to {:g}"}
 WHATS = {"total": "step time", "forward": "forward pass"}
 STYLES = ((TEAL, "solid", "circle"), (MARK, "dash", "diamond"), (NEUTRAL, "dashdot", "square"))
 PARTS = {
-    "computation": ("computation alone", "#E69F00", ""), "overlapped": ("both at once", TEAL, "/"),
-    "communication": ("communication alone (exposed)", "#0072B2", ""), "idle": ("neither", "#BBBBBB", "."),
-}  # fmt: skip
+    "computation": ("computation alone", "#E69F00", ""),
+    "overlapped": ("both at once", TEAL, "/"),
+    "communication": ("communication alone (exposed)", "#0072B2", ""),
+    "idle": ("neither", "#BBBBBB", "."),
+}
 """Names, colours and patterns of what `Timeline.decomposition` tells apart."""
 LEGEND = {"orientation": "h", "x": 0, "y": -0.17, "yanchor": "top", "traceorder": "normal"}
 EQUAL = 1e-3
@@ -36,28 +39,38 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
 
     what: of the whole step, or of its forward pass, which has no bound of its own. complete: whether all points are there.
     """
-    swept = [one for one in points if one.value is not None]
-    factor, unit = scale_of(max((getattr(one, what) for one in points), default=1.0), TIME)
+    swept = [point for point in points if point.value is not None]
+    factor, unit = scale_of(max((getattr(point, what) for point in points), default=1.0), TIME)
     place = _places(swept, kind)
     figure = go.Figure()
     for turn, series in enumerate(series_of(points)):
         mine = [one for one in swept if one.series == series]
         colour, dash, symbol = STYLES[turn % len(STYLES)]
         figure.add_scatter(
-            x=[place[one.value] for one in mine], y=[getattr(one, what) / factor for one in mine], name=plain(series),
-            mode="lines+markers", line={"color": colour, "dash": dash, "width": 2},
-            marker={"color": colour, "symbol": f"{symbol}-open", "size": 8}, text=[_hover(one, kind) for one in mine],
+            x=[place[one.value] for one in mine],
+            y=[getattr(one, what) / factor for one in mine],
+            name=plain(series),
+            mode="lines+markers",
+            line={"color": colour, "dash": dash, "width": 2},
+            marker={"color": colour, "symbol": f"{symbol}-open", "size": 8},
+            text=[_hover(one, kind) for one in mine],
             hovertemplate="%{text}<extra></extra>",
-        )  # fmt: skip
+        )
     best = best_of(points, what)
     if best is not None:
         figure.add_scatter(
-            x=[place[best.value]], y=[getattr(best, what) / factor], mode="markers+text", showlegend=False, hoverinfo="skip",
-            marker={"symbol": "star", "size": 16, "color": MARK}, text=[f"<b>{seconds(getattr(best, what))}</b>"],
-            textposition="bottom center", cliponaxis=False,
-        )  # fmt: skip
-    lines = {plain(one.series): getattr(one, what) / factor for one in points if one.value is None}
-    shown = [getattr(one, what) for one in points]
+            x=[place[best.value]],
+            y=[getattr(best, what) / factor],
+            mode="markers+text",
+            showlegend=False,
+            hoverinfo="skip",
+            marker={"symbol": "star", "size": 16, "color": MARK},
+            text=[f"<b>{seconds(getattr(best, what))}</b>"],
+            textposition="bottom center",
+            cliponaxis=False,
+        )
+    lines = {plain(point.series): getattr(point, what) / factor for point in points if point.value is None}
+    shown = [getattr(point, what) for point in points]
     if what == "total":
         _add_bound(figure, swept, place, factor, unit)
         shown += [one.bound for one in swept]
@@ -65,14 +78,12 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
     _add_references(figure, lines, reach, best and getattr(best, what) / factor, unit)
     _finish_x(figure, place, kind)
     figure.update_yaxes(title=f"{WHATS[what]}, {unit} (simulated)")
-    return finish(
-        figure, title(points, kind, what, complete), 440, legend=LEGEND,
-    )  # fmt: skip
+    return finish(figure, title(points, kind, what, complete), 440, legend=LEGEND)
 
 
 def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.Figure:
     """What the step time of one series is spent on, stacked."""
-    mine = [one for one in points if one.series == series and one.value is not None]
+    mine = [point for point in points if point.series == series and point.value is not None]
     factor, unit = scale_of(max((one.total for one in mine), default=1.0), TIME)
     place = _places(mine, kind)
     figure = go.Figure()
@@ -81,22 +92,27 @@ def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.F
         if not any(values):
             continue
         figure.add_scatter(
-            x=[place[one.value] for one in mine], y=[value / factor for value in values], name=name, stackgroup="time",
-            mode="lines", line={"color": colour, "width": 1}, fillpattern={"shape": pattern, "fgcolor": colour},
-            text=[f"{label(kind, one.value)}<br>{name}: {seconds(value)}, {share(value / one.total)} of the step"
-                  for one, value in zip(mine, values, strict=True)],
+            x=[place[one.value] for one in mine],
+            y=[value / factor for value in values],
+            name=name,
+            stackgroup="time",
+            mode="lines",
+            line={"color": colour, "width": 1},
+            fillpattern={"shape": pattern, "fgcolor": colour},
+            text=[
+                f"{label(kind, one.value)}<br>{name}: {seconds(value)}, {share(value / one.total)} of the step"
+                for one, value in zip(mine, values, strict=True)
+            ],
             hovertemplate="%{text}<extra></extra>",
-        )  # fmt: skip
+        )
     _finish_x(figure, place, kind)
     figure.update_yaxes(title=f"step time, {unit} (simulated)", rangemode="tozero")
-    return finish(
-        figure, _exposed_title(mine, kind), 440, legend=LEGEND,
-    )  # fmt: skip
+    return finish(figure, _exposed_title(mine, kind), 440, legend=LEGEND)
 
 
 def series_of(points: Sequence[SweepPoint]) -> list[str]:
     """The series that have points, in the order in which they came."""
-    return list(dict.fromkeys(one.series for one in points if one.value is not None))
+    return list(dict.fromkeys(point.series for point in points if point.value is not None))
 
 
 def label(kind: Kind, value: float) -> str:
@@ -114,7 +130,7 @@ def title(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
     if best is None:
         return "No points yet"
     least = getattr(best, what)
-    mine = [one for one in points if one.value is not None and one.series == best.series]
+    mine = [point for point in points if point.value is not None and point.series == best.series]
     worst = max(mine, key=lambda one: getattr(one, what))
     loss = getattr(worst, what) / least - 1
     if len(mine) > 1 and loss <= EQUAL:
@@ -122,7 +138,7 @@ def title(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
     else:
         equal = [one.value for one in mine if getattr(one, what) <= least * (1 + EQUAL)]
         found = f"{_best_in_words(kind, best.value, equal)} best: {seconds(least)}"
-    rival = min((one for one in points if one.value is None), key=lambda one: getattr(one, what), default=None)
+    rival = min((point for point in points if point.value is None), key=lambda one: getattr(one, what), default=None)
     if rival is not None and getattr(rival, what) < least * (1 - EQUAL):
         found += f", but {seconds(getattr(rival, what))} with {rival.series}"
     elif loss > EQUAL:
@@ -146,13 +162,13 @@ def _best_in_words(kind: Kind, best: float, equal: list[float]) -> str:
 def _exposed_title(points: Sequence[SweepPoint], kind: Kind) -> str:
     if not points:
         return "No points yet"
-    least = min(points, key=lambda one: one.decomposition["communication"])
+    least = min(points, key=lambda point: point.decomposition["communication"])
     return f"Least exposed: {seconds(least.decomposition['communication'])} with {label(kind, least.value)}"
 
 
 def _places(points: Sequence[SweepPoint], kind: Kind) -> dict[float, float]:
     """Where every value is on the axis: at itself, or for ranges, whose interesting lengths are the short ones, in a row."""
-    values = sorted({one.value for one in points})
+    values = sorted({point.value for point in points})
     return dict(zip(values, range(len(values)) if kind == "range" else values, strict=True))
 
 
@@ -193,18 +209,28 @@ def _add_bound(
     figure: go.Figure, points: Sequence[SweepPoint], place: dict[float, float], factor: float, unit: str
 ) -> None:
     """The proven bound of every value's placement, the least where series differ."""
-    bounds = {value: min(one.bound for one in points if one.value == value) / factor for value in place}
+    bounds = {value: min(point.bound for point in points if point.value == value) / factor for value in place}
     if not bounds:
         return
     figure.add_scatter(
-        x=[place[value] for value in bounds], y=list(bounds.values()), mode="lines", showlegend=False,
-        line={"color": NEUTRAL, "width": 1, "dash": "dash"}, hovertemplate=f"bound: %{{y:.3f}} {unit}<extra></extra>",
-    )  # fmt: skip
+        x=[place[value] for value in bounds],
+        y=list(bounds.values()),
+        mode="lines",
+        showlegend=False,
+        line={"color": NEUTRAL, "width": 1, "dash": "dash"},
+        hovertemplate=f"bound: %{{y:.3f}} {unit}<extra></extra>",
+    )
     last = bounds[max(bounds)]
     figure.add_annotation(
-        xref="x domain", x=1, y=last, text=f"bound, {digits(last)} {unit}", showarrow=False, xanchor="right",
-        yanchor="bottom", font={"size": 11},
-    )  # fmt: skip
+        xref="x domain",
+        x=1,
+        y=last,
+        text=f"bound, {digits(last)} {unit}",
+        showarrow=False,
+        xanchor="right",
+        yanchor="bottom",
+        font={"size": 11},
+    )
 
 
 def _add_references(figure: go.Figure, lines: dict[str, float], reach: float, best: float | None, unit: str) -> None:
@@ -222,10 +248,11 @@ def _add_references(figure: go.Figure, lines: dict[str, float], reach: float, be
         for name in names:
             text = " · ".join(f"{one}, {digits(lines[one])} {unit}" for one in names) if name == carrier else ""
             figure.add_hline(
-                y=lines[name], line={"dash": "dot", "width": 1.5, "color": NEUTRAL},
+                y=lines[name],
+                line={"dash": "dot", "width": 1.5, "color": NEUTRAL},
                 annotation={"text": text, "font": {"size": 11}},
                 annotation_position="bottom right" if below else "top right",
-            )  # fmt: skip
+            )
 
 
 def _hover(point: SweepPoint, kind: Kind) -> str:

@@ -31,9 +31,15 @@ KIND_TITLES = {
 }
 
 _GPU_COLOURS = (
-    ("2080", "#BBCC33"), ("V100", "#EEDD88"), ("L40S", "#FFAABB"), ("A100", "#44BB99"), ("H100", "#77AADD"),
-    ("H200", "#99DDFF"), ("B200", "#EE8866"), ("B300", "#EE8866"),
-)  # fmt: skip
+    ("2080", "#BBCC33"),
+    ("V100", "#EEDD88"),
+    ("L40S", "#FFAABB"),
+    ("A100", "#44BB99"),
+    ("H100", "#77AADD"),
+    ("H200", "#99DDFF"),
+    ("B200", "#EE8866"),
+    ("B300", "#EE8866"),
+)
 OTHER_GPU = "#DDDDDD"
 
 TEAL = "#00897B"
@@ -45,10 +51,7 @@ MARK = "#D55E00"
 DIVERGING = [[0.0, MARK], [0.5, "rgba(138,150,148,0.08)"], [1.0, TEAL]]
 """Worse, as good, better."""
 
-CONFIG = {
-    "displaylogo": False,
-    "modeBarButtons": [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
-}
+CONFIG = {"displaylogo": False, "modeBarButtons": [["zoom2d", "pan2d", "resetScale2d", "toImage"]]}
 
 
 def gpu_colour(type_name: str) -> str:
@@ -87,10 +90,14 @@ def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: b
         colours = [(*((0, 137, 123) if part > 0.5 else (213, 94, 0)), abs(2 * part - 1)) for part in place]
     rows, columns = z.shape
     figure.add_scatter(
-        x=np.tile(np.arange(columns), rows), y=np.repeat(np.arange(rows), columns), mode="text", hoverinfo="skip",
-        showlegend=False, text=[cell for row in text for cell in row],
+        x=np.tile(np.arange(columns), rows),
+        y=np.repeat(np.arange(rows), columns),
+        mode="text",
+        hoverinfo="skip",
+        showlegend=False,
+        text=[cell for row in text for cell in row],
         textfont={"size": 14, "color": [readable(colour, dark) for colour in colours]},
-    )  # fmt: skip
+    )
 
 
 def finish(figure: go.Figure, title: str, height: int, top: int = 44, **layout) -> go.Figure:

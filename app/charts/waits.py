@@ -44,19 +44,41 @@ def _bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title
             times = some.groupby(by)["seconds"].sum().reindex(list(names), fill_value=0.0)
             name = KIND_TITLES[kind] + SECOND * model
             figure.add_bar(
-                x=times / factor, y=list(names.values()), orientation="h", name=name,
-                marker={"color": KIND_COLOURS[kind], "pattern": {"shape": "/" if model else "", "size": 6, "solidity": 0.35}},
+                x=times / factor,
+                y=list(names.values()),
+                orientation="h",
+                name=name,
+                marker={
+                    "color": KIND_COLOURS[kind],
+                    "pattern": {"shape": "/" if model else "", "size": 6, "solidity": 0.35},
+                },
                 customdata=np.array([seconds(one) for one in times]),
                 hovertemplate=f"%{{y}}<br>{name}<br>%{{customdata}}<extra></extra>",
-            )  # fmt: skip
+            )
     figure.add_annotation(
-        x=shown.loc[shown[by] == worst, "seconds"].sum() / factor, y=names[worst], text="◀ longest", showarrow=False,
-        xanchor="left", font={"size": 11, "color": MARK},
-    )  # fmt: skip
+        x=shown.loc[shown[by] == worst, "seconds"].sum() / factor,
+        y=names[worst],
+        text="◀ longest",
+        showarrow=False,
+        xanchor="left",
+        font={"size": 11, "color": MARK},
+    )
     figure.update_yaxes(autorange="reversed", title=axis)
     figure.update_xaxes(title=f"time that all wait for it, {unit}", rangemode="tozero")
     height = 24 * len(names) + 150
     return finish(
-        figure, title, height, top=72, barmode="stack", bargap=0.25,
-        legend={"orientation": "h", "yref": "container", "y": 1 - 34 / height, "yanchor": "top", "x": 0, "xanchor": "left"},
-    )  # fmt: skip
+        figure,
+        title,
+        height,
+        top=72,
+        barmode="stack",
+        bargap=0.25,
+        legend={
+            "orientation": "h",
+            "yref": "container",
+            "y": 1 - 34 / height,
+            "yanchor": "top",
+            "x": 0,
+            "xanchor": "left",
+        },
+    )

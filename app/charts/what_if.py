@@ -51,36 +51,57 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
         title, colour, pattern = _style(key)
         values = np.array([one.parts.get(key, 0.0) for _, one, _ in rows])
         figure.add_bar(
-            x=values / factor, y=places, orientation="h", name=title, width=0.78,
-            marker={"color": colour, "opacity": [0.45 if before and cases[0].after else 0.9 for *_, before in rows],
-                    "line": {"color": colour, "width": 1}, "pattern": {"shape": pattern, "size": 6, "fillmode": "overlay"}},
-            customdata=[f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (one.total or 1))}"
-                        for (name, one, _), value in zip(rows, values, strict=True)],
+            x=values / factor,
+            y=places,
+            orientation="h",
+            name=title,
+            width=0.78,
+            marker={
+                "color": colour,
+                "opacity": [0.45 if before and cases[0].after else 0.9 for *_, before in rows],
+                "line": {"color": colour, "width": 1},
+                "pattern": {"shape": pattern, "size": 6, "fillmode": "overlay"},
+            },
+            customdata=[
+                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (one.total or 1))}"
+                for (name, one, _), value in zip(rows, values, strict=True)
+            ],
             hovertemplate="%{customdata}<extra></extra>",
-        )  # fmt: skip
+        )
     ends = [(place - 0.46, place + 0.46, None) for place in places]
     figure.add_scatter(
-        x=[None if end is None else one.bound / factor for (_, one, _), three in zip(rows, ends, strict=True)
-           for end in three],
-        y=[end for three in ends for end in three], mode="lines", name="bound of its placement",
-        line={"dash": "dash", "width": 1.5, "color": NEUTRAL}, hoverinfo="skip",
-    )  # fmt: skip
+        x=[
+            None if end is None else one.bound / factor
+            for (_, one, _), three in zip(rows, ends, strict=True)
+            for end in three
+        ],
+        y=[end for three in ends for end in three],
+        mode="lines",
+        name="bound of its placement",
+        line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
+        hoverinfo="skip",
+    )
     figure.add_scatter(
-        x=[one.total / factor for _, one, _ in rows], y=places, mode="text", showlegend=False, hoverinfo="skip",
+        x=[one.total / factor for _, one, _ in rows],
+        y=places,
+        mode="text",
+        showlegend=False,
+        hoverinfo="skip",
         text=[f" {seconds(one.total)}{beside}" for (_, one, _), beside in zip(rows, _besides(cases), strict=True)],
         textposition="middle right",
-    )  # fmt: skip
+    )
     longest = max(one.total for _, one, _ in rows) / factor or 1.0
     said = f"; changed: {plain(change)}" if cases[0].after else ""
     figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){said}", range=[0, longest * 1.3])
     figure.update_yaxes(
-        tickvals=places, ticktext=[plain(name) for name, *_ in rows], range=[max(places) + 0.6, -0.6], showgrid=False,
+        tickvals=places,
+        ticktext=[plain(name) for name, *_ in rows],
+        range=[max(places) + 0.6, -0.6],
+        showgrid=False,
         zeroline=False,
-    )  # fmt: skip
+    )
     height = 170 + round(34 * (max(places) + 1))
-    return finish(
-        figure, finding(cases), height, barmode="stack", legend=LEGEND | {"y": -76 / (height - 140)},
-    )  # fmt: skip
+    return finish(figure, finding(cases), height, barmode="stack", legend=LEGEND | {"y": -76 / (height - 140)})
 
 
 def _besides(cases: Sequence[Case]) -> list[str]:
@@ -128,26 +149,48 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
     figure = go.Figure()
     for values, title, colour in ((shown.compute, "computes", COMPUTES), (shown.network, "sends or receives", SENDS)):
         figure.add_bar(
-            x=across, y=values / factor, name=title, marker={"color": colour, "opacity": 0.9},
-            customdata=[f"{name}<br>{title} {seconds(value)}, {share(value / (shown.total or 1))} of the time"
-                        for name, value in zip(names, values, strict=True)],
+            x=across,
+            y=values / factor,
+            name=title,
+            marker={"color": colour, "opacity": 0.9},
+            customdata=[
+                f"{name}<br>{title} {seconds(value)}, {share(value / (shown.total or 1))} of the time"
+                for name, value in zip(names, values, strict=True)
+            ],
             hovertemplate="%{customdata}<extra></extra>",
-        )  # fmt: skip
+        )
     if before is not None and len(before.resources) == len(names):
         pairs = [(across - 0.2, before.compute), (across + 0.2, before.network)]
         stacked = [(across, before.compute + before.network)]
         for place, values in pairs if overlaps else stacked:
             figure.add_scatter(
-                x=place, y=values / factor, mode="markers", name="now", legendgroup="now",
+                x=place,
+                y=values / factor,
+                mode="markers",
+                name="now",
+                legendgroup="now",
                 showlegend=place is (pairs if overlaps else stacked)[0][0],
-                marker={"symbol": "line-ew-open", "size": max(6, min(18, 300 // len(names))), "color": NEUTRAL,
-                        "line": {"width": 2}},
+                marker={
+                    "symbol": "line-ew-open",
+                    "size": max(6, min(18, 300 // len(names))),
+                    "color": NEUTRAL,
+                    "line": {"width": 2},
+                },
                 hovertemplate=f"now %{{y:.3g}} {unit}<extra></extra>",
-            )  # fmt: skip
+            )
     worst = shown.busiest
     top = max(shown.compute[worst], shown.network[worst]) if overlaps else shown.compute[worst] + shown.network[worst]
-    figure.add_annotation(x=worst, y=top / factor, text="busiest", showarrow=True, arrowhead=0, ax=0, ay=-18,
-                          font={"size": 11, "color": MARK}, arrowcolor=MARK)  # fmt: skip
+    figure.add_annotation(
+        x=worst,
+        y=top / factor,
+        text="busiest",
+        showarrow=True,
+        arrowhead=0,
+        ax=0,
+        ay=-18,
+        font={"size": 11, "color": MARK},
+        arrowcolor=MARK,
+    )
     figure.update_xaxes(showgrid=False, title="GPU", tickangle=0, tickvals=across[::every], ticktext=short[::every])
     figure.update_yaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
     busy = shown.compute + shown.network
@@ -165,20 +208,31 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
     figure = go.Figure()
     if mine.after is not None:
         figure.add_bar(
-            x=across, y=mine.before.layers / factor, name="now", width=0.84,
+            x=across,
+            y=mine.before.layers / factor,
+            name="now",
+            width=0.84,
             marker={"color": "rgba(0,0,0,0)", "line": {"color": NEUTRAL, "width": 1.5}},
             hovertemplate=f"layer %{{x}}, now: %{{y:.3g}} {unit}<extra></extra>",
-        )  # fmt: skip
+        )
     figure.add_bar(
-        x=across, y=shown / factor, name=plain(_short(mine.name)), width=0.56, marker={"color": TEAL},
+        x=across,
+        y=shown / factor,
+        name=plain(_short(mine.name)),
+        width=0.56,
+        marker={"color": TEAL},
         hovertemplate=f"layer %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
-    )  # fmt: skip
+    )
     if len(cases) > 1:
         figure.add_scatter(
-            x=across, y=cases[1].shown.layers / factor, name=plain(_short(cases[1].name)), mode="lines+markers",
-            line={"dash": "dot", "width": 1.5, "color": MARK}, marker={"size": 6, "symbol": "diamond"},
+            x=across,
+            y=cases[1].shown.layers / factor,
+            name=plain(_short(cases[1].name)),
+            mode="lines+markers",
+            line={"dash": "dot", "width": 1.5, "color": MARK},
+            marker={"size": 6, "symbol": "diamond"},
             hovertemplate=f"layer %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
-        )  # fmt: skip
+        )
     figure.update_xaxes(title="MoE layer", showgrid=False, dtick=1 if len(shown) <= 16 else None)
     figure.update_yaxes(title=f"time, {unit} ({_tag(mine.shown)})", rangemode="tozero")
     longest = int(shown.argmax())
@@ -196,15 +250,22 @@ def per_kind(case: Case) -> go.Figure:
     figure = go.Figure()
     if before is not None:
         figure.add_bar(
-            x=titles, y=[before.kinds.get(key, 0.0) / factor for key in keys], name="now", width=0.84,
+            x=titles,
+            y=[before.kinds.get(key, 0.0) / factor for key in keys],
+            name="now",
+            width=0.84,
             marker={"color": "rgba(0,0,0,0)", "line": {"color": NEUTRAL, "width": 1.5}},
             hovertemplate=f"%{{x}}, now: %{{y:.3g}} {unit}<extra></extra>",
-        )  # fmt: skip
+        )
     figure.add_bar(
-        x=titles, y=[shown.kinds[key] / factor for key in keys], name=plain(_short(case.name)), width=0.56,
-        marker={"color": [KIND_COLOURS[key] for key in keys]}, showlegend=False,
+        x=titles,
+        y=[shown.kinds[key] / factor for key in keys],
+        name=plain(_short(case.name)),
+        width=0.56,
+        marker={"color": [KIND_COLOURS[key] for key in keys]},
+        showlegend=False,
         hovertemplate=f"%{{x}}: %{{y:.3g}} {unit}<extra></extra>",
-    )  # fmt: skip
+    )
     figure.update_xaxes(showgrid=False, tickangle=0)
     figure.update_yaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
     longest = max(keys, key=shown.kinds.get)

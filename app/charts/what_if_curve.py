@@ -12,10 +12,13 @@ from engine.units import TIME, ratio, scale_of, seconds, share
 LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
 STYLES = ((TEAL, "solid", "circle"), (MARK, "dash", "diamond"), (NEUTRAL, "dot", "square"))
 AXES = {
-    "network": "network bandwidth, times that of now", "compute": "computation speed, times that of now",
-    "latency": "latency, times that of now", "tokens": "tokens, times those of now", "width": "model width, times that of now",
+    "network": "network bandwidth, times that of now",
+    "compute": "computation speed, times that of now",
+    "latency": "latency, times that of now",
+    "tokens": "tokens, times those of now",
+    "width": "model width, times that of now",
     "noise": "share of imprecise traffic",
-}  # fmt: skip
+}
 
 
 def curve(
@@ -25,28 +28,35 @@ def curve(
 
     series: names of the plans, the one that is looked at first; tag: what the times are.
     """
-    factor, unit = scale_of(max((one.total for one in points if one.total is not None), default=1.0), TIME)
-    values = sorted({one.value for one in points})
+    factor, unit = scale_of(max((point.total for point in points if point.total is not None), default=1.0), TIME)
+    values = sorted({point.value for point in points})
     ratios = field != "noise"
     log = ratios and min(values, default=0.0) > 0
     figure = go.Figure()
     for turn, name in enumerate([*series, ANEW]):
-        mine = [one for one in points if one.series == name and one.total is not None]
+        mine = [point for point in points if point.series == name and point.total is not None]
         if not mine:
             continue
         colour, dash, symbol = STYLES[min(turn, 2) if name != ANEW else 2]
         figure.add_scatter(
-            x=[one.value for one in mine], y=[one.total / factor for one in mine], mode="lines+markers", name=plain(name),
-            line={"color": colour, "dash": dash, "width": 2}, marker={"symbol": symbol, "size": 8},
+            x=[one.value for one in mine],
+            y=[one.total / factor for one in mine],
+            mode="lines+markers",
+            name=plain(name),
+            line={"color": colour, "dash": dash, "width": 2},
+            marker={"symbol": symbol, "size": 8},
             customdata=[f"{plain(name)}<br>{_value(one.value, ratios)}: {seconds(one.total)}" for one in mine],
             hovertemplate="%{customdata}<extra></extra>",
-        )  # fmt: skip
+        )
     ends = np.log10([values[0], values[-1]]) if log and values else None
     figure.update_xaxes(
-        title=AXES[field], type="log" if log else "linear", tickvals=values, showgrid=False,
+        title=AXES[field],
+        type="log" if log else "linear",
+        tickvals=values,
+        showgrid=False,
         ticktext=[_value(one, ratios) for one in values],
         range=None if ends is None else [ends[0] - 0.05, ends[1] + 0.05],
-    )  # fmt: skip
+    )
     figure.update_yaxes(title=f"time, {unit} ({tag})")
     figure.update_yaxes({"type": "log", "dtick": "D2"} if log else {"rangemode": "tozero"})
     return finish(figure, _course(points, series, ratios, complete), 420, legend=LEGEND)
@@ -59,7 +69,8 @@ def _value(value: float, ratios: bool) -> str:
 def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, complete: bool) -> str:
     """How the first plan does beside a plan made for each value, or else beside the second."""
     totals = {
-        name: {one.value: one.total for one in points if one.series == name and one.total} for name in (*series, ANEW)
+        name: {point.value: point.total for point in points if point.series == name and point.total}
+        for name in (*series, ANEW)
     }
     mine = totals[series[0]]
     said = ""

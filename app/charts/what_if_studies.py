@@ -12,9 +12,12 @@ from engine.studies.sensitivity import SensitivityPoint
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
 STYLES = {
-    "aurora": (TEAL, "solid", "circle"), "rga": (MARK, "dash", "diamond"), "rcs": (KIND_COLOURS["dispatch"], "dot", "square"),
-    "sjf": (KIND_COLOURS["gate"], "dashdot", "triangle-up"), "rec": (MARK, "dash", "diamond"),
-}  # fmt: skip
+    "aurora": (TEAL, "solid", "circle"),
+    "rga": (MARK, "dash", "diamond"),
+    "rcs": (KIND_COLOURS["dispatch"], "dot", "square"),
+    "sjf": (KIND_COLOURS["gate"], "dashdot", "triangle-up"),
+    "rec": (MARK, "dash", "diamond"),
+}
 LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
 MOST_WHISKERS = 64
 """Experts whose bars have room for whiskers."""
@@ -27,30 +30,44 @@ def tornado(
 
     total: seconds as things are; change: the share; complete: whether all points are there; tag: what the times are.
     """
-    ordered = sorted(points, key=lambda one: -one.reach)
+    ordered = sorted(points, key=lambda point: -point.reach)
     place = np.arange(len(ordered))
     figure = go.Figure()
     percent = share(change)
     for side, title, colour, pattern in (("less", f"{percent} less", MARK, "/"), ("more", f"{percent} more", TEAL, "")):
         values = np.array([getattr(one, side) for one in ordered])
         figure.add_bar(
-            x=100 * (values / total - 1) if total else values, y=place, orientation="h", name=title, width=0.7,
+            x=100 * (values / total - 1) if total else values,
+            y=place,
+            orientation="h",
+            name=title,
+            width=0.7,
             marker={"color": colour, "opacity": 0.85, "pattern": {"shape": pattern, "size": 6}},
-            customdata=[f"{plain(one.title)}, {title}<br>{seconds(value)}, {100 * (value / (total or 1) - 1):+.2f} %"
-                        for one, value in zip(ordered, values, strict=True)],
+            customdata=[
+                f"{plain(one.title)}, {title}<br>{seconds(value)}, {100 * (value / (total or 1) - 1):+.2f} %"
+                for one, value in zip(ordered, values, strict=True)
+            ],
             hovertemplate="%{customdata}<extra></extra>",
-        )  # fmt: skip
+        )
     figure.add_vline(x=0, line={"width": 1, "color": NEUTRAL})
     figure.update_xaxes(
         title=f"change of the total time, % of {seconds(total)} ({tag})", zeroline=False, ticksuffix=" %"
     )
-    figure.update_yaxes(tickvals=place, ticktext=[plain(one.title) for one in ordered], showgrid=False, zeroline=False,
-                        range=[max(len(ordered), 1) - 0.4, -0.6])  # fmt: skip
+    figure.update_yaxes(
+        tickvals=place,
+        ticktext=[plain(one.title) for one in ordered],
+        showgrid=False,
+        zeroline=False,
+        range=[max(len(ordered), 1) - 0.4, -0.6],
+    )
     height = 150 + 30 * len(ordered)
     return finish(
-        figure, _most_important(ordered, total, change, complete), height, barmode="overlay",
+        figure,
+        _most_important(ordered, total, change, complete),
+        height,
+        barmode="overlay",
         legend=LEGEND | {"y": -62 / (height - 110)},
-    )  # fmt: skip
+    )
 
 
 def _most_important(ordered: Sequence[SensitivityPoint], total: float, change: float, complete: bool) -> str:
@@ -69,32 +86,44 @@ def _most_important(ordered: Sequence[SensitivityPoint], total: float, change: f
 def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], complete: bool = True) -> go.Figure:
     """Time on the real traffic against the share of noise in what was planned on: the median of the draws with a band from
     the least to the most. titles: of the systems."""
-    factor, unit = scale_of(max((one.total for one in points), default=1.0), TIME)
+    factor, unit = scale_of(max((point.total for point in points), default=1.0), TIME)
     figure = go.Figure()
-    for system in dict.fromkeys(one.system for one in points):
+    for system in dict.fromkeys(point.system for point in points):
         colour, dash, symbol = STYLES[system]
-        levels, drawn = _by_level([one for one in points if one.system == system])
+        levels, drawn = _by_level([point for point in points if point.system == system])
         across = [100 * level for level in levels]
         low, high = ([pick(one) / factor for one in drawn] for pick in (min, max))
         figure.add_scatter(
-            x=[*across, *reversed(across)], y=[*high, *reversed(low)], fill="toself", mode="lines", line={"width": 0},
-            fillcolor=_faint(colour), hoverinfo="skip", showlegend=False,
-        )  # fmt: skip
+            x=[*across, *reversed(across)],
+            y=[*high, *reversed(low)],
+            fill="toself",
+            mode="lines",
+            line={"width": 0},
+            fillcolor=_faint(colour),
+            hoverinfo="skip",
+            showlegend=False,
+        )
         figure.add_scatter(
-            x=across, y=[np.median(one) / factor for one in drawn], mode="lines+markers", name=plain(titles[system]),
-            line={"color": colour, "dash": dash, "width": 2}, marker={"symbol": symbol, "size": 8},
-            customdata=[f"{plain(titles[system])}, {level:.0f} % noise<br>median {seconds(float(np.median(one)))}, from "
-                        f"{seconds(min(one))} to {seconds(max(one))} in {len(one)} draw{'s' if len(one) > 1 else ''}"
-                        for level, one in zip(across, drawn, strict=True)],
+            x=across,
+            y=[np.median(one) / factor for one in drawn],
+            mode="lines+markers",
+            name=plain(titles[system]),
+            line={"color": colour, "dash": dash, "width": 2},
+            marker={"symbol": symbol, "size": 8},
+            customdata=[
+                f"{plain(titles[system])}, {level:.0f} % noise<br>median {seconds(float(np.median(one)))}, from "
+                f"{seconds(min(one))} to {seconds(max(one))} in {len(one)} draw{'s' if len(one) > 1 else ''}"
+                for level, one in zip(across, drawn, strict=True)
+            ],
             hovertemplate="%{customdata}<extra></extra>",
-        )  # fmt: skip
+        )
     _noise_axis(figure, points)
     figure.update_yaxes(title=f"time on the recorded traffic, {unit} (simulated)", rangemode="tozero")
     return finish(figure, _loss(points, complete), 400, legend=LEGEND)
 
 
 def _loss(points: Sequence[ImprecisionPoint], complete: bool) -> str:
-    levels, drawn = _by_level([one for one in points if one.system == "aurora"])
+    levels, drawn = _by_level([point for point in points if point.system == "aurora"])
     if not levels:
         return "No points yet"
     if len(levels) < 2 or levels[0] > 0:
@@ -112,22 +141,27 @@ def _loss(points: Sequence[ImprecisionPoint], complete: bool) -> str:
 
 def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.Figure:
     """How many times as long every baseline takes as Aurora at the same noise and draw (Aurora, Figure 14): the median."""
-    aurora = {(one.level, one.seed): one.total for one in points if one.system == "aurora"}
+    aurora = {(point.level, point.seed): point.total for point in points if point.system == "aurora"}
     figure, worst = go.Figure(), []
-    for system in dict.fromkeys(one.system for one in points if one.system != "aurora"):
+    for system in dict.fromkeys(point.system for point in points if point.system != "aurora"):
         colour, dash, symbol = STYLES[system]
         ratios = [
-            ImprecisionPoint(system, one.level, one.seed, one.total / aurora[one.level, one.seed])
-            for one in points if one.system == system and aurora.get((one.level, one.seed))
-        ]  # fmt: skip
+            ImprecisionPoint(system, point.level, point.seed, point.total / aurora[point.level, point.seed])
+            for point in points
+            if point.system == system and aurora.get((point.level, point.seed))
+        ]
         levels, drawn = _by_level(ratios)
         median = [float(np.median(one)) for one in drawn]
         worst += [(value, titles[system], level) for value, level in zip(median, levels, strict=True)]
         figure.add_scatter(
-            x=[100 * one for one in levels], y=median, mode="lines+markers", name=f"over {plain(titles[system])}",
-            line={"color": colour, "dash": dash, "width": 2}, marker={"symbol": symbol, "size": 8},
+            x=[100 * one for one in levels],
+            y=median,
+            mode="lines+markers",
+            name=f"over {plain(titles[system])}",
+            line={"color": colour, "dash": dash, "width": 2},
+            marker={"symbol": symbol, "size": 8},
             hovertemplate=f"{plain(titles[system])} takes %{{y:.2f}}× as long at %{{x:.0f}} % noise<extra></extra>",
-        )  # fmt: skip
+        )
     figure.add_hline(y=1, line={"width": 1, "dash": "dot", "color": NEUTRAL})
     _noise_axis(figure, points)
     figure.update_yaxes(title="time / Aurora's time", ticksuffix="×")
@@ -143,51 +177,80 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
 
 
 def _noise_axis(figure: go.Figure, points: Sequence[ImprecisionPoint]) -> None:
-    values = sorted({100 * one.level for one in points})
-    figure.update_xaxes(title="noise in the traffic that was planned on", showgrid=False, tickvals=values,
-                        ticktext=[f"{one:g} %" for one in values])  # fmt: skip
+    values = sorted({100 * point.level for point in points})
+    figure.update_xaxes(
+        title="noise in the traffic that was planned on",
+        showgrid=False,
+        tickvals=values,
+        ticktext=[f"{one:g} %" for one in values],
+    )
 
 
 def _by_level(points: Sequence[ImprecisionPoint]) -> tuple[list[float], list[list[float]]]:
     """Levels, ascending, and the totals of all draws at each."""
-    levels = sorted({one.level for one in points})
-    return levels, [[one.total for one in points if one.level == level] for level in levels]
+    levels = sorted({point.level for point in points})
+    return levels, [[point.total for point in points if point.level == level] for level in levels]
 
 
 def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = True) -> go.Figure:
     """Time against the number of GPUs, the bound below it, the target as a line, and the smallest size that meets it."""
-    planned = [one for one in points if one.total is not None]
+    planned = [point for point in points if point.total is not None]
     factor, unit = scale_of(max([target, *(one.total for one in planned)]), TIME)
     found = smallest(points, target)
     figure = go.Figure()
     figure.add_scatter(
-        x=[one.gpus for one in planned], y=[one.total / factor for one in planned], mode="lines+markers", name="its plan",
+        x=[one.gpus for one in planned],
+        y=[one.total / factor for one in planned],
+        mode="lines+markers",
+        name="its plan",
         line={"color": TEAL, "width": 2},
-        marker={"size": 9, "symbol": ["circle" if one.meets(target) else "circle-open" for one in planned],
-                "line": {"width": 2}},
-        customdata=[f"{one.gpus} GPUs: {seconds(one.total)}, {'meets' if one.meets(target) else 'misses'} the target"
-                    for one in planned],
+        marker={
+            "size": 9,
+            "symbol": ["circle" if one.meets(target) else "circle-open" for one in planned],
+            "line": {"width": 2},
+        },
+        customdata=[
+            f"{one.gpus} GPUs: {seconds(one.total)}, {'meets' if one.meets(target) else 'misses'} the target"
+            for one in planned
+        ],
         hovertemplate="%{customdata}<extra></extra>",
-    )  # fmt: skip
+    )
     proven = [one for one in planned if one.scope == "placement and order"]
     figure.add_scatter(
-        x=[one.gpus for one in proven], y=[one.bound / factor for one in proven], mode="lines",
-        name="bound: any such placement, any order", line={"color": NEUTRAL, "width": 1, "dash": "dash"},
+        x=[one.gpus for one in proven],
+        y=[one.bound / factor for one in proven],
+        mode="lines",
+        name="bound: any such placement, any order",
+        line={"color": NEUTRAL, "width": 1, "dash": "dash"},
         hovertemplate=f"%{{x}} GPUs: bound %{{y:.3g}} {unit}<extra></extra>",
-    )  # fmt: skip
-    refused = [one.gpus for one in points if one.total is None]
+    )
+    refused = [point.gpus for point in points if point.total is None]
     if refused:
         figure.add_scatter(
-            x=refused, y=[target / factor] * len(refused), mode="markers", name="cannot be planned",
+            x=refused,
+            y=[target / factor] * len(refused),
+            mode="markers",
+            name="cannot be planned",
             marker={"symbol": "x", "size": 10, "color": MARK},
             hovertemplate="%{x} GPUs: cannot be planned<extra></extra>",
-        )  # fmt: skip
-    figure.add_hline(y=target / factor, line={"color": MARK, "width": 1.5, "dash": "dot"},
-                     annotation={"text": f"target, {digits(target / factor)} {unit}", "font": {"size": 11}},
-                     annotation_position="top right")  # fmt: skip
+        )
+    figure.add_hline(
+        y=target / factor,
+        line={"color": MARK, "width": 1.5, "dash": "dot"},
+        annotation={"text": f"target, {digits(target / factor)} {unit}", "font": {"size": 11}},
+        annotation_position="top right",
+    )
     if found is not None:
-        figure.add_annotation(x=found.gpus, y=found.total / factor, text=f"<b>{found.gpus} GPUs</b>", ay=-30, ax=0,
-                              arrowhead=0, standoff=7, arrowcolor=NEUTRAL)  # fmt: skip
+        figure.add_annotation(
+            x=found.gpus,
+            y=found.total / factor,
+            text=f"<b>{found.gpus} GPUs</b>",
+            ay=-30,
+            ax=0,
+            arrowhead=0,
+            standoff=7,
+            arrowcolor=NEUTRAL,
+        )
     figure.update_xaxes(title="GPUs", rangemode="tozero", showgrid=False)
     figure.update_yaxes(title=f"time, {unit} (simulated)", rangemode="tozero")
     return finish(figure, _answer(points, found, target, complete), 400, legend=LEGEND)
@@ -196,7 +259,7 @@ def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = Tr
 def _answer(points: Sequence[CapacityPoint], found: CapacityPoint | None, target: float, complete: bool) -> str:
     if found is not None:
         return f"{found.gpus} GPUs are enough for {seconds(target)}: {seconds(found.total)}"
-    planned = [one for one in points if one.total is not None]
+    planned = [point for point in points if point.total is not None]
     if not complete:
         return f"So far: up to {points[-1].gpus} GPUs miss the target" if points else "No points yet"
     if not planned:
@@ -213,11 +276,22 @@ def popularity(load: np.ndarray) -> go.Figure:
     mean = ranked.mean(axis=0)
     figure = go.Figure()
     figure.add_bar(
-        x=across, y=mean, marker={"color": TEAL}, name="share",
-        error_y={"array": ranked.max(axis=0) - mean, "arrayminus": mean - ranked.min(axis=0), "type": "data",
-                 "thickness": 1, "width": 2, "color": NEUTRAL} if load.shape[1] <= MOST_WHISKERS else None,
+        x=across,
+        y=mean,
+        marker={"color": TEAL},
+        name="share",
+        error_y={
+            "array": ranked.max(axis=0) - mean,
+            "arrayminus": mean - ranked.min(axis=0),
+            "type": "data",
+            "thickness": 1,
+            "width": 2,
+            "color": NEUTRAL,
+        }
+        if load.shape[1] <= MOST_WHISKERS
+        else None,
         hovertemplate="rank %{x}: %{y:.2f} % of the copies<extra></extra>",
-    )  # fmt: skip
+    )
     even = 100 / load.shape[1]
     figure.add_hline(y=even, line={"dash": "dot", "width": 1, "color": NEUTRAL})
     figure.update_xaxes(title="expert, by popularity in its layer", showgrid=False)

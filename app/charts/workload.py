@@ -20,31 +20,54 @@ def popularity(load: np.ndarray) -> go.Figure:
     title = f"Layer {worst} is the most skewed: its busiest expert gets {ratio(skew[worst])} the mean"
     if layers > SMALL_MULTIPLES:
         figure = go.Figure(
-            go.Heatmap(z=load, colorscale=SEQUENTIAL, zmin=0, zmax=load.max() or 1, colorbar={"title": "token copies"},
-                       hovertemplate="layer %{y}, expert %{x}: %{z:,.0f} copies<extra></extra>")
-        )  # fmt: skip
+            go.Heatmap(
+                z=load,
+                colorscale=SEQUENTIAL,
+                zmin=0,
+                zmax=load.max() or 1,
+                colorbar={"title": "token copies"},
+                hovertemplate="layer %{y}, expert %{x}: %{z:,.0f} copies<extra></extra>",
+            )
+        )
         figure.update_xaxes(title="expert")
         figure.update_yaxes(title="MoE layer", autorange="reversed")
         return finish(figure, title, 640)
     columns = min(4, layers)
     rows = -(-layers // columns)
     figure = make_subplots(
-        rows, columns, shared_xaxes=True, shared_yaxes="all", horizontal_spacing=0.02,
+        rows,
+        columns,
+        shared_xaxes=True,
+        shared_yaxes="all",
+        horizontal_spacing=0.02,
         vertical_spacing=min(0.09, 0.5 / rows),
         subplot_titles=[f"Layer {layer} · {ratio(value)}" for layer, value in enumerate(skew)],
-    )  # fmt: skip
+    )
     bars, means = [], []
     for layer in range(layers):
         colours = np.where(load[layer] == load[layer].max(), MARK, TEAL)
-        bars.append(go.Bar(
-            x=np.arange(experts), y=load[layer], marker={"color": colours, "line": {"width": 0}}, showlegend=False,
-            hovertemplate=f"layer {layer}, expert %{{x}}: %{{y:,.0f}} copies<extra></extra>",
-        ))  # fmt: skip
+        bars.append(
+            go.Bar(
+                x=np.arange(experts),
+                y=load[layer],
+                marker={"color": colours, "line": {"width": 0}},
+                showlegend=False,
+                hovertemplate=f"layer {layer}, expert %{{x}}: %{{y:,.0f}} copies<extra></extra>",
+            )
+        )
         axis = str(layer + 1) if layer else ""
-        means.append({
-            "type": "line", "xref": f"x{axis} domain", "x0": 0, "x1": 1, "yref": f"y{axis}", "y0": mean[layer],
-            "y1": mean[layer], "line": {"dash": "dot", "width": 1, "color": NEUTRAL},
-        })  # fmt: skip
+        means.append(
+            {
+                "type": "line",
+                "xref": f"x{axis} domain",
+                "x0": 0,
+                "x1": 1,
+                "yref": f"y{axis}",
+                "y0": mean[layer],
+                "y1": mean[layer],
+                "line": {"dash": "dot", "width": 1, "color": NEUTRAL},
+            }
+        )
     # All at once: with every single one plotly looks through all axes and shapes that there are.
     at = np.arange(layers)
     figure.add_traces(bars, rows=(at // columns + 1).tolist(), cols=(at % columns + 1).tolist())
@@ -67,15 +90,29 @@ def traffic(matrix: np.ndarray, names: tuple[str, ...]) -> go.Figure:
     names = tuple(plain(name) for name in names)
     short = [name.split(" · ")[0] for name in names]
     figure = make_subplots(
-        2, 2, column_widths=[0.8, 0.2], row_heights=[0.2, 0.8], horizontal_spacing=0.02, vertical_spacing=0.03,
-        shared_xaxes=True, shared_yaxes=True,
-    )  # fmt: skip
+        2,
+        2,
+        column_widths=[0.8, 0.2],
+        row_heights=[0.2, 0.8],
+        horizontal_spacing=0.02,
+        vertical_spacing=0.03,
+        shared_xaxes=True,
+        shared_yaxes=True,
+    )
     hover = [[f"{names[i]} → {names[j]}: {size(matrix[i, j])}" for j in range(n)] for i in range(n)]
     figure.add_heatmap(
-        z=shown, x=short, y=short, colorscale=SEQUENTIAL, zmin=0, zmax=off.max() / factor or 1, text=hover,
+        z=shown,
+        x=short,
+        y=short,
+        colorscale=SEQUENTIAL,
+        zmin=0,
+        zmax=off.max() / factor or 1,
+        text=hover,
         hovertemplate="%{text}<extra></extra>",
-        colorbar={"title": unit, "len": 0.75, "y": 0.37}, row=2, col=1,
-    )  # fmt: skip
+        colorbar={"title": unit, "len": 0.75, "y": 0.37},
+        row=2,
+        col=1,
+    )
     receiving = receives.max() >= sends.max()
     worst = int((receives if receiving else sends).argmax())
     for values, row, col, marked in ((receives, 1, 1, receiving), (sends, 2, 2, not receiving)):
@@ -84,9 +121,15 @@ def traffic(matrix: np.ndarray, names: tuple[str, ...]) -> go.Figure:
             {"x": short, "y": values / factor} if row == 1 else {"x": values / factor, "y": short, "orientation": "h"}
         )
         figure.add_bar(
-            **across, marker_color=colours, showlegend=False, row=row, col=col, text=[size(v) for v in values],
-            textposition="none", hovertemplate="%{text}<extra></extra>",
-        )  # fmt: skip
+            **across,
+            marker_color=colours,
+            showlegend=False,
+            row=row,
+            col=col,
+            text=[size(v) for v in values],
+            textposition="none",
+            hovertemplate="%{text}<extra></extra>",
+        )
     edge = {"line": {"color": MARK, "width": 3}, "fillcolor": "rgba(0,0,0,0)"}
     if receiving:
         figure.add_shape(type="rect", x0=worst - 0.5, x1=worst + 0.5, y0=-0.5, y1=n - 0.5, row=2, col=1, **edge)

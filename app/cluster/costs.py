@@ -35,10 +35,17 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
     round = digest_of(json.dumps([now, *known]))[:12]  # a source opened elsewhere makes new inputs
     with st.container(horizontal=True, vertical_alignment="bottom"):
         for (title, covers), part in zip(PARTS.items(), parts, strict=True):
-            at = next((place for place, one in enumerate(known.values()) if one["source"] == part["source"]
-                       and (one == part or part["source"] in ("datasheet", "silicon"))), 0)  # fmt: skip
-            chosen = st.selectbox(title, list(known), at, width=340, help=f"Source of the times of {covers}.",
-                                  key=f"cost-{title}-{round}")  # fmt: skip
+            at = next(
+                (
+                    place
+                    for place, one in enumerate(known.values())
+                    if one["source"] == part["source"] and (one == part or part["source"] in ("datasheet", "silicon"))
+                ),
+                0,
+            )
+            chosen = st.selectbox(
+                title, list(known), at, width=340, help=f"Source of the times of {covers}.", key=f"cost-{title}-{round}"
+            )
             wanted.append(known[chosen])
     _upload()
     made = (
@@ -71,10 +78,12 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
 
 def _upload() -> None:
     file = st.file_uploader(
-        "Measured times or a profile", type=FILES, key="cost-file",
+        "Measured times or a profile",
+        type=FILES,
+        key="cost-file",
         help="A profile or measured times as JSON, a CSV table (operation, gpu, dtype, m, n, k, bytes, ranks, seconds), what "
-             "nccl-tests prints (.txt, .log, .out), or a trace of the PyTorch profiler (.json, .json.gz).",
-    )  # fmt: skip
+        "nccl-tests prints (.txt, .log, .out), or a trace of the PyTorch profiler (.json, .json.gz).",
+    )
     if file and state.first_time(file.file_id):
         try:
             with uploads.as_file(file.name, file.getvalue()) as path:

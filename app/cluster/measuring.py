@@ -46,15 +46,23 @@ def _start(devices: Devices) -> None:
     st.markdown(plain(devices.summary))
     with st.container(horizontal=True, vertical_alignment="bottom"):
         ranks = st.number_input(
-            "Ranks that measure", 1, len(devices.gpus) or MAX_RANKS, plan_sweep(devices).ranks, width=160,
+            "Ranks that measure",
+            1,
+            len(devices.gpus) or MAX_RANKS,
+            plan_sweep(devices).ranks,
+            width=160,
             help="one per GPU; on a CPU, ranks beyond the number of processors wait for each other",
-        )  # fmt: skip
+        )
         kind = None
         if any(type_of(gpu) is None for gpu in devices.gpus):
             kind = st.selectbox(
-                "GPU type of these devices", list(catalogue.gpu_types()), index=None, placeholder="as the driver says",
-                width=240, help="what the drawn cluster calls them; the catalogue does not know them by name",
-            )  # fmt: skip
+                "GPU type of these devices",
+                list(catalogue.gpu_types()),
+                index=None,
+                placeholder="as the driver says",
+                width=240,
+                help="what the drawn cluster calls them; the catalogue does not know them by name",
+            )
         quick = st.checkbox("Quick", help="some 5 s instead of some 30 s, with fewer sizes")
         kinds = ("launch", KIND)
         busy = any(not job.state.finished for kind in kinds for job in runner.jobs(store.data_folder(), kind))
@@ -93,9 +101,14 @@ def _found(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
     with st.container(horizontal=True):
         wanted = st.button("Use it", type="primary", icon=":material/check:", key="use-calibration")
         st.download_button(
-            "Save as JSON", made.to_json(), "profile.json", "application/json", icon=":material/download:", on_click="ignore",
+            "Save as JSON",
+            made.to_json(),
+            "profile.json",
+            "application/json",
+            icon=":material/download:",
+            on_click="ignore",
             key="save-calibration",
-        )  # fmt: skip
+        )
     if not wanted:
         return
     try:

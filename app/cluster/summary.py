@@ -22,9 +22,13 @@ def show(cluster: Cluster) -> None:
         st.space("stretch")
         # Written when asked for: a file that is ready may be gone before the browser looks, when edits follow each other.
         st.download_button(
-            "Save as JSON", lambda: uploads.as_json(cluster), f"{cluster.name}.json", "application/json",
-            icon=":material/download:", on_click="ignore",
-        )  # fmt: skip
+            "Save as JSON",
+            lambda: uploads.as_json(cluster),
+            f"{cluster.name}.json",
+            "application/json",
+            icon=":material/download:",
+            on_click="ignore",
+        )
     memory, speeds = st.columns(2, gap="large")
     with memory:
         models = [one for one in (state.model(), _second()) if one is not None]

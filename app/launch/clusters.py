@@ -28,13 +28,20 @@ def slurm(cluster: Cluster) -> Destination | None:
     fields = _nodes("slurm", cluster)
     with st.container(horizontal=True):
         fields |= {
-            "shared": _text("slurm", "Shared folder", "/shared/switchyard", "one that the nodes see too, by an absolute path"),
+            "shared": _text(
+                "slurm", "Shared folder", "/shared/switchyard", "one that the nodes see too, by an absolute path"
+            ),
             "seen_as": _text("slurm", "Seen by the nodes as", "the same", "where they have it, if at another place"),
             "partition": _text("slurm", "Partition", "the default one", "several with commas between"),
             "account": _text("slurm", "Account", "the default one", "what the time is booked on"),
-            "image": _text("slurm", "Image", "none", "the project's image, for Pyxis; without one the nodes run this very "
-                                                     "installation, which they have to see at the same place"),
-        }  # fmt: skip
+            "image": _text(
+                "slurm",
+                "Image",
+                "none",
+                "the project's image, for Pyxis; without one the nodes run this very "
+                "installation, which they have to see at the same place",
+            ),
+        }
     return _destination("slurm", fields, {"shared": "the shared folder"})
 
 
@@ -46,10 +53,12 @@ def kubernetes(cluster: Cluster) -> Destination | None:
             "shared": _text("kubernetes", "Shared folder", "/mnt/shared", "where this machine has the volume"),
             "claim": _text("kubernetes", "Volume claim", "switchyard", "the PersistentVolumeClaim of the same volume"),
             "seen_as": _text("kubernetes", "Mounted at", "/shared", "where the job's pods see it"),
-            "image": _text("kubernetes", "Image", "REGISTRY/NAME:TAG", "the project's image, where the cluster can pull it"),
+            "image": _text(
+                "kubernetes", "Image", "REGISTRY/NAME:TAG", "the project's image, where the cluster can pull it"
+            ),
             "namespace": _text("kubernetes", "Namespace", "default", "where the job is made"),
             "queue": _text("kubernetes", "Queue", "default", "Volcano's"),
-        }  # fmt: skip
+        }
     needed = {"shared": "the shared folder", "claim": "the volume claim", "image": "the image"}
     return _destination("kubernetes", fields, needed)
 
@@ -73,8 +82,13 @@ def _nodes(name: str, cluster: Cluster) -> dict[str, Any]:
         memory = _number(
             name, "GiB per node", 1, 2**20, int(MEMORY_PER_RANK / GIB) * ranks, "of host memory", f"{ranks}"
         )
-    fields = {"nodes": nodes, "gpus_per_node": gpus, "ranks_per_node": ranks, "cpus_per_node": cpus,
-              "memory_per_node": memory * GIB}  # fmt: skip
+    fields = {
+        "nodes": nodes,
+        "gpus_per_node": gpus,
+        "ranks_per_node": ranks,
+        "cpus_per_node": cpus,
+        "memory_per_node": memory * GIB,
+    }
     if gpus:
         types = dict.fromkeys(gpu.type for gpu in cluster.gpus)
         fields |= {"gpu": " or ".join(types), "gpu_memory": min(gpu.memory for gpu in cluster.gpus)}
@@ -83,13 +97,22 @@ def _nodes(name: str, cluster: Cluster) -> dict[str, Any]:
 
 def _number(place: str, label: str, low: int, high: int, usual: int, help: str, of: str = "") -> int:
     """of: what the usual number follows from; when that changes, the field starts anew."""
-    return st.number_input(label, low, high, min(max(usual, low), high), width=140, help=help,
-                           key=f"launch-{place}-{label}-{usual}-{of}", persist_state="session")  # fmt: skip
+    return st.number_input(
+        label,
+        low,
+        high,
+        min(max(usual, low), high),
+        width=140,
+        help=help,
+        key=f"launch-{place}-{label}-{usual}-{of}",
+        persist_state="session",
+    )
 
 
 def _text(place: str, label: str, placeholder: str, help: str) -> str:
-    return st.text_input(label, placeholder=placeholder, help=help, width=200, key=f"launch-{place}-{label}",
-                         persist_state="session").strip()  # fmt: skip
+    return st.text_input(
+        label, placeholder=placeholder, help=help, width=200, key=f"launch-{place}-{label}", persist_state="session"
+    ).strip()
 
 
 def _destination(kind: str, fields: dict[str, Any], needed: dict[str, str]) -> Destination | None:
@@ -115,11 +138,21 @@ def what_is_submitted(launch: Launch, destination: Destination) -> None:
     slurm = destination.scheduler == "slurm"
     st.code(text, language=None, height=340)  # as it is written; Streamlit's colours for shell text are too pale
     with st.container(horizontal=True):
-        st.download_button("Download", text, "switchyard.sh" if slurm else "switchyard.yaml", "text/plain",
-                           icon=":material/download:", on_click="ignore")  # fmt: skip
+        st.download_button(
+            "Download",
+            text,
+            "switchyard.sh" if slurm else "switchyard.yaml",
+            "text/plain",
+            icon=":material/download:",
+            on_click="ignore",
+        )
         refused = start.refusal()
-        if not folder and st.button("Write the run folder", icon=":material/create_new_folder:", help=refused or BY_HAND,
-                                    disabled=bool(refused or not launch.ready)):  # fmt: skip
+        if not folder and st.button(
+            "Write the run folder",
+            icon=":material/create_new_folder:",
+            help=refused or BY_HAND,
+            disabled=bool(refused or not launch.ready),
+        ):
             try:
                 state.keep_run_folder(key, str(start.write(launch, destination)))
             except InputError as error:
@@ -128,7 +161,9 @@ def what_is_submitted(launch: Launch, destination: Destination) -> None:
                 st.rerun()
     if folder:
         how = "sbatch switchyard.sh" if slurm else "kubectl create -f switchyard.yaml"
-        st.caption(f"The run folder {plain(folder)} is written. By hand: download, `{how}`, and when it has ended "
-                   f"`python -m engine collect {folder}`.")  # fmt: skip
+        st.caption(
+            f"The run folder {plain(folder)} is written. By hand: download, `{how}`, and when it has ended "
+            f"`python -m engine collect {folder}`."
+        )
     else:
         st.caption(f"{UNNAMED} stands for the run folder, which Submit makes.")

@@ -22,9 +22,11 @@ from engine.plan import Plan
 from engine.problem import Problem
 
 WHERE = {
-    "local": ":material/computer: This machine", "testbed": ":material/network_node: Testbed (emulated links)",
-    "slurm": ":material/dns: Slurm", "kubernetes": ":material/sailing: Kubernetes",
-}  # fmt: skip
+    "local": ":material/computer: This machine",
+    "testbed": ":material/network_node: Testbed (emulated links)",
+    "slurm": ":material/dns: Slurm",
+    "kubernetes": ":material/sailing: Kubernetes",
+}
 MOST_RANKS = 8
 """Ranks of a testbed unless a person wants more: each is a process on this machine."""
 USUAL_LIMIT, USUAL = 900, "as usual"
@@ -33,9 +35,14 @@ USUAL_LIMIT, USUAL = 900, "as usual"
 def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
     """Everything from the choice of the place to the button that starts."""
     place = widgets.segments(
-        "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place",
+        "Where to run",
+        list(WHERE),
+        default="local",
+        required=True,
+        format_func=WHERE.get,
+        key="launch-place",
         persist_state="session",
-    )  # fmt: skip
+    )
     devices, refused, fault, destination = cached.attached(), start.refusal(), None, None
     on_cluster = place in clusters.FORMS
     if on_cluster:
@@ -43,8 +50,10 @@ def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
     else:
         _attached(devices)
     if place == "testbed":
-        st.caption("Every rank gets a network of its own whose link is as fast as its GPUs' ports are drawn, divided by the "
-                   "scale: a measured all-to-all before there is a cluster.")  # fmt: skip
+        st.caption(
+            "Every rank gets a network of its own whose link is as fast as its GPUs' ports are drawn, divided by the "
+            "scale: a measured all-to-all before there is a cluster."
+        )
         if not refused and (fault := cached.testbed_fault()):
             here = fault.replace("launch with --on local", "choose this machine above")
             st.warning(f"There can be no testbed here: {plain(here)}.", icon=":material/block:")
@@ -95,45 +104,102 @@ def _wanted(place: On, destination: Destination | None, problem: Problem, plan: 
     """The plans and numbers that a person chose."""
     others = {id: one.plan for id, one in cached.candidates().items() if id != plan.id and alike(one.plan, plan)}
     compared = st.multiselect(
-        "Compare with", list(others), widgets.usual_baselines(others, plan)[:1], lambda id: f"{others[id].name} · {id[:8]}",
-        max_selections=MAX_PLANS - 1, disabled=not others, key=f"launch-compare-{plan.id}", persist_state="session",
+        "Compare with",
+        list(others),
+        widgets.usual_baselines(others, plan)[:1],
+        lambda id: f"{others[id].name} · {id[:8]}",
+        max_selections=MAX_PLANS - 1,
+        disabled=not others,
+        key=f"launch-compare-{plan.id}",
+        persist_state="session",
         placeholder="The open plan alone" if others else "No other plan for this cluster and model",
         help="All plans run in turn in one job, A B A B, so that what drifts while it runs drifts for all of them.",
-    )  # fmt: skip
+    )
     gpus, ranks, scale = plan.placement.gpus, None, None
     with st.container(horizontal=True):
         if place not in clusters.FORMS:
             usual = min(gpus, MOST_RANKS) if place == "testbed" else devices.default_ranks(gpus)
-            ranks = st.number_input("Ranks", 1, gpus, usual, width=140, key=f"launch-ranks-{place}-{gpus}",
-                                    persist_state="session",
-                                    help="with fewer ranks than GPUs, neighbouring GPUs of the plan share a rank")  # fmt: skip
+            ranks = st.number_input(
+                "Ranks",
+                1,
+                gpus,
+                usual,
+                width=140,
+                key=f"launch-ranks-{place}-{gpus}",
+                persist_state="session",
+                help="with fewer ranks than GPUs, neighbouring GPUs of the plan share a rank",
+            )
         training = plan.priority is not None
         tokens = st.number_input(
-            "Tokens to replay", 1, None, None, width=190, disabled=training, key=f"launch-tokens-{place}",
-            placeholder="the step's own" if training else "what takes seconds", persist_state="session",
+            "Tokens to replay",
+            1,
+            None,
+            None,
+            width=190,
+            disabled=training,
+            key=f"launch-tokens-{place}",
+            placeholder="the step's own" if training else "what takes seconds",
+            persist_state="session",
             help="evenly spaced over the recording; a training step has its own",
-        )  # fmt: skip
-        repeats = st.number_input("Timed passes", 1, MAX_REPEATS, 3, width=140, key="launch-repeats", persist_state="session",
-                                  help="of every plan, after a warm-up; shown is the median one")  # fmt: skip
-        limit = st.number_input("Time limit, s", 10, 86_400, USUAL_LIMIT, 60, width=150, key="launch-limit",
-                                persist_state="session", help="a launch that is not done by then is ended")  # fmt: skip
+        )
+        repeats = st.number_input(
+            "Timed passes",
+            1,
+            MAX_REPEATS,
+            3,
+            width=140,
+            key="launch-repeats",
+            persist_state="session",
+            help="of every plan, after a warm-up; shown is the median one",
+        )
+        limit = st.number_input(
+            "Time limit, s",
+            10,
+            86_400,
+            USUAL_LIMIT,
+            60,
+            width=150,
+            key="launch-limit",
+            persist_state="session",
+            help="a launch that is not done by then is ended",
+        )
         dtype = st.selectbox(
-            "Numbers", [USUAL, "fp32", "bf16"], width=130, key="launch-dtype", persist_state="session",
+            "Numbers",
+            [USUAL, "fp32", "bf16"],
+            width=130,
+            key="launch-dtype",
+            persist_state="session",
             help="what is computed in; as usual: on GPUs the model's own, on CPUs fp32",
-        )  # fmt: skip
+        )
         if place == "testbed":
             scale = st.number_input(
-                "Scale", 1e-9, None, None, width=210, placeholder="fastest at 100 Mbit/s", key="launch-scale",
+                "Scale",
+                1e-9,
+                None,
+                None,
+                width=210,
+                placeholder="fastest at 100 Mbit/s",
+                key="launch-scale",
                 persist_state="session",
                 help="drawn bandwidth / emulated bandwidth; unless given, what brings the fastest port to 100 Mbit/s",
-            )  # fmt: skip
+            )
     second = problem.second and (problem.second.workload, problem.second.model)
     return Wanted(
-        (plan, *(others[id] for id in compared)), problem.workload, problem.model, problem.cluster,
-        second=second if plan.placement_b is not None else None, on=place, scale=scale, destination=destination, ranks=ranks,
-        tokens=tokens, repeats=repeats, limit=float(limit), dtype=None if dtype == USUAL else dtype,
+        (plan, *(others[id] for id in compared)),
+        problem.workload,
+        problem.model,
+        problem.cluster,
+        second=second if plan.placement_b is not None else None,
+        on=place,
+        scale=scale,
+        destination=destination,
+        ranks=ranks,
+        tokens=tokens,
+        repeats=repeats,
+        limit=float(limit),
+        dtype=None if dtype == USUAL else dtype,
         step=problem.step if plan.priority is not None else None,
-    )  # fmt: skip
+    )
 
 
 def alike(one: Plan, other: Plan) -> bool:

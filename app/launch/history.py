@@ -78,9 +78,13 @@ def choose(found: list[Launched]) -> Launched | None:
     session that has ended."""
     st.subheader("Launches", anchor=False)
     text = st.text_input(
-        "Search", key="launch-search", placeholder="plan, place, state or date", icon=":material/search:", width=360,
+        "Search",
+        key="launch-search",
+        placeholder="plan, place, state or date",
+        icon=":material/search:",
+        width=360,
         label_visibility="collapsed",
-    )  # fmt: skip
+    )
     ended = {one.job.id: one for one in found if one.state.finished}
     mine = next((id for id in state.launch_jobs() if id in ended), None)
     shown = state.launch_shown() if state.launch_shown() in ended else mine
@@ -101,10 +105,15 @@ def _table(listed: list[Launched], shown: str | None) -> None:
             state.show_launch(ids[selected[0]])
 
     st.dataframe(
-        as_text(listed, shown), key=key, hide_index=True, on_select=show_selected, selection_mode="single-row",
-        height="content" if len(listed) <= ROWS else 240, alt="Launches, newest first",
+        as_text(listed, shown),
+        key=key,
+        hide_index=True,
+        on_select=show_selected,
+        selection_mode="single-row",
+        height="content" if len(listed) <= ROWS else 240,
+        alt="Launches, newest first",
         column_config={"": st.column_config.TextColumn(width=30)},
-    )  # fmt: skip
+    )
 
 
 def as_text(listed: list[Launched], shown: str | None) -> pd.DataFrame:
@@ -115,19 +124,23 @@ def as_text(listed: list[Launched], shown: str | None) -> pd.DataFrame:
     def each(values: tuple[float, ...]) -> str:
         return " · ".join(units.digits(value / factor) for value in values)
 
-    return pd.DataFrame({
-        "": ["▸" if one.job.id == shown else "" for one in listed],
-        "When": [widgets.describe_time(one.started) for one in listed],
-        "Plans": [" · ".join(one.brief.plans) for one in listed],
-        "Where": [PLACES[one.brief.on] for one in listed],
-        "Ranks": [one.brief.ranks for one in listed],
-        "Tokens": ["" if one.brief.tokens is None else f"{one.brief.tokens:,}" for one in listed],
-        f"Predicted, {unit}": [each(one.brief.predicted) for one in listed],
-        f"Measured, {unit}": [each(one.brief.measured) for one in listed],
-        "Ratio": [
-            " · ".join(units.ratio(measured / predicted) if predicted else "—"
-                       for predicted, measured in zip(one.brief.predicted, one.brief.measured, strict=True))
-            for one in listed
-        ],
-        "State": [one.state.value for one in listed],
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "": ["▸" if one.job.id == shown else "" for one in listed],
+            "When": [widgets.describe_time(one.started) for one in listed],
+            "Plans": [" · ".join(one.brief.plans) for one in listed],
+            "Where": [PLACES[one.brief.on] for one in listed],
+            "Ranks": [one.brief.ranks for one in listed],
+            "Tokens": ["" if one.brief.tokens is None else f"{one.brief.tokens:,}" for one in listed],
+            f"Predicted, {unit}": [each(one.brief.predicted) for one in listed],
+            f"Measured, {unit}": [each(one.brief.measured) for one in listed],
+            "Ratio": [
+                " · ".join(
+                    units.ratio(measured / predicted) if predicted else "—"
+                    for predicted, measured in zip(one.brief.predicted, one.brief.measured, strict=True)
+                )
+                for one in listed
+            ],
+            "State": [one.state.value for one in listed],
+        }
+    )

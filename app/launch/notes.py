@@ -40,11 +40,19 @@ def _noted(address: str, id: str, _one: Launched) -> int:
 def runs_of(job: Job, result: dict[str, Any], place: str, ranks: int | None, started: float) -> list[dict[str, Any]]:
     """The arguments of `note_run` for every plan of a launch. result: its job's; started: seconds since the epoch."""
     asked = job.request.arguments
-    plans = {plan.id: plan for plan in (Plan.from_dict(one, "plan") for one in asked["plans"])}
+    plans = {plan.id: plan for plan in (Plan.from_dict(plan, "plan") for plan in asked["plans"])}
     about = {"device": result.get("device"), "tokens": result.get("tokens"), "ranks": ranks}
     return [
-        {"id": f"{job.id}-{number}", "plan": plans[run["plan"]], "place": place, "by": asked.get(start.BY) or NOBODY,
-         "at": started, "predicted": run["predicted_seconds"], "measured": run["measured_seconds"],
-         "report": about | {"passes": run["pass_seconds"]}}
-        for number, run in enumerate(result.get("runs", [])) if run.get("plan") in plans
-    ]  # fmt: skip
+        {
+            "id": f"{job.id}-{number}",
+            "plan": plans[run["plan"]],
+            "place": place,
+            "by": asked.get(start.BY) or NOBODY,
+            "at": started,
+            "predicted": run["predicted_seconds"],
+            "measured": run["measured_seconds"],
+            "report": about | {"passes": run["pass_seconds"]},
+        }
+        for number, run in enumerate(result.get("runs", []))
+        if run.get("plan") in plans
+    ]

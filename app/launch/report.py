@@ -28,8 +28,10 @@ def show(one: Launched, past: list[Launched]) -> None:
         _relaunch(one, past)
     brief = one.brief
     ranks = "" if brief.ranks is None else f" · {brief.ranks} ranks"
-    st.caption(f"Started {widgets.describe_time(one.started)} on {PLACES[brief.on]}{ranks} · ended after "
-               f"{units.seconds(one.job.elapsed)}")  # fmt: skip
+    st.caption(
+        f"Started {widgets.describe_time(one.started)} on {PLACES[brief.on]}{ranks} · ended after "
+        f"{units.seconds(one.job.elapsed)}"
+    )
     if one.state is State.DONE:
         notes.note(one)
         _measured(one)
@@ -69,8 +71,10 @@ def _measured(one: Launched) -> None:
     report = cached.launch_result(one.job.id, one.job.folder / "result.json")
     runs = report.get("runs", [])
     if "preference" not in report or not all("by_layer" in run for run in runs):
-        st.warning("Another version of Switchyard ran this launch; its results cannot be shown here. Relaunch it.",
-                   icon=":material/history:")  # fmt: skip
+        st.warning(
+            "Another version of Switchyard ran this launch; its results cannot be shown here. Relaunch it.",
+            icon=":material/history:",
+        )
         return
     names = unlike([run["name"] for run in runs], [run["plan"] for run in runs])
     chosen = 0
@@ -81,9 +85,13 @@ def _measured(one: Launched) -> None:
         widgets.chart(charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{one.job.id}")
         st.caption(plain(f"{details}."))
         chosen = widgets.segments(
-            "Plan", range(len(runs)), default=0, required=True, format_func=lambda at: plain(names[at]),
+            "Plan",
+            range(len(runs)),
+            default=0,
+            required=True,
+            format_func=lambda at: plain(names[at]),
             key=f"launch-plan-{one.job.id}",
-        )  # fmt: skip
+        )
     run = runs[chosen]
     _figures(run, report)
     predicted, measured = timelines(one, chosen)
@@ -127,15 +135,27 @@ def _figures(run: dict[str, Any], report: dict[str, Any]) -> None:
         st.metric("Measured", units.seconds(measured), help="the timed pass of median length")
         st.metric("Predicted", units.seconds(predicted), help=plain(run["predicted"]["cost_source"]))
         st.metric("Measured / predicted", units.ratio(measured / predicted) if predicted else "—")
-        st.metric(f"{len(passes)} passes", f"{units.seconds(min(passes))} – {units.seconds(max(passes))}",
-                  help="fastest and slowest timed pass")  # fmt: skip
-        st.metric("Waiting between steps", units.seconds(run["waiting_seconds"]),
-                  help=f"barriers; predicted were {units.seconds(run['predicted_waiting_seconds'])}")  # fmt: skip
-        st.metric("Output differs by", f"{run['difference']:.1g}",
-                  help="largest difference from the unplanned single-process computation, relative to its largest number; "
-                       "a launch that differs by more than rounding fails")  # fmt: skip
-        st.metric("Clocks agree to", units.seconds(report["clock_error"]) if report["clock_error"] else "one clock",
-                  help="by how much the clocks of two ranks may differ; ranks on one machine share its clock")  # fmt: skip
+        st.metric(
+            f"{len(passes)} passes",
+            f"{units.seconds(min(passes))} – {units.seconds(max(passes))}",
+            help="fastest and slowest timed pass",
+        )
+        st.metric(
+            "Waiting between steps",
+            units.seconds(run["waiting_seconds"]),
+            help=f"barriers; predicted were {units.seconds(run['predicted_waiting_seconds'])}",
+        )
+        st.metric(
+            "Output differs by",
+            f"{run['difference']:.1g}",
+            help="largest difference from the unplanned single-process computation, relative to its largest number; "
+            "a launch that differs by more than rounding fails",
+        )
+        st.metric(
+            "Clocks agree to",
+            units.seconds(report["clock_error"]) if report["clock_error"] else "one clock",
+            help="by how much the clocks of two ranks may differ; ranks on one machine share its clock",
+        )
         st.metric("Tokens", f"{report['tokens']:,}")
 
 
@@ -147,8 +167,10 @@ def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
         first, last = st.slider("MoE layers", 0, last_layer, (0, min(last_layer, 1)), key=f"launch-layers-{key}")
     if last - first + 1 > fits:
         last = first + fits - 1
-        st.warning(f"Showing layers {first} to {last}: more than {gantt_charts.MOST_BARS:,} bars would stall the browser.",
-                   icon=":material/warning:")  # fmt: skip
+        st.warning(
+            f"Showing layers {first} to {last}: more than {gantt_charts.MOST_BARS:,} bars would stall the browser.",
+            icon=":material/warning:",
+        )
     widgets.chart(gantt_charts.gantt(pair, first, last, "Predicted (outlined) and measured (solid)"), f"gantt-{key}")
 
 
@@ -163,8 +185,10 @@ def _sources(run: dict[str, Any], report: dict[str, Any]) -> None:
     bed = report.get("testbed")
     place = f"{report['device']}, links of {bed['name']}" if bed else report["device"]
     here = "the emulated links" if bed else "this machine"
-    st.caption(f"The prediction is for {here}, not for the drawn cluster. It uses {plain(run['predicted']['cost_source'])}. "
-               f"Measured on {plain(place)}.")  # fmt: skip
+    st.caption(
+        f"The prediction is for {here}, not for the drawn cluster. It uses {plain(run['predicted']['cost_source'])}. "
+        f"Measured on {plain(place)}."
+    )
     if bed:
         rates = np.array(bed["bandwidth"])
         widgets.chart(charts.links(rates, rates * bed["scale"], bed["scale"]), "report-links")

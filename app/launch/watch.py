@@ -67,17 +67,27 @@ def _standing(now: Standing, moment: float) -> None:
     rows = []
     for rank, step in enumerate(now.steps):
         told = f"{units.seconds(max(0.0, moment - step.time))} ago" if step else ""
-        rows.append({"Rank": rank, "Done": 100 * step.done if step else 0.0, "Doing": step.message if step else "starting",
-                     "Told": told})  # fmt: skip
+        rows.append(
+            {
+                "Rank": rank,
+                "Done": 100 * step.done if step else 0.0,
+                "Doing": step.message if step else "starting",
+                "Told": told,
+            }
+        )
     column = st.column_config
     st.dataframe(
-        pd.DataFrame(rows), hide_index=True, height="content" if len(rows) <= 8 else HEIGHT, alt="How far every rank is",
+        pd.DataFrame(rows),
+        hide_index=True,
+        height="content" if len(rows) <= 8 else HEIGHT,
+        alt="How far every rank is",
         column_config={
-            "Rank": column.NumberColumn(width=45), "Doing": column.TextColumn(width=230),
+            "Rank": column.NumberColumn(width=45),
+            "Doing": column.TextColumn(width=230),
             "Done": column.ProgressColumn(format="%.0f %%", min_value=0, max_value=100, width=110),
             "Told": column.TextColumn(width=80),
         },
-    )  # fmt: skip
+    )
 
 
 def _choose(now: Standing, key: str) -> int:

@@ -24,9 +24,14 @@ def choose() -> str:
     for place, (goal, text) in zip(st.columns(len(GOALS)), GOALS.items(), strict=True):
         with place, st.container(border=True, height="stretch"):
             st.button(
-                goal, key=f"goal-{goal}", type="primary" if goal == now else "secondary", width="stretch",
-                icon=":material/check_circle:" if goal == now else ":material/circle:", on_click=_open, args=(goal,),
-            )  # fmt: skip
+                goal,
+                key=f"goal-{goal}",
+                type="primary" if goal == now else "secondary",
+                width="stretch",
+                icon=":material/check_circle:" if goal == now else ":material/circle:",
+                on_click=_open,
+                args=(goal,),
+            )
             st.caption(text)
     if now == TWO:
         _choose_second()
@@ -53,11 +58,16 @@ def _choose_second() -> None:
     names = [f"{name} (open)" for name in mine.values()] + [f"{sample.title} (sample)" for sample in shipped.values()]
     index = options.index(state.second()) if state.second() in options else None
     chosen = st.selectbox(
-        "Second model's recording", options, index, lambda one: names[options.index(one)],
-        placeholder="Choose the recording of the second model", width=420, key=f"second-{state.second()}",
+        "Second model's recording",
+        options,
+        index,
+        lambda one: names[options.index(one)],
+        placeholder="Choose the recording of the second model",
+        width=420,
+        key=f"second-{state.second()}",
         help="It needs as many MoE layers and experts as the first. An uploaded recording is listed once it has been "
-             "open with its model.",
-    )  # fmt: skip
+        "open with its model.",
+    )
     if chosen is None:
         st.info("Choose the recording of the second model.", icon=":material/info:")
         st.stop()
@@ -86,9 +96,10 @@ def choose_context(problem: Problem) -> None:
         if digest != state.workload_digest():
             fitting[digest] = name
     plans = {
-        id: one.plan for id, one in cached.candidates().items()
+        id: one.plan
+        for id, one in cached.candidates().items()
         if one.plan.placement_b is None and one.plan.priority is None
-    }  # fmt: skip
+    }
     left, right = st.columns(2)
     with left:
         chosen = _choose_others(fitting)
@@ -96,10 +107,12 @@ def choose_context(problem: Problem) -> None:
         options = [None, *plans]
         now = state.in_use() if state.in_use() in plans else None
         deployed = st.selectbox(
-            "Deployed now", options, options.index(now),
+            "Deployed now",
+            options,
+            options.index(now),
             format_func=lambda id: LINEAR if id is None else f"{plans[id].name} · {id[:8]}",
             help="What moving to a plan costs is counted from here.",
-        )  # fmt: skip
+        )
     if chosen != state.others() or deployed != now:
         state.set_others(chosen)
         state.set_in_use(deployed)
@@ -109,13 +122,18 @@ def choose_context(problem: Problem) -> None:
 def _choose_others(fitting: dict[str, str]) -> list[str]:
     """Digests of the recordings that a plan must serve as well; fitting: the name of each that may be chosen."""
     if not fitting:
-        st.caption("Must also serve: nothing else. Open another recording of this model on the Workload page, and a plan can "
-                   "be made for the worse of the two.")  # fmt: skip
+        st.caption(
+            "Must also serve: nothing else. Open another recording of this model on the Workload page, and a plan can "
+            "be made for the worse of the two."
+        )
         return []
     return st.multiselect(
-        "Must also serve", list(fitting), [one for one in state.others() if one in fitting],
-        format_func=lambda digest: fitting[digest], placeholder="Only the open recording",
+        "Must also serve",
+        list(fitting),
+        [other for other in state.others() if other in fitting],
+        format_func=lambda digest: fitting[digest],
+        placeholder="Only the open recording",
         help="Replication and Balance and affinity count the worst of all these recordings, ExFlow and Lina give each the "
-             "same weight; Aurora and the baselines plan for the open one alone. Open other recordings of the same model on "
-             "the Workload page.",
-    )  # fmt: skip
+        "same weight; Aurora and the baselines plan for the open one alone. Open other recordings of the same model on "
+        "the Workload page.",
+    )

@@ -20,8 +20,12 @@ from engine.training import Gate, TrainingStep, usual_step
 from engine.workload import TrafficMatrix
 
 MOST = {
-    "batch": 1_000_000, "sequence_length": 10_000_000, "heads": 4096, "dense_d_ff": 1_000_000, "vocabulary": 10_000_000
-}  # fmt: skip
+    "batch": 1_000_000,
+    "sequence_length": 10_000_000,
+    "heads": 4096,
+    "dense_d_ff": 1_000_000,
+    "vocabulary": 10_000_000,
+}
 
 
 def open_step() -> None:
@@ -50,29 +54,48 @@ def form() -> None:
     values: dict[str, object] = {}
     with st.container(border=True):
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            values["batch"] = whole("Batch per GPU, sequences", "batch",
-                                    "Sequences that every GPU holds. Computation and all-to-alls grow with it, the all-reduce "
-                                    "of the gradients does not.")  # fmt: skip
-            values["sequence_length"] = whole("Sequence length, tokens", "sequence_length",
-                                              "Tokens of a sequence. Attention grows with its square.")  # fmt: skip
+            values["batch"] = whole(
+                "Batch per GPU, sequences",
+                "batch",
+                "Sequences that every GPU holds. Computation and all-to-alls grow with it, the all-reduce "
+                "of the gradients does not.",
+            )
+            values["sequence_length"] = whole(
+                "Sequence length, tokens", "sequence_length", "Tokens of a sequence. Attention grows with its square."
+            )
             values["gate"] = st.selectbox(
-                "Gate", get_args(Gate), get_args(Gate).index(step.gate), key=keys["gate"], width=190,
+                "Gate",
+                get_args(Gate),
+                get_args(Gate).index(step.gate),
+                key=keys["gate"],
+                width=190,
                 help="How tokens choose experts. Batch-prioritised needs the whole batch, so that nothing before the gate can "
-                     "be cut (Lancet §2.3).",
-            )  # fmt: skip
+                "be cut (Lancet §2.3).",
+            )
             values["capacity_factor"] = st.number_input(
-                "Capacity factor", 0.0, 1000.0, step.capacity_factor, 0.25, key=keys["capacity_factor"], width=150,
+                "Capacity factor",
+                0.0,
+                1000.0,
+                step.capacity_factor,
+                0.25,
+                key=keys["capacity_factor"],
+                width=150,
                 help="An expert takes at most so many times its fair share of a GPU's tokens; the rest is dropped, and buffers "
-                     "are filled up to it. 0: as many as come, nothing dropped.",
-            )  # fmt: skip
+                "are filled up to it. 0: as many as come, nothing dropped.",
+            )
             options = {"balanced": "balanced (assumed)"} | ({"recorded": f"as in {recording}"} if recording else {})
             at = list(options).index(step.routing) if step.routing in options else 0
             values["routing"] = st.selectbox(
-                "Routing", list(options), at, options.get, key=f"{keys['routing']}-{bool(recording)}", width=230,
+                "Routing",
+                list(options),
+                at,
+                options.get,
+                key=f"{keys['routing']}-{bool(recording)}",
+                width=230,
                 help="Balanced: every expert is chosen equally often, which a balance loss aims at. As recorded: by the shares "
-                     "of the open recording, scaled to the tokens of the step; offered when a routing log or expert loads of "
-                     "this model are open.",
-            )  # fmt: skip
+                "of the open recording, scaled to the tokens of the step; offered when a routing log or expert loads of "
+                "this model are open.",
+            )
         with (
             st.expander("Dense layers, vocabulary", icon=":material/tune:"),
             st.container(horizontal=True, vertical_alignment="bottom"),
@@ -83,17 +106,25 @@ def form() -> None:
             values["dense_d_ff"] = whole(
                 "Dense d_ff", "dense_d_ff", "Inner width of the FFN of layers without experts."
             )
-            values["vocabulary"] = whole("Vocabulary, tokens", "vocabulary",
-                                         "Rows of the embedding. Head and loss grow with it, and so does the largest "
-                                         "all-reduce.")  # fmt: skip
+            values["vocabulary"] = whole(
+                "Vocabulary, tokens",
+                "vocabulary",
+                "Rows of the embedding. Head and loss grow with it, and so does the largest all-reduce.",
+            )
             values["tied_embeddings"] = st.checkbox(
-                "Tied embeddings", step.tied_embeddings, key=keys["tied_embeddings"],
+                "Tied embeddings",
+                step.tied_embeddings,
+                key=keys["tied_embeddings"],
                 help="Input and output embedding are one matrix, as in GPT-2: its gradient is reduced once.",
-            )  # fmt: skip
+            )
         usual = usual_step(model, len(state.cluster().gpus))
         if step.model_copy(update={"routing": "balanced"}) != usual:
-            st.button(f"Usual values for {plain(model.name)}", icon=":material/restart_alt:", on_click=_reset,
-                      args=(usual, keys))  # fmt: skip
+            st.button(
+                f"Usual values for {plain(model.name)}",
+                icon=":material/restart_alt:",
+                on_click=_reset,
+                args=(usual, keys),
+            )
     try:
         wanted = TrainingStep.from_dict(values, "training step")
     except InputError as error:
@@ -137,8 +168,11 @@ def summary(problem: Problem) -> None:
         f"momentum on a GPU ({units.share(shares.max())} of its memory)"
     )
     if shares.max() > MEMORY_SHARE:
-        st.warning(f"Weights, gradients and momentum alone take {units.share(shares.max())} of a GPU's memory: add GPUs or "
-                   "take larger ones. The times below hold as if they fitted.", icon=":material/memory:")  # fmt: skip
+        st.warning(
+            f"Weights, gradients and momentum alone take {units.share(shares.max())} of a GPU's memory: add GPUs or "
+            "take larger ones. The times below hold as if they fitted.",
+            icon=":material/memory:",
+        )
     with st.expander("Operator graph", icon=":material/schema:"):
         file = _graph_panel(problem, graph)
     for complaint in state.complaints(
@@ -150,18 +184,27 @@ def summary(problem: Problem) -> None:
 def _graph_panel(problem: Problem, graph: OperatorGraph) -> str | None:
     """Save, import and remove the operators; returns the id of the uploaded file."""
     if problem.graph is None:
-        st.caption("These are the operators of a transformer in GPT-2's layout, made from the model and the step. Import your "
-                   "own, with measured times where you have them.")  # fmt: skip
+        st.caption(
+            "These are the operators of a transformer in GPT-2's layout, made from the model and the step. Import your "
+            "own, with measured times where you have them."
+        )
     else:
-        st.markdown(f":material/schema: **{plain(graph.name)}** was imported and counts instead of a transformer's operators; "
-                    "batch, sequence length and sizes of dense layers above are not read from it.")  # fmt: skip
+        st.markdown(
+            f":material/schema: **{plain(graph.name)}** was imported and counts instead of a transformer's operators; "
+            "batch, sequence length and sizes of dense layers above are not read from it."
+        )
         if st.button("Remove the imported graph", icon=":material/close:"):
             state.open_graph(None)
             st.rerun()
     st.download_button(
-        "Save the graph as JSON", lambda: graph.model_dump_json(indent=1, exclude_none=True), "operators.json",
-        "application/json", icon=":material/download:", on_click="ignore", key="graph-download",
-    )  # fmt: skip
+        "Save the graph as JSON",
+        lambda: graph.model_dump_json(indent=1, exclude_none=True),
+        "operators.json",
+        "application/json",
+        icon=":material/download:",
+        on_click="ignore",
+        key="graph-download",
+    )
     file = st.file_uploader("Import an operator graph (JSON)", type=["json"], key="graph-file")
     if file and state.first_time(file.file_id):
         try:

@@ -52,8 +52,10 @@ def watch(kind: str, show: Callable[[dict[str, Any]], None], empty: str) -> None
 
 def front(problem: Problem) -> None:
     """Balance against affinity: a front of plans."""
-    st.caption("Every point is a placement that no other beats in both. With several experts a token, hops are counted "
-               "between all of them; the search is a heuristic, so a better point may exist.")  # fmt: skip
+    st.caption(
+        "Every point is a placement that no other beats in both. With several experts a token, hops are counted "
+        "between all of them; the search is a heuristic, so a better point may exist."
+    )
     if not isinstance(problem.workload, RoutingTrace):
         st.info(
             "Affinity needs tokens that can be followed from layer to layer: open a routing log.",
@@ -63,16 +65,25 @@ def front(problem: Problem) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         points = st.number_input("Points", 2, 25, 9, width=110)
         over = st.selectbox("Over several recordings", ["worst", "mean"], width=180, disabled=not problem.others)
-        moves = st.number_input("Experts that may move", 0, None, 0, width=190,
-                                help="from the placement deployed now, over all layers; 0: any number")  # fmt: skip
+        moves = st.number_input(
+            "Experts that may move",
+            0,
+            None,
+            0,
+            width=190,
+            help="from the placement deployed now, over all layers; 0: any number",
+        )
         limit = st.number_input("Seconds", 1, 3600, 20, width=110)
         if st.button("Find the front", icon=":material/play_arrow:", type="primary"):
             run("front", problem, {"points": points, "over": over, "max_moves": moves, "time_limit": limit})
     recordings = {digest: name for digest, name in state.workloads().items() if digest != state.workload_digest()}
     beside = st.selectbox(
-        "Scored on as well", [None, *recordings], format_func=lambda one: "—" if one is None else recordings[one], width=320,
+        "Scored on as well",
+        [None, *recordings],
+        format_func=lambda one: "—" if one is None else recordings[one],
+        width=320,
         help="The same placements on a recording that they were not made from.",
-    )  # fmt: skip
+    )
 
     def show(result: dict[str, Any]) -> None:
         found = result["candidates"]
@@ -82,16 +93,22 @@ def front(problem: Problem) -> None:
         found = [one for one in found if one["plan_id"] in known]
         plans = [known[one["plan_id"]].plan for one in found]
         points = [
-            {"kept_share": one["kept_share"], "balancedness": one["balancedness"], "weight": one["weight"],
-             "seconds": one["metrics"]["total"]} for one in found
-        ]  # fmt: skip
+            {
+                "kept_share": one["kept_share"],
+                "balancedness": one["balancedness"],
+                "weight": one["weight"],
+                "seconds": one["metrics"]["total"],
+            }
+            for one in found
+        ]
         elsewhere = _scores(plans, beside) if beside else None
         widgets.chart(charts.front(points, _other_plans(problem), elsewhere, recordings.get(beside, "")), "front")
         order = sorted(range(len(found)), key=lambda one: points[one]["kept_share"])
         names = {
             one: f"{units.share(points[one]['kept_share'])} kept, balancedness {points[one]['balancedness']:.3f}, "
-            f"{units.seconds(points[one]['seconds'])}" for one in order
-        }  # fmt: skip
+            f"{units.seconds(points[one]['seconds'])}"
+            for one in order
+        }
         with st.container(horizontal=True, vertical_alignment="bottom"):
             chosen = st.selectbox("A point of the front", order, format_func=lambda one: names[one], width=420)
             if st.button("Open this plan", icon=":material/route:"):
@@ -104,9 +121,10 @@ def front(problem: Problem) -> None:
 def _other_plans(problem: Problem) -> dict[str, tuple[float, float]]:
     """Kept share of hops and balancedness of the session's own plans, by name."""
     plans = {
-        one.plan.name: one.plan for one in cached.candidates().values()
-        if one.plan.placement_b is None and one.plan.provenance.optimiser != "front"
-    }  # fmt: skip
+        candidate.plan.name: candidate.plan
+        for candidate in cached.candidates().values()
+        if candidate.plan.placement_b is None and candidate.plan.provenance.optimiser != "front"
+    }
     fitting = {name: plan for name, plan in plans.items() if not widgets.why_not(plan, problem)}
     scores = _scores(list(fitting.values()), problem.workload.digest)
     return dict(zip(fitting, scores, strict=True))
@@ -116,12 +134,12 @@ def _scores(plans: list, digest: str) -> list[tuple[float, float]]:
     """(kept share of hops, balancedness) of plans on a recording; none where it does not fit."""
     workload = cached.recording(digest)
     fitting = (workload.layers, workload.num_experts)
-    if not plans or any((one.placement.layers, one.placement.experts) != fitting for one in plans):
+    if not plans or any((plan.placement.layers, plan.placement.experts) != fitting for plan in plans):
         return []
     if not isinstance(workload, RoutingTrace):
         return []
     hops = cached.transitions(digest, False)
-    scores = score_matrix([one.placement.share for one in plans], [workload.load], [hops])
+    scores = score_matrix([plan.placement.share for plan in plans], [workload.load], [hops])
     return list(zip(scores.kept_share[:, 0].tolist(), scores.balancedness[:, 0].tolist(), strict=True))
 
 
@@ -149,10 +167,16 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
         chosen = st.multiselect("Recordings", list(names), list(names), format_func=lambda one: names[one], width=420)
         if st.button("Score", icon=":material/play_arrow:", type="primary", disabled=len(chosen) < 2):
             run("matrix", problem, {"system": system, "options": options.get(system, {}), "recordings": chosen})
-    what = widgets.segments(
-        "Score", list(charts.SCORES), default="seconds", format_func=lambda one: charts.SCORES[one],
-        label_visibility="collapsed",
-    ) or "seconds"  # fmt: skip
+    what = (
+        widgets.segments(
+            "Score",
+            list(charts.SCORES),
+            default="seconds",
+            format_func=lambda one: charts.SCORES[one],
+            label_visibility="collapsed",
+        )
+        or "seconds"
+    )
 
     def show(result: dict[str, Any]) -> None:
         st.caption(f"Plans by {plain(result['system'])}")
@@ -163,35 +187,52 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
 
 def lina(problem: Problem) -> None:
     """Lina's two-phase scheduling, batch by batch."""
-    st.caption("Simulated batch by batch: what the scheduler foretells, how often it must put itself right, and what that "
-               "costs. Scheduling takes what the paper measured on its testbed unless you say otherwise.")  # fmt: skip
+    st.caption(
+        "Simulated batch by batch: what the scheduler foretells, how often it must put itself right, and what that "
+        "costs. Scheduling takes what the paper measured on its testbed unless you say otherwise."
+    )
     if not isinstance(problem.workload, RoutingTrace):
         st.info("Lina learns from the paths of tokens: open a routing log.", icon=":material/info:")
         return
     default = TwoPhaseOptions()
     recordings = {
-        digest: name for digest, name in state.workloads().items()
+        digest: name
+        for digest, name in state.workloads().items()
         if digest != state.workload_digest() and isinstance(cached.recording(digest), RoutingTrace)
-    }  # fmt: skip
+    }
     with st.container(horizontal=True, vertical_alignment="bottom"):
         profile = st.selectbox(
-            "Learn from", [None, *recordings], width=260,
+            "Learn from",
+            [None, *recordings],
+            width=260,
             format_func=lambda one: "first half (serve the second)" if one is None else recordings[one],
-        )  # fmt: skip
+        )
         lengths = st.multiselect("Path lengths", [1, 2, 3, 4, 5, 6], [1, 3, 6], width=220)
         batch = st.number_input("Recorded tokens a batch", 16, 10**6, 1024, width=190)
         copies = st.number_input("Tokens for each recorded one", 1.0, 1e6, 64.0, width=220)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         schedule = st.number_input("Scheduling, ms", 0.0, 1e4, default.schedule_seconds * 1e3, width=150)
         check = st.number_input("Check, ms", 0.0, 1e4, default.check_seconds * 1e3, width=130)
-        other = st.number_input("Rest of a layer, ms", 0.0, 1e4, 0.0, width=170,
-                                help="attention and the like, which also hides the first phase")  # fmt: skip
+        other = st.number_input(
+            "Rest of a layer, ms",
+            0.0,
+            1e4,
+            0.0,
+            width=170,
+            help="attention and the like, which also hides the first phase",
+        )
         host = st.number_input("Host link, GB/s", 0.1, 1e3, default.host_bandwidth / 1e9, width=150)
         packing = st.selectbox("Hosting", ["lina", "best"], width=120, help="the paper's packing, or the best there is")
         if st.button("Simulate", icon=":material/play_arrow:", type="primary", disabled=not lengths):
-            options = {"batch_tokens": batch, "copies": copies, "schedule_seconds": schedule / 1e3,
-                       "check_seconds": check / 1e3, "other_seconds": other / 1e3, "host_bandwidth": host * 1e9,
-                       "packing": packing}  # fmt: skip
+            options = {
+                "batch_tokens": batch,
+                "copies": copies,
+                "schedule_seconds": schedule / 1e3,
+                "check_seconds": check / 1e3,
+                "other_seconds": other / 1e3,
+                "host_bandwidth": host * 1e9,
+                "packing": packing,
+            }
             run("lina", problem, {"profile": profile, "lengths": sorted(lengths), "options": options})
 
     def show(result: dict[str, Any]) -> None:
@@ -199,33 +240,46 @@ def lina(problem: Problem) -> None:
         if not runs:
             return
         middle = runs[len(runs) // 2]
-        what = widgets.segments(
-            "Times", list(charts.TIMES), default="inference", format_func=lambda one: charts.TIMES[one],
-            label_visibility="collapsed",
-        ) or "inference"  # fmt: skip
+        what = (
+            widgets.segments(
+                "Times",
+                list(charts.TIMES),
+                default="inference",
+                format_func=lambda one: charts.TIMES[one],
+                label_visibility="collapsed",
+            )
+            or "inference"
+        )
         left, right = st.columns(2)
         with left:
             widgets.chart(charts.lina(middle["figures"], middle["options"]["path_length"], what), "lina")
         with right:
             widgets.chart(charts.accuracy(runs), "lina-accuracy")
         st.dataframe(
-            pd.DataFrame([
-                {
-                    "Path length": one["options"]["path_length"],
-                    "Right (set)": units.share(one["accuracy"]), "Right (in order)": units.share(one["accuracy_in_order"]),
-                    "Tuned again": units.share(one["fine_tuning_rate"]),
-                    **{f"{title}, {end}": f"{one['figures'][scheme][f'{key}_{what}']:.3g}×"
-                       for scheme, (title, _, _) in charts.SCHEMES.items()
-                       for key, end in (("median", "median"), ("tail", "95 %"))},
-                }
-                for one in runs
-            ]),
+            pd.DataFrame(
+                [
+                    {
+                        "Path length": one["options"]["path_length"],
+                        "Right (set)": units.share(one["accuracy"]),
+                        "Right (in order)": units.share(one["accuracy_in_order"]),
+                        "Tuned again": units.share(one["fine_tuning_rate"]),
+                        **{
+                            f"{title}, {end}": f"{one['figures'][scheme][f'{key}_{what}']:.3g}×"
+                            for scheme, (title, _, _) in charts.SCHEMES.items()
+                            for key, end in (("median", "median"), ("tail", "95 %"))
+                        },
+                    }
+                    for one in runs
+                ]
+            ),
             hide_index=True,
-        )  # fmt: skip
-        st.caption(f"Learnt from {plain(result['profile'])}, served {plain(result['served'])} in {middle['batches']} batches. "
-                   f"An ideal batch takes {units.seconds(middle['ideal_seconds'])}; scheduling one layer again takes "
-                   f"{units.seconds(middle['options']['schedule_seconds'])}, which a short layer cannot win back. "
-                   f"Costs: {plain(middle['cost_source'])}.")  # fmt: skip
+        )
+        st.caption(
+            f"Learnt from {plain(result['profile'])}, served {plain(result['served'])} in {middle['batches']} batches. "
+            f"An ideal batch takes {units.seconds(middle['ideal_seconds'])}; scheduling one layer again takes "
+            f"{units.seconds(middle['options']['schedule_seconds'])}, which a short layer cannot win back. "
+            f"Costs: {plain(middle['cost_source'])}."
+        )
 
     watch("lina", show, "Nothing simulated yet: press Simulate.")
     with st.expander("Most popular experts of every layer", icon=":material/leaderboard:"):
@@ -236,10 +290,15 @@ def lina(problem: Problem) -> None:
         order = np.argsort(-load, axis=1, kind="stable")[:, : min(4, load.shape[1])]
         part = np.take_along_axis(load / np.maximum(load.sum(axis=1, keepdims=True), 1), order, axis=1)
         st.dataframe(
-            pd.DataFrame([
-                {"Layer": layer} | {f"{turn + 1}.": f"expert {expert} · {units.share(one)}"
-                                    for turn, (expert, one) in enumerate(zip(experts, parts, strict=True))}
-                for layer, (experts, parts) in enumerate(zip(order.tolist(), part.tolist(), strict=True))
-            ]),
+            pd.DataFrame(
+                [
+                    {"Layer": layer}
+                    | {
+                        f"{turn + 1}.": f"expert {expert} · {units.share(one)}"
+                        for turn, (expert, one) in enumerate(zip(experts, parts, strict=True))
+                    }
+                    for layer, (experts, parts) in enumerate(zip(order.tolist(), part.tolist(), strict=True))
+                ]
+            ),
             hide_index=True,
-        )  # fmt: skip
+        )

@@ -14,8 +14,10 @@ from engine.problem import Problem
 from engine.workload import digest_of
 
 BOUND_COVERS = {
-    "order": " · any order", "placement and order": " · any plan", "schedule": " · any schedule of its placement"
-}  # fmt: skip
+    "order": " · any order",
+    "placement and order": " · any plan",
+    "schedule": " · any schedule of its placement",
+}
 """What lies above a plan's bound: every send order of its own placement, every plan with as many slots per GPU, or every
 schedule of a training step."""
 BASELINE = "deepspeed"
@@ -41,19 +43,31 @@ def rows(problem: Problem) -> pd.DataFrame:
         own = figures.bound is not None
         move = cached.migration(candidate.plan, problem) if problem.step is None else None
         parts = figures.decomposition or {}
-        found.append({
-            "id": id, "open": id == state.plan_id(), "Plan": candidate.plan.name, "Time": figures.total,
-            "Gap": figures.gap if own else figures.order_gap, "Bound": figures.bound if own else figures.order_bound,
-            "Scope": claim.scope if own else "order" if problem.step is None else "schedule",
-            "Exposed": parts.get("communication", math.nan), "Overlap": figures.overlap,
-            "System": candidate.plan.provenance.optimiser, "Balancedness": figures.balancedness,
-            "Kept local": figures.kept_local, "Utilisation": figures.utilisation, "Experts": figures.memory,
-            "Found in": candidate.runtime, "Proof": claim.proof if own else "made from other inputs",
-            "notes": candidate.notes,
-            "Copies": move.copies if move else math.nan, "Bytes": move.bytes if move else math.nan,
-            "Move": move.seconds if move else math.nan,
-            "Steps": move.steps if move else math.nan,
-        })  # fmt: skip
+        found.append(
+            {
+                "id": id,
+                "open": id == state.plan_id(),
+                "Plan": candidate.plan.name,
+                "Time": figures.total,
+                "Gap": figures.gap if own else figures.order_gap,
+                "Bound": figures.bound if own else figures.order_bound,
+                "Scope": claim.scope if own else "order" if problem.step is None else "schedule",
+                "Exposed": parts.get("communication", math.nan),
+                "Overlap": figures.overlap,
+                "System": candidate.plan.provenance.optimiser,
+                "Balancedness": figures.balancedness,
+                "Kept local": figures.kept_local,
+                "Utilisation": figures.utilisation,
+                "Experts": figures.memory,
+                "Found in": candidate.runtime,
+                "Proof": claim.proof if own else "made from other inputs",
+                "notes": candidate.notes,
+                "Copies": move.copies if move else math.nan,
+                "Bytes": move.bytes if move else math.nan,
+                "Move": move.seconds if move else math.nan,
+                "Steps": move.steps if move else math.nan,
+            }
+        )
     table = pd.DataFrame(found)
     return table.sort_values("Time", ignore_index=True) if len(table) else table
 
@@ -88,7 +102,7 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
         "Kept local": table["Kept local"].map(units.share),
         "Utilisation": table["Utilisation"].map(units.share),
         f"Experts per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
-    }  # fmt: skip
+    }
     if table["Copies"].notna().any():
         text["Copies to move"] = [
             f"{copies:,.0f} · {units.size(size)} · {units.seconds(move)}"
@@ -108,18 +122,23 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
         f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
         **_against(table, BASELINE),
     }
-    exposed = [f"{units.digits(one / factor)} · {units.share(one / (total or 1))}"
-               for one, total in zip(table["Exposed"], table["Time"], strict=True)]  # fmt: skip
-    return pd.DataFrame(times | {
-        f"Bound, {unit}": (table["Bound"] / factor).map(units.digits),
-        "Above the bound of": table["Gap"].map(units.share) + table["Scope"].map(BOUND_COVERS),
-        f"Exposed communication, {unit}": exposed,
-        "Overlap": table["Overlap"].map(units.share),
-        "Utilisation": table["Utilisation"].map(units.share),
-        f"Memory per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
-        "Proof": table["Proof"],
-        "Found in": table["Found in"].map(units.seconds, na_action="ignore"),
-    })  # fmt: skip
+    exposed = [
+        f"{units.digits(one / factor)} · {units.share(one / (total or 1))}"
+        for one, total in zip(table["Exposed"], table["Time"], strict=True)
+    ]
+    return pd.DataFrame(
+        times
+        | {
+            f"Bound, {unit}": (table["Bound"] / factor).map(units.digits),
+            "Above the bound of": table["Gap"].map(units.share) + table["Scope"].map(BOUND_COVERS),
+            f"Exposed communication, {unit}": exposed,
+            "Overlap": table["Overlap"].map(units.share),
+            "Utilisation": table["Utilisation"].map(units.share),
+            f"Memory per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
+            "Proof": table["Proof"],
+            "Found in": table["Found in"].map(units.seconds, na_action="ignore"),
+        }
+    )
 
 
 def _against(table: pd.DataFrame, system: str) -> dict[str, pd.Series]:
@@ -134,8 +153,9 @@ def _against(table: pd.DataFrame, system: str) -> dict[str, pd.Series]:
 def decomposition(table: pd.DataFrame, problem: Problem) -> None:
     """The chart of what the plans' communication and computation overlap."""
     plans, twice = cached.candidates(), table["Plan"].duplicated(keep=False)
-    names = [f"{name} {id[:8]}" if more else name
-             for name, id, more in zip(table["Plan"], table["id"], twice, strict=True)]  # fmt: skip
+    names = [
+        f"{name} {id[:8]}" if more else name for name, id, more in zip(table["Plan"], table["id"], twice, strict=True)
+    ]
     baseline = next((name for name, system in zip(names, table["System"], strict=True) if system == BASELINE), None)
     figures = {name: cached.metrics(plans[id].plan, problem) for name, id in zip(names, table["id"], strict=True)}
     figure = step_charts.decomposition(figures, baseline, st.context.theme.type == "dark")

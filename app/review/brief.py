@@ -90,7 +90,7 @@ def with_risks(brief: Brief, others: Sequence[Workload], simulate: Simulate = si
             risks.append(Risk(other.name, *totals))
         except InputError as error:
             refused[other.name] = str(error)
-    return replace(brief, risks=tuple(sorted(risks, key=lambda one: one.gain)), refused=refused)
+    return replace(brief, risks=tuple(sorted(risks, key=lambda risk: risk.gain)), refused=refused)
 
 
 def _scored(plan: Plan, problem: Problem, timeline: Timeline) -> Scored:
@@ -132,8 +132,10 @@ def bound_in_words(brief: Brief) -> list[str]:
     what = "order of sends" if brief.problem.step is None else "schedule"
     found = [f"No {what} of this placement is faster than {seconds(figures.order_bound)}: {_above(figures.order_gap)}."]
     if figures.bound is not None and claim.scope == "placement and order":
-        found.append(f"No other placement with as many slots per GPU and no replicas is faster than "
-                     f"{seconds(figures.bound)}: {_above(figures.gap)} ({claim.proof}).")  # fmt: skip
+        found.append(
+            f"No other placement with as many slots per GPU and no replicas is faster than "
+            f"{seconds(figures.bound)}: {_above(figures.gap)} ({claim.proof})."
+        )
     elif figures.bound is None and claim is not None:
         found.append("What its optimiser proved was for other inputs and says nothing here.")
     return found

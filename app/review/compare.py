@@ -21,7 +21,7 @@ SESSION, SAVED = "this session", "saved"
 
 def show(workspace: str) -> None:
     """The choice of two plans of the workspace and of the session, and their comparison on the first one's inputs."""
-    saved = {f"saved-{one.number}": one for one in records.saved_plans(store.db(), workspace)}
+    saved = {f"saved-{saved_plan.number}": saved_plan for saved_plan in records.saved_plans(store.db(), workspace)}
     known = {one.plan for one in saved.values()}
     plans: dict[str, SavedPlan | Plan] = {**saved}
     plans |= {f"session-{id}": one.plan for id, one in cached.candidates().items() if id not in known}
@@ -37,14 +37,16 @@ def show(workspace: str) -> None:
         )
     # Those made from the same recording come first: others may be for another cluster and model.
     own = _recording(plans[first])
-    rest = sorted((one for one in plans if one != first), key=lambda one: _recording(plans[one]) != own)
+    rest = sorted((plan for plan in plans if plan != first), key=lambda one: _recording(plans[one]) != own)
     with right:
         second = st.selectbox("Beside", rest, 0, lambda one: _label(plans[one]), key=f"compare-b-{workspace}")
     try:
         _compare(plans[first], plans[second])
     except InputError as error:
-        st.error(f"They cannot be compared here: {plain(str(error))}. Choose plans for the same cluster and model.",
-                 icon=":material/error:")  # fmt: skip
+        st.error(
+            f"They cannot be compared here: {plain(str(error))}. Choose plans for the same cluster and model.",
+            icon=":material/error:",
+        )
 
 
 def _label(one: SavedPlan | Plan) -> str:
@@ -78,9 +80,11 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     alike = plans[0].name == plans[1].name
     names = [f"{plan.name} {plan.id[:8]}" if alike else plan.name for plan in plans]
     figures = [cached.metrics(plan, problem) for plan in plans]
-    st.caption(f"Both simulated on {plain(problem.workload.name)}, {plain(problem.cluster.name)}, {plain(problem.model.name)}, "
-               f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}. "
-               f"Costs: {plain(problem.cost.source)}.")  # fmt: skip
+    st.caption(
+        f"Both simulated on {plain(problem.workload.name)}, {plain(problem.cluster.name)}, {plain(problem.model.name)}, "
+        f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}. "
+        f"Costs: {plain(problem.cost.source)}."
+    )
     st.dataframe(as_text(names, figures), hide_index=True, alt="Figures of both plans")
     _placements(plans, (names[0], names[1]))
     shown = {name: cached.simulate(plan, problem) for name, plan in zip(names, plans, strict=True)}
@@ -98,13 +102,17 @@ def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
     """One row a figure: both plans and the second against the first."""
     rows = []
     for label, name, write in (
-        ("Time (simulated)", "total", units.seconds), ("Bound of its placement", "order_bound", units.seconds),
-        ("Above that bound", "order_gap", units.share), ("Exposed communication", "exposed_communication", units.seconds),
-        ("Overlap", "overlap", units.share), ("GPU utilisation", "utilisation", units.share),
-        ("Balancedness", "balancedness", units.digits), ("Kept local", "kept_local", units.share),
+        ("Time (simulated)", "total", units.seconds),
+        ("Bound of its placement", "order_bound", units.seconds),
+        ("Above that bound", "order_gap", units.share),
+        ("Exposed communication", "exposed_communication", units.seconds),
+        ("Overlap", "overlap", units.share),
+        ("GPU utilisation", "utilisation", units.share),
+        ("Balancedness", "balancedness", units.digits),
+        ("Kept local", "kept_local", units.share),
         ("Fullest GPU", "memory", units.size),
-    ):  # fmt: skip
-        ours, theirs = (getattr(one, name) for one in figures)
+    ):
+        ours, theirs = (getattr(figure, name) for figure in figures)
         against = units.ratio(theirs / ours) if ours else "—"
         if write is units.share:
             against = f"{100 * (theirs - ours):+.1f} points"
@@ -116,14 +124,18 @@ def _placements(plans: list[Plan], names: tuple[str, str]) -> None:
     pair = [plan.placement for plan in plans]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if all(plan.placement_b is not None for plan in plans):
-            which = widgets.segments("Of", ["First model", "Second model"], default="First model", required=True,
-                                         key="compare-model")  # fmt: skip
+            which = widgets.segments(
+                "Of", ["First model", "Second model"], default="First model", required=True, key="compare-model"
+            )
             if which == "Second model":
                 pair = [plan.placement_b for plan in plans]
         layer = st.selectbox(
-            "Layer", [None, *range(pair[0].layers)], format_func=lambda one: "all layers, mean" if one is None else str(one),
-            key=f"compare-layer-{pair[0].layers}", width=200,
-        )  # fmt: skip
+            "Layer",
+            [None, *range(pair[0].layers)],
+            format_func=lambda one: "all layers, mean" if one is None else str(one),
+            key=f"compare-layer-{pair[0].layers}",
+            width=200,
+        )
     key = digest_of(*(one.digest for one in pair), str(layer))[:16]
     widgets.chart(charts.difference(*pair, names, layer), f"difference-{key}")
     st.caption(f"Green: {plain(names[1])} serves more of the expert's tokens on that GPU; orange: less.")

@@ -17,12 +17,16 @@ from engine.store.records import Comment, Decision, Review, SavedPlan
 EVERY = 3
 """Seconds after which what others said is looked for."""
 DID = {"approved": "**approved** it", "rejected": "**rejected** it", "reopened": "**reopened** it"}
-DID_ICON = {"approved": ":green[:material/check_circle:]", "rejected": ":red[:material/cancel:]",
-            "reopened": ":blue[:material/pending:]"}  # fmt: skip
+DID_ICON = {
+    "approved": ":green[:material/check_circle:]",
+    "rejected": ":red[:material/cancel:]",
+    "reopened": ":blue[:material/pending:]",
+}
 BUTTONS = {
-    "approved": ("Approve", ":material/check_circle:"), "rejected": ("Reject", ":material/cancel:"),
+    "approved": ("Approve", ":material/check_circle:"),
+    "rejected": ("Reject", ":material/cancel:"),
     "reopened": ("Reopen", ":material/undo:"),
-}  # fmt: skip
+}
 
 
 def badge(review: Review | None) -> None:
@@ -103,12 +107,21 @@ def _comment(review: Review) -> None:
     refused, form = people.why_not("plan"), f"comment-{review.id}"
     text = f"{form}-text"
     with st.form(form):
-        st.text_area("Your comment", key=text, placeholder="Seen by everybody who opens this plan", height=98,
-                     max_chars=records.LONGEST_TEXT)  # fmt: skip
+        st.text_area(
+            "Your comment",
+            key=text,
+            placeholder="Seen by everybody who opens this plan",
+            height=98,
+            max_chars=records.LONGEST_TEXT,
+        )
         st.form_submit_button(
-            "Comment", icon=":material/send:", disabled=bool(refused), help=refused, on_click=_send,
+            "Comment",
+            icon=":material/send:",
+            disabled=bool(refused),
+            help=refused,
+            on_click=_send,
             args=(form, text, lambda said: store.comment(review, said)),
-        )  # fmt: skip
+        )
         _say_refusal(form)
 
 
@@ -121,10 +134,14 @@ def _decide(review: Review) -> None:
             for verdict in ("approved", "rejected") if review.state == "open" else ("reopened",):
                 label, icon = BUTTONS[verdict]
                 st.form_submit_button(
-                    label, icon=icon, disabled=bool(refused), help=refused, on_click=_send,
+                    label,
+                    icon=icon,
+                    disabled=bool(refused),
+                    help=refused,
+                    on_click=_send,
                     type="primary" if verdict == "approved" else "secondary",
                     args=(form, reason, partial(store.decide, review, verdict)),
-                )  # fmt: skip
+                )
         _say_refusal(form)
 
 

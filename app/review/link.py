@@ -78,7 +78,7 @@ def _open_inputs(saved: SavedPlan) -> None:
     state.open_step(TrainingStep.from_dict(inputs["step"], "training step") if "step" in inputs else None)
     state.open_graph(OperatorGraph.from_dict(inputs["graph"], "operator graph") if "graph" in inputs else None)
     state.open_cost(inputs["cost"])
-    state.set_others([one.digest for one in problem.others])
+    state.set_others([other.digest for other in problem.others])
     used = inputs.get(store.IN_USE)
     if used is not None and used != saved.plan:
         state.add_saved(used, None)

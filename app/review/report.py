@@ -57,15 +57,29 @@ def file_name(saved: SavedPlan) -> str:
 def html(dossier: Dossier) -> str:
     """The report as HTML text."""
     folder = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
-    figures = [chart(one) for one in _figures(dossier.brief)]
+    figures = [chart(figure) for figure in _figures(dossier.brief)]
     plotly_js, draw_js = scripts()
     return folder.get_template("report.html.j2").render(
-        saved=dossier.saved, review=dossier.review, brief=dossier.brief, said=said(dossier.review), runs=dossier.runs,
-        headline=headline(dossier.brief), bounds=bound_in_words(dossier.brief), cost=cost_in_words(dossier.brief),
-        risk=risk_in_words(dossier.brief), inputs=inputs(dossier.brief.problem), provenance=provenance(dossier.brief),
-        figures=figures, units=units, moment=moment, made=time.time(), plotly_js=plotly_js, draw_js=draw_js,
-        policy=_policy(plotly_js, draw_js), config=Markup(json.dumps(CONFIG)),
-    )  # fmt: skip
+        saved=dossier.saved,
+        review=dossier.review,
+        brief=dossier.brief,
+        said=said(dossier.review),
+        runs=dossier.runs,
+        headline=headline(dossier.brief),
+        bounds=bound_in_words(dossier.brief),
+        cost=cost_in_words(dossier.brief),
+        risk=risk_in_words(dossier.brief),
+        inputs=inputs(dossier.brief.problem),
+        provenance=provenance(dossier.brief),
+        figures=figures,
+        units=units,
+        moment=moment,
+        made=time.time(),
+        plotly_js=plotly_js,
+        draw_js=draw_js,
+        policy=_policy(plotly_js, draw_js),
+        config=Markup(json.dumps(CONFIG)),
+    )
 
 
 def said(review: Review | None) -> list[dict[str, str]]:
@@ -73,10 +87,14 @@ def said(review: Review | None) -> list[dict[str, str]]:
     if review is None:
         return []
     return [
-        {"by": one.by, "at": moment(one.at), "did": "" if isinstance(one, Comment) else VERDICTS[one.verdict],
-         "text": one.text if isinstance(one, Comment) else one.reason}
+        {
+            "by": one.by,
+            "at": moment(one.at),
+            "did": "" if isinstance(one, Comment) else VERDICTS[one.verdict],
+            "text": one.text if isinstance(one, Comment) else one.reason,
+        }
         for one in sorted((*review.comments, *review.decisions), key=lambda one: one.at)
-    ]  # fmt: skip
+    ]
 
 
 def moment(at: float) -> str:
@@ -88,7 +106,7 @@ def inputs(problem: Problem) -> list[tuple[str, str, str]]:
     """Role, name with its figures, and digest of everything that the plan was made from."""
     digests = input_digests(problem)
     found = [("Workload", _recording(problem.workload), digests["workload"])]
-    found += [("Must also serve", _recording(one), one.digest) for one in problem.others]
+    found += [("Must also serve", _recording(other), other.digest) for other in problem.others]
     types = [gpu.type for gpu in problem.cluster.gpus]
     gpus = ", ".join(f"{types.count(one)} × {one}" for one in dict.fromkeys(types))
     found.append(
@@ -124,8 +142,14 @@ def provenance(brief: Brief) -> list[tuple[str, str]]:
     plan, origin = brief.own.plan, brief.own.plan.provenance
     options = ", ".join(f"{name} = {value}" for name, value in origin.options.items())
     versions = ", ".join(f"{name} {value}" for name, value in origin.versions.items())
-    found = [("Plan", plan.id), ("Optimiser", origin.optimiser), ("Options", options or "none"), ("Seed", str(origin.seed)),
-             ("Made with", versions or "unknown"), ("Proof", plan.claim.proof if plan.claim else "none")]  # fmt: skip
+    found = [
+        ("Plan", plan.id),
+        ("Optimiser", origin.optimiser),
+        ("Options", options or "none"),
+        ("Seed", str(origin.seed)),
+        ("Made with", versions or "unknown"),
+        ("Proof", plan.claim.proof if plan.claim else "none"),
+    ]
     found += [(f"Input it was made from, {role}", digest) for role, digest in origin.inputs.items()]
     if plan.parent:
         found.append(("Derived from", plan.parent))
@@ -138,15 +162,24 @@ def _figures(brief: Brief) -> list[go.Figure]:
     if problem.step is None:
         layers = charts.drawable(pair, 0, min(problem.workload.layers - 1, 1))
         bounds = {brief.own.plan.name: bound_of_plan(brief.own.plan, problem, *layers)}
-    return [charts.timelines(pair, layers, bounds), charts.placement(brief.own.plan, problem),
-            cluster_charts.picture(problem.cluster)]  # fmt: skip
+    return [
+        charts.timelines(pair, layers, bounds),
+        charts.placement(brief.own.plan, problem),
+        cluster_charts.picture(problem.cluster),
+    ]
 
 
 def chart(figure: go.Figure) -> dict[str, Markup | str | int]:
     """A chart on white paper: its JSON without anything that could end a script, its title in words, its height."""
     figure = go.Figure(figure)
-    figure.update_layout(template="plotly_white", width=WIDTH, autosize=False, font={"family": "system-ui, sans-serif"},
-                         paper_bgcolor="#FFFFFF", plot_bgcolor="#FFFFFF")  # fmt: skip
+    figure.update_layout(
+        template="plotly_white",
+        width=WIDTH,
+        autosize=False,
+        font={"family": "system-ui, sans-serif"},
+        paper_bgcolor="#FFFFFF",
+        plot_bgcolor="#FFFFFF",
+    )
     text = plotly.io.to_json(figure, engine="json")
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -173,7 +206,13 @@ def scripts() -> tuple[Markup, Markup]:
 def _policy(*allowed: str) -> str:
     """Content security policy: these scripts, styles of the page's own, pictures that are in it, and no request at all."""
     digests = (base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in allowed)
-    sources = " ".join(f"'sha256-{one}'" for one in digests)
-    parts = ("default-src 'none'", f"script-src {sources}", "style-src 'unsafe-inline'", "img-src data: blob:",
-             "base-uri 'none'", "form-action 'none'")  # fmt: skip
+    sources = " ".join(f"'sha256-{digest}'" for digest in digests)
+    parts = (
+        "default-src 'none'",
+        f"script-src {sources}",
+        "style-src 'unsafe-inline'",
+        "img-src data: blob:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    )
     return "; ".join(parts)

@@ -20,9 +20,11 @@ from engine.workload import digest_of
 NO_REVIEW = "no review"
 STATES = {"open": "blue", "approved": "green", "rejected": "red", NO_REVIEW: "gray"}
 ICONS = {
-    "open": ":material/pending:", "approved": ":material/check_circle:", "rejected": ":material/cancel:",
+    "open": ":material/pending:",
+    "approved": ":material/check_circle:",
+    "rejected": ":material/cancel:",
     NO_REVIEW: ":material/remove:",
-}  # fmt: skip
+}
 ROWS = 6
 """Plans that are seen without scrolling."""
 QUESTION = "Shall we run this?"
@@ -32,15 +34,20 @@ EVERY = 4
 
 def choose_workspace() -> str | None:
     """The workspace to look at, with a form for a new one; None while there is none."""
-    found = {one.id: one.name for one in records.workspaces(store.db())}
+    found = {workspace.id: workspace.name for workspace in records.workspaces(store.db())}
     chosen = state.workspace() if state.workspace() in found else next(iter(found), None)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if found:
             key = f"workspaces-{digest_of(*found, chosen)[:16]}"
             st.selectbox(
-                "Workspace", list(found), list(found).index(chosen), format_func=found.get, key=key, width=320,
+                "Workspace",
+                list(found),
+                list(found).index(chosen),
+                format_func=found.get,
+                key=key,
+                width=320,
                 on_change=lambda: _switch(st.session_state[key]),
-            )  # fmt: skip
+            )
         _new_workspace()
         if chosen is not None:
             _save_open_plan(chosen)
@@ -56,10 +63,15 @@ def _new_workspace() -> None:
     refused = people.why_not("plan")
     # Another key is another popover, which is closed: so it closes once its form has been written.
     with (
-        st.popover("New workspace", icon=":material/create_new_folder:", disabled=bool(refused), help=refused,
-                   key=f"new-workspace-{state.written()}"),
+        st.popover(
+            "New workspace",
+            icon=":material/create_new_folder:",
+            disabled=bool(refused),
+            help=refused,
+            key=f"new-workspace-{state.written()}",
+        ),
         st.form(f"workspace-{state.written()}", border=False),
-    ):  # fmt: skip
+    ):
         name = st.text_input("Name of the workspace", max_chars=120, placeholder="Cluster for autumn")
         if st.form_submit_button("Make it", icon=":material/check:"):
             attempt(lambda: store.add_workspace(name))
@@ -71,14 +83,21 @@ def _save_open_plan(workspace: str) -> None:
     problem, reason = _open_problem(plan)
     reason = people.why_not("plan") or reason
     key = f"{workspace}-{plan.id if plan else ''}-{state.written()}"
-    with st.popover("Save the open plan", icon=":material/bookmark_add:", type="primary", disabled=bool(reason), help=reason,
-                    key=f"save-{key}"):  # fmt: skip
+    with st.popover(
+        "Save the open plan",
+        icon=":material/bookmark_add:",
+        type="primary",
+        disabled=bool(reason),
+        help=reason,
+        key=f"save-{key}",
+    ):
         if reason:
             return
         with st.form(f"saving-{key}", border=False):
             name = st.text_input("Name of the plan", plan.name, max_chars=120)
-            note = st.text_area("Note", placeholder="What is special about it, and why now", height=90,
-                                max_chars=records.LONGEST_TEXT)  # fmt: skip
+            note = st.text_area(
+                "Note", placeholder="What is special about it, and why now", height=90, max_chars=records.LONGEST_TEXT
+            )
             question = st.text_input(
                 "Question to the team", QUESTION, help="puts it up for decision; empty: only saved"
             )
@@ -113,7 +132,7 @@ def attempt(write: Callable[[], object]) -> None:
 
 def newest_reviews(workspace: str) -> dict[int, Review]:
     """The newest review of every plan of a workspace that has one, by the plan's number."""
-    return {one.saved.number: one for one in reversed(records.reviews(store.db(), workspace))}
+    return {review.saved.number: review for review in reversed(records.reviews(store.db(), workspace))}
 
 
 def show(workspace: str) -> None:
@@ -128,10 +147,22 @@ def show(workspace: str) -> None:
     state_of = {one.number: reviews[one.number].state if one.number in reviews else NO_REVIEW for one in found}
     counts = {name: list(state_of.values()).count(name) for name in STATES}
     with st.container(horizontal=True, vertical_alignment="center"):
-        text = st.text_input("Search", key="review-search", placeholder="name, note, author or id", width=280,
-                             icon=":material/search:", label_visibility="collapsed")  # fmt: skip
-        wanted = st.pills("State", list(STATES), selection_mode="multi", label_visibility="collapsed", key="review-states",
-                          format_func=lambda one: f"{ICONS[one]} {one} · {counts[one]}")  # fmt: skip
+        text = st.text_input(
+            "Search",
+            key="review-search",
+            placeholder="name, note, author or id",
+            width=280,
+            icon=":material/search:",
+            label_visibility="collapsed",
+        )
+        wanted = st.pills(
+            "State",
+            list(STATES),
+            selection_mode="multi",
+            label_visibility="collapsed",
+            key="review-states",
+            format_func=lambda one: f"{ICONS[one]} {one} · {counts[one]}",
+        )
     if text.strip():
         found = records.saved_plans(store.db(), workspace, text)
     listed = [one for one in found if not wanted or state_of.get(one.number, NO_REVIEW) in wanted]
@@ -154,13 +185,18 @@ def _table(listed: list[SavedPlan], state_of: dict[int, str], reviews: dict[int,
     looked_at = (state.reviewed() or (None, None))[0]
     column = st.column_config
     st.dataframe(
-        as_text(listed, state_of, reviews, looked_at), key=key, hide_index=True, on_select=look_at_selected,
-        selection_mode="single-row", height="content" if len(listed) <= ROWS else 240, alt="Saved plans, newest first",
+        as_text(listed, state_of, reviews, looked_at),
+        key=key,
+        hide_index=True,
+        on_select=look_at_selected,
+        selection_mode="single-row",
+        height="content" if len(listed) <= ROWS else 240,
+        alt="Saved plans, newest first",
         column_config={
             "": column.TextColumn(width=30),
             "State": column.MultiselectColumn(options=list(STATES), color=list(STATES.values()), width=110),
         },
-    )  # fmt: skip
+    )
 
 
 def as_text(
@@ -168,19 +204,21 @@ def as_text(
 ) -> pd.DataFrame:
     """One row a saved plan."""
     totals = [(one.figures.get("metrics") or {}).get("total") for one in listed]
-    factor, unit = units.scale_of(min((one for one in totals if one), default=1.0), units.TIME)
+    factor, unit = units.scale_of(min((total for total in totals if total), default=1.0), units.TIME)
     said = {number: len(one.comments) for number, one in reviews.items()}
-    return pd.DataFrame({
-        "": ["▸" if one.number == looked_at else "" for one in listed],
-        "State": [[state_of.get(one.number, NO_REVIEW)] for one in listed],
-        "Plan": [one.name for one in listed],
-        f"Time, {unit} (simulated)": ["—" if one is None else units.digits(one / factor) for one in totals],
-        "Note": [" ".join(one.note.split()) for one in listed],
-        "Saved by": [one.by for one in listed],
-        "When": [widgets.describe_time(one.at) for one in listed],
-        "Comments": [said.get(one.number, 0) for one in listed],
-        "Id": [one.plan[:8] for one in listed],
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "": ["▸" if one.number == looked_at else "" for one in listed],
+            "State": [[state_of.get(one.number, NO_REVIEW)] for one in listed],
+            "Plan": [one.name for one in listed],
+            f"Time, {unit} (simulated)": ["—" if total is None else units.digits(total / factor) for total in totals],
+            "Note": [" ".join(one.note.split()) for one in listed],
+            "Saved by": [one.by for one in listed],
+            "When": [widgets.describe_time(one.at) for one in listed],
+            "Comments": [said.get(one.number, 0) for one in listed],
+            "Id": [one.plan[:8] for one in listed],
+        }
+    )
 
 
 def looked_at(workspace: str) -> tuple[SavedPlan, Review | None] | None:
@@ -193,7 +231,7 @@ def looked_at(workspace: str) -> tuple[SavedPlan, Review | None] | None:
         return None
     reviews = records.reviews_of(store.db(), number)
     newest = reviews[0] if reviews else None
-    return saved, next((one for one in reviews if one.id == wanted), newest)
+    return saved, next((review for review in reviews if review.id == wanted), newest)
 
 
 def watch() -> None:

@@ -30,8 +30,10 @@ def show(saved: SavedPlan, review: Review | None) -> None:
     runs = records.runs(store.db(), saved.plan)
     if brief is None:
         _head(saved, review, None, runs)
-        st.warning(f"It cannot be simulated here: {plain(fault)}. Below stands what was noted when it was saved.",
-                   icon=":material/warning:")  # fmt: skip
+        st.warning(
+            f"It cannot be simulated here: {plain(fault)}. Below stands what was noted when it was saved.",
+            icon=":material/warning:",
+        )
         _noted(saved)
     else:
         _brief(saved, review, brief, runs)
@@ -45,14 +47,20 @@ def show(saved: SavedPlan, review: Review | None) -> None:
 def _brief(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run]) -> None:
     head, (left, right) = st.container(), st.columns(2, gap="large")
     with left:
-        st.markdown("**What it does**\n" + "\n".join(f"- {plain(one)}" for one in brief.words))
+        st.markdown("**What it does**\n" + "\n".join(f"- {plain(word)}" for word in brief.words))
     with right:
         known = st.container()
         brief = _on_others(brief)
-        known.markdown("\n".join([
-            "**What is known of it**", *(f"- {plain(one)}" for one in bound_in_words(brief)),
-            f"- Cost: {plain(cost_in_words(brief))}", f"- Risk: {plain(risk_in_words(brief))}",
-        ]))  # fmt: skip
+        known.markdown(
+            "\n".join(
+                [
+                    "**What is known of it**",
+                    *(f"- {plain(bound_in_word)}" for bound_in_word in bound_in_words(brief)),
+                    f"- Cost: {plain(cost_in_words(brief))}",
+                    f"- Risk: {plain(risk_in_words(brief))}",
+                ]
+            )
+        )
         for name, reason in brief.refused.items():
             st.caption(f"Not scored on {plain(name)}: {plain(reason)}.")
         st.caption(f"Simulated with {plain(brief.problem.cost.source)}.")
@@ -92,8 +100,12 @@ def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: li
     st.code(link.address(saved, review.id if review else None), language=None, wrap_lines=True)
     with st.container(horizontal=True, vertical_alignment="center"):
         is_open = saved.plan in state.saved() and state.plan_id() == saved.plan
-        if st.button("Open in this session", icon=":material/route:", disabled=is_open,
-                     help="with everything that it was made from, for Timeline, What-if and Launch"):  # fmt: skip
+        if st.button(
+            "Open in this session",
+            icon=":material/route:",
+            disabled=is_open,
+            help="with everything that it was made from, for Timeline, What-if and Launch",
+        ):
             if fault := link.open_in_session(saved):
                 st.error(plain(fault), icon=":material/error:")
             else:
@@ -110,17 +122,25 @@ def _report(dossier: Dossier) -> None:
             return
         st.caption("One HTML file with everything on this page, that needs neither this studio nor a network.")
         st.download_button(
-            "Download the report", report.html(dossier), report.file_name(dossier.saved), "text/html",
-            icon=":material/download:", on_click="ignore", type="primary",
-        )  # fmt: skip
+            "Download the report",
+            report.html(dossier),
+            report.file_name(dossier.saved),
+            "text/html",
+            icon=":material/download:",
+            on_click="ignore",
+            type="primary",
+        )
 
 
 def _figures(brief: Brief) -> None:
     own, base = brief.own.figures, brief.baseline
     with st.container(horizontal=True, gap="large"):
         st.metric("Time, simulated", units.seconds(own.total), help=brief.problem.cost.source)
-        st.metric("Gain", units.ratio(brief.gain), help=f"as fast as {base.plan.name}, which takes "
-                                                         f"{units.seconds(base.figures.total)}")  # fmt: skip
+        st.metric(
+            "Gain",
+            units.ratio(brief.gain),
+            help=f"as fast as {base.plan.name}, which takes {units.seconds(base.figures.total)}",
+        )
         gap, what = (own.order_gap, "any order of sends of its placement")
         if own.bound is not None and brief.own.plan.claim.scope == "placement and order":
             gap, what = own.gap, "any placement with as many slots per GPU"
@@ -137,9 +157,11 @@ def _noted(saved: SavedPlan) -> None:
     figures = saved.figures.get("metrics") or {}
     with st.container(horizontal=True, gap="large"):
         for label, name, text in (
-            ("Time, simulated", "total", units.seconds), ("Bound", "order_bound", units.seconds),
-            ("GPU utilisation", "utilisation", units.share), ("Balancedness", "balancedness", units.digits),
-        ):  # fmt: skip
+            ("Time, simulated", "total", units.seconds),
+            ("Bound", "order_bound", units.seconds),
+            ("GPU utilisation", "utilisation", units.share),
+            ("Balancedness", "balancedness", units.digits),
+        ):
             if figures.get(name) is not None:
                 st.metric(label, text(figures[name]))
 
@@ -167,23 +189,29 @@ def _runs(runs: list[Run]) -> None:
 
 def runs_as_text(runs: list[Run]) -> pd.DataFrame:
     """One row a run."""
-    return pd.DataFrame({
-        "When": [widgets.describe_time(one.at) for one in runs],
-        "Where": [PLACES.get(one.place, one.place) for one in runs],
-        "Predicted for there": [units.seconds(one.predicted) if one.predicted is not None else "—" for one in runs],
-        "Measured": [units.seconds(one.measured) if one.measured is not None else "—" for one in runs],
-        "Ratio": [units.ratio(one.measured / one.predicted) if one.measured and one.predicted else "—" for one in runs],
-        "Ranks": [str(one.report.get("ranks") or "—") for one in runs],
-        "Tokens": [f"{one.report['tokens']:,}" if one.report.get("tokens") else "—" for one in runs],
-        "Device": [str(one.report.get("device") or "—") for one in runs],
-        "Launched by": [one.by for one in runs],
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "When": [widgets.describe_time(run.at) for run in runs],
+            "Where": [PLACES.get(run.place, run.place) for run in runs],
+            "Predicted for there": [units.seconds(run.predicted) if run.predicted is not None else "—" for run in runs],
+            "Measured": [units.seconds(run.measured) if run.measured is not None else "—" for run in runs],
+            "Ratio": [
+                units.ratio(run.measured / run.predicted) if run.measured and run.predicted else "—" for run in runs
+            ],
+            "Ranks": [str(run.report.get("ranks") or "—") for run in runs],
+            "Tokens": [f"{run.report['tokens']:,}" if run.report.get("tokens") else "—" for run in runs],
+            "Device": [str(run.report.get("device") or "—") for run in runs],
+            "Launched by": [run.by for run in runs],
+        }
+    )
 
 
 def _family(saved: SavedPlan) -> None:
     """The plan that this one was derived from, and those derived from it, as buttons that look at them."""
-    kin = [("Derived from", [saved.parent] if saved.parent else []),
-           ("Derived plans", records.children(store.db(), saved.plan))]  # fmt: skip
+    kin = [
+        ("Derived from", [saved.parent] if saved.parent else []),
+        ("Derived plans", records.children(store.db(), saved.plan)),
+    ]
     for label, ids in kin:
         known = {one.plan: one for one in records.saves_of(store.db(), ids)}
         if not ids:

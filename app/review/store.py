@@ -69,7 +69,7 @@ def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, 
 
 def _names(problem: Problem) -> dict[str, str]:
     recordings = [problem.workload, *problem.others, *([problem.second.workload] if problem.second else [])]
-    return {one.digest: one.name for one in recordings}
+    return {recording.digest: recording.name for recording in recordings}
 
 
 def _finite(value: Any) -> Any:
@@ -120,8 +120,10 @@ def problem_of(saved: SavedPlan) -> Problem:
     names = saved.inputs.get(NAMES, {})
     if missing := [one for one in recordings_of(saved) if not store.has_workload(one)]:
         called = " and ".join(names.get(one, one[:12]) for one in missing)
-        raise InputError(f"this studio's data folder does not have the recording {called}; upload it on the Workload page, "
-                         "where it is known by its content")  # fmt: skip
+        raise InputError(
+            f"this studio's data folder does not have the recording {called}; upload it on the Workload page, "
+            "where it is known by its content"
+        )
     return _problem(digest_of(json.dumps(saved.inputs, sort_keys=True)), saved.inputs)
 
 
@@ -148,8 +150,8 @@ def other_recordings(problem: Problem) -> list[str]:
     """Digests of the session's recordings that a plan for this problem was not made from and can be scored on."""
     if problem.second is not None or (problem.step is not None and problem.step.routing == "balanced"):
         return []
-    made_from = {one.digest for one in (problem.workload, *problem.others)}
-    return [one for one in state.workloads() if one not in made_from and store.has_workload(one)]
+    made_from = {other.digest for other in (problem.workload, *problem.others)}
+    return [workload for workload in state.workloads() if workload not in made_from and store.has_workload(workload)]
 
 
 def with_risks(brief: Brief, others: list[str]) -> Brief:
@@ -160,4 +162,4 @@ def with_risks(brief: Brief, others: list[str]) -> Brief:
 
 @st.cache_resource(max_entries=24, show_spinner="Simulating the plan on the other recordings")
 def _with_risks(name: str, id: str, key: tuple[str, ...], others: tuple[str, ...], _brief: Brief) -> Brief:
-    return with_risks_of(_brief, [cached.recording(one) for one in others], cached.simulate)
+    return with_risks_of(_brief, [cached.recording(other) for other in others], cached.simulate)

@@ -13,9 +13,11 @@ ORDERS = {
     "concurrent": "all at once, a plain all-to-all",
 }
 POLICIES = {
-    "fair": "share the network fairly with all-to-alls", "priority": "wait for all-to-alls, which go first",
-    "fifo": "take the network in the order of their arrival", "fixed": "take the network in a fixed order",
-}  # fmt: skip
+    "fair": "share the network fairly with all-to-alls",
+    "priority": "wait for all-to-alls, which go first",
+    "fifo": "take the network in the order of their arrival",
+    "fixed": "take the network in a fixed order",
+}
 
 
 def words(plan: Plan, move: Migration | None) -> list[str]:
@@ -49,27 +51,35 @@ def _count(number: int, noun: str) -> str:
 def _placement(placement: Placement, first_of_two: bool) -> str:
     copies = (placement.share > 0).sum(axis=2)
     whose = "the first model's " if first_of_two else ""
-    said = (f"Places {whose}{_count(placement.experts, 'expert')} of {_count(placement.layers, 'MoE layer')} on "
-            f"{_count(placement.gpus, 'GPU')}")  # fmt: skip
+    said = (
+        f"Places {whose}{_count(placement.experts, 'expert')} of {_count(placement.layers, 'MoE layer')} on "
+        f"{_count(placement.gpus, 'GPU')}"
+    )
     if placement.single:
         said += ", every expert on one GPU"
     else:
-        said += (f", {int((copies > 1).sum()):,} of {copies.size:,} with replicas (up to "
-                 f"{_count(int(copies.max()), 'copy').replace('copys', 'copies')})")  # fmt: skip
+        said += (
+            f", {int((copies > 1).sum()):,} of {copies.size:,} with replicas (up to "
+            f"{_count(int(copies.max()), 'copy').replace('copys', 'copies')})"
+        )
     least, most = int(placement.slots.min()), int(placement.slots.max())
     return f"{said}; a GPU holds {least if least == most else f'{least} to {most}'} a layer."
 
 
 def _beside(placement: Placement, second: Placement) -> str:
-    return (f"Puts the second model's {_count(second.experts, 'expert')} of {_count(second.layers, 'MoE layer')} on the same "
-            f"GPUs, beside the first model's.")  # fmt: skip
+    return (
+        f"Puts the second model's {_count(second.experts, 'expert')} of {_count(second.layers, 'MoE layer')} on the same "
+        f"GPUs, beside the first model's."
+    )
 
 
 def _move(move: Migration) -> str:
     if not move.copies:
         return "Moves no expert: every one stays where it is."
-    return (f"Moves {_count(move.copies, 'expert')} to another GPU: {size(move.bytes)} of weights, {seconds(move.seconds)} "
-            f"through the busiest port.")  # fmt: skip
+    return (
+        f"Moves {_count(move.copies, 'expert')} to another GPU: {size(move.bytes)} of weights, {seconds(move.seconds)} "
+        f"through the busiest port."
+    )
 
 
 def _order(order: SendOrder, second: SendOrder | None) -> str:
@@ -82,10 +92,14 @@ def _order(order: SendOrder, second: SendOrder | None) -> str:
 def _pipeline(pipeline: Pipeline | None) -> list[str]:
     if pipeline is None or max(pipeline.forward + pipeline.backward) == 1:
         return []
-    spans = [f"{min(one)}" if min(one) == max(one) else f"{min(one)} to {max(one)}"
-             for one in (pipeline.forward, pipeline.backward)]  # fmt: skip
-    return [f"Cuts the tokens of every MoE layer into {spans[0]} parts forward and {spans[1]} backward, so that one part is "
-            f"sent while another is computed."]  # fmt: skip
+    spans = [
+        f"{min(one)}" if min(one) == max(one) else f"{min(one)} to {max(one)}"
+        for one in (pipeline.forward, pipeline.backward)
+    ]
+    return [
+        f"Cuts the tokens of every MoE layer into {spans[0]} parts forward and {spans[1]} backward, so that one part is "
+        f"sent while another is computed."
+    ]
 
 
 def _overlap(overlap: Overlap | None) -> list[str]:
@@ -94,8 +108,10 @@ def _overlap(overlap: Overlap | None) -> list[str]:
     found = []
     if overlap.ranges:
         parts = [one.parts for one in overlap.ranges]
-        found.append(f"Cuts {_count(len(parts), 'stretch').replace('stretchs', 'stretches')} of the forward pass into up to "
-                     f"{max(parts)} parts that run as a pipeline.")  # fmt: skip
+        found.append(
+            f"Cuts {_count(len(parts), 'stretch').replace('stretchs', 'stretches')} of the forward pass into up to "
+            f"{max(parts)} parts that run as a pipeline."
+        )
     if overlap.under:
         found.append(
             f"Runs {_count(len(overlap.under), 'weight-gradient operator')} under all-to-alls of the backward pass."
@@ -106,6 +122,9 @@ def _overlap(overlap: Overlap | None) -> list[str]:
 
 
 def _priority(priority: Priority) -> str:
-    cut = (f"fused into buckets of {size(priority.bucket)}" if priority.bucket is not None
-           else f"cut into pieces of at most {size(priority.micro_op)}")  # fmt: skip
+    cut = (
+        f"fused into buckets of {size(priority.bucket)}"
+        if priority.bucket is not None
+        else f"cut into pieces of at most {size(priority.micro_op)}"
+    )
     return f"All-reduces of gradients are {cut} and {POLICIES[priority.policy]}."

@@ -32,7 +32,7 @@ def show(shown: dict[str, Plan], problem: Problem) -> None:
         {one: cached.metrics(made, problem).order_bound for one, made in shown.items()} if phase == "step" else None
     )
     widgets.chart(charts.step_gantt(timelines, parts, title, bounds), "step-gantt")
-    groups = max(len(one.resources) for one in timelines.values())
+    groups = max(len(timeline.resources) for timeline in timelines.values())
     some = ""
     if groups > charts.MOST_LANES:
         some = f" Of up to {groups} groups of GPUs the {charts.MOST_LANES} that compute longest are drawn."
@@ -70,11 +70,14 @@ def _figures(plan: Plan, problem: Problem) -> None:
 def choose_part(timelines: list[Timeline]) -> tuple[charts.Phase, int, int]:
     """Phase and model layers to draw; never more than a browser can."""
     layers = charts.layers_of(timelines) or [0]
-    whole = sum(len(charts.stretch(one).events) for one in timelines) <= charts.MOST_BARS
+    whole = sum(len(charts.stretch(timeline).events) for timeline in timelines) <= charts.MOST_BARS
     offered = [one for one in PHASES if whole or one != "step"]
-    phase = widgets.segments(
-        "Part of the step", offered, default=offered[0], format_func=PHASES.get, label_visibility="collapsed"
-    ) or offered[0]  # fmt: skip
+    phase = (
+        widgets.segments(
+            "Part of the step", offered, default=offered[0], format_func=PHASES.get, label_visibility="collapsed"
+        )
+        or offered[0]
+    )
     if phase == "step":
         return phase, layers[0], layers[-1]
     first, last = layers[0], charts.last_that_fits(timelines, phase, layers[0], layers[-1])
@@ -87,9 +90,14 @@ def choose_part(timelines: list[Timeline]) -> tuple[charts.Phase, int, int]:
             first, last = chosen
             fits = charts.last_that_fits(timelines, phase, first, last)
     if fits < last:
-        st.warning(f"Showing layers {first} to {fits}: more than {charts.MOST_BARS:,} bars would stall the browser. The "
-                   "Perfetto file has everything.", icon=":material/warning:")  # fmt: skip
+        st.warning(
+            f"Showing layers {first} to {fits}: more than {charts.MOST_BARS:,} bars would stall the browser. The "
+            "Perfetto file has everything.",
+            icon=":material/warning:",
+        )
     elif not whole:
-        st.caption(f"A part of the step is shown: all of it has more than {charts.MOST_BARS:,} bars. The Perfetto file has "
-                   "everything.")  # fmt: skip
+        st.caption(
+            f"A part of the step is shown: all of it has more than {charts.MOST_BARS:,} bars. The Perfetto file has "
+            "everything."
+        )
     return phase, first, fits

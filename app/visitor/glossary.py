@@ -20,127 +20,221 @@ class Term:
 TERMS = {
     "affinity": Term(
         "How strongly the expert of one layer foretells the expert of the next: the share of the tokens of expert A that go "
-        "on to expert B.", "ExFlow §IV-B"),
+        "on to expert B.",
+        "ExFlow §IV-B",
+    ),
     "aggregate": Term(
-        "Weighing and adding up the outputs of a token's experts, after which the next layer begins.", "Aurora §2.1"),
+        "Weighing and adding up the outputs of a token's experts, after which the next layer begins.", "Aurora §2.1"
+    ),
     "all-gather": Term(
         "Every GPU gets what every other one has. In context-coherent execution one at the end of a pass replaces the way "
-        "back of every layer.", "ExFlow §IV-A"),
+        "back of every layer.",
+        "ExFlow §IV-A",
+    ),
     "all-reduce": Term(
         "Every GPU gets the sum of what all of them have: the gradients of the layers that each holds a copy of.",
-        "Lina §2.2", ("all-reduces",)),
+        "Lina §2.2",
+        ("all-reduces",),
+    ),
     "all-to-all": Term(
         "Every GPU sends something else to every other one. It ends when the last of them has sent and received all of it.",
-        "Aurora §2.1, §2.2", ("all-to-alls",)),
+        "Aurora §2.1, §2.2",
+        ("all-to-alls",),
+    ),
     "α–β cost": Term(
-        "Time as a start-up α plus β for every byte or operation, fitted to measurements.", "PipeMoE §IV-A", ("α–β",)),
+        "Time as a start-up α plus β for every byte or operation, fitted to measurements.", "PipeMoE §IV-A", ("α–β",)
+    ),
     "balancedness": Term(
         "The mean load of the GPUs divided by the largest: 1 when all have as much to do, a half when the fullest has twice "
-        "the mean.", "SGLang and vLLM, expert load balancing; its inverse is Lina's imbalance, §2.2"),
+        "the mean.",
+        "SGLang and vLLM, expert load balancing; its inverse is Lina's imbalance, §2.2",
+    ),
     "bound": Term(
         "A time that no plan of the stated kind can beat, proven. For an all-to-all: the bytes of its busiest port over that "
-        "port's bandwidth.", "Aurora §4.2, Theorem 4.2; §5.2, Theorem 5.2"),
+        "port's bandwidth.",
+        "Aurora §4.2, Theorem 4.2; §5.2, Theorem 5.2",
+    ),
     "capacity factor": Term(
         "How many tokens an expert takes at most, as a multiple of an even share. Tokens above it are dropped.",
-        "Lancet §2.1"),
+        "Lancet §2.1",
+    ),
     "colocation": Term(
-        "Two models on the same GPUs: while one computes, the other communicates.", "Aurora §6", ("two models",)),
+        "Two models on the same GPUs: while one computes, the other communicates.", "Aurora §6", ("two models",)
+    ),
     "combine": Term(
         "The second all-to-all of an MoE layer: the experts' outputs go back to where the tokens came from.",
-        "Aurora §2.1; PipeMoE §II-B"),
+        "Aurora §2.1; PipeMoE §II-B",
+    ),
     "context-coherent": Term(
         "Every GPU holds the context of every token, so that a token goes on from the GPU of its expert instead of going "
-        "back first.", "ExFlow §IV-A", ("context_coherent",)),
+        "back first.",
+        "ExFlow §IV-A",
+        ("context_coherent",),
+    ),
     "critical path": Term(
         "The chain of events of which each had to wait for the one before: the total time is its length.",
-        "Kelley and Walker 1959, Critical-path planning and scheduling", ("all GPUs wait for",)),
+        "Kelley and Walker 1959, Critical-path planning and scheduling",
+        ("all GPUs wait for",),
+    ),
     "dispatch": Term(
         "The first all-to-all of an MoE layer: every token is sent to the GPUs of its experts.",
-        "Aurora §2.1; PipeMoE §II-B"),
+        "Aurora §2.1; PipeMoE §II-B",
+    ),
     "exposed communication": Term(
         "Time in which the network is busy and nothing computes. Only this part of communication makes a pass longer.",
-        "Lancet §7.1, there non-overlapped communication"),
+        "Lancet §7.1, there non-overlapped communication",
+    ),
     "gap": Term(
         "How far a plan is above a proven bound, in per cent of the bound. No plan of that kind can be better by more.",
-        "integer programming, as in ExFlow §IV-D", ("above the bound", "above its bound")),
+        "integer programming, as in ExFlow §IV-D",
+        ("above the bound", "above its bound"),
+    ),
     "gate": Term(
-        "The small network in front of the experts that chooses for every token which of them it goes to.", "Aurora §2.1"),
+        "The small network in front of the experts that chooses for every token which of them it goes to.",
+        "Aurora §2.1",
+    ),
     "GPU utilisation": Term(
-        "Compute time (gate, experts, aggregation) over total time, mean over the GPUs.", "Aurora §8.1", ("utilisation",)),
+        "Compute time (gate, experts, aggregation) over total time, mean over the GPUs.",
+        "Aurora §8.1",
+        ("utilisation",),
+    ),
     "kept local": Term(
-        "Share of the hops from layer to layer that end on the GPU, or the node, where they began.", "ExFlow §V-C, §V-D",
-        ("kept on GPU", "kept on node", "stays on its GPU")),
+        "Share of the hops from layer to layer that end on the GPU, or the node, where they began.",
+        "ExFlow §V-C, §V-D",
+        ("kept on GPU", "kept on node", "stays on its GPU"),
+    ),
     "matched order": Term(
         "Sends in phases in which each GPU sends to one other and receives from one other, so that no two meet at a port.",
-        "Aurora §4.2, Algorithm 1", ("matched",)),
+        "Aurora §4.2, Algorithm 1",
+        ("matched",),
+    ),
     "micro-op": Term(
-        "A small equal piece of an all-reduce. An all-to-all that arrives waits for one piece at most.", "Lina §4.2"),
+        "A small equal piece of an all-reduce. An all-to-all that arrives waits for one piece at most.", "Lina §4.2"
+    ),
     "migration": Term(
         "Copying expert weights from the placement in use to that of another plan; it pays after as many passes as win its "
-        "time back.", "Lina §5.2, §7.3.1, on what scheduling again costs", ("copies to move", "moving to a plan", "of moving")),
+        "time back.",
+        "Lina §5.2, §7.3.1, on what scheduling again costs",
+        ("copies to move", "moving to a plan", "of moving"),
+    ),
     "overlap": Term(
-        "Share of communication during which something computes, so that it costs no time of its own.", "Lancet §1, §7.1"),
+        "Share of communication during which something computes, so that it costs no time of its own.",
+        "Lancet §1, §7.1",
+    ),
     "partition range": Term(
         "The run of operators around an all-to-all that is cut into parts, so that one part computes while another is sent.",
-        "Lancet §5.1"),
+        "Lancet §5.1",
+    ),
     "pipeline degree": Term(
         "Into how many parts the tokens of a layer are cut, so that experts compute on one while the next is being sent.",
-        "PipeMoE §II-C, §IV-B"),
-    "placement": Term(
-        "Which GPU holds which experts of every layer.", "ExFlow §IV-D; Aurora §5.1"),
+        "PipeMoE §II-C, §IV-B",
+    ),
+    "placement": Term("Which GPU holds which experts of every layer.", "ExFlow §IV-D; Aurora §5.1"),
     "popularity": Term(
-        "Share of a batch's tokens that go to an expert. Some experts get many times the mean.", "Lina §2.2, Figure 6"),
+        "Share of a batch's tokens that go to an expert. Some experts get many times the mean.", "Lina §2.2, Figure 6"
+    ),
     "rank": Term(
-        "One process of a launch, with a GPU of its own or a share of the CPU cores.", "PyTorch, torch.distributed",
-        ("ranks",)),
-    "RCS": Term(
-        "Random communication scheduling: every GPU sends in random order. A baseline.", "Aurora §8.1"),
-    "REC": Term(
-        "Random expert colocation: experts of two models are paired at random. A baseline.", "Aurora §8.1"),
+        "One process of a launch, with a GPU of its own or a share of the CPU cores.",
+        "PyTorch, torch.distributed",
+        ("ranks",),
+    ),
+    "RCS": Term("Random communication scheduling: every GPU sends in random order. A baseline.", "Aurora §8.1"),
+    "REC": Term("Random expert colocation: experts of two models are paired at random. A baseline.", "Aurora §8.1"),
     "replica": Term(
-        "A further copy of a popular expert on another GPU, which takes part of its tokens.", "Lina §5.2", ("replicas",)),
+        "A further copy of a popular expert on another GPU, which takes part of its tokens.", "Lina §5.2", ("replicas",)
+    ),
     "RGA": Term("Random GPU assignment: experts go to GPUs at random. A baseline.", "Aurora §8.1"),
     "roofline": Term(
         "Time of a kernel as the longer of its operations over the peak rate and its bytes over the memory's bandwidth.",
-        "Williams, Waterman and Patterson 2009, Roofline"),
+        "Williams, Waterman and Patterson 2009, Roofline",
+    ),
     "routing log": Term(
-        "Which experts every token went to in every layer, recorded while a model ran.", "ExFlow §IV-B, §V-G"),
+        "Which experts every token went to in every layer, recorded while a model ran.", "ExFlow §IV-B, §V-G"
+    ),
     "shared order": Term(
         "Sends in phases in which a GPU may serve several peers at once within its bandwidth, so that a fast one need not "
-        "wait for a slow peer.", "Aurora §5.2, Theorem 5.2, which on mixed GPUs needs it", ("shared",)),
-    "SJF": Term(
-        "Shortest job first: every GPU sends its smallest message first. A baseline.", "Aurora §8.1"),
-    "skew": Term(
-        "Tokens of a layer's busiest expert over the mean of its experts.", "Lina §2.2, Figure 6"),
+        "wait for a slow peer.",
+        "Aurora §5.2, Theorem 5.2, which on mixed GPUs needs it",
+        ("shared",),
+    ),
+    "SJF": Term("Shortest job first: every GPU sends its smallest message first. A baseline.", "Aurora §8.1"),
+    "skew": Term("Tokens of a layer's busiest expert over the mean of its experts.", "Lina §2.2, Figure 6"),
     "slot": Term(
         "Room for one expert on a GPU. With more slots than experts, some experts have replicas.",
-        "DeepSeek EPLB, there physical expert", ("slots",)),
+        "DeepSeek EPLB, there physical expert",
+        ("slots",),
+    ),
     "traffic matrix": Term(
-        "Bytes that every GPU sends to every other one in an all-to-all.", "Aurora §3, §4.2", ("traffic matrices",)),
+        "Bytes that every GPU sends to every other one in an all-to-all.", "Aurora §3, §4.2", ("traffic matrices",)
+    ),
     "weight gradient": Term(
         "dW, what training changes a layer's weights by. Nothing waits for it before the update, so it can be computed while "
-        "an all-to-all runs.", "Lancet §2.3, §4", ("weight gradients", "gradient of weights")),
-}  # fmt: skip
+        "an all-to-all runs.",
+        "Lancet §2.3, §4",
+        ("weight gradients", "gradient of weights"),
+    ),
+}
 
 PAGES = {
-    "Workload": ("routing log", "traffic matrix", "popularity", "skew", "affinity", "all-to-all", "dispatch", "combine"),
+    "Workload": (
+        "routing log",
+        "traffic matrix",
+        "popularity",
+        "skew",
+        "affinity",
+        "all-to-all",
+        "dispatch",
+        "combine",
+    ),
     "Cluster": ("all-to-all", "all-reduce", "α–β cost", "roofline"),
     "Affinity": ("affinity", "routing log", "kept local", "placement", "replica", "bound", "all-to-all"),
-    "Optimise": ("placement", "slot", "replica", "RCS", "SJF", "RGA", "REC", "matched order", "shared order",
-                 "context-coherent", "colocation", "bound", "gap", "balancedness", "kept local", "migration",
-                 "exposed communication", "weight gradient", "capacity factor"),
-    "Timeline": ("gate", "dispatch", "combine", "aggregate", "all-gather", "all-reduce", "weight gradient", "critical path",
-                 "bound", "exposed communication", "overlap", "GPU utilisation"),
+    "Optimise": (
+        "placement",
+        "slot",
+        "replica",
+        "RCS",
+        "SJF",
+        "RGA",
+        "REC",
+        "matched order",
+        "shared order",
+        "context-coherent",
+        "colocation",
+        "bound",
+        "gap",
+        "balancedness",
+        "kept local",
+        "migration",
+        "exposed communication",
+        "weight gradient",
+        "capacity factor",
+    ),
+    "Timeline": (
+        "gate",
+        "dispatch",
+        "combine",
+        "aggregate",
+        "all-gather",
+        "all-reduce",
+        "weight gradient",
+        "critical path",
+        "bound",
+        "exposed communication",
+        "overlap",
+        "GPU utilisation",
+    ),
     "What-if": ("micro-op", "pipeline degree", "partition range", "exposed communication", "overlap", "bound"),
     "Review": ("placement", "bound", "gap", "balancedness", "kept local", "exposed communication", "migration"),
     "Launch": ("rank", "all-to-all", "dispatch", "combine"),
-}  # fmt: skip
+}
 """The terms that the page of a title uses, in the order in which a reader meets them."""
 
 
 def popover(page: str) -> None:
     """The words of a page behind a quiet button."""
     with st.popover("Terms", icon=":material/menu_book:"):
-        st.markdown("\n\n".join(
-            f"**{name}** {TERMS[name].meaning} :small[:gray[*{TERMS[name].source}*]]" for name in PAGES[page]
-        ))  # fmt: skip
+        st.markdown(
+            "\n\n".join(
+                f"**{name}** {TERMS[name].meaning} :small[:gray[*{TERMS[name].source}*]]" for name in PAGES[page]
+            )
+        )

@@ -11,9 +11,10 @@ Role = Literal["view", "plan", "launch"]
 ORDER: tuple[Role, ...] = get_args(Role)
 SETTING, DEFAULT = "SWITCHYARD_ROLES", "default"
 MEANING = {
-    "view": "look at plans, reviews and reports", "plan": "make and save plans, discuss and decide",
+    "view": "look at plans, reviews and reports",
+    "plan": "make and save plans, discuss and decide",
     "launch": "start launches",
-}  # fmt: skip
+}
 
 
 def role_of(user: Any) -> Role:

@@ -5,13 +5,22 @@ import streamlit as st
 from app import state
 
 STEPS = {
-    "Workload": ("workload", "Real routing of a small model: the bars show how unevenly the experts of each layer are used."),
-    "Cluster": ("cluster", "Eight GPUs of four types: drag one, or edit the table, and every page counts with what you drew."),
+    "Workload": (
+        "workload",
+        "Real routing of a small model: the bars show how unevenly the experts of each layer are used.",
+    ),
+    "Cluster": (
+        "cluster",
+        "Eight GPUs of four types: drag one, or edit the table, and every page counts with what you drew.",
+    ),
     "Affinity": ("affinity", "Strong cells tell which expert follows which: on one GPU, their tokens need not travel."),
     "Optimise": ("optimise", "Press Run: systems and baselines make plans, each beside a proven bound."),
-    "Timeline": ("timeline", "Every send and every computation of the plan above its baselines shows where time is won."),
+    "Timeline": (
+        "timeline",
+        "Every send and every computation of the plan above its baselines shows where time is won.",
+    ),
     "Launch": ("launch", "Start runs the plan as a real job on this machine and lays the measured over the predicted."),
-}  # fmt: skip
+}
 """By the title of its page: the page's file, and one sentence."""
 
 

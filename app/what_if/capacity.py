@@ -20,8 +20,10 @@ from engine.workload import TrafficMatrix
 
 def capacity(problem: Problem) -> None:
     """How many GPUs for a target time."""
-    st.caption("The smallest cluster of equal parts whose plan meets a target time. Every size is planned for from scratch, "
-               "from one part on; none is skipped, since time need not fall with every GPU.")  # fmt: skip
+    st.caption(
+        "The smallest cluster of equal parts whose plan meets a target time. Every size is planned for from scratch, "
+        "from one part on; none is skipped, since time need not fall with every GPU."
+    )
     if isinstance(problem.workload, TrafficMatrix):
         st.info(
             "A traffic matrix is between a fixed number of GPUs: open a routing log or expert loads.",
@@ -36,16 +38,29 @@ def capacity(problem: Problem) -> None:
         return
     parts, systems = parts_of(problem.cluster), systems_for(problem)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        target = st.number_input("Target, ms", 0.0, None, float(f"{0.8e3 * now:.3g}"), format="%g", width=130,
-                                 key=f"what-if-target-{plan.id[:8]}",
-                                 help=f"of all MoE layers; the plan shown above takes {units.seconds(now)}")  # fmt: skip
+        target = st.number_input(
+            "Target, ms",
+            0.0,
+            None,
+            float(f"{0.8e3 * now:.3g}"),
+            format="%g",
+            width=130,
+            key=f"what-if-target-{plan.id[:8]}",
+            help=f"of all MoE layers; the plan shown above takes {units.seconds(now)}",
+        )
         part = st.selectbox("Made of", list(parts), len(parts) - 1, width=300, key="what-if-part")
         own = sum(len(node.gpus) for node in parts[part])
         most = st.number_input(
             "GPUs at most", own, max(MOST_GPUS, own), max(32, own), width=130, key=f"what-if-most-{own}"
         )
-        system = st.selectbox("Planned by", list(systems), list(systems).index("aurora"), lambda one: systems[one].title,
-                              width=210, key="what-if-system")  # fmt: skip
+        system = st.selectbox(
+            "Planned by",
+            list(systems),
+            list(systems).index("aurora"),
+            lambda one: systems[one].title,
+            width=210,
+            key="what-if-system",
+        )
         limit = st.number_input("Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
         if st.button(
             "Find the number of GPUs",
@@ -54,13 +69,21 @@ def capacity(problem: Problem) -> None:
             disabled=not target or jobs.running("capacity"),
         ):
             takes = {option.name for option in systems[system].options}
-            jobs.run("capacity", problem, {
-                "part": [node.model_dump(mode="json") for node in parts[part]], "title": part, "target": target / 1e3,
-                "most_gpus": most, "system": system, "options": {"time_limit": limit} if "time_limit" in takes else {},
-            })  # fmt: skip
+            jobs.run(
+                "capacity",
+                problem,
+                {
+                    "part": [node.model_dump(mode="json") for node in parts[part]],
+                    "title": part,
+                    "target": target / 1e3,
+                    "most_gpus": most,
+                    "system": system,
+                    "options": {"time_limit": limit} if "time_limit" in takes else {},
+                },
+            )
 
     def show(result: dict[str, Any], complete: bool) -> None:
-        points = [CapacityPoint.from_dict(one) for one in result["points"]]
+        points = [CapacityPoint.from_dict(point) for point in result["points"]]
         if not points:
             return
         target = result["target"]
@@ -90,7 +113,7 @@ def capacity(problem: Problem) -> None:
 def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any], complete: bool) -> str:
     """What the search has shown and what it has not."""
     found, parts = smallest(points, target), [f"Planned by {plain(SYSTEMS[result['system']].title)}, simulated."]
-    smaller = [one for one in points if found is not None and one.gpus < found.gpus]
+    smaller = [point for point in points if found is not None and point.gpus < found.gpus]
     if found is not None and smaller:
         open_ = [one.gpus for one in smaller if not one.cannot_meet(target)]
         parts.append(
@@ -100,7 +123,9 @@ def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any],
             else f"All smaller sizes miss it, but only by the plans found: at {', '.join(map(str, open_))} GPUs the bound "
             "leaves room for a better one."
         )
-    again = [one.gpus for one in points if found is not None and one.gpus > found.gpus and not one.meets(target)]
+    again = [
+        point.gpus for point in points if found is not None and point.gpus > found.gpus and not point.meets(target)
+    ]
     if again:
         parts.append(f"More is not always enough: with {', '.join(map(str, again))} GPUs the target is missed again.")
     elif found is not None and complete:
@@ -113,7 +138,7 @@ def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any],
 
 def as_text(points: list[CapacityPoint], target: float) -> pd.DataFrame:
     """The sizes tried, as text with units."""
-    factor, unit = units.scale_of(max([target, *(one.total or 0.0 for one in points)]), units.TIME)
+    factor, unit = units.scale_of(max([target, *(point.total or 0.0 for point in points)]), units.TIME)
 
     def state_of(one: CapacityPoint) -> str:
         if one.total is None:
@@ -122,9 +147,11 @@ def as_text(points: list[CapacityPoint], target: float) -> pd.DataFrame:
             return "meets the target"
         return "cannot: its bound is above the target" if one.cannot_meet(target) else "misses the target"
 
-    return pd.DataFrame({
-        "GPUs": [str(one.gpus) for one in points],
-        f"Time, {unit}": ["—" if one.total is None else units.digits(one.total / factor) for one in points],
-        f"Bound, {unit}": ["—" if one.bound is None else units.digits(one.bound / factor) for one in points],
-        "": [state_of(one) for one in points],
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "GPUs": [str(point.gpus) for point in points],
+            f"Time, {unit}": ["—" if point.total is None else units.digits(point.total / factor) for point in points],
+            f"Bound, {unit}": ["—" if point.bound is None else units.digits(point.bound / factor) for point in points],
+            "": [state_of(point) for point in points],
+        }
+    )

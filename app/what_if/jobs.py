@@ -41,14 +41,23 @@ def watch(
     if job is not None:
         about = problem_arguments(problem) | wanted
         if {name: job.request.arguments.get(name) for name in about} != about:
-            st.info("The last study was about another plan, recording, cluster, model or cost source: run it again for what is "
-                    "open.", icon=":material/info:")  # fmt: skip
+            st.info(
+                "The last study was about another plan, recording, cluster, model or cost source: run it again for what is "
+                "open.",
+                icon=":material/info:",
+            )
             return
     studies.watch(kind, lambda result: show(result, job.state.finished), empty)
 
 
 def download(points: list, name: str) -> None:
     """A button for a study's points in full; times in seconds."""
-    st.download_button("Points as CSV", lambda: pd.DataFrame([one.to_dict() for one in points]).to_csv(index=False),
-                       f"{name}.csv", "text/csv", icon=":material/download:", on_click="ignore",
-                       key=f"what-if-csv-{name}")  # fmt: skip
+    st.download_button(
+        "Points as CSV",
+        lambda: pd.DataFrame([point.to_dict() for point in points]).to_csv(index=False),
+        f"{name}.csv",
+        "text/csv",
+        icon=":material/download:",
+        on_click="ignore",
+        key=f"what-if-csv-{name}",
+    )

@@ -42,11 +42,19 @@ NETWORK = Slider(
 )
 COMPUTE = Slider("compute", "Computation speed", FASTER, "every computation takes its time divided by this")
 LATENCY = Slider("latency", "Latency", (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "what a send takes to start")
-TOKENS = Slider("tokens", "Tokens", (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
-                "every recorded token stands for so many: a smaller or larger batch, routed alike")  # fmt: skip
+TOKENS = Slider(
+    "tokens",
+    "Tokens",
+    (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
+    "every recorded token stands for so many: a smaller or larger batch, routed alike",
+)
 BATCH = Slider("tokens", "Batch", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0), "sequences on every GPU")
-WIDTH = Slider("width", "Model width", (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
-               "d_model and d_ff: bytes of a token, and with both the work of an expert")  # fmt: skip
+WIDTH = Slider(
+    "width",
+    "Model width",
+    (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
+    "d_model and d_ff: bytes of a token, and with both the work of an expert",
+)
 AS_NOW = "as the model"
 DTYPES = (AS_NOW, "fp8", "bf16", "fp32")
 MOST_NOISE = 75
@@ -66,8 +74,10 @@ def panel(problem: Problem) -> None:
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
         return
     if problem.second is not None and not is_quick(problem):
-        st.info("Two models on so many GPUs are too much to simulate while a slider moves; the studies below do it as jobs.",
-                icon=":material/info:")  # fmt: skip
+        st.info(
+            "Two models on so many GPUs are too much to simulate while a slider moves; the studies below do it as jobs.",
+            icon=":material/info:",
+        )
         return
     others = others_of(problem, plan, linear_plan(problem) if problem.step is None else None)
 
@@ -125,30 +135,49 @@ def choose(problem: Problem) -> Change:
     """The sliders, and the change that they stand for."""
     sliders, kept = sliders_of(problem), state.what_if()
     at = {
-        one.field: st.select_slider(
-            one.label, one.values, kept[one.field] if kept.get(one.field) in one.values else 1.0, units.ratio,
-            key=_key(one.field), help=one.help,
+        slider.field: st.select_slider(
+            slider.label,
+            slider.values,
+            kept[slider.field] if kept.get(slider.field) in slider.values else 1.0,
+            units.ratio,
+            key=_key(slider.field),
+            help=slider.help,
         )
-        for one in sliders
-    }  # fmt: skip
+        for slider in sliders
+    }
     factors = dict(at)
     if problem.step is None:
         at["dtype"] = st.selectbox(
-            "Numbers", DTYPES, DTYPES.index(kept.get("dtype", AS_NOW)),
-            lambda one: f"{one} ({problem.model.dtype})" if one == AS_NOW else one, key=_key("dtype"),
+            "Numbers",
+            DTYPES,
+            DTYPES.index(kept.get("dtype", AS_NOW)),
+            lambda one: f"{one} ({problem.model.dtype})" if one == AS_NOW else one,
+            key=_key("dtype"),
             help="what experts compute with and tokens are sent as",
-        )  # fmt: skip
+        )
         at["noise"] = st.slider(
-            "Imprecise traffic", 0, MOST_NOISE, kept.get("noise", 0), 5, "%d %%", key=_key("noise"),
+            "Imprecise traffic",
+            0,
+            MOST_NOISE,
+            kept.get("noise", 0),
+            5,
+            "%d %%",
+            key=_key("noise"),
             help="share of every layer's tokens that go where other layers send theirs, as in Aurora's Q4: the plan knows "
             "nothing of it (one layer: experts shuffled)",
-        )  # fmt: skip
+        )
         factors["dtype"] = None if at["dtype"] in (AS_NOW, problem.model.dtype) else at["dtype"]
         factors["noise"] = at["noise"] / 100
     state.keep_what_if(at)
     change = Change(**factors)
-    st.button("Back to how things are", icon=":material/restart_alt:", disabled=change.is_none, on_click=_reset,
-              args=([one.field for one in sliders],), width="stretch")  # fmt: skip
+    st.button(
+        "Back to how things are",
+        icon=":material/restart_alt:",
+        disabled=change.is_none,
+        on_click=_reset,
+        args=([slider.field for slider in sliders],),
+        width="stretch",
+    )
     return change
 
 
@@ -184,14 +213,21 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     system = systems_for(problem)[name]
     (job,) = cached.jobs([state.study_job(REPLAN)] if state.study_job(REPLAN) else []) or (None,)
     wanted = problem_arguments(problem) | {
-        "change": change.model_dump(mode="json"), "system": name, "options": options, "parent": plan.id
-    }  # fmt: skip
+        "change": change.model_dump(mode="json"),
+        "system": name,
+        "options": options,
+        "parent": plan.id,
+    }
     running = job is not None and not job.state.finished
     st.button(
-        "Replan for this change", icon=":material/route:", disabled=change.is_none or running, width="stretch",
+        "Replan for this change",
+        icon=":material/route:",
+        disabled=change.is_none or running,
+        width="stretch",
         help=f"Runs {plain(system.title)} for what is changed and shows its plan beside the open one.",
-        on_click=_start, args=(wanted,),
-    )  # fmt: skip
+        on_click=_start,
+        args=(wanted,),
+    )
     if job is None or job.request.arguments != wanted:
         return None
     if job.state is not runner.State.DONE:
@@ -265,8 +301,10 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
     if is_quick(problem):
         parts.append("Simulated: placement and order of sends stay as they are, only what is slid changes.")
     else:
-        parts.append("Too large to simulate every send while a slider moves: each all-to-all takes what its busiest port "
-                     "needs, which no order beats. Orders make no difference here; the Timeline simulates them.")  # fmt: skip
+        parts.append(
+            "Too large to simulate every send while a slider moves: each all-to-all takes what its busiest port "
+            "needs, which no order beats. Orders make no difference here; the Timeline simulates them."
+        )
     if problem.graph is not None:
         parts.append("Operators imported with measured times keep them.")
     if problem.step is not None and len(problem.cluster.gpus) > 1:

@@ -36,9 +36,17 @@ def panel(problem: Problem) -> None:
     """Choose a study of inference."""
     # After a reload the newest study is the one to look at; ids of jobs sort by time.
     newest = max(KINDS, key=lambda kind: state.study_job(kind) or "")
-    kind = widgets.segments(
-        "Study", list(KINDS), default=newest, format_func=KINDS.get, key="what-if-study", label_visibility="collapsed",
-    ) or newest  # fmt: skip
+    kind = (
+        widgets.segments(
+            "Study",
+            list(KINDS),
+            default=newest,
+            format_func=KINDS.get,
+            key="what-if-study",
+            label_visibility="collapsed",
+        )
+        or newest
+    )
     if kind == "synthetic":
         synthetic_panel()
     else:
@@ -58,10 +66,21 @@ def curve(problem: Problem) -> None:
         return
     sliders = {one.field: one for one in sliders_of(problem)}
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        field = st.selectbox("Change", [*sliders, "noise"], width=220, key="what-if-field",
-                             format_func=lambda one: sliders[one].label if one in sliders else "Imprecise traffic")  # fmt: skip
-        beside = st.selectbox("Beside it", others := others_of(problem, plan, linear), width=260, key="what-if-curve-beside",
-                              format_func=lambda id: others[id].name, disabled=not others)  # fmt: skip
+        field = st.selectbox(
+            "Change",
+            [*sliders, "noise"],
+            width=220,
+            key="what-if-field",
+            format_func=lambda one: sliders[one].label if one in sliders else "Imprecise traffic",
+        )
+        beside = st.selectbox(
+            "Beside it",
+            others := others_of(problem, plan, linear),
+            width=260,
+            key="what-if-curve-beside",
+            format_func=lambda id: others[id].name,
+            disabled=not others,
+        )
         name, options = system_for(problem, plan)
         anew = st.checkbox(
             f"Plan anew at every value, by {plain(systems_for(problem)[name].title)}", True, key="what-if-anew"
@@ -69,13 +88,20 @@ def curve(problem: Problem) -> None:
         plans = [plan, *([others[beside]] if beside else [])]
         if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=jobs.running("curve")):
             values = sliders[field].values if field in sliders else NOISE_LEVELS
-            jobs.run("curve", problem, {
-                "plans": [one.model_dump(mode="json", exclude_none=True) for one in plans], "field": field,
-                "values": list(values), "system": name if anew else None, "options": options,
-            })  # fmt: skip
+            jobs.run(
+                "curve",
+                problem,
+                {
+                    "plans": [one.model_dump(mode="json", exclude_none=True) for one in plans],
+                    "field": field,
+                    "values": list(values),
+                    "system": name if anew else None,
+                    "options": options,
+                },
+            )
 
     def show(result: dict[str, Any], complete: bool) -> None:
-        points = [CurvePoint.from_dict(one) for one in result["points"]]
+        points = [CurvePoint.from_dict(point) for point in result["points"]]
         if points:
             widgets.chart(
                 what_if_curve.curve(points, result["field"], result["series"], complete, _tag(result)), "what-if-curve"
@@ -117,12 +143,16 @@ def sensitivity(problem: Problem) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         percent = st.number_input("By, %", 1, 90, 25, width=110, key="what-if-share")
         wanted = {"plan": plan.model_dump(mode="json", exclude_none=True)}
-        if st.button("Run the sensitivity study", icon=":material/play_arrow:", type="primary",
-                     disabled=jobs.running("sensitivity")):  # fmt: skip
+        if st.button(
+            "Run the sensitivity study",
+            icon=":material/play_arrow:",
+            type="primary",
+            disabled=jobs.running("sensitivity"),
+        ):
             jobs.run("sensitivity", problem, wanted | {"share": percent / 100})
 
     def show(result: dict[str, Any], complete: bool) -> None:
-        points = [SensitivityPoint.from_dict(one) for one in result["points"]]
+        points = [SensitivityPoint.from_dict(point) for point in result["points"]]
         if points:
             widgets.chart(
                 charts.tornado(points, result["total"], result["share"], complete, _tag(result)), "what-if-tornado"
@@ -135,30 +165,41 @@ def sensitivity(problem: Problem) -> None:
 
 def imprecision(problem: Problem) -> None:
     """Aurora's Q4."""
-    st.caption("Aurora's Q4 (§8.2): plans are made on traffic of which a share is noise and timed on the traffic as recorded. "
-               "Noise is what other layers of this recording do, or the layer's own traffic with its experts shuffled. The "
-               "paper plans on one layer and times on the mixture; here what is timed stays the same.")  # fmt: skip
+    st.caption(
+        "Aurora's Q4 (§8.2): plans are made on traffic of which a share is noise and timed on the traffic as recorded. "
+        "Noise is what other layers of this recording do, or the layer's own traffic with its experts shuffled. The "
+        "paper plans on one layer and times on the mixture; here what is timed stays the same."
+    )
     several = problem.workload.layers > 1
     with st.container(horizontal=True, vertical_alignment="bottom"):
         text = st.text_input("Noise, %", ", ".join(f"{100 * one:g}" for one in LEVELS), width=230, key="what-if-levels")
         seeds = st.number_input("Draws at each", 1, MOST_SEEDS, 3, width=130, key="what-if-seeds")
-        noise = st.selectbox("Noise is", list(NOISES)[0 if several else 1 :], format_func=NOISES.get, width=330,
-                             key="what-if-noise-kind")  # fmt: skip
-        limit = st.number_input("Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-limit",
-                                help="time limit of Aurora's placement")  # fmt: skip
+        noise = st.selectbox(
+            "Noise is", list(NOISES)[0 if several else 1 :], format_func=NOISES.get, width=330, key="what-if-noise-kind"
+        )
+        limit = st.number_input(
+            "Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-limit", help="time limit of Aurora's placement"
+        )
         try:
             levels = levels_of(text)
         except InputError as error:
             levels, complaint = None, str(error)
-        if st.button("Run the imprecision study", icon=":material/play_arrow:", type="primary",
-                     disabled=levels is None or jobs.running("imprecision")):  # fmt: skip
-            jobs.run("imprecision", problem, {"levels": levels, "seeds": seeds, "noise": noise,
-                                                 "options": {"aurora": {"time_limit": limit}}})  # fmt: skip
+        if st.button(
+            "Run the imprecision study",
+            icon=":material/play_arrow:",
+            type="primary",
+            disabled=levels is None or jobs.running("imprecision"),
+        ):
+            jobs.run(
+                "imprecision",
+                problem,
+                {"levels": levels, "seeds": seeds, "noise": noise, "options": {"aurora": {"time_limit": limit}}},
+            )
     if levels is None:
         st.error(plain(complaint), icon=":material/error:")
 
     def show(result: dict[str, Any], complete: bool) -> None:
-        points = [ImprecisionPoint.from_dict(one) for one in result["points"]]
+        points = [ImprecisionPoint.from_dict(point) for point in result["points"]]
         if not points:
             return
         titles = {name: SYSTEMS[name].title for name in systems_of(problem)}
@@ -167,9 +208,11 @@ def imprecision(problem: Problem) -> None:
             widgets.chart(charts.imprecise_times(points, titles, complete), "what-if-imprecise")
         with right:
             widgets.chart(charts.speed_ups(points, titles), "what-if-speed-ups")
-        st.caption(f"Simulated. Noise: {plain(NOISES[result['noise']])}. Bands go from the least to the most of "
-                   f"{result['seeds']} draws, lines through the median. The paper's plans lost up to {units.share(PAPER_LOSS)} "
-                   f"at 75 % on its traces and GPUs. Costs: {plain(result['cost_source'])}.")  # fmt: skip
+        st.caption(
+            f"Simulated. Noise: {plain(NOISES[result['noise']])}. Bands go from the least to the most of "
+            f"{result['seeds']} draws, lines through the median. The paper's plans lost up to {units.share(PAPER_LOSS)} "
+            f"at 75 % on its traces and GPUs. Costs: {plain(result['cost_source'])}."
+        )
         jobs.download(points, "imprecision")
 
     jobs.watch("imprecision", problem, {}, show, "Nothing run yet. On the sample it takes about a minute.")

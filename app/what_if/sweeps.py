@@ -23,16 +23,25 @@ from engine.systems.training.lancet import IRREGULAR, WEIGHTS
 from engine.systems.training.lina import PACKING, PIPELINE
 
 KINDS: dict[Kind, tuple[str, str]] = {
-    "micro_op": (":material/grid_view: Micro-op size", "Lina cuts all-to-alls and all-reduces into micro-ops, so that an "
-                 "all-to-all never waits long for the network. Small ones wait less, but each has a start-up time "
-                 "(Lina §7.2.2). The references cut nothing. With packing, the experts on a GPU are chosen anew for every "
-                 "size, which makes the line jump."),
-    "degree": (":material/splitscreen: Pipeline degree", "Every MoE layer in so many parts, forward and backward alike. More "
-               "parts overlap more, but each has a start-up time (PipeMoE, Figures 3 and 4)."),
-    "range": (":material/content_cut: Partition range", "How many operators around an all-to-all Lancet may cut together in "
-              "the forward pass. Longer ranges hide more, but small parts compute less efficiently (Lancet, Figure 6). 0: "
-              "nothing is cut; 4: only dispatch, experts and combine."),
-}  # fmt: skip
+    "micro_op": (
+        ":material/grid_view: Micro-op size",
+        "Lina cuts all-to-alls and all-reduces into micro-ops, so that an "
+        "all-to-all never waits long for the network. Small ones wait less, but each has a start-up time "
+        "(Lina §7.2.2). The references cut nothing. With packing, the experts on a GPU are chosen anew for every "
+        "size, which makes the line jump.",
+    ),
+    "degree": (
+        ":material/splitscreen: Pipeline degree",
+        "Every MoE layer in so many parts, forward and backward alike. More "
+        "parts overlap more, but each has a start-up time (PipeMoE, Figures 3 and 4).",
+    ),
+    "range": (
+        ":material/content_cut: Partition range",
+        "How many operators around an all-to-all Lancet may cut together in "
+        "the forward pass. Longer ranges hide more, but small parts compute less efficiently (Lancet, Figure 6). 0: "
+        "nothing is cut; 4: only dispatch, experts and combine.",
+    ),
+}
 FIELDS = {"micro_op": "Micro-op sizes, MB", "degree": "Degrees", "range": "Most operators in a range"}
 MICRO_OPS = "1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100, 150, 200"
 RANGES = (0, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
@@ -44,10 +53,17 @@ PARTS, USUAL_PARTS = (2, 3, 4, 6, 8, 12, 16), (2, 8)
 
 def panel(problem: Problem) -> None:
     """Choose, run, watch and show."""
-    kind = widgets.segments(
-        "Sweep", list(KINDS), default="micro_op", format_func=lambda one: KINDS[one][0], key="sweep-kind",
-        label_visibility="collapsed",
-    ) or "micro_op"  # fmt: skip
+    kind = (
+        widgets.segments(
+            "Sweep",
+            list(KINDS),
+            default="micro_op",
+            format_func=lambda one: KINDS[one][0],
+            key="sweep-kind",
+            label_visibility="collapsed",
+        )
+        or "micro_op"
+    )
     st.caption(KINDS[kind][1])
     wanted = _wanted(kind, problem)
     job = _newest(kind)
@@ -55,13 +71,16 @@ def panel(problem: Problem) -> None:
     if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=wanted is None or running):
         _start(kind, problem, wanted)
     if job is not None and not _is_about(job, problem):
-        st.info("The last sweep was about another training step, model, cluster or cost source: run it again for what is open.",
-                icon=":material/info:")  # fmt: skip
+        st.info(
+            "The last sweep was about another training step, model, cluster or cost source: run it again for what is open.",
+            icon=":material/info:",
+        )
         return
     studies.watch(
-        _key(kind), lambda result: _show(kind, job, result),
+        _key(kind),
+        lambda result: _show(kind, job, result),
         "Nothing swept yet: press Run the sweep. It takes a few seconds.",
-    )  # fmt: skip
+    )
 
 
 def values_of(text: str, kind: Kind) -> list[float]:
@@ -109,15 +128,20 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
     """Values and settings as a sweep takes them; None, and said why, where they cannot be."""
     settings: dict[str, Any] = {}
     text = st.text_input(
-        FIELDS[kind], _usual(kind, problem), key=f"sweep-values-{kind}-{problem.model.digest[:8]}",
+        FIELDS[kind],
+        _usual(kind, problem),
+        key=f"sweep-values-{kind}-{problem.model.digest[:8]}",
         help="numbers with commas between them; 1-16 stands for the whole numbers from 1 to 16",
-    )  # fmt: skip
+    )
     with st.container(horizontal=True, vertical_alignment="center"):
         if kind == "micro_op":
             settings = {one.name: widgets.option_input("sweep", one) for one in (NO_PACKING, PIPELINE)}
         elif kind == "degree":
-            settings = {"orders": st.multiselect("Order on the network", list(ORDERS), list(ORDERS), format_func=ORDERS.get,
-                                                 width=330)}  # fmt: skip
+            settings = {
+                "orders": st.multiselect(
+                    "Order on the network", list(ORDERS), list(ORDERS), format_func=ORDERS.get, width=330
+                )
+            }
         else:
             settings = {"parts": sorted(st.multiselect("Most parts of a range", PARTS, USUAL_PARTS, width=240))}
             settings |= {one.name: widgets.option_input("sweep", one) for one in (WEIGHTS, IRREGULAR)}
@@ -152,21 +176,36 @@ def _is_about(job: runner.Job, problem: Problem) -> bool:
 
 def _show(kind: Kind, job: runner.Job, result: dict[str, Any]) -> None:
     """Both charts, the table, and a way to open any of the plans."""
-    points = [SweepPoint.from_dict(one["point"]) for one in result["candidates"]]
+    points = [SweepPoint.from_dict(candidate["point"]) for candidate in result["candidates"]]
     series = charts.series_of(points)
     if not series:
         return
     above, aside = st.columns(SPLIT, gap="medium")
     with above:
-        what = widgets.segments(
-            "Time", list(charts.WHATS), default="total", format_func=lambda one: charts.WHATS[one].capitalize(),
-            label_visibility="collapsed", key="sweep-what",
-        ) or "total"  # fmt: skip
+        what = (
+            widgets.segments(
+                "Time",
+                list(charts.WHATS),
+                default="total",
+                format_func=lambda one: charts.WHATS[one].capitalize(),
+                label_visibility="collapsed",
+                key="sweep-what",
+            )
+            or "total"
+        )
     shown = series[0]
     if len(series) > 1:
         with aside:
-            shown = widgets.segments("Spent on, of", series, default=best_of(points, what).series,
-                                         label_visibility="collapsed", key=f"sweep-series-{job.id}") or series[0]  # fmt: skip
+            shown = (
+                widgets.segments(
+                    "Spent on, of",
+                    series,
+                    default=best_of(points, what).series,
+                    label_visibility="collapsed",
+                    key=f"sweep-series-{job.id}",
+                )
+                or series[0]
+            )
     left, right = st.columns(SPLIT, gap="medium")
     with left:
         widgets.chart(charts.times(points, kind, what, len(points) == result["of"]), f"sweep-{kind}")
@@ -194,35 +233,44 @@ def _table(kind: Kind, job: runner.Job, points: list[SweepPoint], what: charts.W
         named = chosen.series if chosen.value is None else f"{charts.label(kind, chosen.value)}, {chosen.series}"
         how = "" if picked else ", the best; select a row for another"
         st.caption(f"{'Open now' if opened else 'This plan'}: {plain(named)}{how}.")
-        st.download_button("Points as CSV", lambda: _as_csv(points), f"sweep-{kind}-{job.id}.csv", "text/csv",
-                           icon=":material/download:", on_click="ignore", key=f"sweep-csv-{kind}")  # fmt: skip
+        st.download_button(
+            "Points as CSV",
+            lambda: _as_csv(points),
+            f"sweep-{kind}-{job.id}.csv",
+            "text/csv",
+            icon=":material/download:",
+            on_click="ignore",
+            key=f"sweep-csv-{kind}",
+        )
 
 
 def as_text(kind: Kind, points: list[SweepPoint]) -> pd.DataFrame:
     """The figures as text with units, a row a point."""
-    factor, unit = units.scale_of(max(one.total for one in points), units.TIME)
+    factor, unit = units.scale_of(max(point.total for point in points), units.TIME)
 
     def column(value) -> list[str]:
-        return [units.digits(value(one) / factor) for one in points]
+        return [units.digits(value(point) / factor) for point in points]
 
     text = {
-        FIELDS[kind]: ["reference" if one.value is None else f"{one.value:g}" for one in points],
-        "Series": [one.series for one in points],
+        FIELDS[kind]: ["reference" if point.value is None else f"{point.value:g}" for point in points],
+        "Series": [point.series for point in points],
         f"Step, {unit}": column(lambda one: one.total),
         f"Forward pass, {unit}": column(lambda one: one.forward),
-        "Above the bound": [units.share(one.total / one.bound - 1) for one in points],
+        "Above the bound": [units.share(point.total / point.bound - 1) for point in points],
         f"Exposed communication, {unit}": column(lambda one: one.decomposition["communication"]),
         f"Overlapped, {unit}": column(lambda one: one.decomposition["overlapped"]),
-    }  # fmt: skip
+    }
     if kind == "micro_op":
-        text["Experts on a GPU"] = [str(one.experts_per_gpu) for one in points]
-        text["All-reduces"] = [f"{one.pieces:,}" for one in points]
+        text["Experts on a GPU"] = [str(point.experts_per_gpu) for point in points]
+        text["All-reduces"] = [f"{point.pieces:,}" for point in points]
         text[f"Longest all-reduce, {unit}"] = column(lambda one: one.longest)
     return pd.DataFrame(text)
 
 
 def _as_csv(points: list[SweepPoint]) -> str:
     """All figures in full, times in seconds."""
-    rows = [{name: value for name, value in one.to_dict().items() if name != "decomposition"} | one.decomposition
-            for one in points]  # fmt: skip
+    rows = [
+        {name: value for name, value in point.to_dict().items() if name != "decomposition"} | point.decomposition
+        for point in points
+    ]
     return pd.DataFrame(rows).to_csv(index=False)

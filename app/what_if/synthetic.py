@@ -25,20 +25,42 @@ def panel() -> None:
     """Sliders, what they make for the open model, and a button that opens it. Needs a model and a cluster, no recording."""
     model, gpus = state.model(), len(state.cluster().gpus)
     sizes = f"{len(model.moe_layers)} MoE layers, {model.experts} experts, {model.experts_per_token} a token"
-    st.caption(f"A routing log that nobody recorded, for {plain(model.name)}: {sizes}. Popularity falls with rank by a power "
-               "law; a token goes on to the experts that follow its own with the probability called affinity.")  # fmt: skip
+    st.caption(
+        f"A routing log that nobody recorded, for {plain(model.name)}: {sizes}. Popularity falls with rank by a power "
+        "law; a token goes on to the experts that follow its own with the probability called affinity."
+    )
     left, right = st.columns([3, 10], gap="large")
     with left:
         tokens = st.select_slider("Tokens", TOKENS, 16384, lambda one: f"{one:,}", key="synthetic-tokens")
-        skew = st.slider("Skew", 0.0, MOST_SKEW, 1.0, 0.1, key="synthetic-skew",
-                         help="exponent of the power law; 0: all experts alike, about 1: Zipf's law")  # fmt: skip
-        affinity = st.slider("Affinity", 0, 100, 50, 5, "%d %%", key="synthetic-affinity",
-                             help="0 %: layers are independent; 100 %: the first layer decides all others")  # fmt: skip
+        skew = st.slider(
+            "Skew",
+            0.0,
+            MOST_SKEW,
+            1.0,
+            0.1,
+            key="synthetic-skew",
+            help="exponent of the power law; 0: all experts alike, about 1: Zipf's law",
+        )
+        affinity = st.slider(
+            "Affinity",
+            0,
+            100,
+            50,
+            5,
+            "%d %%",
+            key="synthetic-affinity",
+            help="0 %: layers are independent; 100 %: the first layer decides all others",
+        )
         seed = st.number_input("Seed", 0, 2**31 - 1, 0, key="synthetic-seed")
         try:
             recipe = Recipe(tokens, skew, affinity / 100, int(seed))
-            if st.button("Open it", icon=":material/database:", type="primary", width="stretch",
-                         help="Adds the synthetic log to the session's recordings and opens it."):  # fmt: skip
+            if st.button(
+                "Open it",
+                icon=":material/database:",
+                type="primary",
+                width="stretch",
+                help="Adds the synthetic log to the session's recordings and opens it.",
+            ):
                 trace = synthetic(model, recipe)
                 state.open_workload(trace)
                 state.remember_model(trace.digest, model)
@@ -74,11 +96,17 @@ def _show(trace: RoutingTrace, gpus: int, recipe: Recipe) -> None:
             even = spread_evenly(np.full(gpus, -(-experts // gpus)), experts)
             blocks = kept([linear_assignment(experts, even)] * layers, hops)
             planted = kept(planted_placement(layers, experts, gpus, recipe.seed), hops)
-            st.metric("Kept on the GPU, blocks", units.share(blocks),
-                      help="share of hops between first choices that stay when experts lie in contiguous blocks")  # fmt: skip
-            st.metric("Kept, followers together", units.share(planted),
-                      help="the same when experts that follow each other share a GPU: the placement that was hidden in it, "
-                           "which an affinity optimiser should find")  # fmt: skip
+            st.metric(
+                "Kept on the GPU, blocks",
+                units.share(blocks),
+                help="share of hops between first choices that stay when experts lie in contiguous blocks",
+            )
+            st.metric(
+                "Kept, followers together",
+                units.share(planted),
+                help="the same when experts that follow each other share a GPU: the placement that was hidden in it, "
+                "which an affinity optimiser should find",
+            )
     widgets.chart(charts.popularity(load), "synthetic-popularity")
     drawn = "" if trace.tokens == recipe.tokens else f" Preview of {trace.tokens:,} tokens."
     whiskers = "; whiskers: the spread between layers" if experts <= charts.MOST_WHISKERS else ""

@@ -21,8 +21,5 @@ def _by_key(traffic: np.ndarray, key: np.ndarray) -> Schedule:
     order = np.lexsort((dst, key[src, dst], src))
     src, dst = src[order], dst[order]
     return Schedule(
-        src=tuple(src.tolist()),
-        dst=tuple(dst.tolist()),
-        bytes=tuple(traffic[src, dst].tolist()),
-        phase=(0,) * len(src),
+        src=tuple(src.tolist()), dst=tuple(dst.tolist()), bytes=tuple(traffic[src, dst].tolist()), phase=(0,) * len(src)
     )

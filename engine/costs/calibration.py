@@ -9,14 +9,7 @@ from pydantic import Field, model_validator
 
 from engine.cluster import Gpu
 from engine.costs.alpha_beta import Line, fit_line
-from engine.costs.measured import (
-    Dtype,
-    GemmPoint,
-    GemmTimes,
-    MeasuredTimes,
-    Point,
-    sent_line,
-)
+from engine.costs.measured import Dtype, GemmPoint, GemmTimes, MeasuredTimes, Point, sent_line
 from engine.costs.profiled import Profiled
 from engine.schema import Frozen
 
@@ -104,32 +97,46 @@ def fits_of(
     for one in measured.memory:
         size, seconds = np.array(one.points).T
         found.append(("memory", one.gpu, None, size, fit_line(size, seconds)))
-    for one in measured.collectives:
-        size, seconds = np.array(one.points).T
-        if one.operation == "all_to_all":
-            found.append((one.operation, None, None, size * (one.ranks - 1) / one.ranks, sent_line(one)))
+    for collective in measured.collectives:
+        size, seconds = np.array(collective.points).T
+        if collective.operation == "all_to_all":
+            found.append(
+                (
+                    collective.operation,
+                    None,
+                    None,
+                    size * (collective.ranks - 1) / collective.ranks,
+                    sent_line(collective),
+                )
+            )
         else:
-            found.append((one.operation, None, None, size, fit_line(size, seconds)))
+            found.append((collective.operation, None, None, size, fit_line(size, seconds)))
     if exchange:
         size, seconds = np.array(exchange).T
         found.append(("exchange", None, None, size, fit_line(size, seconds)))
     return tuple(
         Fit(
-            operation=operation, gpu=gpu, dtype=dtype, line=line, points=len(size), smallest=size.min(), largest=size.max(),
+            operation=operation,
+            gpu=gpu,
+            dtype=dtype,
+            line=line,
+            points=len(size),
+            smallest=size.min(),
+            largest=size.max(),
             spread=spreads[tuple(part for part in (operation, gpu, dtype) if part)],
         )
         for operation, gpu, dtype, size, line in found
-    )  # fmt: skip
+    )
 
 
 def held_out_of(measured: MeasuredTimes, shapes: Sequence[GemmTimes]) -> tuple[HeldOut, ...]:
     """Shapes that were measured directly, beside what the measured times tell of them."""
     cost = Profiled(measured)
     found = []
-    for one in shapes:
+    for shape in shapes:
         # Of a GPU only the type is read: times come from what was measured.
         gpu = Gpu(
-            type=one.gpu,
+            type=shape.gpu,
             memory=1,
             memory_bandwidth=1,
             flops_fp32=1,
@@ -137,6 +144,6 @@ def held_out_of(measured: MeasuredTimes, shapes: Sequence[GemmTimes]) -> tuple[H
             send_bandwidth=1,
             receive_bandwidth=1,
         )
-        predicted = [float(cost.gemm(gpu, m, int(n), int(k), one.dtype)) for m, n, k, _ in one.points]
-        found.append(HeldOut(gpu=one.gpu, dtype=one.dtype, points=one.points, predicted=predicted))
+        predicted = [float(cost.gemm(gpu, m, int(n), int(k), shape.dtype)) for m, n, k, _ in shape.points]
+        found.append(HeldOut(gpu=shape.gpu, dtype=shape.dtype, points=shape.points, predicted=predicted))
     return tuple(found)

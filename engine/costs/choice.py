@@ -38,9 +38,7 @@ def to_dict(cost: CostModel) -> dict[str, Any]:
         case Profiled():
             return {"source": "measured", "measured": cost.measured.model_dump(mode="json", exclude_none=True)}
         case Combined():
-            return {
-                "source": "combined", "computation": to_dict(cost.computation), "network": to_dict(cost.connection)
-            }  # fmt: skip
+            return {"source": "combined", "computation": to_dict(cost.computation), "network": to_dict(cost.connection)}
     raise TypeError(f"{type(cost).__name__} has no JSON form")
 
 

@@ -59,8 +59,9 @@ def all_reduce_seconds(network: Network, size: np.ndarray) -> np.ndarray:
         return np.zeros(size.shape)
     _, first, group = np.unique(
         np.where(_linked_peers(network) > 0, network.node, network.node.max() + 1 + np.arange(gpus)),
-        return_index=True, return_inverse=True,
-    )  # fmt: skip
+        return_index=True,
+        return_inverse=True,
+    )
     members, link_latency = np.bincount(group), network.link_latency[first]
     slowest = np.inf
     if len(members) > 1:
@@ -85,9 +86,7 @@ def with_measured(network: Network, start_up: float, per_byte: float) -> Network
     rate, linked = 1 / max(per_byte, 1e-15), _linked_peers(network)
     others = network.gpus - 1
     if (linked == others).all():
-        return replace(
-            network, link=np.full(network.gpus, rate), link_latency=np.full(network.gpus, start_up)
-        )  # fmt: skip
+        return replace(network, link=np.full(network.gpus, rate), link_latency=np.full(network.gpus, start_up))
     rates = (others - linked) / others * rate
     return replace(network, send=rates, receive=rates, latency=start_up)
 

@@ -110,9 +110,16 @@ def _moe_errors(card: Gpu, dtype: str, sources: dict[str, CostModel]) -> dict[st
     errors: dict[str, list[np.ndarray]] = {name: [] for name in sources}
     for (width, inner, k, experts), part in rows.groupby(["d_model", "d_ff", "experts_per_token", "experts"]):
         model = MoEModel(
-            name="layer", layers=1, experts=int(experts), experts_per_token=int(k), d_model=int(width), d_ff=int(inner),
-            dtype=dtype, batch=1, ffn_matrices=3,
-        )  # fmt: skip
+            name="layer",
+            layers=1,
+            experts=int(experts),
+            experts_per_token=int(k),
+            d_model=int(width),
+            d_ff=int(inner),
+            dtype=dtype,
+            batch=1,
+            ffn_matrices=3,
+        )
         copies = part.tokens.to_numpy(np.float64) * k
         busy = np.minimum(copies, experts)
         for name, cost in sources.items():

@@ -58,7 +58,7 @@ class MeasuredTimes(Frozen):
     def _each_once(self) -> Self:
         keys = [("GEMM", one.gpu, one.dtype) for one in self.gemm]
         keys += [("memory", one.gpu) for one in self.memory]
-        keys += [(one.operation, f"{one.ranks} ranks") for one in self.collectives]
+        keys += [(collective.operation, f"{collective.ranks} ranks") for collective in self.collectives]
         if not keys:
             raise ValueError("no times in it")
         if len(set(keys)) < len(keys):
@@ -68,12 +68,16 @@ class MeasuredTimes(Frozen):
 
     def collective(self, operation: str, ranks: int) -> CollectiveTimes | None:
         """The times of a collective over `ranks` GPUs, None where they were not measured."""
-        found = (one for one in self.collectives if (one.operation, one.ranks) == (operation, ranks))
+        found = (
+            collective
+            for collective in self.collectives
+            if (collective.operation, collective.ranks) == (operation, ranks)
+        )
         return next(found, None)
 
     def ranks_of(self, operation: str) -> list[int]:
         """Numbers of GPUs over which a collective was measured, ascending."""
-        return sorted(one.ranks for one in self.collectives if one.operation == operation)
+        return sorted(collective.ranks for collective in self.collectives if collective.operation == operation)
 
 
 def medians(points: Iterable[tuple[float, ...]]) -> tuple[tuple[float, ...], ...]:

@@ -41,7 +41,11 @@ class Profiled(CostModel):
         if self.measured.gemm and not self.measured.memory:
             parts.append("memory by the datasheet")
         if self.measured.ranks_of("all_to_all"):
-            fits = [sent_line(one).error for one in self.measured.collectives if one.operation == "all_to_all"]
+            fits = [
+                sent_line(collective).error
+                for collective in self.measured.collectives
+                if collective.operation == "all_to_all"
+            ]
             parts.append(f"uneven all-to-alls by a line fitted to the even ones (error up to {max(fits):.0%})")
             if not self.measured.ranks_of("all_reduce"):
                 parts.append("all-reduce as a ring or tree on that network")
@@ -117,7 +121,10 @@ class Profiled(CostModel):
 
     @cached_property
     def _collectives(self) -> dict[tuple[str, int], Curve]:
-        return {(one.operation, one.ranks): Curve.through(one.points) for one in self.measured.collectives}
+        return {
+            (collective.operation, collective.ranks): Curve.through(collective.points)
+            for collective in self.measured.collectives
+        }
 
     @cached_property
     def _memory(self) -> dict[str, Curve]:

@@ -34,8 +34,12 @@ class Scaled(CostModel):
 
     @property
     def source(self) -> str:
-        parts = {"computation": self.compute, "network": self.network_speed, "start-up time": self.latency,
-                 "tokens": self.tokens}  # fmt: skip
+        parts = {
+            "computation": self.compute,
+            "network": self.network_speed,
+            "start-up time": self.latency,
+            "tokens": self.tokens,
+        }
         said = ", ".join(f"{name} {factor:.3g}×" for name, factor in parts.items() if factor != 1)
         where = f" on {self.gpu_type}" if self.gpu_type else ""
         return f"{self.inner.source}; what if{where}: {said or 'nothing changed'}"
@@ -75,9 +79,13 @@ class Scaled(CostModel):
         changed = np.array([self.gpu_type in (None, gpu.type) for gpu in cluster.gpus])
         factor = np.where(changed, self.network_speed, 1.0) / self.tokens
         return replace(
-            drawn, send=drawn.send * factor, receive=drawn.receive * factor, link=drawn.link * factor,
-            latency=drawn.latency * self.latency, link_latency=drawn.link_latency * self.latency,
-        )  # fmt: skip
+            drawn,
+            send=drawn.send * factor,
+            receive=drawn.receive * factor,
+            link=drawn.link * factor,
+            latency=drawn.latency * self.latency,
+            link_latency=drawn.link_latency * self.latency,
+        )
 
     def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
         if _is_own(self.inner, "all_to_all"):

@@ -85,9 +85,12 @@ def moe_table(folder: str, dtype: str) -> pd.DataFrame:
     """Whole MoE layers on one GPU with equally loaded experts, as SGLang's fused kernels run them: columns tokens, d_model,
     d_ff, experts_per_token, experts, seconds. Empty where the dtype was not measured. Raises InputError as `gemm_table`."""
     names = {
-        "num_tokens": "tokens", "hidden_size": "d_model", "inter_size": "d_ff", "topk": "experts_per_token",
+        "num_tokens": "tokens",
+        "hidden_size": "d_model",
+        "inter_size": "d_ff",
+        "topk": "experts_per_token",
         "num_experts": "experts",
-    }  # fmt: skip
+    }
     for file in _newest(folder, "moe/sglang", "moe_perf.parquet"):
         rows = pq.read_table(file).to_pandas()
         alone = (rows.moe_tp_size == 1) & (rows.moe_ep_size == 1) & (rows.distribution == "balanced")

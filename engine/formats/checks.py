@@ -88,8 +88,7 @@ def _layers(load: np.ndarray) -> Iterator[Finding]:
         )
     if (other := np.setdiff1d(one, zero)).size:
         yield Finding(
-            "warning",
-            f"In {_name('layer', other)} every token went to a single expert; check the recording first.",
+            "warning", f"In {_name('layer', other)} every token went to a single expert; check the recording first."
         )
     idle = (load == 0).sum(axis=1) * (total > 0)
     if idle.any():
@@ -133,8 +132,7 @@ def _origins(trace: RoutingTrace) -> Iterator[Finding]:
             yield Finding("ok", f"All {ranks} source ranks have tokens.")
     elif trace.sequence is not None and trace.tokens > 1 and (trace.sequence == trace.sequence[0]).all():
         yield Finding(
-            "warning",
-            "All tokens belong to one sequence, so they would all start on one GPU; record several requests.",
+            "warning", "All tokens belong to one sequence, so they would all start on one GPU; record several requests."
         )
 
 

@@ -30,21 +30,43 @@ DTYPES = {"float": "fp32", "c10::bfloat16": "bf16", "c10::half": "fp16"}
 """`Input type` in lower case."""
 
 COLLECTIVES = {
-    "allreduce": "all_reduce", "all_reduce": "all_reduce",
-    "alltoall": "all_to_all", "all_to_all": "all_to_all", "all_to_allv": "all_to_all", "alltoallv": "all_to_all",
-}  # fmt: skip
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "all_to_allv": "all_to_all",
+    "alltoallv": "all_to_all",
+}
 
 ELEMENT_BYTES = {
-    "float": 4, "half": 2, "bfloat16": 2, "double": 8, "byte": 1, "char": 1, "bool": 1, "short": 2, "int": 4, "long": 8,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "c10::bfloat16": 2, "c10::half": 2,
-}  # fmt: skip
+    "float": 4,
+    "half": 2,
+    "bfloat16": 2,
+    "double": 8,
+    "byte": 1,
+    "char": 1,
+    "bool": 1,
+    "short": 2,
+    "int": 4,
+    "long": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "c10::bfloat16": 2,
+    "c10::half": 2,
+}
 """By torch's name of the dtype, in lower case."""
 
 GPU_NAMES = (
-    (r"\bA100-SXM4-80GB\b", "A100-80"), (r"\bA100-SXM4-40GB\b", "A100-40"), (r"\bH100 80GB HBM3\b", "H100"),
-    (r"\bH200$", "H200"), (r"\bB200$", "B200"), (r"\bL40S$", "L40S"), (r"\bV100-SXM2-32GB\b", "V100-32"),
-    (r"\bV100-SXM2-16GB\b", "V100-16"), (r"\bRTX 2080 Ti$", "RTX 2080 Ti"),
-)  # fmt: skip
+    (r"\bA100-SXM4-80GB\b", "A100-80"),
+    (r"\bA100-SXM4-40GB\b", "A100-40"),
+    (r"\bH100 80GB HBM3\b", "H100"),
+    (r"\bH200$", "H200"),
+    (r"\bB200$", "B200"),
+    (r"\bL40S$", "L40S"),
+    (r"\bV100-SXM2-32GB\b", "V100-32"),
+    (r"\bV100-SXM2-16GB\b", "V100-16"),
+    (r"\bRTX 2080 Ti$", "RTX 2080 Ti"),
+)
 """Pattern in the device's name, and the catalogue's type. PCIe and NVL versions are other GPUs and keep their own names."""
 
 
@@ -77,9 +99,10 @@ def read_kineto(data: dict[str, Any], path: Path) -> MeasuredTimes:
     collectives = _collectives(events, on_gpu, _world_size(data))
     if not gemm and not collectives:
         raise fault(
-            path, "no GEMMs with shapes and no all-to-all or all-reduce with sizes in this trace; profile with "
+            path,
+            "no GEMMs with shapes and no all-to-all or all-reduce with sizes in this trace; profile with "
             "record_shapes=True, on GPUs with CUDA activities and NCCL",
-        )  # fmt: skip
+        )
     return MeasuredTimes(
         name=one_line(path.name.removesuffix(".gz").removesuffix(".json"))[:80] or "trace",
         origin=f"PyTorch profiler trace on {gpu}"[:300],

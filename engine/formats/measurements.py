@@ -37,8 +37,11 @@ def read_measurements(path: Path) -> MeasuredTimes:
         rows.fieldnames = [(name or "").strip().lower() for name in rows.fieldnames or ()]
         for column in ("operation", "seconds"):
             if column not in rows.fieldnames:
-                raise fault(path, f"column '{column}' is missing; measured times have operation, seconds and, as needed, gpu, "
-                            "dtype, m, n, k, bytes, ranks")  # fmt: skip
+                raise fault(
+                    path,
+                    f"column '{column}' is missing; measured times have operation, seconds and, as needed, gpu, "
+                    "dtype, m, n, k, bytes, ranks",
+                )
         for row in rows:
             where = f"line {rows.line_num}"
             operation = (row["operation"] or "").strip().lower()

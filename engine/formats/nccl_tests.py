@@ -55,9 +55,11 @@ def read_nccl_tests(path: Path) -> MeasuredTimes:
             )
         if sorted(test.ranks) != list(range(len(test.ranks))):
             raise fault(
-                path, f"{len(test.ranks)} processes, but their ranks do not count from 0 to {len(test.ranks) - 1}: each ran "
-                "its own test; build nccl-tests with MPI=1", where,
-            )  # fmt: skip
+                path,
+                f"{len(test.ranks)} processes, but their ranks do not count from 0 to {len(test.ranks) - 1}: each ran "
+                "its own test; build nccl-tests with MPI=1",
+                where,
+            )
         if len(test.ranks) < 2:
             raise fault(path, "one GPU talks to nobody; run the test on two or more", where)
         operation = test.operation or _recognised(path, test, where)
@@ -69,7 +71,7 @@ def read_nccl_tests(path: Path) -> MeasuredTimes:
     origin = f"nccl-tests on {devices}, {nodes} node{'s' if nodes > 1 else ''}"
     return MeasuredTimes.from_dict(
         {"name": path.stem[:80], "origin": origin[:300], "collectives": collectives}, path.name
-    )  # fmt: skip
+    )
 
 
 def _tests(path: Path) -> list[_Test]:
@@ -132,6 +134,8 @@ def _recognised(path: Path, test: _Test, where: str) -> str:
     if "alltoall" in re.sub(r"[^a-z]", "", path.stem.lower()):
         return "all_to_all"
     raise fault(
-        path, "the output does not say which collective it is; if it is alltoall_perf, put 'alltoall' in the file's name, or "
-        "add a line '# Collective test starting: alltoall_perf'", where,
-    )  # fmt: skip
+        path,
+        "the output does not say which collective it is; if it is alltoall_perf, put 'alltoall' in the file's name, or "
+        "add a line '# Collective test starting: alltoall_perf'",
+        where,
+    )

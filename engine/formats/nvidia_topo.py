@@ -95,9 +95,10 @@ def parse_topology(text: str, path: Path) -> Topology:
             rows[words[0]] = _cells(words[1:])[: len(gpus)]
             if (found := len(rows[words[0]])) < len(gpus):
                 raise fault(
-                    path, f"the row of {words[0]} has {found} cells like X, NV4, PIX or SYS; the head has {len(gpus)} GPUs",
+                    path,
+                    f"the row of {words[0]} has {found} cells like X, NV4, PIX or SYS; the head has {len(gpus)} GPUs",
                     place,
-                )  # fmt: skip
+                )
     if not rows:
         raise fault(path, "this is not what 'nvidia-smi topo -m' prints: no head and rows 'GPU0 GPU1 …'")
     if missing := [gpu for gpu in gpus if gpu not in rows]:
@@ -147,9 +148,10 @@ def _types(path: Path, topology: Topology, types: str | Sequence[str] | None) ->
     known = ", ".join(catalogue.gpu_types())
     if not topology.names:
         raise fault(
-            path, f"the text does not say what the {count} GPUs are; choose their type ({known}), or put what "
+            path,
+            f"the text does not say what the {count} GPUs are; choose their type ({known}), or put what "
             "'nvidia-smi -L' prints into the file too",
-        )  # fmt: skip
+        )
     for name in topology.names:
         if type_of(name) is None:
             raise fault(path, f"{quoted(name)} is not in the catalogue; choose the nearest type ({known})")

@@ -39,16 +39,54 @@ from engine.overlap.lowering import lower
 from engine.overlap.operator_graph import Kind, OperatorGraph, with_backward
 
 VIEWS = {
-    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "mT", "movedim", "swapaxes",
-    "unsqueeze", "squeeze", "expand", "expand_as", "slice", "select", "narrow", "chunk", "split", "split_with_sizes", "unbind",
-    "getitem", "alias", "detach", "contiguous", "clone", "to", "_to_copy", "type_as", "float", "wait_tensor", "lift_fresh_copy",
-}  # fmt: skip
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "flatten",
+    "unflatten",
+    "transpose",
+    "permute",
+    "t",
+    "mT",
+    "movedim",
+    "swapaxes",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "expand_as",
+    "slice",
+    "select",
+    "narrow",
+    "chunk",
+    "split",
+    "split_with_sizes",
+    "unbind",
+    "getitem",
+    "alias",
+    "detach",
+    "contiguous",
+    "clone",
+    "to",
+    "_to_copy",
+    "type_as",
+    "float",
+    "wait_tensor",
+    "lift_fresh_copy",
+}
 CONSTANTS = ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "bernoulli")
 LOOKUPS = ("index", "index_select", "gather", "embedding")
 PRODUCTS = {
-    "linear": (0, 1), "mm": (0, 1), "bmm": (0, 1), "matmul": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "mv": (0, 1),
-    "_grouped_mm": (0, 1), "grouped_mm": (0, 1), "grouped_mm_fallback": (0, 1),
-}  # fmt: skip
+    "linear": (0, 1),
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "matmul": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "mv": (0, 1),
+    "_grouped_mm": (0, 1),
+    "grouped_mm": (0, 1),
+    "grouped_mm_fallback": (0, 1),
+}
 """Which arguments are the factors."""
 
 NEARLY_PRODUCTS = ("mm", "matmul", "conv", "attention", "lstm", "gru", "rnn", "bilinear", "tensordot", "addr", "dot")
@@ -139,7 +177,9 @@ class _Reader:
         """The calls that lead to the loss, a loss among them, in program order. Raises InputError."""
         for node in program.graph.nodes:
             if node.op == "output":
-                self.finish([one for one in node.all_input_nodes if one in self.values])
+                self.finish(
+                    [all_input_node for all_input_node in node.all_input_nodes if all_input_node in self.values]
+                )
             elif node.name in program.weights:
                 name = program.weights[node.name]
                 parameter = self.parameters[name]
@@ -172,7 +212,7 @@ class _Reader:
         self.calls.append(Call("loss", "loss", "", "loss", None, reads, 4.0 * numbers, True))
 
     def node(self, node: torch.fx.Node) -> None:
-        operands = [one for one in node.all_input_nodes if one in self.values]
+        operands = [all_input_node for all_input_node in node.all_input_nodes if all_input_node in self.values]
         op, tensors = _op(node), tensors_of(node)
         if not operands or not tensors or op in CONSTANTS:
             return
@@ -181,12 +221,16 @@ class _Reader:
             whole = _numbers(node) == _numbers(operands[0])
             chosen = op in ("select", "unbind", "getitem") and bool(first.weight)
             self.values[node] = _Value(
-                first.call, first.tensor if whole else node.name, first.gradient and op != "detach", first.weight,
-                first.after, first.one_of_many or (chosen and not whole),
-            )  # fmt: skip
+                first.call,
+                first.tensor if whole else node.name,
+                first.gradient and op != "detach",
+                first.weight,
+                first.after,
+                first.one_of_many or (chosen and not whole),
+            )
             return
-        weights = [one for one in operands if self.values[one].weight]
-        data = [one for one in operands if one not in weights]
+        weights = [operand for operand in operands if self.values[operand].weight]
+        data = [operand for operand in operands if operand not in weights]
         if op in LOOKUPS and first.weight and (op == "embedding" or (not data and len(tensors[0].shape) > 1)):
             self.add(
                 node, (), first.gradient, moved=self.bytes(node), table=first.weight, numbers=_numbers(operands[0])
@@ -199,8 +243,8 @@ class _Reader:
             )
         else:
             products = self.products(node, op)
-            reads = [self.one(one) for one in data] + [read for one in weights for read in self.values[one].after]
-            gradient = tensors[0].is_floating_point() and any(self.values[one].gradient for one in operands)
+            reads = [self.one(one) for one in data] + [read for weight in weights for read in self.values[weight].after]
+            gradient = tensors[0].is_floating_point() and any(self.values[operand].gradient for operand in operands)
             moved = 0.0
             if op == "scaled_dot_product_attention":
                 moved = 2 * products[0].count * products[0].m * products[0].n * self.item_bytes(tensors[0])
@@ -214,9 +258,16 @@ class _Reader:
         named = products[0].weight if products and products[0].weight else more.get("table") or path
         layer = self.layer_of(path)
         call = Call(
-            node.name, _op(node), path, self.family(path, named), self.layer_of(named) if layer is None else layer, reads,
-            self.bytes(node), gradient, **more,
-        )  # fmt: skip
+            node.name,
+            _op(node),
+            path,
+            self.family(path, named),
+            self.layer_of(named) if layer is None else layer,
+            reads,
+            self.bytes(node),
+            gradient,
+            **more,
+        )
         self.calls.append(call)
         self.values[node] = _Value(node.name, node.name, gradient)
 

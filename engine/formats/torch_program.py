@@ -39,7 +39,7 @@ def trace(module: torch.nn.Module, example: tuple[torch.Tensor, ...]) -> tuple[P
         program = Program(exported.run_decompositions({}).graph_module.graph)
         signature = exported.graph_signature
         program.weights = dict(signature.inputs_to_parameters)
-        program.inputs = {one for one in signature.user_inputs if isinstance(one, str)}
+        program.inputs = {user_input for user_input in signature.user_inputs if isinstance(user_input, str)}
         if not program.data_dependent():
             return program, "traced by torch.export"
         refused = "the sizes of its tensors depend on their contents"
@@ -67,7 +67,7 @@ def _recorded(module: torch.nn.Module, example: tuple[torch.Tensor, ...]) -> Pro
     run._orig_mod = module  # what make_fx records the module's paths by
     graph_module = make_fx(
         run, tracing_mode="real", pre_dispatch=True, record_module_stack=True, _error_on_data_dependent_ops=False
-    )(*example)  # fmt: skip
+    )(*example)
     program = Program(graph_module.graph)
     for node in graph_module.graph.nodes:
         if node.op == "placeholder":

@@ -9,9 +9,12 @@ from engine.launch.devices import attached
 from engine.units import digits, seconds, share, size
 
 NAMES = {
-    "gemm": "GEMM", "memory": "memory", "all_to_all": "all-to-all", "exchange": "exchange with a peer",
+    "gemm": "GEMM",
+    "memory": "memory",
+    "all_to_all": "all-to-all",
+    "exchange": "exchange with a peer",
     "all_reduce": "all-reduce",
-}  # fmt: skip
+}
 RUN = "run"
 """Folder in a job's folder: the ranks' own."""
 
@@ -22,9 +25,7 @@ def calibrate_devices(arguments: dict[str, Any], context: Context) -> dict[str, 
     arguments: optional ranks, dtypes, quick, see `plan_sweep`; optional type of GPUs that are not known by name. Result: see
     `describe_calibration`.
     """
-    sweep = plan_sweep(
-        attached(), arguments.get("ranks"), arguments.get("dtypes", ()), arguments.get("quick", False)
-    )  # fmt: skip
+    sweep = plan_sweep(attached(), arguments.get("ranks"), arguments.get("dtypes", ()), arguments.get("quick", False))
     return describe_calibration(
         calibrate(sweep, context.folder / RUN, context.stop, context.report, arguments.get("type"))
     )
@@ -36,34 +37,37 @@ def describe_calibration(made: Calibration) -> dict[str, Any]:
         "name": made.measured.name,
         "origin": made.measured.origin,
         "fits": [
-            one.model_dump(include={"operation", "gpu", "dtype", "points", "smallest", "largest", "spread"})
-            | {"start_up": one.line.alpha, "rate": one.rate, "error": one.line.error}
-            for one in made.fits
+            fit.model_dump(include={"operation", "gpu", "dtype", "points", "smallest", "largest", "spread"})
+            | {"start_up": fit.line.alpha, "rate": fit.rate, "error": fit.line.error}
+            for fit in made.fits
         ],
         "held_out": [
             {
-                "gpu": one.gpu, "dtype": one.dtype, "shapes": len(one.points), "mean": float(one.errors.mean()),
+                "gpu": one.gpu,
+                "dtype": one.dtype,
+                "shapes": len(one.points),
+                "mean": float(one.errors.mean()),
                 "worst": float(one.errors.max()),
             }
             for one in made.held_out
         ],
         "calibration": made.model_dump(mode="json", exclude_none=True),
-    }  # fmt: skip
+    }
 
 
 def table_of(made: Calibration) -> list[dict[str, str]]:
     """The fits for people: one row each, by column."""
     return [
         {
-            "operation": " ".join(filter(None, (NAMES[one.operation], one.dtype, one.gpu))),
-            "start-up α": seconds(one.line.alpha),
-            "rate 1/β": "" if one.rate is None else f"{digits(one.rate / 1e9)} {_giga(one)}",
-            "line's error": share(one.line.error),
-            "spread": share(one.spread),
-            "points": str(one.points),
-            "up to": f"m·n·k = {one.largest:.1e}" if one.operation == "gemm" else size(one.largest),
+            "operation": " ".join(filter(None, (NAMES[fit.operation], fit.dtype, fit.gpu))),
+            "start-up α": seconds(fit.line.alpha),
+            "rate 1/β": "" if fit.rate is None else f"{digits(fit.rate / 1e9)} {_giga(fit)}",
+            "line's error": share(fit.line.error),
+            "spread": share(fit.spread),
+            "points": str(fit.points),
+            "up to": f"m·n·k = {fit.largest:.1e}" if fit.operation == "gemm" else size(fit.largest),
         }
-        for one in made.fits
+        for fit in made.fits
     ]
 
 

@@ -53,9 +53,7 @@ def launch(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
 
 
 def _figures(result: dict[str, Any]) -> dict[str, tuple[float, ...]]:
-    return {
-        name: tuple(one[f"{name}_seconds"] for one in result["runs"]) for name in ("predicted", "measured")
-    }  # fmt: skip
+    return {name: tuple(run[f"{name}_seconds"] for run in result["runs"]) for name in ("predicted", "measured")}
 
 
 def brief_of(job: Job) -> Brief | None:

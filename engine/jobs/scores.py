@@ -44,9 +44,15 @@ def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
 
     context.report(0.0, "searching from both ends")
     final = front(
-        instance, points, arguments["over"], start, moves_left(problem, start, int(arguments["max_moves"])),
-        time_limit=float(arguments["time_limit"]), stop=context.stop, on_point=add,
-    )  # fmt: skip
+        instance,
+        points,
+        arguments["over"],
+        start,
+        moves_left(problem, start, int(arguments["max_moves"])),
+        time_limit=float(arguments["time_limit"]),
+        stop=context.stop,
+        on_point=add,
+    )
     for point in final:
         # Simulating what is not known yet would keep whoever cancelled waiting.
         if id(point) not in found and not context.stop():
@@ -68,9 +74,12 @@ def _point(point: FrontPoint, problem: Problem, arguments: dict[str, Any]) -> di
     claim = Claim(status=Status.FEASIBLE, objective=seconds, bound=bound, scope="order")
     plan = plan.model_copy(update={"claim": claim})
     return candidate_of_plan(plan, problem, 0.0, {}, timeline) | {
-        "plan_id": plan.id, "weight": float(point.weight), "kept_share": float(point.kept_share),
-        "balancedness": float(point.balancedness), "moves": moves_to(point.gpu_of_expert, problem),
-    }  # fmt: skip
+        "plan_id": plan.id,
+        "weight": float(point.weight),
+        "kept_share": float(point.kept_share),
+        "balancedness": float(point.balancedness),
+        "moves": moves_to(point.gpu_of_expert, problem),
+    }
 
 
 def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -81,10 +90,10 @@ def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     """
     problem = problem_from(arguments)
     recordings = [store.load_workload(digest) for digest in arguments["recordings"]]
-    problems = [problem.with_workload(one) for one in recordings]
+    problems = [problem.with_workload(recording) for recording in recordings]
     count, system = len(problems), SYSTEMS[arguments["system"]]
     tables = {name: [[None] * count for _ in problems] for name in ("seconds", "balancedness", "kept_local")}
-    answer = {"names": [one.name for one in recordings], "system": system.title} | tables
+    answer = {"names": [recording.name for recording in recordings], "system": system.title} | tables
     for made_on, mine in enumerate(problems):
         if context.stop():
             break
@@ -129,13 +138,18 @@ def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
         served_problem = problem.with_workload(served)
         result = two_phase(served_problem, profile, options, context.stop)
         layers = result.accuracy_of_layer("set")
-        runs.append({
-            "options": asdict(options), "batches": result.batches, "cost_source": result.cost_source,
-            "figures": {scheme: asdict(result.figures(scheme)) for scheme in SCHEMES},
-            "accuracy": result.accuracy("set"), "accuracy_in_order": result.accuracy("order"),
-            "accuracy_of_layer": [None if value != value else float(value) for value in layers],
-            "fine_tuning_rate": result.fine_tuning_rate,
-            "ideal_seconds": float(np.median(result.inference_seconds("ideal"))),
-        })  # fmt: skip
+        runs.append(
+            {
+                "options": asdict(options),
+                "batches": result.batches,
+                "cost_source": result.cost_source,
+                "figures": {scheme: asdict(result.figures(scheme)) for scheme in SCHEMES},
+                "accuracy": result.accuracy("set"),
+                "accuracy_in_order": result.accuracy("order"),
+                "accuracy_of_layer": [None if value != value else float(value) for value in layers],
+                "fine_tuning_rate": result.fine_tuning_rate,
+                "ideal_seconds": float(np.median(result.inference_seconds("ideal"))),
+            }
+        )
         context.keep({"runs": runs, "profile": profile.name, "served": served.name})
     return {"runs": runs, "profile": profile.name, "served": served.name}

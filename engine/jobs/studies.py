@@ -30,9 +30,11 @@ def affinity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any
     """
     traces = [_trace(digest) for digest in (arguments["workload"], *arguments["others"])]
     common = {
-        "gpus": arguments["gpus"], "first_choice": arguments["first_choice"], "stop": context.stop,
+        "gpus": arguments["gpus"],
+        "first_choice": arguments["first_choice"],
+        "stop": context.stop,
         "time_limit": arguments.get("time_limit"),
-    }  # fmt: skip
+    }
     result: dict[str, Any] = {"tokens": None, "others": None}
     # A plan of the second study takes as long as one of the first, which makes about a dozen.
     part = 12 / (12 + len(traces))
@@ -71,11 +73,15 @@ def sweep_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     result: dict[str, Any] = {"candidates": [], "of": len(trials), "cost_source": problem.cost.source}
     for point, outcome in sweep(problem, trials, context.stop, context.report):
         plan = outcome.result.solution
-        result["candidates"].append({
-            "plan": plan.model_dump(mode="json", exclude_none=True), "status": plan.claim.status.value,
-            "runtime": outcome.result.runtime, "notes": {about: note._asdict() for about, note in outcome.notes.items()},
-            "point": point.to_dict(),
-        })  # fmt: skip
+        result["candidates"].append(
+            {
+                "plan": plan.model_dump(mode="json", exclude_none=True),
+                "status": plan.claim.status.value,
+                "runtime": outcome.result.runtime,
+                "notes": {about: note._asdict() for about, note in outcome.notes.items()},
+                "point": point.to_dict(),
+            }
+        )
         context.keep(result)
     return result
 
@@ -88,8 +94,15 @@ def sensitivity_study(arguments: dict[str, Any], context: Context) -> dict[str, 
     """
     problem, plan = problem_from(arguments), Plan.from_dict(arguments["plan"], "plan")
     parameters, share = parameters_of(problem), arguments["share"]
-    result = {"points": [], "of": len(parameters), "share": share, "total": seconds_of(plan, problem),
-              "plan": plan.name, "simulated": is_simulated(problem), "cost_source": problem.cost.source}  # fmt: skip
+    result = {
+        "points": [],
+        "of": len(parameters),
+        "share": share,
+        "total": seconds_of(plan, problem),
+        "plan": plan.name,
+        "simulated": is_simulated(problem),
+        "cost_source": problem.cost.source,
+    }
     return _collect(sensitivity(plan, problem, share, parameters, context.stop, context.report), result, context)
 
 
@@ -101,13 +114,21 @@ def curve_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     "cost_source"}; of a stopped or running job those so far.
     """
     problem, field, values = problem_from(arguments), arguments["field"], arguments["values"]
-    plans = [Plan.from_dict(one, "plan") for one in arguments["plans"]]
-    names = {one.name if turn == 0 or one.name != plans[0].name else f"{one.name} {one.id[:8]}": one
-             for turn, one in enumerate(plans)}  # fmt: skip
+    plans = [Plan.from_dict(plan, "plan") for plan in arguments["plans"]]
+    names = {
+        one.name if turn == 0 or one.name != plans[0].name else f"{one.name} {one.id[:8]}": one
+        for turn, one in enumerate(plans)
+    }
     system = arguments["system"]
     anew = (systems_for(problem)[system], arguments["options"]) if system else None
-    result = {"points": [], "field": field, "series": list(names), "of": len(set(values)) * (len(names) + bool(anew)),
-              "simulated": is_simulated(problem), "cost_source": problem.cost.source}  # fmt: skip
+    result = {
+        "points": [],
+        "field": field,
+        "series": list(names),
+        "of": len(set(values)) * (len(names) + bool(anew)),
+        "simulated": is_simulated(problem),
+        "cost_source": problem.cost.source,
+    }
     return _collect(curve(problem, field, values, names, anew, context.stop, context.report), result, context)
 
 
@@ -119,9 +140,7 @@ def imprecision_study(arguments: dict[str, Any], context: Context) -> dict[str, 
     """
     problem, wanted = problem_from(arguments), {name: arguments[name] for name in ("levels", "seeds", "noise")}
     result = {"points": [], "cost_source": problem.cost.source} | wanted
-    points = imprecision(
-        problem, **wanted, options=arguments.get("options"), stop=context.stop, report=context.report
-    )  # fmt: skip
+    points = imprecision(problem, **wanted, options=arguments.get("options"), stop=context.stop, report=context.report)
     return _collect(points, result, context)
 
 
@@ -136,11 +155,17 @@ def capacity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any
     part = [Node.from_dict(node, f"node {place}") for place, node in enumerate(arguments["part"])]
     result = {"points": [], "cost_source": problem.cost.source} | {
         name: arguments[name] for name in ("target", "title", "system", "most_gpus")
-    }  # fmt: skip
+    }
     points = capacity(
-        problem, part, arguments["target"], arguments["most_gpus"], arguments["system"], arguments["options"],
-        context.stop, context.report,
-    )  # fmt: skip
+        problem,
+        part,
+        arguments["target"],
+        arguments["most_gpus"],
+        arguments["system"],
+        arguments["options"],
+        context.stop,
+        context.report,
+    )
     return _collect(points, result, context)
 
 
@@ -171,10 +196,12 @@ def replan(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     claim = Claim(status=Status.FEASIBLE, objective=now, bound=min(now, bound_of_plan(plan, problem)), scope=scope)
     plan = plan.model_copy(update={"claim": claim})
     found = {
-        "plan": plan.model_dump(mode="json", exclude_none=True), "status": claim.status.value,
-        "runtime": outcome.result.runtime, "notes": {about: note._asdict() for about, note in outcome.notes.items()},
+        "plan": plan.model_dump(mode="json", exclude_none=True),
+        "status": claim.status.value,
+        "runtime": outcome.result.runtime,
+        "notes": {about: note._asdict() for about, note in outcome.notes.items()},
         "point": {"plan_id": plan.id, "seconds": outcome.result.objective, "bound": outcome.result.bound},
-    }  # fmt: skip
+    }
     return {"candidates": [found], "change": arguments["change"]}
 
 

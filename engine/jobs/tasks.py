@@ -28,9 +28,12 @@ LONG = 20_000
 def problem_arguments(problem: Problem) -> dict[str, Any]:
     """A problem as the arguments of a job; its recordings must be in the data folder."""
     found = {
-        "workload": problem.workload.digest, "cluster": _json(problem.cluster), "model": _json(problem.model),
-        "others": [one.digest for one in problem.others], "cost": cost_choice.to_dict(problem.cost),
-    }  # fmt: skip
+        "workload": problem.workload.digest,
+        "cluster": _json(problem.cluster),
+        "model": _json(problem.model),
+        "others": [other.digest for other in problem.others],
+        "cost": cost_choice.to_dict(problem.cost),
+    }
     if problem.second is not None:
         found["second"] = {"workload": problem.second.workload.digest, "model": _json(problem.second.model)}
     for role in ("in_use", "step", "graph"):

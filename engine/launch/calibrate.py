@@ -136,9 +136,7 @@ def rows_of(times: float, mean: float) -> int:
     return round(times * max(mean, 8.0))
 
 
-def seconds_of(
-    work: Callable[[], None], job: Job, repeats: int, before: Callable[[], None] | None = None
-) -> float:  # fmt: skip
+def seconds_of(work: Callable[[], None], job: Job, repeats: int, before: Callable[[], None] | None = None) -> float:
     """Median seconds, the same figure on all ranks, from the first rank's start to the last one's end: ranks that share
     cores wait for each other, which a rank's own stopwatch would not see. before: done every time, not measured."""
     spans = []

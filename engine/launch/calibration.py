@@ -32,9 +32,7 @@ LONGEST_TYPE = 40
 """Letters of a GPU type's name in a cluster."""
 
 
-def plan_sweep(
-    devices: Devices, ranks: int | None = None, dtypes: Sequence[str] = (), quick: bool = False
-) -> Sweep:  # fmt: skip
+def plan_sweep(devices: Devices, ranks: int | None = None, dtypes: Sequence[str] = (), quick: bool = False) -> Sweep:
     """What to measure on these devices. Raises InputError when it makes no sense.
 
     ranks: default: one per attached GPU; without GPUs as many as there are processors, two at least and four at most
@@ -50,14 +48,18 @@ def plan_sweep(
         raise InputError(f"GEMMs of {unknown[0]} cannot be measured; choose from {', '.join(DTYPES)}")
     usual = ("bf16", "fp32") if devices.gpus else ("fp32",)
     return Sweep(
-        ranks=ranks, backend="nccl" if devices.gpus else "gloo", dtypes=tuple(dict.fromkeys(dtypes)) or usual,
-        seconds=QUICK if quick else FULL, repeats=3 if quick else 7, held_out=8 if quick else 24,
-    )  # fmt: skip
+        ranks=ranks,
+        backend="nccl" if devices.gpus else "gloo",
+        dtypes=tuple(dict.fromkeys(dtypes)) or usual,
+        seconds=QUICK if quick else FULL,
+        repeats=3 if quick else 7,
+        held_out=8 if quick else 24,
+    )
 
 
 def calibrate(
     sweep: Sweep, folder: Path, stop: Stop, report, type: str | None = None, bed: Testbed | None = None
-) -> Calibration:  # fmt: skip
+) -> Calibration:
     """Measure with the ranks of a sweep on this machine, or in a testbed that has been entered. Raises InputError when it
     fails, is stopped or takes too long; what the ranks printed is on standard output.
 
@@ -124,10 +126,16 @@ def read_measured(found: Mapping[str, Any], sweep: Sweep, on: str, type: str | N
     )
     exchange = sent.get("exchange", ())
     return Calibration(
-        made=made.isoformat(timespec="seconds"), devices=tuple(found["devices"]), versions=versions, backend=sweep.backend,
-        on=on, measured=measured, exchange=exchange, fits=fits_of(measured, exchange, spreads),
+        made=made.isoformat(timespec="seconds"),
+        devices=tuple(found["devices"]),
+        versions=versions,
+        backend=sweep.backend,
+        on=on,
+        measured=measured,
+        exchange=exchange,
+        fits=fits_of(measured, exchange, spreads),
         held_out=held_out_of(measured, held_out),
-    )  # fmt: skip
+    )
 
 
 def _type_name(device: str, type: str | None) -> str:

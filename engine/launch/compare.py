@@ -110,12 +110,19 @@ def measured_timelines(folder: Path, ranks: int, plans: int, source: str) -> lis
         one = one.assign(end=one["end"] - one["start"].min(), start=one["start"] - one["start"].min())
         one = one.sort_values("start", ignore_index=True)
         network = one["kind"].isin(NETWORK_KINDS)
-        frame = pd.DataFrame({
-            "resource": one["src"], "start": one["start"], "end": one["end"], "layer": one["layer"],
-            "model": one["model"], "peer": one["dst"], "bytes": one["bytes"],
-            "kind": pd.Categorical(one["kind"], categories=list(KINDS)),
-            "stream": pd.Categorical(np.where(network, "network", "compute"), categories=list(STREAMS)),
-        })  # fmt: skip
+        frame = pd.DataFrame(
+            {
+                "resource": one["src"],
+                "start": one["start"],
+                "end": one["end"],
+                "layer": one["layer"],
+                "model": one["model"],
+                "peer": one["dst"],
+                "bytes": one["bytes"],
+                "kind": pd.Categorical(one["kind"], categories=list(KINDS)),
+                "stream": pd.Categorical(np.where(network, "network", "compute"), categories=list(STREAMS)),
+            }
+        )
         labels = tuple(one["label"]) if one["label"].any() else None
         timelines[plan].append(Timeline(frame[list(COLUMNS)], names, "measured", source, labels))
     return timelines

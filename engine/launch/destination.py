@@ -46,23 +46,47 @@ _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 """A name as Kubernetes takes it (RFC 1123)."""
 
 Folder = Annotated[str, Field(max_length=1000), AfterValidator(_folder)]
-Partition = Annotated[str, AfterValidator(_called(
-    r"([A-Za-z0-9][A-Za-z0-9_.-]*(,[A-Za-z0-9][A-Za-z0-9_.-]*)*)?", "partition",
-    "use letters, digits, '_', '.' and '-', with ',' between several",
-))]  # fmt: skip
-Account = Annotated[str, AfterValidator(_called(
-    r"([A-Za-z0-9][A-Za-z0-9_.-]*)?", "account", "use letters, digits, '_', '.' and '-'",
-))]  # fmt: skip
-Label = Annotated[str, AfterValidator(_called(
-    _LABEL, "name for Kubernetes", "use at most 63 small letters, digits and '-', with a letter or digit at both ends",
-))]  # fmt: skip
-Names = Annotated[str, AfterValidator(_called(
-    rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", "name for Kubernetes", "use small letters, digits, '-' and '.'",
-))]  # fmt: skip
-Image = Annotated[str, AfterValidator(_called(
-    r"((?!sha256:)[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,500})?", "image that a cluster can pull",
-    "write REGISTRY/NAME:TAG, and push it there before",
-))]  # fmt: skip
+Partition = Annotated[
+    str,
+    AfterValidator(
+        _called(
+            r"([A-Za-z0-9][A-Za-z0-9_.-]*(,[A-Za-z0-9][A-Za-z0-9_.-]*)*)?",
+            "partition",
+            "use letters, digits, '_', '.' and '-', with ',' between several",
+        )
+    ),
+]
+Account = Annotated[
+    str, AfterValidator(_called(r"([A-Za-z0-9][A-Za-z0-9_.-]*)?", "account", "use letters, digits, '_', '.' and '-'"))
+]
+Label = Annotated[
+    str,
+    AfterValidator(
+        _called(
+            _LABEL,
+            "name for Kubernetes",
+            "use at most 63 small letters, digits and '-', with a letter or digit at both ends",
+        )
+    ),
+]
+Names = Annotated[
+    str,
+    AfterValidator(
+        _called(
+            rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", "name for Kubernetes", "use small letters, digits, '-' and '.'"
+        )
+    ),
+]
+Image = Annotated[
+    str,
+    AfterValidator(
+        _called(
+            r"((?!sha256:)[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,500})?",
+            "image that a cluster can pull",
+            "write REGISTRY/NAME:TAG, and push it there before",
+        )
+    ),
+]
 
 
 class Destination(Frozen):
@@ -203,8 +227,10 @@ SCHEDULERS: dict[str, type[Slurm] | type[Kubernetes]] = {"slurm": Slurm, "kubern
 
 def gpus_of(cluster: Cluster) -> dict[str, float | str]:
     """What a destination says of its GPUs, as a cluster is drawn: of several types what all of them have."""
-    return {"gpu": OR.join(dict.fromkeys(gpu.type for gpu in cluster.gpus)),
-            "gpu_memory": min(gpu.memory for gpu in cluster.gpus)}  # fmt: skip
+    return {
+        "gpu": OR.join(dict.fromkeys(gpu.type for gpu in cluster.gpus)),
+        "gpu_memory": min(gpu.memory for gpu in cluster.gpus),
+    }
 
 
 def as_drawn(cluster: Cluster) -> dict[str, int | float | str]:

@@ -31,9 +31,17 @@ class Exchange:
     """
 
     def __init__(
-        self, rank: int, mode: OrderMode, order: list[Piece], counts: np.ndarray, log: Callable[[Piece, Mark], None],
-        recorder: Recorder, group: dist.ProcessGroup | None = None, links: Links | None = None, channel: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        rank: int,
+        mode: OrderMode,
+        order: list[Piece],
+        counts: np.ndarray,
+        log: Callable[[Piece, Mark], None],
+        recorder: Recorder,
+        group: dist.ProcessGroup | None = None,
+        links: Links | None = None,
+        channel: int = 0,
+    ) -> None:
         self.rank, self.mode, self.log, self.recorder, self.group = rank, mode, log, recorder, group
         self.links, self.channel = links, channel
         self.send_from = np.concatenate([[0], np.cumsum(counts[rank])])
@@ -97,10 +105,14 @@ class Exchange:
         for step in range(parts):
             if step:
                 time.sleep(max(0.0, begin + step * seconds / parts - time.monotonic()))
-            operations = [] if self.ahead else [
-                dist.P2POp(dist.irecv, self._arriving(part, incoming), part.src, self.group, self._tag(part))
-                for part in self._parts(self.receives, phase, parts, step)
-            ]  # fmt: skip
+            operations = (
+                []
+                if self.ahead
+                else [
+                    dist.P2POp(dist.irecv, self._arriving(part, incoming), part.src, self.group, self._tag(part))
+                    for part in self._parts(self.receives, phase, parts, step)
+                ]
+            )
             operations += [
                 dist.P2POp(dist.isend, self._leaving(part, outgoing), part.dst, self.group, self._tag(part))
                 for part in self._parts(self.sends, phase, parts, step)

@@ -83,8 +83,8 @@ class Failures:
     @property
     def culprit(self) -> tuple[int, int] | None:
         """The rank whose log tells most, and its exit code; None where no rank is known to have failed."""
-        for told in self._causes:
-            return told.rank, 1
+        for cause in self._causes:
+            return cause.rank, 1
         for rank, number in self._killed.items():
             return self._first if rank is None else (rank, -number)
         return self._first
@@ -92,8 +92,8 @@ class Failures:
     @property
     def reason(self) -> str:
         """Why the launch failed, in a sentence. A rank that only lost another one is believed last."""
-        for told in self._causes:
-            return told.message
+        for cause in self._causes:
+            return cause.message
         for rank, number in self._killed.items():
             return f"{'torchrun' if rank is None else f'rank {rank}'} was killed by signal {number} ({_name(number)})"
         if self._first and self._first[1] == os.EX_IOERR:

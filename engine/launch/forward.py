@@ -109,8 +109,11 @@ class Layers:
         clocks are stopped."""
         rank, out, back = self.job.rank, self.routes["dispatch"][layer], self.routes["combine"][layer]
         sent, received, returned, arriving = (
-            out.outgoing(rank), out.incoming(rank), back.outgoing(rank), back.incoming(rank)
-        )  # fmt: skip
+            out.outgoing(rank),
+            out.incoming(rank),
+            back.outgoing(rank),
+            back.incoming(rank),
+        )
         by_expert = np.argsort(out.expert[received], kind="stable")
         at_work, rows_of = np.unique(out.expert[received], return_counts=True)
         # A copy is told by its token and its choice, whatever the order in which it lies somewhere.
@@ -153,20 +156,38 @@ class Layers:
         row_bytes = (self.width if kind == "dispatch" else self.model.d_model) * self.model.bytes_per_number
 
         def log(piece: Piece, begin: Mark) -> None:
-            recorder.log(kind, layer, begin, recorder.mark(), model=self.number, phase=piece.phase, src=piece.src,
-                         dst=piece.dst, row=piece.begin, bytes=(piece.end - piece.begin) * row_bytes)  # fmt: skip
+            recorder.log(
+                kind,
+                layer,
+                begin,
+                recorder.mark(),
+                model=self.number,
+                phase=piece.phase,
+                src=piece.src,
+                dst=piece.dst,
+                row=piece.begin,
+                bytes=(piece.end - piece.begin) * row_bytes,
+            )
 
-        return Exchange(rank, self.mode, self.order[kind][layer], self.routes[kind][layer].counts, log, recorder,
-                        self.line.group, self.job.links, channel)  # fmt: skip
+        return Exchange(
+            rank,
+            self.mode,
+            self.order[kind][layer],
+            self.routes[kind][layer].counts,
+            log,
+            recorder,
+            self.line.group,
+            self.job.links,
+            channel,
+        )
 
     def exchange(self, kind: str, layer: int) -> None:
         """The dispatch or combine of a layer. The ranks have to have met on the line."""
         recorder = self.job.recorder
         out, into = (self.outgoing, self._ready.incoming) if kind == "dispatch" else (self.result, self._ready.back)
         self.line.carry(
-            self._ways[kind].run, out, into,
-            lambda begin, end: recorder.log(kind, layer, begin, end, model=self.number),
-        )  # fmt: skip
+            self._ways[kind].run, out, into, lambda begin, end: recorder.log(kind, layer, begin, end, model=self.number)
+        )
 
     def ffn(self, layer: int) -> None:
         """This rank's experts on all rows that came, and their outputs in the order of the combine."""

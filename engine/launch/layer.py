@@ -99,9 +99,13 @@ def uses_grouped_gemms(device: torch.device, dtype: torch.dtype, widths: Sequenc
 
 
 def expert_ffns(
-    rows: torch.Tensor, counts: Sequence[int], inward: torch.Tensor, outward: torch.Tensor, gated: bool,
+    rows: torch.Tensor,
+    counts: Sequence[int],
+    inward: torch.Tensor,
+    outward: torch.Tensor,
+    gated: bool,
     ends: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """[row, d_model] through the experts that the rows belong to, in grouped GEMMs or expert by expert.
 
     rows: ordered by expert; counts: how many each expert has; inward, outward: of `Weights.experts`; ends: int32[expert] on

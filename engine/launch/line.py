@@ -31,9 +31,12 @@ class Line:
         dist.barrier(self.group)
 
     def carry(
-        self, exchange: Callable[[torch.Tensor, torch.Tensor], None], outgoing: torch.Tensor, incoming: torch.Tensor,
+        self,
+        exchange: Callable[[torch.Tensor, torch.Tensor], None],
+        outgoing: torch.Tensor,
+        incoming: torch.Tensor,
         note: Callable[[Mark, Mark], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Run an exchange of tensors that lie on this rank's device. Gloo knows only host memory: a GPU's tensors are copied
         there and back, which is a part of what the exchange costs.
 

@@ -90,9 +90,7 @@ def read_run(launch: Launch, folder: Path, cores: int | None = None) -> Run:
         middle = int(np.argsort(totals)[len(totals) // 2])
         predicted = predict(launch, plan, profile, points)
         runs.append(Measured(given, predicted, timelines[middle], totals, difference))
-    return Run(
-        tuple(runs), outcome["device"], launch.tokens, profile, outcome["clock_error"]
-    )  # fmt: skip
+    return Run(tuple(runs), outcome["device"], launch.tokens, profile, outcome["clock_error"])
 
 
 def _left(path: Path) -> dict[str, Any]:

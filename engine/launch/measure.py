@@ -167,9 +167,14 @@ class Rank:
         return self._over_sizes(operation, operation.replace("_", "-"), sizes, prepared, 2.0, False)
 
     def _over_sizes(
-        self, part: str, name: str, sizes: Sequence[int], prepared: Callable[[int], tuple[float, Work]],
-        memory: float, own: bool,
-    ) -> list[list[float]]:  # fmt: skip
+        self,
+        part: str,
+        name: str,
+        sizes: Sequence[int],
+        prepared: Callable[[int], tuple[float, Work]],
+        memory: float,
+        own: bool,
+    ) -> list[list[float]]:
         """Measure ascending sizes until the part's time or the room is used up; memory: bytes needed per byte of size."""
         allowed, spent, per_byte, points = self.sweep.allowance(part), 0.0, 0.0, []
         self.deadline = time.monotonic() + allowed
@@ -290,7 +295,7 @@ def _merged(parts: list[list[list[float]]]) -> list[list[float]]:
     merged = []
     for points in zip(*parts, strict=False):
         *size, _, _ = points[0]
-        merged.append([*size, float(np.median([one[-2] for one in points])), max(one[-1] for one in points)])
+        merged.append([*size, float(np.median([point[-2] for point in points])), max(point[-1] for point in points)])
     return merged
 
 

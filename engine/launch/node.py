@@ -19,9 +19,13 @@ def torchrun(arguments: list[str], environment: Mapping[str, str]) -> list[str]:
     variable, port, node, seconds, *others = arguments
     head = "localhost" if node == "0" else environment[variable]
     told = [
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:{port}",
-        "--rdzv-conf", f"is_host={int(node == '0')},join_timeout={seconds},read_timeout={seconds}",
-    ]  # fmt: skip
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"{head}:{port}",
+        "--rdzv-conf",
+        f"is_host={int(node == '0')},join_timeout={seconds},read_timeout={seconds}",
+    ]
     if "SLURMD_NODENAME" in environment:
         # Slurm's name of this node is one that the others know; that cannot be said of what a node calls itself.
         told += ["--local-addr", environment["SLURMD_NODENAME"]]

@@ -70,9 +70,14 @@ def _machine(profile: CostProfile, links: Links) -> Cluster:
 
     def gpu(rate: float) -> Gpu:
         return Gpu(
-            type=device, memory=2.0**60, memory_bandwidth=1, flops_fp32=1, flops_fp16=1, send_bandwidth=rate,
+            type=device,
+            memory=2.0**60,
+            memory_bandwidth=1,
+            flops_fp32=1,
+            flops_fp16=1,
+            send_bandwidth=rate,
             receive_bandwidth=rate,
-        )  # fmt: skip
+        )
 
     nodes = tuple(Node(name=f"rank {index}", gpus=(gpu(rate),)) for index, rate in enumerate(links.rates.tolist()))
     return Cluster(name="this machine", nodes=nodes, latency=links.start_up)

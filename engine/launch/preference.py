@@ -102,17 +102,21 @@ class Preference:
         else:
             ranked = "; ".join(
                 f"{self.names[pair.slower]} was predicted to be faster than {self.names[pair.faster]} "
-                f"({ratio(1 / pair.predicted_times)}), but is slower" for pair in wrong
-            )  # fmt: skip
+                f"({ratio(1 / pair.predicted_times)}), but is slower"
+                for pair in wrong
+            )
         return [first, *found, ranked]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         pairs = [asdict(pair) | {"decided": pair.decided, "foretold": pair.foretold} for pair in self.pairs]
         return {
-            "order": list(self.order), "pairs": pairs, "decided": self.decided, "ranked_alike": self.ranked_alike,
+            "order": list(self.order),
+            "pairs": pairs,
+            "decided": self.decided,
+            "ranked_alike": self.ranked_alike,
             "lines": self.lines,
-        }  # fmt: skip
+        }
 
 
 def prefer(runs: Sequence["Measured"]) -> Preference:

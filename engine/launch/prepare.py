@@ -58,10 +58,17 @@ class Launch:
 
 
 def prepare(
-    plans: Sequence[Plan], workload: Workload, model: MoEModel, devices: Devices, ranks: int | None = None,
-    tokens: int | None = None, repeats: int = 3, limit: float = 900.0,
-    second: tuple[Workload, MoEModel] | None = None, dtype: Literal["fp32", "bf16"] | None = None,
-) -> Launch:  # fmt: skip
+    plans: Sequence[Plan],
+    workload: Workload,
+    model: MoEModel,
+    devices: Devices,
+    ranks: int | None = None,
+    tokens: int | None = None,
+    repeats: int = 3,
+    limit: float = 900.0,
+    second: tuple[Workload, MoEModel] | None = None,
+    dtype: Literal["fp32", "bf16"] | None = None,
+) -> Launch:
     """Fold the plans onto the ranks and check that they can run here. Raises InputError when a launch makes no sense.
 
     plans: run in turn in one job, so that they can be compared
@@ -163,7 +170,7 @@ def _check_pair(plans: Sequence[Plan], recordings: Sequence[Workload]) -> None:
                 f"the plan {plan.name} has a shared order, whose rates need the network for one model alone; launch a plan "
                 "with a matched, sequential or concurrent order for two"
             )
-    if len({(one.layers, one.num_experts) for one in recordings}) > 1:
+    if len({(recording.layers, recording.num_experts) for recording in recordings}) > 1:
         first, other = recordings
         raise InputError(
             f"{first.name} has {first.num_experts} experts in {first.layers} MoE layers, {other.name} has "
@@ -208,10 +215,11 @@ def memory_check(spec: LaunchSpec, devices: Devices, rank_bytes: float, more: fl
     need = rank_bytes * (-(-spec.ranks // spec.gpus) if spec.gpus else spec.ranks) + more
     room = min(devices.memory) if spec.gpus else devices.host_memory
     return Check(
-        "Memory", need < 0.8 * room,
+        "Memory",
+        need < 0.8 * room,
         f"{rank_bytes / 2**30:.2f} GiB per rank, {need / 2**30:.2f} of {room / 2**30:.1f} GiB"
         + ("" if need < 0.8 * room else f": {advice}"),
-    )  # fmt: skip
+    )
 
 
 def _checks(spec: LaunchSpec, traces: Sequence[RoutingTrace], devices: Devices, gpus: int) -> Iterator[Check]:
@@ -225,10 +233,11 @@ def _checks(spec: LaunchSpec, traces: Sequence[RoutingTrace], devices: Devices, 
     yield Check("Tokens", True, f"{replayed} of {whose}, {spec.repeats} timed passes{each} after a warm-up")
     dtype = spec.model.dtype
     yield Check(
-        "Numbers", True,
+        "Numbers",
+        True,
         f"{dtype}, random weights, routing replayed; attention is not run. What comes out is compared with an unplanned "
         f"computation, to {TOLERANCE[dtype]:.2g} of its largest number",
-    )  # fmt: skip
+    )
 
 
 def _bytes_of_rank(plan: Plan, spec: LaunchSpec, traces: Sequence[RoutingTrace]) -> float:

@@ -32,9 +32,16 @@ FLOP_BUDGET = 1e11
 
 
 def prepare_step(
-    plans: Sequence[Plan], workload: Workload, model: MoEModel, step: TrainingStep, devices: Devices,
-    ranks: int | None = None, repeats: int = 3, limit: float = 900.0, dtype: Literal["fp32", "bf16"] | None = None,
-) -> Launch:  # fmt: skip
+    plans: Sequence[Plan],
+    workload: Workload,
+    model: MoEModel,
+    step: TrainingStep,
+    devices: Devices,
+    ranks: int | None = None,
+    repeats: int = 3,
+    limit: float = 900.0,
+    dtype: Literal["fp32", "bf16"] | None = None,
+) -> Launch:
     """Fold plans for a training step onto the ranks, and leave out as much of the step as the machine needs: sequences
     first, see `shrunk`. Raises InputError when a launch makes no sense; see `engine.launch.prepare.prepare`.
 
@@ -62,9 +69,15 @@ def prepare_step(
     model = computed_in(model, dtype, bool(shared))
     small = step if shared else shrunk(step, model, folded, FLOP_BUDGET / ranks)
     spec = LaunchSpec(
-        plans=folded, model=model, step=small, ranks=ranks, backend=devices.backend(ranks), gpus=shared, repeats=repeats,
+        plans=folded,
+        model=model,
+        step=small,
+        ranks=ranks,
+        backend=devices.backend(ranks),
+        gpus=shared,
+        repeats=repeats,
         limit=limit,
-    )  # fmt: skip
+    )
     replayed = fold_trace(workload, gpus, ranks) if recorded else workload
     return Launch(tuple(plans), spec, (replayed,), limit, tuple(_checks(spec, step, devices, gpus)))
 
@@ -84,10 +97,11 @@ def _checks(spec: LaunchSpec, planned: TrainingStep, devices: Devices, gpus: int
     yield Check("Step", True, f"{sizes}, {spec.repeats} timed steps{each} after a warm-up; routing {routing}")
     dtype = spec.model.dtype
     yield Check(
-        "Numbers", True,
+        "Numbers",
+        True,
         f"{dtype}, random weights and tokens. Gradients, loss and hidden state are compared with those of one process with "
         f"automatic differentiation, to {TOLERANCE[dtype]:.2g} of the largest number of each",
-    )  # fmt: skip
+    )
 
 
 def _bytes_of_ranks(spec: LaunchSpec) -> tuple[float, float]:

@@ -71,10 +71,18 @@ def run_processes(
             # torchrun has ranks to end; a rank may be suspended, and then dies of nothing else.
             last = partial(_die_with_parent, signal.SIGTERM if rank is None else signal.SIGKILL)
             process = subprocess.Popen(
-                command, cwd=root, env=shared | own, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace", preexec_fn=last,
+                command,
+                cwd=root,
+                env=shared | own,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                preexec_fn=last,
                 start_new_session=True,  # a Ctrl-C is for Switchyard, which then ends what it started
-            )  # fmt: skip
+            )
             processes.append(process)
             readers.append(threading.Thread(target=output.relay, args=(process.stdout, rank), daemon=True))
             readers[-1].start()
@@ -115,9 +123,20 @@ def run_processes(
 def torchrun(ranks: int, module: str, folder: Path) -> list[str]:
     """The command that runs a module on `ranks` ranks of this machine, as an argument list."""
     return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-        "--tee", "3", "--log-dir", str(folder / TORCHRUN_LOGS), "--module", module, str(folder),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        "--tee",
+        "3",
+        "--log-dir",
+        str(folder / TORCHRUN_LOGS),
+        "--module",
+        module,
+        str(folder),
+    ]
 
 
 def _kept_by_torchrun(folder: Path) -> int:

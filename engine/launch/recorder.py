@@ -10,9 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-COLUMNS = (
-    "plan", "number", "layer", "kind", "model", "phase", "src", "dst", "row", "bytes", "start", "end", "label"
-)  # fmt: skip
+COLUMNS = ("plan", "number", "layer", "kind", "model", "phase", "src", "dst", "row", "bytes", "start", "end", "label")
 """Of an events file. plan, number: which plan's which timed pass; dst: -1 for what has no peer; row: where a piece begins in
 what src sends to dst; start, end: seconds on the common clock; label: the operator of a training step, or empty."""
 
@@ -109,9 +107,20 @@ class Recorder:
         return Mark(event, self._paused)
 
     def log(
-        self, kind: str, layer: int, start: Mark, end: Mark, *, model: int = 0, phase: int = 0, src: int | None = None,
-        dst: int = -1, row: int = 0, bytes: float = 0.0, label: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        kind: str,
+        layer: int,
+        start: Mark,
+        end: Mark,
+        *,
+        model: int = 0,
+        phase: int = 0,
+        src: int | None = None,
+        dst: int = -1,
+        row: int = 0,
+        bytes: float = 0.0,
+        label: str = "",
+    ) -> None:
         """Note an event. src: the rank that computes or sends (default: this one). A send with a peer is noted by both of
         its ends, and they are joined later; a collective has none."""
         src = self.rank if src is None else src

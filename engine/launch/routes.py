@@ -31,8 +31,10 @@ class Route:
 
     def incoming(self, rank: int) -> np.ndarray:
         """int64[row]: the copies that a rank receives (its own share included), ordered by source."""
-        parts = [np.arange(self.first[src, rank], self.first[src, rank] + self.counts[src, rank])
-                 for src in range(len(self.counts))]  # fmt: skip
+        parts = [
+            np.arange(self.first[src, rank], self.first[src, rank] + self.counts[src, rank])
+            for src in range(len(self.counts))
+        ]
         return np.concatenate(parts)
 
 

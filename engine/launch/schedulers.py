@@ -24,8 +24,13 @@ MORE_SLURM_STATES = {"CONFIGURING": AppState.PENDING, "COMPLETING": AppState.RUN
 """Of a job in the queue, which TorchX never asks."""
 
 WORST_FIRST = (
-    AppState.FAILED, AppState.CANCELLED, AppState.RUNNING, AppState.PENDING, AppState.SUCCEEDED, AppState.UNKNOWN
-)  # fmt: skip
+    AppState.FAILED,
+    AppState.CANCELLED,
+    AppState.RUNNING,
+    AppState.PENDING,
+    AppState.SUCCEEDED,
+    AppState.UNKNOWN,
+)
 """Which state of a part is that of the whole job."""
 
 
@@ -109,8 +114,7 @@ class KubernetesJobs(KubernetesScheduler):
 def runner() -> Runner:
     """TorchX's runner with these two schedulers and no other."""
     return Runner(
-        SESSION,
-        {"slurm": lambda name, **_: SlurmJobs(name), "kubernetes": lambda name, **_: KubernetesJobs(name)},
+        SESSION, {"slurm": lambda name, **_: SlurmJobs(name), "kubernetes": lambda name, **_: KubernetesJobs(name)}
     )
 
 

@@ -163,9 +163,28 @@ class Testbed:
         window, buffer = str(max(8, round(fastest * IN_FLIGHT / PAYLOAD))), max(2**15, round(fastest * HANDED_OVER))
         own, address = self.namespace(rank), self.address(rank)
         _ip(
-            "-n", own, "route", "replace", SUBNET, "dev", LINK, "proto", "kernel", "scope", "link", "src", address,
-            "initcwnd", window, "cwnd", "lock", window, "congctl", "lock", "reno",
-        )  # fmt: skip
+            "-n",
+            own,
+            "route",
+            "replace",
+            SUBNET,
+            "dev",
+            LINK,
+            "proto",
+            "kernel",
+            "scope",
+            "link",
+            "src",
+            address,
+            "initcwnd",
+            window,
+            "cwnd",
+            "lock",
+            window,
+            "congctl",
+            "lock",
+            "reno",
+        )
         _ip("netns", "exec", own, "tee", "/proc/sys/net/ipv4/tcp_wmem", told=f"4096 16384 {buffer}")
 
     def start(self, launch: Launch, folder: Path, stop: Stop, report) -> None:
@@ -181,10 +200,14 @@ class Testbed:
     def environment(self, rank: int) -> dict[str, str]:
         """What a rank is told in place of what torchrun would tell it."""
         return {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.ranks),
-            "MASTER_ADDR": self.address(0), "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": LINK,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.ranks),
+            "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": LINK,
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # else every rank warns that the others' addresses have no host names
-        }  # fmt: skip
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """What a report of a run has to say of it."""
@@ -238,9 +261,21 @@ def _shape(namespace: str, link: str, rate: float) -> None:
     """
     wire = rate * (FRAME + ACKNOWLEDGEMENT / 2) / PAYLOAD
     _tc(
-        "-n", namespace, "qdisc", "add", "dev", link, "root", "tbf", "rate", f"{round(wire * 8)}bit",
-        "burst", f"{max(round(wire * 0.002), 2 * FRAME)}b", "limit", f"{max(round(wire * 0.5), 2**20)}b",
-    )  # fmt: skip
+        "-n",
+        namespace,
+        "qdisc",
+        "add",
+        "dev",
+        link,
+        "root",
+        "tbf",
+        "rate",
+        f"{round(wire * 8)}bit",
+        "burst",
+        f"{max(round(wire * 0.002), 2 * FRAME)}b",
+        "limit",
+        f"{max(round(wire * 0.5), 2**20)}b",
+    )
 
 
 def _tools() -> dict[str, str]:
@@ -270,7 +305,7 @@ def _command(tool: str, *arguments: str, told: str = "") -> str:
     is for Switchyard, which then cleans up with this very tool."""
     done = subprocess.run(
         [_tools()[tool], *arguments], input=told, capture_output=True, text=True, start_new_session=True, check=False
-    )  # fmt: skip
+    )
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise InputError(

@@ -52,10 +52,17 @@ class Wanted:
     def to_arguments(self) -> dict[str, Any]:
         """The arguments of a job, as plain JSON; the recordings must be in the data folder."""
         found: dict[str, Any] = {
-            "plans": [_json(plan) for plan in self.plans], "workload": self.workload.digest, "model": _json(self.model),
-            "on": self.on, "ranks": self.ranks, "tokens": self.tokens, "repeats": self.repeats, "limit": self.limit,
-            "dtype": self.dtype, "scale": self.scale,
-        }  # fmt: skip
+            "plans": [_json(plan) for plan in self.plans],
+            "workload": self.workload.digest,
+            "model": _json(self.model),
+            "on": self.on,
+            "ranks": self.ranks,
+            "tokens": self.tokens,
+            "repeats": self.repeats,
+            "limit": self.limit,
+            "dtype": self.dtype,
+            "scale": self.scale,
+        }
         if self.second is not None:
             found["second"] = {"workload": self.second[0].digest, "model": _json(self.second[1])}
         for role in ("cluster", "destination", "step"):

@@ -33,10 +33,7 @@ def even_bounds(tokens: int, parts: int) -> NDArray[np.int64]:
 
 
 def kept(
-    experts: NDArray[np.integer],
-    num_experts: int,
-    capacity: int | NDArray[np.int64],
-    service: Service = "token",
+    experts: NDArray[np.integer], num_experts: int, capacity: int | NDArray[np.int64], service: Service = "token"
 ) -> NDArray[np.bool_]:
     """The mask of an uncut batch; capacity: tokens, one number or int64[expert]. Raises InputError for bad input."""
     experts = _checked(experts, num_experts)
@@ -73,11 +70,7 @@ def kept_by_importance(
 
 
 def kept_by_micro_batches(
-    experts: NDArray[np.integer],
-    num_experts: int,
-    capacity: int,
-    bounds: NDArray[np.int64],
-    service: Service = "token",
+    experts: NDArray[np.integer], num_experts: int, capacity: int, bounds: NDArray[np.int64], service: Service = "token"
 ) -> NDArray[np.bool_]:
     """The mask when every part has its own share of the capacity, in proportion to its tokens and rounded down.
 
@@ -90,11 +83,7 @@ def kept_by_micro_batches(
 
 
 def kept_with_passing(
-    experts: NDArray[np.integer],
-    num_experts: int,
-    capacity: int,
-    bounds: NDArray[np.int64],
-    service: Service = "token",
+    experts: NDArray[np.integer], num_experts: int, capacity: int, bounds: NDArray[np.int64], service: Service = "token"
 ) -> NDArray[np.bool_]:
     """The mask when every part gets the capacity that the parts before it have left.
 

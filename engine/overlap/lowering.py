@@ -69,27 +69,33 @@ class _Group:
         sent = self.calls[0].reads[0].bytes if self.kind in ("dispatch", "combine") else 0
         moved = 0 if sent else self._moved()
         return Operator(
-            name=name, kind=self.kind, phase="forward", layer=self.layer, gemms=gemms, moved=moved, sent=sent,
+            name=name,
+            kind=self.kind,
+            phase="forward",
+            layer=self.layer,
+            gemms=gemms,
+            moved=moved,
+            sent=sent,
             parameters=parameters,
-        )  # fmt: skip
+        )
 
     def _plain(self) -> tuple[tuple[Gemm, ...], int]:
-        weights = {one.part: one.count * one.n * one.k for one in self.products if one.weight}
+        weights = {product.part: product.count * product.n * product.k for product in self.products if product.weight}
         weights |= {call.table: call.numbers for call in self.calls if call.table}
         # Products of two activations are one batched kernel, as the transformer graph has them.
-        counts = [(one, one.count if one.weight else 1) for one in self.products]
+        counts = [(product, product.count if product.weight else 1) for product in self.products]
         gemms = (Gemm(count=count, m=one.m * one.count // count, n=one.n, k=one.k) for one, count in counts)
         return tuple(gemms), sum(weights.values())
 
     def _experts(self, gpus: int) -> tuple[tuple[Gemm, ...], int]:
         """Products of all experts with weights of one name are one; every expert gets equally many rows."""
         slots: dict[tuple[str, int, int], list[Product]] = defaultdict(list)
-        for one in self.products:
-            slots[slot_of(one.weight), one.n, one.k].append(one)
+        for product in self.products:
+            slots[slot_of(product.weight), product.n, product.k].append(product)
         gemms, parameters = [], 0
         for (_, n, k), parts in slots.items():
-            experts = parts[0].experts or len({one.part for one in parts})
-            rows = sum(one.count * one.m for one in parts)
+            experts = parts[0].experts or len({part.part for part in parts})
+            rows = sum(part.count * part.m for part in parts)
             own = max(1, experts // gpus)
             gemms.append(Gemm(count=own, m=max(1, round(rows * gpus / experts)), n=n, k=k))
             parameters += own * n * k
@@ -222,8 +228,8 @@ def _lead_to_experts(calls: Sequence[Call]) -> set[str]:
     found: set[str] = set()
     layer_of = {call.name: call.layer for call in calls}
     for call in reversed(calls):
-        weights = [one for one in call.products if one.weight]
-        batched = call.family in ("dense_ffn", None) and any(one.experts for one in weights)
+        weights = [product for product in call.products if product.weight]
+        batched = call.family in ("dense_ffn", None) and any(weight.experts for weight in weights)
         if call.name in found or batched or (weights and call.family == "experts"):
             found |= {read.call for read in call.reads if read.call and layer_of[read.call] == call.layer}
     return found
@@ -247,13 +253,19 @@ def _exchange(graph: nx.DiGraph, groups: Iterable[tuple[_Group, str]], layer: in
     prefix = f"{layer}." if next(iter(experts.values())).inside else ""
     into = {
         read.tensor: read.bytes
-        for group in experts.values() for call in group.calls for read in call.reads
+        for group in experts.values()
+        for call in group.calls
+        for read in call.reads
         if read.call not in own and read.gradient
-    }  # fmt: skip
+    }
     out = {
         read.tensor: read.bytes
-        for group, name in groups if name not in experts for call in group.calls for read in call.reads if read.call in own
-    }  # fmt: skip
+        for group, name in groups
+        if name not in experts
+        for call in group.calls
+        for read in call.reads
+        if read.call in own
+    }
     for kind, sent in (("dispatch", into), ("combine", out)):
         name = f"{prefix}{kind}"
         operator = Operator(name=name, kind=kind, phase="forward", layer=layer, sent=sum(sent.values()))
@@ -292,7 +304,7 @@ def _tied(groups: Sequence[_Group], names: Sequence[str]) -> tuple[str, str] | N
     users: dict[str, list[str]] = defaultdict(list)
     for group, name in zip(groups, names, strict=True):
         tables = {call.table for call in group.calls if call.table}
-        for weight in tables | {one.weight for one in group.products if one.weight}:
+        for weight in tables | {product.weight for product in group.products if product.weight}:
             users[weight].append(name)
     shared = {weight: names for weight, names in users.items() if len(names) > 1}
     if not shared:

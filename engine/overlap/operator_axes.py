@@ -142,9 +142,7 @@ def latest_last(kinds: Sequence[str], gate: str = "switch") -> NDArray[np.int64]
         if conflict == ops:
             break
         free = first + bisect_left(
-            range(first, conflict + 1),
-            True,
-            key=lambda start, end=conflict + 1: range_is_valid(kinds[start:end], gate),
+            range(first, conflict + 1), True, key=lambda start, end=conflict + 1: range_is_valid(kinds[start:end], gate)
         )
         latest[first:free] = conflict - 1
         first = free

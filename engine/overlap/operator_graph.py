@@ -16,9 +16,23 @@ from engine.errors import InputError
 from engine.schema import Frozen
 
 Kind = Literal[
-    "embedding", "layer_norm", "qkv", "attention", "projection", "residual", "dense_ffn", "gate", "dispatch", "experts",
-    "combine", "aggregate", "shared_experts", "loss", "gradient", "update",
-]  # fmt: skip
+    "embedding",
+    "layer_norm",
+    "qkv",
+    "attention",
+    "projection",
+    "residual",
+    "dense_ffn",
+    "gate",
+    "dispatch",
+    "experts",
+    "combine",
+    "aggregate",
+    "shared_experts",
+    "loss",
+    "gradient",
+    "update",
+]
 Phase = Literal["forward", "dx", "dw", "all_reduce", "update"]
 
 
@@ -81,18 +95,20 @@ class OperatorGraph(Frozen):
         if len(place) < len(self.operators):
             names = [operator.name for operator in self.operators]
             raise ValueError(f"two operators are called '{next(name for name in names if names.count(name) > 1)}'")
-        for one in self.dependencies:
-            for end in (one.before, one.after):
+        for dependency in self.dependencies:
+            for end in (dependency.before, dependency.after):
                 if end not in place:
                     raise ValueError(f"a dependency names '{end}', which is no operator")
-            if place[one.before] >= place[one.after]:
-                raise ValueError(f"'{one.after}' needs '{one.before}', but is listed before it")
-        reduced = {one.after for one in self.dependencies}
+            if place[dependency.before] >= place[dependency.after]:
+                raise ValueError(f"'{dependency.after}' needs '{dependency.before}', but is listed before it")
+        reduced = {dependency.after for dependency in self.dependencies}
         for operator in self.operators:
             for kind, phase in (("gradient", "all_reduce"), ("update", "update")):
                 if (operator.kind == kind) != (operator.phase == phase):
-                    raise ValueError(f"'{operator.name}' is of kind {operator.kind} in phase {operator.phase}, but kind {kind} "
-                                     f"and phase {phase} belong together")  # fmt: skip
+                    raise ValueError(
+                        f"'{operator.name}' is of kind {operator.kind} in phase {operator.phase}, but kind {kind} "
+                        f"and phase {phase} belong together"
+                    )
             if operator.phase == "all_reduce" and operator.name not in reduced:
                 raise ValueError(
                     f"the all-reduce '{operator.name}' needs no operator; name the one that makes the gradient"
@@ -103,7 +119,9 @@ class OperatorGraph(Frozen):
         """The graph as networkx has it: nodes by name with the attribute `operator`, edges with `gradient`."""
         graph = nx.DiGraph(name=self.name)
         graph.add_nodes_from((operator.name, {"operator": operator}) for operator in self.operators)
-        graph.add_edges_from((one.before, one.after, {"gradient": one.gradient}) for one in self.dependencies)
+        graph.add_edges_from(
+            (dependency.before, dependency.after, {"gradient": dependency.gradient}) for dependency in self.dependencies
+        )
         return graph
 
     @classmethod
@@ -168,24 +186,33 @@ def _add(graph: nx.DiGraph, operator: Operator, after: list[str]) -> str:
 def _dw(operator: Operator) -> Operator:
     """dW[k, n] = Xᵀ[k, m] dY[m, n]: the tokens are what is summed over. Of a table, every row that was read is read and
     written once more."""
-    gemms = tuple(Gemm(count=one.count, m=one.k, n=one.n, k=one.m, tokens="k") for one in operator.gemms)
+    gemms = tuple(Gemm(count=gemm.count, m=gemm.k, n=gemm.n, k=gemm.m, tokens="k") for gemm in operator.gemms)
     return Operator(
-        name=backward_name("dw", operator.name), kind=operator.kind, phase="dw", layer=operator.layer, gemms=gemms,
+        name=backward_name("dw", operator.name),
+        kind=operator.kind,
+        phase="dw",
+        layer=operator.layer,
+        gemms=gemms,
         moved=0 if gemms else operator.moved,
-    )  # fmt: skip
+    )
 
 
 def _dx(operator: Operator) -> Operator:
     """dX[m, k] = dY[m, n] Wᵀ[n, k]; attention has two such products for each of its own, as both inputs of its products
     have gradients, and so has an aggregation by a dense product. Element by element, a gradient reads the input again
     beside what the forward pass moves; where a sum was, the gradients of its readers are added up."""
-    gemms = tuple(Gemm(count=one.count, m=one.m, n=one.k, k=one.n) for one in operator.gemms)
+    gemms = tuple(Gemm(count=gemm.count, m=gemm.m, n=gemm.k, k=gemm.n) for gemm in operator.gemms)
     if operator.kind in ("attention", "aggregate"):
         gemms = gemms * 2
     return Operator(
-        name=backward_name("dx", operator.name), kind=operator.kind, phase="dx", layer=operator.layer, gemms=gemms,
-        moved=operator.moved * (1 if operator.kind == "residual" else 1.5), sent=operator.sent,
-    )  # fmt: skip
+        name=backward_name("dx", operator.name),
+        kind=operator.kind,
+        phase="dx",
+        layer=operator.layer,
+        gemms=gemms,
+        moved=operator.moved * (1 if operator.kind == "residual" else 1.5),
+        sent=operator.sent,
+    )
 
 
 def _all_reduces(
@@ -198,7 +225,10 @@ def _all_reduces(
             continue
         parts = tied if tied and operator.name == tied[0] else (operator.name,)
         reduce = Operator(
-            name=backward_name("all_reduce", operator.name), kind="gradient", phase="all_reduce", layer=operator.layer,
+            name=backward_name("all_reduce", operator.name),
+            kind="gradient",
+            phase="all_reduce",
+            layer=operator.layer,
             sent=operator.parameters * bytes_per_number,
-        )  # fmt: skip
+        )
         yield reduce, [dw[part] for part in parts]

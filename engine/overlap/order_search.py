@@ -29,7 +29,7 @@ def best_order_seconds(stages: Sequence[float], parts: int, stop: Stop = never) 
     """
     if not 1 <= parts <= MOST_PARTS:
         raise InputError(f"{parts} parts: all orders are tried for 1 to {MOST_PARTS} parts")
-    if not len(stages) or not all(math.isfinite(one) and one >= 0 for one in stages):
+    if not len(stages) or not all(math.isfinite(stage) and stage >= 0 for stage in stages):
         raise InputError("stages: wanted at least one, with finite times of at least 0")
     best = _stage_major(stages, parts)
     rest = [sum(stages[done:]) for done in range(len(stages) + 1)]

@@ -45,9 +45,7 @@ class _Forward:
 
     def whole(self) -> nx.DiGraph:
         vocabulary, last, moe = self.step.vocabulary, self.model.layers - 1, set(self.model.moe_layers)
-        stream = self.add(
-            EMBEDDING, "embedding", 0, (), moved=2 * self.hidden, parameters=vocabulary * self.width
-        )  # fmt: skip
+        stream = self.add(EMBEDDING, "embedding", 0, (), moved=2 * self.hidden, parameters=vocabulary * self.width)
         for layer in range(self.model.layers):
             stream = self.attention(layer, stream)
             normed = self.add(f"{layer}.layer_norm_2", "layer_norm", layer, [stream], moved=2 * self.hidden)

@@ -225,12 +225,12 @@ def _relieve(
         worst = int(busy.argmax())
         users = np.flatnonzero(((out == worst) | (into == worst)) & (chosen > 0))
         best, change = busy[worst], None
-        for given in users:
-            here = np.arange(first[kind[given]], first[kind[given] + 1])
+        for user in users:
+            here = np.arange(first[kind[user]], first[kind[user] + 1])
             for taker in here[(out[here] != worst) & (into[here] != worst)]:
                 done = max(busy[out[taker]] + per_copy[out[taker]], busy[into[taker]] + per_copy[into[taker]])
                 if done < best * (1 - 1e-9):
-                    best, change = done, (given, taker)
+                    best, change = done, (user, taker)
         if change is None:
             return
         for which, sign in zip(change, (-1, 1), strict=True):

@@ -39,9 +39,7 @@ def transitions(experts: NDArray[np.int16], num_experts: int, first_choice: bool
 
 
 def kept(
-    gpu_of_expert: NDArray[np.int64],
-    transitions: NDArray[np.float64],
-    node_of_gpu: NDArray[np.int64] | None = None,
+    gpu_of_expert: NDArray[np.int64], transitions: NDArray[np.float64], node_of_gpu: NDArray[np.int64] | None = None
 ) -> float:
     """Share of the hops that stay on their GPU, or with `node_of_gpu` on their node; 1 when there are no hops.
 

@@ -24,9 +24,11 @@ MODELS = ("GPT2-S-MoE", "GPT2-L-MoE")
 NODES = ("p4de.24xlarge", "p3dn.24xlarge")
 EXPERTS_ON_A_GPU = 2
 BATCH = {
-    ("GPT2-S-MoE", "p4de.24xlarge"): 24, ("GPT2-L-MoE", "p4de.24xlarge"): 48,
-    ("GPT2-S-MoE", "p3dn.24xlarge"): 16, ("GPT2-L-MoE", "p3dn.24xlarge"): 8,
-}  # fmt: skip
+    ("GPT2-S-MoE", "p4de.24xlarge"): 24,
+    ("GPT2-L-MoE", "p4de.24xlarge"): 48,
+    ("GPT2-S-MoE", "p3dn.24xlarge"): 16,
+    ("GPT2-L-MoE", "p3dn.24xlarge"): 8,
+}
 """Sequences on each GPU (§7, "Benchmark Models and Datasets")."""
 
 BASELINES = ("deepspeed", "tutel", "raf")
@@ -56,9 +58,12 @@ class Setting:
         experts = EXPERTS_ON_A_GPU * len(cluster.gpus)
         model = model_presets()[self.model].model.model_copy(update={"experts": experts, "dtype": self.dtype})
         step = TrainingStep(
-            batch=BATCH[self.model, self.node], sequence_length=512, heads=model.d_model // 64,
-            dense_d_ff=model.d_ff, gate=self.gate,
-        )  # fmt: skip
+            batch=BATCH[self.model, self.node],
+            sequence_length=512,
+            heads=model.d_model // 64,
+            dense_d_ff=model.d_ff,
+            gate=self.gate,
+        )
         return make_problem(balanced_load(model), cluster, model, cost, step=step)
 
 
@@ -105,12 +110,19 @@ def against_the_paper(rows: pd.DataFrame) -> pd.DataFrame:
         speedups = pd.concat([own[name] / own["lancet"] for name in ("deepspeed", "tutel")])
         hidden = {name: (1 - own["exposed_lancet"] / own[f"exposed_{name}"]).max() for name in ("raf", "tutel")}
         paper = PAPER[node]
-        found.append({
-            "node": node, "speedup, largest": speedups.max(), "paper's largest": paper["speedup"],
-            "speedup, mean": speedups.mean(), "paper's mean": paper["mean"],
-            "of RAF's exposed communication": hidden["raf"], "paper's, RAF": paper["raf"],
-            "of Tutel's exposed communication": hidden["tutel"], "paper's, Tutel": paper["tutel"],
-        })  # fmt: skip
+        found.append(
+            {
+                "node": node,
+                "speedup, largest": speedups.max(),
+                "paper's largest": paper["speedup"],
+                "speedup, mean": speedups.mean(),
+                "paper's mean": paper["mean"],
+                "of RAF's exposed communication": hidden["raf"],
+                "paper's, RAF": paper["raf"],
+                "of Tutel's exposed communication": hidden["tutel"],
+                "paper's, Tutel": paper["tutel"],
+            }
+        )
     return pd.DataFrame(found)
 
 
@@ -123,10 +135,21 @@ def weight_gradient_gaps(chosen: list[Setting], cost: CostModel | None = None) -
         both = weight_gradient_problem(price_step(problem, linear_placement(problem), irregular=True))
         greedy = schedule_weight_gradients(both.instance, algorithm="greedy")
         best = schedule_weight_gradients(both.instance)
-        found.append({
-            "model": one.model, "node": one.node, "gpus": len(problem.cluster.gpus), "dtype": one.dtype,
-            "all-to-alls": len(both.exchanges), "dW": len(both.gradients), "seconds": both.instance.alltoall.sum(),
-            "greedy": greedy.objective, "best": best.objective, "bound": best.bound, "greedy / best":
-            greedy.objective / best.objective, "status": best.status.value, "runtime": best.runtime,
-        })  # fmt: skip
+        found.append(
+            {
+                "model": one.model,
+                "node": one.node,
+                "gpus": len(problem.cluster.gpus),
+                "dtype": one.dtype,
+                "all-to-alls": len(both.exchanges),
+                "dW": len(both.gradients),
+                "seconds": both.instance.alltoall.sum(),
+                "greedy": greedy.objective,
+                "best": best.objective,
+                "bound": best.bound,
+                "greedy / best": greedy.objective / best.objective,
+                "status": best.status.value,
+                "runtime": best.runtime,
+            }
+        )
     return pd.DataFrame(found)

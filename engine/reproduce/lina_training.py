@@ -36,12 +36,18 @@ def paper_problem(model: str, cost: CostModel | None = None, batch: int = 8) -> 
     (a good third, Table 1)."""
     layers, width = MODELS[model]
     moe = MoEModel(
-        name=model, layers=layers, experts=16, experts_per_token=2, d_model=width, d_ff=4 * width, ffn_matrices=2,
+        name=model,
+        layers=layers,
+        experts=16,
+        experts_per_token=2,
+        d_model=width,
+        d_ff=4 * width,
+        ffn_matrices=2,
         dtype="fp32",
-    )  # fmt: skip
+    )
     step = TrainingStep(
         batch=batch, sequence_length=512, heads=width // 64, dense_d_ff=4 * width, gate="top-k", tied_embeddings=True
-    )  # fmt: skip
+    )
     return make_problem(
         balanced_load(moe), cluster_presets()["lina-4-nodes"].cluster, moe, cost or Datasheet(), step=step
     )

@@ -20,8 +20,12 @@ ALL_TO_ALL = {16: (1.72e-5, 2.96e-10), 32: (2.09e-4, 3.54e-10), 64: (7.83e-4, 3.
 """Figure 6: alpha in seconds and beta in seconds per element, by GPUs."""
 
 BATCH, SEQUENCE, HIDDEN, EMBEDDING, EXPERTS_PER_GPU = (
-    (2, 4, 8), (512, 1024, 2048), (1024, 2048, 4096, 8192), (1024, 2048, 4096, 8192), (1, 2)
-)  # fmt: skip
+    (2, 4, 8),
+    (512, 1024, 2048),
+    (1024, 2048, 4096, 8192),
+    (1024, 2048, 4096, 8192),
+    (1, 2),
+)
 """Table IV: B, L, H, M and E/P."""
 
 RUNNABLE = 174

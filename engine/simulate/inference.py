@@ -29,9 +29,14 @@ def simulate(plan: Plan, problem: Problem) -> Timeline:
     else:
         second = work_of(plan.placement_b, problem.second)
         events = colocated_timeline(
-            work.compute, second.compute, (work.dispatch, work.combine), (second.dispatch, second.combine),
-            plan.send_order, plan.send_order_b, problem.network,
-        )  # fmt: skip
+            work.compute,
+            second.compute,
+            (work.dispatch, work.combine),
+            (second.dispatch, second.combine),
+            plan.send_order,
+            plan.send_order_b,
+            problem.network,
+        )
     return Timeline(events, problem.cluster.gpu_names, "simulated", problem.cost.source)
 
 

@@ -136,8 +136,10 @@ class TwoPhaseResult:
         """The scheme's figures over the ideal's (1 where both are 0)."""
         mine, ideal = self.schemes[scheme], self.schemes["ideal"]
         pairs = [(self.inference_seconds(scheme), self.inference_seconds("ideal"))]
-        pairs += [(getattr(mine, part)[:, self.first_layer :], getattr(ideal, part)[:, self.first_layer :])
-                  for part in ("layer", "all_to_all")]  # fmt: skip
+        pairs += [
+            (getattr(mine, part)[:, self.first_layer :], getattr(ideal, part)[:, self.first_layer :])
+            for part in ("layer", "all_to_all")
+        ]
         ratios = [_ratio(np.percentile(a, q), np.percentile(b, q)) for a, b in pairs for q in (50, TAIL)]
         return Figures(*ratios, waiting=float(mine.waiting.sum(axis=1).mean()))
 

@@ -37,9 +37,7 @@ def _partition(instance: PartitionInstance, options: Options, stop: Stop) -> tup
         times=np.array([[np.inf if one is None else one for one in op.times] for op in instance.ops]),
     )
     result = partition(chain, max_range=instance.max_range, stop=stop)
-    return result, {
-        "ranges": [{"first": one.first, "last": one.last, "parts": one.parts} for one in result.solution]
-    }  # fmt: skip
+    return result, {"ranges": [{"first": one.first, "last": one.last, "parts": one.parts} for one in result.solution]}
 
 
 AxisName = StrictInt | StrictStr
@@ -58,13 +56,13 @@ class PartitionAxesInstance(Frozen):
 
 def _partition_axes(instance: PartitionAxesInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
     start = time.perf_counter()
-    problem = AxisProblem(instance.domains, [AxisConstraint(one.tensors, one.allowed) for one in instance.constraints])
+    problem = AxisProblem(
+        instance.domains,
+        [AxisConstraint(constraint.tensors, constraint.allowed) for constraint in instance.constraints],
+    )
     result = partition_axes(problem, options.time_limit, options.seed, stop)
     decided = result.status in (Status.OPTIMAL, Status.INFEASIBLE)
-    answer = {
-        "satisfiable": result.solution is not None if decided else None,
-        "axis_of_tensor": result.solution,
-    }
+    answer = {"satisfiable": result.solution is not None if decided else None, "axis_of_tensor": result.solution}
     if not instance.count:
         return result, answer
     answer["solutions"] = count_axes(problem, stop)

@@ -14,6 +14,14 @@ from engine.store.files import (
 )
 
 __all__ = [
-    "data_folder", "has_workload", "load_document", "load_session", "load_timeline", "load_workload", "save_document",
-    "save_session", "save_timeline", "save_workload",
-]  # fmt: skip
+    "data_folder",
+    "has_workload",
+    "load_document",
+    "load_session",
+    "load_timeline",
+    "load_workload",
+    "save_document",
+    "save_session",
+    "save_timeline",
+    "save_workload",
+]

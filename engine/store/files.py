@@ -75,8 +75,12 @@ def save_timeline(key: str, timeline: Timeline) -> None:
     """Keep a simulated timeline under a digest of all that it depends on."""
     path = _path(key, "timelines")
     partial = path.with_suffix(f".{os.getpid()}.partial")
-    about = {"resources": timeline.resources, "source": timeline.source, "cost_source": timeline.cost_source,
-             "labels": timeline.labels}  # fmt: skip
+    about = {
+        "resources": timeline.resources,
+        "source": timeline.source,
+        "cost_source": timeline.cost_source,
+        "labels": timeline.labels,
+    }
     columns = {name: timeline.events[name] for name in COLUMNS}
     for name in CATEGORIES:
         columns[name] = columns[name].cat.codes

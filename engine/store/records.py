@@ -113,15 +113,25 @@ def workspaces(db: Database) -> list[Workspace]:
 
 
 def save_plan(
-    db: Database, workspace: str, plan: Plan, by: str, note: str = "", inputs: dict[str, Any] | None = None,
+    db: Database,
+    workspace: str,
+    plan: Plan,
+    by: str,
+    note: str = "",
+    inputs: dict[str, Any] | None = None,
     figures: dict[str, Any] | None = None,
-) -> SavedPlan:  # fmt: skip
+) -> SavedPlan:
     """Save a plan in a workspace; one that is there already stays as it was first saved, as a plan never changes."""
     row = {
-        "workspace": workspace, "plan": plan.id, "name": clean_name(plan.name, "the plan"),
+        "workspace": workspace,
+        "plan": plan.id,
+        "name": clean_name(plan.name, "the plan"),
         "note": _text(note, "the note", empty=True),
-        "inputs": inputs or {}, "figures": figures or {}, "by": clean_name(by, "you"), "at": time.time(),
-    }  # fmt: skip
+        "inputs": inputs or {},
+        "figures": figures or {},
+        "by": clean_name(by, "you"),
+        "at": time.time(),
+    }
     with db.writing() as connection:
         _has(connection, tables.workspace.c.id, workspace, "workspace")
         _keep_plan(connection, plan)
@@ -187,9 +197,12 @@ def children(db: Database, plan: str) -> list[str]:
 def open_review(db: Database, saved: int, question: str, by: str) -> Review:
     """Put a saved plan up for decision; saved: its number."""
     row = {
-        "id": secrets.token_urlsafe(9), "saved": saved, "question": _text(question, "the question"),
-        "by": clean_name(by, "you"), "at": time.time(),
-    }  # fmt: skip
+        "id": secrets.token_urlsafe(9),
+        "saved": saved,
+        "question": _text(question, "the question"),
+        "by": clean_name(by, "you"),
+        "at": time.time(),
+    }
     with db.writing() as connection:
         _has(connection, tables.saved_plan.c.number, saved, "saved plan")
         connection.execute(insert(tables.review).values(**row))
@@ -210,9 +223,12 @@ def decide(db: Database, review: str, verdict: Verdict, reason: str, by: str, se
     seen: how many decisions whoever decides knew of, where that is known. Raises InputError when there are more by now.
     """
     row = {
-        "review": review, "verdict": verdict, "reason": _text(reason, "the reason", empty=verdict != "rejected"),
-        "by": clean_name(by, "you"), "at": time.time(),
-    }  # fmt: skip
+        "review": review,
+        "verdict": verdict,
+        "reason": _text(reason, "the reason", empty=verdict != "rejected"),
+        "by": clean_name(by, "you"),
+        "at": time.time(),
+    }
     with db.writing() as connection:
         # Who decides at the same moment waits here, and then sees this decision.
         connection.execute(select(tables.review.c.id).where(tables.review.c.id == review).with_for_update())
@@ -250,23 +266,39 @@ def pulse(db: Database) -> tuple[int, ...]:
     counts = (
         select(func.count(column)).scalar_subquery()
         for column in (
-            tables.workspace.c.id, tables.saved_plan.c.number, tables.review.c.id, tables.decision.c.number,
+            tables.workspace.c.id,
+            tables.saved_plan.c.number,
+            tables.review.c.id,
+            tables.decision.c.number,
             tables.run.c.id,
         )
-    )  # fmt: skip
+    )
     with db.reading() as connection:
         return tuple(connection.execute(select(*counts)).one())
 
 
 def note_run(
-    db: Database, id: str, plan: Plan, place: str, by: str, at: float, predicted: float | None, measured: float | None,
+    db: Database,
+    id: str,
+    plan: Plan,
+    place: str,
+    by: str,
+    at: float,
+    predicted: float | None,
+    measured: float | None,
     report: dict[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     """Keep a finished launch; to note it again changes nothing."""
     row = {
-        "id": id, "plan": plan.id, "place": place, "predicted": predicted, "measured": measured, "report": report,
-        "by": clean_name(by, "you"), "at": at,
-    }  # fmt: skip
+        "id": id,
+        "plan": plan.id,
+        "place": place,
+        "predicted": predicted,
+        "measured": measured,
+        "report": report,
+        "by": clean_name(by, "you"),
+        "at": at,
+    }
     with db.writing() as connection:
         _keep_plan(connection, plan)
         _insert_new(connection, tables.run, row)

@@ -1,27 +1,20 @@
 """The tables of the team's database. Rows of plans, comments and decisions are only ever added, so that two people who
 write at once lose nothing; what can be said in one place is said there only (a review's state is its last decision)."""
 
-from sqlalchemy import (
-    JSON,
-    CheckConstraint,
-    Column,
-    Float,
-    ForeignKey,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-)
+from sqlalchemy import JSON, CheckConstraint, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text
 
 NAME, ID = 120, 64
 """Longest names and ids."""
 
-metadata = MetaData(naming_convention={
-    "ix": "ix_%(table_name)s_%(column_0_name)s", "fk": "fk_%(table_name)s_%(column_0_name)s",
-    "pk": "pk_%(table_name)s", "ck": "ck_%(table_name)s_%(constraint_name)s", "uq": "uq_%(table_name)s_%(column_0_name)s",
-})  # fmt: skip
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+    }
+)
 
 
 def _reference(name: str, table: str, index: bool = False) -> Column:
@@ -34,46 +27,75 @@ def _made() -> tuple[Column, Column]:
 
 
 workspace = Table(
-    "workspace", metadata, Column("id", String(ID), primary_key=True), Column("name", String(NAME), nullable=False),
+    "workspace",
+    metadata,
+    Column("id", String(ID), primary_key=True),
+    Column("name", String(NAME), nullable=False),
     *_made(),
-)  # fmt: skip
+)
 
 plan = Table(
-    "plan", metadata, Column("id", String(ID), primary_key=True), Column("body", Text, nullable=False),
+    "plan",
+    metadata,
+    Column("id", String(ID), primary_key=True),
+    Column("body", Text, nullable=False),
     Column("parent", String(ID), index=True),
-)  # fmt: skip
+)
 """id: the plan's own, of its content; body: its JSON; parent: the plan that it was derived from, saved or not."""
 
 saved_plan = Table(
-    "saved_plan", metadata, Column("number", Integer, primary_key=True, autoincrement=True),
-    _reference("workspace", "workspace"), _reference("plan", "plan"),
-    Column("name", String(NAME), nullable=False), Column("note", Text, nullable=False),
-    Column("inputs", JSON, nullable=False), Column("figures", JSON, nullable=False), *_made(),
+    "saved_plan",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    _reference("workspace", "workspace"),
+    _reference("plan", "plan"),
+    Column("name", String(NAME), nullable=False),
+    Column("note", Text, nullable=False),
+    Column("inputs", JSON, nullable=False),
+    Column("figures", JSON, nullable=False),
+    *_made(),
     Index("uq_saved_plan_workspace_plan", "workspace", "plan", unique=True),
-)  # fmt: skip
+)
 """inputs: digest of every input by role, with its name; figures: what the simulation said when it was saved."""
 
 review = Table(
-    "review", metadata, Column("id", String(ID), primary_key=True),
+    "review",
+    metadata,
+    Column("id", String(ID), primary_key=True),
     Column("saved", Integer, ForeignKey("saved_plan.number"), nullable=False, index=True),
-    Column("question", Text, nullable=False), *_made(),
-)  # fmt: skip
+    Column("question", Text, nullable=False),
+    *_made(),
+)
 
 comment = Table(
-    "comment", metadata, Column("number", Integer, primary_key=True, autoincrement=True),
-    _reference("review", "review", index=True), Column("text", Text, nullable=False), *_made(),
-)  # fmt: skip
+    "comment",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    _reference("review", "review", index=True),
+    Column("text", Text, nullable=False),
+    *_made(),
+)
 
 decision = Table(
-    "decision", metadata, Column("number", Integer, primary_key=True, autoincrement=True),
-    _reference("review", "review", index=True), Column("verdict", String(16), nullable=False),
-    Column("reason", Text, nullable=False), *_made(),
+    "decision",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    _reference("review", "review", index=True),
+    Column("verdict", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    *_made(),
     CheckConstraint("verdict in ('approved', 'rejected', 'reopened')", name="verdict"),
-)  # fmt: skip
+)
 
 run = Table(
-    "run", metadata, Column("id", String(ID), primary_key=True),
-    _reference("plan", "plan", index=True), Column("place", String(NAME), nullable=False),
-    Column("predicted", Float), Column("measured", Float), Column("report", JSON, nullable=False), *_made(),
-)  # fmt: skip
+    "run",
+    metadata,
+    Column("id", String(ID), primary_key=True),
+    _reference("plan", "plan", index=True),
+    Column("place", String(NAME), nullable=False),
+    Column("predicted", Float),
+    Column("measured", Float),
+    Column("report", JSON, nullable=False),
+    *_made(),
+)
 """id: the launch job's; predicted, measured: seconds."""

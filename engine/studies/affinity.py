@@ -61,7 +61,7 @@ class TokensEnough:
     def mean_by_size(self) -> dict[int, float]:
         """Mean kept share of every size that has points, smallest first."""
         sizes = sorted({point.tokens for point in self.points})
-        return {size: float(np.mean([one.kept for one in self.points if one.tokens == size])) for size in sizes}
+        return {size: float(np.mean([point.kept for point in self.points if point.tokens == size])) for size in sizes}
 
     def gain(self, size: int) -> float | None:
         """What plans of this size gain over linear blocks, as a part of what all tokens gain; None while unknown and
@@ -166,9 +166,14 @@ def tokens_enough(
     if wanted[0] < 1 or seeds < 1:
         raise InputError("tokens_enough: every sample needs at least one token, and every size one seed")
     found = TokensEnough(
-        gpus, first_choice, unit, whole, score_on.tokens,
-        linear=kept(_linear(instance), counts), limit=keep_limit(counts, gpus),
-    )  # fmt: skip
+        gpus,
+        first_choice,
+        unit,
+        whole,
+        score_on.tokens,
+        linear=kept(_linear(instance), counts),
+        limit=keep_limit(counts, gpus),
+    )
     # The whole half first, then one sample of each size: the shape of the curve is seen long before its spread.
     jobs = [(whole, 0)] * (whole in wanted)
     jobs += [(size, seed) for seed in range(seeds) for size in wanted if size < whole]
@@ -220,15 +225,19 @@ def out_of_distribution(
     counts = [_counts(score_on, first_choice) for _, score_on, _ in parts]
     plans = [AffinityInstance(_counts(plan_on, first_choice), gpus) for plan_on, _, _ in parts]
     found = OutOfDistribution(
-        gpus, first_choice, tuple(trace.name for trace in traces), tuple(plan_on.tokens for plan_on, _, _ in parts),
-        tuple(score_on.tokens for _, score_on, _ in parts), tuple(kept(_linear(plans[0]), one) for one in counts),
-    )  # fmt: skip
+        gpus,
+        first_choice,
+        tuple(trace.name for trace in traces),
+        tuple(plan_on.tokens for plan_on, _, _ in parts),
+        tuple(score_on.tokens for _, score_on, _ in parts),
+        tuple(kept(_linear(plans[0]), count) for count in counts),
+    )
     time_limit = time_limit or seconds_of_plan(traces[0])
     for done, plan in enumerate(plans, start=1):
         place = affinity(plan, time_limit=time_limit, seed=seed, exact=False, stop=stop).solution
         if stop():
             return found
-        found = replace(found, kept=(*found.kept, tuple(kept(place, one) for one in counts)))
+        found = replace(found, kept=(*found.kept, tuple(kept(place, count) for count in counts)))
         if on_point:
             on_point(found, done / len(plans))
     return found
@@ -265,10 +274,12 @@ def kept_by_pair(share: NDArray[np.float64], counts: NDArray[np.float64]) -> NDA
     float64[layer - 1, expert, expert].
     """
     load = np.ones((2, share.shape[1]))
-    return np.array([
-        score_matrix([share[layer : layer + 2]], [load], [count[None]]).kept_share[0, 0] if count.any() else np.nan
-        for layer, count in enumerate(counts)
-    ])  # fmt: skip
+    return np.array(
+        [
+            score_matrix([share[layer : layer + 2]], [load], [count[None]]).kept_share[0, 0] if count.any() else np.nan
+            for layer, count in enumerate(counts)
+        ]
+    )
 
 
 def sorted_choices(trace: RoutingTrace) -> bool:

@@ -75,9 +75,13 @@ def grown(cluster: Cluster, part: Sequence[Node], count: int) -> Cluster:
         node.model_copy(update={"name": f"{place + 1} {node.name[:50]}"}) for place, node in enumerate([*part] * count)
     ]
     return Cluster.from_dict(
-        {"name": f"{cluster.name[:60]}, {count} × {len(part)} nodes", "nodes": [one.model_dump() for one in nodes],
-         "latency": cluster.latency}, "the larger cluster",
-    )  # fmt: skip
+        {
+            "name": f"{cluster.name[:60]}, {count} × {len(part)} nodes",
+            "nodes": [node.model_dump() for node in nodes],
+            "latency": cluster.latency,
+        },
+        "the larger cluster",
+    )
 
 
 def fitted(problem: Problem, cluster: Cluster) -> Problem:
@@ -147,4 +151,4 @@ def capacity(
 
 def smallest(points: Sequence[CapacityPoint], target: float) -> CapacityPoint | None:
     """The smallest size that meets the target; None where none does."""
-    return min((one for one in points if one.meets(target)), key=lambda one: one.gpus, default=None)
+    return min((point for point in points if point.meets(target)), key=lambda one: one.gpus, default=None)

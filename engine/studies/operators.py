@@ -28,10 +28,13 @@ def describe_graph(problem: Problem, graph: OperatorGraph) -> dict[str, Any]:
             {"phase": operator.phase, "kind": operator.kind, "operators": 0, "flop": 0.0, "sent": 0.0, "seconds": 0.0},
         )
         row["operators"] += 1
-        row["flop"] += sum(2.0 * one.count * one.m * one.n * one.k for one in operator.gemms)
+        row["flop"] += sum(2.0 * gemm.count * gemm.m * gemm.n * gemm.k for gemm in operator.gemms)
         row["sent"] += operator.sent
         row["seconds"] += float(seconds)
     return {
-        "name": graph.name, "operators": len(graph.operators), "dependencies": len(graph.dependencies),
-        "rows": list(rows.values()), "cost_source": problem.cost.source,
-    }  # fmt: skip
+        "name": graph.name,
+        "operators": len(graph.operators),
+        "dependencies": len(graph.dependencies),
+        "rows": list(rows.values()),
+        "cost_source": problem.cost.source,
+    }

@@ -90,7 +90,7 @@ def sensitivity(
     report: Report = silent,
 ) -> Iterator[SensitivityPoint]:
     """Simulate the plan with one parameter after another at (1 - share) and (1 + share) times its value. Raises InputError
-    for a share that cannot be, and for a plan that does not fit."""  # fmt: skip
+    for a share that cannot be, and for a plan that does not fit."""
     if not SHARES[0] <= share <= SHARES[1]:
         raise InputError(f"the share {share:g} is not between {SHARES[0]:g} and {SHARES[1]:g}")
     for done, parameter in enumerate(parameters):

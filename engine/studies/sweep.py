@@ -135,15 +135,22 @@ def sweep(
         result, timeline, slots = outcome.result, outcome.timeline, outcome.result.solution.placement.slots
         best = result.objective if best is None else min(best, result.objective)
         point = SweepPoint(
-            trial.series, trial.value, result.objective, result.bound, forward_seconds(timeline, forward),
-            timeline.decomposition(), *_all_reduces(timeline), int(slots.max()), result.solution.id,
-        )  # fmt: skip
+            trial.series,
+            trial.value,
+            result.objective,
+            result.bound,
+            forward_seconds(timeline, forward),
+            timeline.decomposition(),
+            *_all_reduces(timeline),
+            int(slots.max()),
+            result.solution.id,
+        )
         yield point, outcome
 
 
 def best_of(points: Sequence[SweepPoint], what: Literal["total", "forward"] = "total") -> SweepPoint | None:
     """The point that takes least; among equals the first, which references are not. None where there is none."""
-    return min((one for one in points if one.value is not None), key=lambda one: getattr(one, what), default=None)
+    return min((point for point in points if point.value is not None), key=lambda one: getattr(one, what), default=None)
 
 
 def forward_seconds(timeline: Timeline, forward: frozenset[str]) -> float:
@@ -167,8 +174,10 @@ def _check_pieces(problem: Problem, least: float) -> None:
     sent = [one.sent for one in operators_of(problem).of_phase("all_reduce")]
     pieces = sum(max(1, int(np.ceil(one / (least * MB)))) for one in sent)
     if pieces > MOST_PIECES:
-        raise InputError(f"{NAMES['micro_op']}: pieces of {least:g} MB cut the gradients into {pieces:,}; give sizes that make "
-                         f"at most {MOST_PIECES:,}, such as {10 * least:g} MB")  # fmt: skip
+        raise InputError(
+            f"{NAMES['micro_op']}: pieces of {least:g} MB cut the gradients into {pieces:,}; give sizes that make "
+            f"at most {MOST_PIECES:,}, such as {10 * least:g} MB"
+        )
 
 
 def _named(system: System, name: str) -> System:
@@ -180,9 +189,11 @@ def _micro_ops(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ..
     """Lina at every size, beside its other policies with nothing cut."""
     lina = TRAINING["lina"]
     points = [
-        Trial("priority by micro-ops", value, _named(lina, f"{value:g} MB micro-ops"), settings | {"micro_op_mb": value})
+        Trial(
+            "priority by micro-ops", value, _named(lina, f"{value:g} MB micro-ops"), settings | {"micro_op_mb": value}
+        )
         for value in values
-    ]  # fmt: skip
+    ]
     uncut = settings | {"pipelining": False}
     references = [Trial(line, None, _named(lina, line), uncut | {"policy": policy}) for policy, line in LINES.items()]
     return (*points, *references)
@@ -200,9 +211,13 @@ def _one_degree(problem: Problem, settings: dict[str, Value], stop: Stop, report
 
 
 ONE_DEGREE = System(
-    "one-degree", "One degree", "every MoE layer in the same number of pipelined parts", "PipeMoE §II", _one_degree,
+    "one-degree",
+    "One degree",
+    "every MoE layer in the same number of pipelined parts",
+    "PipeMoE §II",
+    _one_degree,
     (DEGREE, ORDER, BUCKET),
-)  # fmt: skip
+)
 
 
 def _degrees(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]:
@@ -211,10 +226,15 @@ def _degrees(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]
     for order in orders:
         ORDER.parse(order)
     points = [
-        Trial(ORDERS[order], value, _named(ONE_DEGREE, f"{value:g} parts, {ORDERS[order]}"),
-              settings | {"degree": int(value), "network_order": order})
-        for order in orders for value in values
-    ]  # fmt: skip
+        Trial(
+            ORDERS[order],
+            value,
+            _named(ONE_DEGREE, f"{value:g} parts, {ORDERS[order]}"),
+            settings | {"degree": int(value), "network_order": order},
+        )
+        for order in orders
+        for value in values
+    ]
     own = settings | {"max_degree": int(values[-1])}
     return (*points, Trial("PipeMoE, every layer its own", None, TRAINING["pipemoe"], own))
 
@@ -225,12 +245,14 @@ def _ranges(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]:
     lancet = _with_gradients_moved_once(TRAINING["lancet"])
     points = [
         Trial(
-            f"up to {parts} parts", value,
+            f"up to {parts} parts",
+            value,
             _named(lancet, f"{value:g} operators, {parts} parts" if value else "nothing cut"),
             settings | {"max_parts": parts, **({"max_range": int(value)} if value else {"partition": False})},
         )
-        for parts in most for value in values
-    ]  # fmt: skip
+        for parts in most
+        for value in values
+    ]
     shared = {name: value for name, value in settings.items() if name == BUCKET.name}
     references = [Trial(TRAINING[name].title, None, TRAINING[name], shared) for name in ("raf", "tutel")]
     return (*points, *references)

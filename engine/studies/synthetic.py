@@ -33,9 +33,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
-            ("tokens", self.tokens, 1, MOST_TOKENS), ("skew", self.skew, 0, MOST_SKEW),
-            ("affinity", self.affinity, 0, 1), ("seed", self.seed, 0, 2**31 - 1),
-        ):  # fmt: skip
+            ("tokens", self.tokens, 1, MOST_TOKENS),
+            ("skew", self.skew, 0, MOST_SKEW),
+            ("affinity", self.affinity, 0, 1),
+            ("seed", self.seed, 0, 2**31 - 1),
+        ):
             if not low <= value <= high:  # nan too
                 raise InputError(f"synthetic workload: {name} {value:g} is not between {low:g} and {high:,.0f}")
 

@@ -51,8 +51,13 @@ class Change(Frozen):
     def in_words(self) -> str:
         """`network 2×, 30 % imprecise traffic`."""
         where = f" of {self.gpu_type}" if self.gpu_type else ""
-        factors = {f"network{where}": self.network, f"computation{where}": self.compute, "latency": self.latency,
-                   "tokens": self.tokens, "width": self.width}  # fmt: skip
+        factors = {
+            f"network{where}": self.network,
+            f"computation{where}": self.compute,
+            "latency": self.latency,
+            "tokens": self.tokens,
+            "width": self.width,
+        }
         said = [f"{name} {factor:.3g}×" for name, factor in factors.items() if factor != 1]
         said += [self.dtype] if self.dtype else []
         said += [f"{100 * self.noise:.0f} % imprecise traffic"] if self.noise else []
@@ -76,7 +81,7 @@ def _resized(problem: Problem, change: Change, cost: Scaled) -> Problem:
     """With other costs and a wider model; recordings keep their tokens, also where bytes were recorded."""
     model = _wider(problem.model, change)
     factor = model.bytes_per_token / problem.model.bytes_per_token
-    recordings = (_rebased(one, factor) for one in (problem.workload, *problem.others))
+    recordings = (_rebased(other, factor) for other in (problem.workload, *problem.others))
     workload, *others = recordings
     return replace(problem, workload=workload, others=tuple(others), model=model, cost=cost)
 
@@ -142,12 +147,15 @@ def outlook(plan: Plan, problem: Problem) -> Outlook:
     by_kind = problem.step is None and problem.second is None
     parts = timeline.seconds_of_kind() if by_kind else timeline.decomposition()
     return Outlook(
-        total=timeline.total, bound=bound_of_plan(plan, problem),
+        total=timeline.total,
+        bound=bound_of_plan(plan, problem),
         parts={name: value for name, value in parts.items() if value > 0},
-        compute=timeline.busy("compute"), network=timeline.busy("network"), resources=timeline.resources,
+        compute=timeline.busy("compute"),
+        network=timeline.busy("network"),
+        resources=timeline.resources,
         layers=None if problem.step is not None else _layer_seconds(timeline, problem.workload.layers),
         kinds=None if problem.step is None else {name: one for name, one in timeline.busy_of_kind().items() if one > 0},
-    )  # fmt: skip
+    )
 
 
 def is_quick(problem: Problem) -> bool:
@@ -173,11 +181,15 @@ def least(plan: Plan, problem: Problem) -> Outlook:
     parts |= {kind: sum(network.bound(one) for one in traffic) for kind, traffic in sent.items()}
     layers = bound_of_work(work, network)
     return Outlook(
-        total=float(layers.sum()), bound=float(layers.sum()), parts={kind: one for kind, one in parts.items() if one > 0},
+        total=float(layers.sum()),
+        bound=float(layers.sum()),
+        parts={kind: one for kind, one in parts.items() if one > 0},
         compute=sum(step.sum(axis=0) for step in work.compute.values()),
         network=sum(_port_seconds(network, one) for traffic in sent.values() for one in traffic),
-        resources=problem.cluster.gpu_names, layers=layers, simulated=False,
-    )  # fmt: skip
+        resources=problem.cluster.gpu_names,
+        layers=layers,
+        simulated=False,
+    )
 
 
 def _port_seconds(network: Network, traffic: np.ndarray) -> np.ndarray:

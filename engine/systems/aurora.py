@@ -12,9 +12,11 @@ from engine.systems.base import SEED, Draft, Option, Report, System, Value
 from engine.systems.colocated_baselines import random_colocation, same_model_packing
 
 GPUS = Option(
-    "gpus", "in order", "the first model's experts in contiguous blocks (REC), or at random as well (RGA + REC)",
+    "gpus",
+    "in order",
+    "the first model's experts in contiguous blocks (REC), or at random as well (RGA + REC)",
     choices=("in order", "random"),
-)  # fmt: skip
+)
 
 
 def aurora(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
@@ -25,23 +27,39 @@ def aurora(problem: Problem, settings: dict[str, Value], stop: Stop, report: Rep
 
 SYSTEMS = (
     System(
-        "aurora", "Aurora",
+        "aurora",
+        "Aurora",
         "puts experts on the GPUs that suit them, beside the right expert of a second model where there is one, and orders "
         "every all-to-all so that no receiver is contended",
-        "Aurora §4 to §7", aurora, (SLOTS, ORDER, TIME_LIMIT, SEED), models=(1, 2),
+        "Aurora §4 to §7",
+        aurora,
+        (SLOTS, ORDER, TIME_LIMIT, SEED),
+        models=(1, 2),
     ),
     System(
-        "aurora-printed", "Aurora as printed",
+        "aurora-printed",
+        "Aurora as printed",
         "the paper's own rules, for comparison: experts sorted by tokens, Algorithm 1's greedy order",
-        "Aurora Algorithm 1, Theorem 5.1", exclusive_printed,
+        "Aurora Algorithm 1, Theorem 5.1",
+        exclusive_printed,
     ),
     System(
-        "rec", "Random colocation (REC)", "experts of the second model beside random ones of the first",
-        "Aurora §8.1", random_colocation, (GPUS, SEED), baseline=True, models=(2,),
+        "rec",
+        "Random colocation (REC)",
+        "experts of the second model beside random ones of the first",
+        "Aurora §8.1",
+        random_colocation,
+        (GPUS, SEED),
+        baseline=True,
+        models=(2,),
     ),
     System(
-        "packing", "Same-model packing (Lina)",
+        "packing",
+        "Same-model packing (Lina)",
         "each model on every second GPU, its most popular experts beside its least popular",
-        "Aurora §8.1, Lina §4.2", same_model_packing, baseline=True, models=(2,),
+        "Aurora §8.1, Lina §4.2",
+        same_model_packing,
+        baseline=True,
+        models=(2,),
     ),
-)  # fmt: skip
+)

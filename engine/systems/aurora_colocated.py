@@ -80,10 +80,12 @@ def colocating(problem: Problem, settings: dict[str, Value], stop: Stop, report:
         return Draft(placements[0], order, bound, cancelled=True, placement_b=placements[1], send_order_b=order)
     orders, times = best_orders(placements, problem, str(settings["order"]), stop, report)
     notes: Notes = {
-        "matching": Note(f"best pairs of bundles proven in {proven} of {layers} layers; exchanges of experts after it are "
-                         "a heuristic"),
+        "matching": Note(
+            f"best pairs of bundles proven in {proven} of {layers} layers; exchanges of experts after it are "
+            "a heuristic"
+        ),
         "paper's method (decoupled), relative to ours": Note(papers / ours if ours else 1.0, "×"),
-    }  # fmt: skip
+    }
     notes |= {f"with {mode} order": Note(seconds, "s") for mode, seconds in times.items()}
     return Draft(
         placements[0], orders[0], bound, notes, cancelled=stop(), placement_b=placements[1], send_order_b=orders[1]
@@ -104,9 +106,13 @@ def best_orders(
             for one, side in zip(placements, (problem, problem.second), strict=True)
         ]
         trial = Plan(
-            name="trial", placement=placements[0], send_order=orders[candidate][0], placement_b=placements[1],
-            send_order_b=orders[candidate][1], provenance=Provenance(optimiser=""),
-        )  # fmt: skip
+            name="trial",
+            placement=placements[0],
+            send_order=orders[candidate][0],
+            placement_b=placements[1],
+            send_order_b=orders[candidate][1],
+            provenance=Provenance(optimiser=""),
+        )
         times[candidate] = simulate(trial, problem).total
     return orders[min(times, key=times.get)], times
 
@@ -180,10 +186,12 @@ def sides_of_layers(problem: Problem) -> list[list[Side]]:
     models = []
     for one in (problem, problem.second):
         held, size = fixed_compute(one), one.demand * one.model.bytes_per_token
-        models.append([
-            Side(instance_of_layer(one, layer), held["gate"][layer], held["aggregate"][layer], size[layer])
-            for layer in range(one.workload.layers)
-        ])  # fmt: skip
+        models.append(
+            [
+                Side(instance_of_layer(one, layer), held["gate"][layer], held["aggregate"][layer], size[layer])
+                for layer in range(one.workload.layers)
+            ]
+        )
     return [list(sides) for sides in zip(*models, strict=True)]
 
 
@@ -215,9 +223,13 @@ def _match(
 
 
 def _exchange(
-    found: list[np.ndarray], paper: list[np.ndarray], slots: list[np.ndarray],
-    seconds: Callable[[np.ndarray, np.ndarray], float], settings: dict[str, Value], stop: Stop,
-) -> list[np.ndarray]:  # fmt: skip
+    found: list[np.ndarray],
+    paper: list[np.ndarray],
+    slots: list[np.ndarray],
+    seconds: Callable[[np.ndarray, np.ndarray], float],
+    settings: dict[str, Value],
+    stop: Stop,
+) -> list[np.ndarray]:
     """Exchange experts of one model, then of the other, from the best start."""
     best = min((found, paper), key=lambda rows: seconds(*rows))
     rows = list(best)
@@ -247,9 +259,15 @@ def _layer_bound(
         instance = side.instance
         tables.append(
             ModelTables(
-                side.gate, side.aggregate, instance.compute, instance.receive * scale[:, None],
-                instance.send_total * scale, instance.send_saved * scale[:, None], quickest * must_leave, taken,
+                side.gate,
+                side.aggregate,
+                instance.compute,
+                instance.receive * scale[:, None],
+                instance.send_total * scale,
+                instance.send_saved * scale[:, None],
+                quickest * must_leave,
+                taken,
                 even and int(taken.sum()) == instance.experts,
             )
-        )  # fmt: skip
+        )
     return cycle_bound(*tables, next_gate)

@@ -26,13 +26,17 @@ from engine.simulate.work import compute_seconds
 from engine.systems.base import Draft, Note, Notes, Option, Report, Value
 
 SLOTS = Option(
-    "slots", "even", "experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds",
+    "slots",
+    "even",
+    "experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds",
     choices=("even", "uneven"),
-)  # fmt: skip
+)
 ORDER = Option(
-    "order", "best", "when bytes move; best: simulate each and take the fastest",
+    "order",
+    "best",
+    "when bytes move; best: simulate each and take the fastest",
     choices=("best", "matched", "shared", "concurrent"),
-)  # fmt: skip
+)
 EXCHANGES_PER_EXPERT = 60
 
 TIME_LIMIT = Option("time_limit", 20.0, "seconds for the placement of all layers together", low=0.1, high=3600)

@@ -103,10 +103,18 @@ class Draft:
     def plan(self, name: str, provenance: Provenance) -> Plan:
         """The plan that these parts make."""
         return Plan(
-            name=name, placement=self.placement, send_order=self.send_order, execution=self.execution,
-            placement_b=self.placement_b, send_order_b=self.send_order_b, reaction=self.reaction,
-            priority=self.priority, pipeline=self.pipeline, overlap=self.overlap, provenance=provenance,
-        )  # fmt: skip
+            name=name,
+            placement=self.placement,
+            send_order=self.send_order,
+            execution=self.execution,
+            placement_b=self.placement_b,
+            send_order_b=self.send_order_b,
+            reaction=self.reaction,
+            priority=self.priority,
+            pipeline=self.pipeline,
+            overlap=self.overlap,
+            provenance=provenance,
+        )
 
 
 @dataclass(frozen=True)

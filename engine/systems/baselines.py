@@ -19,9 +19,11 @@ from engine.systems.aurora_exclusive import (
 from engine.systems.base import SEED, Draft, Option, Report, System, Value
 
 PLACEMENT = Option(
-    "placement", "linear", "experts in contiguous blocks, or where Aurora puts them (shows the effect of the order alone)",
+    "placement",
+    "linear",
+    "experts in contiguous blocks, or where Aurora puts them (shows the effect of the order alone)",
     choices=("linear", "aurora"),
-)  # fmt: skip
+)
 
 
 def linear(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
@@ -92,28 +94,58 @@ def _sequential(problem: Problem, settings: dict[str, Value], stop: Stop, report
 
 SYSTEMS = (
     System(
-        "linear", "Linear placement",
+        "linear",
+        "Linear placement",
         "experts in contiguous blocks, a plain all-to-all: what engines do unless told otherwise",
-        "common practice", linear, (SLOTS,), baseline=True, models=(1, 2),
+        "common practice",
+        linear,
+        (SLOTS,),
+        baseline=True,
+        models=(1, 2),
     ),
     System(
-        "round-robin", "Round-robin placement", "experts dealt to the GPUs one by one, a plain all-to-all",
-        "common practice", round_robin, (SLOTS,), baseline=True,
+        "round-robin",
+        "Round-robin placement",
+        "experts dealt to the GPUs one by one, a plain all-to-all",
+        "common practice",
+        round_robin,
+        (SLOTS,),
+        baseline=True,
     ),
     System(
-        "random", "Random placement", "every layer's experts on random GPUs, a plain all-to-all",
-        "common practice", random, (SLOTS, SEED), baseline=True,
+        "random",
+        "Random placement",
+        "every layer's experts on random GPUs, a plain all-to-all",
+        "common practice",
+        random,
+        (SLOTS, SEED),
+        baseline=True,
     ),
     System(
-        "rcs", "Random order (RCS)", "every GPU sends to its peers one by one in a random order",
-        "Aurora §8.1", rcs, (PLACEMENT, SLOTS, TIME_LIMIT, SEED), baseline=True,
+        "rcs",
+        "Random order (RCS)",
+        "every GPU sends to its peers one by one in a random order",
+        "Aurora §8.1",
+        rcs,
+        (PLACEMENT, SLOTS, TIME_LIMIT, SEED),
+        baseline=True,
     ),
     System(
-        "sjf", "Shortest job first (SJF)", "every GPU sends to the peer with the fewest bytes first",
-        "Aurora §8.1", sjf, (PLACEMENT, SLOTS, TIME_LIMIT, SEED), baseline=True,
+        "sjf",
+        "Shortest job first (SJF)",
+        "every GPU sends to the peer with the fewest bytes first",
+        "Aurora §8.1",
+        sjf,
+        (PLACEMENT, SLOTS, TIME_LIMIT, SEED),
+        baseline=True,
     ),
     System(
-        "rga", "Random GPUs (RGA)", "experts on random GPUs, sends in Aurora's order",
-        "Aurora §8.1", rga, (SEED,), baseline=True,
+        "rga",
+        "Random GPUs (RGA)",
+        "experts on random GPUs, sends in Aurora's order",
+        "Aurora §8.1",
+        rga,
+        (SEED,),
+        baseline=True,
     ),
-)  # fmt: skip
+)

@@ -18,27 +18,34 @@ from engine.units import digits, share
 
 REDUNDANT = Option("redundant", 1, "spare slots per GPU and layer, filled with replicas", high=64)
 ALGORITHM = Option(
-    "algorithm", "best", "best: search under the true objective; eplb: DeepSeek's greedy, to the letter",
+    "algorithm",
+    "best",
+    "best: search under the true objective; eplb: DeepSeek's greedy, to the letter",
     choices=("best", "eplb"),
-)  # fmt: skip
+)
 SLOTS = Option(
-    "slots", "even", "slots per GPU: the same on every GPU (serving engines need this), or more on faster GPUs",
+    "slots",
+    "even",
+    "slots per GPU: the same on every GPU (serving engines need this), or more on faster GPUs",
     choices=("even", "uneven"),
-)  # fmt: skip
+)
 TIME_LIMIT = Option("time_limit", 10.0, "seconds for all layers together", low=0.1, high=3600)
 
 
 def eplb(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
     """Replicas for the open recording and, for a robust plan, the others it must serve."""
     printed = settings["algorithm"] == "eplb"
-    loads = np.array([one.load for one in (problem.workload, *problem.others)])
+    loads = np.array([other.load for other in (problem.workload, *problem.others)])
     slots_of_gpu = slots_per_gpu(problem, int(settings["redundant"]), str(settings["slots"]))
     even = bool((slots_of_gpu == slots_of_gpu[0]).all())
     speed = speed_of_gpu(problem)
     instance = ReplicationInstance(
-        loads, int(slots_of_gpu.sum()), len(slots_of_gpu), slots_of_gpu=None if even else slots_of_gpu,
+        loads,
+        int(slots_of_gpu.sum()),
+        len(slots_of_gpu),
+        slots_of_gpu=None if even else slots_of_gpu,
         speed=None if printed else speed,
-    )  # fmt: skip
+    )
     report(0.1, "replicating experts", None, None)
     result = replicate(
         instance,
@@ -56,13 +63,18 @@ def eplb(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repor
             f"{digits(result.objective)} in the worst layer"
             + (" of the worst recording" if len(loads) > 1 else "")
             + f"; at most {digits(result.bound)} is possible (proven), so this is "
-            + ("optimal" if result.status.value == "OPTIMAL" else
-               f"a heuristic within {share(result.bound / result.objective - 1)} of the best")
+            + (
+                "optimal"
+                if result.status.value == "OPTIMAL"
+                else f"a heuristic within {share(result.bound / result.objective - 1)} of the best"
+            )
         ),
-        "replicas": Note(f"{instance.slots - loads.shape[2]} spare slots a layer, "
-                         f"{(instance.slots - loads.shape[2]) * loads.shape[1] * problem.model.bytes_per_expert / 1e9:.3g} GB "
-                         "of memory in all"),
-    }  # fmt: skip
+        "replicas": Note(
+            f"{instance.slots - loads.shape[2]} spare slots a layer, "
+            f"{(instance.slots - loads.shape[2]) * loads.shape[1] * problem.model.bytes_per_expert / 1e9:.3g} GB "
+            "of memory in all"
+        ),
+    }
     if not printed and even and np.ptp(speed) == 0:
         greedy = replicate(instance, "eplb")
         notes["EPLB's own layout"] = Note(
@@ -117,9 +129,11 @@ def speed_of_gpu(problem: Problem) -> np.ndarray:
 
 SYSTEMS = (
     System(
-        "eplb", "Replication (EPLB)",
+        "eplb",
+        "Replication (EPLB)",
         "gives popular experts a second home in spare slots, so that no GPU has more to do than the others",
-        "DeepSeek EPLB, Lina §5", eplb,
+        "DeepSeek EPLB, Lina §5",
+        eplb,
         (REDUNDANT, ALGORITHM, SLOTS, Option(ORDER.name, "concurrent", ORDER.help, ORDER.choices), TIME_LIMIT, SEED),
     ),
-)  # fmt: skip
+)

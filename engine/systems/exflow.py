@@ -20,17 +20,23 @@ from engine.units import share, size
 from engine.workload import RoutingTrace
 
 STAGES = Option(
-    "stages", "joint", "on nodes of several GPUs: weigh both kinds of hops together, first nodes then GPUs, or ignore nodes",
+    "stages",
+    "joint",
+    "on nodes of several GPUs: weigh both kinds of hops together, first nodes then GPUs, or ignore nodes",
     choices=("joint", "staged", "flat"),
-)  # fmt: skip
+)
 EXECUTION = Option(
-    "execution", "context-coherent", "tokens stay where their expert was, or return after every layer",
+    "execution",
+    "context-coherent",
+    "tokens stay where their expert was, or return after every layer",
     choices=("context-coherent", "vanilla"),
-)  # fmt: skip
+)
 HOPS = Option(
-    "hops", "all", "with several experts a token: count hops between all of them, or between the first listed",
+    "hops",
+    "all",
+    "with several experts a token: count hops between all of them, or between the first listed",
     choices=("all", "first"),
-)  # fmt: skip
+)
 TIME_LIMIT = Option("time_limit", 10.0, "seconds for search and bound together", low=0.1, high=3600)
 
 
@@ -45,9 +51,13 @@ def exflow(problem: Problem, settings: dict[str, Value], stop: Stop, report: Rep
 
     report(0.05, "placing experts by affinity", None, None)
     result = affinity(
-        instance, settings["stages"] == "staged", float(settings["time_limit"]), int(settings["seed"]), stop=stop,
+        instance,
+        settings["stages"] == "staged",
+        float(settings["time_limit"]),
+        int(settings["seed"]),
+        stop=stop,
         on_progress=tell,
-    )  # fmt: skip
+    )
     placement = to_placement(result.solution, problem)
     notes = hop_notes(result, instance, settings["stages"] == "staged") | compare_executions(placement, problem)
     return Draft(
@@ -59,12 +69,12 @@ def hops_of(problem: Problem, first_choice: bool) -> np.ndarray:
     """float64[layer - 1, expert, expert] of the open recording and of the others that the plan must serve, each weighing
     the same. Raises InputError for a workload without tokens."""
     tables = []
-    for one in (problem.workload, *problem.others):
-        if not isinstance(one, RoutingTrace):
+    for other in (problem.workload, *problem.others):
+        if not isinstance(other, RoutingTrace):
             raise InputError(
-                f"affinity needs tokens that can be followed from layer to layer, but {one.name} has none; use a routing log"
+                f"affinity needs tokens that can be followed from layer to layer, but {other.name} has none; use a routing log"
             )
-        tables.append(transitions(one.experts, one.num_experts, first_choice))
+        tables.append(transitions(other.experts, other.num_experts, first_choice))
     if len(tables) == 1:
         return tables[0]
     return np.mean([table / max(table.sum(), 1.0) for table in tables], axis=0) * problem.workload.tokens
@@ -144,7 +154,11 @@ def crossing_bytes(work: Work) -> float:
 
 SYSTEMS = (
     System(
-        "exflow", "ExFlow", "keeps tokens on the GPU they are on: experts that follow each other share one",
-        "ExFlow §IV", exflow, (STAGES, EXECUTION, HOPS, TIME_LIMIT, SEED),
+        "exflow",
+        "ExFlow",
+        "keeps tokens on the GPU they are on: experts that follow each other share one",
+        "ExFlow §IV",
+        exflow,
+        (STAGES, EXECUTION, HOPS, TIME_LIMIT, SEED),
     ),
-)  # fmt: skip
+)

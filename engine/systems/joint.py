@@ -23,7 +23,7 @@ from engine.workload import RoutingTrace
 WEIGHT = Option("weight", 0.5, "0: balance alone … 1: affinity alone", high=1.0)
 OVER = Option(
     "over", "worst", "with several recordings: count the worst of them, or their mean", choices=("worst", "mean")
-)  # fmt: skip
+)
 MOVES = Option("max_moves", 0, "experts that may move from the placement in use, over all layers; 0: any number")
 TIME_LIMIT = Option("time_limit", 10.0, "seconds for the search", low=0.1, high=3600)
 
@@ -38,18 +38,26 @@ def joint(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repo
 
     report(0.05, "weighing affinity and balance", None, None)
     result = place_jointly(
-        instance, float(settings["weight"]), str(settings["over"]), start, moves_left(problem, start, most),
-        seed=int(settings["seed"]), time_limit=float(settings["time_limit"]), stop=stop, on_progress=tell,
-    )  # fmt: skip
+        instance,
+        float(settings["weight"]),
+        str(settings["over"]),
+        start,
+        moves_left(problem, start, most),
+        seed=int(settings["seed"]),
+        time_limit=float(settings["time_limit"]),
+        stop=stop,
+        on_progress=tell,
+    )
     placement = to_placement(result.solution, problem)
     figures = instance.figures(result.solution)
     notes: Notes = {
         "weighted objective": Note(f"{digits(result.objective)}, {proof_of(result)}"),
         "hops kept on their GPU": Note(f"{share(float(figures.kept_share.min()))}" + _in_the_worst(problem)),
         "balancedness": Note(f"{digits(float(figures.balancedness.min()))}" + _in_the_worst(problem)),
-        "experts that move": Note(f"{moves_to(result.solution, problem)} of {start.size}"
-                                  + (f", at most {most} allowed" if most else "")),
-    }  # fmt: skip
+        "experts that move": Note(
+            f"{moves_to(result.solution, problem)} of {start.size}" + (f", at most {most} allowed" if most else "")
+        ),
+    }
     if settings["execution"] == "context-coherent":
         return Draft(
             placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution="context-coherent"
@@ -68,12 +76,14 @@ def instance_of(problem: Problem) -> JointInstance:
     so that only balance counts."""
     recordings = (problem.workload, *problem.others)
     hops = [
-        transitions(one.experts, one.num_experts)
-        if isinstance(one, RoutingTrace)
-        else np.zeros((one.layers - 1, one.num_experts, one.num_experts))
-        for one in recordings
+        transitions(recording.experts, recording.num_experts)
+        if isinstance(recording, RoutingTrace)
+        else np.zeros((recording.layers - 1, recording.num_experts, recording.num_experts))
+        for recording in recordings
     ]
-    return JointInstance(np.array(hops), np.array([one.load for one in recordings]), one_copy_slots(problem))
+    return JointInstance(
+        np.array(hops), np.array([recording.load for recording in recordings]), one_copy_slots(problem)
+    )
 
 
 def start_of(problem: Problem) -> np.ndarray:
@@ -113,9 +123,19 @@ def _held(problem: Problem) -> np.ndarray:
 
 SYSTEMS = (
     System(
-        "joint", "Balance and affinity", "one placement for both aims and for several recordings, near the one in use",
-        "ExFlow §IV with EPLB's aim", joint,
-        (WEIGHT, OVER, MOVES, Option(EXECUTION.name, "vanilla", EXECUTION.help, EXECUTION.choices),
-         Option(ORDER.name, "best", ORDER.help, ORDER.choices), TIME_LIMIT, SEED),
+        "joint",
+        "Balance and affinity",
+        "one placement for both aims and for several recordings, near the one in use",
+        "ExFlow §IV with EPLB's aim",
+        joint,
+        (
+            WEIGHT,
+            OVER,
+            MOVES,
+            Option(EXECUTION.name, "vanilla", EXECUTION.help, EXECUTION.choices),
+            Option(ORDER.name, "best", ORDER.help, ORDER.choices),
+            TIME_LIMIT,
+            SEED,
+        ),
     ),
-)  # fmt: skip
+)

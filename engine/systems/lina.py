@@ -22,17 +22,21 @@ from engine.workload import RoutingTrace
 
 DEFAULT = TwoPhaseOptions()
 PACKING = Option(
-    "packing", "lina", "lina: equation 1 and first-fit decreasing; best: the largest device load least",
+    "packing",
+    "lina",
+    "lina: equation 1 and first-fit decreasing; best: the largest device load least",
     choices=("lina", "best"),
-)  # fmt: skip
+)
 LENGTH = Option(
     "path_length", DEFAULT.path_length, "layers of a token's path that foretell its next expert", low=1, high=64
 )
 TOP_K = Option("top_k", DEFAULT.top_k, "likeliest next experts that an estimate keeps", low=1, high=4096)
 CAP = Option(
-    "max_experts", 0, "experts on one device in a layer, at most; 0: the paper's 4, or twice an even share if that is more",
+    "max_experts",
+    0,
+    "experts on one device in a layer, at most; 0: the paper's 4, or twice an even share if that is more",
     high=4096,
-)  # fmt: skip
+)
 BATCH = Option("batch_tokens", 1024, "recorded tokens of one batch in the run-time simulation", low=1, high=10**7)
 COPIES = Option(
     "copies",
@@ -58,12 +62,14 @@ def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repor
     cap = min(wanted, int(fits[tight]))
     rows, worst, bound = [], 0.0, 0.0
     load = sum(
-        one.load / np.maximum(one.load.sum(axis=1, keepdims=True), 1) for one in (problem.workload, *problem.others)
+        other.load / np.maximum(other.load.sum(axis=1, keepdims=True), 1)
+        for other in (problem.workload, *problem.others)
     )
     for layer, popularity in enumerate(load):
         report(0.6 * layer / len(load), f"hosting layer {layer + 1} of {len(load)}", None, None)
-        result = replicate_devices(popularity, gpus, cap, packing, exact=not stop(), time_limit=1.0,
-                                   seed=int(settings["seed"]), stop=stop)  # fmt: skip
+        result = replicate_devices(
+            popularity, gpus, cap, packing, exact=not stop(), time_limit=1.0, seed=int(settings["seed"]), stop=stop
+        )
         rows.append(result.solution)
         mean = popularity.sum() / gpus or 1.0
         worst, bound = max(worst, result.objective / mean), max(bound, result.bound / mean)
@@ -71,9 +77,11 @@ def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repor
         experts=problem.workload.num_experts, experts_of_gpu=tuple(rows), model_layers=problem.model.moe_layers
     )
     reaction = Reaction(
-        path_length=int(settings["path_length"]), top_k=int(settings["top_k"]), check_experts=DEFAULT.check_experts,
+        path_length=int(settings["path_length"]),
+        top_k=int(settings["top_k"]),
+        check_experts=DEFAULT.check_experts,
         max_experts_per_device=cap,
-    )  # fmt: skip
+    )
     proof = (
         "proven optimal" if worst <= bound * (1 + 1e-9) else f"a heuristic, at least {ratio(bound)} is needed (proven)"
     )
@@ -97,18 +105,26 @@ def run_time_notes(
     report(0.7, "simulating both phases batch by batch", None, None)
     profile, served = trace.halves()
     options = TwoPhaseOptions(
-        path_length=reaction.path_length, top_k=reaction.top_k, check_experts=reaction.check_experts,
-        max_experts_per_device=reaction.max_experts_per_device, packing=str(settings["packing"]),
-        batch_tokens=min(int(settings["batch_tokens"]), served.tokens), copies=float(settings["copies"]),
+        path_length=reaction.path_length,
+        top_k=reaction.top_k,
+        check_experts=reaction.check_experts,
+        max_experts_per_device=reaction.max_experts_per_device,
+        packing=str(settings["packing"]),
+        batch_tokens=min(int(settings["batch_tokens"]), served.tokens),
+        copies=float(settings["copies"]),
         seed=int(settings["seed"]),
-    )  # fmt: skip
+    )
     return notes_of(two_phase(replace(problem, workload=served, others=(), in_use=None), profile, options, stop))
 
 
 def notes_of(result: TwoPhaseResult) -> Notes:
     """What a person should know of a two-phase simulation."""
-    titles = {"baseline": "no scheduling", "lina": "both phases", "without_estimation": "without estimation",
-              "without_fine_tuning": "without fine-tuning"}  # fmt: skip
+    titles = {
+        "baseline": "no scheduling",
+        "lina": "both phases",
+        "without_estimation": "without estimation",
+        "without_fine_tuning": "without fine-tuning",
+    }
     figures = {title: result.figures(scheme) for scheme, title in titles.items()}
     return {
         "estimates right (top 2 as a set, in order)": Note(
@@ -130,8 +146,11 @@ def notes_of(result: TwoPhaseResult) -> Notes:
 
 SYSTEMS = (
     System(
-        "lina", "Lina (inference)",
+        "lina",
+        "Lina (inference)",
         "popular experts on several GPUs, foretold from each token's path and put right after the gate",
-        "Lina §5", lina, (LENGTH, TOP_K, PACKING, CAP, BATCH, COPIES, SEED),
+        "Lina §5",
+        lina,
+        (LENGTH, TOP_K, PACKING, CAP, BATCH, COPIES, SEED),
     ),
-)  # fmt: skip
+)

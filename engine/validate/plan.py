@@ -37,8 +37,11 @@ def check_plan(plan: Plan, problem: Problem) -> float:
             schedule = schedules[layer] if schedules else None
             total += _seconds_of_order(order.mode, schedule, matrix, network)
     if coherent:
-        real = [gpu for gpu, token in zip(carrier, problem.workload.experts.tolist(), strict=True)
-                if any(expert >= 0 for layer in token for expert in layer)]  # fmt: skip
+        real = [
+            gpu
+            for gpu, token in zip(carrier, problem.workload.experts.tolist(), strict=True)
+            if any(expert >= 0 for layer in token for expert in layer)
+        ]
         gather = np.array([[real.count(gpu) * model.bytes_per_token] * len(gpus) for gpu in gpus])
         total += _seconds_of_order("concurrent", None, gather, network)
     return total

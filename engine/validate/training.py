@@ -36,8 +36,11 @@ def check_step(timeline: Timeline, plan: Plan, problem: Problem, graph: Operator
         names = [labels[row] for row in range(len(mine)) if spans[row][3] == "all_reduce"]
         _check_gradients(
             list(zip(names, reduced["start"], reduced["end"], reduced["bytes"], strict=True)),
-            parts, gradients, graph, slack,
-        )  # fmt: skip
+            parts,
+            gradients,
+            graph,
+            slack,
+        )
     _check_whole(ran, wanted, graph)
     return total
 
@@ -83,17 +86,17 @@ def _has_work(operator: Operator) -> bool:
 
 
 def _check_order(parts: dict[str, dict[int, Span]], cut: dict[str, int], graph: OperatorGraph, slack: float) -> None:
-    for one in graph.dependencies:
-        before, after = parts.get(one.before), parts.get(one.after)
+    for dependency in graph.dependencies:
+        before, after = parts.get(dependency.before), parts.get(dependency.after)
         if not before or not after:
             continue
-        if cut[one.before] == cut[one.after] > 1:
+        if cut[dependency.before] == cut[dependency.after] > 1:
             # Cut alike, so in one stretch: part follows part. (Two stretches of equal parts follow each other anyway.)
             late = any(after[part][0] < before[part][1] - slack for part in before if part in after)
         else:
             late = min(start for start, _ in after.values()) < max(end for _, end in before.values()) - slack
         if late:
-            raise IllegalError(f"{one.after} starts before {one.before} has ended")
+            raise IllegalError(f"{dependency.after} starts before {dependency.before} has ended")
 
 
 def _check_compute(spans: list[tuple[float, float, str]], slack: float) -> None:
@@ -120,21 +123,30 @@ def _check_network(spans: list, plan: Plan, slack: float) -> None:
 def _gradients(plan: Plan, problem: Problem, graph: OperatorGraph) -> list[tuple[str, float, list[str]]]:
     """Name, bytes and makers of every gradient that is reduced; where every expert is held several times, theirs too."""
     made = [
-        (one.name, one.sent, [edge.before for edge in graph.dependencies if edge.after == one.name])
-        for one in graph.operators if one.phase == "all_reduce"
-    ]  # fmt: skip
+        (operator.name, operator.sent, [edge.before for edge in graph.dependencies if edge.after == operator.name])
+        for operator in graph.operators
+        if operator.phase == "all_reduce"
+    ]
     if plan.placement.slots[0].sum() > plan.placement.experts:
         made += [
-            (f"all_reduce.{one.name}", one.parameters * problem.model.bytes_per_number, [f"dw.{one.name}"])
-            for one in graph.operators if one.kind == "experts" and one.phase == "forward"
-        ]  # fmt: skip
+            (
+                f"all_reduce.{operator.name}",
+                operator.parameters * problem.model.bytes_per_number,
+                [f"dw.{operator.name}"],
+            )
+            for operator in graph.operators
+            if operator.kind == "experts" and operator.phase == "forward"
+        ]
     return made
 
 
 def _check_gradients(
-    reduced: list[tuple[str, float, float, float]], parts: dict[str, dict[int, Span]],
-    gradients: list[tuple[str, float, list[str]]], graph: OperatorGraph, slack: float,
-) -> None:  # fmt: skip
+    reduced: list[tuple[str, float, float, float]],
+    parts: dict[str, dict[int, Span]],
+    gradients: list[tuple[str, float, list[str]]],
+    graph: OperatorGraph,
+    slack: float,
+) -> None:
     """All gradients are reduced, to the byte, none before it is there, and the update waits for all of them."""
     if not reduced:  # one GPU, or no time
         return
@@ -145,7 +157,7 @@ def _check_gradients(
     if abs(found - wanted) > 1e-9 * wanted:
         raise IllegalError(f"{found:g} bytes of gradients are reduced, but there are {wanted:g}")
     there = {
-        name: max([end for one in makers if one in parts for _, end in parts[one].values()], default=0.0)
+        name: max([end for maker in makers if maker in parts for _, end in parts[maker].values()], default=0.0)
         for name, _, makers in gradients
     }
     sent = 0.0

@@ -6,10 +6,7 @@ from engine.errors import IllegalError
 
 
 def check_weight_gradients(
-    alltoall: Sequence[float],
-    dw: Sequence[float],
-    allowed: Sequence[Sequence[int]],
-    alltoall_of_dw: Sequence[int],
+    alltoall: Sequence[float], dw: Sequence[float], allowed: Sequence[Sequence[int]], alltoall_of_dw: Sequence[int]
 ) -> float:
     """Check that every dW runs where it may and return the seconds of all-to-all beside them (Lancet, section 4.2).
 

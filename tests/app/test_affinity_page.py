@@ -70,9 +70,13 @@ def open_plan(app: AppTest, system: str, options: dict) -> Plan:
 def test_the_sample_under_the_linear_placement(app: AppTest) -> None:
     visit(app, "affinity")
     assert metrics(app) == [
-        ("Kept on GPU", "11 %"), ("At most (proven)", "45 %"), ("By chance", "12 %"),
-        ("Kept on node", "23 %"), ("At most (proven)", "67 %"), ("By chance", "25 %"),
-    ]  # fmt: skip
+        ("Kept on GPU", "11 %"),
+        ("At most (proven)", "45 %"),
+        ("By chance", "12 %"),
+        ("Kept on node", "23 %"),
+        ("At most (proven)", "67 %"),
+        ("By chance", "25 %"),
+    ]
     assert any("a linear placement" in caption.value for caption in app.caption)
     assert titles(app)[0] == "Expert 5 sends 59 % of its tokens to expert 6"
     choose(app, "affinity-values", "Counts")

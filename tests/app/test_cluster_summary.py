@@ -65,7 +65,7 @@ def test_whether_a_model_fits(memories: tuple[float, ...], fits: bool, reason: s
     model = make_model(3, 8)
     slot = 3 * model.bytes_per_expert / 0.9
     cluster = cluster_of(
-        *(make_gpu().model_copy(update={"memory": one * slot * 1.001, "type": "T0"}) for one in memories)
+        *(make_gpu().model_copy(update={"memory": memory * slot * 1.001, "type": "T0"}) for memory in memories)
     )
     (text, found), *others = memory_fit(cluster, [model])
     assert found is fits

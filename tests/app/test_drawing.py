@@ -102,9 +102,13 @@ def mixed_cluster(link: float | None) -> Cluster:
     gpus = [
         types[name].gpu(send, receive)
         for name, send, receive in (
-            ("H100", 5e9, 4e9), ("H100", 3e9, 6e9), ("A100-40", 2e9, 2e9), ("V100-16", 1.5e9, 3e9), ("V100-16", 2e9, 1e9),
+            ("H100", 5e9, 4e9),
+            ("H100", 3e9, 6e9),
+            ("A100-40", 2e9, 2e9),
+            ("V100-16", 1.5e9, 3e9),
+            ("V100-16", 2e9, 1e9),
         )
-    ]  # fmt: skip
+    ]
     nodes = (Node(name="a", gpus=tuple(gpus[:3]), link_bandwidth=link), Node(name="b", gpus=tuple(gpus[3:])))
     return Cluster(name="mixed", nodes=nodes)
 
@@ -139,7 +143,7 @@ def counted(trace: RoutingTrace, placement: Placement, layers: range) -> tuple[n
         for layer in layers:
             for expert in trace.experts[token, layer]:
                 homes = [
-                    gpu for gpu, slots in enumerate(placement.experts_of_gpu[layer]) for one in slots if one == expert
+                    gpu for gpu, slots in enumerate(placement.experts_of_gpu[layer]) for slot in slots if slot == expert
                 ]
                 for gpu in homes:
                     served[gpu] += 1 / len(homes)

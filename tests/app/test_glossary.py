@@ -38,9 +38,10 @@ def texts(module: Path) -> list[str]:
     tree = ast.parse(module.read_text())
     said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
-        str(node.value) for node in ast.walk(tree)
+        str(node.value)
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in said
-    ]  # fmt: skip
+    ]
 
 
 def words_of(page: str) -> str:
@@ -56,9 +57,10 @@ def words_of(page: str) -> str:
 def test_a_page_uses_the_words_that_it_explains(page: str) -> None:
     words = words_of(page)
     unused = [
-        name for name in PAGES[page]
+        name
+        for name in PAGES[page]
         if not any(re.search(rf"\b{re.escape(one)}", words, re.IGNORECASE) for one in (name, *TERMS[name].also))
-    ]  # fmt: skip
+    ]
     assert not unused
 
 

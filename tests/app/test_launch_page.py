@@ -53,7 +53,7 @@ def plan(problem: Problem, name: str, *systems: str) -> list[Plan]:
     write_atomically(folder / REQUEST, Request(kind="optimise", arguments=arguments, created=time.time()).to_json())
     context = Context(folder)
     context.finish(tasks.optimise(arguments, context))
-    return [Plan.from_dict(one["plan"], "plan") for one in Job(folder.name, folder).result["candidates"]]
+    return [Plan.from_dict(candidate["plan"], "plan") for candidate in Job(folder.name, folder).result["candidates"]]
 
 
 JOB, ANOTHER = "20250102T030405000006-0123abcd", "20250102T030405000007-0123abcd"
@@ -355,8 +355,13 @@ def test_past_launches_are_listed_searched_and_shown(app: AppTest, monkeypatch: 
         "this machine"
     }
     assert table["Ratio"][1] == "1.25× · 1.38×" and table["Ratio"][0] == ""
-    for text, found in {"": 2, "failed": 1, f"{first.name.split()[0].upper()} 2 ranks": 1, "testbed": 0,
-                        f"{time.strftime('%Y-%m-%d', time.localtime(now - 86_400))} done": 1}.items():  # fmt: skip
+    for text, found in {
+        "": 2,
+        "failed": 1,
+        f"{first.name.split()[0].upper()} 2 ranks": 1,
+        "testbed": 0,
+        f"{time.strftime('%Y-%m-%d', time.localtime(now - 86_400))} done": 1,
+    }.items():
         app.text_input(key="launch-search").set_value(text).run()
         assert len(app.dataframe[0].value if app.dataframe else ()) == found, text
     assert "None of 2 launches" in said(app.caption) or app.dataframe
@@ -397,7 +402,7 @@ def test_a_launch_that_is_being_made_is_looked_at_again(app: AppTest):
     (job.folder / REQUEST).unlink()
     assert history.launches() == []
     (job.folder / REQUEST).write_text(asked)
-    assert [one.job.id for one in history.launches()] == [job.id]
+    assert [launch.job.id for launch in history.launches()] == [job.id]
 
 
 def test_past_launches_are_there_with_nothing_open(app: AppTest, monkeypatch: pytest.MonkeyPatch):

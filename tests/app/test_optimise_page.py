@@ -50,8 +50,11 @@ def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     assert any("Choose the recording of the second model" in one.value for one in app.info)
     choose(app, "Second model's recording", "tiny-moe/beta-prose.npz")
     assert {box.label.split("**")[1] for box in app.checkbox} == {
-        "Aurora", "Random colocation (REC)", "Same-model packing (Lina)", "Linear placement"
-    }  # fmt: skip
+        "Aurora",
+        "Random colocation (REC)",
+        "Same-model packing (Lina)",
+        "Linear placement",
+    }
     press(app, "Run")
     finished("optimise")
     app.run()
@@ -92,7 +95,7 @@ def test_what_a_move_costs_counts_from_the_plan_in_use(app: AppTest) -> None:
     assert table.loc["Linear placement", "Pays after"] == "at once" and table.loc["Aurora", "Pays after"].endswith(
         "passes"
     )
-    ids = {one.split(" · ")[0]: one for one in app.selectbox[0].options}
+    ids = {option.split(" · ")[0]: option for option in app.selectbox[0].options}
     assert any(one.startswith("Aurora") for one in ids)
     deployed = next(box for box in app.selectbox if box.label == "Deployed now")
     plan = runner.jobs(store.data_folder(), "optimise")[0].result["candidates"][0]["plan"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import widgets
+from app import header
 from app.text import plain
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
@@ -98,8 +98,10 @@ def test_a_model_that_does_not_fit_is_answered_where_it_matters(app: AppTest) ->
 @pytest.mark.parametrize("page", PAGES)
 def test_a_cluster_without_room_for_the_experts_is_answered(app: AppTest, page: str) -> None:
     open_sample(app)
-    nodes = [node.model_copy(update={"gpus": tuple(gpu.model_copy(update={"memory": 3e6}) for gpu in node.gpus)})
-             for node in app.session_state["cluster"].nodes]  # fmt: skip
+    nodes = [
+        node.model_copy(update={"gpus": tuple(gpu.model_copy(update={"memory": 3e6}) for gpu in node.gpus)})
+        for node in app.session_state["cluster"].nodes
+    ]
     app.session_state["cluster"] = app.session_state["cluster"].model_copy(update={"nodes": tuple(nodes)})
     visit(app, page)
     said = {"cluster": "only 8 of the 16 experts"} | dict.fromkeys(
@@ -113,7 +115,7 @@ def test_what_a_page_cannot_use_is_said_in_a_line(app: AppTest, monkeypatch: pyt
         raise InputError("not <b>this</b>")
 
     open_sample(app)
-    monkeypatch.setattr(widgets, "header", refuse)
+    monkeypatch.setattr(header, "show", refuse)
     visit(app, "timeline")
     assert [one.value for one in app.error] == [plain("not <b>this</b>")]
 

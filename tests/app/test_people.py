@@ -156,10 +156,12 @@ def test_who_may_only_look_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     visitor(monkeypatch)
     workspace = records.add_workspace(database(), "ours", "Ana")
     for write in (
-        lambda: store.add_workspace("mine"), lambda: store.save(workspace.id, None, None, "x", "", ""),
-        lambda: store.ask(SimpleNamespace(number=1), "?"), lambda: store.comment(SimpleNamespace(id="x"), "hm"),
+        lambda: store.add_workspace("mine"),
+        lambda: store.save(workspace.id, None, None, "x", "", ""),
+        lambda: store.ask(SimpleNamespace(number=1), "?"),
+        lambda: store.comment(SimpleNamespace(id="x"), "hm"),
         lambda: store.decide(SimpleNamespace(id="x", decisions=()), "approved", ""),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError, match="Your role here is view"):
             write()
     assert [one.name for one in records.workspaces(database())] == ["ours"]

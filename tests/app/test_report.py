@@ -65,8 +65,15 @@ def hostile_problem(**more) -> Problem:
 def dossier_of(problem: Problem, plan: Plan) -> Dossier:
     others = [RoutingTrace(f"{HOSTILE} {shift}", (problem.workload.experts + shift) % 16, 16) for shift in (3, 8)]
     saved = SavedPlan(1, "w", plan.id, "f" * 64, HOSTILE[:100], HOSTILE, {}, {}, HOSTILE[:100], 1e9)
-    review = Review("r", saved, HOSTILE, HOSTILE, 1e9, (Comment(HOSTILE, 1e9 + 60, f"first {HOSTILE}"),),
-                    (Decision(HOSTILE, 1e9 + 30, "rejected", f"reason {HOSTILE}"),))  # fmt: skip
+    review = Review(
+        "r",
+        saved,
+        HOSTILE,
+        HOSTILE,
+        1e9,
+        (Comment(HOSTILE, 1e9 + 60, f"first {HOSTILE}"),),
+        (Decision(HOSTILE, 1e9 + 30, "rejected", f"reason {HOSTILE}"),),
+    )
     runs = (
         Run("j", plan.id, HOSTILE, 0.002, 0.0031, {"device": HOSTILE}, HOSTILE, 1e9),
         Run("k", plan.id, "local", None, None, {}, "Ben", 2e9),
@@ -87,8 +94,33 @@ def page(dossier: Dossier) -> Page:
 
 
 def test_what_people_wrote_is_text(page: Page) -> None:
-    allowed = {"html", "head", "meta", "title", "link", "style", "body", "main", "h1", "h2", "span", "p", "strong", "dl",
-               "div", "dt", "dd", "ul", "li", "table", "tr", "th", "td", "figure", "script"}  # fmt: skip
+    allowed = {
+        "html",
+        "head",
+        "meta",
+        "title",
+        "link",
+        "style",
+        "body",
+        "main",
+        "h1",
+        "h2",
+        "span",
+        "p",
+        "strong",
+        "dl",
+        "div",
+        "dt",
+        "dd",
+        "ul",
+        "li",
+        "table",
+        "tr",
+        "th",
+        "td",
+        "figure",
+        "script",
+    }
     assert {tag for tag, _ in page.tags} == allowed
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     for part in (f"first {HOSTILE}", f"reason {HOSTILE}", f"{HOSTILE} 8", HOSTILE[:100]):
@@ -114,17 +146,25 @@ def test_nothing_is_fetched_from_anywhere(page: Page, dossier: Dossier) -> None:
 def test_charts_are_whole_and_their_names_are_no_markup(page: Page) -> None:
     *charts, config = [json.loads(one) for one in page.scripts["application/json"]]
     assert len(charts) == 3 and config["displaylogo"] is False
-    for one in charts:
-        assert one["data"] and one["layout"]["width"] == report.WIDTH and one["layout"]["paper_bgcolor"] == "#FFFFFF"
-        assert "<img" not in json.dumps(one) and "<script" not in json.dumps(one)
+    for chart in charts:
+        assert (
+            chart["data"] and chart["layout"]["width"] == report.WIDTH and chart["layout"]["paper_bgcolor"] == "#FFFFFF"
+        )
+        assert "<img" not in json.dumps(chart) and "<script" not in json.dumps(chart)
     for text in page.scripts["application/json"]:
         assert "<" not in text and "\u2028" not in text
 
 
 def test_everything_that_decides_is_in_it(page: Page, dossier: Dossier) -> None:
     brief, plan = dossier.brief, dossier.brief.own.plan
-    told = ("Gain over Linear placement", "No order of sends of this placement", "3.1 ms", "rejected",
-            cost_in_words(brief), risk_in_words(brief))  # fmt: skip
+    told = (
+        "Gain over Linear placement",
+        "No order of sends of this placement",
+        "3.1 ms",
+        "rejected",
+        cost_in_words(brief),
+        risk_in_words(brief),
+    )
     made = (plan.id, plan.provenance.optimiser, *plan.provenance.inputs.values())
     for part in (*brief.words, *told, *made):
         assert part in page.text, part

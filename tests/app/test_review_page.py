@@ -107,7 +107,7 @@ def test_a_plan_is_saved_discussed_and_decided(app: AppTest) -> None:
     assert table(app)["State"].tolist() == [["rejected"]] and table(app)["Comments"].tolist() == [1]
     press(app, "Reopen")
     press(app, "Approve")
-    assert [one.verdict for one in review_of(saved).decisions] == ["rejected", "reopened", "approved"]
+    assert [decision.verdict for decision in review_of(saved).decisions] == ["rejected", "reopened", "approved"]
     texts = [one.value for one in app.text]
     assert HOSTILE in texts and "slow on <i>prose</i>" in texts
     assert "<script>" not in "".join(one.value for one in (*app.markdown, *app.caption, *app.subheader))
@@ -311,7 +311,7 @@ def test_a_finished_launch_is_noted_once_beside_its_plan(app: AppTest, monkeypat
     app.session_state["launch_jobs"] = [job.id]
     visit(app, "launch")
     found = records.runs(database())
-    assert sorted(one.plan for one in found) == sorted(one.id for one in app.plans)
+    assert sorted(one.plan for one in found) == sorted(plan.id for plan in app.plans)
     (run_of_it,) = records.runs(database(), app.plans[0].id)
     assert run_of_it.measured == pytest.approx(1.5 * run_of_it.predicted) and run_of_it.by == "Ben <b>x</b>"
     assert run_of_it.report["ranks"] == 2 and len(run_of_it.report["passes"]) == 3
@@ -348,8 +348,12 @@ def test_two_plans_are_compared(app: AppTest) -> None:
 def test_what_cannot_be_compared_is_said(app: AppTest) -> None:
     saved = save(app, "ours")
     small = Placement(experts=2, experts_of_gpu=(((0,), (1,)),), model_layers=(0,))
-    other = Plan(name="a small one", placement=small, send_order=SendOrder(mode="concurrent"),
-                 provenance=Provenance(optimiser="test"))  # fmt: skip
+    other = Plan(
+        name="a small one",
+        placement=small,
+        send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test"),
+    )
     records.save_plan(database(), saved.workspace, other, "Ben")
     app.segmented_control(key="review-view").set_value("Compare")
     app.run()
@@ -374,9 +378,12 @@ def test_the_worst_recording_is_the_one_with_the_least_gain(app: AppTest, proble
     small = RoutingTrace("of another size", trace.experts[:, :2] % 4, 4)
     ours, linear = app.plans[1], app.plans[0]
     found = with_risks(brief_of(ours, problem), [*others, small])
-    gains = {one.name: simulate(linear, problem.with_workload(one)).total / simulate(ours, problem.with_workload(one)).total
-             for one in others}  # fmt: skip
-    assert [(one.recording, one.gain) for one in found.risks] == [
+    gains = {
+        other.name: simulate(linear, problem.with_workload(other)).total
+        / simulate(ours, problem.with_workload(other)).total
+        for other in others
+    }
+    assert [(risk.recording, risk.gain) for risk in found.risks] == [
         (name, pytest.approx(gains[name])) for name in sorted(gains, key=gains.get)
     ]
     assert list(found.refused) == ["of another size"] and found.worst.recording in risk_in_words(found)
@@ -438,13 +445,23 @@ def test_every_part_of_a_plan_has_its_sentence() -> None:
     )
     assert "1 of 2 with replicas (up to 2 copies); a GPU holds 1 to 2 a layer" in words(base, None)[0]
     assert "a plain all-to-all" in words(base, None)[1]
-    step = base.model_copy(update={
-        "priority": Priority(policy="priority", micro_op=3e7), "pipeline": Pipeline(forward=(2,), backward=(4,)),
-        "overlap": Overlap(ranges=(PartitionRange(first="a", last="b", parts=4),), under={"dw": "a2a"}, irregular=True),
-    })  # fmt: skip
+    step = base.model_copy(
+        update={
+            "priority": Priority(policy="priority", micro_op=3e7),
+            "pipeline": Pipeline(forward=(2,), backward=(4,)),
+            "overlap": Overlap(
+                ranges=(PartitionRange(first="a", last="b", parts=4),), under={"dw": "a2a"}, irregular=True
+            ),
+        }
+    )
     told = " ".join(words(step, None))
-    for part in ("2 parts forward and 4 backward", "1 stretch of", "1 weight-gradient operator under", "only real tokens",
-                 "pieces of at most 30 MB and wait for all-to-alls"):  # fmt: skip
+    for part in (
+        "2 parts forward and 4 backward",
+        "1 stretch of",
+        "1 weight-gradient operator under",
+        "only real tokens",
+        "pieces of at most 30 MB and wait for all-to-alls",
+    ):
         assert part in told
     assert "plain all-to-all" not in told
 

@@ -107,12 +107,19 @@ def test_what_stayed_exposed_is_marked_on_its_own_lane(timeline: Timeline) -> No
 
 def test_network_and_compute_of_a_lane_are_apart_and_in_their_colours(timeline: Timeline) -> None:
     figure = charts.step_gantt({"one": timeline}, {"one": charts.stretch(timeline)}, "title")
-    where = {what: [y for y, text in zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True)
-                    if text == what] for what in ("all-to-all", "all-reduce", "compute")}  # fmt: skip
+    where = {
+        what: [
+            y
+            for y, text in zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True)
+            if text == what
+        ]
+        for what in ("all-to-all", "all-reduce", "compute")
+    }
     for kind, title, lane in (
-        ("dispatch", "Dispatch all-to-all", "all-to-all"), ("all_reduce", "All-reduce", "all-reduce"),
+        ("dispatch", "Dispatch all-to-all", "all-to-all"),
+        ("all_reduce", "All-reduce", "all-reduce"),
         ("dx", "dX, gradient of inputs", "compute"),
-    ):  # fmt: skip
+    ):
         for trace in bars(figure, title):
             assert trace.marker.color == KIND_COLOURS[kind]
             assert set(trace.y) <= set(where[lane])
@@ -139,7 +146,7 @@ def test_bound_and_the_begin_of_the_backward_pass_are_lines(timeline: Timeline) 
     figure = charts.step_gantt({"one": timeline}, {"one": part}, "title", {"one": 6.0})
     lines = {(shape.x0, shape.line.dash) for shape in figure.layout.shapes}
     assert lines == {(6, "dash"), (4, "dot"), (4.5, "dot")}
-    assert {"bound 6 s", "forward | backward"} <= {one.text for one in figure.layout.annotations}
+    assert {"bound 6 s", "forward | backward"} <= {annotation.text for annotation in figure.layout.annotations}
     assert figure.layout.xaxis.rangeslider.visible and figure.layout.xaxis.rangeslider.range[0] == 0
 
 

@@ -41,7 +41,7 @@ def enter(app: AppTest, label: str, value) -> AppTest:
 
 
 def said(elements) -> str:
-    return " | ".join(one.value.replace("\\", "") for one in elements)
+    return " | ".join(element.value.replace("\\", "") for element in elements)
 
 
 def empty(app: AppTest, cluster: str = "lancet-p4de-2-nodes", model: str = "GPT2-S-MoE") -> AppTest:
@@ -59,7 +59,7 @@ def app(warm_python) -> AppTest:
 def plan_the_step(app: AppTest, *systems: str) -> AppTest:
     for box in app.checkbox:
         if " · " in box.label:
-            box.set_value(box.label.startswith(tuple(f"**{one}" for one in systems)))
+            box.set_value(box.label.startswith(tuple(f"**{system}" for system in systems)))
     app.run()
     press(app, "Run")
     job = runner.jobs(store.data_folder(), "optimise")[0]
@@ -86,9 +86,13 @@ def test_a_balanced_step_needs_no_recording(app: AppTest) -> None:
 def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app: AppTest) -> None:
     press(empty(app), "Training step")
     assert {box.label.split("**")[1] for box in app.checkbox if box.value and "**" in box.label} == {
-        "Lancet", "PipeMoE", "Lina (training)", "Tutel (best of 1, 2, 4, 8)", "DeepSpeed (no overlap)",
+        "Lancet",
+        "PipeMoE",
+        "Lina (training)",
+        "Tutel (best of 1, 2, 4, 8)",
+        "DeepSpeed (no overlap)",
         "RAF-like (no partition)",
-    }  # fmt: skip
+    }
     assert not any(one.label == "Show" for one in app.segmented_control)
     plan_the_step(app, "Lancet", "DeepSpeed")
     table = app.dataframe[0].value
@@ -111,9 +115,12 @@ def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app
         assert not app.exception and any(one.label == "Model layers" for one in app.slider)
 
     points = [[1.0, 1e-4], [2.0, 2e-4]]
-    times = {"kind": "measured times", "name": "tiny", "origin": "a test", "collectives": [
-        {"operation": "all_to_all", "ranks": 16, "points": points}
-    ]}  # fmt: skip
+    times = {
+        "kind": "measured times",
+        "name": "tiny",
+        "origin": "a test",
+        "collectives": [{"operation": "all_to_all", "ranks": 16, "points": points}],
+    }
     network = {"source": "measured", "measured": times}
     app.session_state["cost"] = {"source": "combined", "computation": {"source": "datasheet"}, "network": network}
     visit(app, "timeline")
@@ -162,14 +169,27 @@ def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(app: AppTes
     assert app.session_state["step"].capacity_factor == 1
     enter(app, "Capacity factor", 1.25)
     assert not app.error
-    for label, value in (("Sequence length, tokens", 64), ("Gate", "random"), ("Attention heads", 4), ("Dense d_ff", 99),
-                         ("Vocabulary, tokens", 1000), ("Tied embeddings", False), ("Routing", "recorded")):  # fmt: skip
+    for label, value in (
+        ("Sequence length, tokens", 64),
+        ("Gate", "random"),
+        ("Attention heads", 4),
+        ("Dense d_ff", 99),
+        ("Vocabulary, tokens", 1000),
+        ("Tied embeddings", False),
+        ("Routing", "recorded"),
+    ):
         enter(app, label, value)
     step = app.session_state["step"]
     assert step.model_dump(exclude={"batch"}) == {
-        "sequence_length": 64, "gate": "random", "heads": 4, "dense_d_ff": 99, "vocabulary": 1000,
-        "tied_embeddings": False, "routing": "recorded", "capacity_factor": 1.25,
-    }  # fmt: skip
+        "sequence_length": 64,
+        "gate": "random",
+        "heads": 4,
+        "dense_d_ff": 99,
+        "vocabulary": 1000,
+        "tied_embeddings": False,
+        "routing": "recorded",
+        "capacity_factor": 1.25,
+    }
     assert "experts are chosen as in alpha-code" in said(app.caption)
     press(app, "Usual values for tiny\\-moe\\-alpha")
     assert app.session_state["step"] == usual_step(app.session_state["model"], 8)
@@ -224,11 +244,15 @@ BAD_GRAPHS = {
     "operators": b'{"name": "x"}',
     "belong together": {"name": "x", "operators": [{"name": "a", "kind": "gradient", "phase": "dx", "layer": 0}]},
     "which is no operator": {
-        "name": "x", "operators": [{"name": "a", "kind": "qkv", "phase": "forward", "layer": 0}],
+        "name": "x",
+        "operators": [{"name": "a", "kind": "qkv", "phase": "forward", "layer": 0}],
         "dependencies": [{"before": "a", "after": "b"}],
     },
-    "needs no operator": {"name": "x", "operators": [{"name": "a", "kind": "gradient", "phase": "all_reduce", "layer": 0}]},
-}  # fmt: skip
+    "needs no operator": {
+        "name": "x",
+        "operators": [{"name": "a", "kind": "gradient", "phase": "all_reduce", "layer": 0}],
+    },
+}
 
 
 @pytest.mark.parametrize("reason", BAD_GRAPHS)
@@ -251,10 +275,13 @@ def test_a_graph_that_the_costs_cannot_time_is_refused() -> None:
 
 def test_an_imported_graph_is_named_counts_and_can_be_removed(app: AppTest) -> None:
     press(empty(app), "Training step")
-    small = {"name": "<b>mine</b>", "operators": [
-        {"name": "a", "kind": "qkv", "phase": "forward", "layer": 0, "seconds": 0.5},
-        {"name": "b", "kind": "qkv", "phase": "dw", "layer": 0, "seconds": 0.25},
-    ]}  # fmt: skip
+    small = {
+        "name": "<b>mine</b>",
+        "operators": [
+            {"name": "a", "kind": "qkv", "phase": "forward", "layer": 0, "seconds": 0.5},
+            {"name": "b", "kind": "qkv", "phase": "dw", "layer": 0, "seconds": 0.25},
+        ],
+    }
     app.session_state["graph"] = store.save_document(
         step_form._read_graph("mine.json", json.dumps(small).encode(), problem())
     )
@@ -313,9 +340,12 @@ def test_costs_that_no_longer_fit_offer_the_datasheet_on_every_page(app: AppTest
 
 def test_a_measured_file_can_be_chosen_and_what_it_lacks_is_said(app: AppTest) -> None:
     visit(open_sample(app), "cluster")
-    measured = {"kind": "measured times", "name": "Datasheet", "origin": "a test", "collectives": [
-        {"operation": "all_to_all", "ranks": 8, "points": [[1e3, 1e-4], [1e9, 1e-1]]}
-    ]}  # fmt: skip
+    measured = {
+        "kind": "measured times",
+        "name": "Datasheet",
+        "origin": "a test",
+        "collectives": [{"operation": "all_to_all", "ranks": 8, "points": [[1e3, 1e-4], [1e9, 1e-1]]}],
+    }
     app.session_state["sources"] = {"Datasheet": {"source": "measured", "measured": measured}}
     app.run()
     enter(app, "Computation", "Datasheet (file)")

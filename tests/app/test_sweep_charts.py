@@ -24,7 +24,7 @@ def trace(figure, name: str):
 
 
 def said(figure) -> list[str]:
-    return [one.text for one in figure.layout.annotations if one.text]
+    return [annotation.text for annotation in figure.layout.annotations if annotation.text]
 
 
 def test_the_title_states_the_best_value_and_what_the_worst_costs() -> None:
@@ -72,8 +72,12 @@ def test_every_series_is_a_line_and_the_best_point_is_marked() -> None:
 def test_names_of_references_stand_away_from_the_best_point_and_join_where_lines_do() -> None:
     references = [point(None, 0.0889, "fair"), point(None, 0.0893, "fixed"), point(None, 0.117, "naive")]
     figure = charts.times([*MICRO, *references], "micro_op")
-    together = next(one for one in figure.layout.annotations if one.text and "fair" in one.text)
-    alone = next(one for one in figure.layout.annotations if one.text and "naive" in one.text)
+    together = next(
+        annotation for annotation in figure.layout.annotations if annotation.text and "fair" in annotation.text
+    )
+    alone = next(
+        annotation for annotation in figure.layout.annotations if annotation.text and "naive" in annotation.text
+    )
     assert together.text == "fair, 88.9 ms · fixed, 89.3 ms" and together.yanchor == "top"
     assert alone.text == "naive, 117 ms" and alone.yanchor == "bottom"
     assert len([shape for shape in figure.layout.shapes if shape.type == "line"]) == 3

@@ -31,7 +31,7 @@ def test_each_step_leads_to_the_next_and_the_end_is_kept(app: AppTest) -> None:
         assert app.header[0].value == title
         assert f"{number} of 6" in guide(app) and sentence in guide(app)
         links = {one.proto.label for one in app.get("page_link")} - {"Next: make a plan"}
-        leads = {one for one in links if one.startswith("Next: ")}
+        leads = {link for link in links if link.startswith("Next: ")}
         assert leads == {f"Next: {after}" for after, *_ in steps[number : number + 1]}
     visit(app, "what_if")
     assert not guide(app)

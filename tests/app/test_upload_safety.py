@@ -121,7 +121,7 @@ def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, 
         "ranks.csv": (b"src,dst,bytes\n0,99999999,1\n", "ranks"),
         "picture.parquet": (b"\x89PNG\r\n\x1a\n" + bytes(99), "is not a Parquet file"),
         "program.json": (b"\x7fELF" + bytes(99), "damaged|UTF-8|JSON"),
-    }  # fmt: skip
+    }
     for name, (content, reason) in cases.items():
         upload(app, name, content)
         answers = [one.value.replace("\\", "") for one in app.error]
@@ -134,9 +134,26 @@ def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, 
 
 @pytest.mark.parametrize(
     "name",
-    ["../../up.npz", "..\\..\\up.npz", "/etc/up.npz", "C:\\up.npz", "..", ".", "", "/", "a/", "\0.npz", "\ud800.npz",
-     f"{'é' * 300}.npz", f"{'x' * 5000}.npz", "a\nb.npz", "con.npz", "-rf.npz", "$(touch x).npz"],
-)  # fmt: skip
+    [
+        "../../up.npz",
+        "..\\..\\up.npz",
+        "/etc/up.npz",
+        "C:\\up.npz",
+        "..",
+        ".",
+        "",
+        "/",
+        "a/",
+        "\0.npz",
+        "\ud800.npz",
+        f"{'é' * 300}.npz",
+        f"{'x' * 5000}.npz",
+        "a\nb.npz",
+        "con.npz",
+        "-rf.npz",
+        "$(touch x).npz",
+    ],
+)
 def test_a_name_stays_in_its_folder(name: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     with uploads.as_file(name, b"content") as path:

@@ -19,22 +19,28 @@ from engine.studies.what_if import Outlook
 def outlook(scale: float = 1.0, **more) -> Outlook:
     compute, network = np.array([1.0, 2.0, 1.0]) * scale / 4, np.array([1.0, 2.0, 1.0]) * scale / 4
     found = Outlook(
-        total=scale, bound=0.9 * scale, parts={"gate": 0.25 * scale, "dispatch": 0.75 * scale}, compute=compute,
-        network=network, resources=("GPU 0 · A", "GPU 1 · B", "GPU 2 · B"), layers=np.array([0.25, 0.75]) * scale,
-    )  # fmt: skip
+        total=scale,
+        bound=0.9 * scale,
+        parts={"gate": 0.25 * scale, "dispatch": 0.75 * scale},
+        compute=compute,
+        network=network,
+        resources=("GPU 0 · A", "GPU 1 · B", "GPU 2 · B"),
+        layers=np.array([0.25, 0.75]) * scale,
+    )
     return replace(found, **more)
 
 
 def test_totals_before_and_after() -> None:
-    cases = [Case("Aurora", outlook(1.0), outlook(0.5)), Case("<b>other</b> (X)", outlook(2.0), outlook(1.0)),
-             Case("Replanned", None, outlook(0.25))]  # fmt: skip
+    cases = [
+        Case("Aurora", outlook(1.0), outlook(0.5)),
+        Case("<b>other</b> (X)", outlook(2.0), outlook(1.0)),
+        Case("Replanned", None, outlook(0.25)),
+    ]
     figure = live.totals(cases, "network 2×")
-    assert figure.layout.title.text == (
-        "Aurora takes 500 ms instead of 1 s; &lt;b&gt;other&lt;/b&gt; takes 2× as long"
-    )  # fmt: skip
+    assert figure.layout.title.text == ("Aurora takes 500 ms instead of 1 s; &lt;b&gt;other&lt;/b&gt; takes 2× as long")
     bars = [one for one in figure.data if one.type == "bar"]
-    assert [one.name for one in bars] == ["Gate", "Dispatch all-to-all"]
-    assert np.allclose(sum(np.array(one.x) for one in bars), [1, 0.5, 2, 1, 0.25])
+    assert [bar.name for bar in bars] == ["Gate", "Dispatch all-to-all"]
+    assert np.allclose(sum(np.array(bar.x) for bar in bars), [1, 0.5, 2, 1, 0.25])
     assert list(figure.layout.yaxis.ticktext)[:2] == ["Aurora, now", "Aurora, changed"]
     text = next(one for one in figure.data if one.type == "scatter" and one.mode == "text").text
     assert list(text) == [
@@ -59,7 +65,7 @@ def test_findings(after: float | None, other: float | None, said: str) -> None:
     cases = [Case("Aurora", outlook(), after and outlook(after))]
     cases += [Case("Rival (R)", outlook(other), None)] if other else []
     assert live.finding(cases) == said
-    bound = [Case(one.name, *(x and replace(x, simulated=False) for x in (one.before, one.after))) for one in cases]
+    bound = [Case(case.name, *(x and replace(x, simulated=False) for x in (case.before, case.after))) for case in cases]
     assert live.finding(bound) == said.replace("Aurora takes", "Aurora takes at least")
 
 
@@ -104,8 +110,13 @@ def test_a_tornado_has_the_widest_on_top() -> None:
 
 
 def test_a_curve_finds_what_keeping_a_plan_costs() -> None:
-    points = [CurvePoint("Aurora", 1.0, 1.0), CurvePoint("Rival (R)", 1.0, 2.0), CurvePoint("Aurora", 4.0, 0.6),
-              CurvePoint("Rival (R)", 4.0, 0.5), CurvePoint("Aurora", 8.0, None)]  # fmt: skip
+    points = [
+        CurvePoint("Aurora", 1.0, 1.0),
+        CurvePoint("Rival (R)", 1.0, 2.0),
+        CurvePoint("Aurora", 4.0, 0.6),
+        CurvePoint("Rival (R)", 4.0, 0.5),
+        CurvePoint("Aurora", 8.0, None),
+    ]
     figure = curve_chart(points, "network", ["Aurora", "Rival (R)"])
     assert figure.layout.title.text == "Rival is faster at 4×"
     assert figure.layout.xaxis.type == "log" and list(figure.data[0].x) == [1, 4]
@@ -134,8 +145,11 @@ def test_imprecision_is_the_median_with_its_band() -> None:
 
 
 def test_capacity_marks_the_smallest_that_meets_the_target() -> None:
-    points = [CapacityPoint(1, 4, refused="no room"), CapacityPoint(2, 8, 3.0, 2.0, "placement and order"),
-              CapacityPoint(3, 12, 1.0, 1.0, "placement and order")]  # fmt: skip
+    points = [
+        CapacityPoint(1, 4, refused="no room"),
+        CapacityPoint(2, 8, 3.0, 2.0, "placement and order"),
+        CapacityPoint(3, 12, 1.0, 1.0, "placement and order"),
+    ]
     figure = charts.capacity(points, 1.5)
     assert figure.layout.title.text == "12 GPUs are enough for 1.5 s: 1 s"
     assert list(figure.data[0].marker.symbol) == ["circle-open", "circle"]

@@ -58,8 +58,13 @@ def test_the_sample_without_a_plan(app: AppTest) -> None:
 
 def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
     problem = small()
-    assert [one.label for one in page.select_slider] == ["Network bandwidth", "Computation speed", "Latency", "Tokens",
-                                                         "Model width"]  # fmt: skip
+    assert [one.label for one in page.select_slider] == [
+        "Network bandwidth",
+        "Computation speed",
+        "Latency",
+        "Tokens",
+        "Model width",
+    ]
     page.select_slider(key="what-if-network").set_value(2.0).run()
     page.slider(key="what-if-noise").set_value(30).run()
     page.selectbox(key="what-if-dtype").set_value("fp8").run()
@@ -115,7 +120,7 @@ def test_a_sweep_of_one_slider_beside_plans_made_anew(page: AppTest) -> None:
     page.checkbox(key="what-if-anew").uncheck().run()
     page.selectbox(key="what-if-field").set_value("noise").run()
     job = finish(page, "curve", "Run the sweep")
-    assert [one["value"] for one in job.result["points"]] == [0, 0.15, 0.3, 0.45, 0.6, 0.75]
+    assert [point["value"] for point in job.result["points"]] == [0, 0.15, 0.3, 0.45, 0.6, 0.75]
 
 
 def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest) -> None:

@@ -99,7 +99,8 @@ def test_sweeps_of_all_kinds_and_a_plan_to_open(training: AppTest) -> None:
     job = run(training, "degree", "1-3")
     assert len(training.dataframe[0].value) == 7
     best = min(
-        (one["point"] for one in job.result["candidates"] if one["point"]["value"]), key=lambda one: one["forward"]
+        (candidate["point"] for candidate in job.result["candidates"] if candidate["point"]["value"]),
+        key=lambda one: one["forward"],
     )
     assert any(f"This plan: degree {best['value']:.0f}" in one.value.replace("\\", "") for one in training.caption)
     button(training, "Open this plan").click()
@@ -147,7 +148,7 @@ def test_sliders_and_sensitivity_of_a_step(training: AppTest) -> None:
     assert runner.wait(job, 60) is runner.State.DONE, job.log_tail()
     training.run()
     assert not training.exception, training.exception
-    assert any("counts most" in one for one in titles(training, "what-if-tornado"))
+    assert any("counts most" in title for title in titles(training, "what-if-tornado"))
 
 
 def test_a_sweep_of_something_else_is_not_shown_as_if_it_were_of_this(training: AppTest) -> None:

@@ -46,7 +46,7 @@ def equal_gpus() -> None:
         result = min((colocate(*four) for _ in range(3)), key=lambda one: one.runtime)
         by_rule = sorted_colocation(np.maximum(four[0], four[1]), np.maximum(four[2], four[3]))
         others = (check_colocation(one, *four) for one in (by_rule, random_colocation(experts, 0)))
-        ratios = [one / result.objective for one in others]
+        ratios = [other / result.objective for other in others]
         print(f"{experts:18} {result.runtime:8.4f} {result.gap:6.0e} {ratios[0]:8.3f} {ratios[1]:7.3f}", flush=True)
 
 

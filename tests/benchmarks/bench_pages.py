@@ -70,7 +70,7 @@ class Clock:
 
     def upload(self) -> tuple[float, float]:
         self.session.run("")
-        label = next(one for one in self.session.widgets if one.startswith("Routing logs"))
+        label = next(widget for widget in self.session.widgets if widget.startswith("Routing logs"))
         content, began, cpu = long_log(), time.perf_counter(), self.cpu()
         self.session.upload("", label, {"long.npz": content, "long.json": model()})
         return time.perf_counter() - began, self.cpu() - cpu

@@ -32,8 +32,10 @@ def chain(ops: int, gate: str, seed: int) -> ChainInstance:
 
 
 def main() -> None:
-    print(f"{'gate':18} {'ops':>6} {'max range':>9} {'seconds':>8} {'cut ranges':>10} {'of sequential':>13} "
-          f"{'gap':>7} {'overlap bound':>13}  status")  # fmt: skip
+    print(
+        f"{'gate':18} {'ops':>6} {'max range':>9} {'seconds':>8} {'cut ranges':>10} {'of sequential':>13} "
+        f"{'gap':>7} {'overlap bound':>13}  status"
+    )
     for gate in ("switch", "batch-prioritised"):
         for ops in (66, 276, 1104, 4416):
             instance = chain(ops, gate, 0)

@@ -90,16 +90,20 @@ def rules(instance: DegreeInstance, kept: np.ndarray) -> None:
 
     sweep = np.array(TUTEL)[seconds[:, np.array(TUTEL) - 1].argmin(axis=1)]
     degrees = {
-        "Algorithm 1 printed, SLSQP": [best_case(found, whole(line, False)) for found, line in zip(solved, lines, strict=True)],
+        "Algorithm 1 printed, SLSQP": [
+            best_case(found, whole(line, False)) for found, line in zip(solved, lines, strict=True)
+        ],
         "printed, sub-problems global": nearest(globally(False, "printed r2")),
-        "t1 of equation 19, SLSQP": [best_case(found, whole(line, True)) for found, line in zip(solved, lines, strict=True)],
+        "t1 of equation 19, SLSQP": [
+            best_case(found, whole(line, True)) for found, line in zip(solved, lines, strict=True)
+        ],
         "t1 of equation 19, global": nearest(globally(True, "printed r2")),
         "t1 and valid r2, nearest": nearest(globally(True, "valid r2")),
         "t1 and valid r2, floor or ceil": neighbour(globally(True, "valid r2")),
         "best of 1, 2, 4, 8": sweep,
         **{f"always {degree}": np.full(instance.layers, degree) for degree in TUTEL},
         "exact": exact,
-    }  # fmt: skip
+    }
     print(f"{'':32} {f'{kept.sum()} layers: misses, mean, max':>34} {f'all {len(kept)}: misses, mean, max':>34}")
     for name, degree in degrees.items():
         loss = seconds[np.arange(instance.layers), np.minimum(degree, MOST_PARTS) - 1] / least - 1

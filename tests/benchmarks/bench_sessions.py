@@ -71,7 +71,7 @@ class Session:
             if kind == "new_session":
                 self.session = one.new_session.initialize.session_id
             elif kind == "navigation":
-                self.pages = {found.url_pathname: found.page_script_hash for found in one.navigation.app_pages}
+                self.pages = {app_page.url_pathname: app_page.page_script_hash for app_page in one.navigation.app_pages}
             elif kind == "page_info_changed":
                 self.query = one.page_info_changed.query_string
             elif kind == "delta":
@@ -146,11 +146,15 @@ class Session:
     def open_own(self) -> None:
         """The sample with a recording and a cluster of this session's name."""
         self.press("", "Open the sample")
-        label = next(one for one in self.widgets if one.startswith("Routing logs"))
-        self.upload("", label, {
-            f"ownrecording{self.number:02}.npz": recording(1 + self.number // 2),
-            f"owncluster{self.number:02}.json": cluster(self.number),
-        })  # fmt: skip
+        label = next(widget for widget in self.widgets if widget.startswith("Routing logs"))
+        self.upload(
+            "",
+            label,
+            {
+                f"ownrecording{self.number:02}.npz": recording(1 + self.number // 2),
+                f"owncluster{self.number:02}.json": cluster(self.number),
+            },
+        )
 
     def visit(self) -> None:
         """Every page in turn; each must name this session's recording and cluster."""
@@ -185,8 +189,10 @@ def start(folder: Path) -> tuple[subprocess.Popen, int]:
         port = free.getsockname()[1]
     server = subprocess.Popen(
         [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port)],
-        cwd=ROOT, env=os.environ | {"SWITCHYARD_DATA": str(folder)}, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"SWITCHYARD_DATA": str(folder)},
+        stdout=subprocess.DEVNULL,
+    )
     for _ in range(300):
         with suppress(requests.ConnectionError):
             requests.get(f"http://127.0.0.1:{port}/_stcore/health", timeout=1)
@@ -240,9 +246,11 @@ def main(count: int = 20) -> int:
             server.wait(10)
     rows = [[page or "workload", seconds(alone.times[page]), times(sessions, page)] for page in alone.pages]
     print(table(["page", "alone", f"median of {count} at once"], rows))
-    print(f"memory: {size(idle)} at the start, {size(warm)} with one session that has seen every page, {size(full)} with "
-          f"{count} more: {size((full - warm) / count)} a session")  # fmt: skip
-    faults = [f"session {one.number}: {fault}" for one in (alone, *sessions) for fault in one.faults]
+    print(
+        f"memory: {size(idle)} at the start, {size(warm)} with one session that has seen every page, {size(full)} with "
+        f"{count} more: {size((full - warm) / count)} a session"
+    )
+    faults = [f"session {session.number}: {fault}" for session in (alone, *sessions) for fault in session.faults]
     print("\n".join(faults) or f"no errors, and none of {count + 1} sessions was sent anything of another's")
     return 1 if faults else 0
 

@@ -85,11 +85,17 @@ def show(found: Run) -> None:
     for one in found.runs:
         median, laid = float(np.median(one.totals)), compare(one.predicted, one.measured)
         network = laid.by_kind.set_index("kind").loc[["dispatch", "combine"], ["predicted", "measured"]].sum()
-        rows.append([
-            one.plan.name, seconds(one.predicted.total), seconds(median), ratio(median / one.predicted.total),
-            f"{seconds(min(one.totals))} to {seconds(max(one.totals))}", ratio(network["measured"] / network["predicted"]),
-            ratio(laid.waiting / laid.predicted_waiting),
-        ])  # fmt: skip
+        rows.append(
+            [
+                one.plan.name,
+                seconds(one.predicted.total),
+                seconds(median),
+                ratio(median / one.predicted.total),
+                f"{seconds(min(one.totals))} to {seconds(max(one.totals))}",
+                ratio(network["measured"] / network["predicted"]),
+                ratio(laid.waiting / laid.predicted_waiting),
+            ]
+        )
     header = ["order", "predicted", "measured", "ratio", "passes", "network alone", "meetings alone"]
     print(table(header, rows))
     print("\n".join(prefer(found.runs).lines))

@@ -53,15 +53,20 @@ def scattered(layers: int, seed: int) -> WeightGradientInstance:
 def row(name: str, instances: list[WeightGradientInstance], time_limit: float = TIME_LIMIT) -> None:
     """Print the figures of some instances of one kind."""
     figures = []
-    for one in instances:
-        greedy = schedule_weight_gradients(one, algorithm="greedy")
-        quick = schedule_weight_gradients(one, exact=False)
-        best = schedule_weight_gradients(one, time_limit=time_limit)
-        check_weight_gradients(one.alltoall, one.dw, one.allowed, best.solution)
+    for instance in instances:
+        greedy = schedule_weight_gradients(instance, algorithm="greedy")
+        quick = schedule_weight_gradients(instance, exact=False)
+        best = schedule_weight_gradients(instance, time_limit=time_limit)
+        check_weight_gradients(instance.alltoall, instance.dw, instance.allowed, best.solution)
         # Where nothing can be overlapped every answer is as good as the best.
-        ratios = [a / b if b else 1.0 for a, b in (
-            (greedy.objective, best.objective), (quick.objective, best.objective), (best.objective, greedy.bound),
-        )]  # fmt: skip
+        ratios = [
+            a / b if b else 1.0
+            for a, b in (
+                (greedy.objective, best.objective),
+                (quick.objective, best.objective),
+                (best.objective, greedy.bound),
+            )
+        ]
         gap = best.bound / best.objective - 1 if best.objective else 0.0
         times = (best.runtime, greedy.runtime, quick.runtime)
         figures.append((*ratios, gap, *times, best.status == "OPTIMAL"))

@@ -6,10 +6,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.browser.conftest import settle, shoot
 
 PAGES = ("Workload", "Cluster", "Affinity", "Optimise", "Timeline", "What-if", "Review", "Launch")
-RULES = {
-    "light": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"],
-    "dark": {"type": "rule", "values": ["color-contrast"]},
-}  # fmt: skip
+RULES = {"light": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "dark": {"type": "rule", "values": ["color-contrast"]}}
 """By theme; names and roles are the same in both."""
 GRAVE = ("serious", "critical")
 MOST_STEPS = 90
@@ -32,9 +29,11 @@ def faults(page: Page, theme: str) -> list[str]:
     found = Axe().run(page, options={"runOnly": RULES[theme], "resultTypes": ["violations"]}).response
     assert found["passes"], "axe looked at nothing"
     return [
-        f"{page.url}: {one['id']} at {node['target']}: {node['failureSummary']}\n{node['html'][:300]}"
-        for one in found["violations"] if one["impact"] in GRAVE for node in one["nodes"]
-    ]  # fmt: skip
+        f"{page.url}: {violation['id']} at {node['target']}: {node['failureSummary']}\n{node['html'][:300]}"
+        for violation in found["violations"]
+        if violation["impact"] in GRAVE
+        for node in violation["nodes"]
+    ]
 
 
 def test_the_main_job_by_keyboard_and_no_grave_fault_on_any_page_in_either_theme(page: Page, start_studio) -> None:

@@ -23,9 +23,15 @@ def too_large(path: Path) -> None:
 
 def model_of_another_recording(path: Path) -> None:
     config = {
-        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096, "num_hidden_layers": 32,
-        "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 14336, "torch_dtype": "bfloat16",
-    }  # fmt: skip
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 14336,
+        "torch_dtype": "bfloat16",
+    }
     path.write_text(json.dumps(config))
 
 

@@ -27,7 +27,7 @@ def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_fo
     titles = [one.text_content() for one in page.locator(".gtitle").all()]
     assert titles[0].startswith("Linear placement takes") and "the plans beside it take" in titles[0]
     # On this cluster it can only be one of the slowest GPUs, which compute and send least.
-    (named,) = [one for one in titles if "holds the others up" in one]
+    (named,) = [title for title in titles if "holds the others up" in title]
     gpu = timeline.resources.index(named.split(" holds")[0])
     times = waits(timeline).groupby("gpu")["seconds"].sum()
     assert problem.cluster.gpus[gpu].type == "RTX 2080 Ti" and times.idxmax() == gpu
@@ -49,4 +49,4 @@ def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_fo
     with page.expect_download() as saved:
         page.get_by_role("button", name="Perfetto file of the open plan").click()
     written = json.loads(Path(saved.value.path()).read_text())
-    assert sum(one["ph"] == "X" for one in written["traceEvents"]) >= len(events)
+    assert sum(traceEvent["ph"] == "X" for traceEvent in written["traceEvents"]) >= len(events)

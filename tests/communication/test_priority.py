@@ -7,15 +7,7 @@ from hypothesis import strategies as st
 
 from engine.communication.priority import POLICIES, best_micro_op, schedule_network
 from engine.errors import InputError
-from engine.reproduce.lina_example import (
-    BUCKET,
-    FIGURES,
-    FITTED_USE,
-    MS,
-    PRINTED,
-    PRINTED_ALLREDUCE,
-    lina_example,
-)
+from engine.reproduce.lina_example import BUCKET, FIGURES, FITTED_USE, MS, PRINTED, PRINTED_ALLREDUCE, lina_example
 from engine.result import Status
 from engine.simulate.streams import run_streams
 from engine.validate import check_streams
@@ -115,7 +107,7 @@ def test_seconds_scale(policy, alltoall, allreduce):
         ("fifo", 1, 0.5, (7.5, 10.5), 10.5),
         ("fair", 1, 0, (2, 8), 8),
     ],
-)  # fmt: skip
+)
 def test_by_hand(policy, micro_op, overhead, alltoall, finish):
     result = schedule_network([[2, 3]], [[0, 5]], micro_op, overhead, policy)
     assert result.solution.alltoall[0] == pytest.approx(alltoall)
@@ -198,7 +190,7 @@ def test_best_micro_op_says_what_it_has_not_proven():
         ({"overhead": -1.0}, "overhead: wanted"),
         ({"policy": "fixed"}, "policy 'fixed'"),
     ],
-)  # fmt: skip
+)
 def test_malformed_operations_are_refused(change, message):
     with pytest.raises(InputError, match=message):
         schedule_network(**({"alltoall": [[0, 1]], "allreduce": [[0, 2]]} | change))

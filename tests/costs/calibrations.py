@@ -16,16 +16,23 @@ def measured(gpu: str = "H200", ranks: int = 4, dtype: str = "bf16") -> Measured
     grid = product((1, 16, 256, 4096), (8, 128, 2048), (128, 1024, 8192))
     sent = (ranks - 1) / ranks
     return MeasuredTimes(
-        name=f"{ranks} × {gpu}", origin="calibrated in a test",
+        name=f"{ranks} × {gpu}",
+        origin="calibrated in a test",
         gemm=(GemmTimes(gpu=gpu, dtype=dtype, points=[(m, n, k, float(GEMM.seconds(m * n * k))) for m, n, k in grid]),),
         memory=(MemoryTimes(gpu=gpu, points=[(size, float(MEMORY.seconds(size))) for size in SIZES]),),
         collectives=(
-            CollectiveTimes(operation="all_to_all", ranks=ranks,
-                            points=[(size, float(ALL_TO_ALL.seconds(size * sent))) for size in SIZES]),
-            CollectiveTimes(operation="all_reduce", ranks=ranks,
-                            points=[(size, float(ALL_REDUCE.seconds(size))) for size in SIZES]),
-        ) if ranks > 1 else (),
-    )  # fmt: skip
+            CollectiveTimes(
+                operation="all_to_all",
+                ranks=ranks,
+                points=[(size, float(ALL_TO_ALL.seconds(size * sent))) for size in SIZES],
+            ),
+            CollectiveTimes(
+                operation="all_reduce", ranks=ranks, points=[(size, float(ALL_REDUCE.seconds(size))) for size in SIZES]
+            ),
+        )
+        if ranks > 1
+        else (),
+    )
 
 
 def calibration(gpu: str = "H200", ranks: int = 4, dtype: str = "bf16") -> Calibration:
@@ -35,10 +42,20 @@ def calibration(gpu: str = "H200", ranks: int = 4, dtype: str = "bf16") -> Calib
     shapes = [(256.0, 128.0, 1024.0 * 8, 1.0), (256.0, 128.0, 1024.0 * 8, 0.8), (256.0, 128.0, 1024.0 * 8, 1.25)]
     points = [(m, n, k, factor * float(GEMM.seconds(m * n * k))) for m, n, k, factor in shapes]
     spreads = {
-        ("gemm", gpu, dtype): 0.01, ("memory", gpu): 0.02, ("all_to_all",): 0.03, ("exchange",): 0.04, ("all_reduce",): 0.05
-    }  # fmt: skip
+        ("gemm", gpu, dtype): 0.01,
+        ("memory", gpu): 0.02,
+        ("all_to_all",): 0.03,
+        ("exchange",): 0.04,
+        ("all_reduce",): 0.05,
+    }
     return Calibration(
-        made=datetime(2026, 1, 2, tzinfo=UTC).isoformat(), devices=(gpu,) * ranks, versions={"PyTorch": "2"},
-        backend="nccl", on="local", measured=times, exchange=exchange, fits=fits_of(times, exchange, spreads),
+        made=datetime(2026, 1, 2, tzinfo=UTC).isoformat(),
+        devices=(gpu,) * ranks,
+        versions={"PyTorch": "2"},
+        backend="nccl",
+        on="local",
+        measured=times,
+        exchange=exchange,
+        fits=fits_of(times, exchange, spreads),
         held_out=held_out_of(times, [GemmTimes(gpu=gpu, dtype=dtype, points=points)]),
-    )  # fmt: skip
+    )

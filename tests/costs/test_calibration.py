@@ -23,11 +23,14 @@ CLUSTER = Cluster(name="four", nodes=(Node(name="n", gpus=(CARD,) * 4, link_band
 
 
 def test_planted_lines_are_recovered():
-    fits = {one.operation: one for one in planted.calibration().fits}
+    fits = {fit.operation: fit for fit in planted.calibration().fits}
     lines = {
-        "gemm": planted.GEMM, "memory": planted.MEMORY, "all_to_all": planted.ALL_TO_ALL,
-        "exchange": planted.EXCHANGE, "all_reduce": planted.ALL_REDUCE,
-    }  # fmt: skip
+        "gemm": planted.GEMM,
+        "memory": planted.MEMORY,
+        "all_to_all": planted.ALL_TO_ALL,
+        "exchange": planted.EXCHANGE,
+        "all_reduce": planted.ALL_REDUCE,
+    }
     assert set(fits) == set(lines)
     for operation, line in lines.items():
         found = fits[operation]
@@ -129,10 +132,15 @@ def test_the_grid_of_a_calibration_is_dense_enough(kind):
     assert [len(axis) for axis in axes] == [len(sweep.M), len(sweep.N) - 1, len(sweep.K)]  # no table has n = 8
     places = [np.searchsorted(there, axis) for axis, there in zip(axes, (table.m, table.n, table.k), strict=True)]
     grid = GemmTable(*map(np.array, axes), table.seconds[np.ix_(*places)])
-    assert GemmTable.of(
-        (m, n, k, grid.seconds[i, j, g])
-        for i, m in enumerate(grid.m) for j, n in enumerate(grid.n) for g, k in enumerate(grid.k)
-    ).seconds.tolist() == grid.seconds.tolist()  # fmt: skip
+    assert (
+        GemmTable.of(
+            (m, n, k, grid.seconds[i, j, g])
+            for i, m in enumerate(grid.m)
+            for j, n in enumerate(grid.n)
+            for g, k in enumerate(grid.k)
+        ).seconds.tolist()
+        == grid.seconds.tolist()
+    )
     inside, errors = table.m <= grid.m[-1], []
     for j, n in enumerate(table.n):
         for g, k in enumerate(table.k):

@@ -25,12 +25,18 @@ def simulated(network: Network, size: float) -> float:
 
 def nodes_of(counts, link=None, link_latency=0.0, latency=0.0, send=1e6) -> Cluster:
     return Cluster(
-        name="test", latency=latency,
+        name="test",
+        latency=latency,
         nodes=tuple(
-            Node(name=f"node-{index}", gpus=(make_gpu(send=send),) * count, link_bandwidth=link, link_latency=link_latency)
+            Node(
+                name=f"node-{index}",
+                gpus=(make_gpu(send=send),) * count,
+                link_bandwidth=link,
+                link_latency=link_latency,
+            )
             for index, count in enumerate(counts)
         ),
-    )  # fmt: skip
+    )
 
 
 # All-to-all

@@ -17,9 +17,11 @@ SLACK = 1 + 1e-12
 
 def profile(**changes) -> CostProfile:
     given = {
-        "name": "test", "origin": "a test", "gemm": {"type-0": Line(alpha=1e-3, beta=1e-9)},
+        "name": "test",
+        "origin": "a test",
+        "gemm": {"type-0": Line(alpha=1e-3, beta=1e-9)},
         "memory": {"type-0": Line(alpha=1e-4, beta=1e-8)},
-    }  # fmt: skip
+    }
     return CostProfile(**(given | changes))
 
 
@@ -92,7 +94,7 @@ def test_more_tokens_never_take_less_time(case, tokens):
         times = seconds(gpu, tokens, model)
         assert np.all(np.diff(times) >= 0)
         # Arrays are a convenience: each entry is on its own.
-        np.testing.assert_array_equal(times, [float(seconds(gpu, one, model)) for one in tokens])
+        np.testing.assert_array_equal(times, [float(seconds(gpu, token, model)) for token in tokens])
 
 
 def test_a_gated_expert_has_a_third_matrix():

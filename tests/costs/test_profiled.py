@@ -36,14 +36,15 @@ def measured(**changes) -> MeasuredTimes:
     points = [(m, n, k, gemm_seconds(m, n, k)) for n, k in SHAPES for m in (1.0, 16.0, 256.0)]
     sizes = (1e3, 1e5, 1e7)
     given = {
-        "name": "bench", "origin": "a test",
+        "name": "bench",
+        "origin": "a test",
         "gemm": (GemmTimes(gpu="type-0", dtype="bf16", points=points),),
         "memory": (MemoryTimes(gpu="type-0", points=[(size, 1e-6 + size * 1e-9) for size in sizes]),),
         "collectives": (
             CollectiveTimes(operation="all_to_all", ranks=4, points=[(size, 2e-5 + size * 3e-8) for size in sizes]),
             CollectiveTimes(operation="all_reduce", ranks=4, points=[(size, 4e-5 + size * 5e-8) for size in sizes]),
         ),
-    }  # fmt: skip
+    }
     return MeasuredTimes(**(given | changes))
 
 
@@ -98,9 +99,9 @@ def test_every_measured_time_is_met_exactly():
         assert float(cost.gemm(GPU, m, int(n), int(k), "bf16")) == pytest.approx(seconds, rel=1e-12)
     for size, seconds in source.memory[0].points:
         assert float(cost.memory_pass(GPU, size)) == pytest.approx(seconds, rel=1e-12)
-    for one in source.collectives:
-        for size, seconds in one.points:
-            assert float(getattr(cost, one.operation)(fabric(4), size)) == pytest.approx(seconds, rel=1e-12)
+    for collective in source.collectives:
+        for size, seconds in collective.points:
+            assert float(getattr(cost, collective.operation)(fabric(4), size)) == pytest.approx(seconds, rel=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
@@ -115,9 +116,17 @@ def test_with_growing_measurements_no_size_takes_less_time_than_a_smaller_one(ro
 
 def test_an_unmeasured_shape_grows_from_its_nearest():
     """With times of a line over the work, scaling all but the start-up by n·k is exact."""
-    cost = Profiled(measured(gemm=(GemmTimes(gpu="type-0", dtype="bf16", points=[
-        (m, 64.0, 32.0, 1e-5 + 2e-10 * (m - 1) * 64 * 32) for m in (1.0, 16.0, 256.0)
-    ]),)))  # fmt: skip
+    cost = Profiled(
+        measured(
+            gemm=(
+                GemmTimes(
+                    gpu="type-0",
+                    dtype="bf16",
+                    points=[(m, 64.0, 32.0, 1e-5 + 2e-10 * (m - 1) * 64 * 32) for m in (1.0, 16.0, 256.0)],
+                ),
+            )
+        )
+    )
     assert float(cost.gemm(GPU, 100.0, 128, 96, "bf16")) == pytest.approx(1e-5 + 2e-10 * 99 * 128 * 96)
     assert float(cost.gemm(GPU, 0.0, 128, 96, "bf16")) == 0
 
@@ -224,8 +233,9 @@ def test_bad_documents_are_refused_with_the_place(change, part):
 def test_planted_lines_are_fitted():
     profile = fit_profile(measured())
     assert (profile.gemm["type-0"].alpha, profile.gemm["type-0"].beta) == (
-        pytest.approx(1e-5, rel=1e-6), pytest.approx(2e-10, rel=1e-6)
-    )  # fmt: skip
+        pytest.approx(1e-5, rel=1e-6),
+        pytest.approx(2e-10, rel=1e-6),
+    )
     assert profile.memory["type-0"].beta == pytest.approx(1e-9)
     assert max(line.error for line in profile.lines) < 1e-6
     cost = AlphaBeta(profile)
@@ -242,9 +252,9 @@ def test_a_fit_states_its_error():
 
 def test_a_fit_takes_the_dtype_asked_for():
     slow, fast = ([(m, 8.0, 8.0, level * m) for m in (1.0, 2.0)] for level in (4.0, 1.0))
-    both = measured(gemm=(
-        GemmTimes(gpu="type-0", dtype="bf16", points=slow), GemmTimes(gpu="type-0", dtype="fp16", points=fast),
-    ))  # fmt: skip
+    both = measured(
+        gemm=(GemmTimes(gpu="type-0", dtype="bf16", points=slow), GemmTimes(gpu="type-0", dtype="fp16", points=fast))
+    )
     for dtype, level in (("bf16", 4.0), ("fp16", 1.0)):
         assert fit_profile(both, dtype).gemm["type-0"].beta == pytest.approx(level / 64)
     with pytest.raises(InputError, match="bench: neither GEMMs of fp8 nor an all-to-all"):

@@ -13,13 +13,7 @@ from engine.costs.curve import REACH
 from engine.costs.errors import left_out_errors
 from engine.costs.gemm_table import GemmTable
 from engine.costs.silicon import LEFT_OUT_ERROR
-from engine.costs.silicon_tables import (
-    GEMM_DTYPES,
-    MACHINES,
-    collective_table,
-    gemm_table,
-    measured_counts,
-)
+from engine.costs.silicon_tables import GEMM_DTYPES, MACHINES, collective_table, gemm_table, measured_counts
 from engine.errors import InputError
 from engine.simulate.network import all_to_all
 from tests.costs.silicon import needs_tables
@@ -142,9 +136,11 @@ def test_a_power_law_is_interpolated_exactly():
 @needs_tables
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(list(MACHINES)), st.lists(st.floats(0, 50_000), min_size=2, max_size=30), st.integers(8, 20_000),
+    st.sampled_from(list(MACHINES)),
+    st.lists(st.floats(0, 50_000), min_size=2, max_size=30),
+    st.integers(8, 20_000),
     st.integers(8, 100_000),
-)  # fmt: skip
+)
 def test_more_rows_never_take_less_time(kind, rows, n, k):
     seconds = COST.gemm(gpu(kind), np.sort(rows), n, k, "bf16")
     assert np.all(np.diff(seconds) >= -1e-12 * seconds[1:])

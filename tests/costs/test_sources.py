@@ -52,8 +52,13 @@ NETWORK = Profiled(
     )
 )
 SOURCES = [
-    Datasheet(), Datasheet(launch=1e-6), AlphaBeta(PROFILE), COMPUTATION, NETWORK, Combined(AlphaBeta(PROFILE), NETWORK)
-]  # fmt: skip
+    Datasheet(),
+    Datasheet(launch=1e-6),
+    AlphaBeta(PROFILE),
+    COMPUTATION,
+    NETWORK,
+    Combined(AlphaBeta(PROFILE), NETWORK),
+]
 
 
 def refused(work) -> str:

@@ -18,9 +18,15 @@ def refused(path: Path, *parts: str) -> str:
 
 def operator(name="aten::mm", dims=((16, 32), (32, 64)), kind="c10::BFloat16", id=1, dur=99.0) -> dict:
     return {
-        "ph": "X", "cat": "cpu_op", "name": name, "ts": 1.0, "dur": dur, "pid": 1, "tid": 1,
-        "args": {"External id": id, "Input Dims": [list(one) for one in dims], "Input type": [kind] * len(dims)},
-    }  # fmt: skip
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": name,
+        "ts": 1.0,
+        "dur": dur,
+        "pid": 1,
+        "tid": 1,
+        "args": {"External id": id, "Input Dims": [list(dim) for dim in dims], "Input type": [kind] * len(dims)},
+    }
 
 
 def kernel(id=1, dur=10.0, name="gemm_kernel") -> dict:
@@ -31,9 +37,14 @@ def kernel(id=1, dur=10.0, name="gemm_kernel") -> dict:
 def collective(name="all_to_allv", count=1024, dtype="BFloat16", ranks=8, dur=50.0) -> dict:
     event = kernel(id=None, dur=dur, name="ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)")
     event["args"] |= {
-        "Collective name": name, "In msg nelems": count, "Out msg nelems": count, "Group size": ranks, "dtype": dtype,
-        "In split size": "[]", "Process Group Ranks": "[0, 1, 2]",
-    }  # fmt: skip
+        "Collective name": name,
+        "In msg nelems": count,
+        "Out msg nelems": count,
+        "Group size": ranks,
+        "dtype": dtype,
+        "In split size": "[]",
+        "Process Group Ranks": "[0, 1, 2]",
+    }
     return event
 
 
@@ -51,12 +62,19 @@ def saved(folder: Path, data: object, name: str = "step.json") -> Path:
 @pytest.mark.parametrize("name", ["step.json", "step.json.gz"])
 def test_gemms_take_the_time_of_their_kernels(tmp_path, name):
     events = [
-        operator(id=1), kernel(1, 10.0), kernel(1, 5.0),  # a split-k GEMM has two kernels
-        operator(id=2), kernel(2, 20.0), operator(id=3), kernel(3, 14.0),
-        operator("aten::addmm", ((64,), (48, 32), (32, 64)), id=4), kernel(4, 30.0),
-        operator("aten::relu", ((16, 32), (32, 64)), id=5), kernel(5, 77.0),
+        operator(id=1),
+        kernel(1, 10.0),
+        kernel(1, 5.0),  # a split-k GEMM has two kernels
+        operator(id=2),
+        kernel(2, 20.0),
+        operator(id=3),
+        kernel(3, 14.0),
+        operator("aten::addmm", ((64,), (48, 32), (32, 64)), id=4),
+        kernel(4, 30.0),
+        operator("aten::relu", ((16, 32), (32, 64)), id=5),
+        kernel(5, 77.0),
         operator(id=6),  # without a kernel
-    ]  # fmt: skip
+    ]
     measured = read_costs(saved(tmp_path, trace(*events), name))
     (gemm,) = measured.gemm
     assert (gemm.gpu, gemm.dtype) == ("H100", "bf16")
@@ -66,10 +84,17 @@ def test_gemms_take_the_time_of_their_kernels(tmp_path, name):
 
 def test_collectives_have_bytes_and_ranks(tmp_path):
     events = [
-        collective(dur=50.0), collective(dur=70.0), collective(dur=60.0), collective(count=2048, dur=90.0),
-        collective("allreduce", 512, "Float", dur=33.0), collective("allreduce", 512, "Float", ranks=2, dur=11.0),
-        collective("allgather"), collective(ranks=1), collective(count=0), collective(dtype="Unknown"),
-    ]  # fmt: skip
+        collective(dur=50.0),
+        collective(dur=70.0),
+        collective(dur=60.0),
+        collective(count=2048, dur=90.0),
+        collective("allreduce", 512, "Float", dur=33.0),
+        collective("allreduce", 512, "Float", ranks=2, dur=11.0),
+        collective("allgather"),
+        collective(ranks=1),
+        collective(count=0),
+        collective(dtype="Unknown"),
+    ]
     measured = read_costs(saved(tmp_path, trace(*events)))
     found = {(one.operation, one.ranks): one.points for one in measured.collectives}
     assert found == {
@@ -97,12 +122,19 @@ def test_dtypes_are_kept_apart(tmp_path):
 @pytest.mark.parametrize(
     ("device", "kind"),
     [
-        ("NVIDIA A100-SXM4-80GB", "A100-80"), ("NVIDIA A100-SXM4-40GB", "A100-40"), ("NVIDIA H200", "H200"),
-        ("NVIDIA B200", "B200"), ("NVIDIA GB200", "NVIDIA GB200"), ("NVIDIA H100 PCIe", "NVIDIA H100 PCIe"),
-        ("NVIDIA L40S", "L40S"), ("Tesla V100-SXM2-32GB", "V100-32"), ("AMD Instinct MI300X", "AMD Instinct MI300X"),
-        ("", "GPU"), (7, "GPU"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GB200", "NVIDIA GB200"),
+        ("NVIDIA H100 PCIe", "NVIDIA H100 PCIe"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla V100-SXM2-32GB", "V100-32"),
+        ("AMD Instinct MI300X", "AMD Instinct MI300X"),
+        ("", "GPU"),
+        (7, "GPU"),
     ],
-)  # fmt: skip
+)
 def test_devices_have_the_catalogues_names_where_they_are_the_same(tmp_path, device, kind):
     assert read_costs(saved(tmp_path, trace(operator(), kernel(), device=device))).gemm[0].gpu == kind
 
@@ -148,8 +180,9 @@ def test_gloo_ranges_are_read_without_a_gpu(tmp_path):
     data = trace(*events, distributedInfo={"backend": "gloo", "rank": 0, "world_size": 2}) | {"deviceProperties": []}
     found = {one.operation: (one.ranks, one.points) for one in read_costs(saved(tmp_path, data)).collectives}
     assert found == {
-        "all_reduce": (2, ((16384, pytest.approx(11e-6)),)), "all_to_all": (2, ((16384, pytest.approx(4e-6)),))
-    }  # fmt: skip
+        "all_reduce": (2, ((16384, pytest.approx(11e-6)),)),
+        "all_to_all": (2, ((16384, pytest.approx(4e-6)),)),
+    }
 
 
 # Faults

@@ -17,9 +17,14 @@ def refused(path: Path, *parts: str) -> str:
 
 
 def printed(
-    test: str | None = "alltoall_perf", gpus: int = 4, redop: str = "none", rows=((1024, 10.0), (1048576, 50.0)),
-    nodes: int = 1, root: str = "      -1", share: float | None = None,
-) -> str:  # fmt: skip
+    test: str | None = "alltoall_perf",
+    gpus: int = 4,
+    redop: str = "none",
+    rows=((1024, 10.0), (1048576, 50.0)),
+    nodes: int = 1,
+    root: str = "      -1",
+    share: float | None = None,
+) -> str:
     """Output in the layout of nccl-tests."""
     share = (2 if redop == "sum" else 1) * (gpus - 1) / gpus if share is None else share
     lines = [] if test is None else ["# nccl-tests version 2.17.1 nccl-headers=22703 nccl-library=22703"]
@@ -31,10 +36,11 @@ def printed(
         for rank in range(gpus)
     ]
     lines += [
-        "#", "#                                                       out-of-place                       in-place",
+        "#",
+        "#                                                       out-of-place                       in-place",
         "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong",
         "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)",
-    ]  # fmt: skip
+    ]
     for size, time in rows:
         rate = size / time / 1e3 if time else 0.0
         cells = f"{time:8.2f} {rate * 100:7.2f} {rate * 100 * share:7.2f}"
@@ -63,7 +69,7 @@ def test_out_of_place_times_are_read_in_seconds(tmp_path):
 def test_both_collectives_may_stand_in_one_file(tmp_path):
     text = printed(nodes=2) + printed("all_reduce_perf", redop="sum", rows=((2048, 20.0), (4096, 30.0)))
     measured = read_costs(saved(tmp_path, text, "both.log"))
-    assert [one.operation for one in measured.collectives] == ["all_to_all", "all_reduce"]
+    assert [collective.operation for collective in measured.collectives] == ["all_to_all", "all_reduce"]
     assert measured.collectives[1].points[0] == (2048, pytest.approx(20e-6))
     assert "2 nodes" in measured.origin
 
@@ -113,7 +119,7 @@ def test_a_cost_model_and_a_profile_come_of_it(tmp_path):
         (printed() + "        1024     256    float    none\n", ("a row needs size",)),
         (printed() + printed(), ("two entries for all_to_all 4 ranks",)),
     ],
-)  # fmt: skip
+)
 def test_other_texts_are_refused_with_the_place(tmp_path, text, parts):
     refused(saved(tmp_path, text), *parts)
 

@@ -38,8 +38,10 @@ def test_operators_of_a_training_step_go_by_their_own_names():
     timeline = Timeline(events, ("GPU 0", "GPU 1"), "simulated", "datasheet", labels)
     found = [event for event in json.loads(write_trace(timeline))["traceEvents"] if event["ph"] == "X"]
     assert {(one["name"], one["cat"], one["pid"]) for one in found} == {
-        ("1.dispatch · part 1 of 2", "dispatch", 0), ("1.gate", "gate", 1), ("0.qkv", "gate", 0)
-    }  # fmt: skip
+        ("1.dispatch · part 1 of 2", "dispatch", 0),
+        ("1.gate", "gate", 1),
+        ("0.qkv", "gate", 0),
+    }
 
 
 def test_every_thread_and_process_is_named(trace):

@@ -148,16 +148,23 @@ def read(tied: bool = False, fused: bool = True, gpus: int = 2) -> OperatorGraph
 
 def transformer(gpus: int = 2, tied: bool = False) -> OperatorGraph:
     model = MoEModel(
-        name="GPT", layers=LAYERS, experts=EXPERTS, experts_per_token=1, d_model=WIDTH, d_ff=INNER, ffn_matrices=2, dtype="fp32"
-    )  # fmt: skip
+        name="GPT",
+        layers=LAYERS,
+        experts=EXPERTS,
+        experts_per_token=1,
+        d_model=WIDTH,
+        d_ff=INNER,
+        ffn_matrices=2,
+        dtype="fp32",
+    )
     step = TrainingStep(
         batch=BATCH, sequence_length=LENGTH, heads=HEADS, dense_d_ff=1, vocabulary=VOCABULARY, tied_embeddings=tied
-    )  # fmt: skip
+    )
     return transformer_step(model, step, gpus)
 
 
 def flops(operators) -> int:
-    return sum(2 * one.count * one.m * one.n * one.k for operator in operators for one in operator.gemms)
+    return sum(2 * gemm.count * gemm.m * gemm.n * gemm.k for operator in operators for gemm in operator.gemms)
 
 
 def by_kind(graph: OperatorGraph, *phases) -> Counter:
@@ -177,7 +184,7 @@ def of_kind(graph: OperatorGraph, kind: str, phase: str = "forward") -> list[Ope
 
 
 def needs(graph: OperatorGraph, name: str) -> dict[str, bool]:
-    return {one.before: one.gradient for one in graph.dependencies if one.after == name}
+    return {dependency.before: dependency.gradient for dependency in graph.dependencies if dependency.after == name}
 
 
 @pytest.mark.parametrize("gpus", [2, 4])
@@ -241,7 +248,7 @@ def test_a_block_alone_adds_its_input():
     wanted = [(one.kind, one.gemms, one.moved, one.sent) for one in inside]
     found = [(one.kind, one.gemms, one.moved, one.sent) for one in graph.of_phase("forward")]
     assert found == [*wanted, ("loss", (), 2.0 * 4 * TOKENS * WIDTH, 0)]
-    assert "dw.qkv" in {one.name for one in graph.operators}
+    assert "dw.qkv" in {operator.name for operator in graph.operators}
 
 
 def test_a_detached_branch_has_no_gradient():
@@ -283,12 +290,20 @@ def test_a_loop_over_experts_is_recorded_from_one_run():
     assert graph.name.endswith("recorded from one run")
     up, down = of_kind(graph, "experts")
     rows = TOKENS * 2 // EXPERTS
-    assert [(one.count, one.m, one.n, one.k) for one in (*up.gemms, *down.gemms)] == [
-        (2, rows, INNER, WIDTH), (2, rows, WIDTH, INNER),
-    ]  # fmt: skip
+    assert [(gemm.count, gemm.m, gemm.n, gemm.k) for gemm in (*up.gemms, *down.gemms)] == [
+        (2, rows, INNER, WIDTH),
+        (2, rows, WIDTH, INNER),
+    ]
     assert [one.kind for one in graph.of_phase("forward")] == [
-        "gate", "gate", "dispatch", "experts", "experts", "combine", "aggregate", "loss",
-    ]  # fmt: skip
+        "gate",
+        "gate",
+        "dispatch",
+        "experts",
+        "experts",
+        "combine",
+        "aggregate",
+        "loss",
+    ]
     assert {one.sent for one in graph.of_phase("forward") if one.network} == {4.0 * TOKENS * WIDTH}
 
 
@@ -327,19 +342,35 @@ def test_hugging_face_models(family, way):
         else {"num_experts": EXPERTS, "moe_intermediate_size": INNER}
     )
     made = config(
-        hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=HEADS, num_key_value_heads=2, head_dim=8, use_cache=False,
-        vocab_size=VOCABULARY, num_experts_per_tok=2, intermediate_size=INNER, **sizes,
-    )  # fmt: skip
+        hidden_size=WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=2,
+        head_dim=8,
+        use_cache=False,
+        vocab_size=VOCABULARY,
+        num_experts_per_tok=2,
+        intermediate_size=INNER,
+        **sizes,
+    )
     made._experts_implementation = way
     torch.manual_seed(0)
     graph = read_module(model(made), (torch.randint(0, VOCABULARY, (BATCH, LENGTH)),), gpus=2)
     assert ("recorded" in graph.name) == (way == "eager")
     theirs = transformer_step(
         MoEModel(
-            name="HF", layers=1, experts=EXPERTS, experts_per_token=2, d_model=WIDTH, d_ff=INNER, ffn_matrices=3, dtype="fp32"
+            name="HF",
+            layers=1,
+            experts=EXPERTS,
+            experts_per_token=2,
+            d_model=WIDTH,
+            d_ff=INNER,
+            ffn_matrices=3,
+            dtype="fp32",
         ),
-        TrainingStep(batch=BATCH, sequence_length=LENGTH, heads=HEADS, dense_d_ff=1, vocabulary=VOCABULARY), 2,
-    )  # fmt: skip
+        TrainingStep(batch=BATCH, sequence_length=LENGTH, heads=HEADS, dense_d_ff=1, vocabulary=VOCABULARY),
+        2,
+    )
     forward = [one for one in graph.of_phase("forward") if not one.name.endswith("encode")]
     assert [one.kind for one in forward] == [one.kind for one in theirs.of_phase("forward")]
     for mine, wanted in zip(forward, theirs.of_phase("forward"), strict=True):

@@ -32,8 +32,10 @@ def test_every_check_has_its_own_line(monkeypatch, capsys):
     assert check.main(checks) == 1
     printed = capsys.readouterr()
     assert [line.split(None, 2) for line in printed.out.splitlines()] == [
-        ["FAIL", "first", "ZeroDivisionError"], ["ok", "second", "3 ms"], ["FAIL", "third", "3 is not 4"]
-    ]  # fmt: skip
+        ["FAIL", "first", "ZeroDivisionError"],
+        ["ok", "second", "3 ms"],
+        ["FAIL", "third", "3 is not 4"],
+    ]
     assert "the last words of a rank" in printed.err and "what a rank prints" not in printed.err
     assert os.environ["SWITCHYARD_DATA"] == before != folders[0], "it leaves nothing in the data folder"
     assert check.main({"second": good}) == 0

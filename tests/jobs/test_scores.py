@@ -70,14 +70,19 @@ def test_a_problem_survives_being_arguments():
     alpha, beta = sample_problem("alpha-code", tokens=300), sample("beta-man", 200)
     in_use = run(SYSTEMS["eplb"], alpha, {"time_limit": 0.1}).result.solution.placement
     problem = make_problem(
-        alpha.workload, EIGHT, alpha.model, alpha.cost, (beta, sample_model("beta")),
-        (sample("alpha-man", 100), sample("alpha-prose", 100)), in_use,
-    )  # fmt: skip
+        alpha.workload,
+        EIGHT,
+        alpha.model,
+        alpha.cost,
+        (beta, sample_model("beta")),
+        (sample("alpha-man", 100), sample("alpha-prose", 100)),
+        in_use,
+    )
     again = problem_from(arguments_of(problem))
     assert input_digests(again) == input_digests(problem)
     assert {"workload_b", "model_b", "workload_also_1", "in_use"} <= set(input_digests(again))
     assert again.in_use == in_use and again.second.model == sample_model("beta")
-    assert [one.name for one in again.others] == ["alpha-man", "alpha-prose"]
+    assert [other.name for other in again.others] == ["alpha-man", "alpha-prose"]
     plain = problem_from(arguments_of(alpha))
     assert plain.second is None and plain.in_use is None and plain.others == ()
 
@@ -110,10 +115,10 @@ def figures(candidate: dict, problem: Problem) -> tuple[float, float]:
     """(share of hops kept, balancedness) by the validator, each on the recording that has the least of it."""
     row = Plan.from_dict(candidate["plan"], "plan").placement.gpu_of_expert
     checks = [
-        check_joint(row, transitions(one.experts, one.num_experts), one.load, np.full(3, 2))
-        for one in (problem.workload, *problem.others)
+        check_joint(row, transitions(other.experts, other.num_experts), other.load, np.full(3, 2))
+        for other in (problem.workload, *problem.others)
     ]
-    return min(one.kept_share for one in checks), min(one.balancedness for one in checks)
+    return min(check.kept_share for check in checks), min(check.balancedness for check in checks)
 
 
 @pytest.mark.parametrize("others", [(), (chained(1, 60, 4, 6, 0.6, "other"),)], ids=["alone", "robust"])
@@ -136,7 +141,7 @@ def test_no_point_of_the_front_beats_another_and_each_is_a_plan(others):
 def test_the_front_keeps_every_point_as_soon_as_it_has_it():
     problem, context = front_problem(), FakeContext()
     final = find_front(arguments_of(problem, **FRONT), context)["candidates"]
-    ids = [[one["plan_id"] for one in kept["candidates"]] for kept in context.kept]
+    ids = [[candidate["plan_id"] for candidate in kept["candidates"]] for kept in context.kept]
     assert 2 <= len(ids) <= 3 and [len(row) for row in ids] == list(range(1, len(ids) + 1))
     assert all(later[:-1] == earlier for earlier, later in pairwise(ids))
     assert set(ids[-1]) & {one["plan_id"] for one in final}
@@ -168,7 +173,7 @@ def test_the_front_stays_near_the_placement_in_use():
 
 
 def matrix_arguments(system: str, options: dict, recordings: list[Workload], problem: Problem) -> dict:
-    digests = [store.save_workload(one) for one in recordings]
+    digests = [store.save_workload(recording) for recording in recordings]
     return arguments_of(problem, system=system, options=options, recordings=digests)
 
 

@@ -85,8 +85,11 @@ def test_a_stopped_sweep_keeps_its_points(start, kind: str, values, settings) ->
 
 
 def test_what_cannot_be_swept_fails_with_one_line(start) -> None:
-    jobs = [start(problem_of(), "degree", [0]), start(problem_of(training=False), "degree", [1]),
-            start(problem_of(), "micro_op", [])]  # fmt: skip
+    jobs = [
+        start(problem_of(), "degree", [0]),
+        start(problem_of(training=False), "degree", [1]),
+        start(problem_of(), "micro_op", []),
+    ]
     assert {runner.wait(job, 60) for job in jobs} == {State.FAILED}
     assert "pipeline degrees: 0 is not between 1 and 16" in jobs[0].error
     assert "inference" in jobs[1].error

@@ -39,13 +39,21 @@ def test_studies_return_what_their_functions_do(problem: Problem) -> None:
     part = next(iter(parts_of(problem.cluster).values()))
     jobs = [
         start("sensitivity", problem, plan=plan.model_dump(mode="json", exclude_none=True), share=0.25),
-        start("capacity", problem, part=[node.model_dump(mode="json") for node in part], title="four", target=1e-9,
-              most_gpus=8, system="linear", options={}),
-    ]  # fmt: skip
+        start(
+            "capacity",
+            problem,
+            part=[node.model_dump(mode="json") for node in part],
+            title="four",
+            target=1e-9,
+            most_gpus=8,
+            system="linear",
+            options={},
+        ),
+    ]
     found = [done(job) for job in jobs]
     assert found[0]["points"] == [
         one.to_dict() for one in sensitivity(plan, problem, 0.25, parameters_of(problem))
-    ] and found[0]["of"] == len(found[0]["points"])  # fmt: skip
+    ] and found[0]["of"] == len(found[0]["points"])
     assert found[0]["total"] == simulate(plan, problem).total
     assert found[1]["points"] == [one.to_dict() for one in capacity(problem, part, 1e-9, 8, "linear")]
 
@@ -58,13 +66,21 @@ def test_a_stopped_study_keeps_its_points(problem: Problem) -> None:
         time.sleep(0.02)
     runner.cancel(job, grace=10)
     assert runner.wait(job, 20) is State.CANCELLED
-    assert [one["system"] for one in job.result["points"][:4]] == ["aurora", "rga", "rcs", "sjf"]
+    assert [point["system"] for point in job.result["points"][:4]] == ["aurora", "rga", "rcs", "sjf"]
 
 
 def test_a_plan_for_after_a_change_says_what_it_takes_now_and_then(problem: Problem) -> None:
     change = Change(network=0.25, tokens=4)
-    result = done(start("replan", problem, change=change.model_dump(mode="json"), system="aurora",
-                        options={"time_limit": 1.0}, parent="0" * 64))  # fmt: skip
+    result = done(
+        start(
+            "replan",
+            problem,
+            change=change.model_dump(mode="json"),
+            system="aurora",
+            options={"time_limit": 1.0},
+            parent="0" * 64,
+        )
+    )
     (one,) = result["candidates"]
     plan = Plan.from_dict(one["plan"], "plan")
     assert plan.id == one["point"]["plan_id"] and plan.parent == "0" * 64

@@ -62,7 +62,7 @@ SLURM = {
         running = [started(part.strip("\\1").split("\\1")) for part in text.split("\\1:\\1")]
         sys.exit(max(process.wait() for process in running))
     """,
-}  # fmt: skip
+}
 """What the commands do, in a folder `state` that tests write to and read from."""
 
 
@@ -161,9 +161,15 @@ class Kubernetes:
     def write_credentials(self, path: Path) -> None:
         """A kubeconfig that leads here."""
         address = f"http://127.0.0.1:{self.server.server_port}"
-        path.write_text(yaml.safe_dump({
-            "apiVersion": "v1", "kind": "Config", "current-context": "here",
-            "clusters": [{"name": "here", "cluster": {"server": address}}],
-            "users": [{"name": "me", "user": {"token": "secret"}}],
-            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-        }))  # fmt: skip
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "here",
+                    "clusters": [{"name": "here", "cluster": {"server": address}}],
+                    "users": [{"name": "me", "user": {"token": "secret"}}],
+                    "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+                }
+            )
+        )

@@ -35,8 +35,15 @@ def main(rank: int, ranks: int, folder: Path) -> None:
             for channel, matrix in enumerate((counts, counts.T)):
                 logged: list[Piece] = []
                 order = pieces(mode, schedule_of(mode, matrix, seed), matrix)
-                way = Exchange(rank, mode, order, matrix, lambda piece, begin, to=logged: to.append(piece), recorder,
-                               channel=channel)  # fmt: skip
+                way = Exchange(
+                    rank,
+                    mode,
+                    order,
+                    matrix,
+                    lambda piece, begin, to=logged: to.append(piece),
+                    recorder,
+                    channel=channel,
+                )
                 incoming = torch.full((int(matrix[:, rank].sum()), WIDTH), -1.0, dtype=torch.float64)
                 both.append((way, matrix, incoming, logged))
                 if seed % 2:

@@ -33,18 +33,18 @@ def ranks_of(spec: LaunchSpec, tokens: Tokens, kind: type[Layers] = Layers) -> l
 def run(ranks: list[Layers]) -> None:
     """A pass through all layers on all ranks."""
     with torch.inference_mode():
-        for one in ranks:
-            one.begin()
+        for rank in ranks:
+            rank.begin()
         for layer in range(ranks[0].layers):
-            for one in ranks:
-                one.ready(layer)
-                one.gate(layer)
+            for rank in ranks:
+                rank.ready(layer)
+                rank.gate(layer)
             move(ranks, "dispatch", layer)
-            for one in ranks:
-                one.ffn(layer)
+            for rank in ranks:
+                rank.ffn(layer)
             move(ranks, "combine", layer)
-            for one in ranks:
-                one.aggregate(layer)
+            for rank in ranks:
+                rank.aggregate(layer)
 
 
 def move(ranks: list[Layers], kind: str, layer: int) -> None:

@@ -129,9 +129,11 @@ def execute(case: Case, rank: int) -> Outcome:
     dist.all_to_all_single = exchange
     repeated = all(torch.equal(one.gradient, first[name]) for name, one in executor.weights.items())
     updated = all(
-        torch.equal(one.value, before[name].to(one.parameter.master).add(one.gradient, alpha=-LEARNING_RATE).to(one.value))
+        torch.equal(
+            one.value, before[name].to(one.parameter.master).add(one.gradient, alpha=-LEARNING_RATE).to(one.value)
+        )
         for name, one in executor.weights.items()
-    )  # fmt: skip
+    )
     difference = executor.difference()
     gradient = next(iter(executor.weights.values())).gradient.view(-1)
     spoilt = []
@@ -148,8 +150,10 @@ def step_of(executor: StepExecutor, probed: bool = False) -> float:
 
     def look(task: int) -> None:
         if probed and executor.program.labels[task] in ("loss", "dx.loss", "dx.head", "dx.2.experts_up"):
-            storages = [one.untyped_storage() for one in gc.get_objects() if type(one) is torch.Tensor]
-            most.append(float(sum({one.data_ptr(): one.nbytes() for one in storages}.values())))
+            storages = [
+                get_object.untyped_storage() for get_object in gc.get_objects() if type(get_object) is torch.Tensor
+            ]
+            most.append(float(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())))
         finish(task)
 
     executor.network.finish = look

@@ -58,9 +58,13 @@ def test_defaults_follow_the_devices():
 
 @pytest.mark.parametrize(
     ("devices", "ranks", "part"),
-    [(HOST, 0, "0 ranks: choose between 1 and 64"), (HOST, -3, "-3 ranks"), (HOST, 65, "65 ranks"),
-     (CARDS, 4, "between 1 and 3, one for each attached GPU (2 × NVIDIA H200, 1 × NVIDIA L40S)")],
-)  # fmt: skip
+    [
+        (HOST, 0, "0 ranks: choose between 1 and 64"),
+        (HOST, -3, "-3 ranks"),
+        (HOST, 65, "65 ranks"),
+        (CARDS, 4, "between 1 and 3, one for each attached GPU (2 × NVIDIA H200, 1 × NVIDIA L40S)"),
+    ],
+)
 def test_numbers_of_ranks_that_make_no_sense(devices, ranks, part):
     with pytest.raises(InputError) as caught:
         plan_sweep(devices, ranks)
@@ -105,14 +109,20 @@ def found(*names: str) -> dict:
     """As rank 0 writes it."""
     gemms = [[m, n, k, 1e-9 * m * n * k, 0.1 * m] for m in (1, 2, 3) for n in (8, 64) for k in (8, 64)]
     one = {
-        "gemm bf16": gemms, "held out bf16": [[2, 8, 64, 1.25e-9 * 2 * 8 * 64, 0.0]],
+        "gemm bf16": gemms,
+        "held out bf16": [[2, 8, 64, 1.25e-9 * 2 * 8 * 64, 0.0]],
         "memory": [[1e3, 1e-6, 0.0], [1e6, 1e-4, 0.2], [1e7, 1e-3, 0.3]],
-    }  # fmt: skip
+    }
     sent = [[1024.0, 1e-5, 0.5], [4096.0, 2e-5, 0.6], [16384.0, 8e-5, 0.7]]
     return {
-        "computed": dict.fromkeys(names, one), "devices": list(names), "torch": "2.13", "cuda": None,
-        "all_to_all": sent, "exchange": sent, "all_reduce": sent,
-    }  # fmt: skip
+        "computed": dict.fromkeys(names, one),
+        "devices": list(names),
+        "torch": "2.13",
+        "cuda": None,
+        "all_to_all": sent,
+        "exchange": sent,
+        "all_reduce": sent,
+    }
 
 
 def test_devices_are_called_what_a_cluster_calls_them():
@@ -132,12 +142,16 @@ def test_what_the_ranks_found_becomes_times_fits_and_errors():
     assert made.on == "the testbed of x" and "on the testbed of x, Gloo, PyTorch 2.13" in made.measured.origin
     assert made.versions == {"PyTorch": "2.13"}
     assert made.exchange[-1] == (16384.0, 8e-5)
-    spread = {one.operation: one.spread for one in made.fits}
+    spread = {fit.operation: fit.spread for fit in made.fits}
     assert spread == {"gemm": 0.2, "memory": 0.2, "all_to_all": 0.6, "exchange": 0.6, "all_reduce": 0.6}
     assert made.held_out[0].errors == pytest.approx([0.2])
     assert [row["operation"] for row in table_of(made)] == [
-        "GEMM bf16 CPU", "memory CPU", "all-to-all", "all-reduce", "exchange with a peer"
-    ]  # fmt: skip
+        "GEMM bf16 CPU",
+        "memory CPU",
+        "all-to-all",
+        "all-reduce",
+        "exchange with a peer",
+    ]
 
 
 def test_ranks_of_one_kind_are_merged_by_their_medians():
@@ -297,9 +311,11 @@ def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(calibration, "run_processes", run_processes)
     bed = SimpleNamespace(
-        name="the testbed of x", ranks=2, inside=lambda rank, command: [f"in {rank}", *command],
+        name="the testbed of x",
+        ranks=2,
+        inside=lambda rank, command: [f"in {rank}", *command],
         environment=lambda rank: {"RANK": str(rank)},
-    )  # fmt: skip
+    )
     made = calibration.calibrate(plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent, bed=bed)
     own = [sys.executable, "-m", "engine.launch.measure", str(tmp_path / "run")]
     assert seen == [([f"in {rank}", *own], {"RANK": str(rank)}) for rank in range(2)]
@@ -339,5 +355,5 @@ def test_a_job_says_what_it_measured(monkeypatch):
     assert answer["held_out"] == [
         {"gpu": "H200", "dtype": "bf16", "shapes": 3, "mean": pytest.approx(0.15), "worst": pytest.approx(0.25)}
     ]
-    assert [one["operation"] for one in answer["fits"]] == ["gemm", "memory", "all_to_all", "all_reduce", "exchange"]
+    assert [fit["operation"] for fit in answer["fits"]] == ["gemm", "memory", "all_to_all", "all_reduce", "exchange"]
     assert answer["fits"][0]["rate"] == pytest.approx(1e12)

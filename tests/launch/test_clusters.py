@@ -50,8 +50,13 @@ def written(scheduler: str, shared: Path, **more):
 def finish(command: list[str], **more) -> None:
     """Run a command to its good end. Nothing of it is left when it has none: ranks leave with their torchrun."""
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, **more
-    )  # fmt: skip
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        **more,
+    )
     try:
         said, _ = process.communicate(timeout=150)
         assert process.returncode == 0, said.decode()
@@ -140,20 +145,23 @@ def test_what_is_submitted_to_slurm_is_what_was_shown(shared, tmp_path, monkeypa
     assert not (state / "sbatch.json").exists()
 
 
-@pytest.mark.parametrize(("accounting", "queue", "state", "over"), [
-    ("PENDING\nPENDING\n", None, "pending", False),
-    ("COMPLETED\nCOMPLETED\n", None, "succeeded", True),
-    ("FAILED\nCOMPLETED\n", None, "failed", True),
-    ("RUNNING\nFAILED\nRUNNING\n", None, "failed", True),
-    ("COMPLETED\nRUNNING\nPENDING\n", None, "running", False),
-    ("CANCELLED by 1000\nCOMPLETED\n", None, "cancelled", True),
-    ("TIMEOUT\nTIMEOUT\n", None, "failed", True),
-    ("NEWLY_INVENTED\n", None, "unknown", False),
-    (None, "RUNNING\nRUNNING\n", "running", False),
-    (None, "COMPLETING\nCOMPLETING\n", "running", False),
-    ("", "PENDING\n", "pending", False),  # accounting hears of a job a moment later
-    (None, None, "gone", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("accounting", "queue", "state", "over"),
+    [
+        ("PENDING\nPENDING\n", None, "pending", False),
+        ("COMPLETED\nCOMPLETED\n", None, "succeeded", True),
+        ("FAILED\nCOMPLETED\n", None, "failed", True),
+        ("RUNNING\nFAILED\nRUNNING\n", None, "failed", True),
+        ("COMPLETED\nRUNNING\nPENDING\n", None, "running", False),
+        ("CANCELLED by 1000\nCOMPLETED\n", None, "cancelled", True),
+        ("TIMEOUT\nTIMEOUT\n", None, "failed", True),
+        ("NEWLY_INVENTED\n", None, "unknown", False),
+        (None, "RUNNING\nRUNNING\n", "running", False),
+        (None, "COMPLETING\nCOMPLETING\n", "running", False),
+        ("", "PENDING\n", "pending", False),  # accounting hears of a job a moment later
+        (None, None, "gone", True),
+    ],
+)
 def test_how_a_job_on_slurm_stands(tmp_path, monkeypatch, accounting, queue, state, over):
     folder = install_slurm(tmp_path, monkeypatch)
     for name, text in (("accounting", accounting), ("queue", queue)):
@@ -217,9 +225,13 @@ def test_what_is_submitted_to_kubernetes_is_what_was_shown(kubernetes, shared):
     assert kubernetes.asked.startswith(f"/api/v1/namespaces/research/pods/{name}-switchyard-1-0/log")
     kubernetes.log_status = 400  # the container is being created
     assert list(clusters.log_lines(folder, 0)) == []
-    for phase, state, over in (("Pending", "pending", False), ("Completing", "running", False),
-                               ("Completed", "succeeded", True), ("Terminated", "failed", True),
-                               ("Running", "running", False)):  # fmt: skip
+    for phase, state, over in (
+        ("Pending", "pending", False),
+        ("Completing", "running", False),
+        ("Completed", "succeeded", True),
+        ("Terminated", "failed", True),
+        ("Running", "running", False),
+    ):
         kubernetes.phase = {"phase": phase, "message": "why"}
         assert clusters.status(handle) == clusters.Status(state, f"{phase}: why", over)
     clusters.cancel(handle)
@@ -262,8 +274,17 @@ def test_a_launch_that_cannot_work_is_not_submitted(shared, tmp_path, monkeypatc
     assert clusters.read_job(tmp_path / "copy").destination == where
 
 
-@pytest.mark.parametrize("handle", ["", "slurm://switchyard/--help", "local_cwd://switchyard/4242", "slurm://x/1/2",
-                                    "slurm://switchyard/4242\n", "kubernetes://switchyard/a:b:c"])  # fmt: skip
+@pytest.mark.parametrize(
+    "handle",
+    [
+        "",
+        "slurm://switchyard/--help",
+        "local_cwd://switchyard/4242",
+        "slurm://x/1/2",
+        "slurm://switchyard/4242\n",
+        "kubernetes://switchyard/a:b:c",
+    ],
+)
 def test_only_handles_of_jobs_are_asked_about(tmp_path, monkeypatch, handle):
     install_slurm(tmp_path, monkeypatch)
     for ask in (clusters.status, clusters.cancel):

@@ -40,9 +40,12 @@ def launches(draw) -> tuple[LaunchSpec, Tokens]:
     source = draw(hnp.arrays(np.int32, tokens, elements=st.integers(0, ranks - 1)))
     home = draw(hnp.arrays(np.int64, (layers, 5), elements=st.integers(0, ranks - 1)))
     plan = Plan(
-        name="plan", placement=Placement.from_gpu_of_expert(home, ranks, tuple(range(layers))),
-        send_order=SendOrder(mode="concurrent"), execution="context-coherent", provenance=Provenance(optimiser="test"),
-    )  # fmt: skip
+        name="plan",
+        placement=Placement.from_gpu_of_expert(home, ranks, tuple(range(layers))),
+        send_order=SendOrder(mode="concurrent"),
+        execution="context-coherent",
+        provenance=Provenance(optimiser="test"),
+    )
     return LaunchSpec(plans=(plan,), model=model, ranks=ranks, backend="gloo"), Tokens(chosen, source)
 
 
@@ -53,13 +56,13 @@ def test_every_rank_ends_with_the_outputs_of_one_process(launch):
     wanted, ranks = unplanned(spec, tokens), lockstep.ranks_of(*launch, CarriedLayers)
     lockstep.run(ranks)
     with torch.inference_mode():
-        for one in ranks:
-            one.ready_to_gather()
-        parts = [one.x[one._mine] for one in ranks]
-        for one in ranks:
-            assert [len(part) for part in parts] == one._left.tolist()
-            one._everything.copy_(torch.cat(parts))
-            torch.testing.assert_close(one.gathered(), wanted, rtol=1e-5, atol=1e-5)
+        for rank in ranks:
+            rank.ready_to_gather()
+        parts = [rank.x[rank._mine] for rank in ranks]
+        for rank in ranks:
+            assert [len(part) for part in parts] == rank._left.tolist()
+            rank._everything.copy_(torch.cat(parts))
+            torch.testing.assert_close(rank.gathered(), wanted, rtol=1e-5, atol=1e-5)
 
 
 @settings(max_examples=40, deadline=None)
@@ -67,8 +70,15 @@ def test_every_rank_ends_with_the_outputs_of_one_process(launch):
 def test_what_is_sent_is_what_is_simulated(launch):
     spec, tokens = launch
     (plan,), model, ranks = spec.plans, spec.model, lockstep.ranks_of(*launch, CarriedLayers)
-    gpu = Gpu(type="any", memory=1e12, memory_bandwidth=1e12, flops_fp32=1e12, flops_fp16=1e12,
-              send_bandwidth=1e9, receive_bandwidth=1e9)  # fmt: skip
+    gpu = Gpu(
+        type="any",
+        memory=1e12,
+        memory_bandwidth=1e12,
+        flops_fp32=1e12,
+        flops_fp16=1e12,
+        send_bandwidth=1e9,
+        receive_bandwidth=1e9,
+    )
     cluster = Cluster(name="any", nodes=(Node(name="node", gpus=(gpu,) * spec.ranks),))
     trace = RoutingTrace("trace", tokens.experts, model.experts, None, tokens.source)
     work = work_of(plan.placement, Problem(trace, cluster, model, Datasheet()), plan.execution)
@@ -77,9 +87,9 @@ def test_what_is_sent_is_what_is_simulated(launch):
         np.testing.assert_array_equal(ranks[0].routes["dispatch"][layer].counts * size, work.dispatch[layer])
         np.testing.assert_array_equal(ranks[0].routes["combine"][layer].counts * size, work.combine[layer])
     lockstep.run(ranks)
-    for one in ranks:
-        one.ready_to_gather()
-        np.testing.assert_array_equal(one._left * size, work.gather[:, 0])
+    for rank in ranks:
+        rank.ready_to_gather()
+        np.testing.assert_array_equal(rank._left * size, work.gather[:, 0])
     if tokens.experts.shape[2] == 1:
         off_diagonal = ~np.eye(spec.ranks, dtype=bool)
         assert not any(way.counts[off_diagonal].any() for way in ranks[0].routes["combine"])

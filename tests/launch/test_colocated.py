@@ -119,7 +119,7 @@ def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
     )
     plans = [pair_of(*both, trace, trace_b) for both in modes]
     launch = prepare(plans, trace, MODEL, HOST, RANKS, repeats=2, limit=120.0, second=(trace_b, OTHER))
-    assert launch.ready and [one.tokens for one in launch.workloads] == [300, 150]
+    assert launch.ready and [workload.tokens for workload in launch.workloads] == [300, 150]
     whole = local.run(launch, tmp_path / "run", never, silent)
     models = (launch.spec.model, launch.spec.model_b)
     for run in whole.runs:

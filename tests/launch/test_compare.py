@@ -29,11 +29,18 @@ def timeline(*events: tuple) -> Timeline:
     """A timeline from (kind, layer, resource, start, end)."""
     rows = [
         {
-            "resource": resource, "stream": "network" if kind in ("dispatch", "combine") else "compute",
-            "start": start, "end": end, "kind": kind, "layer": layer, "model": 0, "peer": -1, "bytes": 0.0,
+            "resource": resource,
+            "stream": "network" if kind in ("dispatch", "combine") else "compute",
+            "start": start,
+            "end": end,
+            "kind": kind,
+            "layer": layer,
+            "model": 0,
+            "peer": -1,
+            "bytes": 0.0,
         }
         for kind, layer, resource, start, end in events
-    ]  # fmt: skip
+    ]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     frame["kind"] = pd.Categorical(frame["kind"], categories=list(KINDS))
     frame["stream"] = pd.Categorical(frame["stream"], categories=list(STREAMS))
@@ -99,17 +106,32 @@ def test_a_single_rank_has_no_sends(tmp_path):
 
 def test_the_sums_are_those_of_the_steps():
     predicted = timeline(
-        ("gate", 0, 0, 0, 1), ("gate", 0, 1, 0, 2), ("dispatch", 0, 0, 2, 5), ("ffn", 0, 0, 5, 6), ("ffn", 0, 1, 5, 9),
-        ("gate", 1, 0, 9, 10), ("dispatch", 1, 0, 10, 12), ("ffn", 1, 1, 12, 13),
-    )  # fmt: skip
+        ("gate", 0, 0, 0, 1),
+        ("gate", 0, 1, 0, 2),
+        ("dispatch", 0, 0, 2, 5),
+        ("ffn", 0, 0, 5, 6),
+        ("ffn", 0, 1, 5, 9),
+        ("gate", 1, 0, 9, 10),
+        ("dispatch", 1, 0, 10, 12),
+        ("ffn", 1, 1, 12, 13),
+    )
     measured = timeline(
-        ("gate", 0, 0, 0, 1), ("gate", 0, 1, 1, 4), ("dispatch", 0, 0, 4.5, 7.5), ("ffn", 0, 0, 8, 10),
-        ("ffn", 0, 1, 8, 12), ("gate", 1, 0, 12, 14), ("dispatch", 1, 0, 15, 19), ("ffn", 1, 1, 19, 20),
-    )  # fmt: skip
+        ("gate", 0, 0, 0, 1),
+        ("gate", 0, 1, 1, 4),
+        ("dispatch", 0, 0, 4.5, 7.5),
+        ("ffn", 0, 0, 8, 10),
+        ("ffn", 0, 1, 8, 12),
+        ("gate", 1, 0, 12, 14),
+        ("dispatch", 1, 0, 15, 19),
+        ("ffn", 1, 1, 19, 20),
+    )
     laid = compare(predicted, measured)
     assert laid.by_kind.to_dict("list") == {
-        "kind": ["gate", "ffn", "dispatch"], "predicted": [3, 5, 5], "measured": [6, 5, 7], "ratio": [2, 1, 1.4],
-    }  # fmt: skip
+        "kind": ["gate", "ffn", "dispatch"],
+        "predicted": [3, 5, 5],
+        "measured": [6, 5, 7],
+        "ratio": [2, 1, 1.4],
+    }
     assert laid.by_layer["layer"].tolist() == [0, 1]
     assert laid.by_layer["predicted"].tolist() == [9, 4] and laid.by_layer["measured"].tolist() == [11, 7]
     assert (laid.predicted, laid.measured, laid.ratio) == (13, 20, pytest.approx(20 / 13))
@@ -122,7 +144,7 @@ def test_the_sums_are_those_of_the_steps():
 def test_steps_of_two_models_that_overlap_count_once_in_the_time_of_a_layer():
     one = timeline(
         ("gate", 0, 0, 0, 2), ("gate", 0, 0, 2, 4), ("dispatch", 0, 0, 2, 7), ("ffn", 0, 0, 8, 9), ("ffn", 1, 0, 9, 12)
-    )  # fmt: skip
+    )
     one = replace(one, events=one.events.assign(model=[0, 1, 0, 0, 1]))
     laid = compare(one, one)
     assert laid.by_kind.set_index("kind")["measured"].to_dict() == {"gate": 4, "ffn": 4, "dispatch": 5}

@@ -12,37 +12,40 @@ from engine.launch.request import app_of, dry_run
 from tests.launch.launches_for_clusters import MODEL, SIZE, destination, launch_for
 
 
-@pytest.mark.parametrize(("scheduler", "field", "value", "word"), [
-    ("slurm", "partition", "gpu\n#SBATCH --wrap=id", "partition"),
-    ("slurm", "partition", "gpu\n", "partition"),
-    ("slurm", "partition", "gpu;id", "partition"),
-    ("slurm", "partition", "$(id)", "partition"),
-    ("slurm", "partition", "gpu --uid=0", "partition"),
-    ("slurm", "account", "a,b", "account"),
-    ("slurm", "account", "-n", "account"),
-    ("slurm", "image", "x --uid=0", "image"),
-    ("slurm", "shared", "runs", "absolute"),
-    ("slurm", "shared", "/runs/../etc", "absolute"),
-    ("slurm", "shared", "/runs\n#SBATCH --wrap=id", "printed"),
-    ("slurm", "shared", "/runs\\j", "change"),
-    ("slurm", "shared", "/runs/${app_id}", "change"),
-    ("kubernetes", "namespace", "A", "Kubernetes"),
-    ("kubernetes", "namespace", "a.b", "Kubernetes"),
-    ("kubernetes", "namespace", "a" * 64, "Kubernetes"),
-    ("kubernetes", "queue", "a\nb: c", "Kubernetes"),
-    ("kubernetes", "claim", "../x", "Kubernetes"),
-    ("kubernetes", "claim", "", "Kubernetes"),
-    ("kubernetes", "image", "sha256:0123", "push it there"),
-    ("kubernetes", "image", "", "image"),
-    ("kubernetes", "image", "a b", "image"),
-    ("kubernetes", "seen_as", "/", "mounted"),
-    ("kubernetes", "seen_as", "/a:b", "mounted"),
-    ("kubernetes", "partition", "gpu", "partition"),
-    ("slurm", "nodes", 0, "nodes"),
-    ("slurm", "ranks_per_node", 5, "as many GPUs"),
-    ("slurm", "gpu_memory", 0, "gpu_memory"),
-    ("slurm", "memory_per_node", float("nan"), "memory_per_node"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("scheduler", "field", "value", "word"),
+    [
+        ("slurm", "partition", "gpu\n#SBATCH --wrap=id", "partition"),
+        ("slurm", "partition", "gpu\n", "partition"),
+        ("slurm", "partition", "gpu;id", "partition"),
+        ("slurm", "partition", "$(id)", "partition"),
+        ("slurm", "partition", "gpu --uid=0", "partition"),
+        ("slurm", "account", "a,b", "account"),
+        ("slurm", "account", "-n", "account"),
+        ("slurm", "image", "x --uid=0", "image"),
+        ("slurm", "shared", "runs", "absolute"),
+        ("slurm", "shared", "/runs/../etc", "absolute"),
+        ("slurm", "shared", "/runs\n#SBATCH --wrap=id", "printed"),
+        ("slurm", "shared", "/runs\\j", "change"),
+        ("slurm", "shared", "/runs/${app_id}", "change"),
+        ("kubernetes", "namespace", "A", "Kubernetes"),
+        ("kubernetes", "namespace", "a.b", "Kubernetes"),
+        ("kubernetes", "namespace", "a" * 64, "Kubernetes"),
+        ("kubernetes", "queue", "a\nb: c", "Kubernetes"),
+        ("kubernetes", "claim", "../x", "Kubernetes"),
+        ("kubernetes", "claim", "", "Kubernetes"),
+        ("kubernetes", "image", "sha256:0123", "push it there"),
+        ("kubernetes", "image", "", "image"),
+        ("kubernetes", "image", "a b", "image"),
+        ("kubernetes", "seen_as", "/", "mounted"),
+        ("kubernetes", "seen_as", "/a:b", "mounted"),
+        ("kubernetes", "partition", "gpu", "partition"),
+        ("slurm", "nodes", 0, "nodes"),
+        ("slurm", "ranks_per_node", 5, "as many GPUs"),
+        ("slurm", "gpu_memory", 0, "gpu_memory"),
+        ("slurm", "memory_per_node", float("nan"), "memory_per_node"),
+    ],
+)
 def test_what_no_cluster_takes_is_refused_in_one_line(tmp_path, scheduler, field, value, word):
     with pytest.raises(InputError) as refused:
         destination(scheduler, tmp_path, **{field: value})
@@ -56,10 +59,17 @@ def test_a_container_cannot_have_every_folder(tmp_path):
         destination("slurm", tmp_path / "a,b:c", image="switchyard:1")
 
 
-@pytest.mark.parametrize(("name", "word"), [
-    ("../run", "absolute"), ("/elsewhere", "shared folder"), ("a\nb", "printed"), ("a\\b", "change"), ("${app_id}", "change"),
-    ("", "shared folder"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("../run", "absolute"),
+        ("/elsewhere", "shared folder"),
+        ("a\nb", "printed"),
+        ("a\\b", "change"),
+        ("${app_id}", "change"),
+        ("", "shared folder"),
+    ],
+)
 def test_a_folder_that_the_job_would_not_see_is_refused(tmp_path, name, word):
     where = destination("slurm", tmp_path / "shared")
     with pytest.raises(InputError, match=word) as refused:
@@ -99,8 +109,9 @@ def test_a_drawn_cluster_says_what_to_ask_for():
     for preset in presets.values():
         drawn = as_drawn(preset.cluster)
         memory = [gpu.memory for gpu in preset.cluster.gpus]
-        assert drawn["gpu_memory"] == min(memory) and all(part in {gpu.type for gpu in preset.cluster.gpus}
-                                                          for part in drawn["gpu"].split(" or "))  # fmt: skip
+        assert drawn["gpu_memory"] == min(memory) and all(
+            part in {gpu.type for gpu in preset.cluster.gpus} for part in drawn["gpu"].split(" or ")
+        )
         assert drawn["nodes"] * drawn["gpus_per_node"] == len(memory)
     node = max((node for preset in presets.values() for node in preset.cluster.nodes), key=lambda node: len(node.gpus))
     half = node.model_copy(update={"name": "half", "gpus": node.gpus[1:]})

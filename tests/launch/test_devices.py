@@ -11,8 +11,24 @@ from engine.errors import InputError
 from engine.launch.devices import Accelerator, Devices, attached, cluster_of
 from tests.launch.nvml import GIB, Gpu, plug_in, switched, wired
 
-CUBE = [(0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2), (2, 6, 1), (3, 7, 1),
-        (4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2)]  # fmt: skip
+CUBE = [
+    (0, 1, 1),
+    (0, 2, 1),
+    (0, 3, 2),
+    (0, 4, 2),
+    (1, 2, 2),
+    (1, 3, 1),
+    (1, 5, 2),
+    (2, 3, 2),
+    (2, 6, 1),
+    (3, 7, 1),
+    (4, 5, 1),
+    (4, 6, 1),
+    (4, 7, 2),
+    (5, 6, 2),
+    (5, 7, 1),
+    (6, 7, 2),
+]
 
 
 def pretend_cuda(monkeypatch, names: list[str]) -> None:
@@ -70,9 +86,12 @@ def test_the_driver_does_not_tell_of_links(monkeypatch):
 
 @pytest.mark.parametrize(
     ("failing", "part"),
-    [("nvmlInit", "Insufficient Permissions"), ("nvmlDeviceGetCount", "Insufficient Permissions"),
-     ("nvmlDeviceGetMemoryInfo", "Insufficient Permissions")],
-)  # fmt: skip
+    [
+        ("nvmlInit", "Insufficient Permissions"),
+        ("nvmlDeviceGetCount", "Insufficient Permissions"),
+        ("nvmlDeviceGetMemoryInfo", "Insufficient Permissions"),
+    ],
+)
 def test_no_permission(monkeypatch, failing, part):
     plug_in(monkeypatch, switched("NVIDIA H200", 2, links=18), forbidden=(failing,))
     pretend_cuda(monkeypatch, [])

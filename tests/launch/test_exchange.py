@@ -59,8 +59,11 @@ def test_every_piece_is_told_once_by_each_of_its_ends(found):
             for mode in MODES:
                 for matrix in (counts, counts.T):
                     order = pieces(mode, schedule_of(mode, matrix, seed), matrix)
-                    mine = [[piece.src, piece.dst, piece.begin, piece.end] for piece in order
-                            if rank in (piece.src, piece.dst)]  # fmt: skip
+                    mine = [
+                        [piece.src, piece.dst, piece.begin, piece.end]
+                        for piece in order
+                        if rank in (piece.src, piece.dst)
+                    ]
                     assert sorted(next(exchanges)["logged"]) == sorted(mine)
 
 

@@ -18,13 +18,17 @@ LOST, CAUSE = Told(0, "rank 0 lost another rank: closed", True).line, Told(1, "r
 @pytest.mark.parametrize(
     ("error", "message", "lost"),
     [
-        (lambda: torch.empty(2**58), "rank 3 is out of memory (it wanted 1152921504606846976 bytes more); use fewer", False),
+        (
+            lambda: torch.empty(2**58),
+            "rank 3 is out of memory (it wanted 1152921504606846976 bytes more); use fewer",
+            False,
+        ),
         (lambda: bytearray(2**60), "rank 3 is out of memory; use fewer ranks", False),
         (lambda: Path("/no such/file").read_text(), "rank 3: /no such/file: No such file or directory", False),
         (lambda: [][1], "rank 3 failed: IndexError: list index out of range", False),
         (lambda: lost_by_gloo(), "rank 3 lost another rank: Connection closed by peer [127.0.0.1]:48541", True),
     ],
-)  # fmt: skip
+)
 def test_what_a_rank_says_of_its_exception(error, message, lost):
     with pytest.raises(Exception) as caught:
         error()
@@ -99,16 +103,32 @@ KILLED = "rank 1 was killed by signal 9 (SIGKILL, which the system sends when me
         ([(0, LOST), (None, FIRST.format(-9, 1)), (None, TABLE.format(-9, -15))], KILLED, (1, -9)),
         # Both had ended when torchrun looked, and the one that noticed is said to be the first.
         ([(0, LOST), (None, FIRST.format(1, 0)), (None, TABLE.format(-9, 1))], KILLED, (1, -9)),
-        ([(None, FIRST.format(-15, 1)), (None, TABLE.format(-15, -15))], "rank 1 was killed by signal 15 (SIGTERM)", (1, -15)),
+        (
+            [(None, FIRST.format(-15, 1)), (None, TABLE.format(-15, -15))],
+            "rank 1 was killed by signal 15 (SIGTERM)",
+            (1, -15),
+        ),
         ([(None, FIRST.format(-11, 0))], "rank 0 was killed by signal 11 (SIGSEGV)", (0, -11)),
-        ([(0, LOST), (None, FIRST.format(1, 0)), (None, TABLE.format(-15, 1))], "rank 0 lost another rank: closed", (0, 1)),
-        ([(1, "Traceback\n"), (1, BUG), (None, FIRST.format(1, 1))], "rank 1 failed: engine.errors.SomeError: a bug", (1, 1)),
+        (
+            [(0, LOST), (None, FIRST.format(1, 0)), (None, TABLE.format(-15, 1))],
+            "rank 0 lost another rank: closed",
+            (0, 1),
+        ),
+        (
+            [(1, "Traceback\n"), (1, BUG), (None, FIRST.format(1, 1))],
+            "rank 1 failed: engine.errors.SomeError: a bug",
+            (1, 1),
+        ),
         ([(None, "OSError: [Errno 28] No space\n"), (None, TABLE.format(1, 1))], "OSError: [Errno 28] No space", None),
         ([(0, "progress " + FIRST.format(74, 1))], FULL, (1, 74)),
-        ([(None, FIRST.format(3, 1)), (None, TABLE.format(3, -15))], "rank 1 ended with exit code 3; see its log", (1, 3)),
+        (
+            [(None, FIRST.format(3, 1)), (None, TABLE.format(3, -15))],
+            "rank 1 ended with exit code 3; see its log",
+            (1, 3),
+        ),
         ([(0, "frame #0: c10::Error::Error(c10::SourceLocation)\n")], "see the log", None),
     ],
-)  # fmt: skip
+)
 def test_the_cause_is_told_and_not_its_consequences(lines, reason, culprit):
     failures = Failures()
     for number, text in lines:

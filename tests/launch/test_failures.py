@@ -121,9 +121,13 @@ def test_a_rank_that_hangs_ends_the_launch_at_its_limit_and_is_named(tmp_path, m
 @needs_testbed
 def test_ctrl_c_leaves_no_rank_and_no_namespace(command, own_data_folder, cold_python):
     engine = subprocess.Popen(
-        [sys.executable, "-m", "engine", *command, "--on=testbed", "--repeats=100"], cwd=ROOT, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "engine", *command, "--on=testbed", "--repeats=100"],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
 
     def ranks() -> list[psutil.Process]:
         return [

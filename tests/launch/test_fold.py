@@ -132,10 +132,12 @@ def test_a_token_starts_on_the_rank_of_its_gpu(columns, ranks):
     sequence = np.repeat(np.arange(20, dtype=np.int32), 3)
     experts = np.zeros((60, 2, 1), dtype=np.int16)
     trace = RoutingTrace(
-        "trace", experts, 4,
+        "trace",
+        experts,
+        4,
         sequence if columns == "sequence" else None,
         (sequence * 5 % 8).astype(np.int32) if columns == "source_rank" else None,
-    )  # fmt: skip
+    )
     folded = fold_trace(trace, 8, ranks)
     np.testing.assert_array_equal(folded.source_rank, rank_of_gpu(8, ranks)[trace.rank_of_token(8)])
     np.testing.assert_array_equal(folded.experts, trace.experts)

@@ -82,8 +82,11 @@ def test_where_grouped_gemms_are_one_kernel(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert not has_grouped_kernel(cuda, torch.float32, fits) and not has_grouped_kernel(cuda, torch.bfloat16, (16, 20))
     for dtype, where, uses in (
-        (torch.float32, CPU, True), (torch.bfloat16, CPU, True), (torch.bfloat16, cuda, True), (torch.float32, cuda, False)
-    ):  # fmt: skip
+        (torch.float32, CPU, True),
+        (torch.bfloat16, CPU, True),
+        (torch.bfloat16, cuda, True),
+        (torch.float32, cuda, False),
+    ):
         assert uses_grouped_gemms(where, dtype, fits) == uses
     assert uses_grouped_gemms(CPU, torch.float32, (20,)) and not uses_grouped_gemms(CPU, torch.bfloat16, (20,))
     monkeypatch.delattr(torch.nn.functional, "grouped_mm")
@@ -104,9 +107,11 @@ def launches(draw) -> tuple[LaunchSpec, Tokens]:
         for found in draw(st.lists(homes, min_size=layers, max_size=layers))
     )
     plan = Plan(
-        name="plan", placement=Placement(experts=5, experts_of_gpu=rows, model_layers=tuple(range(layers))),
-        send_order=SendOrder(mode="concurrent"), provenance=Provenance(optimiser="test"),
-    )  # fmt: skip
+        name="plan",
+        placement=Placement(experts=5, experts_of_gpu=rows, model_layers=tuple(range(layers))),
+        send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test"),
+    )
     return LaunchSpec(plans=(plan,), model=model, ranks=ranks, backend="gloo"), Tokens(chosen, source)
 
 

@@ -455,9 +455,12 @@ def launch_arguments(model: MoEModel, **more) -> dict:
     trace = recording(300 if model is MODEL else 4000)
     plan = plan_for(trace, "matched", model=model)
     return {
-        "workload": store.save_workload(trace), "model": model.model_dump(mode="json"),
-        "plans": [plan.model_dump(mode="json", exclude_none=True)], "ranks": 2, **more,
-    }  # fmt: skip
+        "workload": store.save_workload(trace),
+        "model": model.model_dump(mode="json"),
+        "plans": [plan.model_dump(mode="json", exclude_none=True)],
+        "ranks": 2,
+        **more,
+    }
 
 
 def test_a_launch_job_is_done_and_its_result_can_be_read(start_job, warm_python):
@@ -503,9 +506,11 @@ def test_a_polite_signal_from_outside_cancels_a_launch_job(start_job):
 
 def optimise_arguments(trace: RoutingTrace, model: MoEModel, cluster: Cluster, systems: list[dict]) -> dict:
     return {
-        "workload": store.save_workload(trace), "model": model.model_dump(mode="json"),
-        "cluster": cluster.model_dump(mode="json"), "systems": systems,
-    }  # fmt: skip
+        "workload": store.save_workload(trace),
+        "model": model.model_dump(mode="json"),
+        "cluster": cluster.model_dump(mode="json"),
+        "systems": systems,
+    }
 
 
 def test_an_optimise_job_ends_with_a_candidate_of_every_system(start_job, warm_python):
@@ -514,12 +519,12 @@ def test_an_optimise_job_ends_with_a_candidate_of_every_system(start_job, warm_p
     job = start_job("optimise", optimise_arguments(trace, MODEL, cluster, systems))
     assert runner.wait(job, 30) is State.DONE, job.log_tail()
     candidates = job.result["candidates"]
-    assert [one["plan"]["provenance"]["optimiser"] for one in candidates] == ["linear", "aurora"]
+    assert [candidate["plan"]["provenance"]["optimiser"] for candidate in candidates] == ["linear", "aurora"]
     problem = Problem(trace, cluster, MODEL, Datasheet())
-    for one in candidates:
-        plan = Plan.from_dict(one["plan"], "candidate")
-        assert one["metrics"]["total"] == pytest.approx(check_plan(plan, problem), rel=1e-6)
-        assert one["metrics"]["bound"] <= one["metrics"]["total"] * (1 + 1e-9)
+    for candidate in candidates:
+        plan = Plan.from_dict(candidate["plan"], "candidate")
+        assert candidate["metrics"]["total"] == pytest.approx(check_plan(plan, problem), rel=1e-6)
+        assert candidate["metrics"]["bound"] <= candidate["metrics"]["total"] * (1 + 1e-9)
     assert candidates[1]["metrics"]["total"] <= candidates[0]["metrics"]["total"]
 
 

@@ -43,25 +43,30 @@ def text_of(launch: launching.Launch, name: str) -> str:
 
 def test_two_models_are_replayed_to_the_same_part():
     launch = prepare(tokens=100)
-    assert [one.tokens for one in launch.workloads] == [100, 50]
+    assert [workload.tokens for workload in launch.workloads] == [100, 50]
     assert text_of(launch, "Tokens").startswith("100 and 50 of the two recordings")
     assert launch.spec.model_b.name == "other" and launch.spec.model_b.dtype == "fp32"
     (folded,) = launch.spec.plans
     assert folded.placement_b.gpus == 2 and folded.placement_b.experts == EXPERTS
     assert launch.workloads[1].source_rank.max() == 1
-    assert [one.tokens for one in prepare(tokens=1).workloads] == [1, 1]
+    assert [workload.tokens for workload in prepare(tokens=1).workloads] == [1, 1]
 
 
 def test_the_budget_is_for_both_models(monkeypatch):
     per_token = LAYERS * K * MODEL.ffn_flops_per_token + LAYERS * OTHER.ffn_flops_per_token / 2
     monkeypatch.setattr(launching, "FLOP_BUDGET", 60.5 * per_token)
-    assert [one.tokens for one in prepare().workloads] == [60, 30]
+    assert [workload.tokens for workload in prepare().workloads] == [60, 30]
 
 
 def test_memory_is_for_both_models():
     def need(model: MoEModel) -> float:
-        launch = prepare(plan=pair(plan_for(TRACE, "concurrent"), both().model_copy(update={"send_order": both().send_order_b,
-                         "placement": both().placement_b})), second=(TRACE_B, model))  # fmt: skip
+        launch = prepare(
+            plan=pair(
+                plan_for(TRACE, "concurrent"),
+                both().model_copy(update={"send_order": both().send_order_b, "placement": both().placement_b}),
+            ),
+            second=(TRACE_B, model),
+        )
         return float(text_of(launch, "Memory").split()[0])
 
     large = OTHER.model_copy(update={"d_model": 4096, "d_ff": 8192})

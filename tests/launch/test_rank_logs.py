@@ -49,7 +49,7 @@ def test_every_rank_has_a_log_of_its_own_and_only_the_first_ones_progress_is_the
 def test_torchrun_says_whose_a_line_is(tmp_path):
     talk = TALKS.replace('print(f"hello from {rank}"', 'print(f"[rank {rank}] hello"').replace(
         '"progress " + json', 'f"[rank {rank}] progress " + json'
-    )  # fmt: skip
+    )
     reports = []
     command = [sys.executable, "-c", talk, "1"]
     run_processes([(command, {})], 2, 30.0, tmp_path, never, lambda *told: reports.append(told))

@@ -15,9 +15,22 @@ from tests.launch.cluster_fakes import JOB_NUMBER, as_kubelet_expands, groups_gi
 from tests.launch.launches_for_clusters import destination, launch_for
 
 HOSTILE = [
-    "a b", "it's", 'say "x"', "$(touch owned)", "`touch owned`", "${HOME} $HOME", "$$ $app_id $${replica_id}", "a;touch owned",
-    "%j%%", "--help", "a & b | c > owned", "#!*?[a]~", "ünï", "a:b,c", "$(PATH) $(SECRET)",
-]  # fmt: skip
+    "a b",
+    "it's",
+    'say "x"',
+    "$(touch owned)",
+    "`touch owned`",
+    "${HOME} $HOME",
+    "$$ $app_id $${replica_id}",
+    "a;touch owned",
+    "%j%%",
+    "--help",
+    "a & b | c > owned",
+    "#!*?[a]~",
+    "ünï",
+    "a:b,c",
+    "$(PATH) $(SECRET)",
+]
 
 
 def options(words: list[str]) -> dict[str, str]:
@@ -47,10 +60,25 @@ def test_bash_hands_srun_exactly_the_arguments_of_every_node(tmp_path, monkeypat
         at = words.index(sys.executable)
         port, name = words[at + 4], words[at + 8]
         assert words[at:] == [
-            sys.executable, "-m", "engine.launch.node", "SLURM_JOB_NODELIST_HET_GROUP_0", port, str(node), "600",
-            "--rdzv-id", name, "--nnodes", "2", "--nproc-per-node", "4",
-            "--log-dir", str(folder), "--module", WORKER, str(folder),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "engine.launch.node",
+            "SLURM_JOB_NODELIST_HET_GROUP_0",
+            port,
+            str(node),
+            "600",
+            "--rdzv-id",
+            name,
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "4",
+            "--log-dir",
+            str(folder),
+            "--module",
+            WORKER,
+            str(folder),
+        ]
         assert 20000 <= int(port) < 30000 and re.fullmatch(r"switchyard-[0-9a-f]{12}", name)
         told = options(words[:at])
         assert told["output"] == f"{folder}/slurm-{JOB_NUMBER}-switchyard-{node}.out".replace("%", "%%")
@@ -66,9 +94,18 @@ def test_slurm_gets_what_every_node_needs(tmp_path):
     first, between, second = sbatch_lines(script)
     assert between is None and first | {"job-name": ""} == second | {"job-name": ""}
     assert first == {
-        "job-name": "switchyard-0", "partition": "gpu,fast", "account": "team_1.a", "time": "11", "nodes": "1", "ntasks": "1",
-        "ntasks-per-node": "1", "cpus-per-task": "8", "gpus-per-task": "4", "mem": str(16 * 1024), "no-requeue": "",
-    }  # fmt: skip
+        "job-name": "switchyard-0",
+        "partition": "gpu,fast",
+        "account": "team_1.a",
+        "time": "11",
+        "nodes": "1",
+        "ntasks": "1",
+        "ntasks-per-node": "1",
+        "cpus-per-task": "8",
+        "gpus-per-task": "4",
+        "mem": str(16 * 1024),
+        "no-requeue": "",
+    }
     assert sbatch_lines(script.partition("set -evx")[2]) == []  # sbatch stops reading at the first command
 
 
@@ -80,9 +117,17 @@ def test_one_node_of_slurm_meets_itself(tmp_path, monkeypatch):
     (words,) = groups_given_to_srun(script, tmp_path, monkeypatch)
     folder = str(tmp_path / "run")
     assert words[words.index(sys.executable) + 1 :] == [
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "--log-dir", folder, "--module", WORKER, folder,
-    ]  # fmt: skip
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--log-dir",
+        folder,
+        "--module",
+        WORKER,
+        folder,
+    ]
     assert "OMP_NUM_THREADS=4" in options(words)["export"].split(",")
 
 
@@ -112,9 +157,25 @@ def test_every_pod_gets_exactly_its_arguments(tmp_path, name):
         assert "args" not in container
         variable = "VC_SWITCHYARD_0_HOSTS" if node else "TORCHX_RANK0_HOST"
         assert words == [
-            "python", "-m", "engine.launch.node", variable, words[4], str(node), "600", "--rdzv-id", words[8],
-            "--nnodes", "2", "--nproc-per-node", "4", "--log-dir", seen, "--module", WORKER, seen,
-        ]  # fmt: skip
+            "python",
+            "-m",
+            "engine.launch.node",
+            variable,
+            words[4],
+            str(node),
+            "600",
+            "--rdzv-id",
+            words[8],
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "4",
+            "--log-dir",
+            seen,
+            "--module",
+            WORKER,
+            seen,
+        ]
         assert {"mountPath": "/mnt/$(PATH) x", "name": "mount-0", "readOnly": False} in container["volumeMounts"]
 
 
@@ -154,9 +215,18 @@ def test_one_pod_meets_itself(tmp_path):
     (task,) = yaml.safe_load(dry_run(launch_for(where), where, tmp_path / "run"))["spec"]["tasks"]
     (container,) = task["template"]["spec"]["containers"]
     assert container["command"] == [
-        "python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "--log-dir", "/shared/run", "--module", WORKER, "/shared/run",
-    ]  # fmt: skip
+        "python",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--log-dir",
+        "/shared/run",
+        "--module",
+        WORKER,
+        "/shared/run",
+    ]
     assert "nvidia.com/gpu" not in container["resources"]["limits"] and not container["ports"]
 
 

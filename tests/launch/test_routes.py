@@ -179,9 +179,12 @@ def test_rows_are_cut_in_proportion_to_the_planned_bytes():
 @given(st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=30), st.integers(1, 10**6))
 def test_round_off_in_many_parts_of_a_pair_loses_no_row(parts, rows):
     schedule = Schedule(
-        src=(0,) * len(parts), dst=(1,) * len(parts), bytes=tuple(parts), phase=tuple(range(len(parts))),
+        src=(0,) * len(parts),
+        dst=(1,) * len(parts),
+        bytes=tuple(parts),
+        phase=tuple(range(len(parts))),
         duration=(1.0,) * len(parts),
-    )  # fmt: skip
+    )
     counts = np.array([[0, rows], [0, 0]])
     for mode in ("matched", "sequential"):
         hold_every_row_once(pieces(mode, schedule, counts), counts)

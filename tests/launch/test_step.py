@@ -32,11 +32,21 @@ MODEL = MoEModel(
     name="tiny", layers=3, dense_layers=(0,), experts=8, experts_per_token=2, d_model=32, d_ff=24, dtype="fp32"
 )
 STEP = TrainingStep(
-    batch=4, sequence_length=6, heads=4, dense_d_ff=40, vocabulary=50, gate="top-k", capacity_factor=1.0,
+    batch=4,
+    sequence_length=6,
+    heads=4,
+    dense_d_ff=40,
+    vocabulary=50,
+    gate="top-k",
+    capacity_factor=1.0,
     routing="recorded",
-)  # fmt: skip
-UNDER = {"dw.2.experts_down": "dx.1.combine", "dw.head": "dx.2.combine", "dw.2.qkv": "dx.1.dispatch",
-         "dw.1.experts_up": "dx.1.dispatch"}  # fmt: skip
+)
+UNDER = {
+    "dw.2.experts_down": "dx.1.combine",
+    "dw.head": "dx.2.combine",
+    "dw.2.qkv": "dx.1.dispatch",
+    "dw.1.experts_up": "dx.1.dispatch",
+}
 MICRO_OPS = Priority(policy="priority", micro_op=3e3)
 
 
@@ -46,9 +56,13 @@ def problem(model: MoEModel = MODEL, step: TrainingStep = STEP, ranks: int = RAN
 
 def plan_of(placement: Placement | None = None, priority: Priority = MICRO_OPS, **parts) -> Plan:
     return Plan(
-        name="test", placement=placement or linear_placement(problem()), send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="test"), priority=priority, **parts,
-    )  # fmt: skip
+        name="test",
+        placement=placement or linear_placement(problem()),
+        send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test"),
+        priority=priority,
+        **parts,
+    )
 
 
 def by_system(name: str) -> Case:
@@ -168,14 +182,14 @@ def spans(outcome: Outcome, *kinds: str) -> list[tuple[float, float, str]]:
 
 
 def started_within(events: Sequence[tuple], others: Sequence[tuple]) -> list[tuple[str, str]]:
-    return [(one[2], other[2]) for one in events for other in others if other[0] < one[0] < other[1]]
+    return [(event[2], other[2]) for event in events for other in others if other[0] < event[0] < other[1]]
 
 
 def test_micro_ops_give_way_to_all_to_alls_and_announcements_of_them(outcomes):
     for limit in ("bucket", "micro_op"):
         for outcome in outcomes[f"priority, {limit}"]:
             exchanges, reductions = spans(outcome, "dispatch", "combine"), spans(outcome, "all_reduce")
-            announced = [one for one in spans(outcome, "dx") if one[2].endswith("aggregate")]
+            announced = [span for span in spans(outcome, "dx") if span[2].endswith("aggregate")]
             assert len(announced) == 2
             assert not started_within(reductions, exchanges) and not started_within(reductions, announced)
     # Without that rule they do meet.
@@ -191,7 +205,7 @@ def test_a_fixed_schedule_keeps_all_reduces_out_of_pairs(outcomes):
             for layer in (1, 2):
                 for phase in ("", "dx."):
                     names = (f"{phase}{layer}.dispatch", f"{phase}{layer}.combine")
-                    own = [one for one in spans(outcome, "dispatch", "combine") if one[2].startswith(names)]
+                    own = [span for span in spans(outcome, "dispatch", "combine") if span[2].startswith(names)]
                     pair = [(min(start for start, *_ in own), max(end for _, end, _ in own), "pair")]
                     assert len(own) >= 2 and not started_within(spans(outcome, "all_reduce"), pair)
 
@@ -222,10 +236,12 @@ def test_a_moved_weight_gradient_runs_under_its_all_to_all(outcomes):
 def test_what_comes_next_in_the_program_waits_for_the_all_to_all(outcomes):
     """Computation and all-to-all of one stretch overlap, and nothing else does."""
     for outcome in outcomes["moved"]:
-        under = [one for one in spans(outcome, "dense", "gate", "ffn", "aggregate", "dx", "dw") if one[2] not in UNDER]
+        under = [
+            span for span in spans(outcome, "dense", "gate", "ffn", "aggregate", "dx", "dw") if span[2] not in UNDER
+        ]
         assert not started_within(under, spans(outcome, "dispatch", "combine"))
     for outcome in outcomes["fair, bucket"]:
-        cut = [one for one in spans(outcome, "dx", "dw") if "part" in one[2]]
+        cut = [span for span in spans(outcome, "dx", "dw") if "part" in span[2]]
         assert started_within(cut, spans(outcome, "dispatch", "combine"))
 
 

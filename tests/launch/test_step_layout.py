@@ -29,7 +29,7 @@ def exchanges(draw):
     experts = rng.integers(-1, width, (ranks, sequences * length, k))
     capacity = draw(st.integers(1, 5)) if draw(st.booleans()) else None
     limit = sequences * length * k if capacity is None else capacity
-    mask = np.stack([kept(one, width, limit) & (one >= 0) for one in experts])
+    mask = np.stack([kept(expert, width, limit) & (expert >= 0) for expert in experts])
     home = rng.integers(0, ranks, width)
     hosted = [np.flatnonzero(home == rank).tolist() for rank in range(ranks)]
     choice, filled = Choice(experts, mask, capacity), draw(st.booleans())
@@ -53,8 +53,10 @@ def test_every_kept_copy_arrives_at_its_expert_once_and_comes_back(case, along, 
             copies = own.home.part(layout.copy_of_row, part)
             tokens = own.token_of_row[part] + own.tokens[part][0]
             empty = set(own.padding[part].tolist())
-            labels = [(rank, -1, -1) if row in empty else (rank, int(copy) // k, int(copy) % k)
-                      for row, copy in enumerate(copies)]  # fmt: skip
+            labels = [
+                (rank, -1, -1) if row in empty else (rank, int(copy) // k, int(copy) % k)
+                for row, copy in enumerate(copies)
+            ]
             assert all(token == label[1] for token, label in zip(tokens, labels, strict=True) if label[1] >= 0)
             assert sum(own.sent[part]) == len(labels)
             rows_of_part[part, rank] = len(labels)

@@ -21,9 +21,13 @@ SHORT = 5e-4
 def tasks_of(stream: list[int], edges: list[tuple[int, int]], pair: list[int] | None = None, holds=()) -> Tasks:
     count = len(stream)
     return Tasks(
-        stream=np.array(stream), seconds=np.zeros((count, 1)), edges=np.array(sorted(set(edges))), release=np.zeros(count),
-        pair=np.full(count, -1) if pair is None else np.array(pair), holds=np.isin(np.arange(count), list(holds)),
-    )  # fmt: skip
+        stream=np.array(stream),
+        seconds=np.zeros((count, 1)),
+        edges=np.array(sorted(set(edges))),
+        release=np.zeros(count),
+        pair=np.full(count, -1) if pair is None else np.array(pair),
+        holds=np.isin(np.arange(count), list(holds)),
+    )
 
 
 class Run:
@@ -69,14 +73,14 @@ def programs(draw):
         computations = draw(st.integers(1, 3))
         for _ in range(computations):
             task = len(stream)
-            edges += [(one, task) for one in exchanges[-1:] if draw(st.booleans())]
+            edges += [(exchange, task) for exchange in exchanges[-1:] if draw(st.booleans())]
             stream.append(COMPUTE)
         if draw(st.booleans()):
             holds.add(len(stream) - 1)
         for _ in range(draw(st.integers(1, 2))):
             task = len(stream)
             edges += [(task - 1, task)] if stream[-1] == COMPUTE else []
-            edges += [(one, task) for one in exchanges[-1:]]
+            edges += [(exchange, task) for exchange in exchanges[-1:]]
             stream.append(ALL_TO_ALL)
             exchanges.append(task)
     computed = [task for task, one in enumerate(stream) if one == COMPUTE]
@@ -109,8 +113,11 @@ def test_every_task_runs_once_after_what_it_needs_and_the_policy_holds(case, pol
         assert all(run.span[a][1] <= run.span[b][0] for a, b in pairwise(collectives))
     # The order is the program's, whatever took how long.
     orders = orders_of(tasks, policy)
-    assert orders == ([[task for task in run.started if tasks.stream[task] != COMPUTE]] if policy == "fifo"
-                      else [kinds[ALL_TO_ALL], kinds[ALL_REDUCE]])  # fmt: skip
+    assert orders == (
+        [[task for task in run.started if tasks.stream[task] != COMPUTE]]
+        if policy == "fifo"
+        else [kinds[ALL_TO_ALL], kinds[ALL_REDUCE]]
+    )
     barred = []
     if policy == "priority":
         barred = [run.span[task] for task in [*kinds[ALL_TO_ALL], *np.flatnonzero(tasks.holds)]]

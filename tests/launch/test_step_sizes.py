@@ -23,10 +23,13 @@ STEP = TrainingStep(batch=16, sequence_length=128, heads=4, dense_d_ff=64, vocab
 
 def plan_of(placement: Placement | None = None, **parts) -> Plan:
     return Plan(
-        name="test", placement=placement or linear_placement(step_problem(MODEL, STEP, 4)),
-        send_order=SendOrder(mode="concurrent"), provenance=Provenance(optimiser="test"),
-        priority=Priority(policy="fair", bucket=1e6), **parts,
-    )  # fmt: skip
+        name="test",
+        placement=placement or linear_placement(step_problem(MODEL, STEP, 4)),
+        send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test"),
+        priority=Priority(policy="fair", bucket=1e6),
+        **parts,
+    )
 
 
 def cut(parts: int, last: str = "3.qkv") -> Overlap:
@@ -51,9 +54,13 @@ def test_flops_are_those_of_the_products():
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.floats(6, 12), st.integers(2, 8), st.integers(1, 8), st.integers(1, 8), st.sampled_from((0.0, 1.0, 1.25)),
+    st.floats(6, 12),
+    st.integers(2, 8),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.sampled_from((0.0, 1.0, 1.25)),
     st.sampled_from(("3.qkv", "1.combine")),
-)  # fmt: skip
+)
 def test_a_shrunk_step_fits_the_budget_or_is_as_small_as_the_plans_allow(
     digits, parts, forward, backward, factor, last
 ):

@@ -238,9 +238,10 @@ def test_bandwidths_that_make_no_sense(bandwidth):
 
 def plan_for(trace: RoutingTrace, mode: str, gpus: int = 3) -> Plan:
     where = Placement(
-        experts=EXPERTS, experts_of_gpu=(tuple(tuple(p) for p in np.array_split(range(EXPERTS), gpus)),) * LAYERS,
+        experts=EXPERTS,
+        experts_of_gpu=(tuple(tuple(p) for p in np.array_split(range(EXPERTS), gpus)),) * LAYERS,
         model_layers=tuple(range(LAYERS)),
-    )  # fmt: skip
+    )
     traffic = trace.demand(gpus) @ where.share * MODEL.model_copy(update={"dtype": "fp32"}).bytes_per_token
     rate = np.ones(gpus)
     made = [] if mode == "concurrent" else [[order(m, rate, rate, mode).solution for m in (t, t.T)] for t in traffic]
@@ -278,9 +279,13 @@ def test_a_prediction_uses_the_links_and_the_start_up_of_a_phase():
     launch = replace(launch, spec=launch.spec.model_copy(update={"bandwidth": tuple(rate.tolist())}))
     line = Line(alpha=0, beta=1e-12)
     profile = CostProfile(
-        name="p", origin="made up", gemm={"CPU": line}, gate={"CPU": line}, memory={"CPU": line},
+        name="p",
+        origin="made up",
+        gemm={"CPU": line},
+        gate={"CPU": line},
+        memory={"CPU": line},
         network=Line(alpha=7, beta=3),
-    )  # fmt: skip
+    )
     for start_up in (0.25, 0.0, -0.1):  # a send may seem faster than its link: a burst passes at once
         measured = {
             "network": [[1e6, 5.0], [2e6, 99.0]],
@@ -405,9 +410,11 @@ def test_a_scale_that_makes_no_sense_is_refused(command, capsys, more, part):
 @needs_testbed
 def test_ranks_do_not_outlive_a_killed_launch_and_the_next_testbed_cleans_up(command, own_data_folder, cold_python):
     engine = subprocess.Popen(
-        [sys.executable, "-m", "engine", *command, "--on=testbed", "--repeats=100"], cwd=ROOT,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, "-m", "engine", *command, "--on=testbed", "--repeats=100"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
     def ranks() -> list[psutil.Process]:
         return [one for folder in own_data_folder.glob("run-*") for one in workers_of(folder)]

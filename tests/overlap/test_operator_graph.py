@@ -15,17 +15,37 @@ from engine.training import TrainingStep
 
 
 def flops(operators) -> int:
-    return sum(2 * one.count * one.m * one.n * one.k for operator in operators for one in operator.gemms)
+    return sum(2 * gemm.count * gemm.m * gemm.n * gemm.k for operator in operators for gemm in operator.gemms)
 
 
 def gpt(
-    layers=4, dense=(0, 2), experts=4, k=1, heads=4, width=64, inner=128, matrices=2, shared=0, batch=2, length=32, gpus=2,
-    tied=True, dtype="fp16",
-) -> tuple[MoEModel, TrainingStep, OperatorGraph]:  # fmt: skip
+    layers=4,
+    dense=(0, 2),
+    experts=4,
+    k=1,
+    heads=4,
+    width=64,
+    inner=128,
+    matrices=2,
+    shared=0,
+    batch=2,
+    length=32,
+    gpus=2,
+    tied=True,
+    dtype="fp16",
+) -> tuple[MoEModel, TrainingStep, OperatorGraph]:
     model = MoEModel(
-        name="GPT-2", layers=layers, dense_layers=dense, experts=experts, experts_per_token=k, d_model=width, d_ff=inner,
-        ffn_matrices=matrices, shared_experts=shared, dtype=dtype,
-    )  # fmt: skip
+        name="GPT-2",
+        layers=layers,
+        dense_layers=dense,
+        experts=experts,
+        experts_per_token=k,
+        d_model=width,
+        d_ff=inner,
+        ffn_matrices=matrices,
+        shared_experts=shared,
+        dtype=dtype,
+    )
     step = TrainingStep(
         batch=batch, sequence_length=length, heads=heads, dense_d_ff=4 * width, vocabulary=500, tied_embeddings=tied
     )
@@ -76,7 +96,7 @@ def test_every_gradient_costs_as_much_as_its_operator(made):
         assert (f"dx.{forward.name}" in operators) == (forward.kind != "embedding")
         if forward.parameters and forward.gemms:
             assert flops([operators[f"dw.{forward.name}"]]) == flops([forward])
-            assert {one.tokens for one in operators[f"dw.{forward.name}"].gemms} == {"k"}
+            assert {gemm.tokens for gemm in operators[f"dw.{forward.name}"].gemms} == {"k"}
         if forward.kind != "embedding":
             times = 2 if forward.kind == "attention" else 1
             assert flops([operators[f"dx.{forward.name}"]]) == times * flops([forward])
@@ -113,7 +133,7 @@ def test_program_order_and_the_update_last(made):
     drawn = graph.graph()
     assert nx.is_directed_acyclic_graph(drawn)
     place = {one.name: index for index, one in enumerate(graph.operators)}
-    assert all(place[one.before] < place[one.after] for one in graph.dependencies)
+    assert all(place[dependency.before] < place[dependency.after] for dependency in graph.dependencies)
     assert graph.operators[-1].phase == "update"
     before = nx.ancestors(drawn, "update")
     assert {one.name for one in graph.of_phase("dw", "all_reduce")} <= before
@@ -163,7 +183,7 @@ def test_all_to_alls_of_lower_layers_run_beside_weight_gradients_of_higher_ones(
 
 def test_tied_embeddings_are_reduced_once_when_both_parts_are_there():
     tied, apart = gpt(tied=True)[2], gpt(tied=False)[2]
-    needs = {one.before for one in tied.dependencies if one.after == "all_reduce.embedding"}
+    needs = {dependency.before for dependency in tied.dependencies if dependency.after == "all_reduce.embedding"}
     assert needs == {"dw.embedding", "dw.head"}
     assert len(apart.of_phase("all_reduce")) == len(tied.of_phase("all_reduce")) + 1
 
@@ -193,17 +213,35 @@ def forward_of(*edges: tuple[str, str]) -> nx.DiGraph:
 def test_backward_by_hand():
     graph = with_backward(forward_of(("a", "b"), ("b", "c")), 2.0)
     assert [one.name for one in graph.operators] == [
-        "a", "b", "c", "dw.c", "dx.c", "dw.b", "dx.b", "dw.a", "dx.a", "all_reduce.c", "all_reduce.b", "all_reduce.a", "update",
-    ]  # fmt: skip
+        "a",
+        "b",
+        "c",
+        "dw.c",
+        "dx.c",
+        "dw.b",
+        "dx.b",
+        "dw.a",
+        "dx.a",
+        "all_reduce.c",
+        "all_reduce.b",
+        "all_reduce.a",
+        "update",
+    ]
     needs = {
-        one.after: sorted(two.before for two in graph.dependencies if two.after == one.after)
-        for one in graph.dependencies
+        dependency.after: sorted(two.before for two in graph.dependencies if two.after == dependency.after)
+        for dependency in graph.dependencies
     }
     assert needs == {
-        "b": ["a"], "c": ["b"], "dx.c": ["c"], "dw.b": ["dx.c"], "dx.b": ["b", "dx.c"], "dw.a": ["dx.b"], "dx.a": ["a", "dx.b"],
+        "b": ["a"],
+        "c": ["b"],
+        "dx.c": ["c"],
+        "dw.b": ["dx.c"],
+        "dx.b": ["b", "dx.c"],
+        "dw.a": ["dx.b"],
+        "dx.a": ["a", "dx.b"],
         **{f"all_reduce.{name}": [f"dw.{name}"] for name in "abc"},
         "update": [f"{phase}.{name}" for phase in ("all_reduce", "dw") for name in "abc"],
-    }  # fmt: skip
+    }
     gemms = {one.name: one.gemms for one in graph.operators}
     assert gemms["dx.b"] == (Gemm(m=2, n=5, k=3),)
     assert gemms["dw.b"] == (Gemm(m=5, n=3, k=2, tokens="k"),)

@@ -43,7 +43,11 @@ def problems(draw) -> AxisProblem:
 
 def legal(problem: AxisProblem, axis_of_tensor: dict) -> bool:
     try:
-        check_axes(axis_of_tensor, problem.domains, [(one.tensors, one.allowed) for one in problem.constraints])
+        check_axes(
+            axis_of_tensor,
+            problem.domains,
+            [(constraint.tensors, constraint.allowed) for constraint in problem.constraints],
+        )
     except IllegalError:
         return False
     return True
@@ -120,7 +124,7 @@ def test_the_check_refuses_what_breaks_a_rule():
 
 def test_a_matrix_product_is_cut_by_rows_or_by_columns():
     problem = range_problem(["qkv"])
-    assert [one.tensors for one in problem.constraints] == [("normed.0", "weight.0", "heads.1")]
+    assert [constraint.tensors for constraint in problem.constraints] == [("normed.0", "weight.0", "heads.1")]
     assert count_axes(problem) == 2
     rows, columns = {"normed.0": 0, "weight.0": -1, "heads.1": 0}, {"normed.0": -1, "weight.0": 1, "heads.1": 1}
     assert legal(problem, rows) and legal(problem, columns) and range_axes(["qkv"]) in (rows, columns)

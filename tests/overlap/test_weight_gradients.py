@@ -459,9 +459,14 @@ def test_another_algorithm_is_refused():
 
 @pytest.mark.parametrize(
     ("answer", "message"),
-    [([0], "1 weight gradients instead of 2"), ([0, 2], "does not exist"), ([0, -2], "does not exist"),
-     ([0, 0], "gradient 1 runs under all-to-all 0"), ([0, 0.5], "no whole number")],
-)  # fmt: skip
+    [
+        ([0], "1 weight gradients instead of 2"),
+        ([0, 2], "does not exist"),
+        ([0, -2], "does not exist"),
+        ([0, 0], "gradient 1 runs under all-to-all 0"),
+        ([0, 0.5], "no whole number"),
+    ],
+)
 def test_the_check_sees_every_broken_rule(answer, message):
     with pytest.raises(IllegalError, match=message):
         check_weight_gradients([1.0, 2.0], [3.0, 1.0], [[1, 1], [0, 1]], answer)

@@ -367,11 +367,17 @@ def cycles(draw):
         received = (size.sum(axis=0) - size) / rate[:, None]
         tables.append(
             ModelTables(
-                rng.random(gpus), rng.random(gpus), rng.random((gpus, experts)) * draw(st.sampled_from((1, 20))), received,
-                size.sum(axis=1) / rate, size / rate[:, None], draw(st.sampled_from((0.0, 0.5))), slots,
+                rng.random(gpus),
+                rng.random(gpus),
+                rng.random((gpus, experts)) * draw(st.sampled_from((1, 20))),
+                received,
+                size.sum(axis=1) / rate,
+                size / rate[:, None],
+                draw(st.sampled_from((0.0, 0.5))),
+                slots,
                 int(slots.sum()) == experts,
             )
-        )  # fmt: skip
+        )
     return tables, rng.random(gpus)
 
 
@@ -403,9 +409,10 @@ def test_no_pair_of_placements_is_below_the_bound_of_a_cycle(case):
     bound = cycle_bound(*tables, next_gate)
     gpus, experts = tables[0].ffn.shape
     legal = [
-        place for place in product(range(gpus), repeat=experts)
+        place
+        for place in product(range(gpus), repeat=experts)
         if np.all(np.bincount(place, minlength=gpus) <= tables[0].slots)
-    ]  # fmt: skip
+    ]
     best = min(cycle_of(tables, next_gate, pair) for pair in product(legal, repeat=2))
     assert bound <= best * (1 + 1e-9)
     assert bound >= 0.4 * best

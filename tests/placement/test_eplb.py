@@ -8,10 +8,7 @@ from engine.placement.replication.eplb import eplb
 from engine.validate.replication import check_replication
 
 EXAMPLE = np.array(
-    [
-        [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],
-        [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27],
-    ],
+    [[90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27]],
     dtype=float,
 )
 

@@ -32,7 +32,7 @@ def doubled(ffn, alltoall, choices, bytes_per_expert, memory):
         (5, 1, [5]),
         (1, 3, [1]),
     ],
-)  # fmt: skip
+)
 def test_choices(experts, devices, choices):
     assert packing_choices(experts, devices).tolist() == choices
 
@@ -99,7 +99,7 @@ def test_is_the_papers_choice_where_more_experts_are_better(experts, devices, st
         ({"memory": -1.0}, "memory: wanted"),
         ({"bytes_per_expert": np.nan}, "bytes_per_expert: wanted"),
     ],
-)  # fmt: skip
+)
 def test_malformed_tables_are_refused(change, message):
     given = {"ffn": [1, 2, 3], "alltoall": [3, 2, 1], "experts": 4, "devices": 4, "bytes_per_expert": 1, "memory": 9}
     with pytest.raises(InputError, match=message):

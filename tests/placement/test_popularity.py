@@ -29,9 +29,14 @@ def cases(draw) -> dict:
     train[0, layer + 1] = rng.integers(experts)  # somebody chooses in the layer that is foretold
     test = rng.integers(lowest, experts, (draw(st.integers(1, 30)), path_length))
     return {
-        "train": train, "test_prefix": test, "path_length": path_length, "top_k": draw(st.integers(1, experts)),
-        "layer": layer, "num_experts": experts, "devices": draw(st.integers(1, 9)),
-    }  # fmt: skip
+        "train": train,
+        "test_prefix": test,
+        "path_length": path_length,
+        "top_k": draw(st.integers(1, experts)),
+        "layer": layer,
+        "num_experts": experts,
+        "devices": draw(st.integers(1, 9)),
+    }
 
 
 def checked(case: dict, result) -> float:
@@ -78,9 +83,14 @@ def test_paths_of_any_length(path_length):
     test = np.concatenate([kinds[:, :-1], rng.integers(0, 64, (5, path_length))])
     test[0, 0] = (test[0, 0] + 1) % 64  # differs from a known path in its first layer only
     case = {
-        "train": train, "test_prefix": test, "path_length": path_length, "top_k": 2, "layer": path_length - 1,
-        "num_experts": 64, "devices": 16,
-    }  # fmt: skip
+        "train": train,
+        "test_prefix": test,
+        "path_length": path_length,
+        "top_k": 2,
+        "layer": path_length - 1,
+        "num_experts": 64,
+        "devices": 16,
+    }
     checked(case, estimate_devices(**case))
 
 
@@ -161,9 +171,14 @@ def test_the_check_sees_a_wrong_estimate():
 )
 def test_bad_input_is_named(change, message):
     case = {
-        "train": [[0, 1, 1], [2, 1, 0]], "test_prefix": [[0, 1]], "path_length": 2, "top_k": 1, "layer": 1,
-        "num_experts": 3, "devices": 4,
-    }  # fmt: skip
+        "train": [[0, 1, 1], [2, 1, 0]],
+        "test_prefix": [[0, 1]],
+        "path_length": 2,
+        "top_k": 1,
+        "layer": 1,
+        "num_experts": 3,
+        "devices": 4,
+    }
     estimate_devices(**case)
     with pytest.raises(InputError, match=message):
         estimate_devices(**(case | change))

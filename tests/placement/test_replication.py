@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from engine.errors import IllegalError, InputError
 from engine.formats import read_workload
-from engine.placement.replication import (
-    ReplicationInstance,
-    balancedness,
-    imbalance_gap,
-    replicate,
-    share_of_slot,
-)
+from engine.placement.replication import ReplicationInstance, balancedness, imbalance_gap, replicate, share_of_slot
 from engine.placement.replication.bounds import least_time
 from engine.placement.replication.exact import best_layout
 from engine.placement.replication.groups import _partitions, groups_of_nodes

@@ -24,7 +24,7 @@ ROUNDED = 1e-8
 def brute_force(popularity: np.ndarray, devices: int, cap: int) -> float:
     """The least largest load over all hostings, devices being alike."""
     experts = len(popularity)
-    held = [one for size in range(cap + 1) for one in combinations(range(experts), size)]
+    held = [combination for size in range(cap + 1) for combination in combinations(range(experts), size)]
     best = np.inf
     for choice in combinations_with_replacement(held, devices):
         hosts = np.zeros(experts)

@@ -228,8 +228,11 @@ def test_units_and_names_of_gpus_do_not_matter(case, factor, seed):
     assert colocated_bound(*computes, *traffic, slow) == pytest.approx(factor * floor)
 
     names = np.random.default_rng(seed).permutation(network.gpus)
-    renamed = Network(*(getattr(network, port)[names] for port in ("send", "receive", "link", "node")),
-                      network.latency, network.link_latency[names])  # fmt: skip
+    renamed = Network(
+        *(getattr(network, port)[names] for port in ("send", "receive", "link", "node")),
+        network.latency,
+        network.link_latency[names],
+    )
     computes = [{step: one[:, names] for step, one in compute.items()} for compute in (compute_a, compute_b)]
     traffic = [tuple(one[:, names][:, :, names] for one in both) for both in (traffic_a, traffic_b)]
     assert total(colocated_timeline(*computes, *traffic, order_a, order_b, renamed)) == pytest.approx(before)

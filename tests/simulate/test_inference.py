@@ -66,10 +66,7 @@ def test_check_plan_agrees_with_the_simulation(case):
 
 def test_check_plan_knows_that_links_and_fabric_start_differently():
     cards = [make_gpu() for _ in range(3)]
-    nodes = (
-        Node(name="two", gpus=cards[:2], link_bandwidth=1e5, link_latency=1e-5),
-        Node(name="one", gpus=cards[2:]),
-    )
+    nodes = (Node(name="two", gpus=cards[:2], link_bandwidth=1e5, link_latency=1e-5), Node(name="one", gpus=cards[2:]))
     trace = RoutingTrace("log", np.array([[[1]], [[0]]], dtype=np.int16), 3, source_rank=np.array([0, 2]))
     problem = Problem(trace, Cluster(name="c", nodes=nodes, latency=4e-4), make_model(1, 3), Datasheet(launch=0))
     plan = plan_of(problem, Placement(experts=3, experts_of_gpu=[[[0], [1], [2]]], model_layers=(1,)), "matched")
@@ -168,8 +165,10 @@ def test_timelines_survive_json(case):
     again = Timeline.from_dict(json.loads(json.dumps(timeline.to_dict())))
     pd.testing.assert_frame_equal(again.events, timeline.events, check_dtype=len(timeline.events) > 0)
     assert (again.resources, again.source, again.cost_source) == (
-        timeline.resources, timeline.source, timeline.cost_source,
-    )  # fmt: skip
+        timeline.resources,
+        timeline.source,
+        timeline.cost_source,
+    )
 
 
 def test_exposed_communication_is_what_no_computation_covers():

@@ -194,8 +194,7 @@ def test_numbers_of_gpus_do_not_matter(loaded, mode, seed):
     rng = np.random.default_rng(seed)
     new = rng.permutation(network.gpus)  # GPU new[i] takes the number i
     renumbered = replace(
-        network,
-        **{name: getattr(network, name)[new] for name in ("send", "receive", "link", "node", "link_latency")},
+        network, **{name: getattr(network, name)[new] for name in ("send", "receive", "link", "node", "link_latency")}
     )
     schedule = schedule_for(mode, traffic, network, seed)
     other = None

@@ -230,8 +230,14 @@ def test_sharing_by_hand():
 
 @pytest.mark.parametrize(
     ("use", "rates"),
-    [((1, 1), (0.5, 0.5)), ((0.5, 1), (1, 0.5)), ((1, 0.2), (0.8, 1)), ((0.8, 0.625), (0.625, 0.8)), ((0.3, 0.6), (1, 1))],
-)  # fmt: skip
+    [
+        ((1, 1), (0.5, 0.5)),
+        ((0.5, 1), (1, 0.5)),
+        ((1, 0.2), (0.8, 1)),
+        ((0.8, 0.625), (0.625, 0.8)),
+        ((0.3, 0.6), (1, 1)),
+    ],
+)
 def test_shares(use, rates):
     assert shared_rates(use) == pytest.approx(rates)
     assert shared_rates(use[::-1]) == pytest.approx(rates[::-1])
@@ -299,7 +305,7 @@ def test_tasks_of_no_length(policy):
         ((alltoall(1, after=[0]),), "0 wait"),
         (tuple(compute(1, after=[0]) for _ in range(7)), "0, 1, 2, 3, 4 and 2 more wait"),
     ],
-)  # fmt: skip
+)
 def test_cycles_are_refused(rows, message):
     with pytest.raises(InputError, match=message):
         run_streams(step(*rows), "priority")
@@ -328,7 +334,7 @@ def test_a_pair_that_waits_for_what_it_defers_is_refused():
         ({"pair": [-1, -2]}, "pair: wanted"),
         ({"holds": [False, True]}, "holds: only"),
     ],
-)  # fmt: skip
+)
 def test_malformed_tasks_are_refused(change, message):
     with pytest.raises(InputError, match=message):
         replace(step(compute(1), alltoall(1), groups=2), **change)
@@ -336,8 +342,13 @@ def test_malformed_tasks_are_refused(change, message):
 
 @pytest.mark.parametrize(
     ("policy", "use", "message"),
-    [("lifo", (1, 1), "'lifo'"), ("fair", (0, 1), "above 0"), ("fair", (1, 1.5), "at most 1"), ("fair", (np.nan, 1), "use")],
-)  # fmt: skip
+    [
+        ("lifo", (1, 1), "'lifo'"),
+        ("fair", (0, 1), "above 0"),
+        ("fair", (1, 1.5), "at most 1"),
+        ("fair", (np.nan, 1), "use"),
+    ],
+)
 def test_unknown_policies_and_shares_are_refused(policy, use, message):
     with pytest.raises(InputError, match=message):
         run_streams(step(compute(1)), policy, use)

@@ -49,9 +49,13 @@ def problem_of(cluster=None, experts: int = 4, layers: int = 2, k: int = 1, work
 
 def plan_of(problem: Problem, priority: Priority = FAIR, placement: Placement | None = None, **parts) -> Plan:
     return Plan(
-        name="test", placement=placement or linear_placement(problem), send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="test"), priority=priority, **parts,
-    )  # fmt: skip
+        name="test",
+        placement=placement or linear_placement(problem),
+        send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test"),
+        priority=priority,
+        **parts,
+    )
 
 
 def graph_of(problem: Problem, groups: int = 1):
@@ -69,14 +73,15 @@ def planned(draw):
     cluster = draw(clusters(2, 4))
     gpus = len(cluster.gpus)
     problem = problem_of(
-        cluster, experts=gpus * draw(st.integers(1, 2)), k=draw(st.integers(1, 2)),
+        cluster,
+        experts=gpus * draw(st.integers(1, 2)),
+        k=draw(st.integers(1, 2)),
         gate=draw(st.sampled_from(("switch", "batch-prioritised"))),
-        capacity_factor=draw(st.sampled_from((0, 1, 1.5))), tied_embeddings=draw(st.booleans()),
-    )  # fmt: skip
+        capacity_factor=draw(st.sampled_from((0, 1, 1.5))),
+        tied_embeddings=draw(st.booleans()),
+    )
     size = draw(st.sampled_from((1e3, 2e4, 1e7)))
-    priority = Priority(
-        policy=draw(st.sampled_from(POLICIES)), **{draw(st.sampled_from(("bucket", "micro_op"))): size}
-    )  # fmt: skip
+    priority = Priority(policy=draw(st.sampled_from(POLICIES)), **{draw(st.sampled_from(("bucket", "micro_op"))): size})
     parts = {}
     if draw(st.booleans()):
         order = draw(st.sampled_from(("dispatch-first", "interleaved")))
@@ -135,9 +140,9 @@ def test_without_any_overlap_everything_adds_up():
     problem = problem_of()
     plan = plan_of(problem, Priority(policy="fair", bucket=1e12))
     timeline, priced = simulate(plan, problem), price_step(problem, linear_placement(problem))
-    network = [one.kind == "gradient" for one in priced.graph.operators]
+    network = [operator.kind == "gradient" for operator in priced.graph.operators]
     rest = priced.seconds[~np.array(network), 0, 0].sum()
-    gradients = sum(one.sent for one in priced.graph.operators if one.kind == "gradient")
+    gradients = sum(operator.sent for operator in priced.graph.operators if operator.kind == "gradient")
     assert timeline.total == pytest.approx(
         rest + float(problem.cost.all_reduce(problem.cluster, np.float64(gradients)))
     )
@@ -161,14 +166,29 @@ def test_faster_hardware_scales_every_time(case):
     without = Datasheet(launch=0.0)
     slow = replace(problem, cost=without)
     cards = [
-        node.model_copy(update={
-            "gpus": tuple(
-                gpu.model_copy(update={name: 2 * getattr(gpu, name) for name in (
-                    "memory_bandwidth", "flops_fp32", "flops_fp16", "send_bandwidth", "receive_bandwidth")})
-                for gpu in node.gpus),
-            "link_bandwidth": node.link_bandwidth and 2 * node.link_bandwidth, "link_latency": node.link_latency / 2,
-        }) for node in problem.cluster.nodes
-    ]  # fmt: skip
+        node.model_copy(
+            update={
+                "gpus": tuple(
+                    gpu.model_copy(
+                        update={
+                            name: 2 * getattr(gpu, name)
+                            for name in (
+                                "memory_bandwidth",
+                                "flops_fp32",
+                                "flops_fp16",
+                                "send_bandwidth",
+                                "receive_bandwidth",
+                            )
+                        }
+                    )
+                    for gpu in node.gpus
+                ),
+                "link_bandwidth": node.link_bandwidth and 2 * node.link_bandwidth,
+                "link_latency": node.link_latency / 2,
+            }
+        )
+        for node in problem.cluster.nodes
+    ]
     cluster = problem.cluster.model_copy(update={"nodes": tuple(cards), "latency": problem.cluster.latency / 2})
     fast = make_problem(problem.workload, cluster, problem.model, without, step=problem.step)
     assert simulate(plan, fast).total == pytest.approx(simulate(plan, slow).total / 2)
@@ -245,13 +265,25 @@ def test_replicas_that_make_no_groups_are_no_groups():
         ({"overlap": Overlap(ranges=(PartitionRange(first="1.qkv", last="nothing", parts=2),))}, "nothing"),
         ({"overlap": Overlap(ranges=(PartitionRange(first="1.combine", last="1.qkv", parts=2),))}, "comes first"),
         ({"overlap": Overlap(ranges=(PartitionRange(first="head", last="loss", parts=2),))}, "cannot be cut together"),
-        ({"overlap": Overlap(ranges=(PartitionRange(first="1.qkv", last="1.attention", parts=9),))}, "only 8 sequences"),
-        ({"overlap": Overlap(ranges=(PartitionRange(first="1.qkv", last="1.combine", parts=2),
-                                     PartitionRange(first="1.dispatch", last="2.qkv", parts=2)))}, "twice"),
+        (
+            {"overlap": Overlap(ranges=(PartitionRange(first="1.qkv", last="1.attention", parts=9),))},
+            "only 8 sequences",
+        ),
+        (
+            {
+                "overlap": Overlap(
+                    ranges=(
+                        PartitionRange(first="1.qkv", last="1.combine", parts=2),
+                        PartitionRange(first="1.dispatch", last="2.qkv", parts=2),
+                    )
+                )
+            },
+            "twice",
+        ),
         ({"overlap": Overlap(ranges=(PartitionRange(first="1.qkv", last="1.combine", parts=99),))}, "99 parts"),
         ({"overlap": Overlap(under={"dw.1.qkv": "dx.1.combine"})}, "needs the other"),
     ],
-)  # fmt: skip
+)
 def test_a_plan_that_does_not_fit_the_step_is_refused(parts, reason):
     problem = problem_of()
     with pytest.raises(InputError, match=reason):
@@ -365,7 +397,8 @@ def test_a_measured_all_reduce_takes_as_long_as_measured_fused_or_cut():
     problem = problem_of()
     graph = graph_of(problem)
     timed = tuple(
-        one.model_copy(update={"seconds": 0.25 if one.kind == "gradient" else 0.0}) for one in graph.operators
+        operator.model_copy(update={"seconds": 0.25 if operator.kind == "gradient" else 0.0})
+        for operator in graph.operators
     )
     problem = replace(problem, graph=graph.model_copy(update={"operators": timed}))
     gradients = len(graph.of_phase("all_reduce"))

@@ -62,7 +62,7 @@ def plain_seconds(hosting, expert_of_token: np.ndarray, rank_of_token: np.ndarra
                 sent[rank] += model.bytes_per_token / len(hosts)
                 received[gpu] += model.bytes_per_token / len(hosts)
     gate = max(float(cost.gate(card, count, model)) for count in held)
-    ffn = max(sum(float(cost.expert_ffn(card, count, model)) for count in one.values()) for one in tokens)
+    ffn = max(sum(float(cost.expert_ffn(card, count, model)) for count in token.values()) for token in tokens)
     last = max(float(cost.aggregate(card, count, model)) for count in held)
     # Dispatch and combine move the same bytes in opposite directions.
     dispatch = max(max(sent) / card.send_bandwidth, max(received) / card.receive_bandwidth)
@@ -83,15 +83,21 @@ def test_shapes_shares_and_what_waiting_is_made_of(case, check, packing, renorma
     rng = np.random.default_rng(seed)
     length = int(rng.integers(1, layers))
     options = TwoPhaseOptions(
-        path_length=length, top_k=int(rng.integers(1, experts + 1)), batch_tokens=20, check=check, packing=packing,
-        max_experts_per_device=-(-experts // gpus) + more - 1, renormalise=renormalise, schedule_seconds=0.02,
+        path_length=length,
+        top_k=int(rng.integers(1, experts + 1)),
+        batch_tokens=20,
+        check=check,
+        packing=packing,
+        max_experts_per_device=-(-experts // gpus) + more - 1,
+        renormalise=renormalise,
+        schedule_seconds=0.02,
         check_seconds=0.003,
-    )  # fmt: skip
+    )
     result = two_phase(problem_of(test, gpus), train, options)
     assert result.batches == 2 and set(result.schemes) == set(SCHEMES)
-    for one in result.schemes.values():
-        assert one.layer.shape == one.waiting.shape == one.all_to_all.shape == (2, layers)
-        assert (one.layer >= one.waiting + one.all_to_all - 1e-12).all()
+    for scheme in result.schemes.values():
+        assert scheme.layer.shape == scheme.waiting.shape == scheme.all_to_all.shape == (2, layers)
+        assert (scheme.layer >= scheme.waiting + scheme.all_to_all - 1e-12).all()
     assert (result.same_set | ~result.same_order).all()  # the right order is the right set
     right = result.same_set if check == "set" else result.same_order
     assert (result.fine_tuned[:, length:] == ~right[:, length:]).all()
@@ -224,9 +230,15 @@ def test_swapping_counts_the_experts_that_a_device_lacks(case, renormalise):
     test, train = skewed(seed, 64, layers, experts), skewed(seed + 1, 50, layers, experts)
     problem, cap = problem_of(test, gpus), -(-experts // gpus) + more - 1
     options = TwoPhaseOptions(
-        path_length=1, batch_tokens=64, max_experts_per_device=cap, schedule_seconds=0, check_seconds=0,
-        host_bandwidth=problem.model.bytes_per_expert, other_seconds=1e6, renormalise=renormalise,
-    )  # fmt: skip
+        path_length=1,
+        batch_tokens=64,
+        max_experts_per_device=cap,
+        schedule_seconds=0,
+        check_seconds=0,
+        host_bandwidth=problem.model.bytes_per_expert,
+        other_seconds=1e6,
+        renormalise=renormalise,
+    )
     result = two_phase(problem, train, options)
     home = [set(block.tolist()) for block in np.array_split(np.arange(experts), gpus)]
     profile = profile_paths(train.experts[:, :, 0], experts, 1)
@@ -298,7 +310,7 @@ def test_missing_choices_and_layers_without_any():
     experts[20:, 2] = -1
     trace = trace_of(experts, 4)
     result = two_phase(problem_of(trace, 2), trace, TwoPhaseOptions(path_length=1, batch_tokens=20))
-    assert all(np.isfinite(one.layer).all() for one in result.schemes.values())
+    assert all(np.isfinite(scheme.layer).all() for scheme in result.schemes.values())
     assert result.schemes["baseline"].layer[1, 2] == 0
 
 
@@ -322,7 +334,7 @@ def test_on_a_recording(gpus):
     own = Problem(recording("alpha-man", 1), cluster, model, Datasheet())
     options = TwoPhaseOptions(copies=64, other_seconds=0.017)
     results = sweep_path_length(own, recording("alpha-man", 0), (1, 3, 5), options)
-    assert [one.options.path_length for one in results] == [1, 3, 5]
+    assert [result.options.path_length for result in results] == [1, 3, 5]
     middle = results[1]
     assert middle.accuracy() > 0.5
     figures = {scheme: middle.figures(scheme) for scheme in SCHEMES}

@@ -35,7 +35,7 @@ def test_the_waits_add_up_to_the_time_step_by_step(system) -> None:
     found = waits(timeline)
     assert found["seconds"].sum() == pytest.approx(timeline.total) and (found["seconds"] >= 0).all()
     events = timeline.events
-    assert len(found) == len({(one.layer, one.kind) for one in events.itertuples()})
+    assert len(found) == len({(itertuple.layer, itertuple.kind) for itertuple in events.itertuples()})
     for step in found.itertuples():
         mine = events[(events["layer"] == step.layer) & (events["kind"] == step.kind)]
         last = mine[mine["end"] == mine["end"].max()]

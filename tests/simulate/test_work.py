@@ -20,17 +20,23 @@ from tests.strategies import cluster_of, make_gpu, make_model, problems
 
 def coherent(placement: Placement) -> Plan:
     return Plan(
-        name="coherent", placement=placement, send_order=SendOrder(mode="concurrent"), execution="context-coherent",
+        name="coherent",
+        placement=placement,
+        send_order=SendOrder(mode="concurrent"),
+        execution="context-coherent",
         provenance=Provenance(optimiser="test"),
-    )  # fmt: skip
+    )
 
 
 @st.composite
 def coherent_plans(draw):
     problem = draw(problems())
     layers, experts, gpus = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
-    rows = draw(st.lists(st.lists(st.integers(0, gpus - 1), min_size=experts, max_size=experts),
-                         min_size=layers, max_size=layers))  # fmt: skip
+    rows = draw(
+        st.lists(
+            st.lists(st.integers(0, gpus - 1), min_size=experts, max_size=experts), min_size=layers, max_size=layers
+        )
+    )
     return coherent(Placement.from_gpu_of_expert(np.array(rows), gpus, problem.model.moe_layers)), problem
 
 

@@ -74,6 +74,6 @@ def test_a_larger_one_in_its_time_with_a_bound(solver):
         (GOOD | {"speed": 1}, ["speed"]),
         ([GOOD, GOOD | {"gpus": 3}], ["instance 1"]),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_problem_is_one_line(solver, given, parts):
     solver.refused("affinity", given, *parts)

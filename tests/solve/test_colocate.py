@@ -24,7 +24,7 @@ def test_colocate(solver, experts):
     assert set(answer) == COMMON | {"partner"} and answer["status"] == "OPTIMAL"
     assert all(type(one) is int for one in answer["partner"])
     four = [np.array(instance[name]) for name in NAMES]
-    best = min(check_colocation(np.array(one), *four) for one in permutations(range(experts)))
+    best = min(check_colocation(np.array(permutation), *four) for permutation in permutations(range(experts)))
     assert check_colocation(np.array(answer["partner"]), *four) == answer["objective"] == answer["bound"] == best
 
 
@@ -81,7 +81,7 @@ def test_an_array_of_instances(solver):
         ([PAIRS, PAIRS | {"send_a": [1, 2, 3]}], ["instance 1", "send_a"]),
         ("7", ["colocate"]),
     ],
-)  # fmt: skip
+)
 def test_malformed_pairs_are_one_line(solver, given, parts):
     solver.refused("colocate", given, *parts)
 
@@ -101,6 +101,6 @@ def test_malformed_pairs_are_one_line(solver, given, parts):
         (TRIPLES | {"gpus": 2}, ["gpus"]),
         ([TRIPLES, {"cost": [[[1, 2]]]}], ["instance 1", "cost"]),
     ],
-)  # fmt: skip
+)
 def test_malformed_costs_are_one_line(solver, given, parts):
     solver.refused("colocate-heterogeneous", given, *parts)

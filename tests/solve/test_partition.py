@@ -76,7 +76,7 @@ def test_a_time_limit_leaves_the_rest_of_the_chain_uncut(solver):
 
 
 def solutions(instance: dict) -> int:
-    rules = [(one["tensors"], one["allowed"]) for one in instance["constraints"]]
+    rules = [(constraint["tensors"], constraint["allowed"]) for constraint in instance["constraints"]]
     count = 0
     for chosen in product(*instance["domains"].values()):
         try:

@@ -68,6 +68,6 @@ def test_nothing_to_do_and_arrays(solver):
         (PLAIN | {"weight": 1}, ["weight"]),
         ([PLAIN, PLAIN | {"overhead": "x"}], ["instance 1", "overhead"]),
     ],
-)  # fmt: skip
+)
 def test_malformed_instances_are_one_line(solver, given, parts):
     solver.refused("priority", given, *parts)

@@ -24,13 +24,13 @@ def schedule_of(answer: dict) -> Schedule:
         assert set(send) == {"src", "dst", "bytes"}
         assert type(send["src"]) is type(send["dst"]) is int
     columns = {name: tuple(send[name] for send, _ in rows) for name in ("src", "dst", "bytes")}
-    duration = tuple(one["duration"] for one in answer["phases"])
+    duration = tuple(phase["duration"] for phase in answer["phases"])
     return Schedule(phase=tuple(phase for _, phase in rows), duration=duration, **columns)
 
 
 def held_against_the_rules(answer: dict, instance: dict) -> None:
     """Legal, and the makespan, the bound and the status are what the phases really give."""
-    assert set(answer) == COMMON | {"phases"} and all(set(one) == {"duration", "sends"} for one in answer["phases"])
+    assert set(answer) == COMMON | {"phases"} and all(set(phase) == {"duration", "sends"} for phase in answer["phases"])
     traffic = np.array(instance["traffic"], dtype=float)
     rate = np.broadcast_to(np.array(instance["bandwidth"], dtype=float), len(traffic))
     makespan, bound = check_schedule(schedule_of(answer), traffic, rate, rate, instance.get("mode", "matched"))
@@ -48,7 +48,10 @@ def worth_of(answer: dict, instance: dict) -> float:
 
 
 def best_by_trying_all(instance: dict) -> float:
-    return min(worth_of({"gpu_of_expert": list(one)}, instance) for one in permutations(range(len(instance["tokens"]))))
+    return min(
+        worth_of({"gpu_of_expert": list(permutation)}, instance)
+        for permutation in permutations(range(len(instance["tokens"])))
+    )
 
 
 @pytest.mark.parametrize("mode", ["matched", "shared"])
@@ -63,7 +66,7 @@ def test_order_is_matched_unless_told_otherwise(solver):
     instance = {"traffic": [[0, 4, 4], [0, 0, 0], [0, 0, 0]], "bandwidth": [1, 4, 4]}
     answer = solver.answer("order", instance)
     held_against_the_rules(answer, instance)
-    assert all(len(one["sends"]) == 1 for one in answer["phases"])
+    assert all(len(phase["sends"]) == 1 for phase in answer["phases"])
 
 
 def test_the_modes_differ_where_a_fast_receiver_meets_slow_senders(solver):
@@ -77,7 +80,7 @@ def test_the_modes_differ_where_a_fast_receiver_meets_slow_senders(solver):
 def test_order_without_anything_to_send(solver, mode, traffic):
     answer = solver.answer("order", {"traffic": traffic, "bandwidth": 2, "mode": mode})
     assert (answer["objective"], answer["bound"], answer["status"]) == (0, 0, "OPTIMAL")
-    assert not any(one["sends"] for one in answer["phases"])
+    assert not any(phase["sends"] for phase in answer["phases"])
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -197,7 +200,7 @@ ASSIGN = {"tokens": [[0, 1], [2, 0]], "bandwidth": [1, 1], "seconds_per_token": 
         ([ORDER, ORDER | {"bandwidth": [1]}], ["instance 1"]),
         ([ORDER, []], ["instance 1"]),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_order_is_one_line(solver, given, parts):
     solver.refused("order", given, *parts)
 
@@ -216,7 +219,7 @@ def test_a_malformed_order_is_one_line(solver, given, parts):
         (ASSIGN | {"seconds_per_token": [1, -1]}, ["seconds_per_token"]),
         ([ASSIGN, ASSIGN, ASSIGN | {"tokens": []}], ["instance 2", "tokens"]),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_assignment_is_one_line(solver, given, parts):
     solver.refused("assign", given, *parts)
 
@@ -231,7 +234,7 @@ def test_a_malformed_assignment_is_one_line(solver, given, parts):
         ("[]", ["--options"]),
         ("[" * 100_000, ["--options", "JSON"]),
     ],
-)  # fmt: skip
+)
 def test_malformed_options_are_one_line(solver, options, parts):
     solver.refused("order", ORDER, *parts, options=options)
 

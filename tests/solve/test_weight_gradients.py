@@ -85,7 +85,7 @@ def test_the_seed_is_the_search_s(solver):
         "allowed": given.allowed.astype(int).tolist(),
     }
     options = [json.dumps({"exact": False, "seed": seed}) for seed in (0, 0, 1, 2)]
-    answers = [solver.answer("weight-gradients", instance, one)["alltoall_of_dw"] for one in options]
+    answers = [solver.answer("weight-gradients", instance, option)["alltoall_of_dw"] for option in options]
     assert answers[0] == answers[1] and (answers[0] != answers[2] or answers[0] != answers[3])
 
 

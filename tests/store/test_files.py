@@ -45,8 +45,11 @@ def test_a_recording_comes_back_as_it_was(workload, own_data_folder):
     back = store.load_workload(digest)
     assert type(back) is type(workload) and back is not workload
     assert (back.name, back.layers, back.num_experts, back.k) == (
-        workload.name, workload.layers, workload.num_experts, workload.k,
-    )  # fmt: skip
+        workload.name,
+        workload.layers,
+        workload.num_experts,
+        workload.k,
+    )
     assert back.digest == digest == workload.digest
     for one, other in zip(arrays_of(workload).values(), arrays_of(back).values(), strict=True):
         assert (one is None) == (other is None)

@@ -20,9 +20,12 @@ from engine.store.database import Database
 def plan_of(name: str = "a plan", seed: int = 0, parent: str | None = None) -> Plan:
     placement = Placement(experts=2, experts_of_gpu=(((0,), (1,)),), model_layers=(0,))
     return Plan(
-        name=name, placement=placement, send_order=SendOrder(mode="concurrent"),
-        provenance=Provenance(optimiser="test", seed=seed), parent=parent,
-    )  # fmt: skip
+        name=name,
+        placement=placement,
+        send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="test", seed=seed),
+        parent=parent,
+    )
 
 
 @pytest.fixture
@@ -70,9 +73,14 @@ def test_parents_and_children(db, saved):
 def test_plans_are_found_by_name_note_author_or_id_and_a_percent_sign_is_a_percent_sign(db, saved):
     sharp = records.save_plan(db, saved.workspace, plan_of("100% Sharp_one", 1), "Çelik", "for the\nboard")
     parts = ("sharp", "BOARD", "elik", sharp.plan[:9], "%", "_", "no")
-    found = {part: [one.number for one in records.saved_plans(db, saved.workspace, part)] for part in parts}
+    found = {
+        part: [saved_plan.number for saved_plan in records.saved_plans(db, saved.workspace, part)] for part in parts
+    }
     assert list(found.values()) == [[sharp.number]] * 6 + [[]]
-    assert [one.number for one in records.saved_plans(db, saved.workspace)] == [sharp.number, saved.number]
+    assert [saved_plan.number for saved_plan in records.saved_plans(db, saved.workspace)] == [
+        sharp.number,
+        saved.number,
+    ]
 
 
 def test_a_review_keeps_everything_that_was_said_in_order(db, saved):
@@ -86,13 +94,17 @@ def test_a_review_keeps_everything_that_was_said_in_order(db, saved):
         states.append(records.find_review(db, review.id).state)
     assert states == ["rejected", "open", "approved"]
     seen = records.find_review(db, review.id)
-    assert [(one.by, one.text) for one in seen.comments] == [
-        ("Ben", "too slow"), ("Ana", "<script>alert(1)</script>"), ("Ben", "fine\n\nthen")
-    ]  # fmt: skip
-    assert [(one.verdict, one.reason, one.by) for one in seen.decisions] == [
-        ("rejected", "latency", "Çelik"), ("reopened", "", "Çelik"), ("approved", "", "Çelik")
-    ]  # fmt: skip
-    assert [one.at for one in seen.decisions] == sorted(one.at for one in seen.decisions)
+    assert [(comment.by, comment.text) for comment in seen.comments] == [
+        ("Ben", "too slow"),
+        ("Ana", "<script>alert(1)</script>"),
+        ("Ben", "fine\n\nthen"),
+    ]
+    assert [(decision.verdict, decision.reason, decision.by) for decision in seen.decisions] == [
+        ("rejected", "latency", "Çelik"),
+        ("reopened", "", "Çelik"),
+        ("approved", "", "Çelik"),
+    ]
+    assert [decision.at for decision in seen.decisions] == sorted(decision.at for decision in seen.decisions)
     second = records.open_review(db, saved.number, "And now?", "Ben")
     assert [one.id for one in records.reviews(db, saved.workspace)] == [second.id, review.id]
     assert records.reviews(db, records.add_workspace(db, "other", "Ana").id) == []
@@ -104,7 +116,7 @@ def test_who_decides_on_what_has_changed_meanwhile_is_told(db, saved):
     with pytest.raises(InputError, match="Ben has just rejected this"):
         records.decide(db, review, "approved", "", "Ana", seen=0)
     records.decide(db, review, "approved", "", "Ana", seen=1)
-    assert [one.verdict for one in records.find_review(db, review).decisions] == ["rejected", "approved"]
+    assert [decision.verdict for decision in records.find_review(db, review).decisions] == ["rejected", "approved"]
 
 
 def test_two_who_decide_at_once_on_the_same_state_do_not_both_succeed(db, url, saved):
@@ -179,7 +191,7 @@ def test_what_cannot_be_kept_is_refused_in_a_line_and_leaves_nothing(db, saved, 
         do(db, saved)
     assert "\n" not in str(refused.value)
     assert len(records.workspaces(db)) == 1 and records.runs(db) == [] and records.reviews(db, saved.workspace) == []
-    assert [one.number for one in records.saved_plans(db, saved.workspace)] == [saved.number]
+    assert [saved_plan.number for saved_plan in records.saved_plans(db, saved.workspace)] == [saved.number]
 
 
 def at_once(count: int, work: Callable[[int], None]) -> None:
@@ -200,7 +212,7 @@ def test_four_who_write_at_once_lose_nothing(db, url, saved):
 
     at_once(4, write_much)
     assert len(records.saved_plans(db, saved.workspace)) == 1 + 48
-    said = [one.text for one in records.find_review(db, review).comments]
+    said = [comment.text for comment in records.find_review(db, review).comments]
     assert sorted(said) == sorted(f"{who} {index}" for who in range(4) for index in range(12))
     for who in range(4):  # of each in the order in which they said it
         assert [one for one in said if one.startswith(f"{who} ")] == [f"{who} {index}" for index in range(12)]
@@ -234,7 +246,7 @@ def test_the_data_folder_has_the_database_and_one_writer_does_not_block_readers(
     records.add_workspace(db, "seen", "Ana")
     with db.writing() as connection:
         connection.execute(text("insert into workspace (id, name, by, at) values ('a', 'unseen', 'a', 1)"))
-        assert [one.name for one in records.workspaces(db)] == ["seen"]
+        assert [workspace.name for workspace in records.workspaces(db)] == ["seen"]
     assert sqlite3.connect(own_data_folder / "switchyard.db").execute("pragma journal_mode").fetchone() == ("wal",)
 
 

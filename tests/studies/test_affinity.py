@@ -151,9 +151,12 @@ def test_points_arrive_one_by_one_and_a_stop_keeps_them() -> None:
     assert nothing.ceiling is None and nothing.points == ()
     rows: list[OutOfDistribution] = []
     moved = out_of_distribution(
-        [planted(0), planted(1), planted(2)], 4, time_limit=BRIEF, stop=lambda: len(rows) == 2,
+        [planted(0), planted(1), planted(2)],
+        4,
+        time_limit=BRIEF,
+        stop=lambda: len(rows) == 2,
         on_point=lambda found, part: rows.append(found),
-    )  # fmt: skip
+    )
     assert not moved.complete and np.isnan(moved.matrix()).all(axis=1).tolist() == [False, False, True]
 
 

@@ -17,8 +17,10 @@ from tests.studies.test_what_if import step_problem
 
 
 def problem_of(memory: float = 1e9, per_node: int = 1) -> Problem:
-    nodes = (Node(name="one", gpus=(make_gpu(memory=memory),) * per_node),
-             Node(name="two", gpus=(make_gpu(1, send=5e5, memory=memory),) * per_node))  # fmt: skip
+    nodes = (
+        Node(name="one", gpus=(make_gpu(memory=memory),) * per_node),
+        Node(name="two", gpus=(make_gpu(1, send=5e5, memory=memory),) * per_node),
+    )
     rng = np.random.default_rng(1)
     experts = rng.zipf(1.5, (300, 2, 1)).clip(1, 6).astype(np.int16) - 1
     trace = RoutingTrace("six", experts, 6, source_rank=rng.integers(0, 2, 300).astype(np.int32))
@@ -26,8 +28,10 @@ def problem_of(memory: float = 1e9, per_node: int = 1) -> Problem:
 
 
 def by_hand(problem: Problem, part, most: int) -> list[float]:
-    return [run(SYSTEMS["linear"], fitted(problem, grown(problem.cluster, part, count)), {}).result.objective
-            for count in range(1, most + 1)]  # fmt: skip
+    return [
+        run(SYSTEMS["linear"], fitted(problem, grown(problem.cluster, part, count)), {}).result.objective
+        for count in range(1, most + 1)
+    ]
 
 
 @pytest.mark.parametrize("kind", range(3))
@@ -41,8 +45,8 @@ def test_the_smallest_size_is_that_of_trying_all(kind: int) -> None:
         found = smallest(points, target)
         assert (found.parts if found else None) == (None if first is None else first + 1)
         tried = len(times) if first is None else min(len(times), first + 3)
-        assert [one.total for one in points] == times[:tried]
-        assert all(one.gpus == one.parts * sum(len(node.gpus) for node in part) for one in points)
+        assert [point.total for point in points] == times[:tried]
+        assert all(point.gpus == point.parts * sum(len(node.gpus) for node in part) for point in points)
 
 
 def test_a_size_without_room_is_refused_and_the_search_goes_on() -> None:
@@ -58,8 +62,8 @@ def test_a_bound_says_what_is_certain() -> None:
     problem = problem_of()
     part = next(iter(parts_of(problem.cluster).values()))
     points = list(capacity(problem, part, 1e-9, 3, "aurora", {"time_limit": 1.0}))
-    assert all(one.bound <= one.total and one.cannot_meet(0.99 * one.bound) for one in points)
-    assert not any(one.cannot_meet(one.total) for one in points)
+    assert all(point.bound <= point.total and point.cannot_meet(0.99 * point.bound) for point in points)
+    assert not any(point.cannot_meet(point.total) for point in points)
     order_only = CapacityPoint(1, 1, 2.0, 1.5, "order")
     assert not order_only.cannot_meet(1.0) and order_only.meets(2.0)
     assert CapacityPoint.from_dict(points[0].to_dict()) == points[0]
@@ -83,8 +87,12 @@ def replace_nodes(cluster: Cluster, nodes) -> Cluster:
 def test_what_cannot_be_sought() -> None:
     problem = problem_of()
     part = next(iter(parts_of(problem.cluster).values()))
-    for target, most, said in ((0.0, 4, "not above 0"), (float("nan"), 4, "not above 0"), (1.0, 0, "give between 1"),
-                               (1.0, 9999, "give between 1")):  # fmt: skip
+    for target, most, said in (
+        (0.0, 4, "not above 0"),
+        (float("nan"), 4, "not above 0"),
+        (1.0, 0, "give between 1"),
+        (1.0, 9999, "give between 1"),
+    ):
         with pytest.raises(InputError, match=said):
             list(capacity(problem, part, target, most, "linear"))
     matrix = TrafficMatrix("bytes", np.ones((2, 2, 6)), 128)

@@ -43,8 +43,12 @@ def test_noise_costs_a_plan_that_was_proven_optimal() -> None:
 def test_what_cannot_be_studied() -> None:
     problem = small()
     assert check_levels([0.5, 0, 0.5], 1) == [0, 0.5]
-    for levels, seeds, said in (([], 1, "give 1 to"), ([1.5], 1, "between 0 and 1"), ([0.5], 0, "0 draws"),
-                                (np.linspace(0, 1, 40), 1, "not 40")):  # fmt: skip
+    for levels, seeds, said in (
+        ([], 1, "give 1 to"),
+        ([1.5], 1, "between 0 and 1"),
+        ([0.5], 0, "0 draws"),
+        (np.linspace(0, 1, 40), 1, "not 40"),
+    ):
         with pytest.raises(InputError, match=said):
             check_levels(levels, seeds)
     with pytest.raises(InputError, match="training step"):

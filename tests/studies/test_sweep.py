@@ -58,8 +58,9 @@ def test_range_points_are_lancet_as_if_run_alone() -> None:
     points = points_of(problem, "range")
     wanted = [
         {"weight_gradients": "greedy", "max_parts": parts} | ({"max_range": value} if value else {"partition": False})
-        for parts in (2, 4) for value in VALUES["range"]
-    ]  # fmt: skip
+        for parts in (2, 4)
+        for value in VALUES["range"]
+    ]
     for point, options in zip(points, wanted, strict=False):
         alone = run(TRAINING["lancet"], problem, options).result
         assert (point.total, point.plan_id) == (alone.objective, alone.solution.id)
@@ -86,7 +87,7 @@ def test_degree_points_are_the_fixed_degree_in_their_order(order: str) -> None:
 
 def test_the_orders_differ_where_they_can() -> None:
     points = points_of(problem_of(d_ff=400), "degree", [1, 5])
-    by = {(one.series, one.value): one.total for one in points}
+    by = {(point.series, point.value): point.total for point in points}
     assert by["dispatch first", 1] == by["interleaved", 1]
     assert by["dispatch first", 5] < by["interleaved", 5]
 
@@ -121,7 +122,7 @@ def test_the_forward_pass_ends_with_its_last_part() -> None:
 def test_a_longer_range_and_more_parts_never_hurt_the_forward_pass() -> None:
     """Lancet chooses among all ranges up to the limit; estimated and simulated forward pass are the same time."""
     points = points_of(problem_of(), "range", [0, 4, 5, 6, 8, 12, 1000])
-    few, many = ([one.forward for one in points if one.series == f"up to {parts} parts"] for parts in (2, 4))
+    few, many = ([point.forward for point in points if point.series == f"up to {parts} parts"] for parts in (2, 4))
     for series in (few, many):
         assert (np.diff(series) <= 1e-12).all()
         assert series[-1] < series[0]
@@ -131,7 +132,7 @@ def test_a_longer_range_and_more_parts_never_hurt_the_forward_pass() -> None:
 def test_smaller_micro_ops_are_more_and_shorter() -> None:
     sizes = [0.1, 0.15, 0.3, 1.0]
     points = points_of(problem_of(), "micro_op", sizes, {"pipelining": False, "packing": "off"})[: len(sizes)]
-    pieces, longest = [one.pieces for one in points], [one.longest for one in points]
+    pieces, longest = [point.pieces for point in points], [point.longest for point in points]
     assert pieces == sorted(pieces, reverse=True) and pieces[0] > pieces[-1]
     assert longest == sorted(longest) and longest[0] < longest[-1]
 
@@ -173,11 +174,17 @@ def test_a_point_that_was_stopped_midway_is_not_one() -> None:
 def test_progress_goes_up_and_names_the_best_so_far() -> None:
     reports = []
     problem = problem_of()
-    points = [point for point, _ in sweep(problem, trials_of(problem, "degree", [1, 2, 3], SETTINGS["degree"]),
-                                          report=lambda *what: reports.append(what))]  # fmt: skip
+    points = [
+        point
+        for point, _ in sweep(
+            problem,
+            trials_of(problem, "degree", [1, 2, 3], SETTINGS["degree"]),
+            report=lambda *what: reports.append(what),
+        )
+    ]
     assert [done for done, *_ in reports] == [step / len(points) for step in range(len(points))]
     assert reports[0][1] == "dispatch first: 1" and reports[0][2] is None
-    assert reports[-1][2] == min(one.total for one in points[:-1])
+    assert reports[-1][2] == min(point.total for point in points[:-1])
 
 
 def test_plans_of_a_sweep_are_told_apart_by_name() -> None:

@@ -73,9 +73,15 @@ def test_the_planted_placement_is_even_and_keeps_chains() -> None:
 
 @pytest.mark.parametrize(
     "recipe, said",
-    [((0, 1, 0), "tokens 0"), ((10, -1, 0), "skew -1"), ((10, 1, 1.1), "affinity 1.1"), ((10, float("nan"), 0), "skew nan"),
-     ((10**7, 1, 0), "tokens"), ((10, 1, 0, -1), "seed")],
-)  # fmt: skip
+    [
+        ((0, 1, 0), "tokens 0"),
+        ((10, -1, 0), "skew -1"),
+        ((10, 1, 1.1), "affinity 1.1"),
+        ((10, float("nan"), 0), "skew nan"),
+        ((10**7, 1, 0), "tokens"),
+        ((10, 1, 0, -1), "seed"),
+    ],
+)
 def test_recipes_that_cannot_be(recipe, said: str) -> None:
     with pytest.raises(InputError, match=said):
         Recipe(*recipe)

@@ -87,9 +87,15 @@ def test_so_many_tokens_are_the_recording_so_often(case, factor: float) -> None:
 def test_against_a_cluster_and_a_model_changed_by_hand(system: str) -> None:
     problem = small()
     plan = run(SYSTEMS[system], problem, {}).result.solution
-    faster = cluster_of(*(card.model_copy(update={"send_bandwidth": 3 * card.send_bandwidth,
-                                                  "receive_bandwidth": 3 * card.receive_bandwidth})
-                          for card in problem.cluster.gpus), latency=5e-5)  # fmt: skip
+    faster = cluster_of(
+        *(
+            card.model_copy(
+                update={"send_bandwidth": 3 * card.send_bandwidth, "receive_bandwidth": 3 * card.receive_bandwidth}
+            )
+            for card in problem.cluster.gpus
+        ),
+        latency=5e-5,
+    )
     wider = problem.model.model_copy(update={"d_model": 128, "d_ff": 192, "dtype": "fp8"})
     by_hand = make_problem(problem.workload, faster, wider, Datasheet())
     mine = changed(problem, Change(network=3, latency=0.5, width=2, dtype="fp8"))
@@ -226,11 +232,16 @@ def test_sensitivity_is_the_plan_simulated_by_hand() -> None:
     problem = small()
     plan = run(SYSTEMS["aurora"], problem, {}).result.solution
     parameters = parameters_of(problem)
-    assert [one.title for one in parameters[:5]] == ["network bandwidth", "computation speed", "latency", "tokens",
-                                                     "model width"]  # fmt: skip
-    assert "type-1: network" in {one.title for one in parameters}
+    assert [parameter.title for parameter in parameters[:5]] == [
+        "network bandwidth",
+        "computation speed",
+        "latency",
+        "tokens",
+        "model width",
+    ]
+    assert "type-1: network" in {parameter.title for parameter in parameters}
     found = {one.title: one for one in sensitivity(plan, problem, 0.25, parameters)}
-    assert list(found) == [one.title for one in parameters]
+    assert list(found) == [parameter.title for parameter in parameters]
     for title, change in (("network bandwidth", "network"), ("tokens", "tokens")):
         for side, factor in (("less", 0.75), ("more", 1.25)):
             assert getattr(found[title], side) == simulate(plan, changed(problem, Change(**{change: factor}))).total

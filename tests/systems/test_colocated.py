@@ -30,9 +30,12 @@ def pairs(draw, **options) -> Problem:
     experts, layers = draw(st.integers(gpus, 2 * gpus)), draw(st.integers(1, 3))
     first, second = (draw(traces(layers, experts, gpus)) for _ in range(2))
     return make_problem(
-        first, cluster, make_model(layers, experts, first.k), draw(cost_models(cluster)),
+        first,
+        cluster,
+        make_model(layers, experts, first.k),
+        draw(cost_models(cluster)),
         second=(second, make_model(layers, experts, second.k)),
-    )  # fmt: skip
+    )
 
 
 def plan_of(problem: Problem, placement, placement_b, mode: str) -> Plan:
@@ -41,9 +44,13 @@ def plan_of(problem: Problem, placement, placement_b, mode: str) -> Plan:
         for one, side in ((placement, problem), (placement_b, problem.second))
     ]
     return Plan(
-        name="two", placement=placement, send_order=orders[0], placement_b=placement_b, send_order_b=orders[1],
+        name="two",
+        placement=placement,
+        send_order=orders[0],
+        placement_b=placement_b,
+        send_order_b=orders[1],
         provenance=Provenance(optimiser="test"),
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -77,9 +84,7 @@ def test_a_broken_timeline_is_noticed():
         elif change == "lost":
             events.loc[sends, "bytes"] *= 0.5
         else:
-            events.loc[events["kind"] == "dispatch", "end"] = (
-                events["start"] + (events["end"] - events["start"]) * 0.01
-            )  # fmt: skip
+            events.loc[events["kind"] == "dispatch", "end"] = events["start"] + (events["end"] - events["start"]) * 0.01
         with pytest.raises(IllegalError):
             check_timeline(timeline, plan, problem)
 

@@ -40,7 +40,7 @@ def balancedness_of(placement: Placement, problem: Problem) -> np.ndarray:
     slots = placement.slots[0]
     assert np.all(placement.slots == slots)
     rows = np.array([[expert for gpu in row for expert in gpu] for row in placement.experts_of_gpu])
-    loads = np.array([one.load for one in (problem.workload, *problem.others)])
+    loads = np.array([other.load for other in (problem.workload, *problem.others)])
     return check_replication(rows, loads, len(slots), slots, speed=speed_of_gpu(problem))
 
 
@@ -126,7 +126,7 @@ def test_any_plan_is_legal_and_takes_what_the_validator_says(problem, redundant,
 def test_eplb_to_the_letter(redundant):
     problem = sample_problem("alpha-code", "alpha-man", tokens=1000)
     outcome = eplb(problem, algorithm="eplb", redundant=redundant)
-    mean = np.mean([one.load for one in (problem.workload, *problem.others)], axis=0)
+    mean = np.mean([other.load for other in (problem.workload, *problem.others)], axis=0)
     rows = printed(mean, 16 + 8 * redundant, 8)
     slots = np.full(8, 2 + redundant)
     assert outcome.result.solution.placement == Placement.from_slots(rows, slots, 16, problem.model.moe_layers)

@@ -49,9 +49,12 @@ def figures_on(gpu_of_expert: np.ndarray, workload: Workload, gpus: int) -> Join
 
 def objective_of(gpu_of_expert: np.ndarray, workloads: list[Workload], gpus: int, weight: float, over: str) -> float:
     """weight · hops over those of a blind placement + (1 - weight) · imbalance, each the worst or the mean."""
-    figures = [figures_on(gpu_of_expert, one, gpus) for one in workloads]
+    figures = [figures_on(gpu_of_expert, workload, gpus) for workload in workloads]
     several = max if over == "worst" else np.mean
-    hops, imbalance = several([one.hop_share for one in figures]), several([one.imbalance for one in figures])
+    hops, imbalance = (
+        several([figure.hop_share for figure in figures]),
+        several([figure.imbalance for figure in figures]),
+    )
     return float(weight * hops / (1 - 1 / gpus) + (1 - weight) * imbalance)
 
 
@@ -74,8 +77,8 @@ def test_the_worst_case_and_the_mean_are_different_plans():
     problem = problem_of(workloads[0], THREE, others=tuple(workloads[1:]))
     rows = {over: row_of(joint(problem, over=over)) for over in ("worst", "mean")}
     value = {
-        (made, scored): objective_of(rows[made], workloads, 3, 0.5, scored)
-        for made in rows
+        (row, scored): objective_of(rows[row], workloads, 3, 0.5, scored)
+        for row in rows
         for scored in ("worst", "mean")
     }
     assert value["worst", "worst"] < value["mean", "worst"] and value["mean", "mean"] < value["worst", "mean"]
@@ -116,11 +119,11 @@ def test_hops_count_between_all_choices():
 def test_the_notes_are_counted_again(names):
     problem = sample_problem(*names)
     outcome = joint(problem)
-    checks = [figures_on(row_of(outcome), one, 8) for one in (problem.workload, *problem.others)]
+    checks = [figures_on(row_of(outcome), other, 8) for other in (problem.workload, *problem.others)]
     worst = " in the worst of 2 recordings" if len(names) > 1 else ""
     notes = outcome.notes
-    assert notes["hops kept on their GPU"].value == share(min(one.kept_share for one in checks)) + worst
-    assert notes["balancedness"].value == digits(min(one.balancedness for one in checks)) + worst
+    assert notes["hops kept on their GPU"].value == share(min(check.kept_share for check in checks)) + worst
+    assert notes["balancedness"].value == digits(min(check.balancedness for check in checks)) + worst
     linear = np.tile(np.arange(16) // 2, (4, 1))
     assert notes["experts that move"].value == f"{(row_of(outcome) != linear).sum()} of 64"
     objective = objective_of(row_of(outcome), [problem.workload, *problem.others], 8, 0.5, "worst")

@@ -27,17 +27,19 @@ def lina(problem: Problem, **options) -> Outcome:
 
 def popularity_of(problem: Problem) -> np.ndarray:
     """float64[layer, expert]: every recording counts alike."""
-    loads = [one.load for one in (problem.workload, *problem.others)]
+    loads = [other.load for other in (problem.workload, *problem.others)]
     return sum(load / load.sum(axis=1, keepdims=True) for load in loads)
 
 
 def largest_loads(plan: Plan, problem: Problem, cap: int) -> np.ndarray:
     """float64[layer]: the validator's largest device load over the mean."""
     popularity, gpus = popularity_of(problem), plan.placement.gpus
-    return np.array([
-        check_devices(row, layer, gpus, cap) * gpus / layer.sum()
-        for row, layer in zip(plan.placement.experts_of_gpu, popularity, strict=True)
-    ])  # fmt: skip
+    return np.array(
+        [
+            check_devices(row, layer, gpus, cap) * gpus / layer.sum()
+            for row, layer in zip(plan.placement.experts_of_gpu, popularity, strict=True)
+        ]
+    )
 
 
 # Hosting
@@ -116,7 +118,7 @@ def foretold(profile: RoutingTrace, served: RoutingTrace, path: int, top_k: int,
             estimate, actual = [0.0] * served.num_experts, [0] * served.num_experts
             for token in served.experts[begin : begin + size, :, 0].tolist():
                 counts = followers.get(tuple(token[layer - path : layer]), followers[()])
-                for expert in sorted(counts, key=lambda one: (-counts[one], one))[:top_k]:
+                for expert in sorted(counts, key=lambda count: (-counts[count], count))[:top_k]:
                     estimate[expert] += counts[expert] / sum(counts.values())
                 actual[token[layer]] += 1
             first, second = (
@@ -146,8 +148,12 @@ def test_the_notes_are_counted_again():
     assert notes["assumed"].value.startswith("6.2 ms to schedule again and 1.45 ms to check")
     options = TwoPhaseOptions(path_length=2, top_k=2, batch_tokens=50, copies=10)
     result = two_phase(problem.with_workload(served), profile, options)
-    names = {"no scheduling": "baseline", "both phases": "lina", "without estimation": "without_estimation",
-             "without fine-tuning": "without_fine_tuning"}  # fmt: skip
+    names = {
+        "no scheduling": "baseline",
+        "both phases": "lina",
+        "without estimation": "without_estimation",
+        "without fine-tuning": "without_fine_tuning",
+    }
     for title, percent in (("median", 50), ("95th percentile", 95)):
         ideal = np.percentile(result.schemes["ideal"].layer.sum(axis=1), percent)
         times = {
@@ -170,9 +176,13 @@ def test_a_real_recording_has_all_notes():
     problem = sample_problem("alpha-code", "alpha-man", tokens=2048)
     outcome = lina(problem, batch_tokens=512)
     assert set(outcome.notes) == {
-        "largest device load", "estimates right (top 2 as a set, in order)", "layers tuned again", "assumed",
-        "inference time over ideal, median", "inference time over ideal, 95th percentile",
-    }  # fmt: skip
+        "largest device load",
+        "estimates right (top 2 as a set, in order)",
+        "layers tuned again",
+        "assumed",
+        "inference time over ideal, median",
+        "inference time over ideal, 95th percentile",
+    }
     assert outcome.notes["estimates right (top 2 as a set, in order)"].value.endswith(" of 2 batches")
     assert check_plan(outcome.result.solution, problem) == pytest.approx(outcome.result.objective, rel=1e-9)
 

@@ -388,8 +388,11 @@ def test_wrong_options_are_answered_with_what_is_allowed(option, value, says):
 
 def test_options_may_come_as_text_or_typed():
     assert SYSTEMS["aurora"].settings({"seed": "3", "time_limit": "2"}) == {
-        "slots": "even", "order": "best", "time_limit": 2.0, "seed": 3,
-    }  # fmt: skip
+        "slots": "even",
+        "order": "best",
+        "time_limit": 2.0,
+        "seed": 3,
+    }
     assert SYSTEMS["aurora"].settings({"seed": 3.0})["seed"] == 3
     switch = Option("switch", False, "on or off")
     assert [switch.parse(value) for value in ("yes", "false", "1", True)] == [True, False, True, True]

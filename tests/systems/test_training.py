@@ -64,10 +64,15 @@ def test_each_system_beats_what_it_is_compared_with(outcomes):
 
 
 @pytest.mark.parametrize(
-    "one", [Setting("GPT2-S-MoE", "p3dn.24xlarge", 2), Setting("GPT2-L-MoE", "p4de.24xlarge", 2),
-            Setting("GPT2-L-MoE", "p3dn.24xlarge", 2), Setting("GPT2-S-MoE", "p4de.24xlarge", 2, "batch-prioritised")],
+    "one",
+    [
+        Setting("GPT2-S-MoE", "p3dn.24xlarge", 2),
+        Setting("GPT2-L-MoE", "p4de.24xlarge", 2),
+        Setting("GPT2-L-MoE", "p3dn.24xlarge", 2),
+        Setting("GPT2-S-MoE", "p4de.24xlarge", 2, "batch-prioritised"),
+    ],
     ids=lambda one: f"{one.model}-{one.node}-{one.gate}",
-)  # fmt: skip
+)
 def test_lancet_exposes_less_than_each_baseline_on_the_papers_models(one):
     (row,) = evaluate([one])
     for name in ("deepspeed", "tutel", "raf"):
@@ -76,9 +81,9 @@ def test_lancet_exposes_less_than_each_baseline_on_the_papers_models(one):
 
 
 def test_all_settings_of_the_paper_are_there():
-    assert len(settings()) == 12 and len({one.problem(Datasheet()).cluster.name for one in settings()}) == 6
-    for one in settings((2,)):
-        problem = one.problem(Datasheet())
+    assert len(settings()) == 12 and len({setting.problem(Datasheet()).cluster.name for setting in settings()}) == 6
+    for setting in settings((2,)):
+        problem = setting.problem(Datasheet())
         assert problem.model.experts == 2 * len(problem.cluster.gpus) and problem.step.sequence_length == 512
 
 
@@ -122,8 +127,13 @@ def test_pipemoe_chooses_the_best_degree_of_every_layer(paper, outcomes):
     plan = outcomes["pipemoe"].result.solution
     best = outcomes["pipemoe"].result.objective
     for degree in range(1, 9):
-        other = plan.model_copy(update={"pipeline": plan.pipeline.model_copy(update={
-            "forward": (degree,) * 6, "backward": plan.pipeline.backward})})  # fmt: skip
+        other = plan.model_copy(
+            update={
+                "pipeline": plan.pipeline.model_copy(
+                    update={"forward": (degree,) * 6, "backward": plan.pipeline.backward}
+                )
+            }
+        )
         assert best <= simulate(other, paper).total * (1 + 1e-9)
     tables = layer_tables(price_step(paper, plan.placement), plan.placement.model_layers, "dx")
     assert tables[1].shape == (6, 16)

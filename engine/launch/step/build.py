@@ -62,9 +62,9 @@ class Builder:
         """All nodes by name, in program order. An operator reads what a gradient flows back to; what it merely waits for (a
         dispatch for the gate's choice) it has from elsewhere."""
         read: dict[str, list[str]] = {}
-        for one in graph.dependencies:
-            if one.gradient:
-                read.setdefault(one.after, []).append(one.before)
+        for dependency in graph.dependencies:
+            if dependency.gradient:
+                read.setdefault(dependency.after, []).append(dependency.before)
         found: dict[str, Node] = {}
         for operator in graph.of_phase("forward"):
             inputs = [found[name] for name in read.get(operator.name, ())]

@@ -42,7 +42,9 @@ def calibrate_step(job: Job) -> dict[str, list]:
 
 def gemm_shapes(graph: OperatorGraph) -> list[Gemm]:
     """At most `SHAPES` of the step's products, evenly spread from the smallest to the largest."""
-    found = {(one.m * one.n * one.k, one.m, one.n): one for operator in graph.operators for one in operator.gemms}
+    found = {
+        (gemm.m * gemm.n * gemm.k, gemm.m, gemm.n): gemm for operator in graph.operators for gemm in operator.gemms
+    }
     ordered = [found[key] for key in sorted(found)]
     places = np.unique(np.linspace(0, len(ordered) - 1, min(SHAPES, len(ordered))).round().astype(int))
     return [ordered[place] for place in places]

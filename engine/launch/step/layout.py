@@ -57,9 +57,15 @@ class Layout:
     """
 
     def __init__(
-        self, choice: Choice, group: list[int], hosted: list[list[int]], rank: int, filled: bool, sequences: int,
+        self,
+        choice: Choice,
+        group: list[int],
+        hosted: list[list[int]],
+        rank: int,
+        filled: bool,
+        sequences: int,
         device: torch.device,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.hosted, self.me, self.device = hosted, group.index(rank), device
         self.experts, self.kept = choice.experts[group], choice.kept[group]
         self.tokens, self.k = self.experts.shape[1:]
@@ -151,9 +157,23 @@ class Layout:
         split = self.token_bounds(count) if along == "batch" else None
         host_first = _starts(self.slots[:, own].T.ravel()).reshape(len(own), len(self.slots))  # [own expert, source]
         place = np.zeros(max(1, len(token_of_row)), dtype=np.int64)
-        found: dict[str, list] = {name: [] for name in (
-            "home", "host", "sent", "received", "to_host", "to_wire", "rows", "tokens", "token_of_row", "padding",
-            "row_of_copy", "kept")}  # fmt: skip
+        found: dict[str, list] = {
+            name: []
+            for name in (
+                "home",
+                "host",
+                "sent",
+                "received",
+                "to_host",
+                "to_wire",
+                "rows",
+                "tokens",
+                "token_of_row",
+                "padding",
+                "row_of_copy",
+                "kept",
+            )
+        }
         for part in range(count):
             begin, size = bounds[part], bounds[part + 1] - bounds[part]
             home = _runs(self._home[order] + begin[me, order], size[me, order])

@@ -14,9 +14,14 @@ from engine.training import TrainingStep, balanced_load
 def step_problem(model: MoEModel, step: TrainingStep, ranks: int, cost: CostModel | None = None) -> Problem:
     """A problem with `ranks` alike GPUs of any kind and balanced routing."""
     gpu = Gpu(
-        type="rank", memory=2.0**60, memory_bandwidth=1e12, flops_fp32=1e13, flops_fp16=1e14, send_bandwidth=1e10,
+        type="rank",
+        memory=2.0**60,
+        memory_bandwidth=1e12,
+        flops_fp32=1e13,
+        flops_fp16=1e14,
+        send_bandwidth=1e10,
         receive_bandwidth=1e10,
-    )  # fmt: skip
+    )
     cluster = Cluster(name="ranks", nodes=(Node(name="ranks", gpus=(gpu,) * ranks),))
     return make_problem(balanced_load(model), cluster, model, cost or Datasheet(), step=step)
 

@@ -136,7 +136,7 @@ class StepExecutor:
     def _gradients(self) -> dict[int, Tensor]:
         """What every all-reduce adds up: gradients that are reduced at once lie side by side."""
         names = {
-            task: tuple(one.name.removeprefix("all_reduce.") for one in piece.gradients)
+            task: tuple(gradient.name.removeprefix("all_reduce.") for gradient in piece.gradients)
             for task, piece in self.program.pieces.items()
         }
         together = list(dict.fromkeys(names.values()))
@@ -209,7 +209,7 @@ class StepExecutor:
 
         def over() -> None:
             if staged:  # through the host's memory, and not in the way of whoever launches
-                there = [one.to(self.job.wire) for one in tensors]
+                there = [tensor.to(self.job.wire) for tensor in tensors]
                 collective(*there).wait()
                 tensors[-1].copy_(there[-1])
             else:

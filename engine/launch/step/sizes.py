@@ -23,10 +23,13 @@ def step_flops(model: MoEModel, step: TrainingStep, plan: Plan) -> float:
     graph = transformer_step(model, step, plan.placement.gpus // expert_groups(plan.placement))
     copies, rows = step.tokens * model.experts_per_token, step.capacity(model) * model.experts
     fill = rows / copies if step.capacity_factor and not _irregular(plan) else 1.0
-    return float(sum(
-        (fill if operator.kind == "experts" else 1.0) * _flops(gemm)
-        for operator in graph.operators for gemm in operator.gemms
-    ))  # fmt: skip
+    return float(
+        sum(
+            (fill if operator.kind == "experts" else 1.0) * _flops(gemm)
+            for operator in graph.operators
+            for gemm in operator.gemms
+        )
+    )
 
 
 def _flops(gemm: Gemm) -> float:

@@ -24,12 +24,7 @@ def rounding(instance: WeightGradientInstance) -> float:
 
 
 def best_assignment(
-    instance: WeightGradientInstance,
-    known: NDArray[np.int64],
-    bound: float,
-    seconds: float,
-    seed: int,
-    stop: Stop,
+    instance: WeightGradientInstance, known: NDArray[np.int64], bound: float, seconds: float, seed: int, stop: Stop
 ) -> tuple[NDArray[np.int64], float]:
     """(alltoall_of_dw int64[w], proven upper limit of the overlap), within `seconds`.
 

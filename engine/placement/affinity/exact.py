@@ -86,7 +86,7 @@ def chain_optimum(
     place = [representative[path[0]]]
     for (winner, _), before, after in zip(steps, path, path[1:], strict=False):
         # The step was priced from the representative, which was placed under other names of the GPUs.
-        rename = next(one for one in renamings if (one[representative[before]] == place[-1]).all())
+        rename = next(renaming for renaming in renamings if (renaming[representative[before]] == place[-1]).all())
         place.append(rename[labelled[winner[after]]])
     return np.array(place)
 

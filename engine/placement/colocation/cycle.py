@@ -84,20 +84,29 @@ def _one_by_one(a: ModelTables, b: ModelTables, ends: tuple[float, float]) -> fl
 
 def _least_port(*models: ModelTables) -> float:
     """A lower limit of the busiest port's seconds when one all-to-all of each model is under way."""
-    receiving = least_largest(np.concatenate([one.receive for one in models], axis=1))
+    receiving = least_largest(np.concatenate([model.receive for model in models], axis=1))
     sending = np.zeros(len(models[0].slots))
-    for one in models:
-        saved = -np.sort(-one.send_saved, axis=1)
-        kept = np.where(np.arange(saved.shape[1]) < one.slots[:, None], saved, 0.0).sum(axis=1)
-        sending += np.maximum(one.send_total - kept, 0.0)
+    for model in models:
+        saved = -np.sort(-model.send_saved, axis=1)
+        kept = np.where(np.arange(saved.shape[1]) < model.slots[:, None], saved, 0.0).sum(axis=1)
+        sending += np.maximum(model.send_total - kept, 0.0)
     return max(receiving, float(sending.max()))
 
 
 class _Programme:
     """Rows of a linear programme: the cells of both placements, then the named times."""
 
-    NAMES = ("send_a", "send_b", "both", "dispatched", "end_ffn_a", "end_ffn_b", "end_combine_a", "end_combine_b",
-             "cycle")  # fmt: skip
+    NAMES = (
+        "send_a",
+        "send_b",
+        "both",
+        "dispatched",
+        "end_ffn_a",
+        "end_ffn_b",
+        "end_combine_a",
+        "end_combine_b",
+        "cycle",
+    )
 
     def __init__(self, cells: int) -> None:
         self.cells = cells
@@ -141,9 +150,11 @@ def _programme(a: ModelTables, b: ModelTables, ends: tuple[float, float]) -> flo
         cells = np.concatenate([cell_a[gpu], cell_b[gpu]])
         rows.at_most(0.0, cells, np.concatenate([a.receive[gpu], b.receive[gpu]]) / unit, both=-1)
         rows.at_most(
-            -(a.send_total[gpu] + b.send_total[gpu]) / unit, cells,
-            -np.concatenate([a.send_saved[gpu], b.send_saved[gpu]]) / unit, both=-1,
-        )  # fmt: skip
+            -(a.send_total[gpu] + b.send_total[gpu]) / unit,
+            cells,
+            -np.concatenate([a.send_saved[gpu], b.send_saved[gpu]]) / unit,
+            both=-1,
+        )
         rows.at_most(-a.start_up / unit, cell_a[gpu], a.ffn[gpu] / unit, send_a=1, end_ffn_a=-1)
         rows.at_most(0.0, cell_b[gpu], b.ffn[gpu] / unit, dispatched=1, end_ffn_b=-1)
         rows.at_most(-a.start_up / unit, cells, np.concatenate([a.ffn[gpu], b.ffn[gpu]]) / unit, send_a=1, end_ffn_b=-1)
@@ -161,6 +172,11 @@ def _programme(a: ModelTables, b: ModelTables, ends: tuple[float, float]) -> flo
     cost = np.zeros(rows.cells + len(rows.NAMES))
     cost[-1] = 1.0
     found = linprog(
-        cost, A_ub=rows.matrix().tocsr(), b_ub=rows.limits, A_eq=placed.matrix().tocsr(), b_eq=placed.limits, method="highs"
-    )  # fmt: skip
+        cost,
+        A_ub=rows.matrix().tocsr(),
+        b_ub=rows.limits,
+        A_eq=placed.matrix().tocsr(),
+        b_eq=placed.limits,
+        method="highs",
+    )
     return float(found.fun) * unit if found.status == 0 else 0.0

@@ -74,10 +74,7 @@ def colocate_heterogeneous(
         runtime=time.perf_counter() - start,
         solution=np.stack(best, axis=1),
         provenance=Provenance(
-            optimiser="colocate_heterogeneous",
-            options=options,
-            seed=seed,
-            versions=library_versions(),
+            optimiser="colocate_heterogeneous", options=options, seed=seed, versions=library_versions()
         ),
     )
 

@@ -188,9 +188,12 @@ class _Search:
         add_ok = np.vstack([~self.hosts, np.ones(len(self.load), dtype=bool)])
         # An expert of the heaviest device gets one more host ...
         light = np.argsort(self.load, kind="stable")[:LIGHTEST]
-        device, drop, add = (part.ravel() for part in np.broadcast_arrays(
-            light[:, None, None], np.arange(nobody + 1)[None, :, None], here[None, None, :]
-        ))  # fmt: skip
+        device, drop, add = (
+            part.ravel()
+            for part in np.broadcast_arrays(
+                light[:, None, None], np.arange(nobody + 1)[None, :, None], here[None, None, :]
+            )
+        )
         # ... or leaves it to its other hosts, with or without another in its place.
         gone, instead = (part.ravel() for part in np.broadcast_arrays(here[:, None], np.arange(nobody + 1)[None, :]))
         device = np.concatenate([device, np.full(len(gone), worst)])

@@ -47,11 +47,7 @@ class Layouts:
 
 
 def exchange(
-    layouts: Layouts,
-    good_enough: NDArray[np.float64],
-    rounds: int,
-    rng: np.random.Generator,
-    stop: Stop,
+    layouts: Layouts, good_enough: NDArray[np.float64], rounds: int, rng: np.random.Generator, stop: Stop
 ) -> None:
     """Improve layouts in place by exchanging replicas between the GPUs of pairs, all pairs of all rows at once.
 

@@ -39,9 +39,13 @@ def bound_of_step(problem: Problem, placement: Placement) -> float:
     sent_behind = max(
         total(exchanged & after).max() + reduced, total(exchanged & after & waited_for).max() + reduced + last.max()
     )
-    return float(max(
-        (before + behind + last).max(), sent_before + (behind + last).max(), max(before.max(), sent_before) + sent_behind
-    ))  # fmt: skip
+    return float(
+        max(
+            (before + behind + last).max(),
+            sent_before + (behind + last).max(),
+            max(before.max(), sent_before) + sent_behind,
+        )
+    )
 
 
 def _least(priced: PricedStep) -> np.ndarray:
@@ -57,7 +61,14 @@ def _least(priced: PricedStep) -> np.ndarray:
 def _around_the_loss(priced: PricedStep, graph: nx.DiGraph) -> tuple[np.ndarray, np.ndarray]:
     """bool[operator] twice: what must be over before the backward pass begins, and what cannot begin before. Without a loss
     nothing is before; what neither leads to the loss nor follows from it may run on either side and is left out."""
-    loss = next((one.name for one in priced.graph.operators if (one.kind, one.phase) == ("loss", "forward")), None)
+    loss = next(
+        (
+            operator.name
+            for operator in priced.graph.operators
+            if (operator.kind, operator.phase) == ("loss", "forward")
+        ),
+        None,
+    )
     if loss is None:
         return _among(priced), ~_among(priced)
     return _among(priced, nx.ancestors(graph, loss), {loss}), _among(priced, nx.descendants(graph, loss))
@@ -65,14 +76,14 @@ def _around_the_loss(priced: PricedStep, graph: nx.DiGraph) -> tuple[np.ndarray,
 
 def _among(priced: PricedStep, *names: set[str]) -> np.ndarray:
     """bool[operator]: whether its name is in one of the sets."""
-    return np.array([any(one.name in some for some in names) for one in priced.graph.operators], dtype=bool)
+    return np.array([any(operator.name in some for some in names) for operator in priced.graph.operators], dtype=bool)
 
 
 def _all_reduced(problem: Problem, priced: PricedStep) -> float:
     """Seconds that the network needs for all gradients."""
     gradients = priced.graph.of_phase("all_reduce")
-    seconds = sum(one.seconds for one in gradients if one.seconds is not None)
-    seconds += _least_all_reduce(problem, sum(one.sent for one in gradients if one.seconds is None))
+    seconds = sum(gradient.seconds for gradient in gradients if gradient.seconds is not None)
+    seconds += _least_all_reduce(problem, sum(gradient.sent for gradient in gradients if gradient.seconds is None))
     if priced.expert_groups > 1:
         own = sum(one.parameters for one in priced.graph.of_phase("forward") if one.kind == "experts")
         seconds += _least_all_reduce(problem, own * problem.model.bytes_per_number, priced.expert_groups)

@@ -36,12 +36,12 @@ class Piece:
     @property
     def sent(self) -> float:
         """Bytes."""
-        return sum(one.sent for one in self.gradients) / self.parts
+        return sum(gradient.sent for gradient in self.gradients) / self.parts
 
     def seconds(self, problem: Problem) -> float:
         """With the network to itself; measured gradients count as measured."""
-        unknown = sum(one.sent for one in self.gradients if one.seconds is None) / self.parts
-        known = sum(one.seconds or 0.0 for one in self.gradients) / self.parts
+        unknown = sum(gradient.sent for gradient in self.gradients if gradient.seconds is None) / self.parts
+        known = sum(gradient.seconds or 0.0 for gradient in self.gradients) / self.parts
         return known + float(all_reduce_seconds(problem, [unknown], self.gradients[0].groups)[0])
 
 
@@ -75,9 +75,9 @@ def pieces(priority: Priority, gradients: list[Gradient]) -> Iterator[Piece]:
             for part in range(parts):
                 yield Piece(f"{one.name} · piece {part + 1} of {parts}" if parts > 1 else one.name, (one,), parts, part)
         return
-    for groups in sorted({one.groups for one in gradients}):
+    for groups in sorted({gradient.groups for gradient in gradients}):
         fused: list[Gradient] = []
-        own = [one for one in gradients if one.groups == groups]
+        own = [gradient for gradient in gradients if gradient.groups == groups]
         for index, one in enumerate(own):
             fused.append(one)
             if sum(part.sent for part in fused) >= priority.bucket or index == len(own) - 1:

@@ -92,7 +92,7 @@ def _price(
     sent = np.array([pricer.sent(operator) for operator in graph.operators])
     priced = PricedStep(graph, seconds, sent, members, routing.groups)
     for cut in as_recorded:
-        pricers = [_Pricer(problem, placement, one, 1) for one in route_parts(problem, placement, cut)]
+        pricers = [_Pricer(problem, placement, route_part, 1) for route_part in route_parts(problem, placement, cut)]
         for operator in graph.of_phase("forward"):
             if operator.kind in ("dispatch", "experts", "combine"):
                 rows = [one.operator(operator, members)[0] for one in pricers]
@@ -184,12 +184,12 @@ class _Pricer:
         cost = self.problem.cost
         seconds = cost.memory_pass(gpu, operator.moved / self.cut)
         if not self._routed(operator):
-            return seconds + sum(self._gemm(one, gpu, self.cut) * one.count for one in operator.gemms)
+            return seconds + sum(self._gemm(gemm, gpu, self.cut) * gemm.count for gemm in operator.gemms)
         rows = self.routing.rows[self.moe_layer[operator.layer], rank]
         sizes, counts = np.unique(rows[~np.isnan(rows)], return_counts=True)
-        for one in operator.gemms:
+        for gemm in operator.gemms:
             for size, count in zip(sizes, counts, strict=True):
-                seconds = seconds + count * self._gemm(one, gpu, self.cut, size)
+                seconds = seconds + count * self._gemm(gemm, gpu, self.cut, size)
         return seconds
 
     def _gemm(self, gemm: Gemm, gpu: Gpu, cut: np.ndarray, tokens: float | None = None) -> np.ndarray:

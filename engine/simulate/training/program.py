@@ -60,9 +60,13 @@ class _Builder:
         label = operator.name if parts == 1 else f"{operator.name} · part {part + 1} of {parts}"
         stream = ALL_TO_ALL if operator.network else COMPUTE
         task = self.raw(
-            place, label, stream, self.priced.of_part(operator.name, part, parts), self.priced.sent[place] / parts,
+            place,
+            label,
+            stream,
+            self.priced.of_part(operator.name, part, parts),
+            self.priced.sent[place] / parts,
             (part, parts, stretch),
-        )  # fmt: skip
+        )
         self.first.setdefault(operator.name, task)
         self.last[operator.name] = task
         self.parts.setdefault(operator.name, []).append(task)
@@ -88,8 +92,8 @@ def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
     cut = _cuts(plan, graph)
     under = plan.overlap.under if plan.overlap else {}
     before: dict[str, list[str]] = {operator.name: [] for operator in graph.operators}
-    for one in graph.dependencies:
-        before[one.after].append(one.before)
+    for dependency in graph.dependencies:
+        before[dependency.after].append(dependency.before)
     waiting: list[Operator] = []  # weight gradients that are put off until the all-to-all that they run under
     moved = {name: [] for name in under.values()}
     for operator in graph.operators:
@@ -152,8 +156,11 @@ def _cuts(plan: Plan, graph: OperatorGraph) -> list[Cut]:
             plan.placement.model_layers, plan.pipeline.forward, plan.pipeline.backward, strict=True
         ):
             for phase, parts in (("forward", forward), ("dx", backward)):
-                ends = [one.name for one in graph.operators if one.layer == layer and one.phase == phase
-                        and one.kind in ("dispatch", "combine")]  # fmt: skip
+                ends = [
+                    operator.name
+                    for operator in graph.operators
+                    if operator.layer == layer and operator.phase == phase and operator.kind in ("dispatch", "combine")
+                ]
                 if parts > 1 and len(ends) == 2:
                     cuts.append((*ends, parts, interleaved))
     return cuts
@@ -235,16 +242,16 @@ def _join(build: _Builder, graph: OperatorGraph, cuts: list[Cut]) -> None:
     inside: dict[str, int] = {}
     place = {operator.name: index for index, operator in enumerate(graph.operators)}
     for number, (first, last, _, _) in enumerate(cuts):
-        inside |= {one.name: number for one in graph.operators[place[first] : place[last] + 1]}
-    for one in graph.dependencies:
-        if one.before not in build.last or one.after not in build.first:
+        inside |= {operator.name: number for operator in graph.operators[place[first] : place[last] + 1]}
+    for dependency in graph.dependencies:
+        if dependency.before not in build.last or dependency.after not in build.first:
             continue
-        same = inside.get(one.before, -1) == inside.get(one.after, -2)
-        before, after = build.parts[one.before], build.parts[one.after]
+        same = inside.get(dependency.before, -1) == inside.get(dependency.after, -2)
+        before, after = build.parts[dependency.before], build.parts[dependency.after]
         if same and len(before) == len(after):
             build.edges += zip(before, after, strict=True)
         else:
-            build.edges.append((build.last[one.before], build.first[one.after]))
+            build.edges.append((build.last[dependency.before], build.first[dependency.after]))
 
 
 def _all_reduces(build: _Builder, plan: Plan, problem: Problem, graph: OperatorGraph) -> list[int]:
@@ -254,7 +261,7 @@ def _all_reduces(build: _Builder, plan: Plan, problem: Problem, graph: OperatorG
         seconds = np.repeat(piece.seconds(problem), len(build.priced.groups))
         task = build.raw(-1, piece.label, ALL_REDUCE, seconds, piece.sent, (piece.part, piece.parts, -1))
         build.pieces[task] = piece
-        build.edges += [(other, task) for one in piece.gradients for other in one.after]
+        build.edges += [(other, task) for gradient in piece.gradients for other in gradient.after]
         tasks.append(task)
     return tasks
 
@@ -288,9 +295,13 @@ def _finish(build: _Builder, graph: OperatorGraph) -> Program:
         holds.append(stream == COMPUTE and operator.kind == "aggregate" and operator.phase == "dx")
     edges = np.array(sorted(set(build.edges)), dtype=np.int64).reshape(-1, 2)
     tasks = Tasks(
-        stream=np.array(build.stream), seconds=np.stack(build.seconds), edges=edges,
-        release=np.zeros(len(build.labels)), pair=np.array(pair), holds=np.array(holds),
-    )  # fmt: skip
+        stream=np.array(build.stream),
+        seconds=np.stack(build.seconds),
+        edges=edges,
+        release=np.zeros(len(build.labels)),
+        pair=np.array(pair),
+        holds=np.array(holds),
+    )
     part, parts, stretch = np.array(build.cut, dtype=np.int64).T
     return Program(
         tasks, tuple(build.labels), np.array(build.operators), np.array(build.sent), part, parts, stretch, build.pieces

@@ -54,18 +54,25 @@ def _check_replicas(plan: Plan, problem: Problem) -> None:
 def _timeline(program: Program, priced: PricedStep, start: np.ndarray, end: np.ndarray, problem: Problem) -> Timeline:
     task, group = np.nonzero(end > start)
     operators = priced.graph.operators
-    kinds = np.array([
-        KINDS.index("all_reduce" if place < 0 else event_kind(operators[place])) for place in program.operators
-    ])  # fmt: skip
+    kinds = np.array(
+        [KINDS.index("all_reduce" if place < 0 else event_kind(operators[place])) for place in program.operators]
+    )
     layers = np.array([operators[place].layer if place >= 0 else -1 for place in program.operators])
     network = program.tasks.stream != COMPUTE
     streams = np.where(network, STREAMS.index("network"), STREAMS.index("compute"))
-    events = pd.DataFrame({
-        "resource": group, "stream": pd.Categorical.from_codes(streams[task], categories=list(STREAMS)),
-        "start": start[task, group], "end": end[task, group],
-        "kind": pd.Categorical.from_codes(kinds[task], categories=list(KINDS)),
-        "layer": layers[task], "model": 0, "peer": -1, "bytes": np.where(network, program.sent, 0.0)[task],
-    })  # fmt: skip
+    events = pd.DataFrame(
+        {
+            "resource": group,
+            "stream": pd.Categorical.from_codes(streams[task], categories=list(STREAMS)),
+            "start": start[task, group],
+            "end": end[task, group],
+            "kind": pd.Categorical.from_codes(kinds[task], categories=list(KINDS)),
+            "layer": layers[task],
+            "model": 0,
+            "peer": -1,
+            "bytes": np.where(network, program.sent, 0.0)[task],
+        }
+    )
     names = problem.cluster.gpu_names
     lanes = tuple(_lane(names, members) for members in priced.groups)
     labels = tuple(program.labels[one] for one in task)

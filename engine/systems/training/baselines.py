@@ -11,9 +11,12 @@ from engine.systems.base import Draft, Note, Option, Report, System, Value
 from engine.systems.baselines import linear_placement
 
 BUCKET = Option(
-    "bucket_mb", 25.0, "gradients are fused until they reach so many MB before they are reduced (PyTorch's default: 25)",
-    low=0.001, high=1e6,
-)  # fmt: skip
+    "bucket_mb",
+    25.0,
+    "gradients are fused until they reach so many MB before they are reduced (PyTorch's default: 25)",
+    low=0.001,
+    high=1e6,
+)
 TUTEL_DEGREES = (1, 2, 4, 8)
 
 
@@ -58,19 +61,39 @@ def raf(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report
 
 SYSTEMS = (
     System(
-        "deepspeed", "DeepSpeed (no overlap)", "all-to-alls and experts take turns; gradients are reduced meanwhile",
-        "Lancet §7, Lina §7", deepspeed, (BUCKET,), baseline=True,
+        "deepspeed",
+        "DeepSpeed (no overlap)",
+        "all-to-alls and experts take turns; gradients are reduced meanwhile",
+        "Lancet §7, Lina §7",
+        deepspeed,
+        (BUCKET,),
+        baseline=True,
     ),
     System(
-        "tutel", "Tutel (best of 1, 2, 4, 8)", "dispatch, experts and combine in a pipeline of one degree for all layers",
-        "Lancet §7, PipeMoE §V", tutel, (BUCKET,), baseline=True,
+        "tutel",
+        "Tutel (best of 1, 2, 4, 8)",
+        "dispatch, experts and combine in a pipeline of one degree for all layers",
+        "Lancet §7, PipeMoE §V",
+        tutel,
+        (BUCKET,),
+        baseline=True,
     ),
     System(
-        "fastermoe", "FasterMoE (degree 2)", "dispatch, experts and combine in a pipeline of two parts",
-        "PipeMoE §VI", fastermoe, (BUCKET,), baseline=True,
+        "fastermoe",
+        "FasterMoE (degree 2)",
+        "dispatch, experts and combine in a pipeline of two parts",
+        "PipeMoE §VI",
+        fastermoe,
+        (BUCKET,),
+        baseline=True,
     ),
     System(
-        "raf", "RAF-like (no partition)", "a compiler's plain order, one queue for all communication",
-        "Lancet §7", raf, (BUCKET,), baseline=True,
+        "raf",
+        "RAF-like (no partition)",
+        "a compiler's plain order, one queue for all communication",
+        "Lancet §7",
+        raf,
+        (BUCKET,),
+        baseline=True,
     ),
-)  # fmt: skip
+)

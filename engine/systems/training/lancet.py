@@ -24,9 +24,12 @@ PARTITION = Option("partition", True, "cut operators of the forward pass around 
 PARTS = Option("max_parts", 8, "most parts of a range (the paper's ρ)", low=2, high=MAX_PARTS)
 RANGE = Option("max_range", 0, "most operators in a range (the paper's ι); 0: no limit", high=100_000)
 WEIGHTS = Option(
-    "weight_gradients", "best", "which weight gradients run under which all-to-alls: best: searched and bounded; greedy: the "
-    "paper's Algorithm 1; none: they stay where they are", choices=("best", "greedy", "none"),
-)  # fmt: skip
+    "weight_gradients",
+    "best",
+    "which weight gradients run under which all-to-alls: best: searched and bounded; greedy: the "
+    "paper's Algorithm 1; none: they stay where they are",
+    choices=("best", "greedy", "none"),
+)
 IRREGULAR = Option("irregular", True, "all-to-alls carry only real tokens, not buffers filled up to the capacity (§6)")
 TIME_LIMIT = Option("time_limit", 5.0, "seconds for the proof of the weight gradients", low=0.05, high=3600)
 
@@ -48,7 +51,7 @@ def lancet(problem: Problem, settings: dict[str, Value], stop: Stop, report: Rep
     priority = Priority(policy="fair", bucket=float(settings["bucket_mb"]) * 1e6)
     return Draft(
         placement, SendOrder(mode="concurrent"), priority=priority, overlap=overlap, notes=notes, cancelled=stop()
-    )  # fmt: skip
+    )
 
 
 def _ranges(
@@ -145,8 +148,12 @@ def _in_words(parts: list[int]) -> str:
 
 SYSTEMS = (
     System(
-        "lancet", "Lancet", "cuts operators around the all-to-alls of the forward pass, and runs weight gradients under "
-        "those of the backward pass", "Lancet", lancet,
+        "lancet",
+        "Lancet",
+        "cuts operators around the all-to-alls of the forward pass, and runs weight gradients under "
+        "those of the backward pass",
+        "Lancet",
+        lancet,
         (PARTITION, PARTS, RANGE, WEIGHTS, IRREGULAR, TIME_LIMIT, BUCKET, SEED),
     ),
-)  # fmt: skip
+)

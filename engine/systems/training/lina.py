@@ -22,16 +22,20 @@ MICRO_OP = Option(
     "micro_op_mb", 30.0, "MB of a micro-op of an all-to-all or all-reduce (the paper's 30)", low=0.01, high=1e6
 )
 POLICY = Option(
-    "policy", "priority", "priority: Lina; naive: all-to-alls first, but nothing cut (Fig. 7b); fixed: all-reduces only "
+    "policy",
+    "priority",
+    "priority: Lina; naive: all-to-alls first, but nothing cut (Fig. 7b); fixed: all-reduces only "
     "between pairs of all-to-alls (Fig. 7c); fair: both share the network (Fig. 7a)",
     choices=("priority", "naive", "fixed", "fair"),
-)  # fmt: skip
+)
 PIPELINE = Option("pipelining", True, "cut all-to-alls into micro-ops too, and the experts with them (Fig. 8b)")
 PACKING = Option(
-    "packing", "best", "experts on a GPU, in powers of two: best: what makes the step shortest; lina: the paper's rule, until "
+    "packing",
+    "best",
+    "experts on a GPU, in powers of two: best: what makes the step shortest; lina: the paper's rule, until "
     "the experts fill the all-to-alls, which does not see that packed experts must be all-reduced; off: as few as hold all",
     choices=("best", "lina", "off"),
-)  # fmt: skip
+)
 
 
 def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
@@ -64,8 +68,9 @@ def _scheduled(problem: Problem, placement: Placement, settings: dict[str, Value
     cut = policy == "priority"
     priority = Priority(
         policy="priority" if policy in ("priority", "naive") else policy,
-        micro_op=micro_op if cut else None, bucket=None if cut else float(settings["bucket_mb"]) * 1e6,
-    )  # fmt: skip
+        micro_op=micro_op if cut else None,
+        bucket=None if cut else float(settings["bucket_mb"]) * 1e6,
+    )
     return Draft(placement, SendOrder(mode="concurrent"), priority=priority, pipeline=pipeline)
 
 
@@ -89,10 +94,10 @@ def _packings(problem: Problem, micro_op: float, by_the_paper: bool, notes: Note
     they do not divide evenly."""
     model, gpus, experts = problem.model, len(problem.cluster.gpus), problem.workload.num_experts
     choices = packing_choices(experts, gpus)
-    if problem.graph is not None or any(experts % one or gpus % (experts // one) for one in choices):
+    if problem.graph is not None or any(experts % choice or gpus % (experts // choice) for choice in choices):
         notes["packing"] = Note(f"left out: {experts} experts on {gpus} GPUs make no groups of equal GPUs")
         return {int(choices[0]): linear_placement(problem)}
-    placements = {int(one): packed_placement(problem, int(one)) for one in choices}
+    placements = {int(choice): packed_placement(problem, int(choice)) for choice in choices}
     unknown = [one for one, placement in placements.items() if one > choices[0] and _lacks_groups(problem, placement)]
     if unknown:
         notes["packing"] = Note(f"left out: {_lacks_groups(problem, placements[unknown[0]])}")
@@ -144,7 +149,11 @@ def _micro_op_seconds(problem: Problem, placement: Placement, micro_op: float) -
 
 SYSTEMS = (
     System(
-        "lina", "Lina (training)", "all-to-alls before all-reduces by micro-ops, pipelined with packed experts",
-        "Lina §4", lina, (MICRO_OP, POLICY, PIPELINE, PACKING, BUCKET),
+        "lina",
+        "Lina (training)",
+        "all-to-alls before all-reduces by micro-ops, pipelined with packed experts",
+        "Lina §4",
+        lina,
+        (MICRO_OP, POLICY, PIPELINE, PACKING, BUCKET),
     ),
-)  # fmt: skip
+)

@@ -14,13 +14,17 @@ from engine.systems.baselines import linear_placement
 from engine.systems.training.baselines import BUCKET
 
 ORDER = Option(
-    "network_order", "dispatch-first", "of the parts on the network: every dispatch first, or combines in between",
+    "network_order",
+    "dispatch-first",
+    "of the parts on the network: every dispatch first, or combines in between",
     choices=("dispatch-first", "interleaved"),
-)  # fmt: skip
+)
 ALGORITHM = Option(
-    "algorithm", "exact", "exact: the best whole number of parts; printed: Algorithm 1 of the paper, which often misses it",
+    "algorithm",
+    "exact",
+    "exact: the best whole number of parts; printed: Algorithm 1 of the paper, which often misses it",
     choices=("exact", "printed"),
-)  # fmt: skip
+)
 LIMIT = Option("max_degree", 8, "most parts of a layer", low=1, high=MAX_PARTS)
 
 
@@ -43,13 +47,13 @@ def pipemoe(problem: Problem, settings: dict[str, Value], stop: Stop, report: Re
         "degrees, forward": Note(_in_words(degrees["forward"])),
         "degrees, backward": Note(_in_words(degrees["dx"])),
         "MoE layers, dispatch to combine": Note(float(sum(seconds.values())), "s"),
-        "the same without a pipeline": Note(float(sum(one[:, 0].sum() for table in tables.values() for one in table)), "s"),
-    }  # fmt: skip
+        "the same without a pipeline": Note(
+            float(sum(one[:, 0].sum() for table in tables.values() for one in table)), "s"
+        ),
+    }
     if printed:
         notes["the same with exact degrees"] = Note(sum(one.objective for one in exact.values()), "s")
-    pipeline = Pipeline(
-        forward=tuple(degrees["forward"].tolist()), backward=tuple(degrees["dx"].tolist()), order=order
-    )  # fmt: skip
+    pipeline = Pipeline(forward=tuple(degrees["forward"].tolist()), backward=tuple(degrees["dx"].tolist()), order=order)
     priority = Priority(policy="fair", bucket=float(settings["bucket_mb"]) * 1e6)
     return Draft(placement, SendOrder(mode="concurrent"), priority=priority, pipeline=pipeline, notes=notes)
 
@@ -63,8 +67,11 @@ def layer_tables(priced: PricedStep, moe_layers: tuple[int, ...], phase: str) ->
     for kind in kinds:
         rows = []
         for layer in moe_layers:
-            own = [place for place, one in enumerate(priced.graph.operators)
-                   if one.layer == layer and one.kind == kind and one.phase in phases]  # fmt: skip
+            own = [
+                place
+                for place, one in enumerate(priced.graph.operators)
+                if one.layer == layer and one.kind == kind and one.phase in phases
+            ]
             rows.append(seconds[own].sum(axis=0).max(axis=1))
         found.append(np.array(rows))
     return tuple(found)
@@ -91,7 +98,11 @@ def _in_words(degrees: np.ndarray) -> str:
 
 SYSTEMS = (
     System(
-        "pipemoe", "PipeMoE", "every MoE layer in as many pipelined parts as suit it, proven per layer",
-        "PipeMoE", pipemoe, (LIMIT, ORDER, ALGORITHM, BUCKET),
+        "pipemoe",
+        "PipeMoE",
+        "every MoE layer in as many pipelined parts as suit it, proven per layer",
+        "PipeMoE",
+        pipemoe,
+        (LIMIT, ORDER, ALGORITHM, BUCKET),
     ),
-)  # fmt: skip
+)

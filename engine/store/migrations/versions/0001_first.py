@@ -26,26 +26,45 @@ def upgrade() -> None:
     op.create_table("plan", named(), sa.Column("body", sa.Text, nullable=False), sa.Column("parent", sa.String(64)))
     op.create_index("ix_plan_parent", "plan", ["parent"])
     op.create_table(
-        "saved_plan", numbered(), key("workspace"), key("plan"), sa.Column("name", sa.String(120), nullable=False),
-        sa.Column("note", sa.Text, nullable=False), sa.Column("inputs", sa.JSON, nullable=False),
-        sa.Column("figures", sa.JSON, nullable=False), *made(),
-    )  # fmt: skip
+        "saved_plan",
+        numbered(),
+        key("workspace"),
+        key("plan"),
+        sa.Column("name", sa.String(120), nullable=False),
+        sa.Column("note", sa.Text, nullable=False),
+        sa.Column("inputs", sa.JSON, nullable=False),
+        sa.Column("figures", sa.JSON, nullable=False),
+        *made(),
+    )
     op.create_index("uq_saved_plan_workspace_plan", "saved_plan", ["workspace", "plan"], unique=True)
     op.create_table(
-        "review", named(), sa.Column("saved", sa.Integer, sa.ForeignKey("saved_plan.number"), nullable=False),
-        sa.Column("question", sa.Text, nullable=False), *made(),
-    )  # fmt: skip
+        "review",
+        named(),
+        sa.Column("saved", sa.Integer, sa.ForeignKey("saved_plan.number"), nullable=False),
+        sa.Column("question", sa.Text, nullable=False),
+        *made(),
+    )
     op.create_index("ix_review_saved", "review", ["saved"])
     op.create_table("comment", numbered(), key("review"), sa.Column("text", sa.Text, nullable=False), *made())
     op.create_index("ix_comment_review", "comment", ["review"])
     op.create_table(
-        "decision", numbered(), key("review"), sa.Column("verdict", sa.String(16), nullable=False),
-        sa.Column("reason", sa.Text, nullable=False), *made(),
+        "decision",
+        numbered(),
+        key("review"),
+        sa.Column("verdict", sa.String(16), nullable=False),
+        sa.Column("reason", sa.Text, nullable=False),
+        *made(),
         sa.CheckConstraint("verdict in ('approved', 'rejected', 'reopened')", name="ck_decision_verdict"),
-    )  # fmt: skip
+    )
     op.create_index("ix_decision_review", "decision", ["review"])
     op.create_table(
-        "run", named(), key("plan"), sa.Column("place", sa.String(120), nullable=False), sa.Column("predicted", sa.Float),
-        sa.Column("measured", sa.Float), sa.Column("report", sa.JSON, nullable=False), *made(),
-    )  # fmt: skip
+        "run",
+        named(),
+        key("plan"),
+        sa.Column("place", sa.String(120), nullable=False),
+        sa.Column("predicted", sa.Float),
+        sa.Column("measured", sa.Float),
+        sa.Column("report", sa.JSON, nullable=False),
+        *made(),
+    )
     op.create_index("ix_run_plan", "run", ["plan"])
