@@ -18,6 +18,7 @@ from typing import Any
 
 from engine import cli_calibrate, cli_clusters, formats, report, store
 from engine.cli_inputs import (
+    drawn_cluster,
     inputs_of,
     new_problem,
     plans_and_problem,
@@ -50,6 +51,7 @@ from engine.solve import KERNELS, Options, solve
 from engine.studies.operators import describe_graph, operators_of
 from engine.systems import SYSTEMS, TRAINING, run, systems_for
 from engine.systems.base import Report, System
+from engine.validate import refuse_broken, refuse_broken_launch
 
 INFEASIBLE = 3
 
@@ -233,6 +235,7 @@ def plan(given: argparse.Namespace) -> int:
     outcomes.sort(key=lambda outcome: outcome.result.objective)
     best = outcomes[0].result
     if given.output:
+        refuse_broken(best.solution, problem)
         write(given.output, best.solution.to_json())
     rows = [candidate(outcome, problem) for outcome in outcomes]
     for row, outcome in zip(rows, outcomes, strict=True):
@@ -303,7 +306,14 @@ def launch(given: argparse.Namespace) -> int:
     if given.on != "testbed" and given.scale is not None:
         raise InputError("--scale is for emulated links; add --on testbed, or leave it out")
 
+    cluster, names = drawn_cluster(given, plans[0]), [path.name for path in given.plans]
+
     def prepared_for(devices: Devices, ranks: int | None) -> Launch:
+        launch = prepared_on(devices, ranks)
+        refuse_broken_launch(plans, workload, model, cluster, second, step, names)
+        return launch
+
+    def prepared_on(devices: Devices, ranks: int | None) -> Launch:
         if step is not None:
             return prepare_step(plans, workload, model, step, devices, ranks, given.repeats, given.limit, given.dtype)
         return prepare(

@@ -96,3 +96,18 @@ class Cluster(Frozen):
     def values(self, field: str) -> np.ndarray:
         """float64[gpu]: one numeric field of every GPU, for example `send_bandwidth`."""
         return np.array([getattr(gpu, field) for gpu in self.gpus], dtype=np.float64)
+
+
+def any_gpus(count: int) -> Cluster:
+    """So many alike GPUs without links of their own, for what asks nothing of a cluster but how many GPUs there are: memory
+    for everything, rates that mean nothing."""
+    gpu = Gpu(
+        type="rank",
+        memory=2.0**60,
+        memory_bandwidth=1e12,
+        flops_fp32=1e13,
+        flops_fp16=1e14,
+        send_bandwidth=1e10,
+        receive_bandwidth=1e10,
+    )
+    return Cluster(name="ranks", nodes=(Node(name="ranks", gpus=(gpu,) * count),))

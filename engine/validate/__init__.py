@@ -2,7 +2,7 @@
 
 Every `check_` function returns what it measured and raises `IllegalError` with the first broken rule. The tests of every
 kernel go through here. One module a family of problems. `refuse_broken` is for plans that come in or go out: wherever one is
-read, launched or exported.
+read, opened, launched or exported.
 """
 
 from engine.errors import IllegalError
@@ -16,7 +16,7 @@ from engine.validate.partition import check_axes, check_partition
 from engine.validate.pipeline import check_pipeline
 from engine.validate.plan import check_plan, check_timeline
 from engine.validate.priority import check_streams
-from engine.validate.refusal import refuse_broken
+from engine.validate.refusal import refuse_broken, refuse_broken_launch
 from engine.validate.replication import check_replication, check_transfers
 from engine.validate.training import check_step
 from engine.validate.weight_gradients import check_weight_gradients
@@ -43,4 +43,5 @@ __all__ = [
     "check_transfers",
     "check_weight_gradients",
     "refuse_broken",
+    "refuse_broken_launch",
 ]

@@ -3,18 +3,23 @@
 Fast enough for every door: whole layers at a time, and nothing is simulated (`check_plan` recomputes a plan's time too).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from engine.cluster import Cluster, any_gpus
+from engine.costs import Datasheet
 from engine.errors import IllegalError, InputError
+from engine.model import MoEModel
 from engine.plan import Placement, Plan, SendOrder
-from engine.problem import Problem
+from engine.problem import Problem, make_problem
 from engine.simulate.metrics import made_from
+from engine.simulate.network import Network
 from engine.simulate.training import check_step_parts, graph_of
 from engine.simulate.training.routing import expert_groups
 from engine.simulate.work import work_of
+from engine.training import TrainingStep
 from engine.validate.schedules import (
     Ports,
     Sends,
@@ -24,6 +29,7 @@ from engine.validate.schedules import (
     check_matching,
     check_sends,
 )
+from engine.workload import Workload
 
 
 def refuse_broken(plan: Plan, problem: Problem, source: str = "", drawn: bool = True) -> None:
@@ -46,6 +52,29 @@ def refuse_broken(plan: Plan, problem: Problem, source: str = "", drawn: bool = 
         raise InputError(f"{source or f'the plan {plan.name}'}: {error}") from None
     if problem.step is not None:
         check_step_parts(plan, problem, graph_of(problem, expert_groups(plan.placement)))
+
+
+def refuse_broken_launch(
+    plans: Sequence[Plan],
+    workload: Workload,
+    model: MoEModel,
+    cluster: Cluster | None = None,
+    second: tuple[Workload, MoEModel] | None = None,
+    step: TrainingStep | None = None,
+    sources: Sequence[str] = (),
+) -> None:
+    """Raise InputError, see `refuse_broken`, unless all plans of a launch, which are for as many GPUs, are legal. Whether they
+    fit the drawn GPUs is not asked of plans for another cluster: they run on ranks.
+
+    cluster: as drawn, where the launch knows it; sources: where each plan comes from
+    """
+    gpus = plans[0].placement.gpus
+    problems = {False: make_problem(workload, any_gpus(gpus), model, Datasheet(), second, step=step)}
+    if cluster is not None and len(cluster.gpus) == gpus:
+        problems[True] = make_problem(workload, cluster, model, Datasheet(), second, step=step)
+    for plan, source in zip(plans, sources or [""] * len(plans), strict=True):
+        drawn = True in problems and plan.provenance.inputs.get("cluster", cluster.digest) == cluster.digest
+        refuse_broken(plan, problems[drawn], source, drawn)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +112,13 @@ def _check_order(part: _Part, plan: Plan, problem: Problem, drawn: bool) -> None
     known = drawn and plan.provenance.inputs.get("cluster", problem.cluster.digest) == problem.cluster.digest
     phased = mode in ("matched", "shared")
     timed = phased and drawn and made_from(plan, problem, ("cluster", "cost"))
+    # Costs decide how fast ports are, but not which there are; where the plan was made with others, they need not know any.
+    network = problem.network if timed else Network.of(problem.cluster)
     traffic = _traffic(part, plan) if problem.step is None and made_from(plan, problem, part.inputs) else None
     for kind, schedules in (("dispatch", part.order.dispatch), ("combine", part.order.combine)):
         for layer, schedule in enumerate(schedules):
             sends = Sends.of(schedule)
-            ports = Ports(*problem.network.ports(sends.src, sends.dst), problem.network.capacity) if known else None
+            ports = Ports(*network.ports(sends.src, sends.dst), network.capacity) if known else None
             try:
                 check_sends(sends)
                 if phased:
