@@ -78,11 +78,6 @@ class Cluster(Frozen):
         """Lane names such as `GPU 3 · A100-40`."""
         return tuple(f"GPU {rank} · {gpu.type}" for rank, gpu in enumerate(self.gpus))
 
-    @property
-    def homogeneous(self) -> bool:
-        """Whether every GPU has the same numbers."""
-        return len(set(self.gpus)) == 1
-
     def part(self, gpus: list[int]) -> "Cluster":
         """The cluster of only these GPUs (indices, ascending), on the same nodes and fabric."""
         kept, first = [], 0
