@@ -14,6 +14,7 @@ from app import state
 from engine import store
 from engine.costs import choice as cost_choice
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.inspection import Inspection
 from engine.inspection import inspect as engine_inspect
 from engine.jobs import runner
@@ -159,7 +160,7 @@ def placement_in_use() -> Placement | None:
     """The placement of the plan that is marked as deployed, where it fits the open recording and cluster."""
     candidate = candidates().get(state.in_use() or "")
     recording, cluster = workload(), state.cluster()
-    if candidate is None or recording is None or cluster is None or candidate.plan.placement_b is not None:
+    if candidate is None or recording is None or cluster is None or candidate.plan.goal is Goal.TWO_MODELS:
         return None
     placement = candidate.plan.placement
     fits = (recording.layers, recording.num_experts, len(cluster.gpus))
@@ -242,7 +243,7 @@ def _bound(id: str, key: tuple[str, ...], first: int, last: int, _plan: Plan, _p
 
 def migration(plan: Plan, problem: Problem) -> Migration | None:
     """What a move from the placement in use to a plan costs; None for two models, whose placement in use is unknown."""
-    if plan.placement_b is not None:
+    if plan.goal is Goal.TWO_MODELS:
         return None
     now = problem.in_use or linear_placement(problem)
     return _migration(plan.id, now.digest, _key(problem), plan, now, problem)

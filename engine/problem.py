@@ -8,6 +8,7 @@ import numpy as np
 from engine.cluster import Cluster
 from engine.costs import CostModel
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Placement, Plan
@@ -80,6 +81,13 @@ class Problem:
         if self.in_use is not None:
             self._check_placement(self.in_use, "the placement in use")
 
+    @property
+    def goal(self) -> Goal:
+        """What is planned for, told by what is open."""
+        if self.step is not None:
+            return Goal.TRAINING
+        return Goal.INFERENCE if self.second is None else Goal.TWO_MODELS
+
     def _check_second(self, second: "Problem") -> None:
         for what, mine, theirs in (
             ("experts a layer", self.workload.num_experts, second.workload.num_experts),
@@ -132,15 +140,10 @@ class Problem:
     def check_plan(self, plan: Plan) -> None:
         """Raise InputError unless the plan is for as many GPUs, layers and experts, and its experts fit the memory."""
         self._check_placement(plan.placement, f"the plan {plan.name}")
-        if (plan.priority is None) != (self.step is None):
-            wanted, other = ("a training step", "inference") if self.step is None else ("inference", "a training step")
-            raise InputError(f"the plan {plan.name} is for {wanted}, but what is open is {other}; change the goal")
-        if plan.placement_b is not None:
-            if self.second is None:
-                raise InputError(f"the plan {plan.name} is for two models, but only one is open; open the second too")
+        if plan.goal is not self.goal:
+            raise InputError(f"the plan {plan.name} is for {_another_goal(plan.goal, self.goal)}")
+        if self.second is not None:
             self.second._check_placement(plan.placement_b, f"the plan {plan.name}")
-        elif self.second is not None:
-            raise InputError(f"the plan {plan.name} is for one model, but two are open; close the second")
         self.check_memory(plan.placement, plan.placement_b)
 
     def _check_placement(self, placement: Placement, whose: str) -> None:
@@ -168,3 +171,13 @@ class Problem:
                 f"{room[gpu] / 1e9:.3g} GB ({MEMORY_SHARE:.0%} of its memory) can be used; add GPUs, use GPUs with more "
                 "memory or a smaller dtype"
             )
+
+
+def _another_goal(of_plan: Goal, of_problem: Goal) -> str:
+    """What a plan is for where something else is open, and what to do."""
+    match of_plan, of_problem:
+        case Goal.TWO_MODELS, Goal.INFERENCE:
+            return "two models, but only one is open; open the second too"
+        case Goal.INFERENCE, Goal.TWO_MODELS:
+            return "one model, but two are open; close the second"
+    return f"{of_plan}, but what is open is {of_problem}; change the goal"

@@ -11,6 +11,7 @@ from app.timeline import step
 from engine import units
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
+from engine.goal import Goal
 from engine.simulate.inference import bound_of_plan
 
 header.show("Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis.")
@@ -53,7 +54,7 @@ def download() -> None:
     )
 
 
-if problem.step is not None:
+if problem.goal is Goal.TRAINING:
     step.show(shown, problem)
     download()
     st.stop()
@@ -104,7 +105,7 @@ widgets.chart(charts.gantt(timelines, first, last, title, bounds), "gantt")
 
 longest = max(figures.seconds, key=figures.seconds.get)
 share = units.share(figures.seconds[longest] / whole)
-most = f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). " if plan.placement_b is None else ""
+most = "" if plan.goal is Goal.TWO_MODELS else "Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). "
 st.caption(
     f"{most}Outlined bars are simulated. A bar on a "
     "network lane is a send; hover tells its receiver. The line runs through what all GPUs wait for."

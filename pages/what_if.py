@@ -4,6 +4,7 @@ import streamlit as st
 
 from app import header, state, widgets
 from app.what_if import live, studies, sweeps, synthetic
+from engine.goal import Goal
 
 header.show("What-if", "What if the network were twice as fast, the traffic noisier, the model bigger?")
 if widgets.problem_or_advice() is None:
@@ -14,9 +15,9 @@ if widgets.problem_or_advice() is None:
 problem = widgets.needed_problem()
 live.panel(problem)
 st.divider()
-if problem.step is None:
-    studies.panel(problem)
-else:
+if problem.goal is Goal.TRAINING:
     sweeps.panel(problem)
     st.subheader("Sensitivity", anchor=False)
     studies.sensitivity(problem)
+else:
+    studies.panel(problem)

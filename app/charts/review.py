@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 from app.charts import gantt as gantt_charts
 from app.charts import step as step_charts
 from app.charts.theme import DIVERGING, MARK, SEQUENTIAL, finish, plain
+from engine.goal import Goal
 from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.timeline import Timeline
@@ -23,7 +24,7 @@ def placement(plan: Plan, problem: Problem) -> go.Figure:
     """Token copies that every GPU serves in every MoE layer, over the mean of the layer; of two models one below the other."""
     loads, rows = [], []
     parts = [(problem, plan.placement, "")]
-    if plan.placement_b is not None:
+    if plan.goal is Goal.TWO_MODELS:
         parts.append((problem.second, plan.placement_b, ", second model"))
     for own, where, whose in parts:
         load = np.einsum("le,leg->lg", own.demand.sum(axis=1), where.share)

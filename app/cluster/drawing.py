@@ -10,6 +10,7 @@ from engine import units
 from engine.cluster import Cluster
 from engine.costs import choice
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Placement, Plan
 from engine.problem import Problem
 
@@ -82,7 +83,7 @@ def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overla
     """Where the experts of one MoE layer (its place; None: of all) sit, how many tokens they take there, and the port to
     the fabric or to the node's links that needs longest for them. With two models both count."""
     parts = [(problem, plan.placement)]
-    if problem.second is not None and plan.placement_b is not None:
+    if problem.goal is Goal.TWO_MODELS and plan.goal is Goal.TWO_MODELS:
         parts.append((problem.second, plan.placement_b))
     chosen = slice(None) if layer is None else slice(layer, layer + 1)
     served = sum(

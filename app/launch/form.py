@@ -11,6 +11,7 @@ from app.launch.history import Launched
 from app.text import plain
 from engine import store
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs.launches import RUN
 from engine.launch.destination import Destination
 from engine.launch.devices import Devices
@@ -130,7 +131,7 @@ def _wanted(place: On, destination: Destination | None, problem: Problem, plan: 
                 persist_state="session",
                 help="with fewer ranks than GPUs, neighbouring GPUs of the plan share a rank",
             )
-        training = plan.priority is not None
+        training = plan.goal is Goal.TRAINING
         tokens = st.number_input(
             "Tokens to replay",
             1,
@@ -190,7 +191,7 @@ def _wanted(place: On, destination: Destination | None, problem: Problem, plan: 
         problem.workload,
         problem.model,
         problem.cluster,
-        second=second if plan.placement_b is not None else None,
+        second=second if plan.goal is Goal.TWO_MODELS else None,
         on=place,
         scale=scale,
         destination=destination,
@@ -199,13 +200,13 @@ def _wanted(place: On, destination: Destination | None, problem: Problem, plan: 
         repeats=repeats,
         limit=float(limit),
         dtype=None if dtype == USUAL else dtype,
-        step=problem.step if plan.priority is not None else None,
+        step=problem.step if plan.goal is Goal.TRAINING else None,
     )
 
 
 def alike(one: Plan, other: Plan) -> bool:
     """Whether two plans are for the same sizes and the same goal, so that one launch can compare them."""
-    if (one.placement_b is None, one.priority is None) != (other.placement_b is None, other.priority is None):
+    if one.goal is not other.goal:
         return False
     sizes = ((plan.placement.layers, plan.placement.experts, plan.placement.gpus) for plan in (one, other))
     return next(sizes) == next(sizes)

@@ -6,6 +6,7 @@ from app import cached, samples, state
 from app.optimise import step
 from engine import formats
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.problem import Problem
 
 ONE, TWO, STEP = "Inference latency of one model", "Two models on one cluster", "Training step"
@@ -95,11 +96,7 @@ def choose_context(problem: Problem) -> None:
             continue
         if digest != state.workload_digest():
             fitting[digest] = name
-    plans = {
-        id: one.plan
-        for id, one in cached.candidates().items()
-        if one.plan.placement_b is None and one.plan.priority is None
-    }
+    plans = {id: one.plan for id, one in cached.candidates().items() if one.plan.goal is Goal.INFERENCE}
     left, right = st.columns(2)
     with left:
         chosen = _choose_others(fitting)

@@ -12,6 +12,7 @@ from app.charts import optimise as charts
 from app.text import plain
 from engine import units
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs import runner
 from engine.jobs.tasks import problem_arguments
 from engine.placement.robust import score_matrix
@@ -123,7 +124,7 @@ def _other_plans(problem: Problem) -> dict[str, tuple[float, float]]:
     plans = {
         candidate.plan.name: candidate.plan
         for candidate in cached.candidates().values()
-        if candidate.plan.placement_b is None and candidate.plan.provenance.optimiser != "front"
+        if candidate.plan.goal is not Goal.TWO_MODELS and candidate.plan.provenance.optimiser != "front"
     }
     fitting = {name: plan for name, plan in plans.items() if not widgets.why_not(plan, problem)}
     scores = _scores(list(fitting.values()), problem.workload.digest)

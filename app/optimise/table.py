@@ -10,6 +10,7 @@ from app.charts import step as step_charts
 from app.text import plain
 from engine import units
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.problem import Problem
 from engine.workload import digest_of
 
@@ -41,7 +42,7 @@ def rows(problem: Problem) -> pd.DataFrame:
         claim = candidate.plan.claim
         # A plan made from other inputs has only the bound of its own placement here.
         own = figures.bound is not None
-        move = cached.migration(candidate.plan, problem) if problem.step is None else None
+        move = None if problem.goal is Goal.TRAINING else cached.migration(candidate.plan, problem)
         parts = figures.decomposition or {}
         found.append(
             {
@@ -51,7 +52,7 @@ def rows(problem: Problem) -> pd.DataFrame:
                 "Time": figures.total,
                 "Gap": figures.gap if own else figures.order_gap,
                 "Bound": figures.bound if own else figures.order_bound,
-                "Scope": claim.scope if own else "order" if problem.step is None else "schedule",
+                "Scope": claim.scope if own else "schedule" if problem.goal is Goal.TRAINING else "order",
                 "Exposed": parts.get("communication", math.nan),
                 "Overlap": figures.overlap,
                 "System": candidate.plan.provenance.optimiser,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from app.review.words import words
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
@@ -74,7 +75,7 @@ def brief_of(plan: Plan, problem: Problem, simulate: Simulate = simulate) -> Bri
     """The brief, without risks. Raises InputError when the plan does not fit the problem."""
     own, baseline = _scored(plan, problem, simulate(plan, problem)), baseline_of(problem, simulate)
     move = None
-    if plan.placement_b is None and problem.step is None:
+    if problem.goal is Goal.INFERENCE:
         now = problem.in_use or linear_placement(problem)
         move = migration(now, plan.placement, problem, baseline.figures.total, own.figures.total)
     return Brief(problem, own, baseline, move)
@@ -101,7 +102,7 @@ def baseline_of(problem: Problem, simulate: Simulate = simulate) -> Scored:
     """What a plan is held against: the placement in use, else experts in contiguous blocks, with a plain all-to-all; for a
     training step DeepSpeed's."""
     if problem.in_use is None:
-        system = SYSTEMS[LINEAR] if problem.step is None else TRAINING[DEEPSPEED]
+        system = TRAINING[DEEPSPEED] if problem.goal is Goal.TRAINING else SYSTEMS[LINEAR]
         outcome = run(system, problem, {})
         return _scored(outcome.result.solution, problem, outcome.timeline)
     order, origin = SendOrder(mode="concurrent"), Provenance(optimiser="in use")
@@ -118,7 +119,7 @@ def named_pair(brief: Brief) -> dict[str, Timeline]:
 def headline(brief: Brief) -> str:
     """What is to be decided, in a sentence."""
     own, name = brief.own.figures, brief.baseline.plan.name
-    time = f"{seconds(own.total)} a {'pass' if brief.problem.step is None else 'step'}"
+    time = f"{seconds(own.total)} a {'step' if brief.problem.goal is Goal.TRAINING else 'pass'}"
     if brief.gain >= 1.005:
         return f"{time}, {ratio(brief.gain)} as fast as {name}"
     if brief.gain > 0.995:
@@ -129,7 +130,7 @@ def headline(brief: Brief) -> str:
 def bound_in_words(brief: Brief) -> list[str]:
     """How much better any plan could be, as far as it is proven."""
     figures, claim = brief.own.figures, brief.own.plan.claim
-    what = "order of sends" if brief.problem.step is None else "schedule"
+    what = "schedule" if brief.problem.goal is Goal.TRAINING else "order of sends"
     found = [f"No {what} of this placement is faster than {seconds(figures.order_bound)}: {_above(figures.order_gap)}."]
     if figures.bound is not None and claim.scope == "placement and order":
         found.append(

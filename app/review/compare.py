@@ -9,6 +9,7 @@ from app.review import store
 from app.text import plain
 from engine import units
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.metrics import Metrics
@@ -90,7 +91,7 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     shown = {name: cached.simulate(plan, problem) for name, plan in zip(names, plans, strict=True)}
     key = digest_of(plans[0].id, plans[1].id)[:16]
     layers, bounds, last = None, None, problem.workload.layers - 1
-    if problem.step is None:
+    if problem.goal is not Goal.TRAINING:
         layers = (0, min(last, 1))
         if last > 0:
             layers = charts.drawable(shown, *st.slider("MoE layers", 0, last, layers, key=f"compare-layers-{last}"))
@@ -123,7 +124,7 @@ def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
 def _placements(plans: list[Plan], names: tuple[str, str]) -> None:
     pair = [plan.placement for plan in plans]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        if all(plan.placement_b is not None for plan in plans):
+        if all(plan.goal is Goal.TWO_MODELS for plan in plans):
             which = widgets.segments(
                 "Of", ["First model", "Second model"], default="First model", required=True, key="compare-model"
             )

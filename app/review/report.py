@@ -27,6 +27,7 @@ from app.charts import review as charts
 from app.charts.theme import CONFIG
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
 from engine import units
+from engine.goal import Goal
 from engine.problem import Problem
 from engine.simulate.inference import bound_of_plan
 from engine.simulate.metrics import input_digests
@@ -113,7 +114,7 @@ def inputs(problem: Problem) -> list[tuple[str, str, str]]:
         ("Cluster", f"{problem.cluster.name}: {gpus} in {len(problem.cluster.nodes)} nodes", digests["cluster"])
     )
     found.append(("Model", _model(problem), digests["model"]))
-    if problem.second is not None:
+    if problem.goal is Goal.TWO_MODELS:
         found.append(("Second workload", _recording(problem.second.workload), digests["workload_b"]))
         found.append(("Second model", _model(problem.second), digests["model_b"]))
     if (step := problem.step) is not None:
@@ -159,7 +160,7 @@ def provenance(brief: Brief) -> list[tuple[str, str]]:
 def _figures(brief: Brief) -> list[go.Figure]:
     problem, pair = brief.problem, named_pair(brief)
     layers, bounds = None, None
-    if problem.step is None:
+    if problem.goal is not Goal.TRAINING:
         layers = charts.drawable(pair, 0, min(problem.workload.layers - 1, 1))
         bounds = {brief.own.plan.name: bound_of_plan(brief.own.plan, problem, *layers)}
     return [

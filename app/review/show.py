@@ -11,6 +11,7 @@ from app.review.report import Dossier
 from app.text import plain
 from engine import units
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.store import records
 from engine.store.records import Review, Run, SavedPlan
 from engine.workload import digest_of
@@ -169,7 +170,7 @@ def _noted(saved: SavedPlan) -> None:
 def _charts(brief: Brief) -> None:
     pair, problem, plan = named_pair(brief), brief.problem, brief.own.plan
     last, layers, bounds = problem.workload.layers - 1, None, None
-    if problem.step is None:
+    if problem.goal is not Goal.TRAINING:
         layers = (0, min(last, 1))
         if last > 0:
             layers = charts.drawable(pair, *st.slider("MoE layers", 0, last, layers, key=f"review-layers-{last}"))

@@ -12,6 +12,7 @@ from app.review.brief import with_risks as with_risks_of
 from app.visitor import people
 from engine import store
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs.tasks import problem_arguments, problem_from
 from engine.plan import Plan
 from engine.problem import Problem
@@ -149,7 +150,7 @@ def _brief(name: str, id: str, key: tuple[str, ...], _plan: Plan, _problem: Prob
 
 def other_recordings(problem: Problem) -> list[str]:
     """Digests of the session's recordings that a plan for this problem was not made from and can be scored on."""
-    if problem.second is not None or (problem.step is not None and problem.step.routing == "balanced"):
+    if problem.goal is Goal.TWO_MODELS or (problem.goal is Goal.TRAINING and problem.step.routing == "balanced"):
         return []
     made_from = {other.digest for other in (problem.workload, *problem.others)}
     return [workload for workload in state.workloads() if workload not in made_from and store.has_workload(workload)]

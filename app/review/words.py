@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from engine.goal import Goal
 from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder
 from engine.simulate.migration import Migration
 from engine.units import seconds, size
@@ -22,12 +23,12 @@ POLICIES = {
 
 def words(plan: Plan, move: Migration | None) -> list[str]:
     """One sentence a part of the plan. move: what deploying it costs, where that is known."""
-    found = [_placement(plan.placement, plan.placement_b is not None)]
-    if plan.placement_b is not None:
+    found = [_placement(plan.placement, plan.goal is Goal.TWO_MODELS)]
+    if plan.goal is Goal.TWO_MODELS:
         found.append(_beside(plan.placement, plan.placement_b))
     if move is not None:
         found.append(_move(move))
-    if plan.priority is None:
+    if plan.goal is not Goal.TRAINING:
         found.append(_order(plan.send_order, plan.send_order_b))
     if plan.execution == "context-coherent":
         found.append(
@@ -39,7 +40,7 @@ def words(plan: Plan, move: Migration | None) -> list[str]:
             f"Is a start: at run time Lina foretells the next experts from the last {plan.reaction.path_length} of a token's "
             f"path and places up to {plan.reaction.max_experts_per_device} experts a device anew."
         )
-    if plan.priority is not None:
+    if plan.goal is Goal.TRAINING:
         found += [*_pipeline(plan.pipeline), *_overlap(plan.overlap), _priority(plan.priority)]
     return found
 

@@ -10,6 +10,7 @@ from app.charts import what_if as charts
 from app.text import plain
 from engine import units
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs import runner
 from engine.jobs.tasks import problem_arguments
 from engine.plan import Plan
@@ -23,7 +24,7 @@ from engine.workload import RoutingTrace
 
 FASTER = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
 REPLAN = "replan"
-USUAL = {True: "lancet", False: "aurora"}
+USUAL = {Goal.INFERENCE: "aurora", Goal.TWO_MODELS: "aurora", Goal.TRAINING: "lancet"}
 """Replanned with where the open plan's own system cannot, by whether it is a training step."""
 
 
@@ -73,13 +74,13 @@ def panel(problem: Problem) -> None:
         )
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
         return
-    if problem.second is not None and not is_quick(problem):
+    if problem.goal is Goal.TWO_MODELS and not is_quick(problem):
         st.info(
             "Two models on so many GPUs are too much to simulate while a slider moves; the studies below do it as jobs.",
             icon=":material/info:",
         )
         return
-    others = others_of(problem, plan, linear_plan(problem) if problem.step is None else None)
+    others = others_of(problem, plan, None if problem.goal is Goal.TRAINING else linear_plan(problem))
 
     @st.fragment
     def live() -> None:
@@ -99,7 +100,7 @@ def plan_to_study(problem: Problem) -> tuple[Plan | None, bool]:
     plan = cached.open_plan()
     if not widgets.why_not(plan, problem):
         return plan, True
-    return (linear_plan(problem) if problem.step is None else None), False
+    return (None if problem.goal is Goal.TRAINING else linear_plan(problem)), False
 
 
 def others_of(problem: Problem, plan: Plan, linear: Plan | None) -> dict[str, Plan]:
@@ -126,7 +127,7 @@ def sliders_of(problem: Problem) -> list[Slider]:
     found = [NETWORK, COMPUTE]
     if problem.network.latency > 0 or problem.network.link_latency.any():
         found.append(LATENCY)
-    if problem.step is not None:
+    if problem.goal is Goal.TRAINING:
         return found + ([BATCH] if problem.graph is None else [])
     return [*found, TOKENS, WIDTH]
 
@@ -146,7 +147,7 @@ def choose(problem: Problem) -> Change:
         for slider in sliders
     }
     factors = dict(at)
-    if problem.step is None:
+    if problem.goal is not Goal.TRAINING:
         at["dtype"] = st.selectbox(
             "Numbers",
             DTYPES,
@@ -202,7 +203,7 @@ def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
     baseline or none for what is open."""
     systems, name = systems_for(problem), plan.provenance.optimiser
     if name not in systems or systems[name].baseline:
-        name = USUAL[problem.step is not None]
+        name = USUAL[problem.goal]
     known = {option.name for option in systems[name].options}
     return name, {key: value for key, value in plan.provenance.options.items() if key in known}
 
@@ -282,14 +283,14 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
     if again is not None and again.id in after:
         cases.append(charts.Case("Replanned", None, after[again.id]))
     widgets.chart(charts.totals(cases, change.in_words), "what-if-totals")
-    overlaps = problem.step is not None or problem.second is not None
+    overlaps = problem.goal is not Goal.INFERENCE
     one_by_one = len(cases[0].shown.resources) > 1  # of a step, GPUs that do the same are one
     places = st.columns(2, gap="medium") if one_by_one else [None, st.container()]
     if one_by_one:
         with places[0]:
             widgets.chart(charts.per_gpu(cases[0], overlaps), "what-if-gpus")
     with places[1]:
-        if problem.step is not None:
+        if problem.goal is Goal.TRAINING:
             widgets.chart(charts.per_kind(cases[0]), "what-if-kinds")
         else:
             widgets.chart(charts.per_layer(cases), "what-if-layers")
@@ -307,11 +308,11 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
         )
     if problem.graph is not None:
         parts.append("Operators imported with measured times keep them.")
-    if problem.step is not None and len(problem.cluster.gpus) > 1:
+    if problem.goal is Goal.TRAINING and len(problem.cluster.gpus) > 1:
         parts.append("GPUs that do the same at the same time count as one.")
-    if problem.step is not None:
+    if problem.goal is Goal.TRAINING:
         parts.append("Width and numbers of a training step are set on the Optimise page.")
-    if change.tokens != 1 and isinstance(problem.workload, RoutingTrace) and problem.step is None:
+    if change.tokens != 1 and isinstance(problem.workload, RoutingTrace) and problem.goal is not Goal.TRAINING:
         parts.append(f"{problem.workload.tokens * change.tokens:,.0f} tokens a pass.")
     return " ".join([*parts, f"Costs: {plain(problem.cost.source)}."])
 

@@ -6,6 +6,7 @@ from typing import Any
 from engine import store
 from engine.cluster import Node
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs.protocol import Context
 from engine.jobs.tasks import problem_from
 from engine.plan import Claim, Plan
@@ -192,7 +193,7 @@ def replan(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     made = outcome.result.solution
     plan = made.model_copy(update={"parent": arguments["parent"], "name": f"{made.name}, {change.in_words}"[:120]})
     now = simulate(plan, problem).total
-    scope = "order" if problem.step is None else "schedule"
+    scope = "schedule" if problem.goal is Goal.TRAINING else "order"
     claim = Claim(status=Status.FEASIBLE, objective=now, bound=min(now, bound_of_plan(plan, problem)), scope=scope)
     plan = plan.model_copy(update={"claim": claim})
     found = {

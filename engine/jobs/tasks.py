@@ -8,6 +8,7 @@ from engine import store
 from engine.cluster import Cluster
 from engine.costs import choice as cost_choice
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.jobs.protocol import Context
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
@@ -34,7 +35,7 @@ def problem_arguments(problem: Problem) -> dict[str, Any]:
         "others": [other.digest for other in problem.others],
         "cost": cost_choice.to_dict(problem.cost),
     }
-    if problem.second is not None:
+    if problem.goal is Goal.TWO_MODELS:
         found["second"] = {"workload": problem.second.workload.digest, "model": _json(problem.second.model)}
     for role in ("in_use", "step", "graph"):
         if (document := getattr(problem, role)) is not None:
@@ -69,7 +70,7 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     `candidate`, and {"refused": {title: reason}} of the systems that cannot plan for this. Raises InputError when none can.
     """
     problem = problem_from(arguments)
-    wanted, registry = arguments["systems"], SYSTEMS if problem.step is None else TRAINING
+    wanted, registry = arguments["systems"], TRAINING if problem.goal is Goal.TRAINING else SYSTEMS
     found: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
     for index, choice in enumerate(wanted):

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from engine.goal import Goal
 from engine.plan.placement import Placement
 from engine.plan.send_order import SendOrder
 from engine.plan.training import Overlap, Pipeline, Priority
@@ -101,6 +102,13 @@ class Plan(Frozen):
         if self.execution == "context-coherent" and not self.placement.single:
             raise ValueError("context-coherent execution needs every expert on exactly one GPU")
         return self
+
+    @property
+    def goal(self) -> Goal:
+        """What the plan is for, told by its parts."""
+        if self.priority is not None:
+            return Goal.TRAINING
+        return Goal.INFERENCE if self.placement_b is None else Goal.TWO_MODELS
 
     @cached_property
     def id(self) -> str:

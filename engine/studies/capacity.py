@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from engine.cluster import Cluster, Node
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Claim
 from engine.problem import Problem, make_problem
 from engine.result import Status, Stop, never
@@ -87,7 +88,7 @@ def grown(cluster: Cluster, part: Sequence[Node], count: int) -> Cluster:
 def fitted(problem: Problem, cluster: Cluster) -> Problem:
     """The problem on another cluster: sequences are dealt to its GPUs anew, so recorded ranks do not count. Raises InputError
     where that cannot be."""
-    if problem.step is not None:
+    if problem.goal is Goal.TRAINING:
         raise InputError("the number of GPUs is sought for inference; a training step's batch grows with its GPUs")
     if reason := problem.cost.lacks_computation(cluster) or problem.cost.lacks_network(cluster):
         raise InputError(reason)

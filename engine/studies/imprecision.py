@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.problem import Problem
 from engine.result import Status, Stop, never
 from engine.simulate.inference import simulate
@@ -20,8 +21,8 @@ from engine.systems.base import Report, Value, silent
 PAPER_LEVELS = (0.0, 0.25, 0.5, 0.75)
 LEVELS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75)
 MOST_LEVELS, MOST_SEEDS = 16, 20
-BASELINES = {1: ("rga", "rcs", "sjf"), 2: ("rec",)}
-"""What Aurora is compared with, by the number of models (§8.1)."""
+BASELINES = {Goal.INFERENCE: ("rga", "rcs", "sjf"), Goal.TWO_MODELS: ("rec",)}
+"""What Aurora is compared with (§8.1)."""
 PAPER_LOSS = 0.158
 """The most that the paper's plans lost at 75 % imprecision."""
 
@@ -47,9 +48,9 @@ class ImprecisionPoint:
 
 def systems_of(problem: Problem) -> tuple[str, ...]:
     """Aurora, then its baselines for as many models as are open. Raises InputError for a training step."""
-    if problem.step is not None:
+    if problem.goal is Goal.TRAINING:
         raise InputError("imprecise traffic is studied for inference; what is open is a training step")
-    return ("aurora", *BASELINES[1 if problem.second is None else 2])
+    return ("aurora", *BASELINES[problem.goal])
 
 
 def check_levels(levels: Sequence[float], seeds: int) -> list[float]:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.problem import Problem
 from engine.workload import TrafficMatrix
 
@@ -40,7 +41,7 @@ def noisy(problem: Problem, level: float, seed: int = 0, noise: Noise | None = N
     if level == 0:
         return problem
     found = _one(problem, level, np.random.default_rng(seed), kind)
-    if problem.second is None:
+    if problem.goal is not Goal.TWO_MODELS:
         return found
     return replace(found, second=_one(problem.second, level, np.random.default_rng([seed, 1]), kind))
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.overlap.operator_graph import OperatorGraph
 from engine.overlap.transformer import transformer_step
 from engine.problem import Problem
@@ -12,7 +13,7 @@ from engine.systems.baselines import linear_placement
 
 def operators_of(problem: Problem) -> OperatorGraph:
     """The graph of a problem's training step. Raises InputError when it has none."""
-    if problem.step is None:
+    if problem.goal is not Goal.TRAINING:
         raise InputError("there is no training step; describe one with --training")
     return problem.graph or transformer_step(problem.model, problem.step, len(problem.cluster.gpus))
 

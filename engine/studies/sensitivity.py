@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Stop, never
@@ -58,7 +59,7 @@ def parameters_of(problem: Problem) -> tuple[Parameter, ...]:
     found = [Parameter("network bandwidth", "network"), Parameter("computation speed", "compute")]
     if network.latency > 0 or network.link_latency.any():
         found.append(Parameter("latency", "latency"))
-    if problem.step is not None:
+    if problem.goal is Goal.TRAINING:
         return (*found, *([Parameter("batch", "tokens")] if problem.graph is None else []))
     found += [Parameter("tokens", "tokens"), Parameter("model width", "width")]
     types = dict.fromkeys(gpu.type for gpu in problem.cluster.gpus)
@@ -73,7 +74,7 @@ def parameters_of(problem: Problem) -> tuple[Parameter, ...]:
 
 def is_simulated(problem: Problem) -> bool:
     """Whether the study simulates; one model on very many GPUs takes what its busiest ports need (`what_if.least`)."""
-    return is_quick(problem) or problem.second is not None
+    return is_quick(problem) or problem.goal is Goal.TWO_MODELS
 
 
 def seconds_of(plan: Plan, problem: Problem) -> float:

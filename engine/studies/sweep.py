@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.problem import Problem
 from engine.result import Status, Stop, never
 from engine.simulate.training import MAX_PARTS
@@ -93,7 +94,7 @@ def trials_of(
     (of the parts on the network), over ranges `parts` (most parts of a range), one series each. Raises InputError for
     values and settings that cannot be, and where there is no training step.
     """
-    if problem.step is None:
+    if problem.goal is not Goal.TRAINING:
         raise InputError("sweeps are over plans of a training step; what is open is inference")
     given, wanted = dict(settings or {}), check_values(kind, values)
     if kind == "micro_op":

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from engine.costs.scaled import Scaled
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem
@@ -66,13 +67,13 @@ class Change(Frozen):
 
 def changed(problem: Problem, change: Change) -> Problem:
     """The problem after a change. Raises InputError for what a training step or the recording cannot have changed."""
-    if problem.step is not None:
+    if problem.goal is Goal.TRAINING:
         return _changed_step(problem, change)
     if change.gpu_type is not None and change.gpu_type not in {gpu.type for gpu in problem.cluster.gpus}:
         raise InputError(f"no GPU of the cluster is a {change.gpu_type}")
     cost = Scaled(problem.cost, change.compute, change.network, change.latency, change.tokens, gpu_type=change.gpu_type)
     found = _resized(problem, change, cost)
-    if found.second is not None:
+    if found.goal is Goal.TWO_MODELS:
         found = replace(found, second=_resized(found.second, change, cost))
     return noisy(found, change.noise)
 
@@ -144,7 +145,7 @@ class Outlook:
 def outlook(plan: Plan, problem: Problem) -> Outlook:
     """Simulate a plan and sum it up. Raises InputError when the plan does not fit the problem."""
     timeline = simulate(plan, problem)
-    by_kind = problem.step is None and problem.second is None
+    by_kind = problem.goal is Goal.INFERENCE
     parts = timeline.seconds_of_kind() if by_kind else timeline.decomposition()
     return Outlook(
         total=timeline.total,
@@ -153,22 +154,26 @@ def outlook(plan: Plan, problem: Problem) -> Outlook:
         compute=timeline.busy("compute"),
         network=timeline.busy("network"),
         resources=timeline.resources,
-        layers=None if problem.step is not None else _layer_seconds(timeline, problem.workload.layers),
-        kinds=None if problem.step is None else {name: one for name, one in timeline.busy_of_kind().items() if one > 0},
+        layers=None if problem.goal is Goal.TRAINING else _layer_seconds(timeline, problem.workload.layers),
+        kinds=_busy_of_kind(timeline) if problem.goal is Goal.TRAINING else None,
     )
+
+
+def _busy_of_kind(timeline: Timeline) -> dict[str, float]:
+    return {kind: seconds for kind, seconds in timeline.busy_of_kind().items() if seconds > 0}
 
 
 def is_quick(problem: Problem) -> bool:
     """Whether a plan is simulated in about a second on an ordinary core: sends of an all-to-all that meet at ports cost more
     than their number (measured: 0.06 s for 8 layers on 8 GPUs, 200 s for 58 layers on 64). Steps of training always are."""
-    return problem.step is not None or problem.workload.layers * len(problem.cluster.gpus) ** 3.2 <= QUICK
+    return problem.goal is Goal.TRAINING or problem.workload.layers * len(problem.cluster.gpus) ** 3.2 <= QUICK
 
 
 def least(plan: Plan, problem: Problem) -> Outlook:
     """The outlook without simulating a send: every step at its slowest GPU and every all-to-all at the time of its busiest
     port and one start-up, which no order beats. Total and bound are the same. For one model's inference; raises InputError
     for anything else and when the plan does not fit."""
-    if problem.step is not None or problem.second is not None:
+    if problem.goal is not Goal.INFERENCE:
         raise InputError(
             "two models on so many GPUs are too much to simulate while a slider moves; use the studies below"
         )
