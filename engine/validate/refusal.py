@@ -11,6 +11,7 @@ import numpy as np
 from engine.cluster import Cluster, any_gpus
 from engine.costs import Datasheet
 from engine.errors import IllegalError, InputError
+from engine.goal import Goal
 from engine.model import MoEModel
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
@@ -48,10 +49,10 @@ def refuse_broken(plan: Plan, problem: Problem, source: str = "", drawn: bool = 
         for part in _parts(plan, problem):
             _check_layers(part, plan, problem)
             _check_order(part, plan, problem, drawn)
-    except IllegalError as error:
+        if problem.goal is Goal.TRAINING:
+            check_step_parts(plan, problem, graph_of(problem, expert_groups(plan.placement)))
+    except (IllegalError, InputError) as error:
         raise InputError(f"{source or f'the plan {plan.name}'}: {error}") from None
-    if problem.step is not None:
-        check_step_parts(plan, problem, graph_of(problem, expert_groups(plan.placement)))
 
 
 def refuse_broken_launch(
@@ -91,7 +92,7 @@ class _Part:
 
 def _parts(plan: Plan, problem: Problem) -> Iterator[_Part]:
     yield _Part(problem, plan.placement, plan.send_order, ("workload", "model"))
-    if plan.placement_b is not None:
+    if plan.goal is Goal.TWO_MODELS:
         inputs = ("workload_b", "model_b")
         yield _Part(problem.second, plan.placement_b, plan.send_order_b, inputs, "second model, ")
 
@@ -114,7 +115,8 @@ def _check_order(part: _Part, plan: Plan, problem: Problem, drawn: bool) -> None
     timed = phased and drawn and made_from(plan, problem, ("cluster", "cost"))
     # Costs decide how fast ports are, but not which there are; where the plan was made with others, they need not know any.
     network = problem.network if timed else Network.of(problem.cluster)
-    traffic = _traffic(part, plan) if problem.step is None and made_from(plan, problem, part.inputs) else None
+    own = problem.goal is not Goal.TRAINING and made_from(plan, problem, part.inputs)
+    traffic = _traffic(part, plan) if own else None
     for kind, schedules in (("dispatch", part.order.dispatch), ("combine", part.order.combine)):
         for layer, schedule in enumerate(schedules):
             sends = Sends.of(schedule)
