@@ -7,7 +7,7 @@ PORT ?= 8501
 # Some hundred processes are started by the tests, and each would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: studio test gpu lint clean
+.PHONY: studio test gpu lint pictures clean
 
 studio: $(VENV)/.studio
 	$(PYTHON) -m streamlit run app/main.py --server.port $(PORT) -- --sample
@@ -23,6 +23,11 @@ gpu: $(VENV)/.studio
 lint: $(VENV)/.test
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+
+# The screenshots of docs/, taken again.
+pictures: $(VENV)/.test
+	./tests/system_packages.sh
+	$(PYTHON) -m tests.browser.pictures
 
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)

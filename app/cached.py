@@ -1,4 +1,7 @@
-"""Engine calls whose answers are kept between runs, keyed by content digests; the data itself is passed unhashed."""
+"""Engine calls whose answers are kept between runs, keyed by content digests; the data itself is passed unhashed.
+
+Nothing here changes the session or the data folder.
+"""
 
 import json
 import math
@@ -39,7 +42,7 @@ from engine.store import records
 from engine.store.database import database
 from engine.studies.affinity import kept_by_pair as engine_kept_by_pair
 from engine.studies.affinity import sorted_choices as engine_sorted_choices
-from engine.systems.baselines import linear_placement
+from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
 from engine.training import TrainingStep, balanced_load
 from engine.validate import refuse_broken, refuse_broken_launch
@@ -130,10 +133,7 @@ def problem() -> Problem | None:
         graph and graph.digest,
         digest_of(json.dumps(cost, sort_keys=True)),
     )
-    found = _problem(key, first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph)
-    if first.digest == state.workload_digest():
-        state.remember_model(first.digest, model)
-    return found
+    return _problem(key, first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -151,9 +151,7 @@ def _recording_of_step(recording: Workload | None, model: MoEModel, step: Traini
             return recording
     except InputError:
         pass
-    balanced = balanced_load(model)
-    store.save_workload(balanced)
-    return balanced
+    return balanced_load(model)
 
 
 def placement_in_use() -> Placement | None:

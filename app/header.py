@@ -8,12 +8,14 @@ from app.text import plain
 from app.visitor import glossary, people, tour
 from engine import units
 from engine.costs import choice
-from engine.workload import RoutingTrace
+from engine.errors import InputError
+from engine.workload import RoutingTrace, TrafficMatrix
 
 
 def show(title: str, question: str) -> None:
     """The strip, then what this page is for."""
     step_form.follow_model()
+    _remember_model()
     strip()
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
         st.header(title, anchor=False, width="content")
@@ -24,6 +26,21 @@ def show(title: str, question: str) -> None:
     tour.line(title)
     if text := state.take_notice():
         st.toast(plain(text))
+    if text := state.take_left_out():
+        st.toast(plain(text), icon=":material/warning:", duration="infinite")
+
+
+def _remember_model() -> None:
+    """A recording that is open with a model that fits it counts as made with that model."""
+    recording, model = cached.workload(), state.model()
+    if recording is None or model is None:
+        return
+    if not isinstance(recording, TrafficMatrix):  # which fits every model
+        try:
+            model.check_recording(recording.layers, recording.num_experts, recording.k, recording.name)
+        except InputError:
+            return
+    state.remember_model(state.workload_digest(), model)
 
 
 def strip() -> None:

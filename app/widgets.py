@@ -18,10 +18,12 @@ from engine.costs import choice
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.runner import State
+from engine.jobs.tasks import problem_arguments, save_recordings
 from engine.plan import Placement, Plan
 from engine.problem import Problem
-from engine.systems import Option
-from engine.systems.baselines import linear_placement
+from engine.systems import SYSTEMS, TRAINING
+from engine.systems.options import Options, Value
+from engine.systems.pieces import linear_placement
 
 STATE_COLOURS = {
     State.STARTING: "gray",
@@ -128,17 +130,20 @@ def segments(label: str, options: Iterable, format_func: Callable[[Any], str] = 
     return st.segmented_control(label, options, format_func=gray, **arguments)
 
 
-def option_input(system: str, option: Option) -> str | int | float | bool:
-    """The input widget of one option; `system` tells systems apart, also those of one name for different goals."""
-    key, label = f"option-{system}-{option.name}", option.name.replace("_", " ")
-    if option.choices:
-        index = option.choices.index(option.default)
-        return st.selectbox(label, option.choices, index, key=key, help=option.help, width=180)
-    if isinstance(option.default, bool):
-        return st.checkbox(label, option.default, key=key, help=option.help)
-    kind = type(option.default)
-    high = None if option.high == float("inf") else kind(option.high)
-    return st.number_input(label, kind(option.low), high, option.default, key=key, help=option.help, width=180)
+def option_input(system: str, options: type[Options], name: str, default: Value | None = None) -> Value:
+    """The input widget of an option by its name, as its schema says; `system` tells systems apart, also those of one name for
+    different goals. default: in place of the option's own."""
+    schema = options.schemas()[name]
+    key, label = f"option-{system}-{name}", name.replace("_", " ")
+    value = schema["default"] if default is None else default
+    if "enum" in schema:
+        choices = schema["enum"]
+        return st.selectbox(label, choices, choices.index(value), key=key, help=schema["description"], width=180)
+    if schema["type"] == "boolean":
+        return st.checkbox(label, value, key=key, help=schema["description"])
+    kind = {"integer": int, "number": float}[schema["type"]]
+    low, high = (None if schema.get(limit) is None else kind(schema[limit]) for limit in ("minimum", "maximum"))
+    return st.number_input(label, low, high, kind(value), key=key, help=schema["description"], width=180)
 
 
 def plans_of(job: runner.Job) -> list[Plan]:
@@ -148,9 +153,10 @@ def plans_of(job: runner.Job) -> list[Plan]:
 
 def usual_baselines(plans: dict[str, Plan], plan: Plan) -> list[str]:
     """Ids of the newest plans of the papers' baselines, which a plan is looked at beside unless a person chooses others."""
+    usual = {system.name for system in (*SYSTEMS.values(), *TRAINING.values()) if system.shown_beside}
     found = {}
     for id, one in plans.items():
-        if one.provenance.optimiser in ("rcs", "sjf", "rec", "packing", "deepspeed", "tutel") and id != plan.id:
+        if one.provenance.optimiser in usual and id != plan.id:
             found.setdefault(one.provenance.optimiser, id)
     return list(found.values())
 
@@ -159,6 +165,13 @@ def start_job(kind: str, arguments: dict[str, Any]) -> runner.Job:
     """Start a job that plans or studies plans. Raises InputError for a visitor who may only look."""
     people.allow("plan")
     return runner.start(kind, arguments, store.data_folder())
+
+
+def start_job_on(problem: Problem, kind: str, more: dict[str, Any]) -> runner.Job:
+    """Start a job on a problem; more: its further arguments. Raises InputError as `start_job` does."""
+    people.allow("plan")
+    save_recordings(problem)
+    return start_job(kind, problem_arguments(problem) | more)
 
 
 def other_jobs(kind: str, known: list[str], adopt: Callable[[str], None]) -> None:

@@ -210,7 +210,7 @@ def plan(given: argparse.Namespace) -> int:
     settings = dict(split_setting(text) for text in given.settings)
     fitting = systems_for(problem)
     systems = list(fitting.values()) if given.system == "all" else [system_called(given.system, problem)]
-    own = [{option.name for option in system.options} for system in systems]
+    own = [set(system.options.model_fields) for system in systems]
     for name in settings:
         if not any(name in names for names in own):
             has = ", ".join(sorted(set().union(*own))) or "none"

@@ -77,7 +77,7 @@ def layer_pair() -> tuple[int, int]:
     last = trace.layers - 1
     if last == 1:
         return 0, 1
-    start, (low, high) = st.session_state.get(LAYERS, ((0, 1), (0, 1)))
+    start, (low, high) = state.layers_compared()
     if high > last:
         start = low, high = 0, 1
     if playing:
@@ -90,7 +90,7 @@ def layer_pair() -> tuple[int, int]:
     shown = st.slider(
         "Layers compared", 0, last, start, key=f"{LAYERS}-{start}", on_change=pause, help="any two: from which to which"
     )
-    st.session_state[LAYERS] = start, shown
+    state.compare_layers(start, shown)
     low, high = shown
     return (low, high) if low < high else (low, low + 1) if low < last else (low - 1, low)
 

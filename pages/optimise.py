@@ -8,14 +8,8 @@ from app.optimise import table as plan_table
 from app.text import plain
 from engine import units
 from engine.errors import InputError
-from engine.jobs.tasks import problem_arguments
-from engine.systems import systems_for
+from engine.systems import proposed_for, systems_for
 
-DEFAULT = {
-    goal.ONE: ("aurora", "rcs", "sjf", "linear"),
-    goal.TWO: ("aurora", "rec", "packing", "linear"),
-    goal.STEP: ("lancet", "pipemoe", "lina", "tutel", "deepspeed", "raf"),
-}
 VIEWS = {
     "Candidate plans": ":material/table_rows:",
     "Balance against affinity": ":material/scatter_plot:",
@@ -41,22 +35,20 @@ for first in range(0, len(fitting), 3):
         with place:
             kind = "baseline" if system.baseline else system.paper
             if st.checkbox(
-                f"**{system.title}** · {kind}",
-                system.name in DEFAULT[aim],
-                key=f"use-{aim}-{system.name}",
-                help=system.summary,
+                f"**{system.title}** · {kind}", system.preselected, key=f"use-{aim}-{system.name}", help=system.summary
             ):
                 wanted.append(system)
 
 options: dict[str, dict] = {}
 with st.expander("Options", icon=":material/settings:"):
     for system in wanted:
-        if not system.options:
+        names = system.options.model_fields
+        if not names:
             continue
         st.markdown(f"**{system.title}**")
         with st.container(horizontal=True):
             options[system.name] = {
-                option.name: widgets.option_input(f"{aim}-{system.name}", option) for option in system.options
+                name: widgets.option_input(f"{aim}-{system.name}", system.options, name) for name in names
             }
 if aim == goal.STEP:
     st.caption(step.assumptions(problem))
@@ -68,9 +60,8 @@ else:
 
 if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted):
     chosen = [{"name": system.name, "options": options.get(system.name, {})} for system in wanted]
-    arguments = problem_arguments(problem) | {"systems": chosen}
     try:
-        state.add_plan_job(widgets.start_job("optimise", arguments).id)
+        state.add_plan_job(widgets.start_job_on(problem, "optimise", {"systems": chosen}).id)
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
 
@@ -119,9 +110,9 @@ table = plan_table.rows(problem)
 if table.empty:
     if any(not job.state.finished for job in cached.jobs(state.plan_jobs())):
         st.stop()  # the row above says how far the job is
-    known = "Lancet" if aim == goal.STEP else "Aurora"
     st.info(
-        f"No plan for these inputs yet: press Run. {known} takes a few seconds on the sample.", icon=":material/info:"
+        f"No plan for these inputs yet: press Run. {proposed_for(problem).title} takes a few seconds on the sample.",
+        icon=":material/info:",
     )
     st.stop()
 

@@ -17,6 +17,7 @@ from engine.catalogue import cluster_presets, model_presets
 from engine.cli import main
 from engine.cluster import Cluster
 from engine.formats import read_plan
+from engine.goal import Goal
 from engine.systems import SYSTEMS
 
 ROOT = Path(__file__).parent.parent
@@ -128,7 +129,9 @@ def test_all_systems_are_ranked_and_the_fastest_is_saved(engine, tmp_path):
     path = tmp_path / "best.json"
     arguments = ["plan", *INPUTS, "--system", "all", "--set", "time_limit=0.3", "--set", "seed=4", "-o", path]
     rows = engine.json(*arguments)["plans"]
-    assert sorted(row["system"] for row in rows) == sorted(name for name, one in SYSTEMS.items() if 1 in one.models)
+    assert sorted(row["system"] for row in rows) == sorted(
+        name for name, one in SYSTEMS.items() if Goal.INFERENCE in one.goals
+    )
     times = [row["metrics"]["total"] for row in rows]
     assert times == sorted(times) and read_plan(path).id == rows[0]["id"]
     text = engine.text(*arguments)
@@ -208,7 +211,8 @@ def test_traffic_is_planned_with_one_expert_a_gpu(engine, tmp_path):
     inputs = ["--workload", SAMPLES / "traffic-8.csv", "--cluster", CLUSTER, "--model", tmp_path / "model.json"]
     rows = engine.json("plan", *inputs, "--system", "all")["plans"]
     # ExFlow needs tokens to follow, which a matrix does not have.
-    assert {row["system"] for row in rows} == {name for name, one in SYSTEMS.items() if 1 in one.models} - {"exflow"}
+    fitting = {name for name, system in SYSTEMS.items() if Goal.INFERENCE in system.goals}
+    assert {row["system"] for row in rows} == fitting - {"exflow"}
 
 
 def test_traffic_of_nothing_is_no_crash(engine, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from engine.cli import main
 from engine.errors import InputError
 from engine.formats import read_plan
+from engine.goal import Goal
 from engine.launch import local
 from engine.systems import SYSTEMS
 from tests.test_cli import CLUSTER, SAMPLES, CommandLine
@@ -84,7 +85,9 @@ def test_a_plan_of_two_models_is_tried_again_without_its_inputs(engine, files, p
 def test_every_system_for_two_models_is_ranked(engine, files, tmp_path):
     path = tmp_path / "best.json"
     rows = engine.json("plan", *files.one, *files.second, "--system", "all", *SHORT, "-o", path)["plans"]
-    assert sorted(row["system"] for row in rows) == sorted(name for name in SYSTEMS if 2 in SYSTEMS[name].models)
+    assert sorted(row["system"] for row in rows) == sorted(
+        name for name in SYSTEMS if Goal.TWO_MODELS in SYSTEMS[name].goals
+    )
     times = [row["metrics"]["total"] for row in rows]
     assert times == sorted(times) and read_plan(path).id == rows[0]["id"]
 

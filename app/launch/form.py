@@ -89,6 +89,7 @@ def _start(wanted: Wanted, refused: str | None, not_now: str | None, ready: bool
         label, type="primary", icon=":material/rocket_launch:", disabled=bool(refused or not_now) or not ready
     ):
         try:
+            store.save_workload(wanted.workload)  # balanced routing was recorded nowhere
             start.start(wanted.to_arguments())
         except InputError as error:
             st.error(plain(str(error)), icon=":material/error:")

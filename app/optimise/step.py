@@ -15,7 +15,7 @@ from engine.simulate.training.memory import step_state_bytes
 from engine.simulate.training.routing import route
 from engine.studies.operators import operators_of
 from engine.systems import TRAINING, run
-from engine.systems.baselines import linear_placement
+from engine.systems.pieces import linear_placement
 from engine.training import Gate, TrainingStep, usual_step
 from engine.workload import TrafficMatrix
 

@@ -14,7 +14,6 @@ from engine import units
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import runner
-from engine.jobs.tasks import problem_arguments
 from engine.placement.robust import score_matrix
 from engine.problem import Problem
 from engine.simulate.two_phase_result import TwoPhaseOptions
@@ -24,9 +23,8 @@ from engine.workload import RoutingTrace
 
 def run(kind: str, problem: Problem, more: dict[str, Any]) -> None:
     """Start a study of the open problem."""
-    arguments = problem_arguments(problem) | more
     try:
-        state.set_study_job(kind, widgets.start_job(kind, arguments).id)
+        state.set_study_job(kind, widgets.start_job_on(problem, kind, more).id)
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
 
@@ -160,7 +158,7 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         system = st.selectbox(
             "System",
-            [one.name for one in SYSTEMS.values() if 1 in one.models],
+            [system.name for system in SYSTEMS.values() if Goal.INFERENCE in system.goals],
             0,
             lambda one: SYSTEMS[one].title,
             width=240,

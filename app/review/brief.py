@@ -13,7 +13,7 @@ from engine.simulate.inference import simulate
 from engine.simulate.metrics import Metrics, metrics
 from engine.simulate.migration import Migration, migration
 from engine.systems import SYSTEMS, TRAINING, run
-from engine.systems.baselines import linear_placement
+from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
 from engine.units import ratio, seconds, share, size
 from engine.workload import Workload

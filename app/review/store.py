@@ -13,7 +13,7 @@ from app.visitor import people
 from engine import store
 from engine.errors import InputError
 from engine.goal import Goal
-from engine.jobs.tasks import problem_arguments, problem_from
+from engine.jobs.tasks import problem_arguments, problem_from, save_recordings
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.metrics import input_digests
@@ -44,6 +44,7 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     by = people.writer("plan")
     named = Plan.from_dict(plan.model_dump(mode="json") | {"name": records.clean_name(name, "the plan")}, "plan")
     known = [one for one in records.saves_of(db(), [plan.id]) if one.workspace == workspace]
+    save_recordings(problem)
     saved = records.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem))
     state.add_saved(saved.plan, saved.number)
     review = next(iter(records.reviews_of(db(), saved.number)), None)

@@ -85,7 +85,7 @@ def admit() -> None:
         st.error(
             "The operator of this studio wants everybody to log in, but has not said where.", icon=":material/lock:"
         )
-        st.caption(f"{SWITCH}=required needs a section auth in the studio's secrets.toml; the README shows one.")
+        st.caption(f"{SWITCH}=required needs a section auth in the studio's secrets.toml; docs/team.md shows one.")
         st.stop()
     st.info("Log in to see this studio.", icon=":material/lock:")
     if "plan" in st.query_params:

@@ -54,12 +54,7 @@ def capacity(problem: Problem) -> None:
             "GPUs at most", own, max(MOST_GPUS, own), max(32, own), width=130, key=f"what-if-most-{own}"
         )
         system = st.selectbox(
-            "Planned by",
-            list(systems),
-            list(systems).index("aurora"),
-            lambda one: systems[one].title,
-            width=210,
-            key="what-if-system",
+            "Planned by", list(systems), 0, lambda one: systems[one].title, width=210, key="what-if-system"
         )
         limit = st.number_input("Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
         if st.button(
@@ -68,7 +63,7 @@ def capacity(problem: Problem) -> None:
             type="primary",
             disabled=not target or jobs.running("capacity"),
         ):
-            takes = {option.name for option in systems[system].options}
+            options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
             jobs.run(
                 "capacity",
                 problem,
@@ -78,7 +73,7 @@ def capacity(problem: Problem) -> None:
                     "target": target / 1e3,
                     "most_gpus": most,
                     "system": system,
-                    "options": {"time_limit": limit} if "time_limit" in takes else {},
+                    "options": options,
                 },
             )
 

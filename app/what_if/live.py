@@ -1,5 +1,6 @@
 """The upper half of the What-if page: sliders, and what the open plan and a baseline then take."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +19,12 @@ from engine.problem import Problem
 from engine.result import Provenance, never
 from engine.simulate.metrics import input_digests
 from engine.studies.what_if import Change, Outlook, changed, is_quick, least, outlook
-from engine.systems import SYSTEMS, systems_for
+from engine.systems import SYSTEMS, proposed_for, systems_for
 from engine.systems.base import silent
 from engine.workload import RoutingTrace
 
 FASTER = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
 REPLAN = "replan"
-USUAL = {Goal.INFERENCE: "aurora", Goal.TWO_MODELS: "aurora", Goal.TRAINING: "lancet"}
-"""Replanned with where the open plan's own system cannot, by whether it is a training step."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +116,10 @@ def others_of(problem: Problem, plan: Plan, linear: Plan | None) -> dict[str, Pl
 def linear_plan(problem: Problem) -> Plan:
     """Contiguous blocks and a plain all-to-all, of one model or two. Raises InputError where the experts do not fit."""
     system = SYSTEMS["linear"]
-    settings = system.settings({})
-    draft = system.recipe(problem, settings, never, silent)
-    return draft.plan(system.title, Provenance(optimiser=system.name, options=settings, inputs=input_digests(problem)))
+    options = system.settings({})
+    draft = system.recipe(problem, options, never, silent)
+    origin = Provenance(optimiser=system.name, options=options.model_dump(), inputs=input_digests(problem))
+    return draft.plan(system.title, origin)
 
 
 def sliders_of(problem: Problem) -> list[Slider]:
@@ -134,12 +134,12 @@ def sliders_of(problem: Problem) -> list[Slider]:
 
 def choose(problem: Problem) -> Change:
     """The sliders, and the change that they stand for."""
-    sliders, kept = sliders_of(problem), state.what_if()
+    sliders = sliders_of(problem)
     at = {
         slider.field: st.select_slider(
             slider.label,
             slider.values,
-            kept[slider.field] if kept.get(slider.field) in slider.values else 1.0,
+            _left_at(slider.field, slider.values, 1.0),
             units.ratio,
             key=_key(slider.field),
             help=slider.help,
@@ -151,16 +151,17 @@ def choose(problem: Problem) -> Change:
         at["dtype"] = st.selectbox(
             "Numbers",
             DTYPES,
-            DTYPES.index(kept.get("dtype", AS_NOW)),
+            DTYPES.index(_left_at("dtype", DTYPES, AS_NOW)),
             lambda one: f"{one} ({problem.model.dtype})" if one == AS_NOW else one,
             key=_key("dtype"),
             help="what experts compute with and tokens are sent as",
         )
+        noise = int(_left_at("noise", range(MOST_NOISE + 1), 0))
         at["noise"] = st.slider(
             "Imprecise traffic",
             0,
             MOST_NOISE,
-            kept.get("noise", 0),
+            noise,
             5,
             "%d %%",
             key=_key("noise"),
@@ -182,6 +183,12 @@ def choose(problem: Problem) -> Change:
     return change
 
 
+def _left_at(field: str, possible: Collection, usual: float | str) -> float | str:
+    """Where a slider was left, unless it cannot stand there now."""
+    position = state.what_if().get(field)
+    return position if position in possible else usual
+
+
 def _key(field: str) -> str:
     return f"what-if-{field}"
 
@@ -199,12 +206,12 @@ def _choose_baseline(others: dict[str, Plan]) -> Plan | None:
 
 
 def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
-    """By which system to plan anew in place of a plan, and with which options: its own, or the usual one where that is a
-    baseline or none for what is open."""
+    """By which system to plan anew in place of a plan, and with which options: its own, or those of the one that is
+    proposed where that is a baseline or none for what is open."""
     systems, name = systems_for(problem), plan.provenance.optimiser
     if name not in systems or systems[name].baseline:
-        name = USUAL[problem.goal]
-    known = {option.name for option in systems[name].options}
+        name = proposed_for(problem).name
+    known = systems[name].options.model_fields
     return name, {key: value for key, value in plan.provenance.options.items() if key in known}
 
 
@@ -213,12 +220,7 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     name, options = system_for(problem, plan)
     system = systems_for(problem)[name]
     (job,) = cached.jobs([state.study_job(REPLAN)] if state.study_job(REPLAN) else []) or (None,)
-    wanted = problem_arguments(problem) | {
-        "change": change.model_dump(mode="json"),
-        "system": name,
-        "options": options,
-        "parent": plan.id,
-    }
+    more = {"change": change.model_dump(mode="json"), "system": name, "options": options, "parent": plan.id}
     running = job is not None and not job.state.finished
     st.button(
         "Replan for this change",
@@ -227,9 +229,9 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
         width="stretch",
         help=f"Runs {plain(system.title)} for what is changed and shows its plan beside the open one.",
         on_click=_start,
-        args=(wanted,),
+        args=(problem, more),
     )
-    if job is None or job.request.arguments != wanted:
+    if job is None or job.request.arguments != problem_arguments(problem) | more:
         return None
     if job.state is not runner.State.DONE:
         _watch(job)
@@ -245,9 +247,9 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     return again
 
 
-def _start(wanted: dict[str, Any]) -> None:
+def _start(problem: Problem, more: dict[str, Any]) -> None:
     try:
-        state.set_study_job(REPLAN, widgets.start_job(REPLAN, wanted).id)
+        state.set_study_job(REPLAN, widgets.start_job_on(problem, REPLAN, more).id)
     except InputError as error:
         state.notice(str(error))
 

@@ -1,7 +1,6 @@
 """The panel of the What-if page that sweeps one parameter of a plan for a training step."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -18,9 +17,9 @@ from engine.jobs.tasks import problem_arguments
 from engine.problem import Problem
 from engine.studies.operators import operators_of
 from engine.studies.sweep import NAMES, ORDERS, Kind, SweepPoint, best_of, check_values, trials_of
-from engine.systems.training.baselines import BUCKET
-from engine.systems.training.lancet import IRREGULAR, WEIGHTS
-from engine.systems.training.lina import PACKING, PIPELINE
+from engine.systems.training.baselines import BucketOptions
+from engine.systems.training.lancet import LancetOptions
+from engine.systems.training.lina import LinaOptions
 
 KINDS: dict[Kind, tuple[str, str]] = {
     "micro_op": (
@@ -45,8 +44,6 @@ KINDS: dict[Kind, tuple[str, str]] = {
 FIELDS = {"micro_op": "Micro-op sizes, MB", "degree": "Degrees", "range": "Most operators in a range"}
 MICRO_OPS = "1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100, 150, 200"
 RANGES = (0, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
-NO_PACKING = replace(PACKING, default="off")
-"""The size alone is swept unless a person wants the packing to follow it."""
 SPLIT = (11, 9)
 PARTS, USUAL_PARTS = (2, 3, 4, 6, 8, 12, 16), (2, 8)
 
@@ -135,7 +132,11 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
     )
     with st.container(horizontal=True, vertical_alignment="center"):
         if kind == "micro_op":
-            settings = {one.name: widgets.option_input("sweep", one) for one in (NO_PACKING, PIPELINE)}
+            # The size alone is swept unless a person wants the packing to follow it.
+            settings = {
+                "packing": widgets.option_input("sweep", LinaOptions, "packing", default="off"),
+                "pipelining": widgets.option_input("sweep", LinaOptions, "pipelining"),
+            }
         elif kind == "degree":
             settings = {
                 "orders": st.multiselect(
@@ -144,8 +145,9 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
             }
         else:
             settings = {"parts": sorted(st.multiselect("Most parts of a range", PARTS, USUAL_PARTS, width=240))}
-            settings |= {one.name: widgets.option_input("sweep", one) for one in (WEIGHTS, IRREGULAR)}
-        settings[BUCKET.name] = widgets.option_input("sweep", BUCKET)
+            names = ("weight_gradients", "irregular")
+            settings |= {name: widgets.option_input("sweep", LancetOptions, name) for name in names}
+        settings["bucket_mb"] = widgets.option_input("sweep", BucketOptions, "bucket_mb")
     try:
         wanted = {"kind": kind, "values": values_of(text, kind), "settings": settings}
         if not settings.get("orders", True) or not settings.get("parts", True):
@@ -161,7 +163,7 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
 
 def _start(kind: Kind, problem: Problem, wanted: dict[str, Any]) -> None:
     try:
-        job = widgets.start_job("sweep", problem_arguments(problem) | {"sweep": wanted})
+        job = widgets.start_job_on(problem, "sweep", {"sweep": wanted})
         state.set_study_job(_key(kind), job.id)
         st.rerun()
     except InputError as error:

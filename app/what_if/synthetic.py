@@ -12,7 +12,7 @@ from engine.model import MoEModel
 from engine.placement.baselines import linear_assignment
 from engine.placement.transitions import kept, transitions
 from engine.studies.synthetic import MOST_SKEW, Recipe, planted_placement, synthetic
-from engine.systems.aurora_exclusive import spread_evenly
+from engine.systems.pieces import spread_evenly
 from engine.workload import RoutingTrace
 
 TOKENS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)

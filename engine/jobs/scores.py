@@ -19,9 +19,9 @@ from engine.simulate.metrics import input_digests, metrics
 from engine.simulate.two_phase import two_phase
 from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions
 from engine.systems import SYSTEMS, run
-from engine.systems.aurora_exclusive import best_order, to_placement
 from engine.systems.base import Draft, silent
 from engine.systems.joint import instance_of, moves_left, moves_to, start_of
+from engine.systems.pieces import best_order, to_placement
 from engine.workload import RoutingTrace
 
 

@@ -27,7 +27,7 @@ LONG = 20_000
 
 
 def problem_arguments(problem: Problem) -> dict[str, Any]:
-    """A problem as the arguments of a job; its recordings must be in the data folder."""
+    """A problem as the arguments of a job, which needs its recordings in the data folder, see `save_recordings`."""
     found = {
         "workload": problem.workload.digest,
         "cluster": _json(problem.cluster),
@@ -41,6 +41,13 @@ def problem_arguments(problem: Problem) -> dict[str, Any]:
         if (document := getattr(problem, role)) is not None:
             found[role] = _json(document)
     return found
+
+
+def save_recordings(problem: Problem) -> None:
+    """Put a problem's recordings into the data folder, where a job finds them: balanced routing was recorded nowhere."""
+    second = () if problem.second is None else (problem.second.workload,)
+    for recording in (problem.workload, *problem.others, *second):
+        store.save_workload(recording)
 
 
 def _json(document: Frozen) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from engine.result import Stop, never
 from engine.simulate.metrics import metrics
 from engine.simulate.training import price_step
 from engine.systems import TRAINING, run
-from engine.systems.baselines import linear_placement
+from engine.systems.pieces import linear_placement
 from engine.systems.training.lancet import weight_gradient_problem
 from engine.training import Gate, TrainingStep, balanced_load
 

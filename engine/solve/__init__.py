@@ -1,4 +1,4 @@
-"""`solve KERNEL`: one kernel on its bare mathematical problem, JSON in and JSON out (see the README)."""
+"""`solve KERNEL`: one kernel on its bare mathematical problem, JSON in and JSON out (see docs/kernels.md)."""
 
 import time
 from typing import Any

@@ -132,9 +132,9 @@ def save_session(token: str, text: str) -> None:
 
 
 def load_session(token: str) -> str | None:
-    """The JSON text kept for a session, or None."""
+    """The text kept for a session, as it was saved unless it was damaged since; None: none was."""
     path = _session(token)
-    return path.read_text(encoding="utf-8") if path.exists() else None
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from engine.plan import Claim
 from engine.problem import Problem, make_problem
 from engine.result import Status, Stop, never
 from engine.systems import SYSTEMS, run
-from engine.systems.base import Report, Value, silent
+from engine.systems.base import Report, silent
+from engine.systems.options import Value
 from engine.workload import RoutingTrace, TrafficMatrix, Workload
 
 MOST_GPUS = 256

@@ -11,7 +11,8 @@ from engine.result import Status, Stop, never
 from engine.studies.sensitivity import seconds_of
 from engine.studies.what_if import Change, changed
 from engine.systems import run
-from engine.systems.base import Report, System, Value, silent
+from engine.systems.base import Report, System, silent
+from engine.systems.options import Value
 
 Field = Literal["network", "compute", "latency", "tokens", "width", "noise"]
 

@@ -16,7 +16,8 @@ from engine.result import Status, Stop, never
 from engine.simulate.inference import simulate
 from engine.studies.noise import Noise, noisy
 from engine.systems import SYSTEMS, run
-from engine.systems.base import Report, Value, silent
+from engine.systems.base import Report, silent
+from engine.systems.options import Value
 
 PAPER_LEVELS = (0.0, 0.25, 0.5, 0.75)
 LEVELS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75)

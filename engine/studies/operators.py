@@ -8,7 +8,7 @@ from engine.overlap.operator_graph import OperatorGraph
 from engine.overlap.transformer import transformer_step
 from engine.problem import Problem
 from engine.simulate.training.pricing import price_step
-from engine.systems.baselines import linear_placement
+from engine.systems.pieces import linear_placement
 
 
 def operators_of(problem: Problem) -> OperatorGraph:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
+from pydantic import Field
 
 from engine.errors import InputError
 from engine.goal import Goal
@@ -19,11 +20,12 @@ from engine.result import Status, Stop, never
 from engine.simulate.training import MAX_PARTS
 from engine.studies.operators import operators_of
 from engine.systems import TRAINING
-from engine.systems.base import Draft, Option, Outcome, Report, System, Value, run, silent
-from engine.systems.training.baselines import BUCKET, fixed_degree
-from engine.systems.training.lancet import PARTS
+from engine.systems.base import Draft, Outcome, Report, System, run, silent
+from engine.systems.options import Options, Value
+from engine.systems.training.baselines import Bucket, BucketOptions, fixed_degree
+from engine.systems.training.lancet import LancetOptions
 from engine.systems.training.lancet import lancet as lancet_recipe
-from engine.systems.training.pipemoe import ORDER
+from engine.systems.training.pipemoe import NetworkOrder
 from engine.timeline import Timeline
 
 Kind = Literal["micro_op", "degree", "range"]
@@ -200,24 +202,28 @@ def _micro_ops(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ..
     return (*points, *references)
 
 
-DEGREE = Option("degree", 1, "parts of every MoE layer", low=1, high=MAX_PARTS)
+class OneDegreeOptions(Options):
+    degree: int = Field(1, ge=1, le=MAX_PARTS, description="parts of every MoE layer")
+    network_order: NetworkOrder = "dispatch-first"
+    bucket_mb: Bucket = 25.0
 
 
-def _one_degree(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def _one_degree(problem: Problem, options: OneDegreeOptions, stop: Stop, report: Report) -> Draft:
     """The same degree for all layers, forward and backward, in a given order on the network."""
-    draft = fixed_degree(problem, int(settings["degree"]), "fair", float(settings["bucket_mb"]) * MB)
+    draft = fixed_degree(problem, options.degree, "fair", options.bucket_mb * MB)
     if draft.pipeline is None:
         return draft
-    return replace(draft, pipeline=draft.pipeline.model_copy(update={"order": settings["network_order"]}))
+    return replace(draft, pipeline=draft.pipeline.model_copy(update={"order": options.network_order}))
 
 
 ONE_DEGREE = System(
-    "one-degree",
-    "One degree",
-    "every MoE layer in the same number of pipelined parts",
-    "PipeMoE §II",
-    _one_degree,
-    (DEGREE, ORDER, BUCKET),
+    name="one-degree",
+    title="One degree",
+    summary="every MoE layer in the same number of pipelined parts",
+    paper="PipeMoE §II",
+    recipe=_one_degree,
+    options=OneDegreeOptions,
+    goals=(Goal.TRAINING,),
 )
 
 
@@ -225,7 +231,7 @@ def _degrees(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]
     """Every degree in every order, beside PipeMoE's own choice for each layer among as many."""
     orders = settings.pop("orders", tuple(ORDERS))
     for order in orders:
-        ORDER.parse(order)
+        ONE_DEGREE.settings({"network_order": order})
     points = [
         Trial(
             ORDERS[order],
@@ -242,8 +248,9 @@ def _degrees(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]
 
 def _ranges(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]:
     """Lancet with ranges of at most so many operators, beside a compiler that cuts nothing and Tutel."""
-    most = [PARTS.parse(parts) for parts in settings.pop("parts", (PARTS.default,))]
     lancet = _with_gradients_moved_once(TRAINING["lancet"])
+    wanted = settings.pop("parts", (LancetOptions().max_parts,))
+    most = [lancet.settings({"max_parts": parts}).max_parts for parts in wanted]
     points = [
         Trial(
             f"up to {parts} parts",
@@ -254,7 +261,7 @@ def _ranges(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]:
         for parts in most
         for value in values
     ]
-    shared = {name: value for name, value in settings.items() if name == BUCKET.name}
+    shared = {name: value for name, value in settings.items() if name in BucketOptions.model_fields}
     references = [Trial(TRAINING[name].title, None, TRAINING[name], shared) for name in ("raf", "tutel")]
     return (*points, *references)
 
@@ -263,10 +270,10 @@ def _with_gradients_moved_once(lancet: System) -> System:
     """Lancet whose weight gradients, which no partition of the forward pass changes, are moved in the first run only."""
     moved: list[Draft] = []
 
-    def recipe(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+    def recipe(problem: Problem, options: LancetOptions, stop: Stop, report: Report) -> Draft:
         if not moved:
-            moved.append(lancet_recipe(problem, settings | {"partition": False}, stop, report))
-        cut = lancet_recipe(problem, settings | {"weight_gradients": "none"}, stop, report)
+            moved.append(lancet_recipe(problem, options.model_copy(update={"partition": False}), stop, report))
+        cut = lancet_recipe(problem, options.model_copy(update={"weight_gradients": "none"}), stop, report)
         overlap = cut.overlap.model_copy(update={"under": moved[0].overlap.under})
         return replace(cut, overlap=overlap, notes=cut.notes | moved[0].notes)
 

@@ -1,24 +1,48 @@
-"""The systems by the names that users know, each a recipe over the kernels."""
+"""The systems by the names that users know, each a recipe over the kernels.
 
+A system is a file here with a tuple `SYSTEMS`, and a line below: the command line, the pages and the studies know it from
+there. The first that plans for what is open is the one that is proposed.
+"""
+
+from importlib import import_module
+
+from engine.goal import Goal
 from engine.problem import Problem
-from engine.systems import aurora, baselines, eplb, exflow, joint, lina, training
-from engine.systems.base import Option, Outcome, System, run
+from engine.systems.base import Outcome, System, run
 
-SYSTEMS: dict[str, System] = {
-    system.name: system for module in (aurora, exflow, lina, eplb, joint, baselines) for system in module.SYSTEMS
-}
-"""For inference, of one model or two."""
+FILES = (
+    # One a line.
+    "aurora",
+    "exflow",
+    "lina",
+    "eplb",
+    "joint",
+    "baselines",
+    "training.lancet",
+    "training.pipemoe",
+    "training.lina",
+    "training.baselines",
+)
 
-TRAINING: dict[str, System] = {system.name: system for system in training.SYSTEMS}
-"""For a training step."""
+_EVERY: tuple[System, ...] = tuple(system for file in FILES for system in import_module(f"{__name__}.{file}").SYSTEMS)
+
+SYSTEMS = {system.name: system for system in _EVERY if Goal.TRAINING not in system.goals}
+"""By name, for inference, of one model or two."""
+
+_OF_GOAL = {goal: {system.name: system for system in _EVERY if goal in system.goals} for goal in Goal}
+
+TRAINING = _OF_GOAL[Goal.TRAINING]
+"""By name, for a training step."""
 
 
 def systems_for(problem: Problem) -> dict[str, System]:
-    """Those that can plan for what is open."""
-    if problem.step is not None:
-        return TRAINING
-    models = 1 if problem.second is None else 2
-    return {name: system for name, system in SYSTEMS.items() if models in system.models}
+    """Those that can plan for what is open, by name."""
+    return _OF_GOAL[problem.goal]
 
 
-__all__ = ["SYSTEMS", "TRAINING", "Option", "Outcome", "System", "run", "systems_for"]
+def proposed_for(problem: Problem) -> System:
+    """The one that is proposed until a person chooses."""
+    return next(iter(systems_for(problem).values()))
+
+
+__all__ = ["SYSTEMS", "TRAINING", "Outcome", "System", "proposed_for", "run", "systems_for"]

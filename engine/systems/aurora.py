@@ -4,62 +4,61 @@ One model (exclusive) or two (colocating), on equal GPUs (homogeneous) or mixed 
 special case of mixed ones in which the paper's own, simpler rules hold; the kernels are the same.
 """
 
+from engine.goal import Goal
 from engine.problem import Problem
 from engine.result import Stop
 from engine.systems.aurora_colocated import colocating
-from engine.systems.aurora_exclusive import ORDER, SLOTS, TIME_LIMIT, exclusive, exclusive_printed
-from engine.systems.base import SEED, Draft, Option, Report, System, Value
-from engine.systems.colocated_baselines import random_colocation, same_model_packing
-
-GPUS = Option(
-    "gpus",
-    "in order",
-    "the first model's experts in contiguous blocks (REC), or at random as well (RGA + REC)",
-    choices=("in order", "random"),
-)
+from engine.systems.aurora_exclusive import AuroraOptions, exclusive, exclusive_printed
+from engine.systems.base import Draft, Report, System
+from engine.systems.colocated_baselines import RandomColocationOptions, random_colocation, same_model_packing
 
 
-def aurora(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def aurora(problem: Problem, options: AuroraOptions, stop: Stop, report: Report) -> Draft:
     """Exclusive (§4 homogeneous, §5 heterogeneous) or colocating (§6 homogeneous, §7 heterogeneous)."""
-    scenario = exclusive if problem.second is None else colocating
-    return scenario(problem, settings, stop, report)
+    scenario = exclusive if problem.goal is Goal.INFERENCE else colocating
+    return scenario(problem, options, stop, report)
 
 
 SYSTEMS = (
     System(
-        "aurora",
-        "Aurora",
-        "puts experts on the GPUs that suit them, beside the right expert of a second model where there is one, and orders "
-        "every all-to-all so that no receiver is contended",
-        "Aurora §4 to §7",
-        aurora,
-        (SLOTS, ORDER, TIME_LIMIT, SEED),
-        models=(1, 2),
+        name="aurora",
+        title="Aurora",
+        summary="puts experts on the GPUs that suit them, beside the right expert of a second model where there is one, and "
+        "orders every all-to-all so that no receiver is contended",
+        paper="Aurora §4 to §7",
+        recipe=aurora,
+        options=AuroraOptions,
+        goals=(Goal.INFERENCE, Goal.TWO_MODELS),
+        preselected=True,
     ),
     System(
-        "aurora-printed",
-        "Aurora as printed",
-        "the paper's own rules, for comparison: experts sorted by tokens, Algorithm 1's greedy order",
-        "Aurora Algorithm 1, Theorem 5.1",
-        exclusive_printed,
+        name="aurora-printed",
+        title="Aurora as printed",
+        summary="the paper's own rules, for comparison: experts sorted by tokens, Algorithm 1's greedy order",
+        paper="Aurora Algorithm 1, Theorem 5.1",
+        recipe=exclusive_printed,
     ),
     System(
-        "rec",
-        "Random colocation (REC)",
-        "experts of the second model beside random ones of the first",
-        "Aurora §8.1",
-        random_colocation,
-        (GPUS, SEED),
+        name="rec",
+        title="Random colocation (REC)",
+        summary="experts of the second model beside random ones of the first",
+        paper="Aurora §8.1",
+        recipe=random_colocation,
+        options=RandomColocationOptions,
         baseline=True,
-        models=(2,),
+        goals=(Goal.TWO_MODELS,),
+        preselected=True,
+        shown_beside=True,
     ),
     System(
-        "packing",
-        "Same-model packing (Lina)",
-        "each model on every second GPU, its most popular experts beside its least popular",
-        "Aurora §8.1, Lina §4.2",
-        same_model_packing,
+        name="packing",
+        title="Same-model packing (Lina)",
+        summary="each model on every second GPU, its most popular experts beside its least popular",
+        paper="Aurora §8.1, Lina §4.2",
+        recipe=same_model_packing,
         baseline=True,
-        models=(2,),
+        goals=(Goal.TWO_MODELS,),
+        preselected=True,
+        shown_beside=True,
     ),
 )

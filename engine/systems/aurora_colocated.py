@@ -22,16 +22,9 @@ from engine.result import Provenance, Stop
 from engine.simulate.colocated import ExpertSeconds, layer_weight
 from engine.simulate.inference import simulate
 from engine.simulate.network import Network
-from engine.systems.aurora_exclusive import (
-    EXCHANGES_PER_EXPERT,
-    fixed_compute,
-    instance_of_layer,
-    phased_order,
-    slots_of_gpu,
-    spread_evenly,
-    to_placement,
-)
-from engine.systems.base import Draft, Note, Notes, Report, Value
+from engine.systems.aurora_exclusive import EXCHANGES_PER_EXPERT, AuroraOptions, fixed_compute, instance_of_layer
+from engine.systems.base import Draft, Note, Notes, Report
+from engine.systems.pieces import phased_order, slots_of_gpu, spread_evenly, to_placement
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,34 +44,34 @@ class Side:
         return ExpertSeconds(self.gate, self.aggregate, ffn, np.maximum(sent, 0.0), receive)
 
 
-def colocating(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Report) -> Draft:
     """Both scenarios; on equal GPUs the paper's decoupled method is its Theorem 6.1, on mixed ones its §7.2."""
-    if settings["order"] == "shared":
+    if options.order == "shared":
         raise InputError("two models cannot follow a shared order, whose rates are constant; use matched or concurrent")
     pair = (problem, problem.second)
-    slots = shared_slots(pair, str(settings["slots"]))
+    slots = shared_slots(pair, options.slots)
     layers = problem.workload.layers
     placed = np.zeros((2, layers, problem.workload.num_experts), dtype=np.int64)
     both = sides_of_layers(problem)
     bound, ours, papers, proven = float(both[0][0].gate.max()), 0.0, 0.0, 0
     for layer, sides in enumerate(both):
         following = both[layer + 1][0].gate if layer + 1 < layers else np.zeros_like(sides[0].gate)
-        bound += _layer_bound(problem.network, sides, slots, settings["slots"] == "even", following)
+        bound += _layer_bound(problem.network, sides, slots, options.slots == "even", following)
         if stop():
             placed[:, layer] = [_spread(one, taken) for one, taken in zip(pair, slots, strict=True)]
             continue
         report(0.8 * layer / layers, f"colocating layer {layer + 1} of {layers}", None, None)
         seconds = layer_seconds(sides, problem)
-        found, paper, optimal = _match(sides, slots, settings, layers, stop)
+        found, paper, optimal = _match(sides, slots, options, layers, stop)
         papers += seconds(*paper)
-        placed[:, layer] = _exchange(found, paper, slots, seconds, settings, stop)
+        placed[:, layer] = _exchange(found, paper, slots, seconds, options, stop)
         ours += seconds(*placed[:, layer])
         proven += optimal
     placements = [to_placement(rows, one) for rows, one in zip(placed, pair, strict=True)]
     if stop():
         order = SendOrder(mode="concurrent")
         return Draft(placements[0], order, bound, cancelled=True, placement_b=placements[1], send_order_b=order)
-    orders, times = best_orders(placements, problem, str(settings["order"]), stop, report)
+    orders, times = best_orders(placements, problem, options.order, stop, report)
     notes: Notes = {
         "matching": Note(
             f"best pairs of bundles proven in {proven} of {layers} layers; exchanges of experts after it are "
@@ -196,10 +189,10 @@ def sides_of_layers(problem: Problem) -> list[list[Side]]:
 
 
 def _match(
-    sides: list[Side], slots: list[np.ndarray], settings: dict[str, Value], layers: int, stop: Stop
+    sides: list[Side], slots: list[np.ndarray], options: AuroraOptions, layers: int, stop: Stop
 ) -> tuple[list[np.ndarray], list[np.ndarray], bool]:
     """Bundles of experts matched to GPUs: (ours, the paper's) as [int64[expert] of a, of b], and whether ours is proven."""
-    limit, seed = float(settings["time_limit"]) / layers, int(settings["seed"])
+    limit, seed = options.time_limit / layers, options.seed
     bundles = []
     for side, taken in zip(sides, slots, strict=True):
         if side.instance.experts == len(taken) and np.all(taken == 1):
@@ -227,7 +220,7 @@ def _exchange(
     paper: list[np.ndarray],
     slots: list[np.ndarray],
     seconds: Callable[[np.ndarray, np.ndarray], float],
-    settings: dict[str, Value],
+    options: AuroraOptions,
     stop: Stop,
 ) -> list[np.ndarray]:
     """Exchange experts of one model, then of the other, from the best start."""
@@ -235,13 +228,13 @@ def _exchange(
     rows = list(best)
     for turn in (0, 1, 0, 1):
         taken, experts = slots[turn], len(rows[turn])
-        even = settings["slots"] == "even" and taken.sum() == experts
+        even = options.slots == "even" and taken.sum() == experts
 
         def objective(row: np.ndarray, turn: int = turn) -> float:
             return seconds(row, rows[1]) if turn == 0 else seconds(rows[0], row)
 
         steps = EXCHANGES_PER_EXPERT * experts // 2
-        rows[turn] = exchange_search([rows[turn]], taken, even, objective, steps, int(settings["seed"]), stop)
+        rows[turn] = exchange_search([rows[turn]], taken, even, objective, steps, options.seed, stop)
     return rows
 
 

@@ -6,82 +6,61 @@ a proven bound and says how far the printed rules, kept as `exclusive_printed`, 
 """
 
 from collections.abc import Callable
-from functools import partial
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from engine.communication.algorithm1 import algorithm1
-from engine.communication.order import order
-from engine.communication.two_networks import Kernel, order_on
-from engine.errors import InputError
+from engine.communication.two_networks import order_on
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.placement.baselines import linear_assignment, sorted_assignment
 from engine.placement.exchange_search import exchange_search
 from engine.placement.grouped_assignment import PROVEN_GAP, assign_groups
-from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
+from engine.plan import SendOrder
 from engine.problem import Problem
-from engine.result import Provenance, Stop
-from engine.simulate.inference import simulate
+from engine.result import Stop
 from engine.simulate.work import compute_seconds
-from engine.systems.base import Draft, Note, Notes, Option, Report, Value
+from engine.systems.base import Draft, Note, Notes, Report
+from engine.systems.options import Options, Order, Seed, Slots, TimeLimit
+from engine.systems.pieces import best_order, order_by, slots_of_gpu, spread_evenly, to_placement
 
-SLOTS = Option(
-    "slots",
-    "even",
-    "experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds",
-    choices=("even", "uneven"),
-)
-ORDER = Option(
-    "order",
-    "best",
-    "when bytes move; best: simulate each and take the fastest",
-    choices=("best", "matched", "shared", "concurrent"),
-)
 EXCHANGES_PER_EXPERT = 60
 
-TIME_LIMIT = Option("time_limit", 20.0, "seconds for the placement of all layers together", low=0.1, high=3600)
+PlacementTime = Annotated[TimeLimit, Field(description="seconds for the placement of all layers together")]
 
 
-def exclusive(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+class AuroraOptions(Options):
+    """Of all four scenarios."""
+
+    slots: Slots = "even"
+    order: Order = "best"
+    time_limit: PlacementTime = 20.0
+    seed: Seed = 0
+
+
+def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Report) -> Draft:
     """Aurora with exact kernels, for both exclusive scenarios."""
-    gpu_of_expert, bound, notes, cancelled = assign_layers(problem, settings, stop, report)
+    gpu_of_expert, bound, notes, cancelled = assign_layers(
+        problem, options.slots, options.time_limit, options.seed, stop, report
+    )
     placement = to_placement(gpu_of_expert, problem)
     if cancelled:
         return Draft(placement, SendOrder(mode="concurrent"), bound, notes, cancelled=True)
-    send_order, times = best_order(placement, problem, str(settings["order"]), stop, report)
+    send_order, times = best_order(placement, problem, options.order, stop, report)
     notes |= {f"with {mode} order": Note(seconds, "s") for mode, seconds in times.items()}
     if not stop():
         notes |= compare_with_printed(gpu_of_expert, problem)
     return Draft(placement, send_order, bound, notes, cancelled=stop())
 
 
-def exclusive_printed(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
     """Theorem 5.1's sorted assignment and Algorithm 1's order, to the letter."""
     slots = slots_of_gpu(problem, "even")
     load = problem.demand.sum(axis=1)
     speed = problem.cluster.values("flops_fp16")
     placement = to_placement(np.array([sorted_assignment(row, speed, slots) for row in load]), problem)
-    return Draft(placement, _in_order(placement, problem, "matched", algorithm1))
-
-
-def to_placement(gpu_of_expert: np.ndarray, problem: Problem) -> Placement:
-    """int[layer, expert] as a `Placement` of the problem's model."""
-    return Placement.from_gpu_of_expert(gpu_of_expert, len(problem.cluster.gpus), problem.model.moe_layers)
-
-
-def slots_of_gpu(problem: Problem, kind: str) -> np.ndarray:
-    """int64[gpu]: expert slots per layer. Raises InputError when the experts do not fit the cluster's memory."""
-    experts, gpus = problem.workload.num_experts, len(problem.cluster.gpus)
-    fits = problem.expert_slots_of_gpu()
-    slots = fits if kind == "uneven" else np.full(gpus, -(-experts // gpus))
-    if np.any(slots > fits) or slots.sum() < experts:
-        tight = int(fits.argmin())
-        raise InputError(
-            f"{experts} experts a layer do not fit: {problem.cluster.gpu_names[tight]} has memory for {fits[tight]} per "
-            f"layer, all GPUs together for {fits.sum()}; add GPUs or memory, use a smaller dtype"
-            + ("" if kind == "uneven" or fits.sum() < experts else ", or set slots=uneven")
-        )
-    return np.minimum(slots, experts)
+    return Draft(placement, order_by(algorithm1, placement, problem, "matched"))
 
 
 def instance_of_layer(problem: Problem, layer: int) -> AssignmentInstance:
@@ -137,13 +116,16 @@ def layer_seconds(problem: Problem, layer: int) -> Callable[[np.ndarray], float]
 
 
 def assign_layers(
-    problem: Problem, settings: dict[str, Value], stop: Stop, report: Report
+    problem: Problem, kind: str, time_limit: float, seed: int, stop: Stop, report: Report
 ) -> tuple[np.ndarray, float, Notes, bool]:
     """Experts to GPUs for every layer: (int64[layer, expert], proven bound on the total seconds of any such plan with
-    any order, notes, cancelled). Layers not reached before a stop keep contiguous blocks."""
-    slots = slots_of_gpu(problem, str(settings["slots"]))
+    any order, notes, cancelled). Layers not reached before a stop keep contiguous blocks.
+
+    kind: see `slots_of_gpu`; time_limit: seconds for all layers together.
+    """
+    slots = slots_of_gpu(problem, kind)
     layers, experts = problem.workload.layers, problem.workload.num_experts
-    exact_slots = settings["slots"] == "even" and slots.sum() == experts
+    exact_slots = kind == "even" and slots.sum() == experts
     start = linear_assignment(experts, spread_evenly(slots, experts))
     gpu_of_expert = np.tile(start, (layers, 1))
     fixed = _fixed_seconds(problem)
@@ -158,13 +140,12 @@ def assign_layers(
         if experts == len(slots) and np.all(slots == 1):
             result = assign(instance, stop)
         else:
-            limit = float(settings["time_limit"]) / layers
-            result = assign_groups(instance, slots, exact_slots, limit, int(settings["seed"]), stop)
+            result = assign_groups(instance, slots, exact_slots, time_limit / layers, seed, stop)
         seconds, placed = layer_seconds(problem, layer), result.solution
         # Where ranks share processors, or links or different rates out and in leave the instance only a relaxation, its
         # optimum is a start for a search on the real objective.
         if seconds(placed) > result.objective * (1 + 1e-9):
-            steps, seed = EXCHANGES_PER_EXPERT * experts, int(settings["seed"])
+            steps = EXCHANGES_PER_EXPERT * experts
             placed = exchange_search([placed, start], slots, exact_slots, seconds, steps, seed, stop)
         gpu_of_expert[layer] = placed
         objective += seconds(placed)
@@ -173,16 +154,6 @@ def assign_layers(
     said = f"proven optimal in {proven} of {layers} layers (max FFN + 2 · max all-to-all, no start-up times)"
     notes = {"placement": Note(said), "placement objective": Note(objective, "s")}
     return gpu_of_expert, bound, notes, stop()
-
-
-def spread_evenly(slots: np.ndarray, experts: int) -> np.ndarray:
-    """int64[gpu]: how many experts each GPU takes, in order, when GPUs are filled as evenly as `slots` allow."""
-    taken = np.zeros_like(slots)
-    while taken.sum() < experts:
-        room = np.flatnonzero(taken < slots)
-        fewest = room[taken[room] == taken[room].min()]
-        taken[fewest[: experts - taken.sum()]] += 1
-    return taken
 
 
 def fixed_compute(problem: Problem) -> dict[str, np.ndarray]:
@@ -202,52 +173,6 @@ def _fixed_seconds(problem: Problem) -> np.ndarray:
     pairs = network.start_up(*np.nonzero(~np.eye(network.gpus, dtype=bool)))
     quickest = pairs.min() if len(pairs) else 0.0
     return seconds["gate"].max(axis=1) + seconds["aggregate"].max(axis=1) + 2 * must_leave * quickest
-
-
-def best_order(
-    placement: Placement, problem: Problem, mode: str, stop: Stop, report: Report
-) -> tuple[SendOrder, dict[str, float]]:
-    """The send order of a placement and the simulated seconds of every order that was tried.
-
-    With equal ports `matched` meets the bound of every order, start-up times aside, and needs no pacing, so `shared` is
-    tried only on mixed ones, where a fast receiver can serve two slow senders at once.
-    """
-    rates = np.concatenate([problem.network.send, problem.network.receive])
-    tried = ("matched", "concurrent") if np.all(rates == rates[0]) else ("matched", "shared", "concurrent")
-    times, orders = {}, {}
-    for step, candidate in enumerate(tried if mode == "best" else (mode,)):
-        if times and stop():
-            break
-        report(0.8 + 0.2 * step / len(tried), f"ordering sends: {candidate}", min(times.values(), default=None), None)
-        orders[candidate] = phased_order(placement, problem, candidate, stop)
-        trial = Plan(
-            name="trial", placement=placement, send_order=orders[candidate], provenance=Provenance(optimiser="")
-        )
-        times[candidate] = simulate(trial, problem).total
-    return orders[min(times, key=times.get)], times
-
-
-def phased_order(placement: Placement, problem: Problem, mode: str, stop: Stop) -> SendOrder:
-    """Exact orders for every layer."""
-    if mode == "concurrent":
-        return SendOrder(mode="concurrent")
-    return _in_order(placement, problem, mode, partial(order, mode=mode, stop=stop))
-
-
-def _in_order(placement: Placement, problem: Problem, mode: OrderMode, kernel: Kernel) -> SendOrder:
-    """The kernel's orders for every layer. Combine is dispatch backwards where every port is as fast out as in."""
-    network, traffic = problem.network, problem.traffic(placement)
-    dispatch = tuple(order_on(network, matrix, kernel)[0] for matrix in traffic)
-    if np.array_equal(network.send, network.receive):
-        combine = tuple(map(reverse, dispatch))
-    else:
-        combine = tuple(order_on(network, matrix.T, kernel)[0] for matrix in traffic)
-    return SendOrder(mode=mode, dispatch=dispatch, combine=combine)
-
-
-def reverse(schedule: Schedule) -> Schedule:
-    """The same schedule with every send turned round: the combine of a dispatch (Aurora §2.2)."""
-    return schedule.model_copy(update={"src": schedule.dst, "dst": schedule.src})
 
 
 def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem) -> Notes:

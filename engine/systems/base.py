@@ -1,61 +1,27 @@
 """What a system is: a named recipe from a problem to a plan, with options."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Claim, Execution, Overlap, Pipeline, Placement, Plan, Priority, Reaction, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
 from engine.simulate.inference import bound_of_plan, simulate
 from engine.simulate.metrics import input_digests
+from engine.systems.options import Options, Value
 from engine.timeline import Timeline
 from engine.units import share
 
-Value = str | int | float | bool
 Report = Callable[[float, str, float | None, float | None], None]
 """Called with the share done, a message, the best objective so far and the bound so far."""
 
 
 def silent(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
     """The `Report` of work that nobody watches."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """One setting of a system. `choices` limits a text option; numbers are limited to [low, high]."""
-
-    name: str
-    default: Value
-    help: str
-    choices: tuple[str, ...] = ()
-    low: float = 0
-    high: float = float("inf")
-
-    def parse(self, value: Value) -> Value:
-        """`value` (typed by a person, or already typed) as this option's type; raises InputError."""
-        kind = type(self.default)
-        try:
-            if kind is bool and isinstance(value, str):
-                parsed = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
-            else:
-                parsed = kind(value)
-                if kind is int and isinstance(value, float) and parsed != value:
-                    raise ValueError
-        except (KeyError, ValueError, TypeError, OverflowError):
-            raise InputError(f"option {self.name}: '{value}' is not {_KIND_NAMES[kind]}") from None
-        if self.choices and parsed not in self.choices:
-            raise InputError(f"option {self.name}: '{value}' is not one of {', '.join(self.choices)}")
-        if kind in (int, float) and not self.low <= parsed <= self.high:
-            raise InputError(f"option {self.name}: {value} is not between {self.low:g} and {self.high:g}")
-        return parsed
-
-
-_KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-
-SEED = Option("seed", 0, "the same seed gives the same plan", high=2**31 - 1)
 
 
 class Note(NamedTuple):
@@ -126,51 +92,68 @@ class Outcome:
     timeline: Timeline
 
 
+Recipe = Callable[[Problem, Any, Stop, Report], Draft]
+"""What a system does: for a problem and its own options (an instance of `System.options`) the parts of a plan. It asks `stop`
+now and then, hands back the best it has once that answers True, and tells `report` how far it is; a quick one needs neither."""
+
+
 @dataclass(frozen=True)
 class System:
-    """A recipe. `summary` is one line for people, `paper` the source, `baseline` marks what others are compared to;
-    `models`: how many models at once it can plan for."""
+    """A recipe under the name that users know, and all that the command line and the pages say of it.
+
+    name: in commands and in plans; title: for people; summary: one line for people; paper: the source
+    options: the model of what can be set
+    goals: what it can plan for; baseline: others are compared with it
+    preselected: ticked on the page until a person chooses; shown_beside: its plan stands beside the open one until then
+    """
 
     name: str
     title: str
     summary: str
     paper: str
-    recipe: Callable[[Problem, dict[str, Value], Stop, Report], Draft]
-    options: tuple[Option, ...] = ()
+    recipe: Recipe
+    options: type[Options] = Options
+    goals: tuple[Goal, ...] = (Goal.INFERENCE,)
     baseline: bool = False
-    models: tuple[int, ...] = (1,)
+    preselected: bool = False
+    shown_beside: bool = False
 
-    def settings(self, given: dict[str, Value]) -> dict[str, Value]:
-        """All options with their values; raises InputError for one that this system does not have."""
-        known = {option.name: option for option in self.options}
+    def settings(self, given: Mapping[str, Value]) -> Options:
+        """All options with their values; raises InputError for a value that cannot be and for an option that this system does
+        not have."""
+        known = self.options.model_fields
         if unknown := sorted(set(given) - set(known)):
             has = ", ".join(known) or "none"
             raise InputError(f"{self.name} has no option '{unknown[0]}' (it has: {has})")
-        return {name: option.parse(given.get(name, option.default)) for name, option in known.items()}
+        return self.options.from_values(given)
+
+
+def _wrong_goal(system: System, goal: Goal) -> str:
+    """Why a system cannot plan for a goal, and what would help."""
+    if goal is Goal.TWO_MODELS and Goal.INFERENCE in system.goals:
+        return f"{system.title} plans one model at a time; close the second model, or choose one of the systems for two"
+    if goal is Goal.INFERENCE and Goal.TWO_MODELS in system.goals:
+        return f"{system.title} places two models on one cluster; open a second recording and its model"
+    return f"{system.title} plans {' and '.join(system.goals)}, but what is open is {goal}; change the goal"
 
 
 def run(
     system: System,
     problem: Problem,
-    options: dict[str, Value] | None = None,
+    options: Mapping[str, Value] | None = None,
     stop: Stop = never,
     report: Report = silent,
 ) -> Outcome:
     """Run a system. The objective is the simulated time in seconds, never the recipe's own estimate."""
     begin = time.perf_counter()
     settings = system.settings(options or {})
-    open_models = 1 if problem.second is None else 2
-    if open_models not in system.models:
-        raise InputError(
-            f"{system.title} plans one model at a time; close the second model, or choose one of the systems for two"
-            if open_models == 2
-            else f"{system.title} places two models on one cluster; open a second recording and its model"
-        )
+    if problem.goal not in system.goals:
+        raise InputError(_wrong_goal(system, problem.goal))
     draft = system.recipe(problem, settings, stop, report)
     provenance = Provenance(
         optimiser=system.name,
-        options=settings,
-        seed=int(settings.get("seed", 0)),
+        options=settings.model_dump(),
+        seed=getattr(settings, "seed", 0),
         versions=library_versions(),
         inputs=input_digests(problem),
     )
@@ -184,7 +167,7 @@ def run(
     proven = Status.OPTIMAL if objective <= bound * (1 + 1e-9) else Status.FEASIBLE
     status = Status.CANCELLED if draft.cancelled else proven
     scope = "order" if draft.bound is None else "placement and order"
-    if problem.step is not None:
+    if problem.goal is Goal.TRAINING:
         scope = "schedule"
     plan = plan.model_copy(update={"claim": Claim(status=status, objective=objective, bound=bound, scope=scope)})
     result = Result(status, objective, bound, time.perf_counter() - begin, plan, provenance)

@@ -1,91 +1,104 @@
 """What Aurora is compared with (§8.1): random and shortest-job-first sends, random GPU assignment, and doing nothing."""
 
+from collections.abc import Callable
+from typing import Literal
+
 import numpy as np
+from pydantic import Field
 
 from engine.communication.baselines import random_order, shortest_first
-from engine.placement.baselines import linear_assignment, random_assignment, round_robin_assignment
-from engine.plan import Placement, SendOrder
+from engine.goal import Goal
+from engine.placement.baselines import random_assignment, round_robin_assignment
+from engine.plan import Placement, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Stop
-from engine.systems.aurora_exclusive import (
-    SLOTS,
-    TIME_LIMIT,
-    assign_layers,
-    phased_order,
-    slots_of_gpu,
-    spread_evenly,
-    to_placement,
-)
-from engine.systems.base import SEED, Draft, Option, Report, System, Value
-
-PLACEMENT = Option(
-    "placement",
-    "linear",
-    "experts in contiguous blocks, or where Aurora puts them (shows the effect of the order alone)",
-    choices=("linear", "aurora"),
-)
+from engine.systems.aurora_exclusive import PlacementTime, assign_layers
+from engine.systems.base import Draft, Report, System
+from engine.systems.options import Options, Seed, Slots
+from engine.systems.pieces import experts_per_gpu, linear_placement, phased_order, to_placement
 
 
-def linear(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+class SlotOptions(Options):
+    slots: Slots = "even"
+
+
+class RandomPlacementOptions(SlotOptions):
+    seed: Seed = 0
+
+
+class SequentialOptions(Options):
+    """Of systems that send to one peer after another."""
+
+    placement: Literal["linear", "aurora"] = Field(
+        "linear",
+        description="experts in contiguous blocks, or where Aurora puts them (shows the effect of the order alone)",
+    )
+    slots: Slots = "even"
+    time_limit: PlacementTime = 20.0
+    seed: Seed = 0
+
+
+class SeedOptions(Options):
+    seed: Seed = 0
+
+
+def linear(problem: Problem, options: SlotOptions, stop: Stop, report: Report) -> Draft:
     """Contiguous blocks of experts and a plain all-to-all: what serving engines do unless told otherwise."""
     if problem.second is None:
-        return Draft(linear_placement(problem, str(settings["slots"])), SendOrder(mode="concurrent"))
-    rows = [linear_placement(one, str(settings["slots"])) for one in (problem, problem.second)]
+        return Draft(linear_placement(problem, options.slots), SendOrder(mode="concurrent"))
+    rows = [linear_placement(one, options.slots) for one in (problem, problem.second)]
     order = SendOrder(mode="concurrent")
     return Draft(rows[0], order, placement_b=rows[1], send_order_b=order)
 
 
-def round_robin(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def round_robin(problem: Problem, options: SlotOptions, stop: Stop, report: Report) -> Draft:
     """Experts dealt one by one, the same in every layer, and a plain all-to-all."""
-    row = round_robin_assignment(problem.workload.num_experts, _slots(problem, str(settings["slots"])))
+    row = round_robin_assignment(problem.workload.num_experts, experts_per_gpu(problem, options.slots))
     placement = to_placement(np.tile(row, (problem.workload.layers, 1)), problem)
     return Draft(placement, SendOrder(mode="concurrent"))
 
 
-def random(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def random(problem: Problem, options: RandomPlacementOptions, stop: Stop, report: Report) -> Draft:
     """Every layer's experts at random, and a plain all-to-all."""
-    return Draft(random_placement(problem, int(settings["seed"]), str(settings["slots"])), SendOrder(mode="concurrent"))
+    return Draft(random_placement(problem, options.seed, options.slots), SendOrder(mode="concurrent"))
 
 
-def rcs(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def rcs(problem: Problem, options: SequentialOptions, stop: Stop, report: Report) -> Draft:
     """Random communication scheduling."""
-    seed = int(settings["seed"])
-    return _sequential(problem, settings, stop, report, lambda matrix, step: random_order(matrix, seed + step))
+    return _sequential(problem, options, stop, report, lambda matrix, step: random_order(matrix, options.seed + step))
 
 
-def sjf(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def sjf(problem: Problem, options: SequentialOptions, stop: Stop, report: Report) -> Draft:
     """Shortest job first."""
-    return _sequential(problem, settings, stop, report, lambda matrix, step: shortest_first(matrix))
+    return _sequential(problem, options, stop, report, lambda matrix, step: shortest_first(matrix))
 
 
-def rga(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def rga(problem: Problem, options: SeedOptions, stop: Stop, report: Report) -> Draft:
     """Random GPU assignment with Aurora's order, as in Figure 11b."""
-    placement = random_placement(problem, int(settings["seed"]))
+    placement = random_placement(problem, options.seed)
     return Draft(placement, phased_order(placement, problem, "matched", stop), cancelled=stop())
-
-
-def linear_placement(problem: Problem, kind: str = "even") -> Placement:
-    """Experts in contiguous blocks, the same in every layer; as equal as the memory allows with `kind` "uneven"."""
-    row = linear_assignment(problem.workload.num_experts, _slots(problem, kind))
-    return to_placement(np.tile(row, (problem.workload.layers, 1)), problem)
 
 
 def random_placement(problem: Problem, seed: int, kind: str = "even") -> Placement:
     """Every layer's experts at random."""
-    slots, experts = _slots(problem, kind), problem.workload.num_experts
+    slots, experts = experts_per_gpu(problem, kind), problem.workload.num_experts
     rows = [random_assignment(experts, slots, seed + layer) for layer in range(problem.workload.layers)]
     return to_placement(np.array(rows), problem)
 
 
-def _slots(problem: Problem, kind: str) -> np.ndarray:
-    return spread_evenly(slots_of_gpu(problem, kind), problem.workload.num_experts)
-
-
-def _sequential(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report, schedule) -> Draft:
-    if settings["placement"] == "aurora":
-        placement = to_placement(assign_layers(problem, settings, stop, report)[0], problem)
+def _sequential(
+    problem: Problem,
+    options: SequentialOptions,
+    stop: Stop,
+    report: Report,
+    schedule: Callable[[np.ndarray, int], Schedule],
+) -> Draft:
+    """schedule: of the bytes float64[src, dst] of an all-to-all, and its place among those of a pass."""
+    if options.placement == "aurora":
+        gpu_of_expert, *_ = assign_layers(problem, options.slots, options.time_limit, options.seed, stop, report)
+        placement = to_placement(gpu_of_expert, problem)
     else:
-        placement = linear_placement(problem, str(settings["slots"]))
+        placement = linear_placement(problem, options.slots)
     traffic = problem.traffic(placement)
     dispatch = tuple(schedule(matrix, 2 * layer) for layer, matrix in enumerate(traffic))
     combine = tuple(schedule(matrix.T, 2 * layer + 1) for layer, matrix in enumerate(traffic))
@@ -94,58 +107,63 @@ def _sequential(problem: Problem, settings: dict[str, Value], stop: Stop, report
 
 SYSTEMS = (
     System(
-        "linear",
-        "Linear placement",
-        "experts in contiguous blocks, a plain all-to-all: what engines do unless told otherwise",
-        "common practice",
-        linear,
-        (SLOTS,),
+        name="linear",
+        title="Linear placement",
+        summary="experts in contiguous blocks, a plain all-to-all: what engines do unless told otherwise",
+        paper="common practice",
+        recipe=linear,
+        options=SlotOptions,
         baseline=True,
-        models=(1, 2),
+        goals=(Goal.INFERENCE, Goal.TWO_MODELS),
+        preselected=True,
     ),
     System(
-        "round-robin",
-        "Round-robin placement",
-        "experts dealt to the GPUs one by one, a plain all-to-all",
-        "common practice",
-        round_robin,
-        (SLOTS,),
-        baseline=True,
-    ),
-    System(
-        "random",
-        "Random placement",
-        "every layer's experts on random GPUs, a plain all-to-all",
-        "common practice",
-        random,
-        (SLOTS, SEED),
+        name="round-robin",
+        title="Round-robin placement",
+        summary="experts dealt to the GPUs one by one, a plain all-to-all",
+        paper="common practice",
+        recipe=round_robin,
+        options=SlotOptions,
         baseline=True,
     ),
     System(
-        "rcs",
-        "Random order (RCS)",
-        "every GPU sends to its peers one by one in a random order",
-        "Aurora §8.1",
-        rcs,
-        (PLACEMENT, SLOTS, TIME_LIMIT, SEED),
+        name="random",
+        title="Random placement",
+        summary="every layer's experts on random GPUs, a plain all-to-all",
+        paper="common practice",
+        recipe=random,
+        options=RandomPlacementOptions,
         baseline=True,
     ),
     System(
-        "sjf",
-        "Shortest job first (SJF)",
-        "every GPU sends to the peer with the fewest bytes first",
-        "Aurora §8.1",
-        sjf,
-        (PLACEMENT, SLOTS, TIME_LIMIT, SEED),
+        name="rcs",
+        title="Random order (RCS)",
+        summary="every GPU sends to its peers one by one in a random order",
+        paper="Aurora §8.1",
+        recipe=rcs,
+        options=SequentialOptions,
         baseline=True,
+        preselected=True,
+        shown_beside=True,
     ),
     System(
-        "rga",
-        "Random GPUs (RGA)",
-        "experts on random GPUs, sends in Aurora's order",
-        "Aurora §8.1",
-        rga,
-        (SEED,),
+        name="sjf",
+        title="Shortest job first (SJF)",
+        summary="every GPU sends to the peer with the fewest bytes first",
+        paper="Aurora §8.1",
+        recipe=sjf,
+        options=SequentialOptions,
+        baseline=True,
+        preselected=True,
+        shown_beside=True,
+    ),
+    System(
+        name="rga",
+        title="Random GPUs (RGA)",
+        summary="experts on random GPUs, sends in Aurora's order",
+        paper="Aurora §8.1",
+        recipe=rga,
+        options=SeedOptions,
         baseline=True,
     ),
 )

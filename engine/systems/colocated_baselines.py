@@ -1,22 +1,33 @@
 """What Aurora's colocation is compared with (§8.1): random colocation, and Lina's packing of one model's experts."""
 
+from typing import Literal
+
 import numpy as np
+from pydantic import Field
 
 from engine.errors import InputError
 from engine.placement.baselines import linear_assignment, random_assignment
 from engine.plan import Placement
 from engine.problem import Problem
 from engine.result import Stop
-from engine.systems.aurora_exclusive import phased_order, slots_of_gpu, spread_evenly, to_placement
-from engine.systems.base import Draft, Report, Value
+from engine.systems.base import Draft, Report
+from engine.systems.options import Options, Seed
+from engine.systems.pieces import experts_per_gpu, phased_order, to_placement
 
 
-def random_colocation(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+class RandomColocationOptions(Options):
+    gpus: Literal["in order", "random"] = Field(
+        "in order", description="the first model's experts in contiguous blocks (REC), or at random as well (RGA + REC)"
+    )
+    seed: Seed = 0
+
+
+def random_colocation(problem: Problem, options: RandomColocationOptions, stop: Stop, report: Report) -> Draft:
     """REC: experts of the first model in blocks, those of the second at random; with `gpus` random, both (RGA + REC)."""
-    seed, placements = int(settings["seed"]), []
+    seed, placements = options.seed, []
     for turn, one in enumerate((problem, problem.second)):
-        taken, experts = spread_evenly(slots_of_gpu(one, "even"), one.workload.num_experts), one.workload.num_experts
-        if turn == 0 and settings["gpus"] == "in order":
+        taken, experts = experts_per_gpu(one), one.workload.num_experts
+        if turn == 0 and options.gpus == "in order":
             rows = [linear_assignment(experts, taken)] * one.workload.layers
         else:
             rows = [random_assignment(experts, taken, seed + 2 * layer + turn) for layer in range(one.workload.layers)]
@@ -24,7 +35,7 @@ def random_colocation(problem: Problem, settings: dict[str, Value], stop: Stop, 
     return _in_matched_order(placements, problem, stop)
 
 
-def same_model_packing(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def same_model_packing(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
     """Lina's packing as Aurora §8.1 compares it: a GPU takes experts of one model only, the most popular beside the least;
     each model has every second GPU. Its tokens still start on all of them."""
     gpus = len(problem.cluster.gpus)

@@ -5,38 +5,40 @@ counts and packs greedily; `replicate` improves on that under the true objective
 numbers of slots, and several recordings at once, and proves how far it can be from the best.
 """
 
+from typing import Literal
+
 import numpy as np
+from pydantic import Field
 
 from engine.errors import InputError
 from engine.placement.replication import ReplicationInstance, balancedness, replicate
 from engine.plan import Placement
 from engine.problem import Problem
 from engine.result import Stop
-from engine.systems.aurora_exclusive import ORDER, best_order
-from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value
+from engine.systems.base import Draft, Note, Notes, Report, System
+from engine.systems.options import Options, Order, Seed, Slots, TimeLimit
+from engine.systems.pieces import best_order
 from engine.units import digits, share
 
-REDUNDANT = Option("redundant", 1, "spare slots per GPU and layer, filled with replicas", high=64)
-ALGORITHM = Option(
-    "algorithm",
-    "best",
-    "best: search under the true objective; eplb: DeepSeek's greedy, to the letter",
-    choices=("best", "eplb"),
-)
-SLOTS = Option(
-    "slots",
-    "even",
-    "slots per GPU: the same on every GPU (serving engines need this), or more on faster GPUs",
-    choices=("even", "uneven"),
-)
-TIME_LIMIT = Option("time_limit", 10.0, "seconds for all layers together", low=0.1, high=3600)
+
+class ReplicationOptions(Options):
+    redundant: int = Field(1, ge=0, le=64, description="spare slots per GPU and layer, filled with replicas")
+    algorithm: Literal["best", "eplb"] = Field(
+        "best", description="best: search under the true objective; eplb: DeepSeek's greedy, to the letter"
+    )
+    slots: Slots = Field(
+        "even", description="slots per GPU: the same on every GPU (serving engines need this), or more on faster GPUs"
+    )
+    order: Order = "concurrent"
+    time_limit: TimeLimit = Field(10.0, description="seconds for all layers together")
+    seed: Seed = 0
 
 
-def eplb(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Report) -> Draft:
     """Replicas for the open recording and, for a robust plan, the others it must serve."""
-    printed = settings["algorithm"] == "eplb"
+    printed = options.algorithm == "eplb"
     loads = np.array([other.load for other in (problem.workload, *problem.others)])
-    slots_of_gpu = slots_per_gpu(problem, int(settings["redundant"]), str(settings["slots"]))
+    slots_of_gpu = slots_per_gpu(problem, options.redundant, options.slots)
     even = bool((slots_of_gpu == slots_of_gpu[0]).all())
     speed = speed_of_gpu(problem)
     instance = ReplicationInstance(
@@ -47,17 +49,11 @@ def eplb(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repor
         speed=None if printed else speed,
     )
     report(0.1, "replicating experts", None, None)
-    result = replicate(
-        instance,
-        str(settings["algorithm"]),
-        time_limit=float(settings["time_limit"]),
-        seed=int(settings["seed"]),
-        stop=stop,
-    )
+    result = replicate(instance, options.algorithm, time_limit=options.time_limit, seed=options.seed, stop=stop)
     placement = Placement.from_slots(
         result.solution, slots_of_gpu, problem.workload.num_experts, problem.model.moe_layers
     )
-    order, times = best_order(placement, problem, str(settings["order"]), stop, report)
+    order, times = best_order(placement, problem, options.order, stop, report)
     notes: Notes = {
         "balancedness": Note(
             f"{digits(result.objective)} in the worst layer"
@@ -129,11 +125,11 @@ def speed_of_gpu(problem: Problem) -> np.ndarray:
 
 SYSTEMS = (
     System(
-        "eplb",
-        "Replication (EPLB)",
-        "gives popular experts a second home in spare slots, so that no GPU has more to do than the others",
-        "DeepSeek EPLB, Lina §5",
-        eplb,
-        (REDUNDANT, ALGORITHM, SLOTS, Option(ORDER.name, "concurrent", ORDER.help, ORDER.choices), TIME_LIMIT, SEED),
+        name="eplb",
+        title="Replication (EPLB)",
+        summary="gives popular experts a second home in spare slots, so that no GPU has more to do than the others",
+        paper="DeepSeek EPLB, Lina §5",
+        recipe=eplb,
+        options=ReplicationOptions,
     ),
 )

@@ -5,7 +5,10 @@ that a node. Execution (§IV-A): every GPU keeps the contexts of all tokens, so 
 every layer; one all-to-all a layer is left (with top-1 gating), and an all-gather ends the pass.
 """
 
+from typing import Literal
+
 import numpy as np
+from pydantic import Field
 
 from engine.errors import InputError
 from engine.placement.affinity.kernel import AffinityInstance, affinity
@@ -14,36 +17,30 @@ from engine.plan import Placement, SendOrder
 from engine.problem import Problem
 from engine.result import Result, Status, Stop
 from engine.simulate.work import Work, work_of
-from engine.systems.aurora_exclusive import to_placement
-from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value, proof_of
+from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
+from engine.systems.options import Execution, Options, Seed, TimeLimit
+from engine.systems.pieces import to_placement
 from engine.units import share, size
 from engine.workload import RoutingTrace
 
-STAGES = Option(
-    "stages",
-    "joint",
-    "on nodes of several GPUs: weigh both kinds of hops together, first nodes then GPUs, or ignore nodes",
-    choices=("joint", "staged", "flat"),
-)
-EXECUTION = Option(
-    "execution",
-    "context-coherent",
-    "tokens stay where their expert was, or return after every layer",
-    choices=("context-coherent", "vanilla"),
-)
-HOPS = Option(
-    "hops",
-    "all",
-    "with several experts a token: count hops between all of them, or between the first listed",
-    choices=("all", "first"),
-)
-TIME_LIMIT = Option("time_limit", 10.0, "seconds for search and bound together", low=0.1, high=3600)
+
+class ExFlowOptions(Options):
+    stages: Literal["joint", "staged", "flat"] = Field(
+        "joint",
+        description="on nodes of several GPUs: weigh both kinds of hops together, first nodes then GPUs, or ignore nodes",
+    )
+    execution: Execution = "context-coherent"
+    hops: Literal["all", "first"] = Field(
+        "all", description="with several experts a token: count hops between all of them, or between the first listed"
+    )
+    time_limit: TimeLimit = Field(10.0, description="seconds for search and bound together")
+    seed: Seed = 0
 
 
-def exflow(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report) -> Draft:
     """ExFlow's placement by the strongest search there is, and its execution."""
-    counts = hops_of(problem, str(settings["hops"]) == "first")
-    instance = instance_of(problem, counts, str(settings["stages"]))
+    counts = hops_of(problem, options.hops == "first")
+    instance = instance_of(problem, counts, options.stages)
 
     def tell(objective: float, bound: float) -> None:
         total = counts.sum() * max(instance.cost_gpu, instance.cost_node) or 1.0
@@ -51,18 +48,11 @@ def exflow(problem: Problem, settings: dict[str, Value], stop: Stop, report: Rep
 
     report(0.05, "placing experts by affinity", None, None)
     result = affinity(
-        instance,
-        settings["stages"] == "staged",
-        float(settings["time_limit"]),
-        int(settings["seed"]),
-        stop=stop,
-        on_progress=tell,
+        instance, options.stages == "staged", options.time_limit, options.seed, stop=stop, on_progress=tell
     )
     placement = to_placement(result.solution, problem)
-    notes = hop_notes(result, instance, settings["stages"] == "staged") | compare_executions(placement, problem)
-    return Draft(
-        placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution=str(settings["execution"])
-    )
+    notes = hop_notes(result, instance, options.stages == "staged") | compare_executions(placement, problem)
+    return Draft(placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution=options.execution)
 
 
 def hops_of(problem: Problem, first_choice: bool) -> np.ndarray:
@@ -154,11 +144,11 @@ def crossing_bytes(work: Work) -> float:
 
 SYSTEMS = (
     System(
-        "exflow",
-        "ExFlow",
-        "keeps tokens on the GPU they are on: experts that follow each other share one",
-        "ExFlow §IV",
-        exflow,
-        (STAGES, EXECUTION, HOPS, TIME_LIMIT, SEED),
+        name="exflow",
+        title="ExFlow",
+        summary="keeps tokens on the GPU they are on: experts that follow each other share one",
+        paper="ExFlow §IV",
+        recipe=exflow,
+        options=ExFlowOptions,
     ),
 )

@@ -4,7 +4,10 @@ Beyond the five papers: a placement made for affinity alone leaves GPUs loaded u
 nearly every token elsewhere. The weight between the two is the user's; the front of all weights is a study of its own.
 """
 
+from typing import Literal
+
 import numpy as np
+from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
@@ -13,25 +16,31 @@ from engine.placement.transitions import transitions
 from engine.plan import SendOrder
 from engine.problem import Problem
 from engine.result import Stop
-from engine.systems.aurora_exclusive import ORDER, best_order, slots_of_gpu, spread_evenly, to_placement
-from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value, proof_of
-from engine.systems.baselines import linear_placement
-from engine.systems.exflow import EXECUTION
+from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
+from engine.systems.options import Execution, Options, Order, Seed, TimeLimit
+from engine.systems.pieces import best_order, experts_per_gpu, linear_placement, to_placement
 from engine.units import digits, share
 from engine.workload import RoutingTrace
 
-WEIGHT = Option("weight", 0.5, "0: balance alone … 1: affinity alone", high=1.0)
-OVER = Option(
-    "over", "worst", "with several recordings: count the worst of them, or their mean", choices=("worst", "mean")
-)
-MOVES = Option("max_moves", 0, "experts that may move from the placement in use, over all layers; 0: any number")
-TIME_LIMIT = Option("time_limit", 10.0, "seconds for the search", low=0.1, high=3600)
+
+class JointOptions(Options):
+    weight: float = Field(0.5, ge=0, le=1, description="0: balance alone … 1: affinity alone")
+    over: Literal["worst", "mean"] = Field(
+        "worst", description="with several recordings: count the worst of them, or their mean"
+    )
+    max_moves: int = Field(
+        0, ge=0, description="experts that may move from the placement in use, over all layers; 0: any number"
+    )
+    execution: Execution = "vanilla"
+    order: Order = "best"
+    time_limit: TimeLimit = Field(10.0, description="seconds for the search")
+    seed: Seed = 0
 
 
-def joint(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def joint(problem: Problem, options: JointOptions, stop: Stop, report: Report) -> Draft:
     """Weigh hops against imbalance, worst case or mean over the recordings, within the moves allowed."""
     instance, start = instance_of(problem), start_of(problem)
-    most = int(settings["max_moves"])
+    most = options.max_moves
 
     def tell(objective: float, bound: float) -> None:
         report(0.4, f"objective {digits(objective)}, at least {digits(bound)}", None, None)
@@ -39,12 +48,12 @@ def joint(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repo
     report(0.05, "weighing affinity and balance", None, None)
     result = place_jointly(
         instance,
-        float(settings["weight"]),
-        str(settings["over"]),
+        options.weight,
+        options.over,
         start,
         moves_left(problem, start, most),
-        seed=int(settings["seed"]),
-        time_limit=float(settings["time_limit"]),
+        seed=options.seed,
+        time_limit=options.time_limit,
         stop=stop,
         on_progress=tell,
     )
@@ -58,11 +67,11 @@ def joint(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repo
             f"{moves_to(result.solution, problem)} of {start.size}" + (f", at most {most} allowed" if most else "")
         ),
     }
-    if settings["execution"] == "context-coherent":
+    if options.execution == "context-coherent":
         return Draft(
             placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution="context-coherent"
         )
-    order, times = best_order(placement, problem, str(settings["order"]), stop, report)
+    order, times = best_order(placement, problem, options.order, stop, report)
     notes |= {f"with {mode} order": Note(seconds, "s") for mode, seconds in times.items()}
     return Draft(placement, order, None, notes, cancelled=stop())
 
@@ -82,14 +91,14 @@ def instance_of(problem: Problem) -> JointInstance:
         for recording in recordings
     ]
     return JointInstance(
-        np.array(hops), np.array([recording.load for recording in recordings]), one_copy_slots(problem)
+        np.array(hops), np.array([recording.load for recording in recordings]), experts_per_gpu(problem)
     )
 
 
 def start_of(problem: Problem) -> np.ndarray:
     """int64[layer, expert]: the placement in use (linear where none is). From one with replicas, or with other numbers of
     experts per GPU, the nearest of those that are chosen from: as many experts as possible on a GPU that holds them."""
-    gpu_of_slot = np.repeat(np.arange(len(problem.cluster.gpus)), one_copy_slots(problem))
+    gpu_of_slot = np.repeat(np.arange(len(problem.cluster.gpus)), experts_per_gpu(problem))
     rows = [linear_sum_assignment(held[:, gpu_of_slot], maximize=True)[1] for held in _held(problem)]
     return gpu_of_slot[np.array(rows)]
 
@@ -111,11 +120,6 @@ def moves_left(problem: Problem, start: np.ndarray, most: int) -> int | None:
     return most - needed if most else None
 
 
-def one_copy_slots(problem: Problem) -> np.ndarray:
-    """int64[gpu]: experts of every GPU in a layer, one copy of each, as equally as they divide."""
-    return spread_evenly(slots_of_gpu(problem, "even"), problem.workload.num_experts)
-
-
 def _held(problem: Problem) -> np.ndarray:
     """bool[layer, expert, gpu]: what the placement in use (linear where none is) has where."""
     return (problem.in_use or linear_placement(problem)).share > 0
@@ -123,19 +127,11 @@ def _held(problem: Problem) -> np.ndarray:
 
 SYSTEMS = (
     System(
-        "joint",
-        "Balance and affinity",
-        "one placement for both aims and for several recordings, near the one in use",
-        "ExFlow §IV with EPLB's aim",
-        joint,
-        (
-            WEIGHT,
-            OVER,
-            MOVES,
-            Option(EXECUTION.name, "vanilla", EXECUTION.help, EXECUTION.choices),
-            Option(ORDER.name, "best", ORDER.help, ORDER.choices),
-            TIME_LIMIT,
-            SEED,
-        ),
+        name="joint",
+        title="Balance and affinity",
+        summary="one placement for both aims and for several recordings, near the one in use",
+        paper="ExFlow §IV with EPLB's aim",
+        recipe=joint,
+        options=JointOptions,
     ),
 )

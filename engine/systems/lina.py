@@ -6,8 +6,10 @@ scheduler's settings; what the scheduler does batch by batch is simulated by `en
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from engine.errors import InputError
 from engine.placement.devices.kernel import replicate_devices
@@ -16,42 +18,45 @@ from engine.problem import Problem
 from engine.result import Stop
 from engine.simulate.two_phase import two_phase
 from engine.simulate.two_phase_result import TwoPhaseOptions, TwoPhaseResult
-from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value
+from engine.systems.base import Draft, Note, Notes, Report, System
+from engine.systems.options import Options, Seed
 from engine.units import digits, ratio, share
 from engine.workload import RoutingTrace
 
 DEFAULT = TwoPhaseOptions()
-PACKING = Option(
-    "packing",
-    "lina",
-    "lina: equation 1 and first-fit decreasing; best: the largest device load least",
-    choices=("lina", "best"),
-)
-LENGTH = Option(
-    "path_length", DEFAULT.path_length, "layers of a token's path that foretell its next expert", low=1, high=64
-)
-TOP_K = Option("top_k", DEFAULT.top_k, "likeliest next experts that an estimate keeps", low=1, high=4096)
-CAP = Option(
-    "max_experts",
-    0,
-    "experts on one device in a layer, at most; 0: the paper's 4, or twice an even share if that is more",
-    high=4096,
-)
-BATCH = Option("batch_tokens", 1024, "recorded tokens of one batch in the run-time simulation", low=1, high=10**7)
-COPIES = Option(
-    "copies",
-    64.0,
-    "tokens of a batch that each recorded one stands for: services run larger batches",
-    low=1,
-    high=10**6,
-)
 
 
-def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+class LinaOptions(Options):
+    path_length: int = Field(
+        DEFAULT.path_length, ge=1, le=64, description="layers of a token's path that foretell its next expert"
+    )
+    top_k: int = Field(DEFAULT.top_k, ge=1, le=4096, description="likeliest next experts that an estimate keeps")
+    packing: Literal["lina", "best"] = Field(
+        "lina", description="lina: equation 1 and first-fit decreasing; best: the largest device load least"
+    )
+    max_experts: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="experts on one device in a layer, at most; 0: the paper's 4, or twice an even share if that is more",
+    )
+    batch_tokens: int = Field(
+        1024, ge=1, le=10**7, description="recorded tokens of one batch in the run-time simulation"
+    )
+    copies: float = Field(
+        64.0,
+        ge=1,
+        le=10**6,
+        description="tokens of a batch that each recorded one stands for: services run larger batches",
+    )
+    seed: Seed = 0
+
+
+def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> Draft:
     """Hosting by popularity, and the two phases tried on the second half of the recording."""
-    gpus, packing = len(problem.cluster.gpus), str(settings["packing"])
+    gpus = len(problem.cluster.gpus)
     even_share = -(-problem.workload.num_experts // gpus)
-    wanted = int(settings["max_experts"]) or max(DEFAULT.max_experts_per_device, 2 * even_share)
+    wanted = options.max_experts or max(DEFAULT.max_experts_per_device, 2 * even_share)
     fits = problem.expert_slots_of_gpu()
     tight = int(fits.argmin())
     if fits[tight] < even_share:
@@ -68,7 +73,7 @@ def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repor
     for layer, popularity in enumerate(load):
         report(0.6 * layer / len(load), f"hosting layer {layer + 1} of {len(load)}", None, None)
         result = replicate_devices(
-            popularity, gpus, cap, packing, exact=not stop(), time_limit=1.0, seed=int(settings["seed"]), stop=stop
+            popularity, gpus, cap, options.packing, exact=not stop(), time_limit=1.0, seed=options.seed, stop=stop
         )
         rows.append(result.solution)
         mean = popularity.sum() / gpus or 1.0
@@ -77,8 +82,8 @@ def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repor
         experts=problem.workload.num_experts, experts_of_gpu=tuple(rows), model_layers=problem.model.moe_layers
     )
     reaction = Reaction(
-        path_length=int(settings["path_length"]),
-        top_k=int(settings["top_k"]),
+        path_length=options.path_length,
+        top_k=options.top_k,
         check_experts=DEFAULT.check_experts,
         max_experts_per_device=cap,
     )
@@ -87,13 +92,11 @@ def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repor
     )
     notes: Notes = {"largest device load": Note(f"{ratio(worst)} the mean in the worst layer, {proof}")}
     if isinstance(problem.workload, RoutingTrace) and not stop():
-        notes |= run_time_notes(problem, reaction, settings, stop, report)
+        notes |= run_time_notes(problem, reaction, options, stop, report)
     return Draft(placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), reaction=reaction)
 
 
-def run_time_notes(
-    problem: Problem, reaction: Reaction, settings: dict[str, Value], stop: Stop, report: Report
-) -> Notes:
+def run_time_notes(problem: Problem, reaction: Reaction, options: LinaOptions, stop: Stop, report: Report) -> Notes:
     """The scheduler's figures on the second half of the recording, learnt from the first."""
     trace = problem.workload
     layers = f"{trace.layers} layers are" if trace.layers > 1 else "a single layer is"
@@ -104,17 +107,17 @@ def run_time_notes(
         return {"at run time": Note(f"not simulated: {trace.tokens} tokens are too few to learn from half of them")}
     report(0.7, "simulating both phases batch by batch", None, None)
     profile, served = trace.halves()
-    options = TwoPhaseOptions(
+    at_run_time = TwoPhaseOptions(
         path_length=reaction.path_length,
         top_k=reaction.top_k,
         check_experts=reaction.check_experts,
         max_experts_per_device=reaction.max_experts_per_device,
-        packing=str(settings["packing"]),
-        batch_tokens=min(int(settings["batch_tokens"]), served.tokens),
-        copies=float(settings["copies"]),
-        seed=int(settings["seed"]),
+        packing=options.packing,
+        batch_tokens=min(options.batch_tokens, served.tokens),
+        copies=options.copies,
+        seed=options.seed,
     )
-    return notes_of(two_phase(replace(problem, workload=served, others=(), in_use=None), profile, options, stop))
+    return notes_of(two_phase(replace(problem, workload=served, others=(), in_use=None), profile, at_run_time, stop))
 
 
 def notes_of(result: TwoPhaseResult) -> Notes:
@@ -146,11 +149,11 @@ def notes_of(result: TwoPhaseResult) -> Notes:
 
 SYSTEMS = (
     System(
-        "lina",
-        "Lina (inference)",
-        "popular experts on several GPUs, foretold from each token's path and put right after the gate",
-        "Lina §5",
-        lina,
-        (LENGTH, TOP_K, PACKING, CAP, BATCH, COPIES, SEED),
+        name="lina",
+        title="Lina (inference)",
+        summary="popular experts on several GPUs, foretold from each token's path and put right after the gate",
+        paper="Lina §5",
+        recipe=lina,
+        options=LinaOptions,
     ),
 )

@@ -3,7 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
+import streamlit as st
 from streamlit.components.v2 import manifest_scanner
+
+from app.state import address
+from app.state.session import Session
+
+TOKEN = "test-session"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -13,3 +19,16 @@ def packages_are_searched_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest_scanner, "scan_component_manifests", lambda: found)
         yield
+
+
+class Fields(dict):
+    """Stands for `st.session_state`, whose values are attributes too."""
+
+    __getattr__ = dict.__getitem__
+
+
+@pytest.fixture
+def empty_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty session without a page, under TOKEN."""
+    monkeypatch.setattr(st, "session_state", Fields())
+    address.begin(TOKEN, Session())

@@ -189,7 +189,7 @@ def test_with_two_models_open_the_first_is_shown(app: AppTest) -> None:
     second, model = app.session_state["workload"], app.session_state["model"]
     press(app, "Alpha on code")
     app.session_state["second"] = second
-    app.session_state["model_of"] = {second: model.model_dump(mode="json", exclude_none=True)}
+    app.session_state["model_of"] = {second: model}
     visit(app, "affinity")
     assert app.session_state["workload"] == first and not app.error
     assert titles(app)[0] == "Expert 5 sends 59 % of its tokens to expert 6"

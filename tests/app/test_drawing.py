@@ -19,6 +19,7 @@ from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.workload import RoutingTrace
+from tests.app.conftest import TOKEN
 from tests.app.test_affinity_page import open_plan
 from tests.app.test_pages import ROOT, open_sample, visit
 from tests.strategies import make_model
@@ -27,10 +28,8 @@ LAYERS, EXPERTS, GPUS = 3, 6, 5
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch):
+def session(empty_session: None):
     """An empty session, and a way to let the board send an edit: send(serial, cluster)."""
-    monkeypatch.setattr(st, "session_state", {"token": "test-drawing"})
-    state._fill({})
 
     def send(serial: int, cluster: dict | None) -> None:
         st.session_state[drawing.KEY] = {"edit": {"serial": serial, "cluster": cluster}}
@@ -88,7 +87,7 @@ def test_clearing_the_board_closes_the_cluster(session) -> None:
     session(1, drawn())
     session(2, None)
     assert state.cluster() is None
-    assert json.loads(store.load_session("test-drawing"))["cluster"] is None
+    assert json.loads(store.load_session(TOKEN))["cluster"] is None
 
 
 def test_the_number_of_an_edit_is_read_as_it_was_sent(session) -> None:

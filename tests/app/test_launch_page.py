@@ -194,7 +194,7 @@ def test_two_models_are_launched_together(app: AppTest):
 
 
 def model_of(app: AppTest, digest: str) -> MoEModel:
-    return MoEModel.from_dict(app.session_state["model_of"][digest], "model")
+    return app.session_state["model_of"][digest]
 
 
 # On a testbed.

@@ -80,7 +80,7 @@ def test_a_second_model_that_does_not_fit_is_refused_with_a_way_out(app: AppTest
     digest = store.save_workload(ExpertLoad("small", np.ones((8, 4)), tuple(range(8))))
     model = app.session_state["model"].model_copy(update={"experts": 4})
     app.session_state["workloads"] = {**app.session_state["workloads"], digest: "small"}
-    app.session_state["model_of"] = {digest: model.model_dump(mode="json", exclude_none=True)}
+    app.session_state["model_of"] = {digest: model}
     app.session_state["second"] = digest
     visit(app, "optimise")
     assert "choose a second model with 16 experts" in app.error[0].value.replace("\\", "")

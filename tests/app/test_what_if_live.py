@@ -197,7 +197,7 @@ def test_a_traffic_matrix_has_no_larger_cluster(app: AppTest) -> None:
 def test_two_models(page: AppTest) -> None:
     problem = small()
     page.session_state["second"] = problem.workload.digest
-    page.session_state["model_of"] = {problem.workload.digest: problem.model.model_dump(mode="json", exclude_none=True)}
+    page.session_state["model_of"] = {problem.workload.digest: problem.model}
     page.run()
     assert not page.exception and not page.error
     page.select_slider(key="what-if-network").set_value(4.0).run()

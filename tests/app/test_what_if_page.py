@@ -33,7 +33,7 @@ def open_step(app: AppTest, **more) -> None:
     """Put the step into the session, as described for the open model."""
     step = STEP.model_copy(update=more)
     app.session_state["step"] = step
-    app.session_state["steps"] = {app.session_state["model"].digest: step.model_dump(mode="json", exclude_none=True)}
+    app.session_state["steps"] = {app.session_state["model"].digest: step}
 
 
 def titles(app: AppTest, of: str = "sweep-") -> list[str]:

@@ -21,7 +21,7 @@ from engine.simulate.metrics import input_digests, metrics
 from engine.simulate.two_phase import two_phase
 from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions
 from engine.systems import SYSTEMS, run
-from engine.systems.aurora_exclusive import to_placement
+from engine.systems.pieces import to_placement
 from engine.validate import check_joint, check_plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 from tests.strategies import cluster_of, make_gpu

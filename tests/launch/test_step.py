@@ -19,7 +19,7 @@ from engine.simulate.training.program import program_of
 from engine.simulate.training.routing import expert_groups
 from engine.systems import TRAINING
 from engine.systems import run as plan_with
-from engine.systems.baselines import linear_placement
+from engine.systems.pieces import linear_placement
 from engine.systems.training.lina import packed_placement
 from engine.training import TrainingStep
 from tests.launch.step_ranks import Case, Outcome, run

@@ -13,7 +13,7 @@ from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Prio
 from engine.result import Provenance
 from engine.simulate.training import price_step
 from engine.simulate.training.program import program_of
-from engine.systems.baselines import linear_placement
+from engine.systems.pieces import linear_placement
 from engine.systems.training.lina import packed_placement
 from engine.training import TrainingStep
 

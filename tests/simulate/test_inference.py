@@ -12,6 +12,7 @@ from engine.cluster import Cluster, Node
 from engine.communication.baselines import random_order
 from engine.costs import Datasheet
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance
@@ -19,14 +20,14 @@ from engine.simulate.inference import bound_of_plan, bound_of_work, simulate
 from engine.simulate.metrics import metrics
 from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, run
-from engine.systems.aurora_exclusive import phased_order
+from engine.systems.pieces import phased_order
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline, balancedness
 from engine.validate import IllegalError, check_plan
 from engine.workload import RoutingTrace
 from tests.strategies import clusters, make_gpu, make_model, placements, planned_or_skipped, problems
 
 EXACT = 1e-9
-ONE_MODEL = [system.name for system in SYSTEMS.values() if 1 in system.models]
+ONE_MODEL = [system.name for system in SYSTEMS.values() if Goal.INFERENCE in system.goals]
 STEPS = ("gate", "dispatch", "ffn", "combine", "aggregate")
 
 
@@ -79,7 +80,7 @@ def test_check_plan_knows_that_links_and_fabric_start_differently():
 @settings(max_examples=12, deadline=None)
 @given(problems())
 def test_check_plan_agrees_for_every_system(name, problem):
-    options = {"time_limit": 0.3} if "time_limit" in {option.name for option in SYSTEMS[name].options} else {}
+    options = {"time_limit": 0.3} if "time_limit" in SYSTEMS[name].options.model_fields else {}
     result = planned_or_skipped(lambda: run(SYSTEMS[name], problem, options)).result
     assert result.objective == simulate(result.solution, problem).total
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=EXACT)

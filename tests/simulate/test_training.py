@@ -25,7 +25,7 @@ from engine.simulate.metrics import metrics
 from engine.simulate.training import price_step
 from engine.simulate.training.memory import step_state_bytes
 from engine.simulate.training.routing import expert_groups, route, route_parts
-from engine.systems.baselines import linear_placement
+from engine.systems.pieces import linear_placement
 from engine.training import TrainingStep, balanced_load
 from engine.validate import IllegalError, check_step
 from engine.workload import ExpertLoad, RoutingTrace

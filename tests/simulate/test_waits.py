@@ -10,7 +10,7 @@ from engine.result import Provenance
 from engine.simulate.inference import simulate
 from engine.simulate.waits import waits
 from engine.systems import SYSTEMS, run
-from engine.systems.baselines import linear_placement
+from engine.systems.pieces import linear_placement
 from engine.timeline import NETWORK_KINDS
 from engine.workload import RoutingTrace
 from tests.strategies import cluster_of, make_gpu, make_model

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from engine.costs import Datasheet
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
@@ -14,12 +15,12 @@ from engine.simulate.inference import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, run
 from engine.systems.aurora_colocated import layer_seconds, sides_of_layers
-from engine.systems.aurora_exclusive import phased_order, to_placement
+from engine.systems.pieces import phased_order, to_placement
 from engine.validate import IllegalError, check_timeline
 from engine.workload import RoutingTrace
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, placements, traces
 
-PAIRED = [system for system in SYSTEMS.values() if 2 in system.models]
+PAIRED = [system for system in SYSTEMS.values() if Goal.TWO_MODELS in system.goals]
 
 
 @st.composite
@@ -107,8 +108,8 @@ def pair_of_samples(gpus: int = 4, experts: int = 8) -> Problem:
 @settings(max_examples=20, deadline=None)
 @given(pairs(most=3), st.sampled_from(PAIRED), st.integers(0, 3))
 def test_every_system_for_two_models_gives_a_legal_plan_above_its_bound(problem, system, seed):
-    given_options = {"seed": seed} if any(option.name == "seed" for option in system.options) else {}
-    if any(option.name == "time_limit" for option in system.options):
+    given_options = {"seed": seed} if "seed" in system.options.model_fields else {}
+    if "time_limit" in system.options.model_fields:
         given_options["time_limit"] = 0.2
     result = run(system, problem, given_options).result
     plan = result.solution

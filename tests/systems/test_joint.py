@@ -13,9 +13,9 @@ from engine.placement.transitions import transitions
 from engine.plan import Placement
 from engine.problem import Problem
 from engine.systems import SYSTEMS, run
-from engine.systems.aurora_exclusive import to_placement
 from engine.systems.base import Outcome
 from engine.systems.joint import moves_left, moves_to, start_of
+from engine.systems.pieces import to_placement
 from engine.units import digits, share
 from engine.validate import check_joint, check_plan
 from engine.validate.joint import JointCheck

@@ -15,19 +15,21 @@ from engine.cluster import Cluster, Node
 from engine.communication.baselines import shortest_first
 from engine.costs import Datasheet
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Status
 from engine.simulate.inference import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
-from engine.systems import SYSTEMS, Option, run
-from engine.systems.aurora_exclusive import instance_of_layer, phased_order, slots_of_gpu, spread_evenly, to_placement
+from engine.systems import SYSTEMS, TRAINING, run
+from engine.systems.aurora_exclusive import instance_of_layer
+from engine.systems.pieces import phased_order, slots_of_gpu, spread_evenly, to_placement
 from engine.validate import check_assignment, check_plan
 from engine.workload import RoutingTrace
 from tests.strategies import make_gpu, make_model, planned_or_skipped, problems, seeds
 
 ROUND_OFF = 1 + 1e-9
-ONE_MODEL = [system.name for system in SYSTEMS.values() if 1 in system.models]
+ONE_MODEL = [system.name for system in SYSTEMS.values() if Goal.INFERENCE in system.goals]
 EVEN = ("aurora", "aurora-printed", "joint", "linear", "round-robin", "random", "rcs", "sjf", "rga")
 """Systems without replicas that take as many experts on every GPU."""
 SHORT = {"time_limit": 1.0}
@@ -37,7 +39,7 @@ SAMPLE_CLUSTER = ROOT / "sample_traces" / "mixed-8.json"
 
 
 def outcome_of(name: str, problem: Problem, **options):
-    known = {option.name for option in SYSTEMS[name].options}
+    known = SYSTEMS[name].options.model_fields
     return run(SYSTEMS[name], problem, {key: value for key, value in (SHORT | options).items() if key in known})
 
 
@@ -289,7 +291,7 @@ def test_instance_of_a_layer_costs_what_the_placement_takes(problem, seed):
 
 @pytest.mark.parametrize("name", ONE_MODEL)
 def test_same_seed_same_plan(name):
-    options = {"seed": 7} if "seed" in {option.name for option in SYSTEMS[name].options} else {}
+    options = {"seed": 7} if "seed" in SYSTEMS[name].options.model_fields else {}
     first, second = (solve(name, small_problem(), **options).solution for _ in range(2))
     assert first.id == second.id
 
@@ -300,7 +302,7 @@ def test_another_seed_gives_another_random_plan():
         assert plans[0].placement != plans[1].placement or plans[0].send_order != plans[1].send_order
 
 
-@pytest.mark.parametrize("name", [name for name in ONE_MODEL if SYSTEMS[name].options])
+@pytest.mark.parametrize("name", [name for name in ONE_MODEL if SYSTEMS[name].options.model_fields])
 @pytest.mark.parametrize("asked", [0, 1, 3, 20])
 def test_a_stop_after_some_questions_leaves_a_legal_plan(name, asked):
     problem = small_problem()
@@ -387,17 +389,17 @@ def test_wrong_options_are_answered_with_what_is_allowed(option, value, says):
 
 
 def test_options_may_come_as_text_or_typed():
-    assert SYSTEMS["aurora"].settings({"seed": "3", "time_limit": "2"}) == {
+    assert SYSTEMS["aurora"].settings({"seed": "3", "time_limit": "2"}).model_dump() == {
         "slots": "even",
         "order": "best",
         "time_limit": 2.0,
         "seed": 3,
     }
-    assert SYSTEMS["aurora"].settings({"seed": 3.0})["seed"] == 3
-    switch = Option("switch", False, "on or off")
-    assert [switch.parse(value) for value in ("yes", "false", "1", True)] == [True, False, True, True]
-    with pytest.raises(InputError, match="'maybe' is not true or false"):
-        switch.parse("maybe")
+    assert SYSTEMS["aurora"].settings({"seed": 3.0}).seed == 3
+    pipelining = [TRAINING["lina"].settings({"pipelining": value}).pipelining for value in ("yes", "false", "1", True)]
+    assert pipelining == [True, False, True, True]
+    with pytest.raises(InputError, match="option pipelining: 'maybe' is not true or false"):
+        TRAINING["lina"].settings({"pipelining": "maybe"})
 
 
 def test_plans_remember_their_options_and_inputs():

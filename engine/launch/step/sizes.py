@@ -13,7 +13,7 @@ from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.simulate.training.memory import bytes_per_parameter, step_state_bytes
 from engine.simulate.training.routing import expert_groups, route
-from engine.systems.baselines import linear_placement
+from engine.systems.pieces import linear_placement
 from engine.training import TrainingStep
 
 

@@ -3,21 +3,32 @@
 These are their policies on our simulated step, not their programs: kernels and communication take the same time in all.
 """
 
+from typing import Annotated
+
+from pydantic import Field
+
+from engine.goal import Goal
 from engine.plan import Pipeline, Priority, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Stop
 from engine.simulate.training import simulate_step
-from engine.systems.base import Draft, Note, Option, Report, System, Value
-from engine.systems.baselines import linear_placement
+from engine.systems.base import Draft, Note, Report, System
+from engine.systems.options import Options
+from engine.systems.pieces import linear_placement
 
-BUCKET = Option(
-    "bucket_mb",
-    25.0,
-    "gradients are fused until they reach so many MB before they are reduced (PyTorch's default: 25)",
-    low=0.001,
-    high=1e6,
-)
+Bucket = Annotated[
+    float,
+    Field(
+        ge=0.001,
+        le=1e6,
+        description="gradients are fused until they reach so many MB before they are reduced (PyTorch's default: 25)",
+    ),
+]
 TUTEL_DEGREES = (1, 2, 4, 8)
+
+
+class BucketOptions(Options):
+    bucket_mb: Bucket = 25.0
 
 
 def fixed_degree(problem: Problem, degree: int, policy: str, bucket: float) -> Draft:
@@ -28,21 +39,21 @@ def fixed_degree(problem: Problem, degree: int, policy: str, bucket: float) -> D
     return Draft(linear_placement(problem), SendOrder(mode="concurrent"), priority=priority, pipeline=pipeline)
 
 
-def deepspeed(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def deepspeed(problem: Problem, options: BucketOptions, stop: Stop, report: Report) -> Draft:
     """All-to-alls wait for experts and experts for all-to-alls; gradients are reduced beside the backward pass."""
-    return fixed_degree(problem, 1, "fair", float(settings["bucket_mb"]) * 1e6)
+    return fixed_degree(problem, 1, "fair", options.bucket_mb * 1e6)
 
 
-def fastermoe(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def fastermoe(problem: Problem, options: BucketOptions, stop: Stop, report: Report) -> Draft:
     """Two parts, always (PipeMoE §VI)."""
-    return fixed_degree(problem, 2, "fair", float(settings["bucket_mb"]) * 1e6)
+    return fixed_degree(problem, 2, "fair", options.bucket_mb * 1e6)
 
 
-def tutel(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def tutel(problem: Problem, options: BucketOptions, stop: Stop, report: Report) -> Draft:
     """The best of the degrees 1, 2, 4 and 8, the same for all layers, found by trying (Lancet §7)."""
     best, seconds = None, {}
     for step, degree in enumerate(TUTEL_DEGREES):
-        draft = fixed_degree(problem, degree, "fair", float(settings["bucket_mb"]) * 1e6)
+        draft = fixed_degree(problem, degree, "fair", options.bucket_mb * 1e6)
         seconds[degree] = simulate_step(draft.plan("trial", Provenance(optimiser="tutel")), problem).total
         best = draft if seconds[degree] == min(seconds.values()) else best
         report((step + 1) / len(TUTEL_DEGREES), f"tried degree {degree}", min(seconds.values()))
@@ -54,46 +65,55 @@ def tutel(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repo
     )
 
 
-def raf(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def raf(problem: Problem, options: BucketOptions, stop: Stop, report: Report) -> Draft:
     """A compiler's order without Lancet's passes: nothing is cut, and one queue for all communication."""
-    return fixed_degree(problem, 1, "fifo", float(settings["bucket_mb"]) * 1e6)
+    return fixed_degree(problem, 1, "fifo", options.bucket_mb * 1e6)
 
 
 SYSTEMS = (
     System(
-        "deepspeed",
-        "DeepSpeed (no overlap)",
-        "all-to-alls and experts take turns; gradients are reduced meanwhile",
-        "Lancet §7, Lina §7",
-        deepspeed,
-        (BUCKET,),
+        name="deepspeed",
+        title="DeepSpeed (no overlap)",
+        summary="all-to-alls and experts take turns; gradients are reduced meanwhile",
+        paper="Lancet §7, Lina §7",
+        recipe=deepspeed,
+        options=BucketOptions,
+        goals=(Goal.TRAINING,),
+        baseline=True,
+        preselected=True,
+        shown_beside=True,
+    ),
+    System(
+        name="tutel",
+        title="Tutel (best of 1, 2, 4, 8)",
+        summary="dispatch, experts and combine in a pipeline of one degree for all layers",
+        paper="Lancet §7, PipeMoE §V",
+        recipe=tutel,
+        options=BucketOptions,
+        goals=(Goal.TRAINING,),
+        baseline=True,
+        preselected=True,
+        shown_beside=True,
+    ),
+    System(
+        name="fastermoe",
+        title="FasterMoE (degree 2)",
+        summary="dispatch, experts and combine in a pipeline of two parts",
+        paper="PipeMoE §VI",
+        recipe=fastermoe,
+        options=BucketOptions,
+        goals=(Goal.TRAINING,),
         baseline=True,
     ),
     System(
-        "tutel",
-        "Tutel (best of 1, 2, 4, 8)",
-        "dispatch, experts and combine in a pipeline of one degree for all layers",
-        "Lancet §7, PipeMoE §V",
-        tutel,
-        (BUCKET,),
+        name="raf",
+        title="RAF-like (no partition)",
+        summary="a compiler's plain order, one queue for all communication",
+        paper="Lancet §7",
+        recipe=raf,
+        options=BucketOptions,
+        goals=(Goal.TRAINING,),
         baseline=True,
-    ),
-    System(
-        "fastermoe",
-        "FasterMoE (degree 2)",
-        "dispatch, experts and combine in a pipeline of two parts",
-        "PipeMoE §VI",
-        fastermoe,
-        (BUCKET,),
-        baseline=True,
-    ),
-    System(
-        "raf",
-        "RAF-like (no partition)",
-        "a compiler's plain order, one queue for all communication",
-        "Lancet §7",
-        raf,
-        (BUCKET,),
-        baseline=True,
+        preselected=True,
     ),
 )

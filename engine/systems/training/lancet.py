@@ -2,9 +2,12 @@
 pass run weight gradients under all-to-alls."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
+from engine.goal import Goal
 from engine.overlap.labelling import overlappable
 from engine.overlap.operator_axes import latest_last
 from engine.overlap.partition import partition
@@ -14,56 +17,61 @@ from engine.plan import Overlap, PartitionRange, Priority, SendOrder
 from engine.problem import Problem
 from engine.result import Result, Status, Stop
 from engine.simulate.training import MAX_PARTS, PricedStep, price_step
-from engine.systems.base import SEED, Draft, Note, Notes, Option, Report, System, Value, proof_of
-from engine.systems.baselines import linear_placement
-from engine.systems.training.baselines import BUCKET
+from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
+from engine.systems.options import Options, Seed
+from engine.systems.pieces import linear_placement
+from engine.systems.training.baselines import Bucket
 from engine.units import seconds as in_seconds
 from engine.units import share
 
-PARTITION = Option("partition", True, "cut operators of the forward pass around the all-to-alls")
-PARTS = Option("max_parts", 8, "most parts of a range (the paper's ρ)", low=2, high=MAX_PARTS)
-RANGE = Option("max_range", 0, "most operators in a range (the paper's ι); 0: no limit", high=100_000)
-WEIGHTS = Option(
-    "weight_gradients",
-    "best",
-    "which weight gradients run under which all-to-alls: best: searched and bounded; greedy: the "
-    "paper's Algorithm 1; none: they stay where they are",
-    choices=("best", "greedy", "none"),
-)
-IRREGULAR = Option("irregular", True, "all-to-alls carry only real tokens, not buffers filled up to the capacity (§6)")
-TIME_LIMIT = Option("time_limit", 5.0, "seconds for the proof of the weight gradients", low=0.05, high=3600)
+
+class LancetOptions(Options):
+    partition: bool = Field(True, description="cut operators of the forward pass around the all-to-alls")
+    max_parts: int = Field(8, ge=2, le=MAX_PARTS, description="most parts of a range (the paper's ρ)")
+    max_range: int = Field(0, ge=0, le=100_000, description="most operators in a range (the paper's ι); 0: no limit")
+    weight_gradients: Literal["best", "greedy", "none"] = Field(
+        "best",
+        description="which weight gradients run under which all-to-alls: best: searched and bounded; greedy: the paper's "
+        "Algorithm 1; none: they stay where they are",
+    )
+    irregular: bool = Field(
+        True, description="all-to-alls carry only real tokens, not buffers filled up to the capacity (§6)"
+    )
+    time_limit: float = Field(5.0, ge=0.05, le=3600, description="seconds for the proof of the weight gradients")
+    bucket_mb: Bucket = 25.0
+    seed: Seed = 0
 
 
-def lancet(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def lancet(problem: Problem, options: LancetOptions, stop: Stop, report: Report) -> Draft:
     """Both passes on the priced operator graph."""
-    placement, irregular = linear_placement(problem), bool(settings["irregular"])
+    placement, irregular = linear_placement(problem), options.irregular
     priced = price_step(problem, placement, irregular)
     notes: Notes = {"operators": Note(f"{len(priced.graph.operators)} in the whole step")}
     ranges: tuple[PartitionRange, ...] = ()
     under: dict[str, str] = {}
-    if settings["partition"]:
+    if options.partition:
         report(0.1, "cutting the forward pass")
-        ranges = _ranges(problem, priced, settings, stop, notes)
-    if settings["weight_gradients"] != "none":
+        ranges = _ranges(problem, priced, options, stop, notes)
+    if options.weight_gradients != "none":
         report(0.5, "moving weight gradients")
-        under = _under(priced, settings, stop, notes)
+        under = _under(priced, options, stop, notes)
     overlap = Overlap(ranges=ranges, under=under, irregular=irregular)
-    priority = Priority(policy="fair", bucket=float(settings["bucket_mb"]) * 1e6)
+    priority = Priority(policy="fair", bucket=options.bucket_mb * 1e6)
     return Draft(
         placement, SendOrder(mode="concurrent"), priority=priority, overlap=overlap, notes=notes, cancelled=stop()
     )
 
 
 def _ranges(
-    problem: Problem, priced: PricedStep, settings: dict[str, Value], stop: Stop, notes: Notes
+    problem: Problem, priced: PricedStep, options: LancetOptions, stop: Stop, notes: Notes
 ) -> tuple[PartitionRange, ...]:
     """The cut stretches of the forward pass."""
     forward = priced.graph.of_phase("forward")
     if not forward:
         notes["forward pass"] = Note("the operators given have none")
         return ()
-    instance = forward_chain(problem, priced, int(settings["max_parts"]))
-    result = partition(instance, max_range=int(settings["max_range"]) or None, stop=stop)
+    instance = forward_chain(problem, priced, options.max_parts)
+    result = partition(instance, max_range=options.max_range or None, stop=stop)
     cut = [one for one in result.solution if one.parts > 1]
     alone = float(instance.times[:, 0].sum())
     gate = problem.step.gate
@@ -117,7 +125,7 @@ def weight_gradient_problem(priced: PricedStep) -> BackwardExchanges:
     return BackwardExchanges(exchanges, gradients, instance)
 
 
-def _under(priced: PricedStep, settings: dict[str, Value], stop: Stop, notes: Notes) -> dict[str, str]:
+def _under(priced: PricedStep, options: LancetOptions, stop: Stop, notes: Notes) -> dict[str, str]:
     """Weight gradient -> the all-to-all it runs under."""
     both = weight_gradient_problem(priced)
     whole = float(both.instance.alltoall.sum())
@@ -126,9 +134,8 @@ def _under(priced: PricedStep, settings: dict[str, Value], stop: Stop, notes: No
         return {}
     greedy = schedule_weight_gradients(both.instance, algorithm="greedy", stop=stop)
     chosen: Result = greedy
-    if settings["weight_gradients"] == "best":
-        limit, seed = float(settings["time_limit"]), int(settings["seed"])
-        chosen = schedule_weight_gradients(both.instance, time_limit=limit, seed=seed, stop=stop)
+    if options.weight_gradients == "best":
+        chosen = schedule_weight_gradients(both.instance, time_limit=options.time_limit, seed=options.seed, stop=stop)
     proof = "proven optimal" if chosen.status is Status.OPTIMAL else f"at most {share(chosen.bound / whole)} possible"
     notes["weight gradients"] = Note(
         f"hide {share(chosen.objective / whole)} of the backward all-to-alls ({proof}); the paper's greedy "
@@ -148,12 +155,14 @@ def _in_words(parts: list[int]) -> str:
 
 SYSTEMS = (
     System(
-        "lancet",
-        "Lancet",
-        "cuts operators around the all-to-alls of the forward pass, and runs weight gradients under "
-        "those of the backward pass",
-        "Lancet",
-        lancet,
-        (PARTITION, PARTS, RANGE, WEIGHTS, IRREGULAR, TIME_LIMIT, BUCKET, SEED),
+        name="lancet",
+        title="Lancet",
+        summary="cuts operators around the all-to-alls of the forward pass, and runs weight gradients under those of the "
+        "backward pass",
+        paper="Lancet",
+        recipe=lancet,
+        options=LancetOptions,
+        goals=(Goal.TRAINING,),
+        preselected=True,
     ),
 )

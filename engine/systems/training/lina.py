@@ -3,9 +3,12 @@ experts on a GPU as make their computation as long as the all-to-alls."""
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
+from engine.goal import Goal
 from engine.placement.packing import pack_experts, packing_choices
 from engine.plan import Pipeline, Placement, Priority, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
@@ -13,40 +16,43 @@ from engine.result import Provenance, Stop
 from engine.simulate.training import MAX_PARTS, PricedStep, price_step, simulate_step
 from engine.simulate.training.memory import bytes_per_parameter, step_state_bytes
 from engine.simulate.training.routing import expert_groups
-from engine.systems.base import Draft, Note, Notes, Option, Report, System, Value
-from engine.systems.baselines import linear_placement
-from engine.systems.training.baselines import BUCKET
+from engine.systems.base import Draft, Note, Notes, Report, System
+from engine.systems.options import Options
+from engine.systems.pieces import linear_placement
+from engine.systems.training.baselines import Bucket
 from engine.units import share, size
 
-MICRO_OP = Option(
-    "micro_op_mb", 30.0, "MB of a micro-op of an all-to-all or all-reduce (the paper's 30)", low=0.01, high=1e6
-)
-POLICY = Option(
-    "policy",
-    "priority",
-    "priority: Lina; naive: all-to-alls first, but nothing cut (Fig. 7b); fixed: all-reduces only "
-    "between pairs of all-to-alls (Fig. 7c); fair: both share the network (Fig. 7a)",
-    choices=("priority", "naive", "fixed", "fair"),
-)
-PIPELINE = Option("pipelining", True, "cut all-to-alls into micro-ops too, and the experts with them (Fig. 8b)")
-PACKING = Option(
-    "packing",
-    "best",
-    "experts on a GPU, in powers of two: best: what makes the step shortest; lina: the paper's rule, until "
-    "the experts fill the all-to-alls, which does not see that packed experts must be all-reduced; off: as few as hold all",
-    choices=("best", "lina", "off"),
-)
+
+class LinaOptions(Options):
+    micro_op_mb: float = Field(
+        30.0, ge=0.01, le=1e6, description="MB of a micro-op of an all-to-all or all-reduce (the paper's 30)"
+    )
+    policy: Literal["priority", "naive", "fixed", "fair"] = Field(
+        "priority",
+        description="priority: Lina; naive: all-to-alls first, but nothing cut (Fig. 7b); fixed: all-reduces only between "
+        "pairs of all-to-alls (Fig. 7c); fair: both share the network (Fig. 7a)",
+    )
+    pipelining: bool = Field(
+        True, description="cut all-to-alls into micro-ops too, and the experts with them (Fig. 8b)"
+    )
+    packing: Literal["best", "lina", "off"] = Field(
+        "best",
+        description="experts on a GPU, in powers of two: best: what makes the step shortest; lina: the paper's rule, until "
+        "the experts fill the all-to-alls, which does not see that packed experts must be all-reduced; off: as few as hold "
+        "all",
+    )
+    bucket_mb: Bucket = 25.0
 
 
-def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> Draft:
     """Packing first, then the network's policy and the degree that micro-ops of the wanted size give."""
     notes: Notes = {}
     choices = {linear_placement(problem).slots.max(): linear_placement(problem)}
-    if settings["packing"] != "off":
-        choices = _packings(problem, float(settings["micro_op_mb"]) * 1e6, settings["packing"] == "lina", notes)
+    if options.packing != "off":
+        choices = _packings(problem, options.micro_op_mb * 1e6, options.packing == "lina", notes)
     tried: dict[float, Draft] = {}
     for step, (experts, placement) in enumerate(choices.items()):
-        draft = _scheduled(problem, placement, settings)
+        draft = _scheduled(problem, placement, options)
         seconds = simulate_step(draft.plan("trial", Provenance(optimiser="lina")), problem).total
         tried.setdefault(seconds, draft)
         if len(choices) > 1:
@@ -60,16 +66,16 @@ def lina(problem: Problem, settings: dict[str, Value], stop: Stop, report: Repor
     return replace(best, notes=notes, cancelled=stop())
 
 
-def _scheduled(problem: Problem, placement: Placement, settings: dict[str, Value]) -> Draft:
+def _scheduled(problem: Problem, placement: Placement, options: LinaOptions) -> Draft:
     """The network's policy and the micro-ops, for a placement."""
-    micro_op, policy, layers = float(settings["micro_op_mb"]) * 1e6, str(settings["policy"]), placement.layers
-    degree = _degree(price_step(problem, placement), micro_op) if settings["pipelining"] else 1
+    micro_op, policy, layers = options.micro_op_mb * 1e6, options.policy, placement.layers
+    degree = _degree(price_step(problem, placement), micro_op) if options.pipelining else 1
     pipeline = Pipeline(forward=(degree,) * layers, backward=(degree,) * layers) if degree > 1 else None
     cut = policy == "priority"
     priority = Priority(
         policy="priority" if policy in ("priority", "naive") else policy,
         micro_op=micro_op if cut else None,
-        bucket=None if cut else float(settings["bucket_mb"]) * 1e6,
+        bucket=None if cut else options.bucket_mb * 1e6,
     )
     return Draft(placement, SendOrder(mode="concurrent"), priority=priority, pipeline=pipeline)
 
@@ -149,11 +155,13 @@ def _micro_op_seconds(problem: Problem, placement: Placement, micro_op: float) -
 
 SYSTEMS = (
     System(
-        "lina",
-        "Lina (training)",
-        "all-to-alls before all-reduces by micro-ops, pipelined with packed experts",
-        "Lina §4",
-        lina,
-        (MICRO_OP, POLICY, PIPELINE, PACKING, BUCKET),
+        name="lina",
+        title="Lina (training)",
+        summary="all-to-alls before all-reduces by micro-ops, pipelined with packed experts",
+        paper="Lina §4",
+        recipe=lina,
+        options=LinaOptions,
+        goals=(Goal.TRAINING,),
+        preselected=True,
     ),
 )

@@ -1,42 +1,48 @@
 """PipeMoE (Shi et al., 2023): every MoE layer in as many parts as suit it."""
 
+from typing import Annotated, Literal
+
 import numpy as np
+from pydantic import Field
 
 from engine.costs import fit_line
+from engine.goal import Goal
 from engine.overlap.pipeline_degree import DegreeInstance, best_degree, pipeline_seconds
 from engine.overlap.pipemoe_printed import pipemoe_printed
 from engine.plan import Pipeline, Priority, SendOrder
 from engine.problem import Problem
 from engine.result import Stop
 from engine.simulate.training import MAX_PARTS, PricedStep, price_step
-from engine.systems.base import Draft, Note, Option, Report, System, Value
-from engine.systems.baselines import linear_placement
-from engine.systems.training.baselines import BUCKET
+from engine.systems.base import Draft, Note, Report, System
+from engine.systems.options import Options
+from engine.systems.pieces import linear_placement
+from engine.systems.training.baselines import Bucket
 
-ORDER = Option(
-    "network_order",
-    "dispatch-first",
-    "of the parts on the network: every dispatch first, or combines in between",
-    choices=("dispatch-first", "interleaved"),
-)
-ALGORITHM = Option(
-    "algorithm",
-    "exact",
-    "exact: the best whole number of parts; printed: Algorithm 1 of the paper, which often misses it",
-    choices=("exact", "printed"),
-)
-LIMIT = Option("max_degree", 8, "most parts of a layer", low=1, high=MAX_PARTS)
+NetworkOrder = Annotated[
+    Literal["dispatch-first", "interleaved"],
+    Field(description="of the parts on the network: every dispatch first, or combines in between"),
+]
 
 
-def pipemoe(problem: Problem, settings: dict[str, Value], stop: Stop, report: Report) -> Draft:
+class PipeMoEOptions(Options):
+    max_degree: int = Field(8, ge=1, le=MAX_PARTS, description="most parts of a layer")
+    network_order: NetworkOrder = "dispatch-first"
+    algorithm: Literal["exact", "printed"] = Field(
+        "exact",
+        description="exact: the best whole number of parts; printed: Algorithm 1 of the paper, which often misses it",
+    )
+    bucket_mb: Bucket = 25.0
+
+
+def pipemoe(problem: Problem, options: PipeMoEOptions, stop: Stop, report: Report) -> Draft:
     """The degree of every layer by itself, forward and backward apart, as the expert computation of the backward pass is
     twice that of the forward pass."""
-    placement, order, most = linear_placement(problem), str(settings["network_order"]), int(settings["max_degree"])
+    placement, order, most = linear_placement(problem), options.network_order, options.max_degree
     priced = price_step(problem, placement)
     tables = {phase: layer_tables(priced, placement.model_layers, phase) for phase in ("forward", "dx")}
     exact = {phase: best_degree(*(one[:, :most] for one in table), order=order) for phase, table in tables.items()}
     degrees = {phase: found.solution for phase, found in exact.items()}
-    printed = settings["algorithm"] == "printed"
+    printed = options.algorithm == "printed"
     if printed:
         degrees = {phase: pipemoe_printed(fitted_lines(*table, most)).solution for phase, table in tables.items()}
     seconds = {
@@ -54,7 +60,7 @@ def pipemoe(problem: Problem, settings: dict[str, Value], stop: Stop, report: Re
     if printed:
         notes["the same with exact degrees"] = Note(sum(one.objective for one in exact.values()), "s")
     pipeline = Pipeline(forward=tuple(degrees["forward"].tolist()), backward=tuple(degrees["dx"].tolist()), order=order)
-    priority = Priority(policy="fair", bucket=float(settings["bucket_mb"]) * 1e6)
+    priority = Priority(policy="fair", bucket=options.bucket_mb * 1e6)
     return Draft(placement, SendOrder(mode="concurrent"), priority=priority, pipeline=pipeline, notes=notes)
 
 
@@ -98,11 +104,13 @@ def _in_words(degrees: np.ndarray) -> str:
 
 SYSTEMS = (
     System(
-        "pipemoe",
-        "PipeMoE",
-        "every MoE layer in as many pipelined parts as suit it, proven per layer",
-        "PipeMoE",
-        pipemoe,
-        (LIMIT, ORDER, ALGORITHM, BUCKET),
+        name="pipemoe",
+        title="PipeMoE",
+        summary="every MoE layer in as many pipelined parts as suit it, proven per layer",
+        paper="PipeMoE",
+        recipe=pipemoe,
+        options=PipeMoEOptions,
+        goals=(Goal.TRAINING,),
+        preselected=True,
     ),
 )

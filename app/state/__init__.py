@@ -1,0 +1,92 @@
+"""What a browser session has open. Nothing else names keys of `st.session_state`, but for a widget's own beside the widget.
+
+`session` says what is kept: it is stored in the data folder under a token in the address (`address`), so that a reload,
+another tab or a restarted server finds the session as it was. `inputs`, `plans` and `visitor` read and change it; what is
+only of the moment is in `moment`. The pages need none of these by name: all is called as `state.cluster()`.
+"""
+
+# ruff: noqa: F401  what this package offers
+from app.state.address import asked_link, restore, write_link
+from app.state.inputs import (
+    add_cost_source,
+    add_recording,
+    choose_workload,
+    cluster,
+    cost,
+    cost_sources,
+    graph,
+    is_empty,
+    model,
+    model_of,
+    open_cluster,
+    open_cost,
+    open_graph,
+    open_model,
+    open_second,
+    open_step,
+    open_workload,
+    others,
+    remember_model,
+    second,
+    set_others,
+    step,
+    step_of_model,
+    workload_digest,
+    workloads,
+)
+from app.state.moment import (
+    answer_drawing,
+    compare_layers,
+    complain,
+    complaints,
+    count_written,
+    drawn,
+    edit_round,
+    first_time,
+    keep_run_folder,
+    keep_table_base,
+    launch_shown,
+    layers_compared,
+    look_at,
+    newly_finished,
+    notice,
+    refuse,
+    reviewed,
+    run_folder,
+    show_launch,
+    table_base,
+    take_left_out,
+    take_notice,
+    take_refusal,
+    want_two,
+    wants_two,
+    written,
+)
+from app.state.plans import (
+    add_launch_job,
+    add_plan_job,
+    add_saved,
+    in_use,
+    launch_jobs,
+    open_plan,
+    plan_id,
+    plan_jobs,
+    saved,
+    set_in_use,
+    set_study_job,
+    study_job,
+    take_plan,
+    taken,
+)
+from app.state.session import DATASHEET
+from app.state.visitor import (
+    begin_tour,
+    choose_workspace,
+    end_tour,
+    keep_what_if,
+    on_tour,
+    person,
+    set_person,
+    what_if,
+    workspace,
+)

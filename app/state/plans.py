@@ -1,0 +1,75 @@
+"""What the session has found and run: its jobs and launches, the plans that it knows, and which is open or deployed."""
+
+import streamlit as st
+
+from app.state.address import change
+
+
+def plan_jobs() -> list[str]:
+    """Ids of the optimisation jobs of this session, newest first."""
+    return st.session_state.plan_jobs
+
+
+def add_plan_job(id: str) -> None:
+    change(plan_jobs=[id, *(known for known in plan_jobs() if known != id)])
+
+
+def study_job(kind: str) -> str | None:
+    """Id of the newest study of a kind (front, affinity, lina)."""
+    return st.session_state.study_jobs.get(kind)
+
+
+def set_study_job(kind: str, id: str) -> None:
+    change(study_jobs={**st.session_state.study_jobs, kind: id})
+
+
+def launch_jobs() -> list[str]:
+    """Ids of the launches of this session, newest first."""
+    return st.session_state.launch_jobs
+
+
+def add_launch_job(id: str) -> None:
+    change(launch_jobs=[id, *launch_jobs()])
+
+
+def plan_id() -> str | None:
+    """Id of the open plan."""
+    return st.session_state.plan
+
+
+def open_plan(id: str | None) -> None:
+    if id != plan_id():
+        change(plan=id)
+
+
+def in_use() -> str | None:
+    """Id of the plan that is deployed now; None: experts in contiguous blocks."""
+    return st.session_state.in_use
+
+
+def set_in_use(id: str | None) -> None:
+    if id != in_use():
+        change(in_use=id)
+
+
+def taken() -> dict[str, str]:
+    """Ids of the plans that were opened from sweeps, each with that of the job that found it, newest first."""
+    return st.session_state.taken
+
+
+def take_plan(id: str, job: str) -> None:
+    """Count a plan that a sweep found to the candidates of the session."""
+    change(taken={id: job, **taken()})
+
+
+def saved() -> dict[str, int | None]:
+    """Ids of the team's plans that were opened in this session, each with its number in the team's database (None: it is
+    in no workspace), newest first."""
+    return st.session_state.saved
+
+
+def add_saved(id: str, number: int | None) -> None:
+    """Count a plan of the team to the candidates of the session."""
+    if saved().get(id, -1) != number:
+        others = {plan: known for plan, known in saved().items() if plan != id}
+        change(saved={id: number, **others})

@@ -1,0 +1,118 @@
+"""What is kept of a browser session, and its JSON text: written, and read again by whatever version comes later."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from engine.cluster import Cluster
+from engine.costs import choice
+from engine.errors import InputError
+from engine.model import MoEModel
+from engine.schema import Frozen, first_fault
+from engine.training import TrainingStep
+
+VERSION = 2
+"""Of the text that `Session` is written as. Raise it when a field is renamed or means something else, and let `read` mend
+the older texts. 1 had the same fields and no version."""
+DATASHEET = {"source": "datasheet"}
+
+
+def _is_cost(cost: dict[str, Any]) -> dict[str, Any]:
+    try:
+        choice.from_dict(cost)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+    return cost
+
+
+def _is_of_file(cost: dict[str, Any]) -> dict[str, Any]:
+    if cost["source"] not in ("profile", "measured"):
+        raise ValueError("not a profile or measured times")
+    return cost
+
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256 of a recording or a document, or the id of a plan."""
+Cost = Annotated[dict[str, Any], AfterValidator(_is_cost)]
+"""A cost source as `engine.costs.choice` writes it."""
+CostOfFile = Annotated[Cost, AfterValidator(_is_of_file)]
+"""One that came from a file, and has its name."""
+
+
+class Session(Frozen):
+    """Everything that a reload, another tab or a restarted server finds as it was.
+
+    Every field has a default, so that a stored session can lack it, and a title, which says what was left out where a
+    stored one no longer fits.
+    """
+
+    version: int = Field(VERSION, ge=1, title="the version of the session")
+    workloads: dict[Digest, str] = Field({}, title="the list of recordings", description="names by digest")
+    workload: Digest | None = Field(None, title="which recording is open")
+    cluster: Cluster | None = Field(None, title="the cluster")
+    model: MoEModel | None = Field(None, title="the model")
+    model_of: dict[Digest, MoEModel] = Field({}, title="the models of the recordings", description="by digest")
+    second: Digest | None = Field(None, title="the second model", description="its recording; see model_of")
+    others: list[Digest] = Field([], title="the recordings that a plan must serve as well")
+    step: TrainingStep | None = Field(None, title="the training step", description="None: inference is planned")
+    steps: dict[Digest, TrainingStep] = Field({}, title="the training steps of other models", description="by model")
+    graph: Digest | None = Field(None, title="the imported operator graph")
+    cost: Cost = Field(DATASHEET, title="the cost source")
+    sources: dict[str, CostOfFile] = Field({}, title="the cost sources read from files", description="by name")
+    plan_jobs: list[str] = Field([], title="the optimisation jobs", description="ids, newest first")
+    study_jobs: dict[str, str] = Field({}, title="the studies", description="id of the newest of each kind")
+    launch_jobs: list[str] = Field([], title="the launches", description="ids, newest first")
+    taken: dict[Digest, str] = Field({}, title="the plans opened from sweeps", description="each with its job's id")
+    saved: dict[Digest, int | None] = Field({}, title="the team's plans", description="each with its number there")
+    plan: Digest | None = Field(None, title="which plan is open")
+    in_use: Digest | None = Field(None, title="which plan is deployed")
+    what_if: dict[str, int | float | str] = Field({}, title="the sliders of the What-if page")
+    person: str | None = Field(None, title="your name")
+    workspace: str | None = Field(None, title="the workspace that was looked at last")
+    tour: Literal["on", "seen"] | None = Field(None, title="the guide")
+
+
+def write(session: Session) -> str:
+    """The text that `read` reads."""
+    return json.dumps(session.model_dump(mode="json"))
+
+
+def read(text: str) -> tuple[Session, str | None]:
+    """The session in a stored text, with every field that still fits, and in a sentence for people what does not and why;
+    None: all of it fits."""
+    try:
+        stored = json.loads(text)
+        if not isinstance(stored, dict):
+            raise ValueError("it is not a JSON object")
+    except (ValueError, RecursionError) as error:
+        return Session(), f"The session of this address cannot be read ({error}), so an empty one is open."
+    fitting, left_out = _fitting(stored)
+    version = fitting.pop("version", 1)
+    session = Session().model_copy(update=fitting)
+    if not left_out:
+        return session, None
+    fields = "; ".join(left_out).encode(errors="replace").decode()  # a page cannot show half a character
+    by = "a later version of Switchyard" if version > VERSION else "another version of Switchyard, or is damaged"
+    return session, f"This session was stored by {by}. What no longer fits is left out: {fields}."
+
+
+def _fitting(stored: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The fields that fit, each validated on its own, and what is left out."""
+    fitting, left_out = {}, []
+    for name, value in stored.items():
+        if name not in Session.model_fields:
+            left_out.append(f"{name[:40]} (this version does not know it)")
+            continue
+        try:
+            fitting[name] = getattr(Session.model_validate({name: value}), name)
+        except ValidationError as error:
+            left_out.append(f"{Session.model_fields[name].title} ({first_fault(error)})")
+    for name, missing in (
+        ("second", fitting.get("second") not in fitting.get("model_of", {})),
+        ("step", fitting.get("model") is None),
+    ):
+        if fitting.get(name) is not None and missing:
+            del fitting[name]
+            left_out.append(f"{Session.model_fields[name].title} (its model is left out)")
+    return fitting, left_out

@@ -1,0 +1,49 @@
+"""Who looks, and where they left the studio: name, workspace, guide and sliders."""
+
+import streamlit as st
+
+from app.state.address import change
+
+
+def person() -> str | None:
+    """The name that a person typed."""
+    return st.session_state.person
+
+
+def set_person(name: str) -> None:
+    change(person=name)
+
+
+def workspace() -> str | None:
+    """Id of the workspace that was looked at last."""
+    return st.session_state.workspace
+
+
+def choose_workspace(id: str | None) -> None:
+    if id != workspace():
+        change(workspace=id)
+
+
+def on_tour() -> bool:
+    """Whether the guide through the sample is on."""
+    return st.session_state.tour == "on"
+
+
+def begin_tour() -> None:
+    """Show the guide, unless this session has seen it."""
+    if st.session_state.tour is None:
+        change(tour="on")
+
+
+def end_tour() -> None:
+    change(tour="seen")
+
+
+def what_if() -> dict[str, int | float | str]:
+    """Where the sliders of the What-if page were left, by what they change."""
+    return st.session_state.what_if
+
+
+def keep_what_if(positions: dict[str, int | float | str]) -> None:
+    if (left := what_if() | positions) != what_if():
+        change(what_if=left)

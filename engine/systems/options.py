@@ -1,0 +1,70 @@
+"""What a person can set of a system: one small frozen model a system, from which the command line and the pages make theirs."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from engine.errors import InputError
+from engine.schema import Frozen
+
+Value = str | int | float | bool
+
+
+class Options(Frozen):
+    """The options of a system, none as it stands here.
+
+    A subclass has a field an option: a bool, an int or float with limits (`ge`, `le`), or a `Literal` of texts; each with a
+    default and a description for people.
+    """
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Value]) -> Self:
+        """Values by option, typed by a person or already of their type; the others have their defaults. Raises InputError that
+        names the option, the value and what is allowed."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+        name = fault["loc"][0]
+        raise InputError(f"option {name}: {_complaint(fault, cls.schemas()[name])}")
+
+    @classmethod
+    @cache
+    def schemas(cls) -> dict[str, dict[str, Any]]:
+        """The JSON schema of every option by its name, in the order of the fields."""
+        return cls.model_json_schema().get("properties", {})
+
+
+_KIND_NAMES = {"boolean": "true or false", "integer": "a whole number", "number": "a number", "string": "a text"}
+
+
+def _complaint(fault: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """What is wrong with a value, from pydantic's fault and the schema of its option."""
+    value, kind = fault["input"], fault["type"]
+    if "enum" in schema:
+        return f"'{value}' is not one of {', '.join(schema['enum'])}"
+    # NaN and infinity are numbers to whoever types them, but within no limits.
+    if kind in ("greater_than_equal", "less_than_equal") or (kind == "finite_number" and schema["type"] == "number"):
+        return f"{value} is not between {schema.get('minimum', -float('inf')):g} and {schema.get('maximum', float('inf')):g}"
+    return f"'{value}' is not {_KIND_NAMES[schema['type']]}"
+
+
+# Options that several systems have. Each chooses its own default, and where a word more is needed its own description.
+
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1, description="the same seed gives the same plan")]
+Slots = Annotated[
+    Literal["even", "uneven"],
+    Field(description="experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds"),
+]
+Order = Annotated[
+    Literal["best", "matched", "shared", "concurrent"],
+    Field(description="when bytes move; best: simulate each and take the fastest"),
+]
+Execution = Annotated[
+    Literal["context-coherent", "vanilla"],
+    Field(description="tokens stay where their expert was, or return after every layer"),
+]
+TimeLimit = Annotated[float, Field(ge=0.1, le=3600)]
+"""Seconds; of what, a system's description says."""

@@ -1,0 +1,108 @@
+"""What recipes share: experts into slots, and the order of an all-to-all's bytes."""
+
+from functools import partial
+
+import numpy as np
+
+from engine.communication.order import order
+from engine.communication.two_networks import Kernel, order_on
+from engine.errors import InputError
+from engine.placement.baselines import linear_assignment
+from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
+from engine.problem import Problem
+from engine.result import Provenance, Stop
+from engine.simulate.inference import simulate
+from engine.systems.base import Report
+
+# Placement
+
+
+def to_placement(gpu_of_expert: np.ndarray, problem: Problem) -> Placement:
+    """int[layer, expert] as a `Placement` of the problem's model."""
+    return Placement.from_gpu_of_expert(gpu_of_expert, len(problem.cluster.gpus), problem.model.moe_layers)
+
+
+def slots_of_gpu(problem: Problem, kind: str) -> np.ndarray:
+    """int64[gpu]: expert slots per layer. Raises InputError when the experts do not fit the cluster's memory."""
+    experts, gpus = problem.workload.num_experts, len(problem.cluster.gpus)
+    fits = problem.expert_slots_of_gpu()
+    slots = fits if kind == "uneven" else np.full(gpus, -(-experts // gpus))
+    if np.any(slots > fits) or slots.sum() < experts:
+        tight = int(fits.argmin())
+        raise InputError(
+            f"{experts} experts a layer do not fit: {problem.cluster.gpu_names[tight]} has memory for {fits[tight]} per "
+            f"layer, all GPUs together for {fits.sum()}; add GPUs or memory, use a smaller dtype"
+            + ("" if kind == "uneven" or fits.sum() < experts else ", or set slots=uneven")
+        )
+    return np.minimum(slots, experts)
+
+
+def spread_evenly(slots: np.ndarray, experts: int) -> np.ndarray:
+    """int64[gpu]: how many experts each GPU takes, in order, when GPUs are filled as evenly as `slots` allow."""
+    taken = np.zeros_like(slots)
+    while taken.sum() < experts:
+        room = np.flatnonzero(taken < slots)
+        fewest = room[taken[room] == taken[room].min()]
+        taken[fewest[: experts - taken.sum()]] += 1
+    return taken
+
+
+def experts_per_gpu(problem: Problem, kind: str = "even") -> np.ndarray:
+    """int64[gpu]: experts of every GPU in a layer, one copy of each, as equally as they divide; with `kind` "uneven" as equally
+    as the memory allows. Raises InputError when they do not fit it."""
+    return spread_evenly(slots_of_gpu(problem, kind), problem.workload.num_experts)
+
+
+def linear_placement(problem: Problem, kind: str = "even") -> Placement:
+    """Experts in contiguous blocks, the same in every layer; kind: see `experts_per_gpu`."""
+    row = linear_assignment(problem.workload.num_experts, experts_per_gpu(problem, kind))
+    return to_placement(np.tile(row, (problem.workload.layers, 1)), problem)
+
+
+# Send order
+
+
+def best_order(
+    placement: Placement, problem: Problem, mode: str, stop: Stop, report: Report
+) -> tuple[SendOrder, dict[str, float]]:
+    """The send order of a placement and the simulated seconds of every order that was tried.
+
+    With equal ports `matched` meets the bound of every order, start-up times aside, and needs no pacing, so `shared` is
+    tried only on mixed ones, where a fast receiver can serve two slow senders at once.
+    """
+    rates = np.concatenate([problem.network.send, problem.network.receive])
+    tried = ("matched", "concurrent") if np.all(rates == rates[0]) else ("matched", "shared", "concurrent")
+    times, orders = {}, {}
+    for step, candidate in enumerate(tried if mode == "best" else (mode,)):
+        if times and stop():
+            break
+        report(0.8 + 0.2 * step / len(tried), f"ordering sends: {candidate}", min(times.values(), default=None), None)
+        orders[candidate] = phased_order(placement, problem, candidate, stop)
+        trial = Plan(
+            name="trial", placement=placement, send_order=orders[candidate], provenance=Provenance(optimiser="")
+        )
+        times[candidate] = simulate(trial, problem).total
+    return orders[min(times, key=times.get)], times
+
+
+def phased_order(placement: Placement, problem: Problem, mode: str, stop: Stop) -> SendOrder:
+    """Exact orders for every layer."""
+    if mode == "concurrent":
+        return SendOrder(mode="concurrent")
+    return order_by(partial(order, mode=mode, stop=stop), placement, problem, mode)
+
+
+def order_by(kernel: Kernel, placement: Placement, problem: Problem, mode: OrderMode) -> SendOrder:
+    """The kernel's orders for every layer. Combine is dispatch backwards where every port is as fast out as in."""
+    network, traffic = problem.network, problem.traffic(placement)
+    dispatch = tuple(order_on(network, matrix, kernel)[0] for matrix in traffic)
+    if np.array_equal(network.send, network.receive):
+        combine = tuple(map(reverse, dispatch))
+    else:
+        combine = tuple(order_on(network, matrix.T, kernel)[0] for matrix in traffic)
+    return SendOrder(mode=mode, dispatch=dispatch, combine=combine)
+
+
+def reverse(schedule: Schedule) -> Schedule:
+    """The same schedule with every send turned round: the combine of a dispatch (Aurora §2.2)."""
+    return schedule.model_copy(update={"src": schedule.dst, "dst": schedule.src})

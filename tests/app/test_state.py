@@ -1,0 +1,247 @@
+"""Stored sessions: those of other versions and damaged ones open with what still fits, and the page says once what does not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import state
+from app.state.session import VERSION, Session, read, write
+from app.text import plain
+from engine import store
+from engine.catalogue import cluster_presets, model_presets
+from engine.training import usual_step
+from tests.app.conftest import TOKEN
+from tests.app.test_pages import PAGES, ROOT, open_sample, visit
+
+OF_VERSION_1 = """{
+"workloads": {"ce93b8033b5fad835660358ebf44d4803c807bab6981e3d91fd71ff5493c4b4f": "routing, code",
+ "c3c2e0d35c03dcde155f3a6d58f5c83d44ec53aa633c5513cbb1e254d674a0ce": "loads of two"},
+"workload": "ce93b8033b5fad835660358ebf44d4803c807bab6981e3d91fd71ff5493c4b4f",
+"plan_jobs": ["20260101-000002-aaaaaaaa"], "launch_jobs": ["20260101-000003-aaaaaaaa"],
+"plan": "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc",
+"second": "c3c2e0d35c03dcde155f3a6d58f5c83d44ec53aa633c5513cbb1e254d674a0ce",
+"others": ["c3c2e0d35c03dcde155f3a6d58f5c83d44ec53aa633c5513cbb1e254d674a0ce"],
+"in_use": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+"model_of": {
+ "ce93b8033b5fad835660358ebf44d4803c807bab6981e3d91fd71ff5493c4b4f": {"name": "tiny", "layers": 2, "dense_layers": [],
+  "experts": 4, "experts_per_token": 1, "d_model": 32, "d_ff": 64, "ffn_matrices": 3, "shared_experts": 0, "dtype": "bf16",
+  "batch": 1, "sequence_length": 2048},
+ "c3c2e0d35c03dcde155f3a6d58f5c83d44ec53aa633c5513cbb1e254d674a0ce": {"name": "tiny too", "layers": 2, "dense_layers": [],
+  "experts": 4, "experts_per_token": 1, "d_model": 32, "d_ff": 128, "ffn_matrices": 3, "shared_experts": 0,
+  "dtype": "bf16", "batch": 1, "sequence_length": 2048}},
+"study_jobs": {"front": "20260101-000000-aaaaaaaa"},
+"graph": "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
+"cost": {"source": "combined", "computation": {"source": "profile", "profile": {"name": "own", "origin": "measured once",
+ "gemm": {"H100": {"alpha": 1e-05, "beta": 2e-15, "error": 0.0}}, "gate": {}, "memory": {},
+ "network": {"alpha": 2e-05, "beta": 1e-10, "error": 0.1}, "ranks": 1, "cores": 1}}, "network": {"source": "datasheet"}},
+"steps": {"97eee8a6bf176f4d8e84e65427920d0abef596dabc61a7eb0a34ed90f5fb36af": {"batch": 1, "sequence_length": 2048,
+ "heads": 1, "dense_d_ff": 64, "vocabulary": 50257, "tied_embeddings": true, "gate": "switch", "capacity_factor": 1.0,
+ "routing": "balanced"}},
+"sources": {"own": {"source": "profile", "profile": {"name": "own", "origin": "measured once",
+ "gemm": {"H100": {"alpha": 1e-05, "beta": 2e-15, "error": 0.0}}, "gate": {}, "memory": {},
+ "network": {"alpha": 2e-05, "beta": 1e-10, "error": 0.1}, "ranks": 1, "cores": 1}}},
+"taken": {"cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc": "20260101-000001-aaaaaaaa"},
+"person": "Ada",
+"saved": {"eeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeeee": null,
+ "dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd": 3},
+"workspace": "w1", "tour": "on", "what_if": {"compute": 2.0, "noise": 15, "dtype": "fp8"},
+"cluster": {"name": "mixed-8", "nodes": [
+ {"name": "aurora-100g-0", "gpus": [{"type": "H100", "memory": 85899345920.0, "memory_bandwidth": 3350000000000.0,
+  "flops_fp32": 67000000000000.0, "flops_fp16": 989500000000000.0, "flops_fp8": 1979000000000000.0,
+  "send_bandwidth": 12500000000.0, "receive_bandwidth": 12500000000.0}], "link_latency": 0.0},
+ {"name": "aurora-80g-0", "gpus": [{"type": "A100-80", "memory": 85899345920.0, "memory_bandwidth": 2039000000000.0,
+  "flops_fp32": 19500000000000.0, "flops_fp16": 312000000000000.0, "flops_fp8": 0.0,
+  "send_bandwidth": 10000000000.0, "receive_bandwidth": 10000000000.0}], "link_latency": 0.0}], "latency": 0.0},
+"model": {"name": "tiny", "layers": 2, "dense_layers": [], "experts": 4, "experts_per_token": 1, "d_model": 32,
+ "d_ff": 64, "ffn_matrices": 3, "shared_experts": 0, "dtype": "bf16", "batch": 1, "sequence_length": 2048},
+"step": {"batch": 1, "sequence_length": 2048, "heads": 1, "dense_d_ff": 64, "vocabulary": 50257,
+ "tied_embeddings": true, "gate": "switch", "capacity_factor": 1.0, "routing": "balanced"}}"""
+"""As the studio wrote it before sessions had a version, with something in every field."""
+
+DIGEST = "a" * 64
+BROKEN = {
+    "version": ["two", 0, None, [2]],
+    "workloads": [None, [DIGEST], {"../../etc": "x"}, {DIGEST: 3}],
+    "workload": ["", "../../etc/passwd", 5, {}],
+    "cluster": ["mixed-8", {}, {"name": "x", "nodes": []}, [1]],
+    "model": ["tiny", {"name": "tiny"}, 1],
+    "model_of": [{DIGEST: None}, {DIGEST: {"name": "x"}}, []],
+    "second": ["beta", 1],
+    "others": [DIGEST, ["x"], [None]],
+    "step": [True, {"batch": 0, "sequence_length": 1, "heads": 1, "dense_d_ff": 1}, {"colour": "red"}],
+    "steps": [{DIGEST: {}}, [{}]],
+    "graph": ["../graph", 1],
+    "cost": [None, {}, {"source": "guess"}, {"source": "datasheet", "compute_efficiency": -1}, "datasheet"],
+    "sources": [{"own": {"source": "measured", "measured": {}}}, {"own": None}, {"own": {"source": "datasheet"}}],
+    "plan_jobs": ["job", [1], None],
+    "study_jobs": [{"front": None}, ["front"]],
+    "launch_jobs": [{}, [["x"]]],
+    "taken": [{"plan": "job"}, {DIGEST: 1}],
+    "saved": [{DIGEST: "three"}, {"plan": 3}, [DIGEST]],
+    "plan": ["x" * 64, 0],
+    "in_use": [[DIGEST], "none"],
+    "what_if": [{"compute": []}, [1.0]],
+    "person": [["Ada"], 7],
+    "workspace": [{}, 1],
+    "tour": ["off", True],
+}
+DEPENDS = {"model": "step", "model_of": "second"}
+"""What cannot be open without the field."""
+
+
+def short(text: str | bytes) -> str:
+    """The name of a test with a long text."""
+    return ascii(text[:12])
+
+
+def stored(**changes: object) -> str:
+    return json.dumps(json.loads(OF_VERSION_1) | changes)
+
+
+def opened(text: str | bytes) -> AppTest:
+    """The studio at the address of a stored session."""
+    store.save_session(TOKEN, "{}")
+    file_of_session().write_bytes(text if isinstance(text, bytes) else text.encode())
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app.query_params["session"] = TOKEN
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def file_of_session() -> Path:
+    return store.data_folder() / "sessions" / f"{TOKEN}.json"
+
+
+def test_a_session_without_a_version_opens_in_full() -> None:
+    session, left_out = read(OF_VERSION_1)
+    assert left_out is None
+    before = json.loads(OF_VERSION_1)
+    assert set(before) == set(Session.model_fields) - {"version"}
+    assert session.model_dump(mode="json", exclude_none=True) == before | {"version": VERSION}
+
+
+def test_a_session_that_is_written_is_read_as_it_was() -> None:
+    for session in (Session(), read(OF_VERSION_1)[0]):
+        assert read(write(session)) == (session, None)
+
+
+@pytest.mark.parametrize("missing", [name for name in Session.model_fields if name != "version"])
+def test_a_field_that_an_older_version_did_not_have_is_as_in_an_empty_session(missing: str) -> None:
+    before = json.loads(OF_VERSION_1)
+    del before[missing]
+    session, left_out = read(json.dumps(before))
+    assert getattr(session, missing) == getattr(Session(), missing)
+    assert (left_out is not None) == (missing in DEPENDS)
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name, values in BROKEN.items() for value in values])
+def test_only_the_field_that_is_broken_is_left_out_and_named(name: str, value: object) -> None:
+    session, left_out = read(stored(**{name: value}))
+    lost = {name, DEPENDS.get(name, name)}
+    whole = read(OF_VERSION_1)[0]
+    for field in Session.model_fields:
+        assert getattr(session, field) == getattr(Session() if field in lost else whole, field), field
+    for field in lost:
+        assert Session.model_fields[field].title in left_out
+    assert left_out.count(";") == len(lost) - 1 and "\n" not in left_out
+
+
+def test_every_field_has_a_broken_value_above() -> None:
+    assert set(BROKEN) == set(Session.model_fields)
+
+
+@pytest.mark.parametrize(
+    "name", ["colour", "", "digest", "model_fields", "__class__", "<b>x</b>", "x" * 10_000], ids=short
+)
+def test_a_field_that_is_not_known_is_left_out_and_named(name: str) -> None:
+    session, left_out = read(stored(**{name: "red"}))
+    assert session == read(OF_VERSION_1)[0]
+    assert f"{name[:40]} (this version does not know it)" in left_out and len(left_out) < 300
+
+
+def test_a_session_of_a_later_version_opens_with_what_fits() -> None:
+    session, left_out = read(stored(version=VERSION + 1, goal={"kind": "serving"}, cost={"source": "oracle"}))
+    assert session.version == VERSION
+    assert session.cluster is not None and session.cost == state.DATASHEET
+    assert "a later version of Switchyard" in left_out
+    assert "goal (this version does not know it)" in left_out and "the cost source (cost: " in left_out
+    assert read(stored(version=VERSION + 1)) == (read(OF_VERSION_1)[0], None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "null", "[1]", '"text"', "\0", "{}{}", "[" * 100_000, "1" * 10_000], ids=short
+)
+def test_what_is_no_session_opens_an_empty_one_and_says_so(text: str) -> None:
+    session, left_out = read(text)
+    assert session == Session()
+    assert left_out.startswith("The session of this address cannot be read (") and "an empty one is open" in left_out
+
+
+def test_a_page_opens_a_session_without_a_version_and_says_nothing_and_writes_nothing() -> None:
+    app = opened(OF_VERSION_1)
+    assert not app.toast and not app.error
+    for name in Session.model_fields:
+        assert app.session_state[name] == getattr(read(OF_VERSION_1)[0], name)
+    assert file_of_session().read_text() == OF_VERSION_1
+
+
+@pytest.mark.parametrize(
+    "text", [stored(cluster={"name": "<b>x</b>"}, **{"colour\ud800": "red"}), "not JSON", b"\xff\xfe{}"], ids=short
+)
+def test_a_page_says_once_what_it_could_not_open(text: str | bytes) -> None:
+    app = opened(text)
+    (toast,) = app.toast
+    said = toast.value.replace("\\", "")
+    if text == "not JSON" or isinstance(text, bytes):
+        assert "cannot be read" in said and app.session_state["model"] is None
+    else:
+        assert "the cluster (cluster → nodes: Field required); colour? (this version does not know it)." in said
+        assert toast.value == plain(read(text)[1])
+        assert app.session_state["cluster"] is None and app.session_state["model"].name == "tiny"
+    assert not app.run().toast
+    open_sample(visit(app, "cluster"))
+    assert json.loads(file_of_session().read_text())["version"] == VERSION
+    assert read(file_of_session().read_text())[1] is None
+
+
+@pytest.mark.parametrize("name", ["cluster", "model", "model_of", "workload", "cost", "what_if"])
+def test_every_page_opens_without_what_was_left_out(name: str) -> None:
+    session = open_sample(opened("{}")).session_state
+    model, digest = session["model"], session["workload"]
+    step = usual_step(model, 8)
+    whole = Session(
+        workloads=session["workloads"],
+        workload=digest,
+        model=model,
+        cluster=session["cluster"],
+        second=digest if name == "model_of" else None,
+        model_of={digest: model},
+        what_if={"dtype": "int3", "noise": 400},
+        step=step if name == "model" else None,
+        steps={model.digest: step},
+    )
+    app = opened(json.dumps(json.loads(write(whole)) | {name: BROKEN[name][1]}))
+    assert app.toast
+    for page in PAGES:
+        visit(app, page)
+
+
+@pytest.mark.usefixtures("empty_session")
+def test_what_a_session_has_open_is_stored_as_it_changes() -> None:
+    model, cluster = model_presets()["Mixtral-8x7B"].model, cluster_presets()["mixed-8"].cluster
+    state.open_model(model)
+    state.open_cluster(cluster)
+    state.open_step(usual_step(model, 8))
+    state.open_cost({"source": "silicon"})
+    state.add_saved(DIGEST, None)
+    state.add_saved("b" * 64, 4)
+    state.keep_what_if({"compute": 2.0, "noise": 15})
+    session, left_out = read(store.load_session(TOKEN))
+    assert left_out is None
+    assert (session.model, session.cluster, session.step) == (model, cluster, usual_step(model, 8))
+    assert session.steps == {model.digest: session.step} and session.cost == {"source": "silicon"}
+    assert list(session.saved.items()) == [("b" * 64, 4), (DIGEST, None)]
+    assert [type(position) for position in session.what_if.values()] == [float, int]

@@ -1,0 +1,259 @@
+"""The screenshots of the documentation: `make pictures` takes them all again, from a studio on the sample of its own.
+
+    python -m tests.browser.pictures
+
+Each is as wide as a laptop's screen, light, and saved with 256 colours, which keeps it small.
+"""
+
+import contextlib
+import io
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Locator, Page, expect, sync_playwright
+
+from tests.browser.conftest import CHROMIUM, QUIET, settle, watched_page
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "pictures"
+VIEWPORT = {"width": 1440, "height": 2600}
+"""Higher than what is photographed: Streamlit scrolls inside the window, and a picture shows only what is in it."""
+MARGIN = 14
+"""Pixels left free above and below what is photographed."""
+JOB_TIMEOUT, LAUNCH_TIMEOUT = 120_000, 300_000
+"""Milliseconds."""
+
+RENAME = """names => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode())
+    for (const [name, usual] of names)
+      if (walker.currentNode.data.includes(name))
+        walker.currentNode.data = walker.currentNode.data.replaceAll(name, usual);
+}"""
+"""In all texts of a page, each of some names gives way to another."""
+
+
+@dataclass(frozen=True)
+class Camera:
+    """A page of the studio and how it is photographed.
+
+    usual_names: interpreter, data folder and address as they are here, each with what `make studio` has instead
+    """
+
+    page: Page
+    usual_names: list[tuple[str, str]]
+
+    def shoot(self, name: str, first: Locator | None = None, last: Locator | None = None) -> None:
+        """Save docs/pictures/NAME.png: the full width, from `first` (the top of the page) to the end of `last` (the end of
+        the page)."""
+        page = self.page
+        settle(page)
+        page.mouse.move(2, 2)  # away from what would show a tooltip
+        page.evaluate(RENAME, self.usual_names)
+        top = first.bounding_box()["y"] - MARGIN if first else 0
+        end = (last or page.get_by_test_id("stMainBlockContainer").locator("> div").first).bounding_box()
+        bottom = end["y"] + end["height"] + MARGIN
+        if bottom > VIEWPORT["height"]:
+            raise ValueError(f"{name} is higher than the window; name a `last` that is further up")
+        clip = {"x": 0, "y": top, "width": VIEWPORT["width"], "height": bottom - top}
+        picture = Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB")
+        file = PICTURES / f"{name}.png"
+        picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE).save(
+            file, optimize=True
+        )
+        print(f"{file.relative_to(ROOT)}: {picture.width} × {picture.height}, {file.stat().st_size / 1000:.0f} kB")
+
+    def visit(self, title: str) -> None:
+        """Go to a page by the navigation at the top."""
+        self.page.get_by_test_id("stTopNav").get_by_role("link", name=title, exact=True).click()
+        expect(self.page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+        settle(self.page)
+
+    def chart(self, title: str | re.Pattern) -> Locator:
+        """The chart whose title has these words."""
+        return self.page.locator(".js-plotly-plot").filter(has=self.page.locator(".gtitle", has_text=title)).last
+
+
+@contextlib.contextmanager
+def studio(data_folder: Path) -> Iterator[str]:
+    """A studio on the sample whose work stays in `data_folder`; its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--", "--sample"]
+    environment = os.environ | {"SWITCHYARD_DATA": str(data_folder)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as server:
+        try:
+            address = f"http://127.0.0.1:{port}"
+            wait_until_healthy(address)
+            yield address
+        finally:
+            server.terminate()
+
+
+def wait_until_healthy(address: str, seconds: float = 60) -> None:
+    """Return once the studio answers. Raises TimeoutError."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{address}/_stcore/health", timeout=1)
+            return
+        time.sleep(0.2)
+    raise TimeoutError(f"the studio at {address} does not answer")
+
+
+def begin(page: Page, address: str) -> None:
+    """Open the sample, without the guide and under a name."""
+    page.goto(address)
+    settle(page)
+    page.get_by_role("button", name="End guide").click()
+    page.locator(".st-key-people").get_by_role("button").first.click()
+    page.get_by_role("textbox", name="Your name").fill("Ana")
+    page.get_by_role("button", name="That is me").click()
+    page.keyboard.press("Escape")
+    settle(page)
+
+
+def workload(camera: Camera) -> None:
+    camera.shoot("workload")
+
+
+def cluster(camera: Camera) -> None:
+    camera.visit("Cluster")
+    expect(camera.page.get_by_role("application")).to_be_visible()
+    camera.shoot("cluster", last=camera.page.get_by_text("from all GPUs of a node"))
+
+
+def affinity(camera: Camera) -> None:
+    camera.visit("Affinity")
+    camera.page.get_by_text("Grouped by GPU", exact=True).click()
+    expect(camera.page.get_by_text("of tokens stay on their GPU (layers 0 and 1)")).to_be_visible()
+    camera.shoot("affinity", last=camera.page.get_by_text("Every GPU has a colour of its own"))
+
+
+def run_systems(page: Page) -> None:
+    """Press Run on Optimise and wait for the plans."""
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_text("done · ")).to_be_visible(timeout=JOB_TIMEOUT)
+    expect(page.get_by_text("Candidate plans").last).to_be_visible()
+    settle(page)
+
+
+def plans(camera: Camera) -> None:
+    camera.visit("Optimise")
+    run_systems(camera.page)
+    camera.shoot("optimise")
+
+
+def timeline(camera: Camera) -> None:
+    camera.visit("Timeline")
+    gantt = camera.page.locator(".js-plotly-plot").first
+    expect(gantt.get_by_text("Aurora ·").first).to_be_visible()
+    camera.shoot("gantt", first=gantt, last=gantt)
+    camera.shoot("timeline")
+
+
+def board(camera: Camera) -> None:
+    """The drawing board with the open plan laid over it, and a node in the inspector."""
+    page = camera.page
+    camera.visit("Cluster")
+    page.get_by_text("Lay the open plan over the drawing").click()
+    expect(page.get_by_text("Bars: tokens of a GPU")).to_be_visible()
+    settle(page)
+    page.get_by_role("application").get_by_role("button", name=re.compile("^Node aurora-80g-0")).click(
+        position={"x": 20, "y": 14}
+    )
+    camera.shoot(
+        "board", first=page.get_by_text("MoE layer", exact=True), last=page.get_by_text("Links, as thick as fast")
+    )
+
+
+def what_if(camera: Camera) -> None:
+    camera.visit("What-if")
+    camera.page.get_by_role("slider", name="Network bandwidth").first.focus()
+    for _ in range(4):
+        camera.page.keyboard.press("ArrowRight")
+    expect(camera.page.locator(".xtitle").filter(has_text="changed: network 2×")).to_be_visible()
+    camera.shoot("what-if", last=camera.page.get_by_text("placement and order of sends stay as they are"))
+
+
+def review(camera: Camera) -> None:
+    page = camera.page
+    camera.visit("Review")
+    page.get_by_role("button", name="New workspace").click()
+    page.get_by_role("textbox", name="Name of the workspace").fill("Autumn cluster")
+    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Save the open plan").click()
+    page.get_by_role("textbox", name="Name of the plan").fill("Aurora on the mixed eight")
+    page.get_by_role("textbox", name="Note").fill("For the nodes that arrive in October")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_role("heading", name="Aurora on the mixed eight")).to_be_visible()
+    expect(page.locator(".js-plotly-plot")).to_have_count(2)
+    camera.shoot("review", last=page.locator(".js-plotly-plot").last)
+
+
+def launch(camera: Camera) -> None:
+    page = camera.page
+    camera.visit("Launch")
+    expect(page.get_by_role("spinbutton", name="Ranks")).to_be_visible()
+    camera.shoot("launch")
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.get_by_text("Output differs by")).to_be_visible(timeout=LAUNCH_TIMEOUT)
+    settle(page)
+    camera.shoot(
+        "measured",
+        first=page.get_by_role("heading", name=re.compile("^What .* took$")),
+        last=page.locator(".js-plotly-plot").last,
+    )
+
+
+def training_step(camera: Camera) -> None:
+    page = camera.page
+    for place, name in ((1, "lancet-p4de-2-nodes"), (2, "GPT2-S-MoE")):  # cluster and model in the row at the top
+        page.get_by_test_id("stPopover").get_by_role("button").nth(place).click()
+        page.get_by_role("button", name=name, exact=True).click()
+        settle(page)
+    camera.visit("Optimise")
+    page.get_by_role("button", name="Training step").click()
+    expect(page.get_by_text("18.9 MB in each GPU's buffer")).to_be_visible()
+    settle(page)
+    run_systems(page)
+    camera.shoot("training", first=page.get_by_role("heading", name="Candidate plans"))
+    camera.visit("Timeline")
+    expect(page.get_by_text("Exposed communication").first).to_be_visible()
+    gantt = page.locator(".js-plotly-plot").first
+    camera.shoot("training-timeline", first=gantt, last=gantt)
+
+
+SERIES = (workload, cluster, affinity, plans, timeline, board, what_if, review, launch, training_step)
+"""In this order: each goes on in the session that the one before has left."""
+
+
+def main() -> None:
+    """Take all of them."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        studio(Path(folder)) as address,
+        sync_playwright() as playwright,
+        contextlib.closing(playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)) as browser,
+        watched_page(browser, viewport=VIEWPORT, color_scheme="light") as page,
+    ):
+        begin(page, address)
+        usual = [(sys.executable, ".venv/bin/python"), (folder, ".switchyard"), (address, "http://127.0.0.1:8501")]
+        for photograph in SERIES:
+            photograph(Camera(page, usual))
+
+
+if __name__ == "__main__":
+    main()

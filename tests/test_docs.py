@@ -1,0 +1,204 @@
+"""What the documentation prints is true: its commands run, its links lead somewhere, its examples work."""
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.visitor import glossary
+from engine import formats
+from engine.catalogue import cluster_presets
+from engine.errors import InputError
+from engine.workload import RoutingTrace
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "sample_traces" / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
+PICTURES = ROOT / "docs" / "pictures"
+MOST_PICTURE_BYTES = 150_000
+
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+OPTION = re.compile(r"--[a-z][a-z-]*")
+
+ELSEWHERE = ("docker ", ".venv/bin/python -m pytest ")
+"""Commands that no test can run and none of ours answers: taken as they are."""
+ASKED_ONLY = (
+    "python -m engine launch plan.json --on testbed",
+    "python -m engine launch plan.json --on slurm --shared /shared/switchyard",
+    "python -m engine collect /shared/switchyard/RUN",
+    "python -m engine calibrate ",
+    "python -m engine plan --cost profile.json --workload recording.npz",
+)
+"""Commands of ours that need root, a cluster, a quiet machine or a person's own files: their options must exist."""
+
+pytestmark = pytest.mark.usefixtures("warm_python")
+
+
+def commands_of(page: Path) -> list[str]:
+    """Every command of a page, one a line of its `sh` blocks (a backslash joins lines), without what is said about it."""
+    blocks = [text for kind, text in FENCED.findall(page.read_text()) if kind == "sh"]
+    lines = [line for text in blocks for line in re.sub(r"\\\n\s*", "", text).splitlines()]
+    return [command for line in lines if (command := line.split("  #")[0].strip())]
+
+
+def python_blocks(page: Path) -> dict[str, str]:
+    """The Python of a page whose file is named right above it, by that file."""
+    return dict(re.findall(r"^`([\w/.]+\.py)`:\n\n```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE))
+
+
+def anchors_of(page: Path) -> set[str]:
+    """What links into a page may name: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def options_exist(command: str) -> None:
+    """The command's --help knows every option that it is given."""
+    words = shlex.split(command)
+    asked = subprocess.run(
+        [sys.executable, *words[1:4], "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    missing = [word for word in words if OPTION.fullmatch(word) and word not in OPTION.findall(asked.stdout)]
+    assert not missing, f"{command}: there is no {', '.join(missing)}"
+
+
+def exists(command: str) -> bool:
+    """Whether a command that takes too long for a test, or asks for a screen, is there at all."""
+    if command.startswith("make "):
+        return f"\n{command.split()[1]}:" in (ROOT / "Makefile").read_text()
+    return importlib.util.find_spec(command.split()[2]) is not None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_its_commands_run(page: Path, tmp_path: Path) -> None:
+    """In order, in one folder, so that what one command writes serves the next."""
+    shutil.copytree(ROOT / "sample_traces", tmp_path / "sample_traces")
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for command in commands_of(page):
+        if command.startswith(ELSEWHERE):
+            continue
+        if command.startswith(("make ", "python -m tests.")):
+            assert exists(command), command
+        elif command.startswith(ASKED_ONLY):
+            options_exist(command)
+        else:
+            assert command.startswith(("python -m engine ", "echo ", "mkdir ")), f"{command}: say how it is tested"
+            done = subprocess.run(
+                ["bash", "-o", "pipefail", "-c", command],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_command_hides_from_the_test(page: Path) -> None:
+    """A command stands in a block that says it is one, not in a block of another kind or an indented one."""
+    text = page.read_text()
+    others = [content for kind, content in FENCED.findall(text) if kind != "sh"]
+    hidden = re.compile(r"^(    )?(python -m|make|docker) ", re.MULTILINE)
+    assert not [found for content in others for found in hidden.findall(content)]
+    assert not re.findall(r"^    (?:python|make|docker) .*", FENCED.sub("", text), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_its_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(FENCED.sub("", page.read_text())):
+        path, _, anchor = link.partition("#")
+        if path.startswith("https://"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors_of(target), f"{page.name}: {link}"
+
+
+def test_every_picture_is_shown_and_small() -> None:
+    shown = {Path(link).name for page in PAGES for link in LINK.findall(page.read_text()) if link.endswith(".png")}
+    assert {picture.name for picture in PICTURES.iterdir()} == shown
+    assert all(picture.stat().st_size < MOST_PICTURE_BYTES for picture in PICTURES.iterdir())
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, ahead = set(), [ROOT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        reached.add(page)
+        links = [link.partition("#")[0] for link in LINK.findall(page.read_text())]
+        ahead += {(page.parent / link).resolve() for link in links if link.endswith(".md")} - reached
+    assert set(PAGES) <= reached
+
+
+# The worked examples of CONTRIBUTING.md. Its system is `tests/systems/toy.py`, which has tests of its own.
+
+
+@pytest.fixture(scope="module")
+def examples() -> dict[str, str]:
+    return python_blocks(ROOT / "CONTRIBUTING.md")
+
+
+def test_the_system_is_the_tested_one(examples: dict[str, str]) -> None:
+    assert examples["tests/systems/toy.py"] == (ROOT / "tests" / "systems" / "toy.py").read_text()
+
+
+def test_the_format_reads_good_files_and_refuses_others(
+    examples: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: dict = {}
+    exec(examples["engine/formats/jsonl.py"], module)
+    monkeypatch.setitem(formats._READERS, ".jsonl", module["read_jsonl"])
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"experts": [[3, 7], [0, 2]]}\n{"experts": [[1, 2], [5, 4]]}\n')
+    trace = formats.read_workload(file)
+    assert isinstance(trace, RoutingTrace) and trace.experts.shape == (2, 2, 2) and trace.num_experts == 8
+    for second_line, fault in (('{"e": 1}', "log.jsonl, line 2: needs"), ('{"experts": [[1, 2]]}', "as many experts")):
+        file.write_text(f'{{"experts": [[1]]}}\n{second_line}\n')
+        with pytest.raises(InputError, match=fault):
+            formats.read_workload(file)
+
+
+def test_the_cost_source_times_an_expert(examples: dict[str, str]) -> None:
+    module: dict = {"__name__": "peak"}
+    exec(examples["engine/costs/peak.py"], module)
+    cost, cluster = module["Peak"](), cluster_presets()["mixed-8"].cluster
+    gpu = cluster.gpus[0]
+    assert cost.gemm(gpu, np.array([0.0, 100.0]), 64, 32, "bf16") == pytest.approx(
+        [0, 2 * 100 * 64 * 32 / gpu.flops("bf16")]
+    )
+    assert cost.memory_pass(gpu, np.array([1e9])) == pytest.approx([1e9 / gpu.memory_bandwidth])
+    assert "peak rates" in cost.source and cost.lacks_computation(cluster) is None
+
+
+def test_the_page_shows_the_sample(examples: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a copy of the shell with the page and its line in the navigation."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(glossary.PAGES, "Room", ("slot",))
+    for folder in ("app", "pages"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "pages" / "room.py").write_text(examples["pages/room.py"])
+    main = tmp_path / "app" / "main.py"
+    before, navigation, after = main.read_text().partition("st.navigation(\n    [\n")
+    main.write_text(before + navigation + '        st.Page(PAGES / "room.py", title="Room"),\n' + after)
+    monkeypatch.setattr(sys, "argv", [str(main), "--sample"])
+    app = AppTest.from_file(str(main), default_timeout=60).run()
+    app.switch_page("../pages/room.py").run()
+    assert not app.exception, app.exception
+    (table,) = app.dataframe
+    assert table.value["Room for"].ge(table.value["Experts of a layer, at most"]).all()
