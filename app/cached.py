@@ -22,6 +22,7 @@ from engine.jobs import runner
 from engine.launch.devices import Devices
 from engine.launch.devices import attached as engine_attached
 from engine.launch.preflight import testbed_fault as engine_testbed_fault
+from engine.launch.wanted import Wanted
 from engine.model import MoEModel
 from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.transitions import transitions as engine_transitions
@@ -44,6 +45,7 @@ from engine.studies.inspection import inspect as engine_inspect
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
 from engine.training import TrainingStep, balanced_load
+from engine.validate import refuse_broken, refuse_broken_launch
 from engine.workload import RoutingTrace, Workload, digest_of
 
 
@@ -170,6 +172,42 @@ def simulate(plan: Plan, problem: Problem) -> Timeline:
 @st.cache_resource(max_entries=64, show_spinner="Simulating")
 def _simulate(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Timeline:
     return store.load_timeline(simulation_digest(_plan, _problem)) or engine_simulate(_plan, _problem)
+
+
+def check_plan(plan: Plan, problem: Problem) -> None:
+    """Raise InputError, one line, when a plan breaks a rule or does not fit the problem."""
+    if fault := _fault_of_plan(plan.name, plan.id, _key(problem), plan, problem):
+        raise InputError(fault)
+
+
+@st.cache_resource(max_entries=256, show_spinner="Checking the plan")
+def _fault_of_plan(name: str, id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> str:
+    try:
+        refuse_broken(_plan, _problem)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def check_launch(wanted: Wanted) -> None:
+    """Raise InputError, one line, when a plan of a launch breaks a rule."""
+    plans = tuple(part for plan in wanted.plans for part in (plan.name, plan.id))
+    second = wanted.second or ()
+    inputs = (wanted.workload, wanted.model, wanted.cluster, *second, wanted.step)
+    key = tuple("" if document is None else document.digest for document in inputs)
+    if fault := _fault_of_launch(plans, key, wanted):
+        raise InputError(fault)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Checking the plans")
+def _fault_of_launch(plans: tuple[str, ...], key: tuple[str, ...], _wanted: Wanted) -> str:
+    try:
+        refuse_broken_launch(
+            _wanted.plans, _wanted.workload, _wanted.model, _wanted.cluster, _wanted.second, _wanted.step
+        )
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def waits(plan: Plan, problem: Problem) -> pd.DataFrame:

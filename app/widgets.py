@@ -110,7 +110,7 @@ def why_not(plan: Plan | None, problem: Problem) -> str:
     if plan is None:
         return "No plan is open"
     try:
-        problem.check_plan(plan)
+        cached.check_plan(plan, problem)
     except InputError as error:
         return str(error)
     return ""

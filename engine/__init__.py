@@ -7,6 +7,7 @@ above; `tests/test_architecture.py` reads this list and holds every import again
     jobs: long work as a subprocess and a folder
     launch: a plan as a real `torch.distributed` job, measured beside its prediction
     studies: how far a plan can be trusted, and what would change it
+    reproduce: the papers' own examples and tables, one file a paper
     systems: recipes over the kernels under the names that users know
     solve: one kernel on its bare problem
     validate: is this legal, and what is it worth; knows no optimiser

@@ -78,11 +78,6 @@ class Cluster(Frozen):
         """Lane names such as `GPU 3 · A100-40`."""
         return tuple(f"GPU {rank} · {gpu.type}" for rank, gpu in enumerate(self.gpus))
 
-    @property
-    def homogeneous(self) -> bool:
-        """Whether every GPU has the same numbers."""
-        return len(set(self.gpus)) == 1
-
     def part(self, gpus: list[int]) -> "Cluster":
         """The cluster of only these GPUs (indices, ascending), on the same nodes and fabric."""
         kept, first = [], 0
@@ -96,3 +91,18 @@ class Cluster(Frozen):
     def values(self, field: str) -> np.ndarray:
         """float64[gpu]: one numeric field of every GPU, for example `send_bandwidth`."""
         return np.array([getattr(gpu, field) for gpu in self.gpus], dtype=np.float64)
+
+
+def any_gpus(count: int) -> Cluster:
+    """So many alike GPUs without links of their own, for what asks nothing of a cluster but how many GPUs there are: memory
+    for everything, rates that mean nothing."""
+    gpu = Gpu(
+        type="rank",
+        memory=2.0**60,
+        memory_bandwidth=1e12,
+        flops_fp32=1e13,
+        flops_fp16=1e14,
+        send_bandwidth=1e10,
+        receive_bandwidth=1e10,
+    )
+    return Cluster(name="ranks", nodes=(Node(name="ranks", gpus=(gpu,) * count),))

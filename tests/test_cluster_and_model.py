@@ -26,7 +26,6 @@ def test_gpus_are_numbered_in_the_order_of_the_nodes(cluster):
     assert cluster.node_of_gpu.tolist() == [place for place, _ in numbered]
     assert cluster.values("send_bandwidth").tolist() == [gpu.send_bandwidth for _, gpu in numbered]
     assert [name.split(" · ")[1] for name in cluster.gpu_names] == [gpu.type for gpu in cluster.gpus]
-    assert cluster.homogeneous == all(gpu == cluster.gpus[0] for gpu in cluster.gpus)
 
 
 @settings(max_examples=60, deadline=None)
@@ -35,11 +34,6 @@ def test_a_cluster_survives_json(cluster):
     again = Cluster.from_json(cluster.to_json(), "again")
     assert (again, again.digest) == (cluster, cluster.digest)
     assert cluster.model_copy(update={"latency": cluster.latency + 1}).digest != cluster.digest
-
-
-def test_one_different_number_makes_a_cluster_heterogeneous():
-    assert cluster_of(make_gpu(), make_gpu()).homogeneous
-    assert not cluster_of(make_gpu(), make_gpu(memory=2e9)).homogeneous
 
 
 def test_a_cluster_without_a_link_is_the_same_as_one_that_says_so():

@@ -63,6 +63,7 @@ def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
         return
     try:
         launch, bed = wanted.prepare(devices)
+        cached.check_launch(wanted)
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         return

@@ -77,7 +77,7 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     problem = _problem(first)
     plans = [_plan(first), _plan(second)]
     for plan in plans:
-        problem.check_plan(plan)
+        cached.check_plan(plan, problem)
     alike = plans[0].name == plans[1].name
     names = [f"{plan.name} {plan.id[:8]}" if alike else plan.name for plan in plans]
     figures = [cached.metrics(plan, problem) for plan in plans]

@@ -52,8 +52,8 @@ def _find(plan: str, review: str) -> SavedPlan:
 
 
 def open_in_session(saved: SavedPlan) -> str | None:
-    """Make a saved plan and everything that it was made from the open ones of this session. Where a recording is missing
-    nothing is opened, and why is returned."""
+    """Make a saved plan and everything that it was made from the open ones of this session. Where a recording is missing or
+    the plan breaks a rule nothing is opened, and why is returned."""
     try:
         _open_inputs(saved)
     except InputError as error:
@@ -65,6 +65,7 @@ def open_in_session(saved: SavedPlan) -> str | None:
 
 def _open_inputs(saved: SavedPlan) -> None:
     problem, inputs = store.problem_of(saved), saved.inputs
+    cached.check_plan(store.plan_of(saved), problem)
     model = MoEModel.from_dict(inputs["model"], "model")
     second = inputs.get("second")
     known = {digest: cached.recording(digest) for digest in store.recordings_of(saved)}

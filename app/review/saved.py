@@ -113,6 +113,7 @@ def _open_problem(plan: Plan | None) -> tuple[Problem | None, str]:
         problem = cached.problem()
         if problem is None:
             return None, "Open a workload, a cluster and a model first."
+        cached.check_plan(plan, problem)
         cached.metrics(plan, problem)
     except InputError as error:
         return None, str(error)

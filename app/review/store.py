@@ -135,7 +135,8 @@ def _problem(key: str, _inputs: dict[str, Any]) -> Problem:
 
 
 def brief(plan: Plan, problem: Problem) -> Brief:
-    """The brief of a plan, without risks."""
+    """The brief of a plan, without risks. Raises InputError when the plan breaks a rule."""
+    cached.check_plan(plan, problem)
     return _brief(plan.name, plan.id, _key(problem), plan, problem)
 
 

@@ -1,6 +1,7 @@
 """What the command line's options name: recordings, models, clusters, costs, and the problem they make."""
 
 import argparse
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.training import TrainingStep, balanced_load, usual_step
+from engine.validate import refuse_broken
 from engine.workload import RoutingTrace, Workload
 
 
@@ -89,8 +91,9 @@ def inputs_of(options: argparse.Namespace, plan: Plan) -> tuple[MoEModel, Worklo
 
 
 def plans_and_problem(options: argparse.Namespace, paths: list[Path]) -> tuple[list[Plan], Problem]:
-    """The plans of these files and the problem they are to be tried on. A .csv is a placement as ExFlow saves it, which
-    knows nothing of what it was made from, so that the options must say it unless a plan beside it does."""
+    """The plans of these files, none of which breaks a rule, and the problem they are to be tried on. A .csv is a placement
+    as ExFlow saves it, which knows nothing of what it was made from, so that the options must say it unless a plan beside it
+    does."""
     plans = {path: formats.read_plan(path) for path in paths if path.suffix.lower() != ".csv"}
     if plans:
         problem = problem_of(options, next(iter(plans.values())))
@@ -99,7 +102,10 @@ def plans_and_problem(options: argparse.Namespace, paths: list[Path]) -> tuple[l
         problem = make_problem(read_recording(options.workload, model), cluster, model, read_cost(options, cluster))
     else:
         raise InputError(f"{paths[0].name}: a bare placement needs --workload, --cluster and --model beside it")
-    return [plans.get(path) or placed_by(path, problem) for path in paths], problem
+    for path in paths:
+        plans[path] = plans.get(path) or placed_by(path, problem)
+        refuse_broken(plans[path], problem, path.name)
+    return [plans[path] for path in paths], problem
 
 
 def placed_by(path: Path, problem: Problem) -> Plan:
@@ -168,6 +174,15 @@ def problem_of(options: argparse.Namespace, plan: Plan) -> Problem:
         if role not in step and role in inputs:
             step[role] = store.load_document(kind, inputs[role])
     return make_problem(workload, cluster, model, read_cost(options, cluster), second, **step)
+
+
+def drawn_cluster(options: argparse.Namespace, plan: Plan) -> Cluster | None:
+    """The cluster from the options, or the one that the plan was made for; None where it is not known here."""
+    if options.cluster:
+        return formats.read_cluster(options.cluster)
+    with contextlib.suppress(InputError):
+        return store.load_document(Cluster, plan.provenance.inputs.get("cluster", ""))
+    return None
 
 
 def step_of(options: argparse.Namespace, plan: Plan, model: MoEModel) -> TrainingStep | None:

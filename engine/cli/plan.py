@@ -19,6 +19,7 @@ from engine.store.problems import save_inputs
 from engine.studies.operators import describe_graph, operators_of
 from engine.systems import SYSTEMS, TRAINING, System, systems_for
 from engine.systems.comparison import Choice, Comparison
+from engine.validate import refuse_broken
 
 INFEASIBLE = 3
 
@@ -62,6 +63,7 @@ def _plan(options: argparse.Namespace) -> int:
     ranked = sorted(zip(comparison.candidates, plans, strict=True), key=lambda pair: pair[0]["metrics"]["total"])
     fastest, best = ranked[0]
     if options.output:
+        refuse_broken(best, problem)
         write(options.output, best.to_json())
     rows = [_row(candidate, plan) for candidate, plan in ranked]
     answer(options, {"plans": rows, "saved": str(options.output) if options.output else None}, text.candidates)

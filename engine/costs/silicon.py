@@ -24,7 +24,7 @@ from engine.errors import InputError
 from engine.network import Network
 
 LEFT_OUT_ERROR = 0.11
-"""Largest over the GPUs of the mean relative error with which a left-out size is interpolated (`engine.costs.errors`)."""
+"""Largest over the GPUs of the mean relative error with which a left-out size is interpolated (`tests.costs.source_errors`)."""
 
 LINK_TOLERANCE = 0.1
 """How far the drawn links may be from those measured on."""

@@ -15,6 +15,7 @@ from engine.launch.on_cluster import run_on_cluster
 from engine.launch.preference import prefer
 from engine.launch.wanted import On, Wanted
 from engine.schema import Frozen
+from engine.validate import refuse_broken_launch
 
 RUN = "run"
 """Folder in a job's folder: the launch's own. On a cluster it has what was seen of the job there."""
@@ -37,6 +38,7 @@ def launch(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     """Run plans. arguments: as `Wanted` gives them; the result: see `describe_run`, and of a testbed its links."""
     wanted = Wanted.from_arguments(arguments)
     prepared, bed = wanted.prepare(attached())
+    refuse_broken_launch(wanted.plans, wanted.workload, wanted.model, wanted.cluster, wanted.second, wanted.step)
     names = tuple(plan.name for plan in wanted.plans)
     brief = Brief(plans=names, on=wanted.on, ranks=prepared.spec.ranks, tokens=prepared.tokens)
     write_atomically(context.folder / BRIEF, brief.to_json())

@@ -105,9 +105,7 @@ def speedup(baseline: float, seconds: float) -> float:
 
 def _own_bound(plan: Plan, problem: Problem) -> float | None:
     """The optimiser's bound, where it was proven for these inputs; on any others it proves nothing."""
-    mine = input_digests(problem)
-    own = plan.claim is not None and all(plan.provenance.inputs.get(role) == mine.get(role) for role in SCORED_ON)
-    return plan.claim.bound if own else None
+    return plan.claim.bound if plan.claim is not None and made_from(plan, problem, SCORED_ON) else None
 
 
 SCORED_ON = ("workload", "cluster", "model", "cost", "workload_b", "model_b", "step", "graph")
@@ -118,6 +116,12 @@ def simulation_digest(plan: Plan, problem: Problem) -> str:
     """Of all that the simulated timeline of a plan depends on."""
     mine = input_digests(problem)
     return digest_of("simulation", plan.id, *(mine.get(role, "") for role in SCORED_ON))
+
+
+def made_from(plan: Plan, problem: Problem, roles: tuple[str, ...]) -> bool:
+    """Whether the plan was made from the problem's own inputs in all these roles."""
+    own = input_digests(problem)
+    return all(plan.provenance.inputs.get(role) == own.get(role) for role in roles)
 
 
 def input_digests(problem: Problem) -> dict[str, str]:

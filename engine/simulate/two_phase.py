@@ -15,9 +15,6 @@ asks for them, over a link of the device's own, and are forgotten after the laye
 a recording with several choices the first counts, which is the likeliest where the recorder kept the router's order.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
-
 import numpy as np
 
 from engine.cluster import Gpu
@@ -107,18 +104,6 @@ def two_phase(
         same_order=same_order[:done],
         wrong_rank=wrong_rank[:done],
     )
-
-
-def sweep_path_length(
-    problem: Problem,
-    profile: RoutingTrace,
-    lengths: Iterable[int],
-    options: TwoPhaseOptions | None = None,
-    stop: Stop = never,
-) -> list[TwoPhaseResult]:
-    """One simulation for every path length (Lina, table 5); see `two_phase`."""
-    options = options or TwoPhaseOptions()
-    return [two_phase(problem, profile, replace(options, path_length=length), stop) for length in lengths]
 
 
 def _part(trace: RoutingTrace, tokens: slice) -> RoutingTrace:

@@ -1,7 +1,8 @@
 """Is this answer legal, and what is it worth? Recomputed from scratch; knows no optimiser and calls none.
 
-Every function returns what it measured and raises `IllegalError` with the first broken rule. The tests of every kernel go
-through here. One module a family of problems.
+Every `check_` function returns what it measured and raises `IllegalError` with the first broken rule. The tests of every
+kernel go through here. One module a family of problems. `refuse_broken` is for plans that come in or go out: wherever one is
+read, opened, launched or exported.
 """
 
 from engine.errors import IllegalError
@@ -15,6 +16,7 @@ from engine.validate.partition import check_axes, check_partition
 from engine.validate.pipeline import check_pipeline
 from engine.validate.plan import check_plan, check_timeline
 from engine.validate.priority import check_streams
+from engine.validate.refusal import refuse_broken, refuse_broken_launch
 from engine.validate.replication import check_replication, check_transfers
 from engine.validate.training import check_step
 from engine.validate.weight_gradients import check_weight_gradients
@@ -40,4 +42,6 @@ __all__ = [
     "check_timeline",
     "check_transfers",
     "check_weight_gradients",
+    "refuse_broken",
+    "refuse_broken_launch",
 ]

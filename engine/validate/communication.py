@@ -4,14 +4,22 @@ import numpy as np
 
 from engine.errors import IllegalError
 from engine.network import Network
-from engine.plan import Schedule
+from engine.plan import OrderMode, Schedule
 from engine.simulate.flows import Flows
-
-RELATIVE = 1e-9
+from engine.validate.schedules import (
+    RELATIVE,
+    Ports,
+    Sends,
+    check_bytes,
+    check_durations,
+    check_listing,
+    check_matching,
+    check_sends,
+)
 
 
 def check_schedule(
-    schedule: Schedule, traffic: np.ndarray, send: np.ndarray, receive: np.ndarray, mode: str
+    schedule: Schedule, traffic: np.ndarray, send: np.ndarray, receive: np.ndarray, mode: OrderMode
 ) -> tuple[float, float]:
     """Check a phased order of one all-to-all and return (makespan, bound) in seconds.
 
@@ -24,41 +32,25 @@ def check_schedule(
         column sum / receive.
     Both: every byte is delivered, none twice (to 1e-9 of the largest entry).
     """
-    wanted = np.asarray(traffic, dtype=np.float64).copy()
-    np.fill_diagonal(wanted, 0.0)
-    n = len(wanted)
-    src, dst, phase = (np.array(column, dtype=np.int64) for column in (schedule.src, schedule.dst, schedule.phase))
-    size, duration = np.array(schedule.bytes), np.array(schedule.duration)
-    if np.any(src == dst):
-        raise IllegalError("a GPU sends to itself")
-    if np.any(size <= 0) or np.any(duration < 0):
-        raise IllegalError("a send without bytes, or a phase of negative length")
-    if np.any(np.diff(phase) < 0):
-        raise IllegalError("sends are not listed in the order of their phases")
-    delivered = np.zeros((n, n))
-    np.add.at(delivered, (src, dst), size)
-    if np.abs(delivered - wanted).max(initial=0) > RELATIVE * wanted.max(initial=0):
-        i, j = np.unravel_index(np.abs(delivered - wanted).argmax(), wanted.shape)
-        raise IllegalError(f"GPU {i} sends {delivered[i, j]} bytes to GPU {j} instead of {wanted[i, j]}")
-
-    slack = duration[phase] * (1 + RELATIVE) + RELATIVE * duration.sum() * 1e-3
+    wanted = np.where(np.eye(len(traffic), dtype=bool), 0.0, traffic)
+    sends = Sends.of(schedule)
+    check_phases(sends, mode, wanted, Ports(sends.src, sends.dst + len(wanted), np.concatenate([send, receive])))
     if mode == "matched":
-        for what, end in (("sends to", src), ("receives from", dst)):
-            _, count = np.unique(phase * n + end, return_counts=True)
-            if np.any(count > 1):
-                raise IllegalError(f"in one phase a GPU {what} two peers")
         pair_seconds = wanted / np.minimum(send[:, None], receive[None, :])
-        if np.any(size / np.minimum(send[src], receive[dst]) > slack):
-            raise IllegalError("a send takes longer than its phase")
         bound = max(pair_seconds.sum(axis=1).max(initial=0), pair_seconds.sum(axis=0).max(initial=0))
     else:
-        for end, rate in ((src, send), (dst, receive)):
-            seconds = np.zeros((len(duration), n))
-            np.add.at(seconds, (phase, end), size / rate[end])
-            if np.any(seconds > duration[:, None] * (1 + RELATIVE) + RELATIVE * duration.sum() * 1e-3):
-                raise IllegalError("a GPU moves more bytes in a phase than its bandwidth allows")
         bound = max((wanted.sum(axis=1) / send).max(initial=0), (wanted.sum(axis=0) / receive).max(initial=0))
-    return float(duration.sum()), float(bound)
+    return float(sends.duration.sum()), float(bound)
+
+
+def check_phases(sends: Sends, mode: OrderMode, traffic: np.ndarray, ports: Ports) -> None:
+    """Check all rules of a phased order. traffic: float64[src, dst] bytes, diagonal ignored."""
+    check_sends(sends)
+    check_listing(sends)
+    if mode == "matched":
+        check_matching(sends, ports)
+    check_bytes(sends, traffic)
+    check_durations(sends, mode, ports)
 
 
 def check_flows(flows: Flows, traffic: np.ndarray, network: Network) -> float:

@@ -10,7 +10,8 @@ from engine.plan import Placement, Plan, Schedule
 from engine.problem import Problem
 from engine.simulate.flows import all_to_all
 from engine.timeline import Timeline
-from engine.validate.communication import check_flows, check_schedule
+from engine.validate.communication import check_flows, check_phases
+from engine.validate.schedules import Ports, Sends
 
 
 def check_plan(plan: Plan, problem: Problem) -> float:
@@ -146,21 +147,14 @@ def _check_ports(sends, network: Network) -> None:
 def _seconds_of_order(mode: str, schedule: Schedule | None, traffic: np.ndarray, network: Network) -> float:
     if mode in ("sequential", "concurrent"):
         return check_flows(all_to_all(mode, schedule, traffic, network), traffic, network)
-    # Fabric and links are two networks: each part of a phased order must be legal on its own.
-    linked = network.linked
-    seconds = 0.0
-    src, dst, size = np.array(schedule.src, int), np.array(schedule.dst, int), np.array(schedule.bytes)
-    phase = np.array(schedule.phase, int)
-    link = np.where(network.link > 0, network.link, 1.0)
-    for part, send, receive in ((~linked, network.send, network.receive), (linked, link, link)):
-        here = part[src, dst]
-        columns = {
-            name: tuple(column[here].tolist())
-            for name, column in (("src", src), ("dst", dst), ("bytes", size), ("phase", phase))
-        }
-        one_network = Schedule(duration=schedule.duration, **columns)
-        check_schedule(one_network, np.where(part, traffic, 0.0), send, receive, mode)
+    sends = Sends.of(schedule)
+    src, dst, size, phase = sends.src, sends.dst, sends.bytes, sends.phase
     out, into = network.ports(src, dst)
+    ports, seconds = Ports(out, into, network.capacity), 0.0
+    # Fabric and links are two networks: each part of a phased order must be legal on its own.
+    for part in (~network.linked, network.linked):
+        here = part[src, dst]
+        check_phases(sends.only(here), mode, np.where(part, traffic, 0.0), ports.only(here))
     alone = size / np.minimum(network.capacity[out], network.capacity[into])
     latency = network.start_up(src, dst)
     for index in range(len(schedule.duration)):

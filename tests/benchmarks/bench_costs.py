@@ -10,8 +10,8 @@ import numpy as np
 
 from engine.catalogue import gpu
 from engine.costs import Datasheet, Silicon
-from engine.costs.errors import cross_errors, left_out_errors
 from engine.costs.silicon_tables import GEMM_DTYPES, MACHINES, gemm_table
+from tests.costs.source_errors import cross_errors, left_out_errors
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from engine.studies.lancet import against_the_paper, evaluate, settings, weight_gradient_gaps
+from engine.reproduce.lancet import against_the_paper, evaluate, settings, weight_gradient_gaps
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ are over different layers.
 
 import argparse
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from engine.placement.devices.kernel import lower_bound, replicate_devices
 from engine.placement.devices.packing import pack_devices
 from engine.placement.popularity import most_popular, pattern_share, profile_paths
 from engine.problem import Problem
-from engine.simulate.two_phase import sweep_path_length, two_phase
+from engine.simulate.two_phase import two_phase
 from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions, TwoPhaseResult
 from engine.validate import check_devices
 from engine.workload import RoutingTrace
@@ -124,7 +125,7 @@ def scheduling(gpus: int) -> None:
         batches = shuffled(test, options.batch_tokens)
         problem = Problem(batches, cluster, model, Datasheet())
         begin = time.perf_counter()
-        results = sweep_path_length(problem, train, (1, 3, 6), options)
+        results = [two_phase(problem, train, replace(options, path_length=length)) for length in (1, 3, 6)]
         seconds = (time.perf_counter() - begin) / len(results)
         print(f"\n{name} on {gpus} GPUs, {results[0].batches} batches, {seconds:.2f} s a simulation")
         print("Table 5: Lina by path length (inference time over ideal: median and 95th percentile)")

@@ -8,12 +8,13 @@ import time
 
 import numpy as np
 
-from engine.overlap.capacity import even_bounds, kept, kept_with_passing
+from engine.overlap.capacity import kept
 from engine.overlap.operator_axes import latest_last, range_problem
-from engine.overlap.order_search import best_order_seconds
 from engine.overlap.partition import partition
 from engine.overlap.partition_axes import count_axes, partition_axes
 from engine.overlap.stage_pipeline import ChainInstance, overlap_bound, range_seconds
+from tests.overlap.capacity_passing import even_bounds, kept_with_passing
+from tests.overlap.order_search import best_order_seconds
 
 ATTENTION = ("layer_norm", "qkv", "attention", "projection", "residual", "layer_norm")
 MOE = ("gate", "dispatch", "experts", "combine", "aggregate", "residual")

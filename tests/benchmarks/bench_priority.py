@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 
+from engine.reproduce.lina_example import BUCKET, FIGURES, MS, PRINTED, PRINTED_ALLREDUCE, lina_example
 from engine.simulate.priority import best_micro_op, schedule_network
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks, run_streams
-from engine.studies.lina_example import BUCKET, FIGURES, MS, PRINTED, PRINTED_ALLREDUCE, lina_example
 
 TASKS, GROUPS = 10_000, 4
 LAYERS, PERIOD = 24, 30 * MS

@@ -10,13 +10,13 @@ from engine.catalogue import cluster_presets, gpu, gpu_types, model_presets
 from engine.cluster import Cluster, Node
 from engine.costs import AlphaBeta, CostProfile, Datasheet, Line, Silicon, silicon_tables
 from engine.costs.curve import REACH
-from engine.costs.errors import left_out_errors
 from engine.costs.gemm_table import GemmTable
 from engine.costs.silicon import LEFT_OUT_ERROR
 from engine.costs.silicon_tables import GEMM_DTYPES, MACHINES, collective_table, gemm_table, measured_counts
 from engine.errors import InputError
 from engine.simulate.flows import all_to_all
 from tests.costs.silicon import needs_tables
+from tests.costs.source_errors import left_out_errors
 from tests.strategies import make_gpu
 
 COST = Silicon()

@@ -24,13 +24,13 @@ from engine.costs import (
     choice,
     combine,
 )
-from engine.costs.errors import COLUMNS, cross_errors
 from engine.errors import InputError
 from engine.network import Network
 from engine.problem import Problem
 from engine.store.problems import problem_arguments, problem_from
 from engine.workload import RoutingTrace
 from tests.costs.silicon import needs_tables
+from tests.costs.source_errors import COLUMNS, cross_errors
 from tests.strategies import cluster_of, make_gpu, make_model
 
 GPU = make_gpu()

@@ -13,8 +13,9 @@ from engine.launch.step.layout import Layout
 from engine.launch.step.routing import Choice, choices
 from engine.launch.step.values import Rows, Slices, Value
 from engine.model import MoEModel
-from engine.overlap.capacity import kept, kept_with_passing
+from engine.overlap.capacity import kept
 from engine.training import TrainingStep
+from tests.overlap.capacity_passing import kept_with_passing
 
 CPU = torch.device("cpu")
 MODEL = MoEModel(name="tiny", layers=2, experts=6, experts_per_token=2, d_model=8, d_ff=8)

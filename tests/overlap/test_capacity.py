@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.overlap.capacity import (
+from engine.overlap.capacity import kept
+from tests.overlap.capacity_passing import (
     even_bounds,
-    kept,
     kept_by_importance,
     kept_by_micro_batches,
     kept_with_passing,

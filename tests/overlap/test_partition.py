@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.overlap.order_search import best_order_seconds
 from engine.overlap.partition import Range, group_starts, partition
 from engine.overlap.stage_pipeline import ChainInstance, overlap_bound, range_seconds
 from engine.result import Result, Status
 from engine.validate import IllegalError, check_partition
+from tests.overlap.order_search import best_order_seconds
 
 COMP, COMM = False, True
 fast = settings(max_examples=60, deadline=None)

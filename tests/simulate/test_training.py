@@ -14,7 +14,6 @@ from engine.costs.combined import Combined
 from engine.costs.measured import CollectiveTimes, MeasuredTimes
 from engine.costs.profiled import Profiled
 from engine.errors import InputError
-from engine.overlap.capacity import even_bounds, kept_with_passing, sent
 from engine.overlap.operator_axes import latest_last
 from engine.overlap.pipeline_degree import pipeline_seconds
 from engine.overlap.transformer import transformer_step
@@ -30,6 +29,7 @@ from engine.systems.pieces import linear_placement
 from engine.training import TrainingStep, balanced_load
 from engine.validate import IllegalError, check_step
 from engine.workload import ExpertLoad, RoutingTrace
+from tests.overlap.capacity_passing import even_bounds, kept_with_passing, sent
 from tests.strategies import cluster_of, clusters, make_gpu, make_model
 
 POLICIES = ("fair", "priority", "fifo", "fixed")

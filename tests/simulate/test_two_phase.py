@@ -17,7 +17,7 @@ from engine.placement.devices.kernel import replicate_devices
 from engine.placement.devices.packing import pack_devices
 from engine.placement.popularity import profile_paths
 from engine.problem import Problem
-from engine.simulate.two_phase import sweep_path_length, two_phase
+from engine.simulate.two_phase import two_phase
 from engine.simulate.two_phase_result import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.strategies import make_gpu, make_model
@@ -333,7 +333,8 @@ def test_on_a_recording(gpus):
     model = model_presets()["tiny-moe-alpha"].model.model_copy(update={"d_model": 512, "d_ff": 2048})
     own = Problem(recording("alpha-man", 1), cluster, model, Datasheet())
     options = TwoPhaseOptions(copies=64, other_seconds=0.017)
-    results = sweep_path_length(own, recording("alpha-man", 0), (1, 3, 5), options)
+    profile = recording("alpha-man", 0)
+    results = [two_phase(own, profile, replace(options, path_length=length)) for length in (1, 3, 5)]
     assert [result.options.path_length for result in results] == [1, 3, 5]
     middle = results[1]
     assert middle.accuracy() > 0.5

@@ -10,12 +10,12 @@ from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
 from engine.problem import Problem, make_problem
+from engine.reproduce.lancet import Setting, evaluate, settings, weight_gradient_gaps
 from engine.result import Status
 from engine.simulate import simulate
 from engine.simulate.metrics import metrics
 from engine.simulate.training import price_step
 from engine.simulate.training.routing import expert_groups
-from engine.studies.lancet import Setting, evaluate, settings, weight_gradient_gaps
 from engine.systems import SYSTEMS, TRAINING, run, systems_for
 from engine.systems.training.lina import packed_placement
 from engine.systems.training.pipemoe import layer_tables

@@ -1,7 +1,7 @@
 """The planning problem that a launched step answers: as many alike GPUs as there are ranks. Only the order of the tasks is
 taken from it, which no time and no bandwidth has a part in."""
 
-from engine.cluster import Cluster, Gpu, Node
+from engine.cluster import any_gpus
 from engine.costs import CostModel, Datasheet
 from engine.errors import InputError
 from engine.model import MoEModel
@@ -13,17 +13,7 @@ from engine.training import TrainingStep, balanced_load
 
 def step_problem(model: MoEModel, step: TrainingStep, ranks: int, cost: CostModel | None = None) -> Problem:
     """A problem with `ranks` alike GPUs of any kind and balanced routing."""
-    gpu = Gpu(
-        type="rank",
-        memory=2.0**60,
-        memory_bandwidth=1e12,
-        flops_fp32=1e13,
-        flops_fp16=1e14,
-        send_bandwidth=1e10,
-        receive_bandwidth=1e10,
-    )
-    cluster = Cluster(name="ranks", nodes=(Node(name="ranks", gpus=(gpu,) * ranks),))
-    return make_problem(balanced_load(model), cluster, model, cost or Datasheet(), step=step)
+    return make_problem(balanced_load(model), any_gpus(ranks), model, cost or Datasheet(), step=step)
 
 
 def check_step_plan(plan: Plan, model: MoEModel, step: TrainingStep | None) -> int:

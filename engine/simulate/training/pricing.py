@@ -68,14 +68,20 @@ def price_step(
     return _price(problem, placement, irregular and fills, parts, as_recorded)
 
 
+def graph_of(problem: Problem, groups: int) -> OperatorGraph:
+    """The operators of the problem's step when its GPUs form so many groups that hold all experts each: the imported ones,
+    otherwise a transformer's."""
+    if problem.graph is not None:
+        return problem.graph
+    return transformer_step(problem.model, problem.step, len(problem.cluster.gpus) // groups)
+
+
 @lru_cache(maxsize=16)
 def _price(
     problem: Problem, placement: Placement, irregular: bool, parts: int, as_recorded: tuple[int, ...]
 ) -> PricedStep:
     routing = route(problem, placement, irregular)
-    graph = problem.graph
-    if graph is None:
-        graph = transformer_step(problem.model, problem.step, len(problem.cluster.gpus) // routing.groups)
+    graph = graph_of(problem, routing.groups)
     gpus = problem.cluster.gpus
     loads = routing.rows.transpose(1, 0, 2).reshape(len(gpus), -1)
     keys = [(gpu, loads[rank].tobytes() if not routing.even else b"") for rank, gpu in enumerate(gpus)]

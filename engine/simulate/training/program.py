@@ -88,10 +88,9 @@ class _Builder:
 def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
     """The tasks of a plan's step. Raises InputError where the plan names operators that the step does not have."""
     graph, build = priced.graph, _Builder(priced)
-    _check_ranges(plan, problem, graph)
+    check_step_parts(plan, problem, graph)
     cut = _cuts(plan, graph)
     under = plan.overlap.under if plan.overlap else {}
-    _check_moves(under, graph)
     before: dict[str, list[str]] = {operator.name: [] for operator in graph.operators}
     for dependency in graph.dependencies:
         before[dependency.after].append(dependency.before)
@@ -100,7 +99,7 @@ def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
     for operator in graph.operators:
         if operator.name in under:
             moved[under[operator.name]].append(operator)
-    ordered = [one for one in graph.operators if one.phase in ("forward", "dx", "dw") and one.name not in under]
+    ordered = _issued(graph, under)
     for number, (start, stop, parts, interleaved) in enumerate(_stretches(ordered, cut)):
         stretch = ordered[start:stop]
         tasks = [
@@ -124,6 +123,24 @@ def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
             for other in (*reduced, *(build.last[name] for name in before[update.name] if name in build.last))
         ]
     return _finish(build, graph)
+
+
+def check_step_parts(plan: Plan, problem: Problem, graph: OperatorGraph) -> None:
+    """Raise InputError unless what the plan cuts and moves are operators of the step (`graph`) that may be cut and moved so."""
+    _check_ranges(plan, problem, graph)
+    under = plan.overlap.under if plan.overlap else {}
+    _check_moves(under, graph)
+    for _ in _stretches(_issued(graph, under), _cuts(plan, graph)):
+        pass
+
+
+def _issued(graph: OperatorGraph, under: dict[str, str]) -> list[Operator]:
+    """The operators that are issued in their place in the program; the others run where the plan moves them."""
+    return [
+        operator
+        for operator in graph.operators
+        if operator.phase in ("forward", "dx", "dw") and operator.name not in under
+    ]
 
 
 Cut = tuple[str, str, int, bool]

@@ -1,0 +1,159 @@
+"""Every door where a plan comes in or goes out refuses a broken one by one line that says what and where."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+from streamlit.testing.v1 import AppTest
+
+from engine import store
+from engine.errors import InputError
+from engine.formats import read_plan
+from engine.jobs import launches
+from engine.jobs.protocol import Context
+from engine.jobs.tasks import problem_arguments
+from engine.launch.wanted import Wanted
+from engine.plan import Plan
+from engine.store import records, tables
+from engine.store.database import database
+from engine.store.problems import save_inputs
+from tests.app.test_launch_page import JOB, MAIN, comes_from, session_with_plans
+from tests.app.test_pages import visit
+from tests.app.test_step_page import press, said
+from tests.test_cli import CommandLine
+from tests.validate.broken import BROKEN, CLUSTER, MODEL, RECORDING, legal, problem
+
+INPUTS = ["--workload", RECORDING, "--cluster", CLUSTER, "--model", MODEL]
+KINDS = pytest.mark.parametrize("kind", BROKEN)
+
+
+@pytest.fixture
+def engine(capsys) -> CommandLine:
+    return CommandLine(capsys)
+
+
+def written(folder: Path, plan: dict, name: str = "sent.json") -> Path:
+    path = folder / name
+    path.write_text(json.dumps(plan))
+    return path
+
+
+def broken(kind: str) -> tuple[dict, str]:
+    """A broken plan and the pattern of what is said of it."""
+    make, says = BROKEN[kind]
+    return make(), says
+
+
+@KINDS
+@pytest.mark.parametrize("command", ["simulate", "compare", "launch"])
+def test_the_command_line_refuses_a_broken_plan(engine, tmp_path, command, kind):
+    plan, says = broken(kind)
+    files = [written(tmp_path, plan)]
+    if command == "compare":
+        files.insert(0, written(tmp_path, legal(), "first.json"))
+    line = engine.refused(command, *files, *INPUTS)
+    assert re.fullmatch(rf"error: sent\.json: (placement: )?{says}", line), line
+
+
+@KINDS
+def test_inputs_need_not_be_named_again(engine, tmp_path, kind):
+    """What the plan was made from is remembered, its cluster too."""
+    save_inputs(problem())
+    plan, says = broken(kind)
+    for command in ("simulate", "launch"):
+        assert re.search(says, engine.refused(command, written(tmp_path, plan)))
+
+
+def test_a_launch_that_knows_no_cluster_refuses_what_is_legal_on_none(engine, tmp_path):
+    plan, says = broken("other bytes")
+    assert re.search(says, engine.refused("launch", written(tmp_path, plan), *INPUTS[:2], *INPUTS[4:]))
+    plan, _ = broken("no matching")
+    line = engine.refused("launch", written(tmp_path, plan), *INPUTS[:2], *INPUTS[4:])
+    assert line.endswith("at once, which is no matching")
+
+
+def test_a_plan_tried_on_another_recording_is_none_of_these(engine, tmp_path):
+    path = written(tmp_path, broken("other bytes")[0])
+    other = RECORDING.parent / "alpha-man.npz"
+    engine.json("simulate", path, "--workload", other, *INPUTS[2:])
+    assert read_plan(path).send_order.mode == "matched"
+
+
+@pytest.mark.parametrize("kind", ["no matching", "other bytes"])
+def test_the_job_of_a_launch_refuses_a_broken_plan(tmp_path, kind):
+    plan, says = broken(kind)
+    inputs = problem()
+    store.save_workload(inputs.workload)
+    wanted = Wanted((Plan.from_dict(plan, "plan"),), inputs.workload, inputs.model, inputs.cluster)
+    with pytest.raises(InputError, match=rf"^the plan Aurora: {says}$"):
+        launches.launch(wanted.to_arguments(), Context(tmp_path))
+    assert not (tmp_path / launches.RUN).exists()
+
+
+# Pages
+
+
+@pytest.fixture
+def workspace(monkeypatch: pytest.MonkeyPatch) -> str:
+    comes_from(None, monkeypatch)
+    return records.add_workspace(database(), "Autumn", "Ana").id
+
+
+def saved(workspace: str, plan: dict, name: str) -> str:
+    """The id of a plan in the team's database, whose contents were changed there to these."""
+    inputs = problem()
+    save_inputs(inputs)
+    fine = Plan.from_dict(legal() | {"name": name}, "plan")
+    records.save_plan(database(), workspace, fine, "Ana", "", problem_arguments(inputs))
+    changed = json.dumps(plan | {"name": name})
+    with database().writing() as connection:
+        connection.execute(update(tables.plan).where(tables.plan.c.id == fine.id).values(body=changed))
+    return fine.id
+
+
+def opened(plan: str) -> AppTest:
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    app.query_params["plan"] = plan
+    return visit(app, "review")
+
+
+@KINDS
+def test_a_page_refuses_a_broken_plan_that_the_team_saved(workspace, kind):
+    plan, says = broken(kind)
+    app = opened(saved(workspace, plan, f"broken: {kind}"))
+    lines = said((*app.warning, *app.error))
+    assert re.search(says, lines), lines
+    assert app.session_state["plan"] is None
+    if kind != "missing expert":  # of which there is no more to say
+        press(app, "Open in this session")
+        assert re.search(says, said(app.error)) and app.session_state["plan"] is None
+
+
+def test_a_page_opens_a_legal_plan_that_the_team_saved(workspace):
+    app = opened(saved(workspace, legal(), "legal"))
+    assert not app.warning and not app.error and app.session_state["plan"] is not None
+
+
+@pytest.mark.parametrize(
+    ("page", "kind"), [("timeline", "no matching"), ("launch", "other bytes"), ("launch", "shares")]
+)
+def test_a_page_refuses_a_broken_plan_of_the_session(own_data_folder, monkeypatch, page, kind):
+    """As the result of its job was changed after it had been written."""
+    comes_from(None, monkeypatch)
+    token, (plan, _) = session_with_plans(own_data_folder, 0)
+    result = own_data_folder / "jobs" / JOB / "result.json"
+    data = json.loads(result.read_text())
+    changed, says = broken(kind)
+    data["candidates"] = [data["candidates"][0] | {"plan": changed}]
+    result.write_text(json.dumps(data))
+    (kept,) = (own_data_folder / "sessions").iterdir()
+    identity = Plan.from_dict(changed, "plan").id
+    kept.write_text(kept.read_text().replace(plan.id, identity))
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    app.query_params["session"] = token
+    visit(app, page)
+    lines = said((*app.info, *app.error))
+    assert re.search(says, lines), lines
+    assert "Start" not in [button.label for button in app.button]

@@ -1,0 +1,307 @@
+"""Plans at the doors: what every system makes passes, also elsewhere than where it was made, and each fault is one line."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from engine.cluster import Cluster, Node
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.goal import Goal
+from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, SendOrder
+from engine.problem import Problem, make_problem
+from engine.result import Provenance
+from engine.simulate.metrics import input_digests
+from engine.systems import SYSTEMS, TRAINING, run
+from engine.systems.base import System
+from engine.training import usual_step
+from engine.validate import refuse_broken
+from engine.workload import RoutingTrace
+from tests.strategies import cluster_of, make_gpu, make_model, planned_or_skipped, problems
+from tests.systems.samples import sample_problem
+from tests.systems.test_colocated import pairs
+
+SHORT = {"time_limit": 0.2, "seed": 3}
+ONE_MODEL = [system for system in SYSTEMS.values() if Goal.INFERENCE in system.goals]
+TWO_MODELS = [system for system in SYSTEMS.values() if Goal.TWO_MODELS in system.goals]
+CHOICES = [
+    (system, {option: choice})
+    for system in ONE_MODEL
+    for option, schema in system.options.schemas().items()
+    for choice in (schema["enum"] if option in ("order", "slots", "execution", "placement") else ())
+]
+
+
+def made(system: System, problem: Problem, **options) -> Plan:
+    """What a system plans, as it comes out of a file."""
+    known = system.options.model_fields
+    chosen = {name: value for name, value in (SHORT | options).items() if name in known}
+    plan = planned_or_skipped(lambda: run(system, problem, chosen).result.solution)
+    return Plan.from_json(plan.to_json(), "plan.json")
+
+
+# Legal plans
+
+
+@pytest.mark.parametrize("system", ONE_MODEL, ids=lambda system: system.name)
+@settings(max_examples=8, deadline=None)
+@given(problem=problems())
+def test_what_a_system_plans_passes(system, problem):
+    refuse_broken(made(system, problem), problem)
+
+
+@pytest.mark.parametrize(("system", "options"), CHOICES, ids=lambda part: getattr(part, "name", None) or str(part))
+@settings(max_examples=4, deadline=None)
+@given(problem=problems())
+def test_what_a_system_plans_passes_whatever_is_chosen(system, options, problem):
+    refuse_broken(made(system, problem, **options), problem)
+
+
+@pytest.mark.parametrize("system", TWO_MODELS, ids=lambda system: system.name)
+@settings(max_examples=8, deadline=None)
+@given(problem=pairs(most=4))
+def test_what_a_system_plans_for_two_models_passes(system, problem):
+    refuse_broken(made(system, problem), problem)
+
+
+def training_problem() -> Problem:
+    """A small step on four GPUs, routed as recorded."""
+    problem = sample_problem("alpha-code", cluster=cluster_of(*[make_gpu(send=1e9, flops=1e12, memory=1e11)] * 4))
+    step = usual_step(problem.model, 4).model_copy(update={"batch": 4, "routing": "recorded"})
+    return make_problem(problem.workload, problem.cluster, problem.model, problem.cost, step=step)
+
+
+@pytest.mark.parametrize("system", TRAINING.values(), ids=lambda system: system.name)
+def test_what_a_system_plans_for_a_training_step_passes(system):
+    problem = training_problem()
+    refuse_broken(made(system, problem), problem)
+
+
+@pytest.mark.parametrize("name", ["eplb", "joint", "aurora", "lina"])
+def test_what_is_planned_for_several_recordings_passes(name):
+    problem = sample_problem("alpha-code", "alpha-man")
+    refuse_broken(made(SYSTEMS[name], problem), problem)
+
+
+# Plans away from where they were made
+
+
+def mixed_problem(trace_seed: int = 0) -> Problem:
+    """Skewed routing of two layers on two nodes with links and four GPUs of several rates."""
+    rng = np.random.default_rng(trace_seed)
+    chosen = np.minimum(rng.geometric(0.3, (200, 2, 1)) - 1, 7).astype(np.int16)
+    cards = [make_gpu(kind, rate) for kind, rate in enumerate((1e6, 8e5, 5e5, 4e5))]
+    nodes = tuple(Node(name=f"node-{at}", gpus=tuple(cards[at : at + 2]), link_bandwidth=3e6) for at in (0, 2))
+    cluster = Cluster(name="mixed", nodes=nodes)
+    return Problem(RoutingTrace("skewed", chosen, 8), cluster, make_model(2, 8), Datasheet())
+
+
+@pytest.fixture(scope="module", params=["matched", "shared", "sequential"])
+def ordered(request) -> tuple[Plan, Problem]:
+    """A plan with sends in some order, and what it was made for."""
+    problem = mixed_problem()
+    if request.param == "sequential":
+        return made(SYSTEMS["sjf"], problem), problem
+    return made(SYSTEMS["aurora"], problem, order=request.param), problem
+
+
+def test_a_plan_may_be_tried_on_what_it_was_not_made_for(ordered):
+    """Its sends are scaled to another recording, and on another cluster nobody knows which sends went over links."""
+    plan, problem = ordered
+    without_links = tuple(node.model_copy(update={"link_bandwidth": None}) for node in problem.cluster.nodes)
+    for elsewhere in (
+        replace(problem, workload=mixed_problem(1).workload),
+        replace(problem, cluster=problem.cluster.model_copy(update={"nodes": without_links})),
+        replace(problem, cost=Datasheet(launch=1.0)),
+        replace(problem, model=problem.model.model_copy(update={"dtype": "fp32"})),
+    ):
+        assert input_digests(elsewhere) != input_digests(problem)
+        refuse_broken(plan, elsewhere)
+        refuse_broken(plan, elsewhere, drawn=False)
+
+
+def test_scaled_bytes_pass_only_where_they_are_not_the_plans_own(ordered):
+    plan, problem = ordered
+    broken = changed(plan, "dispatch", 1, bytes=lambda sends: [2 * size for size in sends["bytes"]], duration=doubled)
+    refuse_broken(broken, replace(problem, workload=mixed_problem(1).workload))
+    with pytest.raises(
+        InputError, match=r"^the plan .*: layer 1, dispatch: GPU \d sends .* bytes to GPU \d instead of"
+    ):
+        refuse_broken(broken, problem)
+
+
+def doubled(sends: dict) -> list[float]:
+    return [2 * seconds for seconds in sends["duration"]]
+
+
+# Broken plans
+
+
+COLUMNS = ("src", "dst", "bytes", "phase")
+
+
+def changed(plan: Plan, kind: str, layer: int, part: str = "send_order", **columns: Callable[[dict], list]) -> Plan:
+    """The plan with other columns in one schedule, each made from all that the schedule has."""
+    data = plan.model_dump(mode="json")
+    sends = data[part][kind][layer]
+    data[part][kind][layer] = sends | {name: change(sends) for name, change in columns.items()}
+    return Plan.from_dict(data, "plan.json")
+
+
+def refusal(plan: Plan, problem: Problem, **more) -> str:
+    """The one line."""
+    with pytest.raises(InputError) as caught:
+        refuse_broken(plan, problem, "plan.json", **more)
+    line = str(caught.value)
+    assert "\n" not in line and line.startswith("plan.json: ")
+    return line.removeprefix("plan.json: ")
+
+
+def doubled_first(name: str) -> Callable[[dict], list]:
+    return lambda sends: [2 * sends[name][0], *sends[name][1:]]
+
+
+def first(name: str, value: float) -> Callable[[dict], list]:
+    return lambda sends: [value, *sends[name][1:]]
+
+
+def without_first(name: str) -> Callable[[dict], list]:
+    return lambda sends: sends[name][1:]
+
+
+def backwards(name: str) -> Callable[[dict], list]:
+    return lambda sends: sends[name][::-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "columns", "says"),
+    [
+        (
+            "dispatch",
+            0,
+            {"bytes": doubled_first("bytes")},
+            "GPU {src} sends {twice} bytes to GPU {dst} instead of {once}",
+        ),
+        ("combine", 1, {"bytes": first("bytes", 0.0)}, "GPU {src} sends no bytes to GPU {dst}"),
+        ("combine", 0, {"dst": lambda sends: [sends["src"][0], *sends["dst"][1:]]}, "GPU {src} sends to itself"),
+        ("dispatch", 1, {name: without_first(name) for name in COLUMNS}, "GPU {src} sends "),
+    ],
+    ids=["other bytes", "no bytes", "to itself", "a send is missing"],
+)
+def test_a_broken_schedule_is_one_line(ordered, kind, layer, columns, says):
+    plan, problem = ordered
+    sends = getattr(plan.send_order, kind)[layer]
+    pair = (sends.src[0], sends.dst[0])
+    once = sum(size for *ends, size in zip(sends.src, sends.dst, sends.bytes, strict=True) if tuple(ends) == pair)
+    wanted = f"layer {layer}, {kind}: {says}".format(
+        src=pair[0], dst=pair[1], once=f"{once:.12g}", twice=f"{once + sends.bytes[0]:.12g}"
+    )
+    assert refusal(changed(plan, kind, layer, **columns), problem).startswith(wanted)
+
+
+@pytest.fixture(scope="module")
+def matched() -> tuple[Plan, Problem]:
+    problem = mixed_problem()
+    return made(SYSTEMS["aurora"], problem, order="matched"), problem
+
+
+def in_one_phase(sends: dict) -> list[int]:
+    return [0] * len(sends["phase"])
+
+
+def test_sends_that_are_no_matching(matched):
+    plan, problem = matched
+    crowded = changed(plan, "dispatch", 1, phase=in_one_phase)
+    for elsewhere in (problem, replace(problem, workload=mixed_problem(1).workload)):
+        line = refusal(crowded, elsewhere)
+        assert line.startswith("layer 1, dispatch: phase 0: GPU ") and line.endswith(" at once, which is no matching")
+        assert " sends to GPU " in line or " receives from GPU " in line
+    # Where it is unknown which GPUs have links, a GPU may have one peer over them and one over the fabric, but no third.
+    assert " and GPU " in refusal(crowded, problem, drawn=False)
+
+
+@pytest.mark.parametrize("order", ["matched", "shared"])
+def test_a_phase_too_short_for_its_sends(order):
+    problem = mixed_problem()
+    plan = made(SYSTEMS["aurora"], problem, order=order)
+    short = changed(plan, "combine", 0, duration=lambda sends: [seconds / 2 for seconds in sends["duration"]])
+    assert "lasts" in refusal(short, problem) and "layer 0, combine: phase 0 lasts" in refusal(short, problem)
+    refuse_broken(short, replace(problem, cost=Datasheet(launch=1.0)))
+
+
+def test_phases_that_are_listed_out_of_turn(matched):
+    plan, problem = matched
+    line = refusal(changed(plan, "dispatch", 0, **{name: backwards(name) for name in COLUMNS}), problem)
+    assert line.startswith("layer 0, dispatch: a send of phase ") and line.endswith("list them phase by phase")
+
+
+def test_shares_of_replicas_that_do_not_add_up():
+    """They are equal by definition: what is sent to one replica too much lacks another, and no file can say otherwise."""
+    problem = mixed_problem()
+    plan = made(SYSTEMS["eplb"], problem, order="matched", redundant=2)
+    assert not plan.placement.single
+    refuse_broken(plan, problem)
+    layer = int(np.argmax(plan.placement.slots.sum(axis=1)))
+    more = changed(plan, "dispatch", layer, bytes=doubled_first("bytes"), duration=doubled)
+    assert refusal(more, problem).endswith("; replicas take equal shares of their expert's tokens")
+    with pytest.raises(InputError, match=r"^plan.json: placement → share: "):
+        data = plan.model_dump(mode="json")
+        Plan.from_dict(data | {"placement": data["placement"] | {"share": [[[0.7, 0.7, 0, 0]] * 8] * 2}}, "plan.json")
+
+
+def test_layers_that_are_not_the_models_own(matched):
+    plan, problem = matched
+    astray = plan.placement.model_copy(update={"model_layers": (2, 1)})
+    line = refusal(plan.model_copy(update={"placement": astray}), problem)
+    assert line == "layer 0 is said to be model layer 2, but the model's is 1"
+
+
+def test_memory_and_sizes_are_looked_at_too(matched):
+    plan, problem = matched
+    full = Placement(experts=8, experts_of_gpu=((tuple(range(8)), (), (), ()),) * 2, model_layers=(1, 2))
+    everything = plan.model_copy(update={"placement": full, "send_order": SendOrder(mode="concurrent")})
+    tight = tuple(
+        node.model_copy(update={"gpus": tuple(gpu.model_copy(update={"memory": 3e5}) for gpu in node.gpus)})
+        for node in problem.cluster.nodes
+    )
+    with pytest.raises(InputError, match="GPU 0 · type-0 would hold"):
+        refuse_broken(everything, replace(problem, cluster=problem.cluster.model_copy(update={"nodes": tight})))
+    with pytest.raises(InputError, match="is for 4 GPUs, but there are 2"):
+        refuse_broken(plan, replace(problem, cluster=problem.cluster.part([0, 1])))
+
+
+def test_the_second_model_is_looked_at_as_well():
+    first = mixed_problem()
+    second = (mixed_problem(1).workload, first.model)
+    problem = make_problem(first.workload, first.cluster, first.model, first.cost, second=second)
+    plan = made(SYSTEMS["aurora"], problem, order="matched")
+    refuse_broken(plan, problem)
+    broken = changed(plan, "combine", 1, "send_order_b", bytes=doubled_first("bytes"), duration=doubled)
+    assert refusal(broken, problem).startswith("second model, layer 1, combine: GPU ")
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"pipeline": Pipeline(forward=(99,) * 4, backward=(1,) * 4)}, "into 99 parts"),
+        ({"overlap": Overlap(ranges=(PartitionRange(first="nothing", last="loss", parts=2),))}, "does not have"),
+        ({"overlap": Overlap(under={"nothing": "dispatch_1"})}, "is no weight gradient of this step"),
+    ],
+    ids=["degree", "range", "weight gradient"],
+)
+def test_parts_of_a_training_step_that_it_does_not_have(parts, says):
+    problem = training_problem()
+    plan = made(TRAINING["deepspeed"], problem)
+    with pytest.raises(InputError, match=says):
+        refuse_broken(plan.model_copy(update={"overlap": None, "pipeline": None} | parts), problem)
+
+
+def test_a_plan_without_inputs_is_held_against_the_cluster_it_is_tried_on(matched):
+    plan, problem = matched
+    bare = plan.model_copy(update={"provenance": Provenance(optimiser="by hand")})
+    refuse_broken(bare, problem)
+    refuse_broken(changed(bare, "dispatch", 0, bytes=doubled_first("bytes")), problem)
+    assert "no matching" in refusal(changed(bare, "dispatch", 0, phase=in_one_phase), problem)
