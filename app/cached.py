@@ -19,10 +19,10 @@ from engine.costs import choice as cost_choice
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import runner
-from engine.launch.devices import Devices
-from engine.launch.devices import attached as engine_attached
-from engine.launch.preflight import testbed_fault as engine_testbed_fault
-from engine.launch.wanted import Wanted
+from engine.launch.places.devices import Devices
+from engine.launch.places.devices import attached as engine_attached
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.place_checks import testbed_fault as engine_testbed_fault
 from engine.model import MoEModel
 from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.transitions import transitions as engine_transitions
@@ -189,21 +189,21 @@ def _fault_of_plan(name: str, id: str, key: tuple[str, ...], _plan: Plan, _probl
     return ""
 
 
-def check_launch(wanted: Wanted) -> None:
+def check_launch(launch: Launch) -> None:
     """Raise InputError, one line, when a plan of a launch breaks a rule."""
-    plans = tuple(part for plan in wanted.plans for part in (plan.name, plan.id))
-    second = wanted.second or ()
-    inputs = (wanted.workload, wanted.model, wanted.cluster, *second, wanted.step)
+    plans = tuple(part for plan in launch.plans for part in (plan.name, plan.id))
+    second = launch.second or ()
+    inputs = (launch.workload, launch.model, launch.cluster, *second, launch.step)
     key = tuple("" if document is None else document.digest for document in inputs)
-    if fault := _fault_of_launch(plans, key, wanted):
+    if fault := _fault_of_launch(plans, key, launch):
         raise InputError(fault)
 
 
 @st.cache_resource(max_entries=64, show_spinner="Checking the plans")
-def _fault_of_launch(plans: tuple[str, ...], key: tuple[str, ...], _wanted: Wanted) -> str:
+def _fault_of_launch(plans: tuple[str, ...], key: tuple[str, ...], _launch: Launch) -> str:
     try:
         refuse_broken_launch(
-            _wanted.plans, _wanted.workload, _wanted.model, _wanted.cluster, _wanted.second, _wanted.step
+            _launch.plans, _launch.workload, _launch.model, _launch.cluster, _launch.second, _launch.step
         )
     except InputError as error:
         return str(error)

@@ -10,7 +10,7 @@ from engine.catalogue.nvidia import Drawn
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.formats import nvidia_topo
-from engine.launch.devices import cluster_of
+from engine.launch.places.devices import cluster_of
 
 TOPOLOGY = tuple(nvidia_topo.EXTENSIONS)
 

@@ -25,9 +25,6 @@ PACKAGES = sorted(
     module for module, file in FILES.items() if file.name == "__init__.py" and module.startswith("engine")
 )
 
-AWAITED = {"engine.launch.step": "the check of a step imports its run, and its run the check"}
-"""Packages with a cycle that is about to go."""
-
 
 def modules_under(package: str) -> list[str]:
     return [module for module in FILES if module == package or module.startswith(package + ".")]
@@ -96,15 +93,7 @@ def test_nothing_in_the_engine_imports_through_its_front_door():
     assert [example for (_, part), example in arrows("engine").items() if part == "__init__"] == []
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        pytest.param(package, marks=pytest.mark.xfail(strict=True, reason=AWAITED[package]))
-        if package in AWAITED
-        else package
-        for package in PACKAGES
-    ],
-)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_cycle_inside_a_package(package):
     found = arrows(package)
     for cycle in nx.simple_cycles(nx.DiGraph(list(found))):

@@ -10,7 +10,7 @@ from engine.cli import main
 from engine.errors import InputError
 from engine.formats import read_plan
 from engine.goal import Goal
-from engine.launch import local
+from engine.launch.running import run as running
 from engine.systems import SYSTEMS
 from tests.test_cli import CLUSTER, SAMPLES, CommandLine
 
@@ -237,14 +237,14 @@ def test_a_plan_is_launched_with_the_inputs_that_it_was_made_from(engine, reques
         seen.append(launch)
         raise InputError("seen enough")
 
-    monkeypatch.setattr(local, "run", refuse)
+    monkeypatch.setattr(running, "run_here", refuse)
     path = request.getfixturevalue(which)
     assert main(["launch", str(path), "--ranks", "2", "--tokens", "64", "--dtype", "bf16"]) == 2
     (launch,) = seen
-    models = [launch.spec.model, *([launch.spec.model_b] if which == "pair" else [])]
+    models = [launch.instructions.model, *([launch.instructions.model_b] if which == "pair" else [])]
     assert [model.name for model in models] == ["tiny-moe-alpha", "tiny-moe-beta"][: len(models)]
     assert all(model.dtype == "bf16" for model in models) and len(launch.workloads) == len(models)
-    assert launch.ready and launch.workloads[0].tokens == 64 and launch.spec.plans[0].placement.gpus == 2
+    assert launch.ready and launch.workloads[0].tokens == 64 and launch.instructions.plans[0].placement.gpus == 2
 
 
 def test_a_launch_takes_the_second_model_from_its_options(engine, files, pair, coherent):

@@ -12,11 +12,11 @@ from engine.costs import CostModel, Datasheet, Profiled, choice, combine
 from engine.costs.calibration import Calibration
 from engine.errors import InputError
 from engine.jobs import runner
-from engine.jobs.calibrations import table_of
+from engine.jobs.device_calibration import table_of
 from engine.jobs.runner import Job, State
-from engine.launch.calibration import plan_sweep
-from engine.launch.devices import Devices
-from engine.launch.sweep import MAX_RANKS
+from engine.launch.calibration.calibrate import plan_sweep
+from engine.launch.calibration.sweep import MAX_RANKS
+from engine.launch.places.devices import Devices
 from engine.model import MoEModel
 
 KIND = "calibrate"
@@ -89,20 +89,20 @@ def _watch() -> None:
 
 def _found(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
     result = job.result
-    made = Calibration.from_dict(result["calibration"], "calibration")
-    rows = [{name.capitalize(): cell for name, cell in row.items()} for row in table_of(made)]
+    calibration = Calibration.from_dict(result["calibration"], "calibration")
+    rows = [{name.capitalize(): cell for name, cell in row.items()} for row in table_of(calibration)]
     st.dataframe(rows, hide_index=True, key="calibration-fits")
-    for one in result["held_out"]:
+    for shapes in result["held_out"]:
         st.markdown(
-            f"{one['shapes']} held-out shapes, {one['dtype']} on {plain(one['gpu'])}: mean error "
-            f"**{units.share(one['mean'])}**, worst {units.share(one['worst'])}."
+            f"{shapes['shapes']} held-out shapes, {shapes['dtype']} on {plain(shapes['gpu'])}: mean error "
+            f"**{units.share(shapes['mean'])}**, worst {units.share(shapes['worst'])}."
         )
     st.caption(plain(result["origin"]))
     with st.container(horizontal=True):
         wanted = st.button("Use it", type="primary", icon=":material/check:", key="use-calibration")
         st.download_button(
             "Save as JSON",
-            made.to_json(),
+            calibration.to_json(),
             "profile.json",
             "application/json",
             icon=":material/download:",
@@ -112,20 +112,20 @@ def _found(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
     if not wanted:
         return
     try:
-        cost = usable(made, cluster, model)
+        cost = usable(calibration, cluster, model)
     except InputError as error:
         st.error(f"It cannot be used: {plain(str(error))}.", icon=":material/error:")
     else:
-        state.add_cost_source(made.measured.name, choice.to_dict(Profiled(made.measured)))
+        state.add_cost_source(calibration.measured.name, choice.to_dict(Profiled(calibration.measured)))
         state.open_cost(choice.to_dict(cost))
         state.notice(f"times come from {choice.short(state.cost())}")
         st.rerun()
 
 
-def usable(made: Calibration, cluster: Cluster, model: MoEModel | None) -> CostModel:
+def usable(calibration: Calibration, cluster: Cluster, model: MoEModel | None) -> CostModel:
     """The calibration as costs of the cluster; what it does not have of computation or network is the datasheet's. Raises
     InputError when it has neither."""
-    measured = Profiled(made.measured)
+    measured = Profiled(calibration.measured)
     lacks = [why for why in (measured.lacks_computation(cluster), measured.lacks_network(cluster)) if why]
     if len(lacks) == 2:
         raise InputError("; ".join(lacks))

@@ -9,12 +9,11 @@ import streamlit as st
 from app import state
 from app.launch import start
 from app.text import plain
-from engine.cli.clusters import CPUS_PER_RANK, MEMORY_PER_RANK
 from engine.cluster import Cluster
 from engine.errors import InputError
-from engine.launch.destination import SCHEDULERS, Destination, as_drawn
-from engine.launch.prepare import Launch
-from engine.launch.request import dry_run
+from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.running.torchx_application import dry_run
 from engine.workload import digest_of
 
 GIB = 2.0**30
@@ -90,8 +89,7 @@ def _nodes(name: str, cluster: Cluster) -> dict[str, Any]:
         "memory_per_node": memory * GIB,
     }
     if gpus:
-        types = dict.fromkeys(gpu.type for gpu in cluster.gpus)
-        fields |= {"gpu": " or ".join(types), "gpu_memory": min(gpu.memory for gpu in cluster.gpus)}
+        fields |= gpus_of(cluster)
     return fields
 
 
@@ -126,12 +124,13 @@ def _destination(kind: str, fields: dict[str, Any], needed: dict[str, str]) -> D
         return None
 
 
-def what_is_submitted(launch: Launch, destination: Destination) -> None:
+def what_is_submitted(launch: PreparedLaunch) -> None:
     """The text to the letter, a file of it, and a run folder for those who submit it by hand."""
-    key = digest_of(launch.spec.digest, destination.digest)
+    destination = launch.destination
+    key = digest_of(launch.instructions.digest, destination.digest)
     folder = state.run_folder(key)
     try:
-        text = dry_run(launch, destination, Path(folder or f"{destination.shared}/{UNNAMED}"))
+        text = dry_run(launch, Path(folder or f"{destination.shared}/{UNNAMED}"))
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         return
@@ -154,7 +153,7 @@ def what_is_submitted(launch: Launch, destination: Destination) -> None:
             disabled=bool(refused or not launch.ready),
         ):
             try:
-                state.keep_run_folder(key, str(start.write(launch, destination)))
+                state.keep_run_folder(key, str(start.write(launch)))
             except InputError as error:
                 st.error(plain(str(error)), icon=":material/error:")
             else:

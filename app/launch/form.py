@@ -13,12 +13,13 @@ from engine import store
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs.launches import RUN
-from engine.launch.destination import Destination
-from engine.launch.devices import Devices
-from engine.launch.prepare import Launch
-from engine.launch.spec import MAX_PLANS, MAX_REPEATS
-from engine.launch.testbed import Testbed
-from engine.launch.wanted import On, Wanted
+from engine.launch.places.destination import Destination
+from engine.launch.places.devices import Devices
+from engine.launch.preparation.launch import Launch, On
+from engine.launch.preparation.prepare import prepare
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.rank.instructions import MAX_PLANS, MAX_REPEATS
+from engine.launch.running.local import command_of
 from engine.plan import Plan
 from engine.problem import Problem
 
@@ -58,39 +59,39 @@ def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
         if not refused and (fault := cached.testbed_fault()):
             here = fault.replace("launch with --on local", "choose this machine above")
             st.warning(f"There can be no testbed here: {plain(here)}.", icon=":material/block:")
-    wanted = _wanted(place, destination, problem, plan, devices)
+    launch = _chosen(place, destination, problem, plan, devices)
     if on_cluster and destination is None:
         return
     try:
-        launch, bed = wanted.prepare(devices)
-        cached.check_launch(wanted)
+        prepared = prepare(launch, devices)
+        cached.check_launch(launch)
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         return
     left, right = st.columns(2, gap="large")
     with left:
-        _preflight(launch)
-        _start(wanted, refused, fault or (None if on_cluster else start.why_not_now(past)), launch.ready)
+        _preflight(prepared)
+        _start(launch, refused, fault or (None if on_cluster else start.why_not_now(past)), prepared.ready)
     with right:
         if on_cluster:
             st.subheader("What is submitted", anchor=False)
-            clusters.what_is_submitted(launch, destination)
+            clusters.what_is_submitted(prepared)
         else:
-            _command(launch, bed)
+            _command(prepared)
 
 
-def _start(wanted: Wanted, refused: str | None, not_now: str | None, ready: bool) -> None:
+def _start(launch: Launch, refused: str | None, not_now: str | None, ready: bool) -> None:
     if refused:
         st.warning(refused, icon=":material/lock:")
     elif not_now:
         st.caption(plain(not_now))
-    label = "Start" if wanted.destination is None else "Submit"
+    label = "Start" if launch.destination is None else "Submit"
     if st.button(
         label, type="primary", icon=":material/rocket_launch:", disabled=bool(refused or not_now) or not ready
     ):
         try:
-            store.save_workload(wanted.workload)  # balanced routing was recorded nowhere
-            start.start(wanted.to_arguments())
+            store.save_workload(launch.workload)  # balanced routing was recorded nowhere
+            start.start(launch.to_arguments())
         except InputError as error:
             st.error(plain(str(error)), icon=":material/error:")
         else:
@@ -103,7 +104,7 @@ def _attached(devices: Devices) -> None:
         st.caption(" · ".join(plain(note) for note in devices.notes))
 
 
-def _wanted(place: On, destination: Destination | None, problem: Problem, plan: Plan, devices: Devices) -> Wanted:
+def _chosen(place: On, destination: Destination | None, problem: Problem, plan: Plan, devices: Devices) -> Launch:
     """The plans and numbers that a person chose."""
     others = {id: one.plan for id, one in cached.candidates().items() if id != plan.id and alike(one.plan, plan)}
     compared = st.multiselect(
@@ -187,7 +188,7 @@ def _wanted(place: On, destination: Destination | None, problem: Problem, plan: 
                 help="drawn bandwidth / emulated bandwidth; unless given, what brings the fastest port to 100 Mbit/s",
             )
     second = problem.second and (problem.second.workload, problem.second.model)
-    return Wanted(
+    return Launch(
         (plan, *(others[id] for id in compared)),
         problem.workload,
         problem.model,
@@ -213,7 +214,7 @@ def alike(one: Plan, other: Plan) -> bool:
     return next(sizes) == next(sizes)
 
 
-def _preflight(launch: Launch) -> None:
+def _preflight(launch: PreparedLaunch) -> None:
     st.subheader("Pre-flight", anchor=False)
     lines = []
     for check in launch.checks:
@@ -224,19 +225,20 @@ def _preflight(launch: Launch) -> None:
     st.markdown("  \n".join(lines))
 
 
-def _command(launch: Launch, bed: Testbed | None) -> None:
+def _command(launch: PreparedLaunch) -> None:
     st.subheader("Command", anchor=False)
     folder = store.data_folder() / "jobs" / "JOB" / RUN
     try:
-        command = launch.command(folder) if bed is None else bed.command(0, folder)
+        command = command_of(launch, folder)
     except InputError as error:
         st.caption(f"There is none: {plain(str(error))}.")
     else:
-        text, made = shlex.join(command), "JOB is the launch's folder, which is written when it starts."
-        if bed is not None:
-            text = text.replace(bed.namespace(0), "NAMESPACE")
-            made = f"Of rank 0; the others alike, each in a network namespace that is made when it starts. {made}"
+        text, caption = shlex.join(command), "JOB is the launch's folder, which is written when it starts."
+        if launch.testbed is not None:
+            text = text.replace(launch.testbed.namespace(0), "NAMESPACE")
+            caption = f"Of rank 0; the others alike, each in a network namespace that is made when it starts. {caption}"
         st.code(text, language=None, wrap_lines=True)  # Streamlit's colours for shell text are too pale to read well
-        st.caption(made)
-    if bed is not None:
-        widgets.chart(charts.links(bed.bandwidth, bed.bandwidth * bed.scale, bed.scale), "launch-links")
+        st.caption(caption)
+    if (testbed := launch.testbed) is not None:
+        drawn = testbed.bandwidth * testbed.scale
+        widgets.chart(charts.links(testbed.bandwidth, drawn, testbed.scale), "launch-links")

@@ -12,7 +12,7 @@ from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.launches import Brief, brief_of
 from engine.jobs.runner import Job, State
-from engine.launch.wanted import PLACES
+from engine.launch.preparation.launch import PLACES
 from engine.workload import digest_of
 
 ROWS = 6

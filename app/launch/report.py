@@ -17,7 +17,8 @@ from app.timeline import step
 from engine import units
 from engine.errors import InputError
 from engine.jobs.runner import State
-from engine.launch.wanted import PLACES, Wanted
+from engine.launch.preparation.launch import PLACES, Launch
+from engine.launch.preparation.prepare import prepare
 from engine.timeline import Timeline
 
 
@@ -57,9 +58,8 @@ def _relaunch(one: Launched, past: list[Launched]) -> None:
     if st.button("Relaunch", icon=":material/replay:", disabled=bool(blocked), help=blocked or "the same once more"):
         arguments = one.job.request.arguments
         try:
-            launch, _ = Wanted.from_arguments(arguments).prepare(cached.attached())
-            if failed := [check for check in launch.checks if not check.passed]:
-                raise InputError(f"{failed[0].name}: {failed[0].text}")
+            if failed := prepare(Launch.from_arguments(arguments), cached.attached()).failed:
+                raise InputError(f"{failed.name}: {failed.text}")
             start.start(arguments)
         except InputError as error:
             st.error(plain(str(error)), icon=":material/error:")
@@ -182,13 +182,13 @@ def _gantt_of_step(pair: dict[str, Timeline], total: tuple[float, float]) -> Non
 
 
 def _sources(run: dict[str, Any], report: dict[str, Any]) -> None:
-    bed = report.get("testbed")
-    place = f"{report['device']}, links of {bed['name']}" if bed else report["device"]
-    here = "the emulated links" if bed else "this machine"
+    testbed = report.get("testbed")
+    place = f"{report['device']}, links of {testbed['name']}" if testbed else report["device"]
+    here = "the emulated links" if testbed else "this machine"
     st.caption(
         f"The prediction is for {here}, not for the drawn cluster. It uses {plain(run['predicted']['cost_source'])}. "
         f"Measured on {plain(place)}."
     )
-    if bed:
-        rates = np.array(bed["bandwidth"])
-        widgets.chart(charts.links(rates, rates * bed["scale"], bed["scale"]), "report-links")
+    if testbed:
+        rates = np.array(testbed["bandwidth"])
+        widgets.chart(charts.links(rates, rates * testbed["scale"], testbed["scale"]), "report-links")

@@ -11,9 +11,8 @@ from app.visitor import guard, people
 from engine import store
 from engine.errors import InputError
 from engine.jobs import runner
-from engine.launch.destination import Destination
-from engine.launch.on_cluster import write_new
-from engine.launch.prepare import Launch
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.running.clusters import write_new
 
 BY = "by"
 """In the arguments of a launch's job: the name of whoever started it."""
@@ -41,8 +40,8 @@ def start(arguments: dict[str, Any]) -> None:
     state.show_launch(None)
 
 
-def write(launch: Launch, destination: Destination) -> Path:
+def write(launch: PreparedLaunch) -> Path:
     """Write a new run folder for a launch that is submitted by hand. Raises InputError as `start` does."""
     if reason := refusal():
         raise InputError(reason)
-    return write_new(launch, destination)
+    return write_new(launch)

@@ -3,23 +3,17 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from engine import formats, store
 from engine.cluster import Cluster
 from engine.errors import InputError
-from engine.launch import clusters
-from engine.launch.destination import SCHEDULERS, Destination, as_drawn, gpus_of
-from engine.launch.devices import Devices
-from engine.launch.on_cluster import write_new
-from engine.launch.prepare import Launch
-from engine.launch.request import dry_run
+from engine.launch.places.destination import CPUS_PER_RANK, MEMORY_PER_RANK, SCHEDULERS, Destination, as_drawn, gpus_of
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.running import clusters
+from engine.launch.running.torchx_application import dry_run
 from engine.plan import Plan
-
-CPUS_PER_RANK, MEMORY_PER_RANK = 4, 8 * 2.0**30
-"""What a rank gets unless told otherwise; memory in bytes."""
 
 DERIVED = ("ranks_per_node", "cpus_per_node", "memory_per_node")
 
@@ -54,63 +48,54 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def refuse_options(given: argparse.Namespace) -> None:
+def refuse_options(options: argparse.Namespace) -> None:
     """InputError when an option that is for clusters was given without one."""
     for name in (*OPTIONS, "submit"):
-        if getattr(given, name) is not None and getattr(given, name) is not False:
+        if getattr(options, name) is not None and getattr(options, name) is not False:
             raise InputError(f"{_option(name)} is for a cluster; add --on slurm or --on kubernetes, or leave it out")
 
 
-def launch_on_cluster(
-    given: argparse.Namespace, plan: Plan, prepared_for: Callable[[Devices, int], Launch]
-) -> dict[str, Any]:
-    """Write the run folder, and submit it if that is wanted. Returns what was, or would be, submitted.
-
-    plan: the first one; prepared_for: the launch for some devices and a number of ranks
-    """
-    if given.ranks is not None:
-        raise InputError("a cluster has nodes: say --nodes and --ranks-per-node instead of --ranks")
-    destination = destination_of(given, plan)
-    launch = prepared_for(destination.devices, destination.ranks)
-    for check in (*launch.checks, *destination.checks):
-        print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.text}", file=sys.stderr)
-    folder = write_new(launch, destination)
+def submit_or_show(launch: PreparedLaunch, submit: bool) -> dict[str, Any]:
+    """Write the run folder, and submit it if that is wanted. Returns what was, or would be, submitted."""
+    folder = clusters.write_new(launch)
     print(f"run folder: {folder}", file=sys.stderr)
-    text = dry_run(launch, destination, folder)
-    handle = clusters.submit(launch, destination, folder) if given.submit else None
-    return {"folder": str(folder), "seen_as": destination.seen(folder), "text": text, "handle": handle}
+    text = dry_run(launch, folder)
+    handle = clusters.submit(launch, folder) if submit else None
+    return {"folder": str(folder), "seen_as": launch.destination.seen(folder), "text": text, "handle": handle}
 
 
-def show(found: dict[str, Any]) -> str:
+def show(content: dict[str, Any]) -> str:
     """The answer for people: the text that would be submitted, or what was."""
-    if found["handle"] is None:
-        return found["text"].rstrip("\n")
-    return f"submitted: {found['handle']}\nwhen it has ended: python -m engine collect {shlex.quote(found['folder'])}"
+    if content["handle"] is None:
+        return content["text"].rstrip("\n")
+    return (
+        f"submitted: {content['handle']}\nwhen it has ended: python -m engine collect {shlex.quote(content['folder'])}"
+    )
 
 
-def destination_of(given: argparse.Namespace, plan: Plan) -> Destination:
+def destination_of(options: argparse.Namespace, plan: Plan) -> Destination:
     """Where the options say the plan goes; what they leave open is as its cluster is drawn."""
-    kind = SCHEDULERS[given.on]
-    fields = {name: value for name in OPTIONS if (value := getattr(given, name)) is not None}
+    kind = SCHEDULERS[options.on]
+    fields = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     for name in fields:
         if name not in kind.model_fields:
-            raise InputError(f"{_option(name)} is not for --on {given.on}")
+            raise InputError(f"{_option(name)} is not for --on {options.on}")
     if fields.get("gpus_per_node") != 0 or "nodes" not in fields:
         digest = plan.provenance.inputs.get("cluster", "")
-        cluster = formats.read_cluster(given.cluster) if given.cluster else store.load_document(Cluster, digest)
-        known = {"nodes", "gpus_per_node"} <= set(fields)
-        fields = (gpus_of(cluster) if known else as_drawn(cluster)) | fields
+        cluster = formats.read_cluster(options.cluster) if options.cluster else store.load_document(Cluster, digest)
+        sized = {"nodes", "gpus_per_node"} <= set(fields)
+        fields = (gpus_of(cluster) if sized else as_drawn(cluster)) | fields
     needed = {name for name, field in kind.model_fields.items() if field.is_required()} - set(DERIVED)
     for name in OPTIONS:
         if name in needed and name not in fields:
-            raise InputError(f"--on {given.on} needs {_option(name)}: {OPTIONS[name][2]}")
+            raise InputError(f"--on {options.on} needs {_option(name)}: {OPTIONS[name][2]}")
     gpus, nodes = fields["gpus_per_node"], fields["nodes"]
     each = fields.setdefault("ranks_per_node", gpus if gpus else -(-plan.placement.gpus // max(1, nodes)))
     fields.setdefault("cpus_per_node", CPUS_PER_RANK * each)
-    given_memory = fields.get("memory_per_node")
-    fields["memory_per_node"] = MEMORY_PER_RANK * each if given_memory is None else given_memory * 2**30
+    memory = fields.get("memory_per_node")
+    fields["memory_per_node"] = MEMORY_PER_RANK * each if memory is None else memory * 2**30
     fields["shared"] = str(Path(fields["shared"]).absolute())
-    return kind.from_dict(fields, f"--on {given.on}")
+    return kind.from_dict(fields, f"--on {options.on}")
 
 
 def _option(name: str) -> str:

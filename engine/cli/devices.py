@@ -15,12 +15,13 @@ from engine.cli.output import answer, progress, stopped_by_signals, write
 from engine.costs.calibration import Calibration
 from engine.errors import InputError
 from engine.formats.nvidia_topo import read_topology
-from engine.jobs.calibrations import describe_calibration, table_of
-from engine.launch import calibration, local
-from engine.launch.calibration import DTYPES, plan_sweep
-from engine.launch.devices import attached, cluster_of
-from engine.launch.sweep import Sweep
-from engine.launch.testbed import Testbed, emulated_cluster
+from engine.jobs.device_calibration import describe_calibration, table_of
+from engine.launch.calibration.calibrate import DTYPES, plan_sweep
+from engine.launch.calibration.calibrate import calibrate as calibrate_devices
+from engine.launch.calibration.sweep import Sweep
+from engine.launch.places.devices import attached, cluster_of
+from engine.launch.places.testbed import Testbed, emulated_cluster
+from engine.launch.running.local import temporary_folder
 from engine.units import share
 
 BUSY = 0.2
@@ -33,14 +34,14 @@ USUAL_RANKS = 8
 def add(commands: Commands) -> None:
     """The commands of this group."""
     command = add_command(
-        commands, "calibrate", calibrate, "measure GEMMs and collectives on the attached devices, as a source of costs"
+        commands, "calibrate", _calibrate, "measure GEMMs and collectives on the attached devices, as a source of costs"
     )
-    add_options(command)
+    _add_options(command)
 
     command = add_command(
         commands,
         "detect",
-        detect,
+        _detect,
         "the GPUs of this machine, or of one whose 'nvidia-smi topo -m' was saved, as a cluster",
     )
     command.add_argument("--topology", type=Path, metavar="FILE", help="what 'nvidia-smi topo -m' printed")
@@ -48,7 +49,7 @@ def add(commands: Commands) -> None:
     command.add_argument("-o", "--output", type=Path, metavar="cluster.json")
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
+def _add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--on",
         choices=["local", "testbed"],
@@ -83,44 +84,43 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def calibrate(given: argparse.Namespace) -> int:
-    sweep, bed = prepared(given)
+def _calibrate(options: argparse.Namespace) -> int:
+    sweep, testbed = _prepared(options)
     # What the ranks print is a log.
     with (
-        local.temporary_folder() as folder,
+        temporary_folder() as folder,
         stopped_by_signals() as stop,
-        progress() as tell,
+        progress() as report,
         contextlib.redirect_stdout(sys.stderr),
-        bed or contextlib.nullcontext(),
     ):
-        made = calibration.calibrate(sweep, folder, stop, tell, given.type, bed)
-    write(given.output, made.to_json())
-    answer(given, describe_calibration(made) | {"saved": str(given.output)}, show)
+        calibration = calibrate_devices(sweep, folder, stop, report, options.type, testbed)
+    write(options.output, calibration.to_json())
+    answer(options, describe_calibration(calibration) | {"saved": str(options.output)}, _show)
     return 0
 
 
-def prepared(given: argparse.Namespace) -> tuple[Sweep, Testbed | None]:
+def _prepared(options: argparse.Namespace) -> tuple[Sweep, Testbed | None]:
     """What the options ask to measure, and the testbed to do it in where one is named. Raises InputError."""
-    check_output(given.output)
+    _check_output(options.output)
     devices = attached()
-    if given.on == "local":
+    if options.on == "local":
         for option in ("cluster", "scale"):
-            if getattr(given, option) is not None:
+            if getattr(options, option) is not None:
                 raise InputError(f"--{option} is for emulated links; add --on testbed, or leave it out")
-        return plan_sweep(devices, given.ranks, given.dtype, given.quick), None
-    if given.cluster is None:
+        return plan_sweep(devices, options.ranks, options.dtype, options.quick), None
+    if options.cluster is None:
         raise InputError("--on testbed needs the cluster to emulate; add --cluster FILE")
-    cluster = formats.read_cluster(given.cluster)
+    cluster = formats.read_cluster(options.cluster)
     gpus = len(cluster.gpus)
-    ranks = min(gpus, USUAL_RANKS) if given.ranks is None else given.ranks
+    ranks = min(gpus, USUAL_RANKS) if options.ranks is None else options.ranks
     if not 1 <= ranks <= gpus:
         raise InputError(f"{ranks} ranks: choose between 1 and {gpus}, the GPUs of {cluster.name}")
     # Ranks in namespaces talk over Gloo, from the CPU.
-    sweep = plan_sweep(replace(devices, gpus=(), memory=()), ranks, given.dtype, given.quick)
-    return sweep, emulated_cluster(cluster, ranks, given.scale)
+    sweep = plan_sweep(replace(devices, gpus=(), memory=()), ranks, options.dtype, options.quick)
+    return sweep, emulated_cluster(cluster, ranks, options.scale)
 
 
-def check_output(path: Path) -> None:
+def _check_output(path: Path) -> None:
     """InputError when the profile could not be written or read again, before anything is measured for it."""
     if path.suffix.lower() != ".json":
         raise InputError(f"{path}: a profile is JSON; give the file a name that ends in .json")
@@ -133,24 +133,24 @@ def check_output(path: Path) -> None:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def show(found: dict[str, Any]) -> str:
+def _show(content: dict[str, Any]) -> str:
     """The answer for people: every fit, how well held-out shapes are met, and what to do with the file."""
-    rows = table_of(Calibration.from_dict(found["calibration"], "calibration"))
-    lines = [found["origin"], text.table(list(rows[0]), [list(row.values()) for row in rows])]
+    rows = table_of(Calibration.from_dict(content["calibration"], "calibration"))
+    lines = [content["origin"], text.table(list(rows[0]), [list(row.values()) for row in rows])]
     lines += [
-        f"held-out shapes ({one['dtype']} on {one['gpu']}): mean {share(one['mean'])}, worst {share(one['worst'])} of "
-        f"{one['shapes']} that were also measured directly"
-        for one in found["held_out"]
+        f"held-out shapes ({gemms['dtype']} on {gemms['gpu']}): mean {share(gemms['mean'])}, worst {share(gemms['worst'])} of "
+        f"{gemms['shapes']} that were also measured directly"
+        for gemms in content["held_out"]
     ]
-    if (worst := max(fit["spread"] for fit in found["fits"])) > BUSY:
+    if (worst := max(fit["spread"] for fit in content["fits"])) > BUSY:
         lines.append(
             f"note: repeated readings lie up to {share(worst)} apart (between the quartiles); is the machine at other work?"
         )
-    lines.append(f"saved: {found['saved']}; use it with --cost {found['saved']}, or open it on the Cluster page")
+    lines.append(f"saved: {content['saved']}; use it with --cost {content['saved']}, or open it on the Cluster page")
     return "\n".join(lines)
 
 
-def detect(options: argparse.Namespace) -> int:
+def _detect(options: argparse.Namespace) -> int:
     content: dict[str, Any] = {"summary": None, "gpus": [], "cluster": None, "notes": [], "saved": None}
     if options.topology:
         drawn = read_topology(options.topology, options.type)

@@ -4,30 +4,30 @@ import argparse
 import contextlib
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from engine import formats, store
 from engine.cli import clusters as cli_clusters
 from engine.cli import text
 from engine.cli.command import Commands, add_command
-from engine.cli.inputs import add_inputs, inputs_of, second_of, step_of
+from engine.cli.inputs import add_inputs, drawn_cluster, inputs_of, second_of, step_of
 from engine.cli.output import answer, progress, stopped_by_signals
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.jobs.launches import describe_run
-from engine.launch import clusters, local, testbed
-from engine.launch.destination import SCHEDULERS
-from engine.launch.devices import Devices, attached
-from engine.launch.preflight import place_checks
-from engine.launch.prepare import Launch, prepare
-from engine.launch.prepare_step import prepare_step
+from engine.launch.places.destination import SCHEDULERS
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepare import prepare
+from engine.launch.running import clusters
+from engine.launch.running.local import command_of, temporary_folder
+from engine.launch.running.run import run as run_launch
+from engine.validate import refuse_broken_launch
 
 
 def add(commands: Commands) -> None:
     """The commands of this group."""
     command = add_command(
-        commands, "launch", launch, "run a plan as a torch.distributed job; measured beside predicted"
+        commands, "launch", _launch, "run a plan as a torch.distributed job; measured beside predicted"
     )
     command.add_argument("plans", nargs="+", type=Path, metavar="PLAN", help="several are run in turn and compared")
     add_inputs(command, required=False)
@@ -52,59 +52,71 @@ def add(commands: Commands) -> None:
     command.add_argument("--repeats", type=int, default=3, metavar="N", help="timed passes (default 3)")
     command.add_argument("--limit", type=float, default=900.0, metavar="SECONDS", help="time limit (default 900)")
 
-    command = add_command(commands, "collect", collect, "what a launch on a cluster measured, beside the prediction")
+    command = add_command(commands, "collect", _collect, "what a launch on a cluster measured, beside the prediction")
     command.add_argument("folder", type=Path, help="its run folder")
 
 
-def launch(given: argparse.Namespace) -> int:
-    if given.cost or given.graph:
-        raise InputError("a launch measures its own costs and makes its own operators; leave out --cost and --graph")
-    plans = [formats.read_plan(path) for path in given.plans]
-    model, workload = inputs_of(given, plans[0])
-    second, step = second_of(given, plans[0], model), step_of(given, plans[0], model)
-    if step is not None and given.tokens is not None:
-        raise InputError(
-            "a training step has its own tokens; leave out --tokens, or describe a smaller step (--training)"
-        )
-    if given.on != "testbed" and given.scale is not None:
-        raise InputError("--scale is for emulated links; add --on testbed, or leave it out")
-
-    def prepared_for(devices: Devices, ranks: int | None) -> Launch:
-        if step is not None:
-            return prepare_step(plans, workload, model, step, devices, ranks, given.repeats, given.limit, given.dtype)
-        return prepare(
-            plans, workload, model, devices, ranks, given.tokens, given.repeats, given.limit, second, given.dtype
-        )
-
-    if given.on in SCHEDULERS:
-        answer(given, cli_clusters.launch_on_cluster(given, plans[0], prepared_for), cli_clusters.show)
-        return 0
-    cli_clusters.refuse_options(given)
-    devices, bed = attached(), None
-    if given.on == "testbed":
-        devices = replace(devices, gpus=(), memory=())  # ranks in namespaces talk over Gloo, from the CPU
-    prepared = prepared_for(devices, given.ranks)
-    if given.on == "testbed":
-        digest = plans[0].provenance.inputs.get("cluster", "")
-        cluster = formats.read_cluster(given.cluster) if given.cluster else store.load_document(Cluster, digest)
-        bed = testbed.emulated(plans[0], cluster, prepared.spec.ranks, given.scale)
-    prepared = replace(prepared, checks=(*prepared.checks, *place_checks(prepared, bed)))
+def _launch(options: argparse.Namespace) -> int:
+    asked = _launch_asked(options)
+    prepared = prepare(asked)
+    names, cluster = [path.name for path in options.plans], drawn_cluster(options, asked.plans[0])
+    refuse_broken_launch(asked.plans, asked.workload, asked.model, cluster, asked.second, asked.step, names)
     for check in prepared.checks:
         print(f"{'ok  ' if check.passed else 'FAIL'}  {check.name}: {check.text}", file=sys.stderr)
-    with local.temporary_folder() as folder:
-        command = bed.command(0, folder) if bed else prepared.command(folder)
-        print("$ " + shlex.join(command) + ("  (rank 0; the others alike)" if bed else ""), file=sys.stderr)
+    if prepared.destination is not None:
+        answer(options, cli_clusters.submit_or_show(prepared, options.submit), cli_clusters.show)
+        return 0
+    with temporary_folder() as folder:
+        command = shlex.join(command_of(prepared, folder))
+        print(f"$ {command}" + ("  (rank 0; the others alike)" if prepared.testbed else ""), file=sys.stderr)
         # What the ranks print is a log.
-        with stopped_by_signals() as stop, progress() as tell, contextlib.redirect_stdout(sys.stderr):
-            if bed is None:
-                finished = local.run(prepared, folder, stop, tell)
-            else:
-                with bed:
-                    finished = testbed.run(prepared, bed, folder, stop, tell)
-    answer(given, describe_run(finished) | ({"testbed": bed.to_dict()} if bed else {}), text.launched)
+        with stopped_by_signals() as stop, progress() as report, contextlib.redirect_stdout(sys.stderr):
+            finished = run_launch(prepared, folder, stop, report)
+    answer(options, describe_run(finished, prepared.testbed), text.launched)
     return 0
 
 
-def collect(given: argparse.Namespace) -> int:
-    answer(given, describe_run(clusters.collect(given.folder)), text.launched)
+def _launch_asked(options: argparse.Namespace) -> Launch:
+    """What the options ask to launch. Raises InputError when they do not go together."""
+    if options.cost or options.graph:
+        raise InputError("a launch measures its own costs and makes its own operators; leave out --cost and --graph")
+    plans = tuple(formats.read_plan(path) for path in options.plans)
+    model, workload = inputs_of(options, plans[0])
+    second, step = second_of(options, plans[0], model), step_of(options, plans[0], model)
+    if step is not None and options.tokens is not None:
+        raise InputError(
+            "a training step has its own tokens; leave out --tokens, or describe a smaller step (--training)"
+        )
+    if options.on != "testbed" and options.scale is not None:
+        raise InputError("--scale is for emulated links; add --on testbed, or leave it out")
+    cluster = destination = None
+    if options.on in SCHEDULERS:
+        if options.ranks is not None:
+            raise InputError("a cluster has nodes: say --nodes and --ranks-per-node instead of --ranks")
+        destination = cli_clusters.destination_of(options, plans[0])
+    else:
+        cli_clusters.refuse_options(options)
+    if options.on == "testbed":
+        digest = plans[0].provenance.inputs.get("cluster", "")
+        cluster = formats.read_cluster(options.cluster) if options.cluster else store.load_document(Cluster, digest)
+    return Launch(
+        plans,
+        workload,
+        model,
+        cluster,
+        second,
+        on=options.on,
+        scale=options.scale,
+        destination=destination,
+        ranks=options.ranks,
+        tokens=options.tokens,
+        repeats=options.repeats,
+        limit=options.limit,
+        dtype=options.dtype,
+        step=step,
+    )
+
+
+def _collect(options: argparse.Namespace) -> int:
+    answer(options, describe_run(clusters.collect(options.folder)), text.launched)
     return 0

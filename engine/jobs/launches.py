@@ -8,12 +8,13 @@ import pandas as pd
 from engine.files import write_atomically
 from engine.jobs.protocol import Context
 from engine.jobs.runner import Job
-from engine.launch import local, testbed
-from engine.launch.compare import compare
-from engine.launch.devices import attached
-from engine.launch.on_cluster import run_on_cluster
-from engine.launch.preference import prefer
-from engine.launch.wanted import On, Wanted
+from engine.launch.places.testbed import Testbed
+from engine.launch.preparation.launch import Launch, On
+from engine.launch.preparation.prepare import prepare
+from engine.launch.results.comparison import compare
+from engine.launch.results.preference import prefer
+from engine.launch.results.run import MeasuredPlan, Run
+from engine.launch.running.run import run
 from engine.schema import Frozen
 from engine.validate import refuse_broken_launch
 
@@ -24,7 +25,7 @@ BRIEF = "brief.json"
 
 
 class Brief(Frozen):
-    """What a list of launches tells of one; its results are large. predicted, measured: seconds of each plan, once known."""
+    """What a list of launches shows of each; its results are large. predicted, measured: seconds of each plan, once known."""
 
     plans: tuple[str, ...]
     on: On
@@ -35,32 +36,27 @@ class Brief(Frozen):
 
 
 def launch(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Run plans. arguments: as `Wanted` gives them; the result: see `describe_run`, and of a testbed its links."""
-    wanted = Wanted.from_arguments(arguments)
-    prepared, bed = wanted.prepare(attached())
-    refuse_broken_launch(wanted.plans, wanted.workload, wanted.model, wanted.cluster, wanted.second, wanted.step)
-    names = tuple(plan.name for plan in wanted.plans)
-    brief = Brief(plans=names, on=wanted.on, ranks=prepared.spec.ranks, tokens=prepared.tokens)
+    """Run plans. arguments: as `Launch` gives them; the result: see `describe_run`."""
+    asked = Launch.from_arguments(arguments)
+    prepared = prepare(asked)
+    refuse_broken_launch(asked.plans, asked.workload, asked.model, asked.cluster, asked.second, asked.step)
+    names = tuple(plan.name for plan in asked.plans)
+    brief = Brief(plans=names, on=asked.on, ranks=prepared.instructions.ranks, tokens=prepared.tokens)
     write_atomically(context.folder / BRIEF, brief.to_json())
-    folder = context.folder / RUN
-    if wanted.destination is not None:
-        found = describe_run(run_on_cluster(prepared, wanted.destination, folder, context.stop, context.report))
-    elif bed is None:
-        found = describe_run(local.run(prepared, folder, context.stop, context.report))
-    else:
-        with bed:
-            found = describe_run(testbed.run(prepared, bed, folder, context.stop, context.report))
-        found["testbed"] = bed.to_dict()
-    write_atomically(context.folder / BRIEF, brief.model_copy(update=_figures(found)).to_json())
-    return found
+    finished = run(prepared, context.folder / RUN, context.stop, context.report)
+    result = describe_run(finished, prepared.testbed)
+    write_atomically(context.folder / BRIEF, brief.model_copy(update=_figures(result)).to_json())
+    return result
 
 
 def _figures(result: dict[str, Any]) -> dict[str, tuple[float, ...]]:
-    return {name: tuple(run[f"{name}_seconds"] for run in result["runs"]) for name in ("predicted", "measured")}
+    return {
+        name: tuple(plan_run[f"{name}_seconds"] for plan_run in result["runs"]) for name in ("predicted", "measured")
+    }
 
 
 def brief_of(job: Job) -> Brief | None:
-    """What a list tells of a launch: as it noted itself, else what was asked for; None when that was asked for in a form that
+    """What a list shows of a launch: as it noted itself, else what was asked for; None when that was asked for in a form that
     no version since knows."""
     path = job.folder / BRIEF
     if path.exists():
@@ -78,16 +74,18 @@ def run_folder(job: Job) -> Path:
     return job.folder / RUN
 
 
-def describe_run(run: local.Run) -> dict[str, Any]:
-    """A finished launch as JSON: of every plan both timelines and their comparison, and what it was measured on."""
-    return {
-        "runs": [_describe_plan(one) for one in run.runs],
-        "preference": prefer(run.runs).to_dict() if len(run.runs) > 1 else None,
-        "device": run.device,
-        "tokens": run.tokens,
-        "clock_error": run.clock_error,
-        "profile": run.profile.model_dump(mode="json", exclude_none=True),
+def describe_run(finished: Run, testbed: Testbed | None = None) -> dict[str, Any]:
+    """A finished launch as JSON: of every plan both timelines and their comparison, what it was measured on, and of a testbed
+    its links."""
+    described = {
+        "runs": [_describe_plan(measured) for measured in finished.runs],
+        "preference": prefer(finished.runs).to_dict() if len(finished.runs) > 1 else None,
+        "device": finished.device,
+        "tokens": finished.tokens,
+        "clock_error": finished.clock_error,
+        "profile": finished.profile.model_dump(mode="json", exclude_none=True),
     }
+    return described if testbed is None else described | {"testbed": testbed.to_dict()}
 
 
 def _columns(table: pd.DataFrame) -> dict[str, list]:
@@ -95,19 +93,19 @@ def _columns(table: pd.DataFrame) -> dict[str, list]:
     return table.astype(object).where(table.notna(), None).to_dict("list")
 
 
-def _describe_plan(one: local.Measured) -> dict[str, Any]:
-    laid = compare(one.predicted, one.measured)
+def _describe_plan(measured: MeasuredPlan) -> dict[str, Any]:
+    comparison = compare(measured.predicted, measured.measured)
     return {
-        "plan": one.plan.id,
-        "name": one.plan.name,
-        "predicted": one.predicted.to_dict(),
-        "measured": one.measured.to_dict(),
-        "by_kind": _columns(laid.by_kind),
-        "by_layer": _columns(laid.by_layer),
-        "predicted_seconds": laid.predicted,
-        "measured_seconds": laid.measured,
-        "waiting_seconds": laid.waiting,
-        "predicted_waiting_seconds": laid.predicted_waiting,
-        "pass_seconds": list(one.totals),
-        "difference": one.difference,
+        "plan": measured.plan.id,
+        "name": measured.plan.name,
+        "predicted": measured.predicted.to_dict(),
+        "measured": measured.measured.to_dict(),
+        "by_kind": _columns(comparison.by_kind),
+        "by_layer": _columns(comparison.by_layer),
+        "predicted_seconds": comparison.predicted,
+        "measured_seconds": comparison.measured,
+        "waiting_seconds": comparison.waiting,
+        "predicted_waiting_seconds": comparison.predicted_waiting,
+        "pass_seconds": list(measured.totals),
+        "difference": measured.difference,
     }

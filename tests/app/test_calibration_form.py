@@ -13,7 +13,7 @@ from engine.catalogue import gpu
 from engine.cluster import Cluster, Node
 from engine.errors import InputError
 from engine.jobs import protocol, runner
-from engine.jobs.calibrations import describe_calibration
+from engine.jobs.device_calibration import describe_calibration
 from tests.app.test_pages import ROOT, open_sample, visit
 from tests.costs import calibrations as planted
 

@@ -24,8 +24,8 @@ from engine.jobs import runner, tasks
 from engine.jobs.launches import BRIEF, run_folder
 from engine.jobs.protocol import CANCELLED, REQUEST, RESULT, Context, Request
 from engine.jobs.runner import Job, State
-from engine.launch.rank_logs import RankLogs
-from engine.launch.wanted import Wanted
+from engine.launch.preparation.launch import Launch
+from engine.launch.rank.logs import RankLogs
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
@@ -104,9 +104,9 @@ def launches() -> list[Job]:
     return runner.jobs(store.data_folder(), "launch")
 
 
-def wanted(app: AppTest, **more) -> Wanted:
+def wanted(app: AppTest, **more) -> Launch:
     problem = problem_of(app)
-    return Wanted(
+    return Launch(
         tuple(app.plans), problem.workload, problem.model, problem.cluster, **{"ranks": 2, "tokens": 64} | more
     )
 
@@ -145,7 +145,7 @@ def test_what_is_chosen_is_what_is_started(app: AppTest):
     assert "100 of the recording, 5 timed passes of each of 2 plans" in said(app.markdown)
     press(app, "Start")
     (job,) = launches()
-    asked = Wanted.from_arguments(job.request.arguments)
+    asked = Launch.from_arguments(job.request.arguments)
     assert [one.id for one in asked.plans] == [one.id for one in app.plans] and asked.on == "local"
     assert (asked.ranks, asked.tokens, asked.repeats, asked.limit, asked.dtype) == (2, 100, 5, 77.0, "bf16")
     assert button(app, "Start").disabled and "one runs at a time" in said(app.caption)
@@ -254,7 +254,7 @@ def test_slurm_from_the_form_to_the_submission(app: AppTest, tmp_path: Path, mon
     assert str(written) in app.code[0].value and str(written) in said(app.caption) and (written / "spec.json").exists()
     press(app, "Submit")
     (job,) = launches()
-    asked = Wanted.from_arguments(job.request.arguments)
+    asked = Launch.from_arguments(job.request.arguments)
     assert asked.on == "slurm" and asked.destination.partition == "gpu" and asked.destination.ranks == 8
 
 

@@ -18,7 +18,7 @@ from app.review.words import words
 from engine import store
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
-from engine.launch.wanted import Wanted
+from engine.launch.preparation.launch import Launch
 from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
@@ -302,7 +302,7 @@ def test_parents_and_children_lead_to_each_other(app: AppTest) -> None:
 
 def test_a_finished_launch_is_noted_once_beside_its_plan(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(app)
-    wanted = Wanted(tuple(app.plans), problem.workload, problem.model, problem.cluster, ranks=2, tokens=64)
+    wanted = Launch(tuple(app.plans), problem.workload, problem.model, problem.cluster, ranks=2, tokens=64)
     job = request_of(wanted, store.data_folder())
     request = json.loads((job.folder / "request.json").read_text())
     request["arguments"]["by"] = "Ben <b>x</b>"
@@ -323,7 +323,7 @@ def test_a_finished_launch_is_noted_once_beside_its_plan(app: AppTest, monkeypat
 
 def test_a_launch_is_held_up_by_no_database(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(app)
-    wanted = Wanted(tuple(app.plans[:1]), problem.workload, problem.model, problem.cluster, ranks=2, tokens=64)
+    wanted = Launch(tuple(app.plans[:1]), problem.workload, problem.model, problem.cluster, ranks=2, tokens=64)
     job = finish(request_of(wanted, store.data_folder()), 1.5, monkeypatch)
     app.session_state["launch_jobs"] = [job.id]
     monkeypatch.setenv("DATABASE_URL", "sqlite:////nowhere/at/all.db")

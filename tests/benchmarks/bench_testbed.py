@@ -8,7 +8,6 @@ of PASSES timed passes (default 5). Needs root. Nothing else should run on the m
 
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +15,11 @@ import numpy as np
 from engine.cli.text import table
 from engine.costs import Datasheet
 from engine.formats import read_cluster, read_model, read_workload
-from engine.launch import testbed
-from engine.launch.compare import compare
-from engine.launch.devices import attached
-from engine.launch.local import Run
-from engine.launch.preference import prefer
-from engine.launch.preflight import place_checks
-from engine.launch.prepare import prepare
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepare import prepare
+from engine.launch.results.comparison import compare
+from engine.launch.results.preference import prefer
+from engine.launch.running.local import Run, run_here
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.result import never
@@ -57,15 +54,14 @@ def main(jobs: int = 3, passes: int = 5) -> None:
     trace = read_workload(SAMPLES / "tiny-moe" / "alpha-code.npz", num_experts=model.experts)
     cluster = read_cluster(SAMPLES / "mixed-8.json")
     plans = plans_of(make_problem(trace, cluster, model, Datasheet()))
-    launch = prepare(plans, trace, model, replace(attached(), gpus=(), memory=()), 8, repeats=passes)
-    bed = testbed.emulated(plans[0], cluster, 8)
-    for check in place_checks(launch, bed):
+    launch = prepare(Launch(tuple(plans), trace, model, cluster, on="testbed", ranks=8, repeats=passes))
+    for check in launch.checks:
         print(f"{check.name}: {check.text}")
     factors = {plan.name: [] for plan in plans}
     for job in range(jobs):
         before = load()
-        with tempfile.TemporaryDirectory() as folder, bed:
-            found = testbed.run(launch, bed, Path(folder) / "run", never, silent)
+        with tempfile.TemporaryDirectory() as folder:
+            found = run_here(launch, Path(folder) / "run", never, silent)
         print(
             f"\njob {job + 1} of {jobs}, load {before} before and {load()} after; {found.runs[0].predicted.cost_source}"
         )

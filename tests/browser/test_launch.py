@@ -9,9 +9,9 @@ from playwright.sync_api import Page, expect
 
 from engine.jobs import runner
 from engine.jobs.runner import State
-from engine.launch import preflight
-from engine.launch.rank_logs import log_of
-from engine.launch.spec import WORKER
+from engine.launch.preparation.place_checks import testbed_fault
+from engine.launch.rank.logs import log_of
+from engine.launch.running.processes import WORKER
 from tests.browser.conftest import settle, shoot
 
 RANKS = 3
@@ -45,7 +45,7 @@ def test_a_launch_of_two_plans_is_watched_reported_repeated_and_killed(
 ) -> None:
     page.goto(f"{start_studio()}/launch?session={planned}")
     settle(page)
-    emulated = preflight.testbed_fault() is None
+    emulated = testbed_fault() is None
     if emulated:
         page.get_by_role("radio", name="Testbed (emulated links)").click()
         expect(page.get_by_text("in a network of the testbed's own")).to_be_visible(timeout=SOON)

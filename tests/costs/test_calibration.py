@@ -14,7 +14,7 @@ from engine.costs.gemm_table import GemmTable
 from engine.costs.silicon_tables import MACHINES, gemm_table
 from engine.errors import InputError
 from engine.formats import read_costs
-from engine.launch import sweep
+from engine.launch.calibration import sweep
 from tests.costs import calibrations as planted
 from tests.costs.silicon import needs_tables
 

@@ -28,12 +28,13 @@ from engine.files import write_atomically
 from engine.formats import read_costs, read_model, read_workload
 from engine.formats.nvidia_topo import read_topology
 from engine.formats.source import one_line
-from engine.launch import local
-from engine.launch.calibration import calibrate, plan_sweep
-from engine.launch.devices import Devices, attached, cluster_of, counted, driver_version
-from engine.launch.layer import TORCH_DTYPE
-from engine.launch.prepare import Launch, prepare
-from engine.launch.prepare_step import prepare_step
+from engine.launch.calibration.calibrate import calibrate, plan_sweep
+from engine.launch.places.devices import Devices, attached, cluster_of, counted, driver_version
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepare import prepare
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.rank.layer import TORCH_DTYPE
+from engine.launch.running.local import run_here, temporary_folder
 from engine.model import MoEModel
 from engine.problem import make_problem
 from engine.result import never
@@ -120,7 +121,7 @@ def launched(devices: Devices, ranks: int, backend: str) -> str:
     trace = read_workload(SAMPLES / "tiny-moe" / "alpha-code.npz")
     problem = make_problem(trace, cluster_presets()["mixed-8"].cluster, model, Datasheet())
     plan = run(SYSTEMS["aurora"], problem, {"order": "matched"}).result.solution
-    return outcome_of(prepare([plan], trace, model, devices, ranks, TOKENS), devices, backend)
+    return outcome_of(prepare(Launch((plan,), trace, model, ranks=ranks, tokens=TOKENS), devices), devices, backend)
 
 
 def step_alone() -> str:
@@ -139,15 +140,17 @@ def stepped(devices: Devices, ranks: int, backend: str) -> str:
     cluster = cluster_presets()["hgx-h100-8"].cluster
     problem = make_problem(balanced_load(STEP_MODEL), cluster, STEP_MODEL, Datasheet(), step=STEP)
     plan = run(TRAINING["lancet"], problem).result.solution
-    return outcome_of(prepare_step([plan], problem.workload, STEP_MODEL, STEP, devices, ranks), devices, backend)
+    return outcome_of(
+        prepare(Launch((plan,), problem.workload, STEP_MODEL, ranks=ranks, step=STEP), devices), devices, backend
+    )
 
 
-def outcome_of(prepared: Launch, devices: Devices, backend: str) -> str:
+def outcome_of(prepared: PreparedLaunch, devices: Devices, backend: str) -> str:
     """Run a launch of one plan; what it computed is compared with the unplanned computation there."""
-    needs(prepared.spec.backend == backend, f"the backend is {prepared.spec.backend}")
-    needs(prepared.spec.device == "cuda" or not devices.gpus, "the ranks compute on the CPU")
-    with local.temporary_folder() as folder:
-        finished = local.run(prepared, folder, never, silent)
+    needs(prepared.instructions.backend == backend, f"the backend is {prepared.instructions.backend}")
+    needs(prepared.instructions.device == "cuda" or not devices.gpus, "the ranks compute on the CPU")
+    with temporary_folder() as folder:
+        finished = run_here(prepared, folder, never, silent)
     (one,) = finished.runs
     return (
         f"{one.plan.name}, {finished.tokens:,} tokens: {seconds(one.measured.total)} (predicted "
@@ -207,7 +210,7 @@ def gemms() -> str:
 
 
 def calibrated(quick: bool) -> Calibration:
-    with local.temporary_folder() as folder:
+    with temporary_folder() as folder:
         return calibrate(plan_sweep(attached(), quick=quick), folder, never, silent)
 
 

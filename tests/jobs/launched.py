@@ -10,33 +10,35 @@ from engine.files import write_atomically
 from engine.jobs import launches
 from engine.jobs.protocol import ERROR, EXIT, REQUEST, Context, Request
 from engine.jobs.runner import Job
-from engine.launch import local
-from engine.launch.prepare import Launch
-from engine.launch.wanted import Wanted
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.results.run import MeasuredPlan, Run
 from engine.problem import make_problem
 from engine.simulate import simulate
 from engine.timeline import Timeline
 
 
-def simulated(launch: Launch, factor: float) -> local.Run:
+def simulated(launch: PreparedLaunch, factor: float) -> Run:
     """What a launch would have left, had everything taken `factor` times as long as predicted, of every further plan a tenth
     longer, and its last pass 1.1 times that. The ranks are H100s that meet on a fabric."""
     one = cluster_presets()["mixed-8"].cluster.gpus[0]
-    nodes = tuple(Node(name=f"rank {rank}", gpus=(one,)) for rank in range(launch.spec.ranks))
-    problem = make_problem(launch.workloads[0], Cluster(name="here", nodes=nodes), launch.spec.model, Datasheet())
+    nodes = tuple(Node(name=f"rank {rank}", gpus=(one,)) for rank in range(launch.instructions.ranks))
+    problem = make_problem(
+        launch.workloads[0], Cluster(name="here", nodes=nodes), launch.instructions.model, Datasheet()
+    )
     runs = []
-    for number, (given, plan) in enumerate(zip(launch.plans, launch.spec.plans, strict=True)):
+    for number, (given, plan) in enumerate(zip(launch.plans, launch.instructions.plans, strict=True)):
         predicted, longer = simulate(plan, problem), factor * (1 + 0.1 * number)
         events = predicted.events.assign(start=predicted.events["start"] * longer, end=predicted.events["end"] * longer)
         measured = Timeline(events, predicted.resources, "measured", "CPU")
-        totals = [measured.total] * launch.spec.repeats
+        totals = [measured.total] * launch.instructions.repeats
         totals[-1] *= 1.1
-        runs.append(local.Measured(given, predicted, measured, tuple(totals), 1e-7))
+        runs.append(MeasuredPlan(given, predicted, measured, tuple(totals), 1e-7))
     profile = CostProfile(name="made up", origin="a test", gemm={"CPU": Line(alpha=0, beta=1)})
-    return local.Run(tuple(runs), "CPU", launch.workloads[0].tokens, profile, 0.0)
+    return Run(tuple(runs), "CPU", launch.workloads[0].tokens, profile, 0.0)
 
 
-def request_of(wanted: Wanted, root: Path, moment: float | None = None) -> Job:
+def request_of(launch: Launch, root: Path, moment: float | None = None) -> Job:
     """The folder of a launch that was asked for, at a moment in seconds since the epoch; its recording must be in the data
     folder."""
     moment = time.time() if moment is None else moment
@@ -44,7 +46,7 @@ def request_of(wanted: Wanted, root: Path, moment: float | None = None) -> Job:
     job = Job(name, root / "jobs" / name)
     job.folder.mkdir(parents=True)
     write_atomically(
-        job.folder / REQUEST, Request(kind="launch", arguments=wanted.to_arguments(), created=moment).to_json()
+        job.folder / REQUEST, Request(kind="launch", arguments=launch.to_arguments(), created=moment).to_json()
     )
     (job.folder / "pid").write_text('{"pid": 4194305, "start": 0}')  # of nobody: the job has ended
     return job
@@ -52,7 +54,7 @@ def request_of(wanted: Wanted, root: Path, moment: float | None = None) -> Job:
 
 def finish(job: Job, factor: float, monkeypatch) -> Job:
     """Let a launch have ended well, `factor` times slower than predicted."""
-    monkeypatch.setattr(local, "run", lambda launch, *_: simulated(launch, factor))
+    monkeypatch.setattr(launches, "run", lambda launch, *_: simulated(launch, factor))
     context = Context(job.folder)
     context.finish(launches.launch(job.request.arguments, context))
     return job

@@ -13,17 +13,18 @@ from engine.jobs import launches, runner
 from engine.jobs.launches import BRIEF, Brief, brief_of
 from engine.jobs.protocol import REQUEST, Context, Request
 from engine.jobs.runner import Job
-from engine.launch import clusters, local, on_cluster
-from engine.launch.clusters import Status
-from engine.launch.on_cluster import run_on_cluster
-from engine.launch.rank_logs import log_tail, standing
-from engine.launch.spec import PROGRESS
-from engine.launch.wanted import Wanted
+from engine.launch.preparation.launch import Launch
+from engine.launch.rank.instructions import PROGRESS
+from engine.launch.rank.logs import log_tail, standing
+from engine.launch.results.run import Run
+from engine.launch.running import clusters, on_cluster
+from engine.launch.running.clusters import Status
+from engine.launch.running.on_cluster import run_on_cluster
 from engine.result import never
 from tests.jobs.launched import request_of, simulated
 from tests.launch.cluster_fakes import install_slurm
 from tests.launch.test_local import MODEL, plan_for, recording
-from tests.launch.test_request import destination, launch_for
+from tests.launch.test_torchx_application import destination, launch_for
 
 TRACE = recording()
 PLANS = tuple(plan_for(TRACE, mode) for mode in ("matched", "concurrent"))
@@ -34,17 +35,17 @@ HANDLE = "slurm://switchyard/4242"
 def job(tmp_path) -> Job:
     """A launch of two plans on two ranks, asked for and not begun."""
     store.save_workload(TRACE)
-    return request_of(Wanted(PLANS, TRACE, MODEL, ranks=2, repeats=2), tmp_path)
+    return request_of(Launch(PLANS, TRACE, MODEL, ranks=2, repeats=2), tmp_path)
 
 
 def test_a_launch_notes_what_a_list_tells_of_it_before_and_after(job, monkeypatch):
     before = []
 
-    def run(launch, *_) -> local.Run:
+    def run(launch, *_) -> Run:
         before.append(brief_of(job))
         return simulated(launch, 1.5)
 
-    monkeypatch.setattr(local, "run", run)
+    monkeypatch.setattr(launches, "run", run)
     assert brief_of(job) == Brief(plans=("matched", "concurrent"), on="local", ranks=2)
     result = launches.launch(job.request.arguments, Context(job.folder))
     assert before == [Brief(plans=("matched", "concurrent"), on="local", ranks=2, tokens=TRACE.tokens)]
@@ -112,7 +113,7 @@ def test_a_scheduled_launch_is_watched_to_its_end_and_its_results_are_read(on_sl
             (state / "accounting").write_text("COMPLETED\nCOMPLETED\n")
 
     seen = tmp_path / "seen"
-    assert run_on_cluster(launch, where, seen, never, report).runs[0].plan == launch.plans[0]
+    assert run_on_cluster(launch, seen, never, report).runs[0].plan == launch.plans[0]
     assert reports[0] == (0.0, "writing the run folder") and (0.25, f"{HANDLE} is running, pass 1 of 2") in reports
     assert [step.message for step in standing(seen).steps] == ["pass 1 of 2", "warm-up"]
     assert '"done": 0.2' in log_tail(seen, 1)
@@ -124,11 +125,11 @@ def test_a_scheduled_launch_that_fails_says_where_its_logs_are(on_slurm, tmp_pat
     with pytest.raises(
         InputError, match=rf"{HANDLE} failed: NODE_FAIL.*; what its nodes printed is in {where.shared}/run-"
     ):
-        run_on_cluster(launch, where, tmp_path / "seen", never, lambda *_: None)
+        run_on_cluster(launch, tmp_path / "seen", never, lambda *_: None)
 
 
 def test_a_stop_ends_the_job_on_the_cluster_too(on_slurm, tmp_path):
-    launch, where, state = on_slurm
+    launch, _, state = on_slurm
     asked = threading.Event()
 
     def report(done, message, *_) -> None:
@@ -137,12 +138,12 @@ def test_a_stop_ends_the_job_on_the_cluster_too(on_slurm, tmp_path):
 
     begun = time.monotonic()
     with pytest.raises(InputError, match=f"stopped, and {HANDLE} with it"):
-        run_on_cluster(launch, where, tmp_path / "seen", asked.is_set, report)
+        run_on_cluster(launch, tmp_path / "seen", asked.is_set, report)
     assert (state / "accounting").read_text().startswith("CANCELLED") and time.monotonic() - begun < 20
 
 
 def test_a_scheduler_that_does_not_answer_for_a_while_is_asked_again(on_slurm, tmp_path, monkeypatch):
-    launch, where, _ = on_slurm
+    launch, _, _ = on_slurm
     monkeypatch.setattr(clusters, "collect", lambda folder: simulated(launch, 2.0))
     answers = [InputError("no route"), InputError("no route"), Status("succeeded", "", True)]
 
@@ -154,10 +155,10 @@ def test_a_scheduler_that_does_not_answer_for_a_while_is_asked_again(on_slurm, t
 
     monkeypatch.setattr(clusters, "status", status)
     reports: list[str] = []
-    run_on_cluster(launch, where, tmp_path / "seen", never, lambda done, message, *_: reports.append(message))
+    run_on_cluster(launch, tmp_path / "seen", never, lambda done, message, *_: reports.append(message))
     assert reports[-2:] == [f"{HANDLE}: no answer (no route)"] * 2 and not answers
     monkeypatch.setattr(on_cluster, "PATIENCE", 1)
     answers[:] = [InputError("no route")] * 3
     with pytest.raises(InputError, match=r"may still run.*no route; later.*engine collect .*/run-"):
-        run_on_cluster(launch, where, tmp_path / "again", never, lambda *_: None)
+        run_on_cluster(launch, tmp_path / "again", never, lambda *_: None)
     assert len(answers) == 1

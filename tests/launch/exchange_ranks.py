@@ -10,10 +10,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from engine.launch.exchange import Exchange
-from engine.launch.links import Links
-from engine.launch.recorder import Recorder
-from engine.launch.routes import Piece, pieces
+from engine.launch.rank.exchange import Exchange
+from engine.launch.rank.links import Links
+from engine.launch.rank.recorder import Recorder
+from engine.launch.rank.routes import Piece, pieces
 from tests.launch.exchange_cases import MODES, PACED_RATES, counts_of, schedule_of
 
 WIDTH = 3

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.launch.destination import SCHEDULERS, Destination
-from engine.launch.prepare import Launch, prepare
+from engine.launch.places.destination import SCHEDULERS, Destination
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepare import prepare
+from engine.launch.preparation.prepared import PreparedLaunch
 from engine.model import MoEModel
 from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance
@@ -21,7 +23,7 @@ def destination(scheduler: str, at: Path, gpus: int = 4, **more) -> Destination:
     return SCHEDULERS[scheduler].from_dict(SIZE | fields | OWN[scheduler] | more, "test")
 
 
-def launch_for(where: Destination, limit: float = 600.0, model: MoEModel = MODEL) -> Launch:
+def launch_for(where: Destination, limit: float = 600.0, model: MoEModel = MODEL) -> PreparedLaunch:
     """A launch of a plan for as many GPUs as the destination has ranks, at most eight."""
     gpus = min(8, where.ranks)
     rng = np.random.default_rng(3)
@@ -35,7 +37,8 @@ def launch_for(where: Destination, limit: float = 600.0, model: MoEModel = MODEL
         provenance=Provenance(optimiser="test"),
     )
     trace = RoutingTrace("made up", experts, 8)
-    return prepare([plan], trace, model, where.devices, where.ranks, repeats=2, limit=limit)
+    asked = Launch((plan,), trace, model, on=where.scheduler, destination=where, repeats=2, limit=limit)
+    return prepare(asked)
 
 
 def shared_folder(at: Path) -> Path:

@@ -3,18 +3,18 @@
 import numpy as np
 import torch
 
-from engine.launch.forward import Layers
-from engine.launch.job import Job
-from engine.launch.line import Line
-from engine.launch.recorder import Recorder
-from engine.launch.spec import LaunchSpec, Tokens
+from engine.launch.rank.communicator import Communicator
+from engine.launch.rank.context import RankContext
+from engine.launch.rank.forward import Layers
+from engine.launch.rank.instructions import RankInstructions, Tokens
+from engine.launch.rank.recorder import Recorder
 
 CPU = torch.device("cpu")
 
 
-def jobs_of(spec: LaunchSpec, *tokens: Tokens) -> list[Job]:
+def contexts_of(instructions: RankInstructions, *tokens: Tokens) -> list[RankContext]:
     """The job as every rank sees it."""
-    return [Job(spec, tokens, rank, CPU, Recorder(rank, CPU)) for rank in range(spec.ranks)]
+    return [RankContext(instructions, tokens, rank, CPU, Recorder(rank, CPU)) for rank in range(instructions.ranks)]
 
 
 class NoWay:
@@ -24,10 +24,12 @@ class NoWay:
         pass
 
 
-def ranks_of(spec: LaunchSpec, tokens: Tokens, kind: type[Layers] = Layers) -> list[Layers]:
+def ranks_of(instructions: RankInstructions, tokens: Tokens, kind: type[Layers] = Layers) -> list[Layers]:
     """The first model of the first plan on every rank."""
     kind = type("Lockstep", (kind,), {"_way": lambda *what: NoWay()})
-    return [kind(job, spec.plans[0], Line(job)) for job in jobs_of(spec, tokens)]
+    return [
+        kind(context, instructions.plans[0], Communicator(context)) for context in contexts_of(instructions, tokens)
+    ]
 
 
 def run(ranks: list[Layers]) -> None:

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
-from engine.launch.job import Job
-from engine.launch.joining import leave_with_parent
-from engine.launch.layer import Weights
-from engine.launch.recorder import Mark, Recorder
-from engine.launch.spec import LaunchSpec, Tokens
+from engine.launch.rank.context import RankContext
+from engine.launch.rank.instructions import RankInstructions, Tokens
+from engine.launch.rank.joining import leave_with_parent
+from engine.launch.rank.layer import Weights
+from engine.launch.rank.recorder import Mark, Recorder
 from engine.launch.step.run import StepExecutor
 from engine.launch.step.weights import LEARNING_RATE
 from engine.model import MoEModel
@@ -66,7 +66,7 @@ class Outcome:
     memory: float
 
 
-class Double(Job):
+class Double(RankContext):
     """A job in 64 bits."""
 
     @property
@@ -74,7 +74,7 @@ class Double(Job):
         return torch.float64
 
     def weights(self, model: MoEModel, layers: int) -> Weights:
-        return self._weights.setdefault(0, Weights(model, layers, self.spec.seed, self.device, torch.float64))
+        return self._weights.setdefault(0, Weights(model, layers, self.instructions.seed, self.device, torch.float64))
 
 
 class Listener(Recorder):
@@ -112,13 +112,15 @@ class Slow:
 @torch.inference_mode()
 def execute(case: Case, rank: int) -> Outcome:
     """Two steps on one rank, looked at from all sides."""
-    spec = LaunchSpec(plans=(case.plan,), model=case.model, step=case.step, ranks=case.ranks, backend="gloo", limit=60)
-    job = (Double if case.double else Job)(spec, (recording(case),), rank, CPU, Listener(rank))
-    executor = StepExecutor(job, case.plan)
+    instructions = RankInstructions(
+        plans=(case.plan,), model=case.model, step=case.step, ranks=case.ranks, backend="gloo", limit=60
+    )
+    context = (Double if case.double else RankContext)(instructions, (recording(case),), rank, CPU, Listener(rank))
+    executor = StepExecutor(context, case.plan)
     before = {name: one.value.clone() for name, one in executor.weights.items()}
     memory = step_of(executor, case.probed)
     first = {name: one.gradient.clone() for name, one in executor.weights.items()}
-    job.recorder.heard.clear()
+    context.recorder.heard.clear()
     exchange = dist.all_to_all_single
 
     def slowly(*args, **more):
@@ -141,7 +143,7 @@ def execute(case: Case, rank: int) -> Outcome:
         if rank == case.ranks - 1:
             gradient[0] = wrong
         spoilt.append(executor.difference())
-    return Outcome(difference, tuple(spoilt), job.recorder.heard, repeated, updated, memory)
+    return Outcome(difference, tuple(spoilt), context.recorder.heard, repeated, updated, memory)
 
 
 def step_of(executor: StepExecutor, probed: bool = False) -> float:

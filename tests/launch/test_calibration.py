@@ -7,7 +7,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -20,12 +19,13 @@ from engine.costs import Profiled
 from engine.errors import InputError
 from engine.formats import read_costs
 from engine.jobs import protocol, runner
-from engine.jobs.calibrations import table_of
+from engine.jobs.device_calibration import table_of
 from engine.jobs.runner import State
-from engine.launch import calibration, local, measure
-from engine.launch.calibration import plan_sweep, read_measured
-from engine.launch.devices import Devices
-from engine.launch.sweep import Sweep, grids
+from engine.launch.calibration import calibrate, sweep_rank
+from engine.launch.calibration.calibrate import plan_sweep, read_measured
+from engine.launch.calibration.sweep import Sweep, grids
+from engine.launch.places.devices import Devices
+from engine.launch.running import local
 from engine.result import never
 from engine.systems.base import silent
 from tests.strategies import cluster_of, make_gpu
@@ -39,7 +39,7 @@ CARDS = replace(HOST, gpus=("NVIDIA H200", "NVIDIA H200", "NVIDIA L40S"), memory
 def engine(capsys, monkeypatch) -> CommandLine:
     """The command line on a machine without GPUs, in a hurry."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(calibration, "QUICK", 1.0)
+    monkeypatch.setattr(calibrate, "QUICK", 1.0)
     return CommandLine(capsys)
 
 
@@ -77,7 +77,7 @@ def test_numbers_without_a_gemm_are_refused():
 
 
 def test_the_command_refuses_before_it_measures(engine, tmp_path, monkeypatch):
-    monkeypatch.setattr(calibration, "calibrate", lambda *_: pytest.fail("it measured"))
+    monkeypatch.setattr(calibrate, "run_processes", lambda *_: pytest.fail("it measured"))
     good = tmp_path / "profile.json"
     assert "0 ranks" in engine.refused("calibrate", "--ranks", 0, "-o", good)
     assert "ends in .json" in engine.refused("calibrate", "-o", tmp_path / "profile.txt")
@@ -98,7 +98,7 @@ def test_the_command_refuses_before_it_measures(engine, tmp_path, monkeypatch):
 
 def test_an_unknown_type_is_refused_before_it_measures(tmp_path):
     with pytest.raises(InputError, match="no GPU type 'H900'"):
-        calibration.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent, "H900")
+        calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent, "H900")
     assert not (tmp_path / "run").exists()
 
 
@@ -156,7 +156,7 @@ def test_what_the_ranks_found_becomes_times_fits_and_errors():
 
 def test_ranks_of_one_kind_are_merged_by_their_medians():
     points = [[[8, 64, seconds, spread]] for seconds, spread in ((3.0, 0.1), (1.0, 0.4), (2.0, 0.2))]
-    assert measure._merged(points) == [[8, 64, 2.0, 0.4]]
+    assert sweep_rank._merged(points) == [[8, 64, 2.0, 0.4]]
 
 
 # One rank in this process
@@ -167,7 +167,7 @@ def rank():
     """A rank that is alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     sweep = Sweep(ranks=1, backend="gloo", dtypes=("fp32",), seconds=0.5, repeats=3, held_out=5)
-    yield measure.Rank(sweep, 0, torch.device("cpu"))
+    yield sweep_rank.SweepRank(sweep, 0, torch.device("cpu"))
     dist.destroy_process_group()
 
 
@@ -202,7 +202,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(sweep_rank, "time", clock)
     return clock
 
 
@@ -245,7 +245,7 @@ def test_sizes_end_with_the_time_but_never_before_a_line_can_be_drawn(rank, cloc
 
 
 def test_every_call_takes_other_weights():
-    gemms = measure._Gemms(grids()[-1], torch.float32, torch.device("cpu"), 2**22, 0)
+    gemms = sweep_rank._Gemms(grids()[-1], torch.float32, torch.device("cpu"), 2**22, 0)
     work = gemms.work(8, 128, 128)
     first, second = work(), work()
     assert first.shape == (8, 128) and not torch.equal(first, second)
@@ -286,7 +286,7 @@ def ranks_in(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if {measure.__name__, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
+            if {sweep_rank.__name__, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
                 found.append(process)
     return found
 
@@ -309,47 +309,53 @@ def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
         (folder / "measured.json").write_text(json.dumps(found("CPU", "CPU")))
 
     seen = []
-    monkeypatch.setattr(calibration, "run_processes", run_processes)
-    bed = SimpleNamespace(
-        name="the testbed of x",
-        ranks=2,
-        inside=lambda rank, command: [f"in {rank}", *command],
-        environment=lambda rank: {"RANK": str(rank)},
-    )
-    made = calibration.calibrate(plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent, bed=bed)
-    own = [sys.executable, "-m", "engine.launch.measure", str(tmp_path / "run")]
+    monkeypatch.setattr(calibrate, "run_processes", run_processes)
+
+    class Emulated(contextlib.nullcontext):
+        name, ranks = "the testbed of x", 2
+
+        def inside(self, rank: int, command: list[str]) -> list[str]:
+            return [f"in {rank}", *command]
+
+        def environment(self, rank: int) -> dict[str, str]:
+            return {"RANK": str(rank)}
+
+    made = calibrate.calibrate(plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent, testbed=Emulated())
+    own = [sys.executable, "-m", "engine.launch.calibration.sweep_rank", str(tmp_path / "run")]
     assert seen == [([f"in {rank}", *own], {"RANK": str(rank)}) for rank in range(2)]
     assert made.on == "the testbed of x"
     seen.clear()
-    here = calibration.calibrate(plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent)
-    assert here.on == "local" and "engine.launch.measure" in seen[0][0] and len(seen) == 1
+    here = calibrate.calibrate(plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent)
+    assert here.on == "local" and "engine.launch.calibration.sweep_rank" in seen[0][0] and len(seen) == 1
 
 
 def test_ranks_that_leave_nothing_whole_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        calibration, "run_processes", lambda *_: (tmp_path / "run" / "measured.json").write_text('{"torn')
+        calibrate, "run_processes", lambda *_: (tmp_path / "run" / "measured.json").write_text('{"torn')
     )
     with pytest.raises(InputError, match=r"measured\.json cannot be read") as caught:
-        calibration.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
+        calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
     assert "\n" not in str(caught.value)
 
 
 def test_one_calibration_or_launch_at_a_time(tmp_path):
     with local.alone(), pytest.raises(InputError, match="another launch or calibration is running"):
-        calibration.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
+        calibrate.calibrate(plan_sweep(HOST), tmp_path / "run", never, silent)
 
 
 def test_a_job_says_what_it_measured(monkeypatch):
-    from engine.jobs import calibrations
+    from engine.jobs import device_calibration
     from tests.costs import calibrations as planted
 
     asked = []
-    monkeypatch.setattr(calibrations, "attached", lambda: HOST)
-    monkeypatch.setattr(calibrations, "calibrate", lambda *given: asked.append(given) or planted.calibration())
+    monkeypatch.setattr(device_calibration, "attached", lambda: HOST)
+    monkeypatch.setattr(device_calibration, "calibrate", lambda *given: asked.append(given) or planted.calibration())
     context = protocol.Context(store.data_folder())
-    answer = calibrations.calibrate_devices({"ranks": 3, "dtypes": ["bf16"], "quick": True, "type": "H200"}, context)
+    answer = device_calibration.calibrate_devices(
+        {"ranks": 3, "dtypes": ["bf16"], "quick": True, "type": "H200"}, context
+    )
     ((sweep, folder, _, _, kind),) = asked
-    assert (sweep.ranks, sweep.dtypes, sweep.seconds, kind) == (3, ("bf16",), calibration.QUICK, "H200")
+    assert (sweep.ranks, sweep.dtypes, sweep.seconds, kind) == (3, ("bf16",), calibrate.QUICK, "H200")
     assert folder.parent == context.folder
     answer = json.loads(json.dumps(answer, allow_nan=False))
     assert answer["held_out"] == [

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from engine.errors import InputError
-from engine.launch import clusters
-from engine.launch.request import ROOT, dry_run
-from engine.launch.spec import REPORT
+from engine.launch.rank.instructions import REPORT
+from engine.launch.running import clusters
+from engine.launch.running.torchx_application import ROOT, dry_run
 from tests.launch.cluster_fakes import JOB_NUMBER, Kubernetes, as_kubelet_expands, install_slurm
 from tests.launch.launches_for_clusters import destination, launch_for, shared_folder
 
@@ -43,7 +43,7 @@ def written(scheduler: str, shared: Path, **more):
     """A launch for two ranks on CPUs, its destination, and its run folder."""
     where = destination(scheduler, shared, **{"gpus": 0} | more)
     launch = launch_for(where)
-    clusters.write(launch, where, shared / "run")
+    clusters.write(launch, shared / "run")
     return launch, where, shared / "run"
 
 
@@ -71,8 +71,8 @@ def hold_together(run, launch) -> None:
     assert one.plan == launch.plans[0] and one.difference < 1e-5 and len(one.totals) == 2
     assert run.tokens == launch.workloads[0].tokens == 200 and run.device == "CPU"
     assert one.measured.resources == one.predicted.resources == ("rank 0", "rank 1")
-    size = launch.spec.model.bytes_per_token
-    traffic = launch.workloads[0].demand(2) @ launch.spec.plans[0].placement.share
+    size = launch.instructions.model.bytes_per_token
+    traffic = launch.workloads[0].demand(2) @ launch.instructions.plans[0].placement.share
     events = one.measured.events
     for layer in range(2):
         sent = events[(events["layer"] == layer) & (events["kind"] == "dispatch")]
@@ -87,8 +87,8 @@ def hold_together(run, launch) -> None:
 
 def test_the_script_runs_on_two_nodes_and_its_results_are_read(shared, tmp_path, monkeypatch):
     state = install_slurm(tmp_path, monkeypatch, srun="srun that runs")
-    launch, where, folder = written("slurm", shared, cpus_per_node=1)
-    assert clusters.submit(launch, where, folder) == HANDLE
+    launch, _, folder = written("slurm", shared, cpus_per_node=1)
+    assert clusters.submit(launch, folder) == HANDLE
     with pytest.raises(InputError, match=f"has no {REPORT} yet"):
         clusters.collect(folder)
     assert list(clusters.log_lines(folder, 0)) == []
@@ -107,10 +107,8 @@ def test_the_script_runs_on_two_nodes_and_its_results_are_read(shared, tmp_path,
 
 def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_path):
     (claim := tmp_path / "as $(PATH) the pod has it").mkdir()
-    launch, where, folder = written(
-        "kubernetes", shared, nodes=1, ranks_per_node=2, cpus_per_node=2, seen_as=str(claim)
-    )
-    (task,) = yaml.safe_load(dry_run(launch, where, folder))["spec"]["tasks"]
+    launch, _, folder = written("kubernetes", shared, nodes=1, ranks_per_node=2, cpus_per_node=2, seen_as=str(claim))
+    (task,) = yaml.safe_load(dry_run(launch, folder))["spec"]["tasks"]
     (container,) = task["template"]["spec"]["containers"]
     folder.rename(claim / "run")  # the claim's files at the pod's place; this machine's are out of reach
     own = {one["name"]: one["value"] for one in container["env"]}
@@ -128,9 +126,9 @@ def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_
 def test_what_is_submitted_to_slurm_is_what_was_shown(shared, tmp_path, monkeypatch):
     state = install_slurm(tmp_path, monkeypatch)
     (state / "several").touch()
-    launch, where, folder = written("slurm", shared, partition="gpu", account="team")
-    shown = dry_run(launch, where, folder)
-    handle = clusters.submit(launch, where, folder)
+    launch, _, folder = written("slurm", shared, partition="gpu", account="team")
+    shown = dry_run(launch, folder)
+    handle = clusters.submit(launch, folder)
     assert handle == HANDLE == clusters.read_job(folder).handle
     words = json.loads((state / "sbatch.json").read_text())
     inside = str(folder).replace("%", "%%")
@@ -141,7 +139,7 @@ def test_what_is_submitted_to_slurm_is_what_was_shown(shared, tmp_path, monkeypa
         assert one == other or (one.startswith(comment) and other == f"{one} {words[-1]}")
     (state / "sbatch.json").unlink()
     with pytest.raises(InputError, match=f"submitted as {HANDLE}"):
-        clusters.submit(launch, where, folder)
+        clusters.submit(launch, folder)
     assert not (state / "sbatch.json").exists()
 
 
@@ -183,29 +181,29 @@ def test_a_job_on_slurm_is_cancelled_once(tmp_path, monkeypatch):
 
 
 def test_slurm_refuses_or_is_not_here(shared, tmp_path, monkeypatch):
-    launch, where, folder = written("slurm", shared)
+    launch, _, folder = written("slurm", shared)
     state = install_slurm(tmp_path, monkeypatch)
     (state / "refuse").touch()
     with pytest.raises(InputError, match=r"^sbatch ended with exit code 1;"):
-        clusters.submit(launch, where, folder)
+        clusters.submit(launch, folder)
     assert clusters.read_job(folder).handle is None
     monkeypatch.setenv("PATH", str(shared))
     for ask, command in (
-        (lambda: clusters.submit(launch, where, folder), "sbatch"),
+        (lambda: clusters.submit(launch, folder), "sbatch"),
         (lambda: clusters.status(HANDLE), "sacct"),
     ):
         with pytest.raises(InputError, match=f"^{command}, a command of Slurm, is not on this machine"):
             ask()
-    assert dry_run(launch, where, folder)  # takes none of it
+    assert dry_run(launch, folder)  # takes none of it
 
 
 def test_a_handle_is_told_also_when_it_cannot_be_kept(shared, tmp_path, monkeypatch):
     state = install_slurm(tmp_path, monkeypatch)
-    launch, where, folder = written("slurm", shared)
+    launch, _, folder = written("slurm", shared)
     full = OSError(28, "No space left on device")
     monkeypatch.setattr(clusters, "write_atomically", lambda *_: (_ for _ in ()).throw(full))
     with pytest.raises(InputError, match=f"submitted as {HANDLE}, but .*job.json cannot be written: No space left"):
-        clusters.submit(launch, where, folder)
+        clusters.submit(launch, folder)
     assert (state / "script.sh").exists()
 
 
@@ -213,10 +211,10 @@ def test_a_handle_is_told_also_when_it_cannot_be_kept(shared, tmp_path, monkeypa
 
 
 def test_what_is_submitted_to_kubernetes_is_what_was_shown(kubernetes, shared):
-    launch, where, folder = written("kubernetes", shared, namespace="research")
-    shown = dry_run(launch, where, folder)
+    launch, _, folder = written("kubernetes", shared, namespace="research")
+    shown = dry_run(launch, folder)
     assert not kubernetes.jobs
-    handle = clusters.submit(launch, where, folder)
+    handle = clusters.submit(launch, folder)
     (((namespace, name), body),) = kubernetes.jobs.items()
     assert handle == f"kubernetes://switchyard/research:{name}" and namespace == "research"
     assert body == yaml.safe_load(shown)
@@ -241,19 +239,19 @@ def test_what_is_submitted_to_kubernetes_is_what_was_shown(kubernetes, shared):
 
 
 def test_kubernetes_refuses_or_is_not_there(kubernetes, shared, tmp_path):
-    launch, where, folder = written("kubernetes", shared)
+    launch, _, folder = written("kubernetes", shared)
     for status, word in ((401, "credentials"), (403, "may not"), (404, "Volcano"), (500, "refused")):
         kubernetes.status = status
         with pytest.raises(InputError, match=rf"\({status}\): .*{word}" if status != 500 else word):
-            clusters.submit(launch, where, folder)
+            clusters.submit(launch, folder)
     kubernetes.close()
     with pytest.raises(InputError, match="cannot be reached"):
-        clusters.submit(launch, where, folder)
+        clusters.submit(launch, folder)
     (tmp_path / "kubeconfig").unlink()
     with pytest.raises(InputError, match="no credentials for a Kubernetes cluster"):
-        clusters.submit(launch, where, folder)
+        clusters.submit(launch, folder)
     assert clusters.read_job(folder).handle is None
-    assert dry_run(launch, where, folder)
+    assert dry_run(launch, folder)
 
 
 # Anywhere.
@@ -267,7 +265,7 @@ def test_a_launch_that_cannot_work_is_not_submitted(shared, tmp_path, monkeypatc
     if os.access(shared, os.W_OK):  # root may write anywhere
         shutil.rmtree(shared)
     with pytest.raises(InputError, match="pre-flight: shared folder"):
-        clusters.submit(launch, where, folder)
+        clusters.submit(launch, folder)
     assert not list(state.iterdir())
     with pytest.raises(InputError, match="not the run folder"):
         clusters.collect(tmp_path)
@@ -293,9 +291,9 @@ def test_only_handles_of_jobs_are_asked_about(tmp_path, monkeypatch, handle):
 
 
 def test_without_torchx_one_line_says_what_to_do(shared, monkeypatch):
-    launch, where, folder = written("slurm", shared)
+    launch, _, folder = written("slurm", shared)
     monkeypatch.setitem(sys.modules, "torchx", None)
-    monkeypatch.delitem(sys.modules, "engine.launch.schedulers", raising=False)
-    monkeypatch.delattr("engine.launch.schedulers", raising=False)
+    monkeypatch.delitem(sys.modules, "engine.launch.running.schedulers", raising=False)
+    monkeypatch.delattr("engine.launch.running.schedulers", raising=False)
     with pytest.raises(InputError, match=r"requirements-no-deps\.txt"):
-        dry_run(launch, where, folder)
+        dry_run(launch, folder)

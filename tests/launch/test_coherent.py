@@ -9,11 +9,12 @@ from hypothesis.extra import numpy as hnp
 
 from engine.cluster import Cluster, Gpu, Node
 from engine.costs import Datasheet
-from engine.launch import local
-from engine.launch.coherent import CarriedLayers
-from engine.launch.devices import Devices
-from engine.launch.prepare import prepare
-from engine.launch.spec import LaunchSpec, Tokens
+from engine.launch.places.devices import Devices
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepare import prepare
+from engine.launch.rank.coherent import CarriedLayers
+from engine.launch.rank.instructions import RankInstructions, Tokens
+from engine.launch.running.local import run_here
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, never
@@ -31,7 +32,7 @@ HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
 
 
 @st.composite
-def launches(draw) -> tuple[LaunchSpec, Tokens]:
+def launches(draw) -> tuple[RankInstructions, Tokens]:
     """Every expert on one rank, and tokens of which some lack their first choice, some any, some in all layers."""
     ranks, k, layers = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     model = model_of(layers=layers, experts_per_token=k)
@@ -46,14 +47,14 @@ def launches(draw) -> tuple[LaunchSpec, Tokens]:
         execution="context-coherent",
         provenance=Provenance(optimiser="test"),
     )
-    return LaunchSpec(plans=(plan,), model=model, ranks=ranks, backend="gloo"), Tokens(chosen, source)
+    return RankInstructions(plans=(plan,), model=model, ranks=ranks, backend="gloo"), Tokens(chosen, source)
 
 
 @settings(max_examples=40, deadline=None)
 @given(launches())
 def test_every_rank_ends_with_the_outputs_of_one_process(launch):
-    spec, tokens = launch
-    wanted, ranks = unplanned(spec, tokens), lockstep.ranks_of(*launch, CarriedLayers)
+    instructions, tokens = launch
+    wanted, ranks = unplanned(instructions, tokens), lockstep.ranks_of(*launch, CarriedLayers)
     lockstep.run(ranks)
     with torch.inference_mode():
         for rank in ranks:
@@ -68,8 +69,8 @@ def test_every_rank_ends_with_the_outputs_of_one_process(launch):
 @settings(max_examples=40, deadline=None)
 @given(launches())
 def test_what_is_sent_is_what_is_simulated(launch):
-    spec, tokens = launch
-    (plan,), model, ranks = spec.plans, spec.model, lockstep.ranks_of(*launch, CarriedLayers)
+    instructions, tokens = launch
+    (plan,), model, ranks = instructions.plans, instructions.model, lockstep.ranks_of(*launch, CarriedLayers)
     gpu = Gpu(
         type="any",
         memory=1e12,
@@ -79,7 +80,7 @@ def test_what_is_sent_is_what_is_simulated(launch):
         send_bandwidth=1e9,
         receive_bandwidth=1e9,
     )
-    cluster = Cluster(name="any", nodes=(Node(name="node", gpus=(gpu,) * spec.ranks),))
+    cluster = Cluster(name="any", nodes=(Node(name="node", gpus=(gpu,) * instructions.ranks),))
     trace = RoutingTrace("trace", tokens.experts, model.experts, None, tokens.source)
     work = work_of(plan.placement, Problem(trace, cluster, model, Datasheet()), plan.execution)
     size = model.bytes_per_token
@@ -91,7 +92,7 @@ def test_what_is_sent_is_what_is_simulated(launch):
         rank.ready_to_gather()
         np.testing.assert_array_equal(rank._left * size, work.gather[:, 0])
     if tokens.experts.shape[2] == 1:
-        off_diagonal = ~np.eye(spec.ranks, dtype=bool)
+        off_diagonal = ~np.eye(instructions.ranks, dtype=bool)
         assert not any(way.counts[off_diagonal].any() for way in ranks[0].routes["combine"])
 
 
@@ -117,8 +118,8 @@ def test_coherent_plans_of_every_order_beside_a_vanilla_one_on_fewer_ranks(tmp_p
     experts[::11] = -1  # nothing in any layer
     trace = RoutingTrace("gaps", experts, EXPERTS)
     plans = [plan_for(trace, "matched"), *(coherent(plan_for(trace, mode)) for mode in MODES)]
-    launch = prepare(plans, trace, MODEL, HOST, 3, repeats=1, limit=120.0)
-    whole = local.run(launch, tmp_path / "run", never, silent)
+    launch = prepare(Launch(tuple(plans), trace, MODEL, ranks=3, repeats=1, limit=120.0), HOST)
+    whole = run_here(launch, tmp_path / "run", never, silent)
     for run in whole.runs:
         assert 0 <= run.difference <= 1e-5
     vanilla, *carried = whole.runs
@@ -131,7 +132,7 @@ def test_coherent_plans_of_every_order_beside_a_vanilla_one_on_fewer_ranks(tmp_p
                 measured, predicted = (sent(one, kind, layer, 3) for one in (run.measured, run.predicted))
                 np.testing.assert_allclose(measured * part, predicted, rtol=1e-9)
         gathered = sent(run.measured, "all_gather", LAYERS - 1, 3)
-        assert gathered.sum() == 2 * routed * launch.spec.model.bytes_per_token
+        assert gathered.sum() == 2 * routed * launch.instructions.model.bytes_per_token
         ends = run.measured.events.groupby("kind", observed=True)["end"].max()
         assert ends["all_gather"] == run.measured.total
     # Tokens that stay with their experts send less than tokens that return after every layer.

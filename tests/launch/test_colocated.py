@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine.launch import local
-from engine.launch.colocated import Lane
-from engine.launch.line import Line
-from engine.launch.prepare import prepare
-from engine.launch.spec import LaunchSpec
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepare import prepare
+from engine.launch.rank.colocated import Lane
+from engine.launch.rank.communicator import Communicator
+from engine.launch.rank.instructions import RankInstructions
+from engine.launch.running.local import run_here
 from engine.plan import Plan
 from engine.result import never
 from engine.systems.base import silent
@@ -55,9 +56,9 @@ def lane() -> Iterator[Lane]:
     """That of a launch of one rank, which is this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     trace = recording(4)
-    spec = LaunchSpec(plans=(plan_for(trace, "concurrent"),), model=MODEL, ranks=1, backend="gloo")
-    (job,) = lockstep.jobs_of(spec)
-    yield Lane(job, Line(job, *job.groups(1)))
+    instructions = RankInstructions(plans=(plan_for(trace, "concurrent"),), model=MODEL, ranks=1, backend="gloo")
+    (context,) = lockstep.contexts_of(instructions)
+    yield Lane(context, Communicator(context, *context.groups(1)))
     dist.destroy_process_group()
 
 
@@ -86,9 +87,11 @@ def test_an_exchange_may_write_where_its_starter_may():
     with torch.inference_mode():
         buffer = torch.zeros(3)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        spec = LaunchSpec(plans=(plan_for(recording(4), "concurrent"),), model=MODEL, ranks=1, backend="gloo")
-        (job,) = lockstep.jobs_of(spec)
-        Lane(job, Line(job)).start(lambda: buffer[:2].copy_(torch.ones(2)))()
+        instructions = RankInstructions(
+            plans=(plan_for(recording(4), "concurrent"),), model=MODEL, ranks=1, backend="gloo"
+        )
+        (context,) = lockstep.contexts_of(instructions)
+        Lane(context, Communicator(context)).start(lambda: buffer[:2].copy_(torch.ones(2)))()
     dist.destroy_process_group()
     assert buffer.tolist() == [1, 1, 0]
 
@@ -118,10 +121,11 @@ def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
         ("matched", "concurrent"),
     )
     plans = [pair_of(*both, trace, trace_b) for both in modes]
-    launch = prepare(plans, trace, MODEL, HOST, RANKS, repeats=2, limit=120.0, second=(trace_b, OTHER))
+    asked = Launch(tuple(plans), trace, MODEL, second=(trace_b, OTHER), ranks=RANKS, repeats=2, limit=120.0)
+    launch = prepare(asked, HOST)
     assert launch.ready and [workload.tokens for workload in launch.workloads] == [300, 150]
-    whole = local.run(launch, tmp_path / "run", never, silent)
-    models = (launch.spec.model, launch.spec.model_b)
+    whole = run_here(launch, tmp_path / "run", never, silent)
+    models = (launch.instructions.model, launch.instructions.model_b)
     for run in whole.runs:
         assert 0 <= run.difference <= 1e-5
         for number, model in enumerate(models):

@@ -1,14 +1,16 @@
 """Where jobs of clusters go: what is refused, and what a launch is checked against."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster
 from engine.errors import InputError
-from engine.launch.destination import Kubernetes, Slurm, as_drawn, gpus_of
-from engine.launch.request import app_of, dry_run
+from engine.launch.places.destination import Kubernetes, Slurm, as_drawn, gpus_of
+from engine.launch.preparation.place_checks import destination_checks
+from engine.launch.running.torchx_application import app_of, dry_run
 from tests.launch.launches_for_clusters import MODEL, SIZE, destination, launch_for
 
 
@@ -73,7 +75,7 @@ def test_a_container_cannot_have_every_folder(tmp_path):
 def test_a_folder_that_the_job_would_not_see_is_refused(tmp_path, name, word):
     where = destination("slurm", tmp_path / "shared")
     with pytest.raises(InputError, match=word) as refused:
-        dry_run(launch_for(where), where, tmp_path / "shared" / name)
+        dry_run(launch_for(where), tmp_path / "shared" / name)
     assert str(refused.value).isprintable()
 
 
@@ -82,26 +84,30 @@ def test_a_launch_for_other_devices_is_refused(tmp_path):
     launch = launch_for(where)
     for other in (destination("slurm", tmp_path, nodes=1), destination("slurm", tmp_path, gpus=0, ranks_per_node=4)):
         with pytest.raises(InputError, match="8 ranks" if other.nodes == 1 else "nccl"):
-            app_of(launch, other, tmp_path / "run")
+            app_of(replace(launch, destination=other), tmp_path / "run")
 
 
 def test_a_launch_is_checked_against_the_devices_of_its_destination(tmp_path):
     on_gpus, on_cpus = destination("slurm", tmp_path), destination("slurm", tmp_path, gpus=0, ranks_per_node=4)
     assert on_gpus.ranks == on_cpus.ranks == 8
     launch = launch_for(on_gpus)
-    assert launch.ready and (launch.spec.backend, launch.spec.model.dtype) == ("nccl", "bf16")
-    assert launch_for(on_cpus).spec.backend == "gloo" and on_cpus.devices.cores == 16
+    assert launch.ready and (launch.instructions.backend, launch.instructions.model.dtype) == ("nccl", "bf16")
+    assert launch_for(on_cpus).instructions.backend == "gloo" and on_cpus.devices.cores == 16
     assert on_cpus.devices.host_memory == 2 * SIZE["memory_per_node"]
     big = MODEL.model_copy(update={"d_model": 4096, "d_ff": 8192})
     small = destination("slurm", tmp_path, gpu_memory=2.0**28)
     assert launch_for(on_gpus, model=big).ready and not launch_for(small, model=big).ready
-    assert all(check.passed for check in on_gpus.checks)
+    assert all(check.passed for check in destination_checks(on_gpus))
     missing = destination("kubernetes", tmp_path / "missing")
-    assert [check.passed for check in missing.checks] == [True, True, False]
-    assert "/shared" in destination("kubernetes", tmp_path).checks[-1].text
+    (*_, program, folder, port) = destination_checks(missing)
+    assert program.passed and not folder.passed and port.passed and not launch_for(missing).ready
+    (_, _, mounted, _) = destination_checks(destination("kubernetes", tmp_path))
+    assert "/shared" in mounted.text
     mixed = on_gpus.model_copy(update={"gpu": as_drawn(cluster_presets()["mixed-8"].cluster)["gpu"]})
-    assert ["scheduler's choice" in one.checks[0].text for one in (mixed, on_gpus, on_cpus)] == [True, False, False]
-    assert sys.executable in on_gpus.checks[1].text and "switchyard:1" in missing.checks[1].text
+    nodes = [next(destination_checks(where)).text for where in (mixed, on_gpus, on_cpus)]
+    assert ["scheduler's choice" in text for text in nodes] == [True, False, False]
+    (_, here, *_) = destination_checks(on_gpus)
+    assert sys.executable in here.text and "switchyard:1" in program.text
 
 
 def test_a_drawn_cluster_says_what_to_ask_for():

@@ -8,7 +8,7 @@ import torch
 
 from engine.catalogue import gpu_types
 from engine.errors import InputError
-from engine.launch.devices import Accelerator, Devices, attached, cluster_of
+from engine.launch.places.devices import Accelerator, Devices, attached, cluster_of
 from tests.launch.nvml import GIB, Gpu, plug_in, switched, wired
 
 CUBE = [

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.launch.exchange import MOST_SLICES, SLICE, slices
-from engine.launch.links import Links
-from engine.launch.routes import Piece, pieces
+from engine.launch.rank.exchange import MOST_SLICES, SLICE, slices
+from engine.launch.rank.links import Links
+from engine.launch.rank.routes import Piece, pieces
 from tests import warm
 from tests.launch.exchange_cases import MODES, PACED_RATES, counts_of, schedule_of
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from engine.errors import InputError
-from engine.launch.failure import Failures, Told, read_told
-from engine.launch.joining import joined, told_of
+from engine.launch.rank.failure import Failures, RankFailure, read_failure
+from engine.launch.rank.joining import failure_of, joined
 
-LOST, CAUSE = Told(0, "rank 0 lost another rank: closed", True).line, Told(1, "rank 1 is out of memory", False).line
+LOST = RankFailure(0, "rank 0 lost another rank: closed", True).line
+CAUSE = RankFailure(1, "rank 1 is out of memory", False).line
 
 
 @pytest.mark.parametrize(
@@ -32,9 +33,9 @@ LOST, CAUSE = Told(0, "rank 0 lost another rank: closed", True).line, Told(1, "r
 def test_what_a_rank_says_of_its_exception(error, message, lost):
     with pytest.raises(Exception) as caught:
         error()
-    told = told_of(caught.value, 3)
+    told = failure_of(caught.value, 3)
     assert told.message.startswith(message) and (told.rank, told.lost) == (3, lost)
-    assert read_told(told.line) == told and "\n" not in told.message
+    assert read_failure(told.line) == told and "\n" not in told.message
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def lost_by_gloo() -> None:
 
 @pytest.mark.parametrize("line", ["failure", 'failure {"rank": 1', 'failure {"rank": 1}', "failure []", f"x {CAUSE}"])
 def test_lines_that_another_one_has_run_into_are_not_read(line):
-    assert read_told(f"{line}\n") is None
+    assert read_failure(f"{line}\n") is None
 
 
 FIRST = "E1121 18:09:42.869000 17128 multiprocessing/api.py:1002] failed (exitcode: {}) local_rank: {} (pid: 171) of binary: x"

@@ -25,11 +25,13 @@ from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.protocol import Context, latest_progress
 from engine.jobs.runner import State
-from engine.launch import local, processes, testbed
-from engine.launch.prepare import Launch
-from engine.launch.recorder import Recorder
-from engine.launch.spec import CALIBRATION, REPORT, WORKER, writing
-from engine.launch.testbed import Testbed
+from engine.launch.places.testbed import Testbed
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.rank.instructions import MACHINE_TIMES, REPORT, writing
+from engine.launch.rank.recorder import Recorder
+from engine.launch.running import local, processes
+from engine.launch.running.local import run_here
+from engine.launch.running.processes import WORKER
 from engine.result import never
 from engine.systems.base import silent
 from tests.launch.test_local import MODEL, launch_arguments, prepare, processes_of, until
@@ -63,7 +65,7 @@ def rank(number: int, folder: Path) -> psutil.Process:
     return next(process for process in processes_of(folder) if rank_of(process) == number)
 
 
-def fail_on_testbed(launch: Launch, folder: Path, act: Callable[[], object]) -> str:
+def fail_on_testbed(launch: PreparedLaunch, folder: Path, act: Callable[[], object]) -> str:
     """What is told of a launch in which something happens once all its ranks work; nothing of it may run on."""
     working, acted = threading.Event(), threading.Event()
 
@@ -77,8 +79,8 @@ def fail_on_testbed(launch: Launch, folder: Path, act: Callable[[], object]) -> 
             act()
         return False
 
-    with Testbed(np.full(launch.spec.ranks, 1000 * MBIT)) as bed:
-        text = message_of(lambda: testbed.run(launch, bed, folder, stop, report))
+    launch = launch.on_testbed(Testbed(np.full(launch.instructions.ranks, 1000 * MBIT)))
+    text = message_of(lambda: run_here(launch, folder, stop, report))
     until(lambda: not processes_of(folder), 2)
     return text
 
@@ -94,8 +96,8 @@ def test_who_never_joins_is_named_by_torchruns_ranks(tmp_path, monkeypatch, cold
     python.chmod(0o755)
     monkeypatch.setenv("PYTHON_EXEC", str(python))
     launch = prepare(ranks=2)
-    launch = replace(launch, spec=launch.spec.model_copy(update={"limit": 1.0}))
-    text = message_of(lambda: local.run(launch, tmp_path / "run", never, silent))
+    launch = replace(launch, instructions=launch.instructions.model_copy(update={"limit": 1.0}))
+    text = message_of(lambda: run_here(launch, tmp_path / "run", never, silent))
     assert text == "the launch failed: rank 1 did not join within 1 s"
     until(lambda: not processes_of(tmp_path / "run"), 2)
 
@@ -201,7 +203,7 @@ def test_a_full_disk_ends_a_launch_from_the_command_line(command, disk, monkeypa
 
     def act() -> None:
         with contextlib.suppress(AssertionError):
-            until(lambda: list(data.glob(f"run-*/{CALIBRATION}")), 60)
+            until(lambda: list(data.glob(f"run-*/{MACHINE_TIMES}")), 60)
             fill(data)
 
     watcher = threading.Thread(target=act)
@@ -216,10 +218,7 @@ def test_a_full_disk_ends_a_launch_from_the_command_line(command, disk, monkeypa
 def test_a_disk_that_cannot_be_written_is_named_before_anything_starts(disk, monkeypatch):
     data = disk("size=1m,ro")
     monkeypatch.setenv("SWITCHYARD_DATA", str(data))
-    for run in (
-        lambda: local.run(prepare(), data / "run", never, silent),
-        lambda: local.temporary_folder().__enter__(),
-    ):
+    for run in (lambda: run_here(prepare(), data / "run", never, silent), lambda: local.temporary_folder().__enter__()):
         assert message_of(run).startswith(f"the folder {data} cannot be written (Read-only file system)")
 
 
@@ -280,15 +279,15 @@ def test_a_run_folder_that_has_vanished(tmp_path):
     assert message_of(save).startswith(f"the folder {tmp_path / 'gone'} cannot be written (No such file or directory)")
 
 
-@pytest.mark.parametrize("name", [REPORT, CALIBRATION, "events-0.npz", "events-1.npz"])
+@pytest.mark.parametrize("name", [REPORT, MACHINE_TIMES, "events-0.npz", "events-1.npz"])
 @pytest.mark.parametrize("keep", [None, 0, 0.5, 0.99])
 def test_what_a_rank_left_torn_or_not_at_all_is_named(tmp_path, monkeypatch, name, keep):
     """keep: share of the file that is there."""
 
-    def leave(launch, folder, stop, report) -> None:
+    def leave(commands, ranks, limit, folder, stop, report) -> None:
         (folder / REPORT).write_text(json.dumps({"differences": [0.0], "device": "CPU", "clock_error": 0.0}))
         points = [[1.0, 1e-6], [2.0, 2e-6], [3.0, 3e-6]]
-        (folder / CALIBRATION).write_text(json.dumps(dict.fromkeys(("gemm", "gate", "memory", "network"), points)))
+        (folder / MACHINE_TIMES).write_text(json.dumps(dict.fromkeys(("gemm", "gate", "memory", "network"), points)))
         for number in (0, 1):
             recorder_with(50).save(folder / f"events-{number}.npz")
         whole = (folder / name).read_bytes()
@@ -296,7 +295,7 @@ def test_what_a_rank_left_torn_or_not_at_all_is_named(tmp_path, monkeypatch, nam
         if keep is not None:
             (folder / name).write_bytes(whole[: int(keep * len(whole))])
 
-    monkeypatch.setattr(local, "_torchrun", leave)
-    text = message_of(lambda: local.run(prepare(ranks=2), tmp_path / "run", never, silent))
+    monkeypatch.setattr(local, "run_processes", leave)
+    text = message_of(lambda: run_here(prepare(ranks=2), tmp_path / "run", never, silent))
     why = "No such file or directory" if keep is None else "it is torn"
     assert text == f"the measurements in {tmp_path / 'run' / name} cannot be read ({why}); launch again"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.launch.fold import fold_plan, fold_trace, rank_of_gpu
+from engine.launch.places.fold import fold_plan, fold_trace, rank_of_gpu
 from engine.plan import Claim, Placement, Plan, Schedule, SendOrder
 from engine.result import Provenance, Status
 from engine.workload import RoutingTrace

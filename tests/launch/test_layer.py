@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from engine.launch.layer import (
+from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions, Tokens
+from engine.launch.rank.layer import (
     Weights,
     expert_ffns,
     ffn,
@@ -17,7 +18,6 @@ from engine.launch.layer import (
     tokens_in,
     uses_grouped_gemms,
 )
-from engine.launch.spec import POOL_STRIDE, LaunchSpec, Tokens
 from engine.model import MoEModel
 from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance
@@ -94,7 +94,7 @@ def test_where_grouped_gemms_are_one_kernel(monkeypatch):
 
 
 @st.composite
-def launches(draw) -> tuple[LaunchSpec, Tokens]:
+def launches(draw) -> tuple[RankInstructions, Tokens]:
     """A plan of uneven slots and replicas on a few ranks, and tokens with padding; an expert may be chosen twice."""
     ranks, k, layers = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     model = model_of(layers=layers, experts_per_token=k, ffn_matrices=draw(st.sampled_from([2, 3])))
@@ -112,21 +112,21 @@ def launches(draw) -> tuple[LaunchSpec, Tokens]:
         send_order=SendOrder(mode="concurrent"),
         provenance=Provenance(optimiser="test"),
     )
-    return LaunchSpec(plans=(plan,), model=model, ranks=ranks, backend="gloo"), Tokens(chosen, source)
+    return RankInstructions(plans=(plan,), model=model, ranks=ranks, backend="gloo"), Tokens(chosen, source)
 
 
-def unplanned(spec: LaunchSpec, tokens: Tokens) -> torch.Tensor:
+def unplanned(instructions: RankInstructions, tokens: Tokens) -> torch.Tensor:
     """What one process makes of all tokens."""
-    weights = Weights(spec.model, spec.model.layers, spec.seed, CPU, torch.float32)
-    x = tokens_in(len(tokens.experts), spec.model, spec.seed, CPU, torch.float32)
-    return reference(torch.from_numpy(tokens.experts.astype(np.int64)), spec.model, weights, x)
+    weights = Weights(instructions.model, instructions.model.layers, instructions.seed, CPU, torch.float32)
+    x = tokens_in(len(tokens.experts), instructions.model, instructions.seed, CPU, torch.float32)
+    return reference(torch.from_numpy(tokens.experts.astype(np.int64)), instructions.model, weights, x)
 
 
 @settings(max_examples=30, deadline=None)
 @given(launches())
 def test_any_placement_computes_what_one_process_computes(launch):
-    spec, tokens = launch
-    wanted, ranks = unplanned(spec, tokens), lockstep.ranks_of(*launch)
+    instructions, tokens = launch
+    wanted, ranks = unplanned(instructions, tokens), lockstep.ranks_of(*launch)
     lockstep.run(ranks)
     for rank, one in enumerate(ranks):
         torch.testing.assert_close(one.x, wanted[tokens.source == rank], rtol=1e-5, atol=1e-5)

@@ -24,10 +24,14 @@ from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.jobs import protocol, runner
 from engine.jobs.runner import Job, State
-from engine.launch import local
-from engine.launch import prepare as launching
-from engine.launch.devices import Devices
-from engine.launch.spec import REPORT
+from engine.launch.places.devices import Devices
+from engine.launch.preparation import inference
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.rank.instructions import REPORT
+from engine.launch.results.run import Run
+from engine.launch.running import local
+from engine.launch.running.local import command_of, run_here
 from engine.model import MoEModel
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem
@@ -81,11 +85,11 @@ def plan_for(trace: RoutingTrace, mode: str, where: Placement = EVEN, model: MoE
     return Plan(name=mode, placement=where, send_order=send_order, provenance=Provenance(optimiser="test"))
 
 
-def prepare(mode: str = "concurrent", ranks: int | None = 2, **more) -> launching.Launch:
+def prepare(mode: str = "concurrent", ranks: int | None = 2, **more) -> PreparedLaunch:
     trace = more.pop("trace", None) or recording()
     plan = more.pop("plan", None) or plan_for(trace, mode)
     model, devices = more.pop("model", MODEL), more.pop("devices", HOST)
-    return launching.prepare([plan], trace, model, devices, ranks, **{"repeats": 3} | more)
+    return inference.prepare_inference(Launch((plan,), trace, model, ranks=ranks, **{"repeats": 3} | more), devices)
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
@@ -133,32 +137,33 @@ def test_prepare_says_what_it_checked():
     text = {check.name: check.text for check in launch.checks}
     assert "4 GPUs" in text["Ranks"] and "2 ranks" in text["Ranks"]
     assert "Gloo" in text["Backend"] and "100" in text["Tokens"] and "4 timed passes" in text["Tokens"]
-    assert "fp32" in text["Numbers"] and launch.spec.model.dtype == "fp32"
-    assert launch.workloads[0].tokens == 100 and launch.spec.plans[0].placement.gpus == 2
-    assert launch.command(Path("x y; rm"))[-1] == "x y; rm"
+    assert "fp32" in text["Numbers"] and launch.instructions.model.dtype == "fp32"
+    assert launch.workloads[0].tokens == 100 and launch.instructions.plans[0].placement.gpus == 2
+    assert command_of(launch, Path("x y; rm"))[-1] == "x y; rm"
 
 
 def test_as_many_tokens_as_the_budget_allows_and_never_more_than_there_are(monkeypatch):
     assert prepare().workloads[0].tokens == 300 and prepare(tokens=10**9).workloads[0].tokens == 300
     per_token = LAYERS * K * MODEL.ffn_flops_per_token
-    monkeypatch.setattr(launching, "FLOP_BUDGET", 50.5 * per_token)
+    monkeypatch.setattr(inference, "FLOP_BUDGET", 50.5 * per_token)
     assert prepare().workloads[0].tokens == 50 and prepare(tokens=200).workloads[0].tokens == 200
-    monkeypatch.setattr(launching, "FLOP_BUDGET", 0.0)
+    monkeypatch.setattr(inference, "FLOP_BUDGET", 0.0)
     assert prepare(ranks=4).workloads[0].tokens == 4
 
 
 def test_default_ranks():
-    assert prepare(ranks=None).spec.ranks == 4
+    assert prepare(ranks=None).instructions.ranks == 4
     nine = placement((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), ())
-    assert prepare(ranks=None, plan=plan_for(recording(), "concurrent", nine)).spec.ranks == 4
+    assert prepare(ranks=None, plan=plan_for(recording(), "concurrent", nine)).instructions.ranks == 4
 
 
 def test_gpus_run_nccl_in_the_models_own_numbers():
     gpus = Devices(gpus=("H200",) * 4, memory=(2.0**37,) * 4, cores=16, host_memory=1.0)
     launch = prepare("matched", None, devices=gpus)
-    assert (launch.spec.backend, launch.spec.ranks, launch.spec.model.dtype, launch.ready) == ("nccl", 4, "bf16", True)
+    instructions = launch.instructions
+    assert (instructions.backend, instructions.ranks, instructions.model.dtype) == ("nccl", 4, "bf16") and launch.ready
     fp8 = prepare("matched", None, devices=gpus, model=MODEL.model_copy(update={"dtype": "fp8"}))
-    assert fp8.spec.model.dtype == "bf16"
+    assert fp8.instructions.model.dtype == "bf16"
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 5])
@@ -190,7 +195,7 @@ def test_numbers_that_make_no_sense(more, part):
 )
 def test_what_has_no_tokens_is_refused(workload):
     with pytest.raises(InputError, match=f"{workload.name} has no tokens to replay") as caught:
-        launching.prepare([plan_for(recording(), "concurrent")], workload, MODEL, HOST, 2)
+        inference.prepare_inference(Launch((plan_for(recording(), "concurrent"),), workload, MODEL, ranks=2), HOST)
     assert "\n" not in str(caught.value)
 
 
@@ -211,7 +216,7 @@ def test_too_little_memory_fails_the_check_and_the_launch(tmp_path):
     (failed,) = [check for check in launch.checks if not check.passed]
     assert failed.name == "Memory" and "fewer" in failed.text and not launch.ready
     with pytest.raises(InputError, match="pre-flight: memory"):
-        local.run(launch, tmp_path / "run", never, silent)
+        run_here(launch, tmp_path / "run", never, silent)
     assert not (tmp_path / "run").exists()
 
 
@@ -229,11 +234,11 @@ def test_replicas_and_tokens_need_memory():
 # Real ranks.
 
 
-def hold_together(launch: launching.Launch, whole: local.Run) -> None:
+def hold_together(launch: PreparedLaunch, whole: Run) -> None:
     """What every finished launch has to show."""
-    ranks, repeats = launch.spec.ranks, launch.spec.repeats
+    ranks, repeats = launch.instructions.ranks, launch.instructions.repeats
     assert whole.tokens == launch.workloads[0].tokens and whole.device == "CPU" and whole.clock_error == 0
-    assert whole.profile.ranks == ranks and len(whole.runs) == len(launch.spec.plans)
+    assert whole.profile.ranks == ranks and len(whole.runs) == len(launch.instructions.plans)
     kinds = STEPS if ranks > 1 else tuple(kind for kind in STEPS if kind not in NETWORK_KINDS)
     for run in whole.runs:
         assert 0 <= run.difference <= 1e-5
@@ -264,10 +269,10 @@ def bytes_of(timeline: Timeline, kind: str, layer: int, ranks: int) -> np.ndarra
     return sent
 
 
-def rows_of(launch: launching.Launch) -> np.ndarray:
+def rows_of(launch: PreparedLaunch) -> np.ndarray:
     """int64[layer, src, dst] token copies between ranks, counted one by one; for plans without replicas."""
-    home = launch.spec.plans[0].placement.share.argmax(axis=2)
-    rows = np.zeros((LAYERS, launch.spec.ranks, launch.spec.ranks), dtype=int)
+    home = launch.instructions.plans[0].placement.share.argmax(axis=2)
+    rows = np.zeros((LAYERS, launch.instructions.ranks, launch.instructions.ranks), dtype=int)
     for token, layer, choice in np.argwhere(launch.workloads[0].experts >= 0):
         rows[
             layer,
@@ -278,12 +283,13 @@ def rows_of(launch: launching.Launch) -> np.ndarray:
 
 
 def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path, warm_python):
-    launch = launching.prepare([plan_for(recording(), mode) for mode in MODES], recording(), MODEL, HOST, 2, repeats=3)
+    plans = tuple(plan_for(recording(), mode) for mode in MODES)
+    launch = inference.prepare_inference(Launch(plans, recording(), MODEL, ranks=2, repeats=3), HOST)
     told: list[tuple[float, str]] = []
-    whole = local.run(launch, tmp_path / "run", never, lambda done, message, *more: told.append((done, message)))
+    whole = run_here(launch, tmp_path / "run", never, lambda done, message, *more: told.append((done, message)))
     hold_together(launch, whole)
     assert [run.plan.name for run in whole.runs] == list(MODES)
-    size = launch.spec.model.bytes_per_token
+    size = launch.instructions.model.bytes_per_token
     rows = rows_of(launch) * size
     for run in whole.runs:
         for layer in range(LAYERS):
@@ -301,11 +307,11 @@ def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path, wa
 def test_four_ranks_with_uneven_slots_a_replica_and_padding(tmp_path, warm_python):
     trace = recording(padding=0.2)
     launch = prepare(ranks=4, trace=trace, plan=plan_for(trace, "shared", UNEVEN))
-    assert launch.spec.plans[0].placement is UNEVEN and UNEVEN.slots[0].tolist() == [4, 2, 2, 1]
-    whole = local.run(launch, tmp_path / "run", never, silent)
+    assert launch.instructions.plans[0].placement is UNEVEN and UNEVEN.slots[0].tolist() == [4, 2, 2, 1]
+    whole = run_here(launch, tmp_path / "run", never, silent)
     hold_together(launch, whole)
     (run,) = whole.runs
-    size = launch.spec.model.bytes_per_token
+    size = launch.instructions.model.bytes_per_token
     for layer in range(LAYERS):
         for kind in ("dispatch", "combine"):
             measured, predicted = (bytes_of(one, kind, layer, 4) / size for one in (run.measured, run.predicted))
@@ -320,7 +326,7 @@ def test_one_rank_has_no_network_and_a_launch_writes_into_its_folder_only(tmp_pa
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     launch = prepare("matched", 1, repeats=1)
-    whole = local.run(launch, tmp_path / "run", never, silent)
+    whole = run_here(launch, tmp_path / "run", never, silent)
     hold_together(launch, whole)
     assert not list((tmp_path / "temporary").iterdir())
     assert whole.profile.network is None
@@ -328,12 +334,12 @@ def test_one_rank_has_no_network_and_a_launch_writes_into_its_folder_only(tmp_pa
 
 @pytest.mark.parametrize("difference", [1e-3, float("nan"), float("inf")])
 def test_an_output_that_differs_makes_the_run_invalid(tmp_path, monkeypatch, difference):
-    def ranks_of_a_wrong_kernel(launch, folder, stop, report) -> None:
+    def ranks_of_a_wrong_kernel(commands, ranks, limit, folder, stop, report) -> None:
         (folder / REPORT).write_text(json.dumps({"differences": [difference], "device": "CPU", "clock_error": 0.0}))
 
-    monkeypatch.setattr(local, "_torchrun", ranks_of_a_wrong_kernel)
+    monkeypatch.setattr(local, "run_processes", ranks_of_a_wrong_kernel)
     with pytest.raises(InputError, match="differs from the unplanned computation"):
-        local.run(prepare(), tmp_path / "run", never, silent)
+        run_here(prepare(), tmp_path / "run", never, silent)
 
 
 # How a launch ends when it does not finish.
@@ -370,7 +376,7 @@ def begin(tmp_path) -> Iterator[Callable[..., Running]]:
 
         def work() -> None:
             try:
-                local.run(launch, folder, asked.is_set, lambda done, message, *more: messages.append(message))
+                run_here(launch, folder, asked.is_set, lambda done, message, *more: messages.append(message))
             except InputError as fault:
                 error.append(fault)
 

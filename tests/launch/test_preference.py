@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engine.launch.preference import APART, prefer
+from engine.launch.results.preference import APART, prefer
 
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 6: 2.571}
 """Student's t by passes: the 97.5 % point with passes - 1 degrees of freedom, from a table."""

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from engine.errors import InputError
-from engine.launch import prepare as launching
-from engine.launch.devices import Devices
-from engine.launch.prediction import fit_profile, predict
+from engine.launch.places.devices import Devices
+from engine.launch.preparation import inference
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.results.prediction import fit_profile, predict
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.workload import ExpertLoad, RoutingTrace
@@ -27,14 +29,14 @@ def both(mode: str = "matched") -> Plan:
     return pair_of(mode, mode, TRACE, TRACE_B)
 
 
-def prepare(plan: Plan | None = None, ranks: int | None = 2, devices: Devices = HOST, **more) -> launching.Launch:
+def prepare(plan: Plan | None = None, ranks: int | None = 2, devices: Devices = HOST, **more) -> PreparedLaunch:
     """A launch of two models unless a plan is given."""
     if plan is None:
         plan, more = both(), {"second": (TRACE_B, OTHER)} | more
-    return launching.prepare([plan], TRACE, MODEL, devices, ranks, **more)
+    return inference.prepare_inference(Launch((plan,), TRACE, MODEL, ranks=ranks, **more), devices)
 
 
-def text_of(launch: launching.Launch, name: str) -> str:
+def text_of(launch: PreparedLaunch, name: str) -> str:
     return next(check.text for check in launch.checks if check.name == name)
 
 
@@ -45,8 +47,8 @@ def test_two_models_are_replayed_to_the_same_part():
     launch = prepare(tokens=100)
     assert [workload.tokens for workload in launch.workloads] == [100, 50]
     assert text_of(launch, "Tokens").startswith("100 and 50 of the two recordings")
-    assert launch.spec.model_b.name == "other" and launch.spec.model_b.dtype == "fp32"
-    (folded,) = launch.spec.plans
+    assert launch.instructions.model_b.name == "other" and launch.instructions.model_b.dtype == "fp32"
+    (folded,) = launch.instructions.plans
     assert folded.placement_b.gpus == 2 and folded.placement_b.experts == EXPERTS
     assert launch.workloads[1].source_rank.max() == 1
     assert [workload.tokens for workload in prepare(tokens=1).workloads] == [1, 1]
@@ -54,7 +56,7 @@ def test_two_models_are_replayed_to_the_same_part():
 
 def test_the_budget_is_for_both_models(monkeypatch):
     per_token = LAYERS * K * MODEL.ffn_flops_per_token + LAYERS * OTHER.ffn_flops_per_token / 2
-    monkeypatch.setattr(launching, "FLOP_BUDGET", 60.5 * per_token)
+    monkeypatch.setattr(inference, "FLOP_BUDGET", 60.5 * per_token)
     assert [workload.tokens for workload in prepare().workloads] == [60, 30]
 
 
@@ -75,13 +77,14 @@ def test_memory_is_for_both_models():
 
 
 def test_several_plans_of_two_models_share_a_launch_and_none_of_one():
-    two = [both("matched"), both("concurrent")]
-    launch = launching.prepare(two, TRACE, MODEL, HOST, 2, second=(TRACE_B, OTHER))
-    assert len(launch.spec.plans) == 2
+    two, second = (both("matched"), both("concurrent")), (TRACE_B, OTHER)
+    launch = inference.prepare_inference(Launch(two, TRACE, MODEL, second=second, ranks=2), HOST)
+    assert len(launch.instructions.plans) == 2
     with pytest.raises(InputError, match="concurrent is for one model, but two recordings"):
-        launching.prepare([two[0], plan_for(TRACE, "concurrent")], TRACE, MODEL, HOST, 2, second=(TRACE_B, OTHER))
+        plans = (two[0], plan_for(TRACE, "concurrent"))
+        inference.prepare_inference(Launch(plans, TRACE, MODEL, second=second, ranks=2), HOST)
     with pytest.raises(InputError, match="is for two models; give the second"):
-        launching.prepare(two, TRACE, MODEL, HOST, 2)
+        inference.prepare_inference(Launch(two, TRACE, MODEL, ranks=2), HOST)
 
 
 def test_a_shared_order_is_refused_for_two_models():
@@ -119,13 +122,13 @@ def test_the_prediction_of_two_models_has_the_work_of_both(mode):
     launch = prepare(both(mode), second=(TRACE_B, OTHER))
     measured = {name: [[1.0, 1e-4], [1e6, 1e-2]] for name in ("gemm", "gate", "memory", "network", "phases")}
     measured["meetings"] = [[0, 1e-4], [1, 2e-4]]
-    profile = fit_profile(measured, "CPU", launch.spec, 2)
-    timeline = predict(launch, launch.spec.plans[0], profile, measured)
+    profile = fit_profile(measured, "CPU", launch.instructions, 2)
+    timeline = predict(launch, launch.instructions.plans[0], profile, measured)
     for number, (trace, model) in enumerate(
-        zip(launch.workloads, (launch.spec.model, launch.spec.model_b), strict=True)
+        zip(launch.workloads, (launch.instructions.model, launch.instructions.model_b), strict=True)
     ):
         events = timeline.events[timeline.events["model"] == number]
-        placement = (launch.spec.plans[0].placement, launch.spec.plans[0].placement_b)[number]
+        placement = (launch.instructions.plans[0].placement, launch.instructions.plans[0].placement_b)[number]
         rows = trace.demand(2) @ placement.share
         sent = events[events["kind"] == "dispatch"]["bytes"].sum() / model.bytes_per_token
         assert sent == pytest.approx(rows.sum() - np.trace(rows, axis1=1, axis2=2).sum())
@@ -139,25 +142,26 @@ def test_the_prediction_of_two_models_has_the_work_of_both(mode):
 def test_numbers_are_told_with_the_difference_they_may_make():
     assert "fp32" in text_of(prepare(), "Numbers") and "0.0001" in text_of(prepare(), "Numbers")
     launch = prepare(dtype="bf16")
-    assert launch.spec.model.dtype == launch.spec.model_b.dtype == "bf16"
+    assert launch.instructions.model.dtype == launch.instructions.model_b.dtype == "bf16"
     assert "bf16" in text_of(launch, "Numbers") and "0.05" in text_of(launch, "Numbers")
     on_gpus = prepare(ranks=4, devices=gpus(4), dtype="fp32")
-    assert on_gpus.spec.backend == "nccl" and on_gpus.spec.model.dtype == "fp32"
+    assert on_gpus.instructions.backend == "nccl" and on_gpus.instructions.model.dtype == "fp32"
     with pytest.raises(InputError, match="fp8: a launch computes in fp32 or bf16"):
         prepare(dtype="fp8")
 
 
 def test_ranks_that_share_gpus_compute_there_and_talk_over_gloo():
     launch = prepare(ranks=None, devices=gpus(1))
-    spec = launch.spec
-    assert (spec.ranks, spec.backend, spec.gpus, spec.device, spec.model.dtype) == (4, "gloo", 1, "cuda", "bf16")
+    instructions = launch.instructions
+    assert (instructions.ranks, instructions.backend, instructions.gpus) == (4, "gloo", 1)
+    assert (instructions.device, instructions.model.dtype) == ("cuda", "bf16")
     assert "4 ranks on 1 GPU in turn" in text_of(launch, "Backend") and "host memory" in text_of(launch, "Backend")
     assert launch.ready and launch.workloads[0].tokens == TRACE.tokens
-    alone = prepare(ranks=1, devices=gpus(1)).spec
+    alone = prepare(ranks=1, devices=gpus(1)).instructions
     assert (alone.backend, alone.gpus, alone.device) == ("nccl", 1, "cuda")
-    three = prepare(ranks=3, devices=gpus(2)).spec
+    three = prepare(ranks=3, devices=gpus(2)).instructions
     assert (three.backend, three.gpus) == ("gloo", 2)
-    cpu = prepare().spec
+    cpu = prepare().instructions
     assert (cpu.backend, cpu.gpus, cpu.device) == ("gloo", 0, "cpu")
 
 
@@ -167,7 +171,7 @@ def test_ranks_on_one_gpu_need_its_memory_together():
 
     def check(count: int, memory: float):
         devices = replace(gpus(count), memory=(memory,) * count)
-        launch = launching.prepare([plan], TRACE, large, devices, 4)
+        launch = inference.prepare_inference(Launch((plan,), TRACE, large, ranks=4), devices)
         return next(check for check in launch.checks if check.name == "Memory")
 
     one = float(check(4, 80 * GIB).text.split()[0])
@@ -181,4 +185,4 @@ def test_what_ranks_share_is_a_processor_for_the_prediction():
     points = {name: [[1.0, 1e-3], [2.0, 2e-3]] for name in ("gemm", "gate", "memory", "network")}
     for count, ranks, wanted in ((0, 2, 6), (1, 4, 1), (2, 3, 2), (4, 4, 4)):
         devices = gpus(count) if count else HOST
-        assert fit_profile(points, "any", prepare(ranks=ranks, devices=devices).spec, 6).cores == wanted
+        assert fit_profile(points, "any", prepare(ranks=ranks, devices=devices).instructions, 6).cores == wanted

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from engine.communication.baselines import random_order, shortest_first
 from engine.communication.order import order
-from engine.launch.routes import Piece, Route, combined, pieces, route
+from engine.launch.rank.routes import Piece, Route, combined, pieces, route
 from engine.plan import Placement, Schedule
 
 MODES = ("matched", "shared", "sequential", "concurrent")

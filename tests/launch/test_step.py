@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.launch.spec import TOLERANCE
+from engine.launch.rank.instructions import TOLERANCE
 from engine.launch.step.problem import step_problem
 from engine.launch.step.sizes import step_bytes
 from engine.model import MoEModel

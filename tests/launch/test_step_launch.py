@@ -1,6 +1,7 @@
 """A training step as a launch: what is refused, what is left out of it, and real ranks whose gradients are the reference's."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,14 @@ import pytest
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
 from engine.errors import InputError
-from engine.launch import clusters, local, prepare_step
-from engine.launch.compare import compare
-from engine.launch.devices import Devices
-from engine.launch.spec import CALIBRATION, REPORT
+from engine.launch.places.devices import Devices
+from engine.launch.preparation import training
+from engine.launch.preparation.launch import Launch
+from engine.launch.rank.instructions import MACHINE_TIMES, REPORT
+from engine.launch.results.comparison import compare
+from engine.launch.results.run import read_run
+from engine.launch.running import clusters
+from engine.launch.running.local import run_here
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
@@ -43,14 +48,15 @@ def plan_by(system: str, problem: Problem) -> Plan:
 
 def prepare(*plans: Plan, step: TrainingStep = STEP, **more):
     workload = more.pop("workload", balanced_load(MODEL))
-    return prepare_step.prepare_step(plans, workload, MODEL, step, more.pop("devices", HOST), **more)
+    devices = more.pop("devices", HOST)
+    return training.prepare_training(Launch(plans, workload, MODEL, step=step, **more), devices)
 
 
 def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_path):
     problem = problem_for()
     launch = prepare(*(plan_by(name, problem) for name in ("lancet", "pipemoe")), repeats=2)
-    assert launch.ready and launch.spec.step == STEP and launch.tokens == 2 * STEP.tokens
-    whole = local.run(launch, tmp_path / "run", never, silent)
+    assert launch.ready and launch.instructions.step == STEP and launch.tokens == 2 * STEP.tokens
+    whole = run_here(launch, tmp_path / "run", never, silent)
     assert whole.tokens == 64 and whole.profile.all_reduce is not None and not processes_of(tmp_path)
     for one in whole.runs:
         assert 0 <= one.difference <= 1e-4 and len(one.totals) == 2
@@ -65,10 +71,10 @@ def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_
         assert total == pytest.approx(laid.by_layer["measured"].sum()) and total > 0
     # The same files in the run folder of a cluster's job say the same.
     where = destination("slurm", tmp_path, gpus=0)
-    clusters.write(launch, where, tmp_path / "cluster")
-    for result in (REPORT, CALIBRATION, "events-0.npz", "events-1.npz"):
+    clusters.write(replace(launch, destination=where), tmp_path / "cluster")
+    for result in (REPORT, MACHINE_TIMES, "events-0.npz", "events-1.npz"):
         shutil.copy(tmp_path / "run" / result, tmp_path / "cluster")
-    whole = local.read_run(launch, tmp_path / "run", where.devices.cores)
+    whole = read_run(launch, tmp_path / "run", where.devices.cores)
     for one, other in zip(whole.runs, clusters.collect(tmp_path / "cluster").runs, strict=True):
         assert one.totals == other.totals and one.predicted.total == other.predicted.total > 0
 
@@ -76,10 +82,10 @@ def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_
 def test_what_a_cpu_cannot_do_in_seconds_is_left_out_and_said(monkeypatch):
     plan = plan_by("raf", problem_for())
     whole = prepare(plan)
-    monkeypatch.setattr(prepare_step, "FLOP_BUDGET", 1.0)
+    monkeypatch.setattr(training, "FLOP_BUDGET", 1.0)
     least = prepare(plan)
     # An expert's buffer keeps a row.
-    assert (least.spec.step.batch, least.spec.step.sequence_length) == (1, 4)
+    assert (least.instructions.step.batch, least.instructions.step.sequence_length) == (1, 4)
     text = {check.name: check.text for check in least.checks}
     assert "1 × 4 tokens on each rank instead of 4 × 8" in text["Step"]
     assert all("instead" not in check.text for check in whole.checks)
@@ -128,5 +134,5 @@ def test_recorded_routing_is_replayed(tmp_path):
     cluster = cluster_presets()["lancet-p3dn-2-nodes"].cluster.part([0, 8])
     problem = make_problem(trace, cluster, MODEL, Datasheet(), step=step)
     launch = prepare(plan_by("lancet", problem), step=step, workload=trace, repeats=1)
-    (one,) = local.run(launch, tmp_path / "run", never, silent).runs
+    (one,) = run_here(launch, tmp_path / "run", never, silent).runs
     assert 0 <= one.difference <= 1e-4

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.launch.spec import Tokens
+from engine.launch.rank.instructions import Tokens
 from engine.launch.step.layout import Layout
 from engine.launch.step.routing import Choice, choices
 from engine.launch.step.values import Rows, Slices, Value
@@ -76,7 +76,7 @@ def test_every_kept_copy_arrives_at_its_expert_once_and_comes_back(case, along, 
                 assert [label[0] for label in mine] == sorted(label[0] for label in mine)
                 begin += rows
             assert begin == len(there) and own.rows[part].ends.tolist() == np.cumsum(own.rows[part].counts).tolist()
-            returned = [there[row] for row in own.to_wire[part]]
+            returned = [there[row] for row in own.to_transit[part]]
             assert returned == wire
             ends = np.cumsum([0, *own.received[part]])
             for source in range(ranks):

@@ -4,8 +4,8 @@ from itertools import pairwise, product
 
 import pytest
 
-from engine.launch import sweep
-from engine.launch.sweep import Grid, Speed, Sweep, grid_for, grids, held_out_shapes
+from engine.launch.calibration import sweep
+from engine.launch.calibration.sweep import Grid, Speed, Sweep, grid_for, grids, held_out_shapes
 
 GPU = Speed(start_up=5e-6, multiply_add=2 / 600e12, bookkeeping=2e-3)
 CPU = Speed(start_up=3e-6, multiply_add=2 / 50e9, bookkeeping=5e-3)

@@ -23,12 +23,14 @@ from engine.communication.order import order
 from engine.costs import CostProfile, Line
 from engine.errors import InputError
 from engine.jobs import protocol
-from engine.launch import testbed
-from engine.launch.devices import Devices
-from engine.launch.prediction import predict
-from engine.launch.prepare import prepare
-from engine.launch.spec import WORKER
-from engine.launch.testbed import Testbed, emulated, remove_remains
+from engine.launch.places import testbed
+from engine.launch.places.devices import Devices
+from engine.launch.places.testbed import Testbed, emulated, remove_remains
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepare import prepare
+from engine.launch.results.prediction import predict
+from engine.launch.running.local import run_here
+from engine.launch.running.processes import WORKER
 from engine.model import MoEModel
 from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance, never
@@ -153,11 +155,9 @@ def test_nothing_is_left_when_it_cannot_be_finished(monkeypatch):
 WAITING = """
 import sys, time
 import numpy as np
-from engine.launch.prepare import prepare
-from engine.launch.spec import WORKER
-from engine.launch.testbed import Testbed
-with Testbed(np.full(2, 1e6)) as bed:
-    print(bed.namespace(0), flush=True)
+from engine.launch.places.testbed import Testbed
+with Testbed(np.full(2, 1e6)) as testbed:
+    print(testbed.namespace(0), flush=True)
     time.sleep(60)
 """
 
@@ -275,8 +275,8 @@ def test_drawn_bandwidths_are_folded_and_scaled():
 
 def test_a_prediction_uses_the_links_and_the_start_up_of_a_phase():
     trace, rate = recording(), np.array([40, 10]) * MBIT
-    launch = prepare([plan_for(trace, "concurrent", 2)], trace, MODEL, HOST, 2)
-    launch = replace(launch, spec=launch.spec.model_copy(update={"bandwidth": tuple(rate.tolist())}))
+    launch = prepare(Launch((plan_for(trace, "concurrent", 2),), trace, MODEL, ranks=2), HOST)
+    launch = replace(launch, instructions=launch.instructions.model_copy(update={"bandwidth": tuple(rate.tolist())}))
     line = Line(alpha=0, beta=1e-12)
     profile = CostProfile(
         name="p",
@@ -292,7 +292,7 @@ def test_a_prediction_uses_the_links_and_the_start_up_of_a_phase():
             "phases": [[size, size / rate[1] + start_up] for size in (1e5, 1e6, 2e6)],
             "meetings": [[0, 0.0], [1, 0.0]],
         }
-        events = predict(launch, launch.spec.plans[0], profile, measured).events
+        events = predict(launch, launch.instructions.plans[0], profile, measured).events
         sends = events[events["stream"] == "network"]
         assert len(sends) == 4 * LAYERS
         expected = max(start_up, 0.0) + sends["bytes"] / rate[1]  # both ways are as fast as the slower end
@@ -306,9 +306,8 @@ def test_a_prediction_uses_the_links_and_the_start_up_of_a_phase():
 def test_a_launch_computes_what_one_process_computes_and_its_network_is_the_shaped_one(tmp_path):
     trace = recording()
     rate = np.array([40, 40, 10]) * MBIT
-    launch = prepare([plan_for(trace, "matched")], trace, MODEL, HOST, 3, repeats=1)
-    with Testbed(rate) as bed:
-        whole = testbed.run(launch, bed, tmp_path / "run", never, silent)
+    launch = prepare(Launch((plan_for(trace, "matched"),), trace, MODEL, ranks=3, repeats=1), HOST)
+    whole = run_here(launch.on_testbed(Testbed(rate)), tmp_path / "run", never, silent)
     (run,) = whole.runs
     assert 0 <= run.difference <= 1e-5 and whole.tokens == trace.tokens
     for timeline in (run.predicted, run.measured):
@@ -322,11 +321,11 @@ def test_a_launch_computes_what_one_process_computes_and_its_network_is_the_shap
 
 
 @needs_testbed
-def test_a_launch_of_other_ranks_than_the_testbed_has_is_refused(tmp_path):
+def test_a_launch_of_other_ranks_than_the_testbed_has_is_refused():
     trace = recording()
-    launch = prepare([plan_for(trace, "concurrent")], trace, MODEL, HOST, 2)
+    launch = prepare(Launch((plan_for(trace, "concurrent"),), trace, MODEL, ranks=2), HOST)
     with pytest.raises(InputError, match=r"links for 3 ranks .* 2 ranks"):
-        testbed.run(launch, Testbed(np.full(3, MBIT)), tmp_path / "run", never, silent)
+        launch.on_testbed(Testbed(np.full(3, MBIT)))
 
 
 def workers_of(folder: Path) -> list[psutil.Process]:
@@ -342,17 +341,18 @@ def workers_of(folder: Path) -> list[psutil.Process]:
 @needs_testbed
 def test_a_stopped_launch_leaves_no_rank_and_no_namespace(tmp_path, cold_python):
     trace = recording()
-    launch = prepare([plan_for(trace, "concurrent")], trace, MODEL, HOST, 2, repeats=100)
+    launch = prepare(Launch((plan_for(trace, "concurrent"),), trace, MODEL, ranks=2, repeats=100), HOST)
     folder = tmp_path / "run"
-    with pytest.raises(InputError, match="stopped"), Testbed(np.full(2, 10 * MBIT)) as bed:
-        testbed.run(launch, bed, folder, lambda: len(workers_of(folder)) == 2, silent)
+    launch = launch.on_testbed(Testbed(np.full(2, 10 * MBIT)))
+    with pytest.raises(InputError, match="stopped"):
+        run_here(launch, folder, lambda: len(workers_of(folder)) == 2, silent)
     assert not workers_of(folder) and not own_namespaces()
 
 
 @needs_testbed
 def test_the_death_of_a_rank_ends_the_launch(tmp_path, cold_python):
     trace = recording()
-    launch = prepare([plan_for(trace, "concurrent")], trace, MODEL, HOST, 2, repeats=100)
+    launch = prepare(Launch((plan_for(trace, "concurrent"),), trace, MODEL, ranks=2, repeats=100), HOST)
     folder = tmp_path / "run"
 
     def kill_one() -> bool:
@@ -362,8 +362,9 @@ def test_the_death_of_a_rank_ends_the_launch(tmp_path, cold_python):
         return False
 
     killed: list[str] = []
-    with Testbed(np.full(2, 10 * MBIT)) as bed, pytest.raises(InputError, match="was killed by signal 9") as caught:
-        testbed.run(launch, bed, folder, kill_one, silent)
+    launch = launch.on_testbed(Testbed(np.full(2, 10 * MBIT)))
+    with pytest.raises(InputError, match="was killed by signal 9") as caught:
+        run_here(launch, folder, kill_one, silent)
     assert f"rank {killed[0]} was killed" in str(caught.value) and not workers_of(folder)
 
 

@@ -13,12 +13,11 @@ from engine.errors import InputError
 from engine.formats import read_plan
 from engine.jobs import launches
 from engine.jobs.protocol import Context
-from engine.jobs.tasks import problem_arguments
-from engine.launch.wanted import Wanted
+from engine.launch.preparation.launch import Launch
 from engine.plan import Plan
 from engine.store import records, tables
 from engine.store.database import database
-from engine.store.problems import save_inputs
+from engine.store.problems import problem_arguments, save_inputs
 from tests.app.test_launch_page import JOB, MAIN, comes_from, session_with_plans
 from tests.app.test_pages import visit
 from tests.app.test_step_page import press, said
@@ -86,7 +85,7 @@ def test_the_job_of_a_launch_refuses_a_broken_plan(tmp_path, kind):
     plan, says = broken(kind)
     inputs = problem()
     store.save_workload(inputs.workload)
-    wanted = Wanted((Plan.from_dict(plan, "plan"),), inputs.workload, inputs.model, inputs.cluster)
+    wanted = Launch((Plan.from_dict(plan, "plan"),), inputs.workload, inputs.model, inputs.cluster)
     with pytest.raises(InputError, match=rf"^the plan Aurora: {says}$"):
         launches.launch(wanted.to_arguments(), Context(tmp_path))
     assert not (tmp_path / launches.RUN).exists()

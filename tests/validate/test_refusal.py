@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -28,10 +29,11 @@ SHORT = {"time_limit": 0.2, "seed": 3}
 ONE_MODEL = [system for system in SYSTEMS.values() if Goal.INFERENCE in system.goals]
 TWO_MODELS = [system for system in SYSTEMS.values() if Goal.TWO_MODELS in system.goals]
 CHOICES = [
-    (system, {option: choice})
+    (system, {name: choice})
     for system in ONE_MODEL
-    for option, schema in system.options.schemas().items()
-    for choice in (schema["enum"] if option in ("order", "slots", "execution", "placement") else ())
+    for name in ("order", "slots", "execution", "placement")
+    if name in system.options.model_fields
+    for choice in get_args(system.options.model_fields[name].annotation)
 ]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.launch.job import Job
+from engine.launch.rank.context import RankContext
 from engine.launch.step import moe_nodes as moe
 from engine.launch.step import nodes as dense
 from engine.launch.step.layout import Layout
@@ -20,11 +20,11 @@ from engine.plan import Plan
 from engine.training import TrainingStep
 
 
-def text(job: Job, rank: int) -> tuple[Tensor, Tensor]:
+def text(context: RankContext, rank: int) -> tuple[Tensor, Tensor]:
     """(ids, targets) int64[token] of a rank: random, every token's target is the next one of its sequence."""
-    step = job.spec.step
-    generator = torch.Generator().manual_seed(job.spec.seed * 1_000_003 + rank)
-    ids = torch.randint(step.vocabulary, (step.batch, step.sequence_length + 1), generator=generator).to(job.device)
+    step = context.instructions.step
+    generator = torch.Generator().manual_seed(context.instructions.seed * 1_000_003 + rank)
+    ids = torch.randint(step.vocabulary, (step.batch, step.sequence_length + 1), generator=generator).to(context.device)
     return ids[:, :-1].reshape(-1), ids[:, 1:].reshape(-1)
 
 
@@ -35,28 +35,28 @@ def layouts_of(
     size = plan.placement.gpus // groups
     group = list(range(rank // size * size, rank // size * size + size))
     filled = plan.overlap is None or not plan.overlap.irregular
-    found: dict[int, Layout] = {}
+    layouts: dict[int, Layout] = {}
     known: dict[tuple, Layout] = {}
     for layer, row, choice in zip(plan.placement.model_layers, plan.placement.experts_of_gpu, choices, strict=True):
-        hosted = tuple(tuple(sorted(set(row[one]))) for one in group)
+        hosted = tuple(tuple(sorted(set(row[member]))) for member in group)
         key = (hosted, id(choice))
         if key not in known:
-            known[key] = Layout(choice, group, [list(one) for one in hosted], rank, filled, step.batch, device)
-        found[layer] = known[key]
-    return found
+            known[key] = Layout(choice, group, [list(experts) for experts in hosted], rank, filled, step.batch, device)
+        layouts[layer] = known[key]
+    return layouts
 
 
 class Builder:
     """Makes the nodes of one rank."""
 
-    def __init__(self, job: Job, weights: dict[str, Weight], layouts: dict[int, Layout]) -> None:
-        self.job, self.weights, self.layouts = job, weights, layouts
-        self.model: MoEModel = job.spec.model
-        self.step: TrainingStep = job.spec.step
+    def __init__(self, context: RankContext, weights: dict[str, Weight], layouts: dict[int, Layout]) -> None:
+        self.context, self.weights, self.layouts = context, weights, layouts
+        self.model: MoEModel = context.instructions.model
+        self.step: TrainingStep = context.instructions.step
         self.gated = self.model.ffn_matrices == 3
-        self.ids, self.targets = text(job, job.rank)
-        self.mask = causal_mask(self.step.sequence_length, job.dtype, job.device)
-        self.tokens = self.step.tokens * job.spec.ranks
+        self.ids, self.targets = text(context, context.rank)
+        self.mask = causal_mask(self.step.sequence_length, context.dtype, context.device)
+        self.tokens = self.step.tokens * context.instructions.ranks
 
     def nodes(self, graph: OperatorGraph) -> dict[str, Node]:
         """All nodes by name, in program order. An operator reads what a gradient flows back to; what it merely waits for (a
@@ -65,13 +65,13 @@ class Builder:
         for dependency in graph.dependencies:
             if dependency.gradient:
                 read.setdefault(dependency.after, []).append(dependency.before)
-        found: dict[str, Node] = {}
+        nodes: dict[str, Node] = {}
         for operator in graph.of_phase("forward"):
-            inputs = [found[name] for name in read.get(operator.name, ())]
-            node = found[operator.name] = self.node(operator, inputs)
+            inputs = [nodes[name] for name in read.get(operator.name, ())]
+            node = nodes[operator.name] = self.node(operator, inputs)
             for before, gradient in zip(node.inputs, node.gradients, strict=True):
                 before.readers.append(gradient)
-        return found
+        return nodes
 
     def node(self, operator: Operator, inputs: list[Node]) -> Node:
         name, kind, weight = operator.name, operator.kind, self.weights.get(operator.name)
@@ -103,6 +103,6 @@ class Builder:
         if kind == "combine":
             return moe.Combine(name, inputs, layout)
         if kind == "aggregate":
-            combine, gate = sorted(inputs, key=lambda one: isinstance(one, moe.Gate))
+            combine, gate = sorted(inputs, key=lambda node: isinstance(node, moe.Gate))
             return moe.Aggregate(name, [combine, gate], layout)
         return dense.Loss(name, inputs, self.targets, self.tokens)

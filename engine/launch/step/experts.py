@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.launch.layer import has_grouped_kernel
+from engine.launch.rank.layer import has_grouped_kernel
 from engine.launch.step.operators import add_product
 
 
@@ -39,11 +39,11 @@ def experts_dx(dy: Tensor, w: Tensor, share: Share) -> Tensor:
 def experts_dw(x: Tensor, dy: Tensor, share: Share, to: Tensor, fresh: bool) -> None:
     """Write the gradients [expert, k, n] to `to`, or add them to what is there."""
     if _in_one_kernel(x, to):
-        found = torch.nn.functional.grouped_mm(x.t(), dy, offs=share.ends)
+        gradients = torch.nn.functional.grouped_mm(x.t(), dy, offs=share.ends)
         if fresh:
-            to.copy_(found)
+            to.copy_(gradients)
         else:
-            to.add_(found)
+            to.add_(gradients)
         return
     parts = zip(x.split(share.counts), dy.split(share.counts), strict=True)
     for expert, (own, gradient) in enumerate(parts):

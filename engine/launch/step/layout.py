@@ -1,7 +1,7 @@
 """Where the rows of an all-to-all lie: in the buffers of the rank that owns the tokens and of the rank that has the expert.
 
 At home rows are ordered by the expert's rank, expert and slot; at the host by expert, source and slot, so that every expert's
-rows lie together. On the wire they are ordered by rank, expert and slot. The slots of a source for an expert hold its
+rows lie together. In transit they are ordered by rank, expert and slot. The slots of a source for an expert hold its
 tokens in the order of the batch; where a buffer is filled up, the empty slots lie evenly between them. Thus both ways of
 cutting give parts of about equal size, and each part is a run of slots: equal runs (a cut along the capacity, as Tutel
 and PipeMoE do), or the tokens of some sequences (Lancet's irregular cut, figure 5). As tokens were dropped from the whole
@@ -27,7 +27,7 @@ class Parts:
 
     home, host: how the rows of the two sides are cut; sent, received: rows of every part to and from every rank of the
         group in a dispatch (a combine has them the other way round)
-    to_host: of every part, where each row at the host lies on the wire; to_wire: the inverse
+    to_host: of every part, where each row at the host lies in transit; to_transit: the inverse
     rows: of every part, how the host's experts share its rows
     tokens: of every part, the tokens that go into it: first, last + 1
     token_of_row, padding: of every part at home, the token in each row counted from the part's first, and the rows without
@@ -40,7 +40,7 @@ class Parts:
     sent: list[list[int]]
     received: list[list[int]]
     to_host: list[Tensor]
-    to_wire: list[Tensor]
+    to_transit: list[Tensor]
     rows: list[Share]
     tokens: list[tuple[int, int]]
     token_of_row: list[Tensor]
@@ -157,7 +157,7 @@ class Layout:
         split = self.token_bounds(count) if along == "batch" else None
         host_first = _starts(self.slots[:, own].T.ravel()).reshape(len(own), len(self.slots))  # [own expert, source]
         place = np.zeros(max(1, len(token_of_row)), dtype=np.int64)
-        found: dict[str, list] = {
+        columns: dict[str, list] = {
             name: []
             for name in (
                 "home",
@@ -165,7 +165,7 @@ class Layout:
                 "sent",
                 "received",
                 "to_host",
-                "to_wire",
+                "to_transit",
                 "rows",
                 "tokens",
                 "token_of_row",
@@ -179,29 +179,29 @@ class Layout:
             home = _runs(self._home[order] + begin[me, order], size[me, order])
             place[home] = np.arange(len(home))
             here = size[:, own]  # [source, own expert]
-            wire = _starts(here.ravel()).reshape(here.shape)
-            to_host = _runs(wire.T.ravel(), here.T.ravel())
+            in_transit = _starts(here.ravel()).reshape(here.shape)
+            to_host = _runs(in_transit.T.ravel(), here.T.ravel())
             first, last = (split[part], split[part + 1]) if split else (0, self.tokens)
             token = token_of_row[home]
-            found["home"].append(self._tensor(home))
-            found["host"].append(self._tensor(_runs((host_first + begin[:, own].T).ravel(), here.T.ravel())))
-            found["sent"].append([int(size[me, experts].sum()) for experts in self.hosted])
-            found["received"].append(here.sum(axis=1).tolist())
-            found["to_host"].append(self._tensor(to_host))
-            found["to_wire"].append(self._tensor(np.argsort(to_host)))
+            columns["home"].append(self._tensor(home))
+            columns["host"].append(self._tensor(_runs((host_first + begin[:, own].T).ravel(), here.T.ravel())))
+            columns["sent"].append([int(size[me, experts].sum()) for experts in self.hosted])
+            columns["received"].append(here.sum(axis=1).tolist())
+            columns["to_host"].append(self._tensor(to_host))
+            columns["to_transit"].append(self._tensor(np.argsort(to_host)))
             counts = here.sum(axis=0)
-            found["rows"].append(Share(counts.tolist(), self._tensor(np.cumsum(counts, dtype=np.int32))))
-            found["tokens"].append((first, last))
-            found["token_of_row"].append(self._tensor(np.maximum(token - first, 0)))
-            found["padding"].append(self._tensor(np.flatnonzero(token < 0)))
+            columns["rows"].append(Share(counts.tolist(), self._tensor(np.cumsum(counts, dtype=np.int32))))
+            columns["tokens"].append((first, last))
+            columns["token_of_row"].append(self._tensor(np.maximum(token - first, 0)))
+            columns["padding"].append(self._tensor(np.flatnonzero(token < 0)))
             if split:
-                found["row_of_copy"].append(self._tensor(place[row_of_copy[first:last]]))
-                found["kept"].append(self._tensor(self.kept[me, first:last]))
+                columns["row_of_copy"].append(self._tensor(place[row_of_copy[first:last]]))
+                columns["kept"].append(self._tensor(self.kept[me, first:last]))
         if count == 1:
-            home, host = (Slices((0, len(found[side][0]))) for side in ("home", "host"))
+            home, host = (Slices((0, len(columns[side][0]))) for side in ("home", "host"))
         else:
-            home, host = Rows(found["home"]), Rows(found["host"])
-        return Parts(**(found | {"home": home, "host": host}))
+            home, host = Rows(columns["home"]), Rows(columns["host"])
+        return Parts(**(columns | {"home": home, "host": host}))
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

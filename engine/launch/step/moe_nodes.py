@@ -61,12 +61,12 @@ class AllToAll(Node):
         raise NotImplementedError
 
     def _at_host(self, at: At, value: Value, rows: Tensor) -> None:
-        """Rows from the wire become a part of a value, in the host's order when they are first read."""
+        """Rows that have arrived become a part of a value, in the host's order when they are first read."""
         parts = at.rows(self.layout)
         value.put(parts.host, at.index, lambda: rows.index_select(0, parts.to_host[at.index]))
 
     def _on_wire(self, at: At, rows: Tensor) -> Tensor:
-        return rows.index_select(0, at.rows(self.layout).to_wire[at.index])
+        return rows.index_select(0, at.rows(self.layout).to_transit[at.index])
 
 
 class Dispatch(AllToAll):

@@ -31,7 +31,7 @@ import torch
 from engine.simulate.streams import ALL_TO_ALL, COMPUTE, Tasks
 
 POLL = 5e-5
-"""Seconds between two looks at a GPU, which does not tell by itself that it is done."""
+"""Seconds between two looks at a GPU, which does not say by itself that it is done."""
 
 
 @dataclass(eq=False)
@@ -190,12 +190,12 @@ class StepError(RuntimeError):
 def last_computations(tasks: Tasks) -> dict[int, int]:
     """Collective -> the last computation that it waits for, by itself or through other collectives; -1: none."""
     before: dict[int, list[int]] = {task: [] for task in np.flatnonzero(tasks.stream != COMPUTE).tolist()}
-    for one, task in tasks.edges.tolist():
+    for needed_task, task in tasks.edges.tolist():
         if task in before:
-            before[task].append(one)
+            before[task].append(needed_task)
     last: dict[int, int] = {}
     for task, needed in before.items():
-        last[task] = max((last.get(one, one) for one in needed), default=-1)
+        last[task] = max((last.get(needed_task, needed_task) for needed_task in needed), default=-1)
     return last
 
 

@@ -47,11 +47,11 @@ class Node:
         node = self.inputs[place]
         return node.output.get(node.cut(at), at.index)
 
-    def write(self, at: At, made: Tensor) -> None:
-        self.output.put(self.cut(at), at.index, made)
+    def write(self, at: At, output: Tensor) -> None:
+        self.output.put(self.cut(at), at.index, output)
 
-    def pass_back(self, at: At, made: Tensor, place: int = 0) -> None:
-        self.gradients[place].put(self.inputs[place].cut(at), at.index, made)
+    def pass_back(self, at: At, gradient: Tensor, place: int = 0) -> None:
+        self.gradients[place].put(self.inputs[place].cut(at), at.index, gradient)
 
     def incoming(self, at: At) -> Tensor:
         """A part of the gradient of the output: where several operators read it, theirs are added up when it is first
@@ -122,7 +122,7 @@ class LayerNorm(Node):
         self.rstd.put(at.tokens, at.index, rstd)
 
     def dx(self, at: At) -> None:
-        mean, rstd = (one.get(at.tokens, at.index) for one in (self.mean, self.rstd))
+        mean, rstd = (value.get(at.tokens, at.index) for value in (self.mean, self.rstd))
         self.pass_back(at, ops.layer_norm_dx(self.incoming(at), self.read(at), mean, rstd))
 
     def forget_backward(self) -> None:

@@ -3,8 +3,8 @@
 
 Tokens are rows, whole sequences next to each other. No operator has a bias and no layer norm a weight, as in
 `engine.overlap.transformer`. Softmax of gate and loss is taken in 32 bits at least; kernels of layer norm and attention do so
-by themselves. The activation of an FFN (SwiGLU or SiLU, as in `engine.launch.layer`) belongs to its second product: that one
-reads what the first wrote, and its dX is what the first product's dX and dW both read.
+by themselves. The activation of an FFN (SwiGLU or SiLU, as in `engine.launch.rank.layer`) belongs to its second product:
+that one reads what the first wrote, and its dX is what the first product's dX and dW both read.
 """
 
 import torch

@@ -33,12 +33,12 @@ def reference_step(
     own type."""
     model, step = source.model, source.step
     weights: dict[str, Tensor] = {}
-    for one in graph.of_phase("forward"):
-        if one.kind == "experts":
-            weights[one.name] = source.experts(one, range(model.experts))
-        elif one.parameters and not source.is_tied(one):
-            weights[one.name] = source.dense(one)
-    weights = {name: one.to(dtype, copy=True).requires_grad_() for name, one in weights.items()}
+    for operator in graph.of_phase("forward"):
+        if operator.kind == "experts":
+            weights[operator.name] = source.experts(operator, range(model.experts))
+        elif operator.parameters and not source.is_tied(operator):
+            weights[operator.name] = source.dense(operator)
+    weights = {name: weight.to(dtype, copy=True).requires_grad_() for name, weight in weights.items()}
 
     def normed(x: Tensor) -> Tensor:
         return functional.layer_norm(x, (model.d_model,))
@@ -58,7 +58,7 @@ def reference_step(
 
     def experts(x: Tensor, layer: int) -> Tensor:
         choice = choices[model.moe_layers.index(layer)]
-        chosen, kept = (torch.from_numpy(one).to(x.device).flatten(0, 1) for one in (choice.experts, choice.kept))
+        chosen, kept = (torch.from_numpy(array).to(x.device).flatten(0, 1) for array in (choice.experts, choice.kept))
         scores = functional.softmax(x @ weights[f"{layer}.gate"], dim=-1)
         weight = scores.gather(1, chosen.clamp(min=0)) * (chosen >= 0)
         if chosen.shape[1] > 1:
@@ -84,4 +84,4 @@ def reference_step(
     head = weights[EMBEDDING].t() if step.tied_embeddings else weights[HEAD]
     loss = functional.cross_entropy(hidden @ head, targets)
     loss.backward()
-    return Reference(loss.detach(), hidden.detach(), {name: one.grad for name, one in weights.items()})
+    return Reference(loss.detach(), hidden.detach(), {name: weight.grad for name, weight in weights.items()})

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.launch.spec import Tokens
+from engine.launch.rank.instructions import Tokens
 from engine.model import MoEModel
 from engine.overlap.capacity import kept
 from engine.training import TrainingStep
@@ -39,13 +39,13 @@ def choices(model: MoEModel, step: TrainingStep, ranks: int, recorded: Tokens | 
                 experts[rank] = recorded.experts[replayed].transpose(1, 0, 2)
     capacity = int(step.capacity(model)) if step.capacity_factor else None
     service = "choice" if step.gate == "batch-prioritised" else "token"
-    found: list[Choice] = []
+    choices_of_layers: list[Choice] = []
     for layer in range(layers):
         own = experts[:, layer]
-        if found and np.array_equal(own, found[-1].experts):
-            found.append(found[-1])
+        if choices_of_layers and np.array_equal(own, choices_of_layers[-1].experts):
+            choices_of_layers.append(choices_of_layers[-1])
             continue
         limit = tokens * k if capacity is None else capacity
-        mask = np.stack([kept(one, model.experts, limit, service) & (one >= 0) for one in own])
-        found.append(Choice(own, mask, capacity))
-    return found
+        mask = np.stack([kept(of_rank, model.experts, limit, service) & (of_rank >= 0) for of_rank in own])
+        choices_of_layers.append(Choice(own, mask, capacity))
+    return choices_of_layers

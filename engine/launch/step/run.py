@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.launch.job import Job
-from engine.launch.recorder import Mark
+from engine.launch.rank.context import RankContext
+from engine.launch.rank.recorder import Mark
 from engine.launch.step.build import Builder, layouts_of
-from engine.launch.step.check import difference
+from engine.launch.step.check import StepOutcome, difference
 from engine.launch.step.groups import Groups
 from engine.launch.step.moe_nodes import Aggregate, AllToAll, Experts
 from engine.launch.step.network import Network, last_computations
@@ -29,7 +29,7 @@ from engine.simulate.training.step import event_kind
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundTask:
     """A task of an operator with its node; the update has none."""
 
     operator: Operator
@@ -47,25 +47,25 @@ class StepExecutor:
     """
 
     @torch.inference_mode()
-    def __init__(self, job: Job, plan: Plan) -> None:
-        model, step, ranks = job.spec.model, job.spec.step, job.spec.ranks
-        self.job, self.plan = job, plan
+    def __init__(self, context: RankContext, plan: Plan) -> None:
+        model, step, ranks = context.instructions.model, context.instructions.step, context.instructions.ranks
+        self.context, self.plan = context, plan
         groups = check_step_plan(plan, model, step)
         problem = step_problem(model, step, ranks)
         priced = price_step(problem, plan.placement, plan.overlap is not None and plan.overlap.irregular)
         self.graph = priced.graph
         self.program: Program = program_of(plan, problem, priced)
-        self.groups = Groups(job, groups)
-        self.choices = choices(model, step, ranks, job.tokens[0] if job.tokens else None)
+        self.groups = Groups(context, groups)
+        self.choices = choices(model, step, ranks, context.tokens[0] if context.tokens else None)
         self.hosts = {
             layer: [sorted(set(experts)) for experts in row]
             for layer, row in zip(plan.placement.model_layers, plan.placement.experts_of_gpu, strict=True)
         }
-        self.source = source_of(job, self.graph)
-        hosted = {layer: row[job.rank] for layer, row in self.hosts.items()}
+        self.source = source_of(context, self.graph)
+        hosted = {layer: row[context.rank] for layer, row in self.hosts.items()}
         self.weights = weights_of(self.graph, self.source, hosted)
-        layouts = layouts_of(plan, step, self.choices, groups, job.rank, job.device)
-        self.nodes = Builder(job, self.weights, layouts).nodes(self.graph)
+        layouts = layouts_of(plan, step, self.choices, groups, context.rank, context.device)
+        self.nodes = Builder(context, self.weights, layouts).nodes(self.graph)
         self._bound = self._bind()
         self._reduced = self._gradients()
         self._packed: dict[int, list[int]] = {}
@@ -73,14 +73,14 @@ class StepExecutor:
             if task in self._bound:
                 self._packed.setdefault(computation, []).append(task)
         self._forgotten = self._last_uses()
-        self.network = Network(self.program.tasks, plan.priority.policy, self._launch, job.device)
+        self.network = Network(self.program.tasks, plan.priority.policy, self._launch, context.device)
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
         self._events: dict[int, tuple[Mark, Mark, float]] = {}
 
     @torch.inference_mode()
-    def run(self, tell: Callable[[float, str], None]) -> None:
+    def run(self, report: Callable[[float, str], None]) -> None:
         """One step, from the weights of the seed."""
-        tell(0.0, "training step")
+        report(0.0, "training step")
         for node in self.nodes.values():
             node.forget()
         for weight in self.weights.values():
@@ -100,7 +100,10 @@ class StepExecutor:
     def difference(self) -> float | None:
         """How much the last step's loss, final hidden state and gradients differ from those of the reference, see
         `check.difference`; None on all ranks but 0."""
-        return difference(self)
+        outcome = StepOutcome(
+            self.context, self.graph, self.source, self.choices, self.hosts, self.weights, self.loss, self.hidden
+        )
+        return difference(outcome)
 
     @property
     def hidden(self) -> Tensor:
@@ -112,13 +115,13 @@ class StepExecutor:
         """This rank's part of the last step's loss."""
         return self.nodes["loss"].output.whole()
 
-    def _bind(self) -> dict[int, Bound]:
+    def _bind(self) -> dict[int, BoundTask]:
         """Every task but the all-reduces with its node and part."""
-        program, step = self.program, self.job.spec.step
+        program, step = self.program, self.context.instructions.step
         kinds: dict[int, set[str]] = {}
         for stretch, place in zip(program.stretch.tolist(), program.operators.tolist(), strict=True):
             kinds.setdefault(stretch, set()).add(self.graph.operators[place].kind)
-        found = {}
+        bound_tasks = {}
         for task, place in enumerate(program.operators.tolist()):
             if place < 0:
                 continue
@@ -128,10 +131,10 @@ class StepExecutor:
             along = "capacity" if parts > 1 and only_experts else "batch"
             node = self.nodes.get(operator.name.removeprefix(f"{operator.phase}."))
             at = At(along, Slices(bounds), int(program.part[task]))
-            found[task] = Bound(operator, node, at)
+            bound_tasks[task] = BoundTask(operator, node, at)
             if isinstance(node, (AllToAll, Experts, Aggregate)):
                 at.rows(node.layout)  # laid out here, and not while the step runs
-        return found
+        return bound_tasks
 
     def _gradients(self) -> dict[int, Tensor]:
         """What every all-reduce adds up: gradients that are reduced at once lie side by side."""
@@ -141,47 +144,47 @@ class StepExecutor:
         }
         together = list(dict.fromkeys(names.values()))
         buffers = dict(zip(together, lay_out_gradients(self.weights, together), strict=True))
-        found = {}
+        reduced = {}
         for task, piece in self.program.pieces.items():
             buffer = buffers[names[task]]
-            found[task] = buffer[
+            reduced[task] = buffer[
                 len(buffer) * piece.part // piece.parts : len(buffer) * (piece.part + 1) // piece.parts
             ]
-        return found
+        return reduced
 
     def _last_uses(self) -> dict[int, list[Callable[[], None]]]:
         """What can be forgotten after a computation, so that activations do not stay for the whole step."""
         last = dict.fromkeys(self.nodes, 0)
-        for task, one in self._bound.items():
-            if one.node is not None:
-                last[one.node.name] = max(last[one.node.name], task)
+        for task, bound in self._bound.items():
+            if bound.node is not None:
+                last[bound.node.name] = max(last[bound.node.name], task)
         read_until = dict.fromkeys(self.nodes, 0)
         for node in self.nodes.values():
             for before in node.inputs:
                 read_until[before.name] = max(read_until[before.name], last[node.name])
         computations = np.flatnonzero(self.program.tasks.stream == COMPUTE)
-        found: dict[int, list[Callable[[], None]]] = {}
+        forgotten: dict[int, list[Callable[[], None]]] = {}
 
         def forget(task: int, what: Callable[[], None]) -> None:
-            found.setdefault(int(computations[np.searchsorted(computations, task)]), []).append(what)
+            forgotten.setdefault(int(computations[np.searchsorted(computations, task)]), []).append(what)
 
         for name, node in self.nodes.items():
             if name not in ("layer_norm", "loss"):  # which are compared with the reference
                 forget(max(last[name], read_until[name]), node.forget_output)
             forget(last[name], node.forget_backward)
             forget(max([last[name], *(last[before.name] for before in node.inputs)]), node.forget_gradients)
-        return found
+        return forgotten
 
     def _compute(self, task: int) -> None:
         """One computation, with the packing of what it hands to the network."""
         self.network.begin(task)
-        recorder, one = self.job.recorder, self._bound[task]
+        recorder, bound = self.context.recorder, self._bound[task]
         start = recorder.mark()
-        if one.node is None:
+        if bound.node is None:
             for weight in self.weights.values():
                 weight.update()
         else:
-            one.compute()
+            bound.compute()
         for exchange in self._packed.get(task, ()):
             self._pack(exchange)
         self._events[task] = (start, recorder.mark(), 0.0)
@@ -190,18 +193,18 @@ class StepExecutor:
             forget()
 
     def _pack(self, task: int) -> None:
-        one = self._bound[task]
-        node: AllToAll = one.node
-        backward = one.operator.phase == "dx"
-        sent = node.pack(one.at, backward)
-        received = sent.new_empty((sum(node.sizes(one.at, backward)[1]), sent.shape[1]))
+        bound = self._bound[task]
+        node: AllToAll = bound.node
+        backward = bound.operator.phase == "dx"
+        sent = node.pack(bound.at, backward)
+        received = sent.new_empty((sum(node.sizes(bound.at, backward)[1]), sent.shape[1]))
         self._buffers[task] = (sent, received)
         # Read only by tasks that the program lets wait for this all-to-all.
-        node.arrived(one.at, backward, received)
+        node.arrived(bound.at, backward, received)
 
     def _launch(self, task: int) -> Callable[[], None]:
         """Start a collective; what it returns waits for its end, in a thread of the network."""
-        mark, staged = self.job.recorder.mark, self.job.wire != self.job.device
+        mark, staged = self.context.recorder.mark, self.context.communication_device != self.context.device
         collective, tensors = self._collective(task)
         size = float(tensors[0].nbytes)
         start = mark()
@@ -209,7 +212,7 @@ class StepExecutor:
 
         def over() -> None:
             if staged:  # through the host's memory, and not in the way of whoever launches
-                there = [tensor.to(self.job.wire) for tensor in tensors]
+                there = [tensor.to(self.context.communication_device) for tensor in tensors]
                 collective(*there).wait()
                 tensors[-1].copy_(there[-1])
             else:
@@ -223,8 +226,8 @@ class StepExecutor:
         if task in self._reduced:
             group = self.groups.of_gradients(self.program.pieces[task].gradients[0].groups > 1)
             return lambda gradients: dist.all_reduce(gradients, group=group, async_op=True), [self._reduced[task]]
-        one, buffers = self._bound[task], self._buffers.pop(task)
-        to, come = one.node.sizes(one.at, one.operator.phase == "dx")
+        bound, buffers = self._bound[task], self._buffers.pop(task)
+        to, come = bound.node.sizes(bound.at, bound.operator.phase == "dx")
         for rows in buffers:
             if rows.is_cuda:  # made on the stream of the computation, which may not reuse them before this one is done
                 rows.record_stream(torch.cuda.current_stream())
@@ -237,7 +240,7 @@ class StepExecutor:
 
     def _log(self) -> None:
         for task, (start, end, size) in sorted(self._events.items()):
-            one = self._bound.get(task)
-            kind, layer = ("all_reduce", -1) if one is None else (event_kind(one.operator), one.operator.layer)
-            self.job.recorder.log(kind, layer, start, end, bytes=size, label=self.program.labels[task])
+            bound = self._bound.get(task)
+            kind, layer = ("all_reduce", -1) if bound is None else (event_kind(bound.operator), bound.operator.layer)
+            self.context.recorder.log(kind, layer, start, end, bytes=size, label=self.program.labels[task])
         self._events.clear()

@@ -109,8 +109,10 @@ def shrunk(step: TrainingStep, model: MoEModel, plans: Sequence[Plan], flop_budg
     cuts = [_cuts(plan, model, step) for plan in plans]
     sequences, rows = ([part for cut in cuts for part in cut[which]] for which in (0, 1))
     least = min(step.batch, max(sequences, default=1))
-    one = step.model_copy(update={"batch": 1})
-    affordable = int(flop_budget / max(step_flops(model, one, plan) for plan in plans))  # FLOP grow with the batch
+    one_sequence = step.model_copy(update={"batch": 1})
+    affordable = int(
+        flop_budget / max(step_flops(model, one_sequence, plan) for plan in plans)
+    )  # FLOP grow with the batch
     batch = min(step.batch, max(least, affordable))
     together = lcm(*sequences) if sequences else 1
     batch = batch // together * together or batch  # equal parts where there are enough sequences
@@ -136,7 +138,7 @@ def _cuts(plan: Plan, model: MoEModel, step: TrainingStep) -> tuple[list[int], l
     if plan.overlap is not None and plan.overlap.ranges:
         forward = transformer_step(model, step, plan.placement.gpus).of_phase("forward")
         place = {operator.name: index for index, operator in enumerate(forward)}
-        for one in plan.overlap.ranges:
-            kinds = {operator.kind for operator in forward[place[one.first] : place[one.last] + 1]}
-            along[kinds <= {"dispatch", "experts", "combine"}].append(one.parts)
+        for cut in plan.overlap.ranges:
+            kinds = {operator.kind for operator in forward[place[cut.first] : place[cut.last] + 1]}
+            along[kinds <= {"dispatch", "experts", "combine"}].append(cut.parts)
     return along

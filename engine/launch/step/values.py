@@ -62,17 +62,17 @@ class Value:
         self._parts: dict[int, Tensor | Callable[[], Tensor]] = {}
         self._whole: Tensor | None = None
 
-    def put(self, cut: Cut, index: int, made: Tensor | Callable[[], Tensor]) -> None:
+    def put(self, cut: Cut, index: int, part: Tensor | Callable[[], Tensor]) -> None:
         """A part, or what makes it when it is first read."""
         self._cut = cut
-        self._parts[index] = made
+        self._parts[index] = part
 
     def room(self, cut: Slices, index: int, like: Tensor, width: int) -> Tensor:
         """Uninitialised memory for a part of a matrix, beside the other parts, so that nothing has to be moved later."""
         if cut.count == 1:
-            found = like.new_empty((len(like), width))
-            self.put(cut, index, found)
-            return found
+            part = like.new_empty((len(like), width))
+            self.put(cut, index, part)
+            return part
         if self._whole is None:
             self._whole = like.new_empty((cut.bounds[-1], width))
         self.put(cut, index, cut.part(self._whole, index))
@@ -86,10 +86,10 @@ class Value:
         """A part of the value under some cut."""
         if cut != self._cut or not self._parts:
             return cut.part(self.whole(), index)
-        made = self._parts[index]
-        if not isinstance(made, Tensor):
-            made = self._parts[index] = made()
-        return made
+        part = self._parts[index]
+        if not isinstance(part, Tensor):
+            part = self._parts[index] = part()
+        return part
 
     def whole(self) -> Tensor:
         """All of it."""

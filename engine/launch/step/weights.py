@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from engine.launch.job import Job
-from engine.launch.spec import POOL_STRIDE
+from engine.launch.rank.context import RankContext
+from engine.launch.rank.instructions import POOL_STRIDE
 from engine.overlap.operator_graph import Operator, OperatorGraph
 from engine.overlap.transformer import HEAD
 
@@ -20,22 +20,26 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 
 class Source:
-    """Where the weights of a job's model come from: any rank can make any of them. Use `source_of`."""
+    """Where the weights of a launch's model come from: any rank can make any of them. Use `source_of`."""
 
-    def __init__(self, job: Job, graph: OperatorGraph) -> None:
-        model, step = job.spec.model, job.spec.step
-        dense = [one.name for one in graph.of_phase("forward") if one.parameters and one.kind != "experts"]
+    def __init__(self, context: RankContext, graph: OperatorGraph) -> None:
+        model, step = context.instructions.model, context.instructions.step
+        dense = [
+            operator.name
+            for operator in graph.of_phase("forward")
+            if operator.parameters and operator.kind != "experts"
+        ]
         self.begin = {name: POOL_STRIDE * place for place, name in enumerate(dense)}
         self.model, self.step = model, step
-        self.held = job.weights(model, len(model.moe_layers))
+        self.held = context.weights(model, len(model.moe_layers))
         self.parameters: dict[tuple, Parameter] = {}
         """Those of this rank by operator and experts. All executors share them: each step begins with the weights of the
         seed."""
         inner = max(step.dense_d_ff, model.shared_experts * model.d_ff)
         numbers = model.d_model * max(step.vocabulary, 3 * model.d_model, (model.ffn_matrices - 1) * inner)
-        generator = torch.Generator().manual_seed(job.spec.seed + 2)
+        generator = torch.Generator().manual_seed(context.instructions.seed + 2)
         pool = torch.randn(numbers + POOL_STRIDE * len(dense), generator=generator)
-        self.pool = pool.to(job.device, job.dtype)
+        self.pool = pool.to(context.device, context.dtype)
 
     def shape(self, operator: Operator) -> tuple[int, int]:
         """Of the matrix of a forward operator; of experts, of one of them."""
@@ -73,14 +77,14 @@ class Source:
         return both[0 if operator.name.endswith("_up") else 1]
 
 
-_sources: WeakKeyDictionary[Job, Source] = WeakKeyDictionary()
+_sources: WeakKeyDictionary[RankContext, Source] = WeakKeyDictionary()
 
 
-def source_of(job: Job, graph: OperatorGraph) -> Source:
-    """The source of a job's weights, the same one for all its executors."""
-    if job not in _sources:
-        _sources[job] = Source(job, graph)
-    return _sources[job]
+def source_of(context: RankContext, graph: OperatorGraph) -> Source:
+    """The source of a launch's weights, the same one for all its executors."""
+    if context not in _sources:
+        _sources[context] = Source(context, graph)
+    return _sources[context]
 
 
 class Parameter:
@@ -100,8 +104,8 @@ class Parameter:
     def reset(self) -> None:
         """Be as at the start: the weights of the seed, no momentum."""
         source, operator = self.source, self.operator
-        made = source.dense(operator) if self.chosen is None else source.experts(operator, self.chosen)
-        self.value.copy_(made)
+        value = source.dense(operator) if self.chosen is None else source.experts(operator, self.chosen)
+        self.value.copy_(value)
         if self.master is not self.value:
             self.master.copy_(self.value)
         self.momentum.zero_()
@@ -147,15 +151,15 @@ def weights_of(graph: OperatorGraph, source: Source, hosted: dict[int, list[int]
     """The weights of all forward operators that have some of their own, by operator. hosted: the experts of this rank in every
     MoE layer, by model layer."""
     known = source.parameters
-    found: dict[str, Weight] = {}
+    weights: dict[str, Weight] = {}
     for operator in graph.of_phase("forward"):
         if operator.parameters and not source.is_tied(operator):
             experts = tuple(hosted[operator.layer]) if operator.kind == "experts" else None
             key = (operator.name, experts)
             if key not in known:
                 known[key] = Parameter(operator, experts, source)
-            found[operator.name] = Weight(known[key])
-    return found
+            weights[operator.name] = Weight(known[key])
+    return weights
 
 
 def lay_out_gradients(weights: dict[str, Weight], together: Iterable[Sequence[str]]) -> list[Tensor]:

@@ -1,0 +1,225 @@
+"""What this machine can run a job on, and what it looks like as a cluster."""
+
+import os
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+import psutil
+
+from engine import catalogue
+from engine.catalogue.nvidia import PCIE_LANE, Drawn, draw, type_of
+from engine.errors import InputError
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A GPU of this machine as its driver describes it.
+
+    name: what the driver calls it; memory: bytes
+    pcie: bytes/s of its PCIe port in one direction, None where that is not known
+    nvlinks: NVLinks to every GPU of the machine (0: none, and to itself), None where that is not known
+    """
+
+    name: str
+    memory: float
+    pcie: float | None = None
+    nvlinks: tuple[int, ...] | None = None
+
+    @property
+    def type(self) -> str | None:
+        """The catalogue's type, None where the name is not one of those that the catalogue stands for."""
+        return type_of(self.name)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Attached accelerators and the host. gpus: those that PyTorch can run on; memory: bytes of every one of them;
+    host_memory: bytes free on the host; machine: every GPU that the driver shows, also those that PyTorch cannot use;
+    notes: what was not found, and why."""
+
+    gpus: tuple[str, ...]
+    memory: tuple[float, ...]
+    cores: int
+    host_memory: float
+    machine: tuple[Accelerator, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def backend(self, ranks: int) -> str:
+        """NCCL when every rank gets a GPU of its own, Gloo on the CPU otherwise."""
+        return "nccl" if len(self.gpus) >= ranks else "gloo"
+
+    def default_ranks(self, gpus: int) -> int:
+        """Ranks for a plan of `gpus` GPUs: one per attached GPU where there are several, else at most four on the CPU."""
+        return min(gpus, len(self.gpus) if len(self.gpus) > 1 else 4)
+
+    @property
+    def summary(self) -> str:
+        if len(self.machine) > len(self.gpus):
+            can = f"{len(self.gpus)} of them" if self.gpus else "none of them"
+            return f"{counted(gpu.name for gpu in self.machine)} (PyTorch can use {can}), {self.cores} CPU cores"
+        if self.gpus:
+            return f"{counted(self.gpus)}, {self.cores} CPU cores"
+        return f"no GPU attached; {self.cores} CPU cores, {self.host_memory / 2**30:.3g} GiB free"
+
+
+def counted(names: Iterable[str]) -> str:
+    """`4 × A, 2 × B`."""
+    every = list(names)
+    return ", ".join(f"{every.count(name)} × {name}" for name in dict.fromkeys(every))
+
+
+def attached() -> Devices:
+    """The devices of this machine: NVML's view of its GPUs, PyTorch's where NVML has none. Whatever is missing (the
+    module, the driver, permission) is a note, never an error."""
+    machine, notes = _seen_by_nvml()
+    gpus, why_none = _seen_by_torch()
+    if not machine:
+        machine = gpus
+        notes += () if gpus else (why_none,)
+    elif len(gpus) < len(machine):
+        notes += (why_none if not gpus else "PyTorch may use fewer GPUs than the machine has (CUDA_VISIBLE_DEVICES)",)
+    return Devices(
+        gpus=tuple(gpu.name for gpu in gpus),
+        memory=tuple(gpu.memory for gpu in gpus),
+        cores=len(os.sched_getaffinity(0)),
+        host_memory=float(psutil.virtual_memory().available),
+        machine=machine,
+        notes=notes,
+    )
+
+
+def cluster_of(machine: Sequence[Accelerator], type: str | None = None) -> Drawn:
+    """This machine's GPUs as a cluster of one node, with notes on what was assumed.
+
+    Raises InputError when there is no GPU, or one whose name the catalogue does not know while no type is given.
+
+    type: the catalogue's type to take for GPUs that it does not know by name; they keep their own memory
+    """
+    if not machine:
+        raise InputError(
+            "there is no GPU on this machine to draw a cluster from; start from a preset, or detect on a machine with GPUs"
+        )
+    known = ", ".join(catalogue.gpu_types())
+    gpus, stood_in = [], {}
+    for gpu in machine:
+        if gpu.type is None and type is None:
+            raise InputError(
+                f"'{gpu.name}' with {gpu.memory / 2**30:.3g} GiB is not in the catalogue, so its rates are unknown; "
+                f"choose the nearest type ({known})"
+            )
+        catalogued = catalogue.gpu(gpu.type or type)
+        if gpu.type is None:
+            stood_in[gpu.name] = catalogued.type
+            catalogued = catalogued.model_copy(update={"memory": gpu.memory})
+        gpus.append(catalogued)
+    count = len(machine)
+    linked = all(gpu.nvlinks is not None for gpu in machine)
+    nvlinks = np.array([gpu.nvlinks for gpu in machine]) if linked else np.zeros((count, count), dtype=np.int64)
+    drawn = draw(socket.gethostname() or "this machine", gpus, nvlinks, [gpu.pcie for gpu in machine])
+    notes = [f"'{name}' has the rates of {kind}, which was chosen for it" for name, kind in stood_in.items()]
+    if not linked and count > 1:
+        notes.append(
+            "whether NVLinks join the GPUs could not be read, so PCIe is taken; 'nvidia-smi topo -m' would tell"
+        )
+    return Drawn(drawn.cluster, (*notes, *drawn.notes))
+
+
+def _seen_by_torch() -> tuple[tuple[Accelerator, ...], str]:
+    """The GPUs that PyTorch can use, and why it can use none. Importing torch takes a second, so it is imported here."""
+    import torch
+
+    indices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    why = "this PyTorch is built without CUDA" if torch.version.cuda is None else "PyTorch finds no usable GPU"
+    properties = [torch.cuda.get_device_properties(index) for index in indices]
+    return tuple(Accelerator(gpu.name, float(gpu.total_memory)) for gpu in properties), why
+
+
+def _seen_by_nvml() -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
+    """Every GPU of the machine in the driver's order; and why there is none, or what could not be read."""
+    try:
+        import pynvml
+    except ImportError:
+        return (), ("NVML was not asked: the package nvidia-ml-py is not installed",)
+    try:
+        with _session(pynvml):
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+            links = _nvlinks(pynvml, handles)
+            return tuple(
+                Accelerator(
+                    name=pynvml.nvmlDeviceGetName(handle),
+                    memory=float(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    pcie=_pcie(pynvml, handle),
+                    nvlinks=None if links is None else tuple(links[at].tolist()),
+                )
+                for at, handle in enumerate(handles)
+            ), ()
+    except pynvml.NVMLError as error:
+        return (), (f"NVML shows no GPU: {error}",)
+
+
+def driver_version() -> str | None:
+    """Of NVIDIA's driver; None where it does not tell."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        with _session(pynvml):
+            return pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError:
+        return None
+
+
+@contextmanager
+def _session(nvml: ModuleType) -> Iterator[None]:
+    nvml.nvmlInit()
+    try:
+        yield
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _pcie(nvml: ModuleType, handle: object) -> float | None:
+    """Bytes/s of the port at the most that GPU and slot can do together: an idle port is switched to a lower rate."""
+    try:
+        generation = nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
+        width = nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
+    except nvml.NVMLError:
+        return None
+    return PCIE_LANE[generation] * width if generation in PCIE_LANE and width > 0 else None
+
+
+def _nvlinks(nvml: ModuleType, handles: list[object]) -> np.ndarray | None:
+    """int64[gpu, gpu]: NVLinks between each pair; a link into a switch reaches every other GPU with links into one. None
+    when the driver does not answer."""
+    count = len(handles)
+    direct, switched = np.zeros((count, count), dtype=np.int64), np.zeros(count, dtype=np.int64)
+    try:
+        place = {_bus(nvml.nvmlDeviceGetPciInfo(handle)): at for at, handle in enumerate(handles)}
+        for at, handle in enumerate(handles):
+            for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+                try:
+                    if not nvml.nvmlDeviceGetNvLinkState(handle, link):
+                        continue
+                except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+                    continue  # no NVLink at all, or no link of this number
+                if nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link) == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+                    switched[at] += 1
+                else:
+                    peer = place.get(_bus(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)))
+                    if peer is not None:  # a container may hold only some of the machine's GPUs
+                        direct[at, peer] += 1
+    except nvml.NVMLError:
+        return None
+    through = np.minimum(switched[:, None], switched[None, :])
+    np.fill_diagonal(through, 0)
+    # The two ends of a link can be read at different moments, and a pair is as good as its worse end.
+    return np.minimum(direct, direct.T) + through
+
+
+def _bus(info: object) -> tuple[int, int, int]:
+    return info.domain, info.bus, info.device

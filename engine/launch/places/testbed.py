@@ -1,0 +1,303 @@
+"""The drawn cluster, emulated on one Linux machine: a network namespace per rank, joined by a bridge, every link shaped
+in both directions. It gives a measured all-to-all before there is a cluster.
+
+Everything lives in namespaces of its own (also the bridge), so that nothing of the machine's network is touched. The
+names of the namespaces say which process made them: what a killed process left behind is removed by the next testbed.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from engine.cluster import Cluster
+from engine.errors import InputError
+from engine.launch.places.fold import rank_of_gpu
+from engine.plan import Plan
+
+FASTEST = 100e6 / 8
+"""Bytes/s of the fastest port unless a scale is given: a rate that two cores can carry for eight ranks."""
+
+SLOWEST = 10e3
+"""Bytes/s below which a launch would spend its time on handshakes."""
+
+PREFIX, LINK, PORT = "switchyard", "link0", 29500
+NAME = re.compile(rf"{PREFIX}-\d+-\d+-[0-9a-f]{{6}}-(\d+|switch)")
+"""Of a namespace: process id and start of its maker, a token of the testbed, and the rank."""
+
+SUBNET, FIRST_ADDRESS = "10.77.0.0/16", IPv4Address("10.77.0.1")
+FRAME, PAYLOAD, ACKNOWLEDGEMENT = 1514, 1448, 66
+"""Bytes of an Ethernet frame, of the TCP data in it, and of the frame that acknowledges two of them. tbf counts frames,
+whereas a bandwidth here is of data that passes while as much comes the other way."""
+
+IN_FLIGHT, HANDED_OVER = 0.004, 0.01
+"""Seconds of the fastest link's data that a connection has on its way at most, and that the kernel takes from its sender
+(counted with its own book-keeping). The buffers of a real cluster are as small beside what is sent; with those that the
+kernel would choose, all that follows would queue up behind a send for tenths of a second."""
+
+SYSTEM_FOLDERS = "/usr/sbin:/sbin"
+"""Where `ip` and `tc` are when the PATH of a user does not say so."""
+
+
+def emulated(plan: Plan, cluster: Cluster, ranks: int, scale: float | None = None) -> "Testbed":
+    """The cluster of a plan, drawn for its GPUs, as a testbed of `ranks` ranks; see `emulated_cluster`. Raises InputError
+    when the cluster is not the plan's or the scale makes no sense."""
+    if len(cluster.gpus) != plan.placement.gpus:
+        raise InputError(
+            f"the plan {plan.name} is for {plan.placement.gpus} GPUs, {cluster.name} has {len(cluster.gpus)}"
+        )
+    return emulated_cluster(cluster, ranks, scale)
+
+
+def emulated_cluster(cluster: Cluster, ranks: int, scale: float | None = None) -> "Testbed":
+    """A drawn cluster as a testbed of `ranks` ranks, as many as it has GPUs or fewer.
+
+    A rank that stands for several GPUs has their ports together. A port that sends and receives at different rates
+    counts with the slower one, and all ranks meet on the fabric: links inside nodes are not emulated.
+    scale: drawn / emulated bandwidth; None for what brings the fastest port to `FASTEST`. Raises InputError when the
+    scale makes no sense.
+    """
+    drawn = np.minimum(cluster.values("send_bandwidth"), cluster.values("receive_bandwidth"))
+    folded = np.bincount(rank_of_gpu(len(drawn), ranks), drawn, ranks)
+    scale = float(folded.max()) / FASTEST if scale is None else scale
+    if not 0 < scale < np.inf:  # a NaN compares false
+        raise InputError(f"the scale must be a number above 0, not {scale:g}")
+    return Testbed(folded / scale, f"the testbed of {cluster.name}", scale)
+
+
+class Testbed:
+    """A context manager: inside it the namespaces exist, after it they do not, however it is left.
+
+    bandwidth: float64[rank] bytes/s of TCP data, in each direction; name: what messages call it; scale: how much
+    slower that is than what was drawn, for reports. No latency is added to what the kernel and Gloo take by themselves,
+    which is measured at the start of a launch.
+    Raises InputError when the machine cannot do it, saying what is missing.
+    """
+
+    __test__ = False  # a class called Test… is not a test for pytest
+
+    def __init__(self, bandwidth: np.ndarray, name: str = "the testbed", scale: float = 1.0) -> None:
+        self.bandwidth = np.asarray(bandwidth, dtype=np.float64)
+        self.name, self.scale = name, scale
+        if self.bandwidth.ndim != 1 or not 1 <= len(self.bandwidth) <= 1024:
+            raise InputError(f"{name}: 1 to 1024 ranks need one bandwidth each")
+        if not np.isfinite(self.bandwidth).all() or self.bandwidth.min() < SLOWEST:
+            raise InputError(
+                f"{name}: a link of {self.bandwidth.min() / 1e3:.3g} kB/s is too slow to run anything on (the least is "
+                f"{SLOWEST / 1e3:g} kB/s); use a smaller scale"
+            )
+        self._token = f"{PREFIX}-{os.getpid()}-{_start_of(os.getpid())}-{secrets.token_hex(3)}"
+
+    @property
+    def ranks(self) -> int:
+        return len(self.bandwidth)
+
+    def namespace(self, rank: int) -> str:
+        """The name of a rank's network namespace."""
+        return f"{self._token}-{rank}"
+
+    def address(self, rank: int) -> str:
+        """Where a rank is reached by the others."""
+        return str(FIRST_ADDRESS + rank)
+
+    def inside(self, rank: int, command: list[str]) -> list[str]:
+        """The command as run in a rank's namespace."""
+        return [_tools()["ip"], "netns", "exec", self.namespace(rank), *command]
+
+    def __enter__(self) -> "Testbed":
+        _tools()
+        remove_remains()
+        try:
+            self._build()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        for name in namespaces():
+            if name.startswith(f"{self._token}-"):
+                _remove_namespace(name)
+
+    def _build(self) -> None:
+        switch = f"{self._token}-switch"
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "addrgenmode", "none", "up")
+        for rank, rate in enumerate(self.bandwidth):
+            own, port = self.namespace(rank), f"port{rank}"
+            _ip("netns", "add", own)
+            _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", LINK, "netns", own)
+            _ip("-n", own, "addr", "add", f"{self.address(rank)}/16", "dev", LINK)
+            _shape(own, LINK, rate)
+            _shape(switch, port, rate)
+            _ip("-n", switch, "link", "set", port, "master", "bridge")
+            # Without IPv6, so that Gloo finds one address on the link.
+            _ip("-n", switch, "link", "set", port, "addrgenmode", "none", "up")
+            _ip("-n", own, "link", "set", "lo", "addrgenmode", "none", "up")
+            _ip("-n", own, "link", "set", LINK, "addrgenmode", "none", "up")
+            self._restrain(rank)
+
+    def _restrain(self, rank: int) -> None:
+        """Keep what TCP has on its way short and the same on every machine, whatever the machine's own settings are. Reno,
+        because every kernel has it; where nothing is lost, it only differs from others in that it does not pace."""
+        fastest = float(self.bandwidth.max())
+        window, buffer = str(max(8, round(fastest * IN_FLIGHT / PAYLOAD))), max(2**15, round(fastest * HANDED_OVER))
+        own, address = self.namespace(rank), self.address(rank)
+        _ip(
+            "-n",
+            own,
+            "route",
+            "replace",
+            SUBNET,
+            "dev",
+            LINK,
+            "proto",
+            "kernel",
+            "scope",
+            "link",
+            "src",
+            address,
+            "initcwnd",
+            window,
+            "cwnd",
+            "lock",
+            window,
+            "congctl",
+            "lock",
+            "reno",
+        )
+        _ip("netns", "exec", own, "tee", "/proc/sys/net/ipv4/tcp_wmem", standard_input=f"4096 16384 {buffer}")
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What a rank finds in its environment in place of what torchrun would put there."""
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.ranks),
+            "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": LINK,
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # else every rank warns that the others' addresses have no host names
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a report of a run has to say of it."""
+        return {"name": self.name, "scale": self.scale, "bandwidth": self.bandwidth.tolist()}
+
+
+def remove_remains() -> None:
+    """Remove the testbeds of processes that are gone. A process id that has been used again is recognised by when its
+    process started."""
+    for name in namespaces():
+        pid, started = name.split("-")[1:3]
+        if _start_of(int(pid)) != int(started):
+            _remove_namespace(name)
+
+
+def namespaces() -> list[str]:
+    """The network namespaces of testbeds on this machine, whoever made them."""
+    names = [line.split()[0] for line in _ip("netns", "list").splitlines() if line.strip()]
+    return [name for name in names if NAME.fullmatch(name)]
+
+
+def _remove_namespace(name: str) -> None:
+    """End what still runs in the namespace and remove it: with its last process, the kernel drops its links and rules."""
+    try:
+        for pid in _ip("netns", "pids", name).split():
+            with contextlib.suppress(psutil.Error):  # has ended by itself
+                psutil.Process(int(pid)).kill()
+        _ip("netns", "del", name)
+    except InputError:
+        if name in namespaces():  # otherwise another testbed that was starting has removed it
+            raise
+
+
+def _shape(namespace: str, link: str, rate: float) -> None:
+    """Let what leaves by `link` pass at `rate` bytes/s of data and not faster.
+
+    burst: what may pass at once after a pause: two milliseconds' worth, and at least two frames. limit: a queue of half
+    a second, and not less than a window of data from each of some peers, so that TCP loses next to nothing, as on a
+    lossless fabric.
+    """
+    with_frames = rate * (FRAME + ACKNOWLEDGEMENT / 2) / PAYLOAD
+    _tc(
+        "-n",
+        namespace,
+        "qdisc",
+        "add",
+        "dev",
+        link,
+        "root",
+        "tbf",
+        "rate",
+        f"{round(with_frames * 8)}bit",
+        "burst",
+        f"{max(round(with_frames * 0.002), 2 * FRAME)}b",
+        "limit",
+        f"{max(round(with_frames * 0.5), 2**20)}b",
+    )
+
+
+def _tools() -> dict[str, str]:
+    """The paths of `ip` and `tc`. Raises InputError when the testbed cannot work here, saying what is missing."""
+    advice = "or launch with --on local"
+    if not sys.platform.startswith("linux"):
+        raise InputError(f"the testbed needs Linux with network namespaces; use a Linux machine, {advice}")
+    if os.geteuid() != 0:
+        raise InputError(f"the testbed needs root, to make network namespaces; start it as root, {advice}")
+    folders = os.pathsep.join((os.environ.get("PATH", ""), SYSTEM_FOLDERS))
+    paths = {tool: shutil.which(tool, path=folders) for tool in ("ip", "tc")}
+    if missing := [tool for tool, path in paths.items() if path is None]:
+        raise InputError(f"the testbed needs {' and '.join(missing)}; install iproute2, {advice}")
+    return paths
+
+
+def _ip(*arguments: str, standard_input: str = "") -> str:
+    return _command("ip", *arguments, standard_input=standard_input)
+
+
+def _tc(*arguments: str) -> str:
+    return _command("tc", *arguments)
+
+
+def _command(tool: str, *arguments: str, standard_input: str = "") -> str:
+    """What the tool prints. Raises InputError when it fails. In a session of its own: a Ctrl-C
+    is for Switchyard, which then cleans up with this very tool."""
+    finished = subprocess.run(
+        [_tools()[tool], *arguments],
+        input=standard_input,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        check=False,
+    )
+    if finished.returncode:
+        message = " ".join(finished.stderr.split()) or f"exit code {finished.returncode}"
+        raise InputError(
+            f"the kernel or its tools refuse the testbed: '{tool} {' '.join(arguments)}' says: {message}; it needs root with "
+            "CAP_NET_ADMIN and CAP_SYS_ADMIN, and the modules veth, bridge and sch_tbf"
+        )
+    return finished.stdout
+
+
+def _start_of(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None when there is no such process or it is dead."""
+    try:
+        # The command's name, in parentheses, may hold anything; state and the rest follow it.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,100 @@
+"""What is asked for: plans to run on ranks, with what, where and how often."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from engine import store
+from engine.cluster import Cluster
+from engine.errors import InputError
+from engine.launch.places.destination import SCHEDULERS, Destination
+from engine.model import MoEModel
+from engine.plan import Plan
+from engine.schema import Frozen
+from engine.training import TrainingStep
+from engine.workload import Workload
+
+On = Literal["local", "testbed", "slurm", "kubernetes"]
+PLACES = {"local": "this machine", "testbed": "testbed", "slurm": "Slurm", "kubernetes": "Kubernetes"}
+"""Where the ranks of a launch can run, for people."""
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """What a person asks to run: what they choose, and the arguments of a job. `prepare` makes it ready.
+
+    plans: run in turn in one job, so that they can be compared, the one in question first
+    cluster: as drawn, of a testbed and for what can be said of send orders before a launch
+    second: recording and model that share the ranks, for plans of two models
+    scale: of a testbed, see `testbed.emulated`; destination: of a launch by a scheduler, which also says how many ranks there
+        are
+    tokens: how many of the recording to replay, evenly spaced (default: as many as `inference.FLOP_BUDGET` allows); a second
+        recording is replayed to the same part
+    repeats: timed passes; limit: seconds; dtype: of all numbers (default: on GPUs the model's own, bf16 where it cannot be
+        computed in; on CPUs fp32)
+    step: of plans for training
+    """
+
+    plans: tuple[Plan, ...]
+    workload: Workload
+    model: MoEModel
+    cluster: Cluster | None = None
+    second: tuple[Workload, MoEModel] | None = None
+    on: On = "local"
+    scale: float | None = None
+    destination: Destination | None = None
+    ranks: int | None = None
+    tokens: int | None = None
+    repeats: int = 3
+    limit: float = 900.0
+    dtype: Literal["fp32", "bf16"] | None = None
+    step: TrainingStep | None = None
+
+    def to_arguments(self) -> dict[str, Any]:
+        """The arguments of a job, as plain JSON; the recordings must be in the data folder."""
+        arguments: dict[str, Any] = {
+            "plans": [_json(plan) for plan in self.plans],
+            "workload": self.workload.digest,
+            "model": _json(self.model),
+            "on": self.on,
+            "ranks": self.ranks,
+            "tokens": self.tokens,
+            "repeats": self.repeats,
+            "limit": self.limit,
+            "dtype": self.dtype,
+            "scale": self.scale,
+        }
+        if self.second is not None:
+            arguments["second"] = {"workload": self.second[0].digest, "model": _json(self.second[1])}
+        for role in ("cluster", "destination", "step"):
+            if (document := getattr(self, role)) is not None:
+                arguments[role] = _json(document)
+        return arguments
+
+    @classmethod
+    def from_arguments(cls, arguments: dict[str, Any]) -> "Launch":
+        """What `to_arguments` described. Raises InputError when the data folder has lost a recording."""
+        on = arguments.get("on", "local")
+        if on not in PLACES:
+            raise InputError(f"a launch runs on {' or '.join(PLACES)}, not on {on!a}")
+        cluster, second, step = (arguments.get(role) for role in ("cluster", "second", "step"))
+        return cls(
+            plans=tuple(Plan.from_dict(plan, "plan") for plan in arguments["plans"]),
+            workload=store.load_workload(arguments["workload"]),
+            model=MoEModel.from_dict(arguments["model"], "model"),
+            cluster=cluster and Cluster.from_dict(cluster, "cluster"),
+            second=second
+            and (store.load_workload(second["workload"]), MoEModel.from_dict(second["model"], "second model")),
+            on=on,
+            scale=arguments.get("scale"),
+            destination=SCHEDULERS[on].from_dict(arguments["destination"], on) if on in SCHEDULERS else None,
+            ranks=arguments.get("ranks"),
+            tokens=arguments.get("tokens"),
+            repeats=arguments.get("repeats", 3),
+            limit=arguments.get("limit", 900.0),
+            dtype=arguments.get("dtype"),
+            step=step and TrainingStep.from_dict(step, "training step"),
+        )
+
+
+def _json(document: Frozen) -> dict[str, Any]:
+    return document.model_dump(mode="json", exclude_none=True)

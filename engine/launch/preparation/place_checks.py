@@ -1,0 +1,120 @@
+"""Lines of the pre-flight check that depend on where a launch runs: ports, slots, and whether the links carry it in time."""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from engine.cluster import Cluster
+from engine.errors import InputError
+from engine.launch.places.destination import FIRST_PORT, OR, PORTS, Destination
+from engine.launch.places.testbed import PORT, Testbed
+from engine.launch.preparation.order_advice import emulated_network, order_advice
+from engine.launch.preparation.prepared import Check, PreparedLaunch
+from engine.model import MoEModel
+from engine.network import Network
+from engine.plan import Placement
+from engine.units import seconds
+from engine.workload import Workload
+
+LISTED = 16
+"""Ranks that are listed one by one."""
+
+
+def place_checks(launch: PreparedLaunch, cluster: Cluster | None) -> Iterator[Check]:
+    """Of a launch where it is to run. cluster: as drawn; what its links say of the orders of a launch by a scheduler counts
+    when there is a rank a GPU."""
+    yield slots_check(launch)
+    if launch.destination is not None:
+        yield from destination_checks(launch.destination)
+        if cluster is not None and len(cluster.gpus) == launch.instructions.ranks:
+            yield from _advice(launch, Network.of(cluster))
+    elif launch.testbed is not None:
+        yield Check("Port", True, f"{PORT}, in a network of the testbed's own, where nothing else listens")
+        if all(plan.execution == "vanilla" and plan.priority is None for plan in launch.instructions.plans):
+            yield traffic_check(launch, launch.testbed)
+        yield from _advice(launch, emulated_network(launch.testbed.bandwidth))
+    else:
+        yield port_check()
+
+
+def destination_checks(destination: Destination) -> Iterator[Check]:
+    """Of the nodes of a cluster, what runs there, the folder that they share, and the port where they meet."""
+    shared = Path(destination.shared)
+    usable = shared.is_dir() and os.access(shared, os.W_OK | os.X_OK)
+    seen = (
+        f"{shared}"
+        if destination.mount == destination.shared
+        else f"{shared}, which the nodes see as {destination.mount}"
+    )
+    gpus = f"{destination.gpus_per_node} × {destination.gpu}, " if destination.gpus_per_node else ""
+    # All nodes are asked for alike, and ranks are numbered in the order of the nodes' names.
+    mixed = "; which type a rank gets is the scheduler's choice, not the plan's" if OR in destination.gpu else ""
+    each = f"{gpus}{destination.cpus_per_node} CPUs, {destination.ranks_per_node} ranks each{mixed}"
+    here = f"this installation with {sys.executable}, which the nodes have to see at the same place"
+    yield Check("Nodes", True, f"{destination.nodes} with {each}")
+    yield Check("Program", True, f"in the image {destination.image}" if destination.image else here)
+    yield Check("Shared folder", usable, seen if usable else f"{shared} is no folder that can be written to here")
+    port = "torchrun picks a free one on the node by itself"
+    if destination.nodes > 1:
+        last = FIRST_PORT + PORTS - 1
+        port = f"the nodes meet on the first one, at a port between {FIRST_PORT} and {last} of the job's own"
+    yield Check("Port", True, port)
+
+
+def _advice(launch: PreparedLaunch, network: Network) -> Iterator[Check]:
+    if advice := order_advice(launch, network):
+        yield Check("Order", True, advice, warning=True)
+
+
+def testbed_fault() -> str | None:
+    """Why no testbed can be built on this machine; None when one can. It is tried, with one rank: only the kernel knows."""
+    try:
+        with Testbed(np.full(1, 1e6)):
+            return None
+    except InputError as error:
+        return str(error)
+
+
+def slots_check(launch: PreparedLaunch) -> Check:
+    """How many experts every rank holds, of the layer where it holds most."""
+    slots = np.max([plan.placement.slots.max(axis=0) for plan in launch.instructions.plans], axis=0)
+    each = ", ".join(map(str, slots)) if len(slots) <= LISTED else f"{slots.min()} to {slots.max()}"
+    return Check("Slots", True, f"{each} of {launch.instructions.model.experts} experts in a layer on each rank")
+
+
+def port_check() -> Check:
+    """Whether the ranks can meet on this machine. torchrun asks for a free port when it starts."""
+    try:
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+    except OSError as error:
+        return Check("Port", False, f"no port of localhost can be had ({error.strerror}); close what holds them")
+    return Check("Port", True, "torchrun picks a free one on localhost by itself")
+
+
+def traffic_check(launch: PreparedLaunch, testbed: Testbed) -> Check:
+    """Whether the emulated links carry all passes through the layers within the time limit: no order of sends is faster
+    than the busiest port, and of two models each has its own sends."""
+    instructions, least = launch.instructions, 0.0
+    models = (instructions.model, instructions.model_b or instructions.model)
+    for plan in instructions.plans:
+        placements = (plan.placement, plan.placement_b)
+        sent = zip(launch.workloads, models, placements, strict=False)
+        least += max(_port_seconds(workload, model, placement, testbed) for workload, model, placement in sent)
+    whole = least * (instructions.repeats + 1)
+    which = "all plans" if len(launch.plans) > 1 else "the plan"
+    text = f"they need {seconds(least)} or more for a pass of {which}, {seconds(whole)} in all"
+    if whole < 0.8 * launch.limit:
+        return Check("Links", True, text)
+    return Check("Links", False, f"{text}, but the time limit is {launch.limit:g} s: replay fewer tokens")
+
+
+def _port_seconds(workload: Workload, model: MoEModel, placement: Placement, testbed: Testbed) -> float:
+    """Seconds that the busiest port needs for the dispatches and combines of all layers."""
+    traffic = workload.demand(testbed.ranks) @ placement.share * model.bytes_per_token * (1 - np.eye(testbed.ranks))
+    ports = np.maximum(traffic.sum(axis=1), traffic.sum(axis=2)) / testbed.bandwidth
+    return 2 * float(ports.max(axis=1).sum())

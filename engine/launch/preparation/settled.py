@@ -1,0 +1,80 @@
+"""What every launch settles first: the GPUs of its plans, its ranks, its passes and the numbers that it computes in; and the
+lines of the pre-flight check on them."""
+
+from collections.abc import Sequence
+
+from engine.errors import InputError
+from engine.launch.places.devices import Devices
+from engine.launch.preparation.prepared import Check
+from engine.launch.rank.instructions import MAX_PLANS, MAX_REPEATS, RankInstructions
+from engine.model import MoEModel
+from engine.plan import Plan
+
+
+def gpus_of(plans: Sequence[Plan]) -> int:
+    """The GPUs that all plans are for."""
+    if not 1 <= len(plans) <= MAX_PLANS:
+        raise InputError(f"{len(plans)} plans: a launch compares 1 to {MAX_PLANS}")
+    for plan in plans[1:]:
+        if plan.placement.gpus != plans[0].placement.gpus:
+            raise InputError(
+                f"the plan {plan.name} is for {plan.placement.gpus} GPUs, {plans[0].name} for {plans[0].placement.gpus}; "
+                "one launch compares plans for the same cluster"
+            )
+    return plans[0].placement.gpus
+
+
+def ranks_of(ranks: int | None, gpus: int, devices: Devices) -> int:
+    """How many ranks a plan for so many GPUs runs on, by default what suits the devices."""
+    ranks = devices.default_ranks(gpus) if ranks is None else ranks
+    if not 1 <= ranks <= gpus:
+        raise InputError(f"{ranks} ranks: choose between 1 and {gpus}, the GPUs of the plan")
+    return ranks
+
+
+def check_passes(repeats: int, limit: float) -> None:
+    """Raise InputError for a number of timed passes or a time limit (seconds) that makes no sense."""
+    if not 1 <= repeats <= MAX_REPEATS:
+        raise InputError(f"{repeats} timed passes: choose between 1 and {MAX_REPEATS}")
+    if not limit > 0:  # a NaN compares false
+        raise InputError(f"the time limit must be above 0 s, not {limit:g}")
+
+
+def computed_in(model: MoEModel, dtype: str | None, on_gpus: bool) -> MoEModel:
+    """The model in the numbers that will be used."""
+    if dtype not in (None, "fp32", "bf16"):
+        raise InputError(f"{dtype}: a launch computes in fp32 or bf16")
+    own = "fp32" if not on_gpus else "bf16" if model.dtype == "fp8" else model.dtype
+    return model.model_copy(update={"dtype": dtype or own})
+
+
+def rank_check(instructions: RankInstructions, gpus: int) -> Check:
+    """How the plan's GPUs map to ranks."""
+    plan_gpus = f"{gpus} GPUs of the plan"
+    folded = instructions.ranks != gpus
+    text = f"{plan_gpus}, folded onto {instructions.ranks} ranks" if folded else f"{plan_gpus}, one rank each"
+    return Check("Ranks", True, text)
+
+
+def backend_check(instructions: RankInstructions, devices: Devices) -> Check:
+    """What carries the bytes, and what computes."""
+    if instructions.backend == "nccl":
+        where = "NCCL: one GPU per rank"
+    elif instructions.gpus:
+        gpus = f"{instructions.gpus} GPU{'s' if instructions.gpus > 1 else ''}"
+        where = f"Gloo, through host memory: {instructions.ranks} ranks on {gpus} in turn"
+    else:
+        where = f"Gloo: CPU, {devices.cores} cores for {instructions.ranks} ranks"
+    return Check("Backend", True, where)
+
+
+def memory_check(
+    instructions: RankInstructions, devices: Devices, rank_bytes: float, more: float, advice: str
+) -> Check:
+    """Whether `rank_bytes` for every rank, and `more` for one of them, find room on every device or in the host's memory."""
+    together = -(-instructions.ranks // instructions.gpus) if instructions.gpus else instructions.ranks
+    need = rank_bytes * together + more
+    room = min(devices.memory) if instructions.gpus else devices.host_memory
+    text = f"{rank_bytes / 2**30:.2f} GiB per rank, {need / 2**30:.2f} of {room / 2**30:.1f} GiB"
+    fits = need < 0.8 * room
+    return Check("Memory", fits, text if fits else f"{text}: {advice}")

@@ -1,0 +1,104 @@
+"""A training step before it is launched: plans on their ranks, a step small enough for the machine, and whether it fits."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.launch.places.devices import Devices
+from engine.launch.places.fold import fold_plan, fold_trace
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepared import Check, PreparedLaunch
+from engine.launch.preparation.settled import (
+    backend_check,
+    check_passes,
+    computed_in,
+    gpus_of,
+    memory_check,
+    rank_check,
+    ranks_of,
+)
+from engine.launch.rank.instructions import TOLERANCE, RankInstructions
+from engine.launch.step.problem import check_step_plan, step_problem
+from engine.launch.step.sizes import gradient_bytes, reference_bytes, shrunk, step_bytes
+from engine.training import TrainingStep
+from engine.workload import RoutingTrace
+
+FLOP_BUDGET = 1e11
+"""FLOP of one training step of all ranks together that a CPU launch runs: some seconds on two cores."""
+
+
+def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
+    """Fold plans for a training step onto the ranks of a launch, and leave out as much of the step as these devices need:
+    sequences first, see `shrunk`. Raises InputError when the launch makes no sense.
+
+    The launch's workload is replayed where the step is routed as recorded, then it must be a routing log.
+    """
+    step, workload = launch.step, launch.workload
+    gpus = gpus_of(launch.plans)
+    for plan in launch.plans:
+        if "graph" in plan.provenance.inputs:
+            raise InputError(
+                f"the plan {plan.name} was made for imported operators, which the ranks cannot compute; plan without a graph"
+            )
+    ranks = ranks_of(launch.ranks, gpus, devices)
+    check_passes(launch.repeats, launch.limit)
+    recorded = step.routing == "recorded"
+    if recorded and not isinstance(workload, RoutingTrace):
+        raise InputError(
+            f"the step is routed as recorded, but {workload.name} has no tokens to replay; open a routing log, or assume "
+            "balanced routing"
+        )
+    launch.model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
+    folded = tuple(fold_plan(plan, ranks) for plan in launch.plans)
+    for plan in folded:
+        check_step_plan(plan, launch.model, step)
+    shared = min(len(devices.gpus), ranks)
+    model = computed_in(launch.model, launch.dtype, bool(shared))
+    instructions = RankInstructions(
+        plans=folded,
+        model=model,
+        step=step if shared else shrunk(step, model, folded, FLOP_BUDGET / ranks),
+        ranks=ranks,
+        backend=devices.backend(ranks),
+        gpus=shared,
+        repeats=launch.repeats,
+        limit=launch.limit,
+    )
+    replayed = fold_trace(workload, gpus, ranks) if recorded else workload
+    checks = tuple(_checks(instructions, step, devices, gpus))
+    return PreparedLaunch(tuple(launch.plans), instructions, (replayed,), launch.limit, checks)
+
+
+def _checks(instructions: RankInstructions, planned: TrainingStep, devices: Devices, gpus: int) -> Iterator[Check]:
+    yield rank_check(instructions, gpus)
+    yield backend_check(instructions, devices)
+    yield memory_check(
+        instructions, devices, *_bytes_of_ranks(instructions), "describe a smaller step, or use fewer ranks"
+    )
+    step = instructions.step
+    sizes = f"{step.batch:,} × {step.sequence_length:,} tokens on each rank"
+    if step != planned:
+        sizes += (
+            f" instead of {planned.batch:,} × {planned.sequence_length:,}, which would take too long on these devices"
+        )
+    each = f" of each of {len(instructions.plans)} plans in turn" if len(instructions.plans) > 1 else ""
+    routing = "replayed as recorded" if step.routing == "recorded" else "balanced by assumption"
+    yield Check("Step", True, f"{sizes}, {instructions.repeats} timed steps{each} after a warm-up; routing {routing}")
+    dtype = instructions.model.dtype
+    yield Check(
+        "Numbers",
+        True,
+        f"{dtype}, random weights and tokens. Gradients, loss and hidden state are compared with those of one process with "
+        f"automatic differentiation, to {TOLERANCE[dtype]:.2g} of the largest number of each",
+    )
+
+
+def _bytes_of_ranks(instructions: RankInstructions) -> tuple[float, float]:
+    """(bytes of the fullest rank, bytes that rank 0 needs besides for the comparison)."""
+    problem = step_problem(instructions.model, instructions.step, instructions.ranks)
+    first = step_bytes(problem, instructions.plans[0])
+    more = [gradient_bytes(problem, plan) for plan in instructions.plans[1:]]
+    return float(np.sum([first, *more], axis=0).max()), reference_bytes(
+        instructions.model, instructions.step, instructions.ranks
+    )

@@ -1,0 +1,132 @@
+"""Context-coherent execution (ExFlow section IV-A): every rank has the contexts of all tokens, so that a token goes on from
+the rank of its first expert; after the last layer every rank gives the tokens it carries to all others.
+
+A copy of a token in the dispatch is its hidden vector, from which a rank makes the input of its experts, and the weights of
+the token's experts: the k numbers by which what is sent exceeds what `engine.simulate.work` counts. The rank of the first
+expert thus has all that the token's next layer starts from. The other experts' outputs follow there in the combine, which
+with one expert a token sends nothing.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from engine.launch.rank.forward import Forward, Layers, outputs
+from engine.launch.rank.layer import aggregate, gate, normalised, relative_difference
+from engine.launch.rank.recorder import Mark
+from engine.plan import Plan
+
+
+class CarriedLayers(Layers):
+    """One model's layers where tokens stay with their first expert."""
+
+    @property
+    def width(self) -> int:
+        return self.model.d_model + self.experts.shape[2]
+
+    def homes(self, gpu_of_expert: np.ndarray) -> np.ndarray:
+        first = self.experts[:, :, 0].astype(np.int64)
+        home = [self.source.astype(np.int64)]
+        for layer in range(self.layers):
+            # A token without a first choice stays where it is.
+            home.append(np.where(first[:, layer] >= 0, gpu_of_expert[layer, first[:, layer]], home[-1]))
+        return np.stack(home)
+
+    def ready(self, layer: int) -> None:
+        super().ready(layer)
+        out, first = self.routes["dispatch"][layer], self.experts[:, layer, 0]
+        before, after = self.held(layer), self.held(layer + 1)
+        received = out.incoming(self.context.rank)
+        of_first = np.flatnonzero(out.choice[received] == 0)
+        self._after = len(after)
+        self._stays, self._comes = (
+            self._on_device(np.flatnonzero(part)) for part in (first[after] < 0, first[after] >= 0)
+        )
+        self._held = self._on_device(np.searchsorted(before, after[first[after] < 0]))
+        self._came = self._on_device(of_first[np.argsort(out.token[received][of_first])])
+
+    def gate(self, layer: int) -> None:
+        now = self._ready
+        with self._computing("gate", layer):
+            _, self.weight = gate(self.x, self.weights.router[layer], now.chosen)
+        self.outgoing = torch.cat([self.x, self.weight], dim=1)[now.token]
+
+    def _computed(self, rows: torch.Tensor) -> torch.Tensor:
+        return super()._computed(normalised(rows[:, : self.model.d_model]))
+
+    def aggregate(self, layer: int) -> None:
+        now = self._ready
+        with self._computing("aggregate", layer):
+            token = self.x.new_empty((self._after, self.width))
+            token[self._stays] = torch.cat([self.x[self._held], self.weight[self._held]], dim=1)
+            token[self._comes] = now.incoming[self._came]
+            x, weight = token.split([self.model.d_model, self.width - self.model.d_model], dim=1)
+            self.x = aggregate(x, now.back, weight[now.token_back, now.choice_back], now.token_back)
+
+    def ready_to_gather(self) -> None:
+        """Lay out the all-gather. A token that chose no expert in any layer is what it was, which every rank knows."""
+        self._moved = np.flatnonzero((self.experts >= 0).any(axis=(1, 2)))
+        home = self.home[-1][self._moved]
+        self._left = np.bincount(home, minlength=self.context.ranks)
+        self._by_rank = self._moved[np.argsort(home, kind="stable")]
+        mine = self._moved[home == self.context.rank]
+        self._mine = self._on_device(np.searchsorted(self.held(self.layers), mine))
+        self._everything = self.x.new_empty((len(self._moved), self.model.d_model))
+
+    def gather(self) -> None:
+        """Give every rank the tokens that this one carries, and take theirs. The ranks have to have met."""
+
+        def note(begin: Mark, end: Mark, **more) -> None:
+            self.context.recorder.log("all_gather", self.layers - 1, begin, end, model=self.number, **more)
+
+        self.communicator.carry(partial(self._exchanged, note=note), self.x[self._mine], self._everything, note)
+
+    def _exchanged(self, sent: torch.Tensor, received: torch.Tensor, note: Callable[..., None]) -> None:
+        rank, recorder, parts = self.context.rank, self.context.recorder, received.split(self._left.tolist())
+        begin = recorder.mark()
+        peers = [peer for peer in range(self.context.ranks) if peer != rank]
+        comes = [peer for peer in peers if self._left[peer]]
+        goes = peers if self._left[rank] else []
+        works = [dist.P2POp(dist.irecv, parts[peer], peer, self.communicator.group) for peer in comes]
+        works += [dist.P2POp(dist.isend, sent, peer, self.communicator.group) for peer in goes]
+        for work in dist.batch_isend_irecv(works) if works else ():
+            work.wait()
+        parts[rank].copy_(sent)
+        for src, dst in [(peer, rank) for peer in comes] + [(rank, peer) for peer in goes]:
+            size = float(self._left[src] * self.model.bytes_per_token)
+            note(begin, recorder.mark(), src=src, dst=dst, bytes=size)
+
+    def gathered(self) -> torch.Tensor:
+        """[token, d_model]: what this rank knows of all tokens after the all-gather."""
+        output = self.first_tokens()
+        output[self._on_device(self._by_rank)] = self._everything
+        return output
+
+    def difference(self) -> float | None:
+        """Of the rank whose output differs the most: all must have all of it."""
+        context, output = self.context, self.gathered()
+        wanted = None if context.rank else self.unplanned()
+        differences = [
+            relative_difference(part.to(context.device), wanted)
+            for _, part in outputs(output, np.full(context.ranks, len(output)), context)
+        ]
+        return max(differences) if differences else None
+
+
+class Coherent(Forward):
+    """Executor of a plan with context-coherent execution."""
+
+    model: CarriedLayers
+
+    def layers_of(self, plan: Plan) -> CarriedLayers:
+        return CarriedLayers(self.context, plan, self.communicator)
+
+    def run(self, report: Callable[[float, str], None]) -> None:
+        super().run(report)
+        with self.context.recorder.paused():
+            self.model.ready_to_gather()
+        self.communicator.meet()
+        self.model.gather()

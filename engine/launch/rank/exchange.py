@@ -1,0 +1,198 @@
+"""An all-to-all between ranks in the order of a plan."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from engine.launch.rank.links import Links
+from engine.launch.rank.recorder import Mark, Recorder
+from engine.launch.rank.routes import Piece
+from engine.plan import OrderMode
+
+SLICE, MOST_SLICES = 0.02, 16
+"""Seconds between two parts of a paced send, and how many parts it has at most. Shorter ones would keep the processors busy
+with posting; longer ones would let senders of different rates meet at a receiver as if nothing were paced."""
+
+
+class Exchange:
+    """One all-to-all of rows of `width` numbers.
+
+    counts: int64[src, dst] rows; order: all pieces of all ranks, as `routes.pieces` gives them; log: called for every piece
+    that this rank has a part in, with when it began; group: the process group that carries it (default: the one of all
+    ranks); links: of the ranks, by which a shared order is paced (default: it is not); channel: 0 or 1, to tell two
+    exchanges apart that are expected at the same time.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        mode: OrderMode,
+        order: list[Piece],
+        counts: np.ndarray,
+        log: Callable[[Piece, Mark], None],
+        recorder: Recorder,
+        group: dist.ProcessGroup | None = None,
+        links: Links | None = None,
+        channel: int = 0,
+    ) -> None:
+        self.rank, self.mode, self.log, self.recorder, self.group = rank, mode, log, recorder, group
+        self.links, self.channel = links, channel
+        self.send_from = np.concatenate([[0], np.cumsum(counts[rank])])
+        self.receive_at = np.concatenate([[0], np.cumsum(counts[:, rank])])
+        self.order = [replace(piece, phase=0) for piece in order] if mode == "sequential" else order
+        self.receives = [piece for piece in self.order if piece.dst == rank]
+        self.sends = [piece for piece in self.order if piece.src == rank]
+        if mode != "sequential":
+            # Every rank begins with another receiver, so that no link has to wait until it is the turn of its rank.
+            self.sends.sort(key=lambda piece: (piece.dst - rank) % len(counts))
+        self.phases = sorted({piece.phase for piece in self.receives + self.sends})
+        # NCCL carries out one group after another: a receive that is posted long before its send would hold up the rest.
+        self.ahead = dist.get_backend(group) == "gloo"
+        self._expected: list[dist.Work | Reply] | None = None
+        self._words: dict[Piece, dist.Work] = {}
+
+    def expect(self, incoming: torch.Tensor) -> None:
+        """Be ready to receive before the ranks meet: said in an exchange that is under way, it would queue up behind data,
+        and links would idle meanwhile. Only for the first of several phases: that a rank is ready for the next one is what
+        keeps them apart. incoming: as for `run`."""
+        if self.ahead and self.phases:
+            self._expected = self._receive(self.phases[0], incoming)
+
+    def run(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+        """Exchange, and return when this rank has sent and received everything. outgoing: rows ordered by destination,
+        incoming: rows ordered by source, both with this rank's own."""
+        own = self.rank
+        incoming[self.receive_at[own] : self.receive_at[own + 1]] = outgoing[
+            self.send_from[own] : self.send_from[own + 1]
+        ]
+        for phase in self.phases:
+            begin = self.recorder.mark()
+            works, self._expected = self._expected, None
+            if self.mode == "sequential":
+                works = self._receive(phase, incoming) if works is None else works
+                self._one_after_another(outgoing)
+            else:
+                if works is None:
+                    works = self._receive(phase, incoming) if self.ahead else []
+                works += self._side_by_side(phase, outgoing, incoming)
+            for work in works:
+                work.wait()
+            for piece in self.receives + (self.sends if self.mode != "sequential" else []):
+                if piece.phase == phase:
+                    self.log(piece, begin)
+
+    def _one_after_another(self, outgoing: torch.Tensor) -> None:
+        """Send, each piece when the one before has arrived."""
+        for piece in self.sends:
+            begin = self.recorder.mark()
+            dist.isend(self._leaving(piece, outgoing), piece.dst, self.group, self._tag(piece)).wait()
+            if self.ahead:
+                self._words[piece].wait()
+            self.log(piece, begin)
+
+    def _side_by_side(self, phase: int, outgoing: torch.Tensor, incoming: torch.Tensor) -> list[dist.Work]:
+        """Send all of a phase (and receive it, unless that has begun). Paced, every send progresses at the constant rate
+        size / seconds: its next part goes when the time for it has come, whatever has become of those before."""
+        parts, seconds = self._pace(phase, outgoing)
+        begin, works = time.monotonic(), []
+        for step in range(parts):
+            if step:
+                time.sleep(max(0.0, begin + step * seconds / parts - time.monotonic()))
+            operations = (
+                []
+                if self.ahead
+                else [
+                    dist.P2POp(dist.irecv, self._arriving(part, incoming), part.src, self.group, self._tag(part))
+                    for part in self._parts(self.receives, phase, parts, step)
+                ]
+            )
+            operations += [
+                dist.P2POp(dist.isend, self._leaving(part, outgoing), part.dst, self.group, self._tag(part))
+                for part in self._parts(self.sends, phase, parts, step)
+            ]
+            works += dist.batch_isend_irecv(operations) if operations else []
+        return works
+
+    def _receive(self, phase: int, incoming: torch.Tensor) -> list["dist.Work | Reply"]:
+        """Begin to receive all of a phase. Over Gloo, a sender that waits until its data has arrived needs to hear of it: the
+        kernel takes what it sends long before."""
+        count, _ = self._pace(phase, incoming)
+        works = [
+            dist.irecv(self._arriving(part, incoming), part.src, self.group, self._tag(part))
+            for step in range(count)
+            for part in self._parts(self.receives, phase, count, step)
+        ]
+        if self.mode != "sequential" or not self.ahead:
+            return works
+        words, tag = (
+            torch.zeros(len(self.sends) + 1, dtype=torch.uint8),
+            2 + self.channel,
+        )  # phase 1, which a sequence lacks
+        self._words = {
+            piece: dist.irecv(words[at : at + 1], piece.dst, self.group, tag) for at, piece in enumerate(self.sends)
+        }
+        return [
+            Reply(work, lambda src=piece.src: dist.isend(words[-1:], src, self.group, tag))
+            for work, piece in zip(works, self.receives, strict=True)
+        ]
+
+    def _parts(self, pieces: Sequence[Piece], phase: int, count: int, step: int) -> list[Piece]:
+        """Part `step` of `count` of every piece of a phase, where it has rows."""
+        parts = [slices(piece, count)[step] for piece in pieces if piece.phase == phase]
+        return [part for part in parts if part.end > part.begin]
+
+    def _pace(self, phase: int, like: torch.Tensor) -> tuple[int, float]:
+        """In how many parts the sends of a phase go, and over how many seconds: what the busiest link needs. like: rows as
+        they are sent"""
+        if self.mode != "shared" or self.links is None:
+            return 1, 0.0
+        pieces = [(piece.src, piece.dst, piece.end - piece.begin) for piece in self.order if piece.phase == phase]
+        src, dst, rows = np.array(pieces).T
+        row_bytes = float(like.shape[1] * like.element_size())
+        seconds = self.links.network.fluid_seconds(src, dst, rows * row_bytes)
+        return min(max(round(seconds / SLICE), 1), MOST_SLICES), seconds
+
+    def _leaving(self, piece: Piece, outgoing: torch.Tensor) -> torch.Tensor:
+        first = self.send_from[piece.dst]
+        return outgoing[first + piece.begin : first + piece.end]
+
+    def _arriving(self, piece: Piece, incoming: torch.Tensor) -> torch.Tensor:
+        first = self.receive_at[piece.src]
+        return incoming[first + piece.begin : first + piece.end]
+
+    def _tag(self, piece: Piece) -> int:
+        return 2 * piece.phase + self.channel
+
+
+def slices(piece: Piece, count: int) -> list[Piece]:
+    """A piece cut into `count` parts as equal as rows allow."""
+    ends = np.linspace(piece.begin, piece.end, count + 1).round().astype(int).tolist()
+    return [replace(piece, begin=begin, end=end) for begin, end in pairwise(ends)]
+
+
+class Reply:
+    """A thread that waits for something to arrive and says so to its sender. A daemon, so that a rank that has failed can
+    end although it waits for another."""
+
+    def __init__(self, arrival: dist.Work, say: Callable[[], dist.Work]) -> None:
+        self._over: Future[dist.Work] = Future()
+
+        def work() -> None:
+            try:
+                arrival.wait()
+                self._over.set_result(say())
+            except BaseException as error:  # raised where it is waited for
+                self._over.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def wait(self) -> None:
+        """Until it has arrived and its sender can know."""
+        self._over.result().wait()

@@ -1,0 +1,118 @@
+"""Why a launch failed, in one line: what a rank says before it ends, and what is made of it where the ranks were started."""
+
+import json
+import os
+import re
+import signal
+from typing import NamedTuple
+
+FAILURE = "failure "
+"""What the line begins with in which a rank says why it fails; JSON follows."""
+
+STACK = signal.SIGUSR1
+"""What makes a rank print where it is."""
+
+FIRST = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) ")
+ROW = re.compile(r"\s*(rank|exitcode)\s+: (-?\d+) ")
+"""How torchrun reports exit codes: of the rank that it saw ending first, then of all in a table."""
+
+ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:\w+\.)*\w+(?:Error|Exception): .+)")
+"""The last line of a traceback."""
+
+ENDED_BY_OTHERS = -signal.SIGTERM
+"""How ranks end when torchrun has lost one."""
+
+
+class RankFailure(NamedTuple):
+    """What a rank says of its failure, in a sentence. lost: whether it only noticed that another rank was gone."""
+
+    rank: int
+    message: str
+    lost: bool
+
+    @property
+    def line(self) -> str:
+        return f"{FAILURE}{json.dumps(self._asdict())}\n"
+
+
+def read_failure(line: str) -> RankFailure | None:
+    """What a rank's line says; None for any other, also for one that another process's output has run into."""
+    if not line.startswith(FAILURE):
+        return None
+    try:
+        fields = json.loads(line.removeprefix(FAILURE))
+        return RankFailure(int(fields["rank"]), str(fields["message"]), bool(fields["lost"]))
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+class Failures:
+    """What is known of why a launch fails, as far as its processes have printed it or ended."""
+
+    def __init__(self) -> None:
+        self.reported: list[RankFailure] = []
+        self._first: tuple[int, int] | None = None
+        self._killed: dict[int | None, int] = {}
+        self._row = -1
+        self._errors: list[tuple[int | None, str]] = []
+
+    def take(self, rank: int | None, line: str) -> str:
+        """Note what a line says of a failure; returns what a log has to say of it. rank: whose line it is; None: torchrun's."""
+        if failure := read_failure(line):
+            self.reported.append(failure)
+            return f"{failure.message}\n"
+        if first := FIRST.search(line):  # whosever line it is: on a full disk a rank's torn line may run into it
+            self.ended(int(first[2]), int(first[1]))
+        elif rank is None and (row := ROW.match(line)):
+            if row[1] == "rank":
+                self._row = int(row[2])
+            elif (code := int(row[2])) < 0 and code != ENDED_BY_OTHERS:
+                self._killed.setdefault(self._row, -code)
+        elif (error := ERROR.match(line)) and "ChildFailedError" not in line:
+            self._errors.append((rank, error[1].strip()))
+        return line
+
+    def ended(self, rank: int | None, code: int) -> None:
+        """Note how the process ended that was the first to end badly. rank: its own; None: torchrun's; code: negative for the
+        signal that killed it."""
+        if rank is not None:
+            self._first = rank, code
+        if code < 0:
+            self._killed[rank] = -code
+
+    @property
+    def culprit(self) -> tuple[int, int] | None:
+        """The rank whose log tells most, and its exit code; None where no rank is known to have failed."""
+        for failure in self._causes:
+            return failure.rank, 1
+        for rank, number in self._killed.items():
+            return self._first if rank is None else (rank, -number)
+        return self._first
+
+    @property
+    def reason(self) -> str:
+        """Why the launch failed, in a sentence. A rank that only lost another one is believed last."""
+        for failure in self._causes:
+            return failure.message
+        for rank, number in self._killed.items():
+            return f"{'torchrun' if rank is None else f'rank {rank}'} was killed by signal {number} ({_name(number)})"
+        if self._first and self._first[1] == os.EX_IOERR:
+            return f"rank {self._first[0]} could not write what it printed; the disk of the run folder may be full"
+        for failure in self.reported:
+            return failure.message
+        for rank, error in self._errors:
+            return error if rank is None else f"rank {rank} failed: {error}"
+        return (
+            f"rank {self._first[0]} ended with exit code {self._first[1]}; see its log"
+            if self._first
+            else "see the log"
+        )
+
+    @property
+    def _causes(self) -> list[RankFailure]:
+        return [failure for failure in self.reported if not failure.lost]
+
+
+def _name(number: int) -> str:
+    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+    return f"{name}, which the system sends when memory runs out" if number == signal.SIGKILL else name

@@ -1,0 +1,99 @@
+"""What the ranks of a launch are told: one JSON file and one array file in the run folder."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from engine.errors import InputError
+from engine.files import write_atomically
+from engine.model import MoEModel
+from engine.plan import Plan
+from engine.schema import Frozen
+from engine.training import TrainingStep
+from engine.workload import RoutingTrace, Workload
+
+INSTRUCTIONS, TRACE, REPORT, MACHINE_TIMES = "spec.json", "trace.npz", "report.json", "calibration.json"
+"""Files in the run folder: what the ranks read, and what rank 0 writes."""
+
+TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
+"""Largest difference from the unplanned output, relative to its largest number, that rounding alone can explain."""
+
+MAX_REPEATS, MAX_PLANS = 100, 8
+POOL_STRIDE = 1009
+"""Offset between the windows of two experts in the pool of weights: prime, so that no two experts see equal rows."""
+PROGRESS = "progress "
+"""What a line that reports progress on a rank's standard output begins with; JSON follows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """What is replayed for one model. experts: int16[token, layer, k], -1 = none; source: int32[token], the rank that
+    holds a token."""
+
+    experts: np.ndarray
+    source: np.ndarray
+
+
+class RankInstructions(Frozen):
+    """What ranks are to run: plans for exactly `ranks` ranks, compared in one job, and a model in the dtype that will be used.
+
+    model_b: of a second model that shares the ranks; step: a training step instead of a forward pass through the MoE layers
+    gpus: how many the ranks compute on, in turn where they are fewer than the ranks; 0: all compute on the CPU
+    bandwidth: bytes/s that every rank's link has in each direction, where that is known beforehand (a testbed)
+    limit: seconds for which a rank waits for another
+    """
+
+    plans: tuple[Plan, ...] = Field(min_length=1, max_length=MAX_PLANS)
+    model: MoEModel
+    model_b: MoEModel | None = None
+    step: TrainingStep | None = None
+    ranks: int = Field(ge=1, le=1024)
+    backend: str = Field(pattern="^(gloo|nccl)$")
+    gpus: int = Field(default=0, ge=0)
+    repeats: int = Field(default=3, ge=1, le=MAX_REPEATS)
+    bandwidth: tuple[float, ...] | None = None
+    limit: float = Field(default=900.0, gt=0)
+    seed: int = 0
+
+    @property
+    def device(self) -> str:
+        """What the ranks compute on: "cuda" or "cpu"."""
+        return "cuda" if self.gpus else "cpu"
+
+
+def write_instructions(folder: Path, instructions: RankInstructions, workloads: Sequence[Workload]) -> None:
+    """workloads: of the model and of a second one; what is no routing log has no tokens. Raises InputError when the
+    folder cannot be written."""
+    arrays = {}
+    for index, trace in enumerate(workloads):
+        if isinstance(trace, RoutingTrace):
+            arrays |= {f"experts_{index}": trace.experts, f"source_{index}": trace.rank_of_token(instructions.ranks)}
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(folder / TRACE, **arrays)
+        write_atomically(folder / INSTRUCTIONS, instructions.to_json())
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn a full disk, a missing permission or a folder that is gone into an InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"the folder {folder} cannot be written ({error.strerror or error}); make room there, or set SWITCHYARD_DATA to "
+            "another one"
+        ) from None
+
+
+def read_instructions(folder: Path) -> tuple[RankInstructions, tuple[Tokens, ...]]:
+    """What `write_instructions` wrote."""
+    with np.load(folder / TRACE, allow_pickle=False) as arrays:
+        tokens = tuple(
+            Tokens(arrays[f"experts_{index}"], arrays[f"source_{index}"]) for index in range(len(arrays.files) // 2)
+        )
+    return RankInstructions.from_json((folder / INSTRUCTIONS).read_text(), INSTRUCTIONS), tokens

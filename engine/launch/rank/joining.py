@@ -1,0 +1,124 @@
+"""How a rank comes and goes: it meets the others, ends with what started it, and says why it fails."""
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from engine.errors import InputError
+from engine.launch.rank.failure import STACK, RankFailure
+
+JOIN_LIMIT = 120.0
+"""Seconds for which a rank waits for the others to start: they may have to read PyTorch from a network file system."""
+
+GRACE = 5.0
+"""Seconds for which a rank that is no longer waited for may be stuck in a connection."""
+
+NO_MEMORY = re.compile(r"(can't|[Cc]annot) allocate memory|out of memory|failed to map segment")
+WANTED = re.compile(r"ried to allocate ([\d.]+ \w+)")
+PLACE = re.compile(r"^(\[[^\]]*\] )+")
+"""Where in its source a library reports an error from."""
+
+
+@contextlib.contextmanager
+def reporting_failure() -> Iterator[None]:
+    """End this process when what is inside fails: with a traceback on standard error, and a line for the process that
+    started the ranks. At once, because what waits for ranks that are gone may never end. Inside, `STACK` prints where this
+    process is."""
+    faulthandler.register(STACK, all_threads=False)
+    try:
+        yield
+    except Exception as error:
+        _end(error)
+
+
+@contextlib.contextmanager
+def joined(backend: str, limit: float) -> Iterator[None]:
+    """Inside, this rank and all others are together. Raises InputError that names those that have not come after
+    `JOIN_LIMIT`. limit: seconds for which a rank may wait for what another one has to do."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = _meet(rank, ranks, min(JOIN_LIMIT, limit))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=limit))
+    yield
+    dist.destroy_process_group()
+
+
+def leave_with_parent() -> None:
+    """End this process, even a suspended one, when torchrun is gone: torchrun gives ranks sessions of their own, so a
+    killed torchrun would otherwise leave them behind."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
+
+
+def _meet(rank: int, ranks: int, patience: float) -> dist.Store:
+    """The store through which all ranks have found each other. Raises InputError that names those that have not come."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun
+    keeper = "torchrun" if served else "rank 0"
+    absent = InputError(f"{keeper} did not answer at {host} port {port} within {patience:g} s")
+    wait = timedelta(seconds=patience)
+    # What accepts connections and then says nothing is waited for without end.
+    alarm = threading.Timer(patience + GRACE, _end, [absent])
+    alarm.daemon = True
+    alarm.start()
+    try:
+        try:
+            store = dist.TCPStore(host, port, ranks, rank == 0 and not served, wait, wait_for_workers=False)
+        except dist.DistError as error:
+            if "EADDRINUSE" in str(error):
+                raise InputError(f"port {port} of {host}, where the ranks meet, is in use by another program") from None
+            raise absent from None
+        _gather(store, rank, ranks, patience)
+    finally:
+        alarm.cancel()
+    return store
+
+
+def _gather(store: dist.Store, rank: int, ranks: int, patience: float) -> None:
+    """Wait for all ranks. Raises InputError that names those that have not come."""
+    keys = [f"joined/{other}" for other in range(ranks)]
+    store.set(keys[rank], "")
+    try:
+        store.wait(keys, timedelta(seconds=patience))
+    except dist.DistStoreError:
+        missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
+        raise InputError(f"{who} did not join within {patience:g} s") from None
+
+
+def _end(error: Exception) -> NoReturn:
+    with contextlib.suppress(Exception):  # a full disk, or no memory for a traceback
+        if not isinstance(error, InputError):
+            traceback.print_exception(error)
+    code = 1
+    try:
+        sys.stdout.write(failure_of(error, int(os.environ["RANK"])).line)
+        sys.stdout.flush()
+    except OSError:
+        code = os.EX_IOERR
+    os._exit(code)
+
+
+def failure_of(error: Exception, rank: int) -> RankFailure:
+    """What a rank says of the exception that ends it."""
+    if isinstance(error, InputError):
+        return RankFailure(rank, str(error), False)
+    text = PLACE.sub("", (str(error).splitlines() or [""])[0]).partition(". This is typically")[0]
+    if isinstance(error, MemoryError) or NO_MEMORY.search(text):
+        size = WANTED.search(text)
+        wanted = f" (it wanted {size[1]} more)" if size else ""
+        return RankFailure(rank, f"rank {rank} is out of memory{wanted}; use fewer ranks or replay fewer tokens", False)
+    if isinstance(error, dist.DistError) or "gloo/" in str(error):
+        return RankFailure(rank, f"rank {rank} lost another rank: {text}", True)
+    if isinstance(error, OSError) and error.filename:
+        return RankFailure(rank, f"rank {rank}: {error.filename}: {error.strerror}", False)
+    return RankFailure(rank, f"rank {rank} failed: {type(error).__name__}: {text}", False)

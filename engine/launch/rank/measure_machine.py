@@ -1,0 +1,170 @@
+"""A short measurement of the machine at the start of every launch, so that the prediction laid beside the measured run
+is for this machine and not for the drawn one. It measures the run's own steps, all ranks at work, at sizes around those
+that the run will have."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from engine.launch.rank.communicator import Communicator
+from engine.launch.rank.context import RankContext
+from engine.launch.rank.exchange import Exchange
+from engine.launch.rank.layer import aggregate, expert_ffns, gate, uses_grouped_gemms
+from engine.launch.rank.routes import Piece
+from engine.plan import OrderMode
+
+AROUND = (0.125, 0.25, 0.5, 1.0, 2.0)
+"""Sizes measured, relative to the mean size in the run."""
+
+REPEATS, SHORT_REPEATS = 3, 9
+"""How often each is measured: computations and large exchanges, and what takes so little that a rank that had to wait for a
+processor shows."""
+
+
+def measure_machine(context: RankContext) -> dict[str, list]:
+    """Median seconds: {"gemm" | "gate" | "memory" | "network" | "phases" | "meetings": [[size, seconds], ...]}.
+
+    gemm: the mean rank's experts one after another, each on m rows; seconds of one of the two GEMMs of one expert, taken
+    to be equal, size = m·n·k; gate: the router on m rows, size = m·n·k; memory: one aggregation, size in bytes; network:
+    every rank sends to every other one at once, size in bytes that one rank sends; phases: every rank sends to one after
+    another in a rotation, seconds of one phase, size in bytes of one send; meetings: what passes between the end of a
+    step on the last rank and the start of the next one on the first, size 0 within a layer and 1 between two layers
+    (where the clocks have been stopped in the meantime).
+    """
+    instructions = context.instructions
+    measured = {"gemm": [], "gate": [], "memory": [], "network": [], "phases": [], "meetings": []}
+    for times in AROUND:
+        measured["gemm"].append(_gemm(context, times))
+        measured["gate"].append(_gate(context, times))
+        measured["memory"].append(_memory(context, times))
+        if instructions.ranks > 1:
+            size, seconds = _exchange(context, times, "concurrent", REPEATS)
+            measured["network"].append([size * (instructions.ranks - 1), seconds])
+            size, seconds = _exchange(context, times, "matched", SHORT_REPEATS)
+            measured["phases"].append([size, seconds / (instructions.ranks - 1)])
+    measured["meetings"] = [[0, _meeting(context, False)], [1, _meeting(context, True)]]
+    return measured
+
+
+def _gemm(context: RankContext, times: float) -> list[float]:
+    model, held = context.instructions.model, max(1, context.instructions.model.experts // context.instructions.ranks)
+    weights = context.weights(model, context.tokens[0].experts.shape[1])
+    rows = rows_of(times, len(context.tokens[0].experts) * model.experts_per_token / model.experts)
+    x = torch.ones((rows * held, model.d_model), dtype=weights.dtype, device=context.device)
+    counts, place = [rows] * held, torch.arange(rows * held, device=context.device)
+    inward, outward = weights.experts(0, range(held))
+    grouped = uses_grouped_gemms(context.device, weights.dtype, (inward.shape[2], *outward.shape[1:]))
+    ends = rows * torch.arange(1, held + 1, dtype=torch.int32, device=context.device) if grouped else None
+
+    def step() -> None:
+        expert_ffns(x[place], counts, inward, outward, model.ffn_matrices == 3, ends)[place]
+
+    two_gemms = model.ffn_matrices * model.d_model * model.d_ff
+    return [rows * two_gemms / 2, seconds_of(step, context, REPEATS) / held / 2]
+
+
+def _gate(context: RankContext, times: float) -> list[float]:
+    model = context.instructions.model
+    router = context.weights(model, context.tokens[0].experts.shape[1]).router[0]
+    rows = rows_of(times, len(context.tokens[0].experts) / context.ranks)
+    x = torch.ones((rows, model.d_model), dtype=router.dtype, device=context.device)
+    chosen = torch.arange(model.experts_per_token, device=context.device).expand(rows, -1)
+    seconds = seconds_of(lambda: gate(x, router, chosen), context, REPEATS)
+    return [rows * model.experts * model.d_model, seconds]
+
+
+def _memory(context: RankContext, times: float) -> list[float]:
+    model, k = context.instructions.model, context.instructions.model.experts_per_token
+    rows = rows_of(times, len(context.tokens[0].experts) / context.ranks)
+    x = torch.ones((rows, model.d_model), dtype=context.dtype, device=context.device)
+    token = torch.arange(rows, device=context.device).repeat(k)
+    outputs, weight = x[token], torch.ones(len(token), dtype=x.dtype, device=context.device)
+    seconds = seconds_of(lambda: aggregate(x, outputs, weight, token), context, REPEATS)
+    return [rows * (k + 1) * model.bytes_per_token, seconds]
+
+
+def _exchange(context: RankContext, times: float, mode: OrderMode, repeats: int) -> tuple[int, float]:
+    """The size of one send and the seconds of an exchange in which every rank sends as much to every other one: all at
+    once, or matched in as many phases as there are others."""
+    rows, exchange, expect = _uniform(context, times, mode)
+    return rows * context.instructions.model.bytes_per_token, seconds_of(exchange, context, repeats, expect)
+
+
+def _uniform(context: RankContext, times: float, mode: OrderMode) -> tuple[int, Callable[[], None], Callable[[], None]]:
+    """Rows of a send, such an exchange, and what prepares it."""
+    model, ranks = context.instructions.model, context.ranks
+    rows = rows_of(times, len(context.tokens[0].experts) * model.experts_per_token / ranks**2)
+    order = [
+        Piece(0 if mode == "concurrent" else shift, src, (src + shift) % ranks, 0, rows)
+        for shift in range(1, ranks)
+        for src in range(ranks)
+    ]
+    way = Exchange(
+        context.rank, mode, order, np.full((ranks, ranks), rows), lambda piece, begin: None, context.recorder
+    )
+    outgoing = torch.zeros((ranks * rows, model.d_model), dtype=context.dtype, device=context.device)
+    incoming, communicator = torch.empty_like(outgoing), Communicator(context)
+
+    def expect() -> None:
+        if not communicator.in_host_memory:
+            way.expect(incoming)
+
+    return rows, lambda: communicator.carry(way.run, outgoing, incoming, lambda begin, end: None), expect
+
+
+def _meeting(context: RankContext, between_layers: bool) -> float:
+    """Seconds from when the last rank has done a step to when the first one goes on: an exchange, after which they come one
+    by one and not, as after another meeting, all at once."""
+    communicator, gaps = Communicator(context), []
+    _, exchange, expect = _uniform(context, AROUND[0], "concurrent")
+    for _ in range(SHORT_REPEATS + 1):
+        expect()
+        communicator.meet()
+        exchange()
+        ready = _clock(context)
+        if between_layers:
+            with context.recorder.paused():
+                pass
+        communicator.meet()
+        last, first = _latest(context, ready, -_clock(context))
+        gaps.append(max(0.0, -first - last))
+    return _median(gaps[1:])
+
+
+def rows_of(times: float, mean: float) -> int:
+    """A whole number of rows; a small mean counts as 8, so that the sizes measured differ and a line can be fitted."""
+    return round(times * max(mean, 8.0))
+
+
+def seconds_of(
+    work: Callable[[], None], context: RankContext, repeats: int, before: Callable[[], None] | None = None
+) -> float:
+    """Median seconds, the same figure on all ranks, from the first rank's start to the last one's end: ranks that share
+    cores wait for each other, which a rank's own stopwatch would not see. before: done every time, not measured."""
+    spans = []
+    for _ in range(repeats + 1):
+        if before is not None:
+            before()
+        dist.barrier()
+        begin = _clock(context)
+        work()
+        spans.append(sum(_latest(context, -begin, _clock(context))))
+    return _median(spans[1:])
+
+
+def _clock(context: RankContext) -> float:
+    """Seconds on the common clock, with the device's work done and pauses left out."""
+    return context.recorder.now() - context.recorder.mark().paused
+
+
+def _latest(context: RankContext, *times: float) -> list[float]:
+    """The largest of all ranks, of each."""
+    largest = torch.tensor(times, dtype=torch.float64, device=context.communication_device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest.tolist()
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,165 @@
+"""The clock and the events of one rank: host time on a CPU, CUDA events on a GPU, one clock for all ranks."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+COLUMNS = ("plan", "number", "layer", "kind", "model", "phase", "src", "dst", "row", "bytes", "start", "end", "label")
+"""Of an events file. plan, number: which plan's which timed pass; dst: -1 for what has no peer; row: where a piece begins in
+what src sends to dst; start, end: seconds on the common clock; label: the operator of a training step, or empty."""
+
+HANDSHAKES = 16
+"""Round trips of a clock comparison; the shortest one counts."""
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def communication_device(device: torch.device) -> torch.device:
+    """Where the tensors of a rank that computes on `device` have to lie to be sent: Gloo reads host memory only."""
+    return torch.device("cpu") if dist.get_backend() == "gloo" else device
+
+
+class Mark(NamedTuple):
+    """A moment: seconds on the host's clock, or a CUDA event on the stream that was current; paused: seconds for which
+    the clock had been stopped by then."""
+
+    when: float | torch.cuda.Event
+    paused: float
+
+
+class Recorder:
+    """The events of one rank. Every rank has to take part in `align` and `paused`."""
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self.rank, self.device = rank, device
+        self.offset, self.clock_error = 0.0, 0.0
+        self._kept: list[tuple] = []
+        self._pass: list[tuple] = []
+        self._plan, self._number, self._paused = 0, 0, 0.0
+        self._base: tuple[float, torch.cuda.Event] | None = None
+
+    def align(self, ranks: int) -> None:
+        """Put this rank's clock on rank 0's: by nothing where both are of one running machine, else by an exchange of
+        times with rank 0, whose error is at most half the shortest round trip (Cristian, 1989)."""
+        here = BOOT.read_text().strip() if BOOT.exists() else f"rank {self.rank}"
+        machines: list[str | None] = [None] * ranks
+        dist.all_gather_object(machines, here)
+        for other in range(1, ranks):
+            if machines[other] != machines[0] and self.rank in (0, other):
+                self._compare(other)
+
+    def _compare(self, other: int) -> None:
+        message = torch.zeros(1, dtype=torch.float64, device=communication_device(self.device))
+        trips = []
+        for _ in range(HANDSHAKES):
+            if self.rank == 0:
+                dist.recv(message, other)
+                message[0] = time.monotonic()
+                dist.send(message, other)
+            else:
+                begin = time.monotonic()
+                dist.send(message, 0)
+                dist.recv(message, 0)
+                zero = float(message[0])
+                end = time.monotonic()
+                trips.append((end - begin, zero - (begin + end) / 2))
+        if trips:
+            shortest, self.offset = min(trips)
+            self.clock_error = shortest / 2
+
+    def begin(self, plan: int, number: int) -> None:
+        """Start a pass. Number 0 is the warm-up, of which nothing is kept."""
+        self._plan, self._number = plan, number
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            base = torch.cuda.Event(enable_timing=True)
+            base.record()
+            torch.cuda.synchronize(self.device)
+            self._base = (time.monotonic(), base)
+
+    def end(self) -> None:
+        """End a pass: bring its events on the common clock and keep them."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if self._number:
+            for *head, start, end, label in self._pass:
+                self._kept.append((self._plan, self._number, *head, self._seconds(start), self._seconds(end), label))
+        self._pass.clear()
+
+    def now(self) -> float:
+        """Seconds on the common clock, with the device's work done; pauses are not left out."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.monotonic() + self.offset
+
+    def mark(self) -> Mark:
+        """This moment, on a GPU the moment at which the current stream has done what it was given so far."""
+        if self.device.type != "cuda":
+            return Mark(time.monotonic(), self._paused)
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return Mark(event, self._paused)
+
+    def log(
+        self,
+        kind: str,
+        layer: int,
+        start: Mark,
+        end: Mark,
+        *,
+        model: int = 0,
+        phase: int = 0,
+        src: int | None = None,
+        dst: int = -1,
+        row: int = 0,
+        bytes: float = 0.0,
+        label: str = "",
+    ) -> None:
+        """Note an event. src: the rank that computes or sends (default: this one). A send with a peer is noted by both of
+        its ends, and they are joined later; a collective has none."""
+        src = self.rank if src is None else src
+        self._pass.append((layer, kind, model, phase, src, dst, row, bytes, start, end, label))
+
+    @contextlib.contextmanager
+    def computing(self, kind: str, layer: int, **more) -> Iterator[None]:
+        """Note what happens inside as one event."""
+        start = self.mark()
+        yield
+        self.log(kind, layer, start, self.mark(), **more)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock of all ranks. All take rank 0's word for how long it took, so that their clocks stay together."""
+        dist.barrier()
+        begin = self.now()
+        yield
+        dist.barrier()
+        length = torch.tensor(self.now() - begin, dtype=torch.float64, device=communication_device(self.device))
+        dist.broadcast(length, 0)
+        self._paused += float(length)
+
+    def save(self, path: Path) -> None:
+        """Write all kept events, one array a column of COLUMNS: the whole file or none. Raises OSError."""
+        columns = zip(*self._kept, strict=True) if self._kept else [()] * len(COLUMNS)
+        draft = path.with_suffix(".draft")
+        try:
+            with draft.open("wb") as file:
+                np.savez_compressed(
+                    file, **{name: np.array(values) for name, values in zip(COLUMNS, columns, strict=True)}
+                )
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def _seconds(self, mark: Mark) -> float:
+        if isinstance(mark.when, float):
+            return mark.when + self.offset - mark.paused
+        host, base = self._base
+        return host + base.elapsed_time(mark.when) / 1e3 + self.offset - mark.paused

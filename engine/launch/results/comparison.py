@@ -1,0 +1,89 @@
+"""Measured beside predicted."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from engine.timeline import KINDS, Timeline
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Seconds per kind, per layer and in total, of two timelines of the same plan.
+
+    by_kind: columns kind, predicted, measured, ratio; by_layer: layer, predicted, measured, ratio. Of a forward pass a
+    layer's or kind's seconds run from its first start to its last end, so waiting for the slowest rank counts; of a
+    training step, where kinds overlap, they are those in which it runs, mean over the ranks.
+    waiting, predicted_waiting: seconds in which nothing runs (barriers), measured and predicted; of a training step mean
+    over the ranks.
+    """
+
+    by_kind: pd.DataFrame
+    by_layer: pd.DataFrame
+    predicted: float
+    measured: float
+    waiting: float
+    predicted_waiting: float
+
+    @property
+    def ratio(self) -> float:
+        return self.measured / self.predicted if self.predicted else float("inf")
+
+
+def compare(predicted: Timeline, measured: Timeline) -> Comparison:
+    """Lay a measured timeline over the predicted one."""
+    seconds_of = _of_step if measured.labels is not None else _of_pass
+    predicted_seconds, measured_seconds = seconds_of(predicted), seconds_of(measured)
+    by_kind = _beside(predicted_seconds.by_kind, measured_seconds.by_kind)
+    return Comparison(
+        by_kind=by_kind.reindex([kind for kind in KINDS if kind in by_kind.index]).reset_index(names="kind"),
+        by_layer=_beside(predicted_seconds.by_layer, measured_seconds.by_layer).reset_index(names="layer"),
+        predicted=predicted.total,
+        measured=measured.total,
+        waiting=measured_seconds.waiting,
+        predicted_waiting=predicted_seconds.waiting,
+    )
+
+
+def _beside(predicted: pd.Series, measured: pd.Series) -> pd.DataFrame:
+    """A step that only one of the two has takes no time in the other, and then there is no ratio."""
+    table = pd.DataFrame({"predicted": predicted, "measured": measured}).fillna(0.0)
+    return table.assign(ratio=table["measured"] / table["predicted"].where(table["predicted"] > 0))
+
+
+@dataclass(frozen=True)
+class _Seconds:
+    """Of one timeline. by_kind, by_layer: indexed by these."""
+
+    by_kind: pd.Series
+    by_layer: pd.Series
+    waiting: float
+
+
+def _of_pass(timeline: Timeline) -> _Seconds:
+    spans = _spans(timeline)
+    by_layer = pd.Series({layer: _seconds(own) for layer, own in spans.groupby("layer")}, dtype=float)
+    by_kind = spans.groupby("kind", observed=True)["seconds"].sum()
+    return _Seconds(by_kind, by_layer, timeline.total - _seconds(spans))
+
+
+def _of_step(timeline: Timeline) -> _Seconds:
+    events, lanes = timeline.events, len(timeline.resources)
+    seconds = (events["end"] - events["start"]) / lanes
+    by_kind = seconds.groupby(events["kind"], observed=True).sum()
+    return _Seconds(by_kind, seconds.groupby(events["layer"]).sum(), timeline.decomposition()["idle"])
+
+
+def _spans(timeline: Timeline) -> pd.DataFrame:
+    spans = timeline.events.groupby(["model", "layer", "kind"], observed=True).agg(
+        start=("start", "min"), end=("end", "max")
+    )
+    return spans.assign(seconds=spans["end"] - spans["start"]).reset_index()
+
+
+def _seconds(spans: pd.DataFrame) -> float:
+    """How long at least one step runs: those of two models overlap."""
+    start, end = spans.sort_values("start")[["start", "end"]].to_numpy().T
+    covered = np.maximum.accumulate(np.r_[-np.inf, end])[:-1]
+    return float(np.maximum(end - np.maximum(start, covered), 0.0).sum())

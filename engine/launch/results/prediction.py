@@ -1,0 +1,94 @@
+"""What a launch should have taken: the simulation of exactly what its ranks ran, with costs measured on their machine."""
+
+import numpy as np
+import pandas as pd
+
+from engine.cluster import Cluster, Gpu, Node
+from engine.costs import AlphaBeta, CostProfile, fit_line
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.rank.instructions import RankInstructions
+from engine.launch.rank.links import Links, links_of
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.simulate import simulate
+from engine.timeline import Timeline
+
+
+def fit_profile(measured: dict[str, list], device: str, instructions: RankInstructions, cores: int) -> CostProfile:
+    """The α–β profile of this machine from the sweep at the start of a launch. cores: its processors, which count where the
+    ranks compute on them."""
+    known = ("gemm", "gate", "memory", "network", "all_reduce")
+    lines = {name: fit_line(*np.array(measured[name]).T) for name in known if measured.get(name)}
+    return CostProfile(
+        name=f"{instructions.ranks} ranks on {device}",
+        origin="measured at the start of the launch, all ranks working",
+        gemm={device: lines["gemm"]},
+        gate={device: lines["gate"]} if "gate" in lines else {},
+        memory={device: lines["memory"]},
+        network=lines.get("network"),
+        all_reduce=lines.get("all_reduce"),
+        ranks=instructions.ranks,
+        cores=cores if instructions.device == "cpu" else instructions.gpus,
+    )
+
+
+def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: dict[str, list]) -> Timeline:
+    """The simulated timeline of one of a launch's plans: computation by the profile, sends at the rates and with the
+    start-up of the ranks' links, and where one model runs step by step the ranks' meetings between the steps.
+
+    measured: as `measure_machine` gives it
+    """
+    instructions = launch.instructions
+    if instructions.step is not None:
+        return _predict_step(launch, plan, profile)
+    links = links_of(instructions, measured) or Links(np.ones(1))
+    here, names = _machine(profile, links), tuple(f"rank {index}" for index in range(instructions.ranks))
+    cost, second = AlphaBeta(profile.model_copy(update={"network": None})), None
+    if instructions.model_b is not None:
+        second = Problem(launch.workloads[1], here, instructions.model_b, cost)
+    timeline = simulate(plan, Problem(launch.workloads[0], here, instructions.model, cost, second))
+    events = timeline.events if second else with_meetings(timeline.events, *(gap for _, gap in measured["meetings"]))
+    return Timeline(events, names, timeline.source, f"{AlphaBeta(profile).source}; {links.text}")
+
+
+def _predict_step(launch: PreparedLaunch, plan: Plan, profile: CostProfile) -> Timeline:
+    """Of a training step: computation, all-to-alls and all-reduces by the profile. A testbed's links count where they are
+    known, beside the start-up that was measured."""
+    instructions, cost = launch.instructions, AlphaBeta(profile)
+    links = Links(np.ones(instructions.ranks))
+    if instructions.bandwidth is not None and profile.network is not None:
+        links = Links(np.array(instructions.bandwidth), profile.network.alpha)
+        cost = AlphaBeta(profile.model_copy(update={"network": None}))
+    problem = Problem(launch.workloads[0], _machine(profile, links), instructions.model, cost, step=instructions.step)
+    return simulate(plan, problem)
+
+
+def _machine(profile: CostProfile, links: Links) -> Cluster:
+    """The ranks as a cluster of one GPU a node. Of a GPU only the type, the memory and the bandwidths are read: times of
+    computation come from the profile."""
+    device = next(iter(profile.gemm))
+
+    def gpu(rate: float) -> Gpu:
+        return Gpu(
+            type=device,
+            memory=2.0**60,
+            memory_bandwidth=1,
+            flops_fp32=1,
+            flops_fp16=1,
+            send_bandwidth=rate,
+            receive_bandwidth=rate,
+        )
+
+    nodes = tuple(Node(name=f"rank {index}", gpus=(gpu(rate),)) for index, rate in enumerate(links.rates.tolist()))
+    return Cluster(name="this machine", nodes=nodes, latency=links.start_up)
+
+
+def with_meetings(events: pd.DataFrame, within: float, between: float) -> pd.DataFrame:
+    """The events of steps that follow one another (see `Timeline.events`), with the seconds that pass between two steps of
+    a layer and between two layers."""
+    steps = events.groupby(["layer", "kind"], observed=True)["start"].min().sort_values(kind="stable")
+    layers = steps.index.get_level_values("layer")
+    gaps = np.where(layers[1:] == layers[:-1], within, between)
+    late = pd.Series(np.r_[0.0, np.cumsum(gaps)], steps.index)
+    late = late.loc[pd.MultiIndex.from_frame(events[["layer", "kind"]])].to_numpy()
+    return events.assign(start=events["start"] + late, end=events["end"] + late)

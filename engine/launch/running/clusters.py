@@ -1,0 +1,168 @@
+"""The life of a launch on a cluster: written, submitted, asked for, ended, and its results read.
+
+Results are files in the run folder, so whoever sees it can read them, whether or not the cluster is there.
+"""
+
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from engine.errors import InputError
+from engine.files import write_atomically
+from engine.launch.places.destination import Kubernetes, Slurm
+from engine.launch.preparation.place_checks import destination_checks
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.rank.instructions import REPORT, read_instructions, write_instructions
+from engine.launch.results.run import Run, read_run
+from engine.launch.running.torchx_application import ROLE, log_name, request_for, torchx
+from engine.plan import Plan
+from engine.schema import Frozen
+from engine.training import balanced_load
+from engine.workload import RoutingTrace, Workload
+
+JOB = "job.json"
+HANDLE = re.compile(r"slurm://[a-z]+/\d+|kubernetes://[a-z]+/[a-z0-9-]+:[a-z0-9-]+")
+
+
+class ClusterJob(Frozen):
+    """What else the run folder of a cluster's job holds: what reading its results takes, and TorchX's handle once it has been
+    submitted. plans: before they were folded onto the ranks; workloads: their names; limit: seconds."""
+
+    destination: Annotated[Slurm | Kubernetes, Field(discriminator="scheduler")]
+    plans: tuple[Plan, ...]
+    workloads: tuple[str, ...]
+    limit: float
+    handle: str | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a job stands. state: pending, running, succeeded, failed, cancelled, unknown, or gone when its scheduler knows it no
+    more; message: the scheduler's own words; over: whether nothing will change any more."""
+
+    state: str
+    message: str
+    over: bool
+
+
+def write_new(launch: PreparedLaunch) -> Path:
+    """Write a run folder of its own in the shared folder. Raises InputError when that cannot be."""
+    shared = launch.destination.shared
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="run-", dir=shared))
+    except OSError as error:
+        raise InputError(f"no run folder can be made in {shared}: {error.strerror}") from None
+    write(launch, folder)
+    return folder
+
+
+def write(launch: PreparedLaunch, folder: Path) -> None:
+    """Write the run folder: all that the job reads, and what reading its results takes."""
+    write_instructions(folder, launch.instructions, launch.workloads)
+    names = tuple(workload.name for workload in launch.workloads)
+    job = ClusterJob(destination=launch.destination, plans=launch.plans, workloads=names, limit=launch.limit)
+    _save(folder, job)
+
+
+def submit(launch: PreparedLaunch, folder: Path) -> str:
+    """Hand a launch whose folder has been written to the cluster's scheduler; returns TorchX's handle of the job.
+
+    Raises InputError when a check failed, the folder has been submitted before, or the cluster would not have it.
+    """
+    # Once more: the shared folder may have gone since the launch was prepared.
+    replace(launch, checks=(*launch.checks, *destination_checks(launch.destination))).check()
+    job = read_job(folder)
+    if job.handle:
+        raise InputError(f"{folder} has been submitted as {job.handle}; launch again for a folder of its own")
+    request = request_for(launch, folder)
+    schedulers = torchx()
+    with schedulers.as_input_errors(), schedulers.runner() as runner:
+        handle = runner.schedule(request)
+    _save(folder, job.model_copy(update={"handle": handle}))
+    return handle
+
+
+def status(handle: str) -> Status:
+    """How a submitted job stands. Raises InputError when its scheduler cannot be asked."""
+    schedulers = torchx()
+    with schedulers.as_input_errors(), schedulers.runner() as runner:
+        answer = runner.status(_checked(handle))
+    if answer is None:
+        return Status("gone", "its scheduler does not know it any more", True)
+    return Status(str(answer.state).lower(), answer.msg, answer.is_terminal())
+
+
+def cancel(handle: str) -> None:
+    """End a submitted job; one that is over already stays as it is."""
+    schedulers = torchx()
+    with schedulers.as_input_errors(), schedulers.runner() as runner:
+        runner.cancel(_checked(handle))
+
+
+def log_lines(folder: Path, node: int) -> Iterator[str]:
+    """What a node's ranks have printed so far, line by line; nothing before they have started."""
+    job = read_job(folder)
+    if not job.handle:
+        return
+    if isinstance(job.destination, Slurm):
+        # TorchX looks in the folder that this process happens to be in, and waits for the job to end.
+        path = folder / log_name(job.handle.rpartition("/")[2], node)
+        if path.exists():
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                yield from lines
+        return
+    schedulers = torchx()
+    with schedulers.as_input_errors(), schedulers.runner() as runner:
+        yield from runner.log_lines(job.handle, ROLE, node)
+
+
+def read_job(folder: Path) -> ClusterJob:
+    """What `write` and `submit` noted. Raises InputError when the folder is not that of a cluster's job."""
+    try:
+        return ClusterJob.from_json((folder / JOB).read_bytes(), JOB)
+    except OSError:
+        raise InputError(f"{folder} is not the run folder of a job on a cluster") from None
+
+
+def collect(folder: Path) -> Run:
+    """What a job that has ended left in its run folder, beside the prediction. Raises InputError while there is none, and
+    when what it computed is wrong."""
+    job = read_job(folder)
+    missing = [name for name in _results(job.destination.ranks) if not (folder / name).exists()]
+    if missing:
+        raise InputError(f"{folder} has no {missing[0]} yet: the job has not ended, or it failed (its log says why)")
+    instructions, tokens = read_instructions(folder)
+    models = [instructions.model] if instructions.model_b is None else [instructions.model, instructions.model_b]
+    workloads: tuple[Workload, ...] = tuple(
+        RoutingTrace(name, replayed.experts, model.experts, source_rank=replayed.source)
+        for name, replayed, model in zip(job.workloads, tokens, models, strict=bool(tokens))
+    )
+    if not workloads:  # a step with balanced routing
+        workloads = (balanced_load(instructions.model),)
+    launch = PreparedLaunch(job.plans, instructions, workloads, job.limit, (), destination=job.destination)
+    return read_run(launch, folder, cores=job.destination.devices.cores)
+
+
+def _results(ranks: int) -> Iterator[str]:
+    yield REPORT
+    yield from (f"events-{rank}.npz" for rank in range(ranks))
+
+
+def _save(folder: Path, job: ClusterJob) -> None:
+    try:
+        write_atomically(folder / JOB, job.to_json())
+    except OSError as error:
+        submitted = f"the job is submitted as {job.handle}, but " if job.handle else ""
+        raise InputError(f"{submitted}{folder / JOB} cannot be written: {error.strerror}") from None
+
+
+def _checked(handle: str) -> str:
+    """The handle, when it is one of ours."""
+    if not HANDLE.fullmatch(handle):
+        raise InputError(f"{handle[:80]!a} is no handle of a job; it looks like slurm://switchyard/1234")
+    return handle

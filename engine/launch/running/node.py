@@ -1,0 +1,37 @@
+"""One node of a job on several: starts torchrun with the place where the nodes meet.
+
+A scheduler says where a job's first node is in an environment variable. torchrun reads none and there is no shell to fill it
+in, so this module does: `python -m engine.launch.running.node VARIABLE PORT NODE SECONDS [other arguments of torchrun]...`
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+
+
+def torchrun(arguments: list[str], environment: Mapping[str, str]) -> list[str]:
+    """The argument list that starts torchrun on this node: VARIABLE names the first node, which is NODE 0; SECONDS are how
+    long nodes wait for each other. Raises KeyError when the scheduler did not set the variable.
+
+    The first node meets itself, for which it needs no name. That it keeps the meeting place is said, not guessed from names,
+    so that a port in use is an error at once.
+    """
+    variable, port, node, seconds, *others = arguments
+    head = "localhost" if node == "0" else environment[variable]
+    meeting = [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"{head}:{port}",
+        "--rdzv-conf",
+        f"is_host={int(node == '0')},join_timeout={seconds},read_timeout={seconds}",
+    ]
+    if "SLURMD_NODENAME" in environment:
+        # Slurm's name of this node is one that the others know; that cannot be said of what a node calls itself.
+        meeting += ["--local-addr", environment["SLURMD_NODENAME"]]
+    return [sys.executable, "-m", "torch.distributed.run", *meeting, *others]
+
+
+if __name__ == "__main__":
+    command = torchrun(sys.argv[1:], os.environ)
+    os.execv(command[0], command)

@@ -1,0 +1,268 @@
+"""The processes of a launch: run to their end, watched, and nothing of them left behind."""
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from engine.errors import InputError
+from engine.launch.places.testbed import Testbed
+from engine.launch.rank.failure import STACK, Failures
+from engine.launch.rank.instructions import PROGRESS
+from engine.launch.rank.logs import TORCHRUN_LOGS, RankLogs
+from engine.result import Stop
+
+WORKER, SWEEP_RANK = "engine.launch.worker", "engine.launch.calibration.sweep_rank"
+"""The only modules that ranks run: that of a launch, and that of a calibration."""
+
+ROOT = Path(__file__).parents[3]
+"""The project's folder, in which ranks are started."""
+
+MOST_PRINTED = 2**28
+"""Bytes that the ranks of a launch may print in all."""
+
+OF_RANK = re.compile(r"\[rank (\d+)\] (.*)", re.DOTALL)
+"""A rank's line as torchrun passes it on."""
+
+PATIENCE = 2.0
+"""Seconds that torchrun has to end by itself once a rank has said why it fails, before all is ended."""
+
+
+Command = tuple[Sequence[str], Mapping[str, str]]
+"""The argument list of a process, and what it needs in its environment beside what all need: RANK where it is one rank."""
+
+
+def run_processes(commands: Sequence[Command], ranks: int, limit: float, folder: Path, stop: Stop, report) -> None:
+    """Run the ranks of a launch, or what starts them, until all have ended well. Raises InputError as soon as one fails,
+    when the launch is stopped, and when it takes too long. Nothing is left running, also when this process dies.
+
+    What a rank prints goes to its file in the folder, see `rank.logs`, and but for progress to standard output. Only rank
+    0's progress is reported.
+
+    ranks: how many share the processors of this machine; limit: seconds.
+    """
+    deadline = time.monotonic() + limit
+    output = _Output(RankLogs(folder, ranks), report)
+    processes: list[subprocess.Popen[str]] = []
+    readers: list[threading.Thread] = []
+    try:
+        for command in commands:
+            processes.append(_start(command, ranks, folder))
+            readers.append(output.reader(processes[-1], _rank_of(command)))
+        codes = _wait(processes, output, folder, stop, deadline, limit)
+    finally:
+        _end(processes, folder)
+        for reader in readers:
+            reader.join(5.0)
+        shutil.rmtree(folder / TORCHRUN_LOGS, ignore_errors=True)
+        output.logs.save()
+    if any(codes) or output.failures.reported:
+        if stop():  # the signal that asked for it may have ended them too
+            raise InputError("the launch was ended: stopped")
+        # A rank that was killed before one that failed because of it.
+        for code, place in sorted((code, place) for place, code in enumerate(codes) if code)[:1]:
+            output.failures.ended(_rank_of(commands[place]), code)
+        output.logs.failed = output.failures.culprit
+        output.logs.save()
+        raise InputError(f"the launch failed: {output.failures.reason}")
+
+
+def _rank_of(command: Command) -> int | None:
+    """Which rank a command starts; None: all of them, by torchrun."""
+    _, environment = command
+    return int(environment["RANK"]) if "RANK" in environment else None
+
+
+def _start(command: Command, ranks: int, folder: Path) -> subprocess.Popen[str]:
+    arguments, environment = command
+    shared = {
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks)),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TMPDIR": str(folder),
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1",  # a suspended rank does not end when it is asked to
+    }
+    # torchrun has ranks to end; a rank may be suspended, and then dies of nothing else.
+    last = partial(_die_with_parent, signal.SIGTERM if _rank_of(command) is None else signal.SIGKILL)
+    return subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        env=os.environ | shared | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        preexec_fn=last,
+        start_new_session=True,  # a Ctrl-C is for Switchyard, which then ends what it started
+    )
+
+
+def _wait(
+    processes: Sequence[subprocess.Popen[str]],
+    output: "_Output",
+    folder: Path,
+    stop: Stop,
+    deadline: float,
+    limit: float,
+) -> list[int | None]:
+    """Watch the processes until all have ended, one has ended badly or a rank has said why it fails; returns their exit
+    codes, None for those that still run. Raises InputError when they are to be ended before that."""
+    saved, patience = 0.0, math.inf
+    while None in (codes := [process.poll() for process in processes]) and not any(codes):
+        if stop():
+            raise InputError("the launch was ended: stopped")
+        if (now := time.monotonic()) > deadline:
+            raise InputError(f"the launch was ended: not finished after {limit:g} s{_hung(folder)}")
+        if output.failures.reported:
+            patience = min(patience, now + PATIENCE)
+            if now > patience:
+                break
+        if now > saved + 0.5:
+            saved = now
+            output.logs.save()
+            if output.printed + _kept_by_torchrun(folder) > MOST_PRINTED:
+                raise InputError(f"the launch was ended: its ranks printed more than {MOST_PRINTED >> 20} MiB")
+        time.sleep(0.05)
+    return codes
+
+
+def commands_of(module: str, ranks: int, folder: Path, testbed: Testbed | None) -> list[Command]:
+    """What runs a module on `ranks` ranks of this machine, with the folder as its only argument: torchrun, or on emulated
+    links every rank by itself in its network namespace, because torchrun starts all its ranks in one."""
+    if testbed is None:
+        return [(torchrun(ranks, module, folder), {"GLOO_SOCKET_IFNAME": "lo"})]
+    rank_alone = [sys.executable, "-m", module, str(folder)]
+    return [(testbed.inside(rank, rank_alone), testbed.environment(rank)) for rank in range(testbed.ranks)]
+
+
+def torchrun(ranks: int, module: str, folder: Path) -> list[str]:
+    """The command that runs a module on `ranks` ranks of this machine, as an argument list."""
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        "--tee",
+        "3",
+        "--log-dir",
+        str(folder / TORCHRUN_LOGS),
+        "--module",
+        module,
+        str(folder),
+    ]
+
+
+def _kept_by_torchrun(folder: Path) -> int:
+    """Bytes in the files that torchrun writes."""
+    size = 0
+    for path in (folder / TORCHRUN_LOGS).glob("*/*/*/*.log"):
+        with contextlib.suppress(OSError):
+            size += path.stat().st_size
+    return size
+
+
+class _Output:
+    """What the processes of a launch print: passed on, and searched for what ended them."""
+
+    def __init__(self, logs: RankLogs, report) -> None:
+        self.logs, self.report, self.printed = logs, report, 0
+        self.failures = Failures()
+
+    def reader(self, process: subprocess.Popen[str], rank: int | None) -> threading.Thread:
+        """A thread that relays what a process prints, already running."""
+        thread = threading.Thread(target=self.relay, args=(process.stdout, rank), daemon=True)
+        thread.start()
+        return thread
+
+    def relay(self, stream, rank: int | None) -> None:
+        """Read a process to its end. rank: whose it is; None: torchrun's, which says whose a line is."""
+        for line in stream:
+            self.printed += len(line)
+            mine = OF_RANK.fullmatch(line) if rank is None else None
+            with contextlib.suppress(OSError):  # a log on a full disk: who stopped reading would stop the ranks
+                self._take(*((int(mine[1]), mine[2]) if mine else (rank, line)))
+
+    def _take(self, rank: int | None, line: str) -> None:
+        progress = _progress(line)
+        if progress is not None and rank is not None:
+            self.logs.progress(rank, progress)
+            if rank == 0:
+                self.report(progress["done"], progress["message"], None, None)
+            return
+        line = self.failures.take(rank, line)
+        if rank is not None:
+            self.logs.print(rank, line)
+        print(line if rank is None else f"[rank {rank}] {line}", end="", flush=True)
+
+
+def _end(processes: Sequence[subprocess.Popen[str]], folder: Path) -> None:
+    """Leave nothing of a launch running: torchrun gives its ranks sessions of their own, and a rank that is still
+    starting does not notice that torchrun was killed."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.terminate()
+    patience = time.monotonic() + 1.0
+    for process in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, patience - time.monotonic()))
+        process.kill()
+        process.wait()
+    for process in _processes_of(folder):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _processes_of(folder: Path) -> Iterator[psutil.Process]:
+    """The living ranks in this run folder, and torchrun."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = set(process.cmdline())
+            if str(folder) in words and {WORKER, SWEEP_RANK} & words:
+                yield process
+
+
+def _hung(folder: Path) -> str:
+    """What can be said of ranks that do not end. They are asked to print where they are, which goes to the log."""
+    suspended = []
+    for process in _processes_of(folder):
+        with contextlib.suppress(psutil.Error, KeyError):
+            rank = process.environ()["RANK"]
+            if process.status() == psutil.STATUS_STOPPED:
+                suspended.append(rank)
+            process.send_signal(STACK)
+    time.sleep(0.5)
+    return "".join(f"; rank {rank} is suspended" for rank in sorted(suspended, key=int))
+
+
+def _progress(line: str) -> dict[str, Any] | None:
+    """What a progress line says; None for any other, also for one that another process's output has run into."""
+    if not line.startswith(PROGRESS):
+        return None
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        progress = json.loads(line.removeprefix(PROGRESS))
+        return {"done": float(progress["done"]), "message": str(progress["message"])}
+    return None
+
+
+def _die_with_parent(number: signal.Signals) -> None:
+    """Ask Linux to send this process a signal when the job that started it dies, so that no ranks are left behind."""
+    ctypes.CDLL(None).prctl(1, number)  # 1 = PR_SET_PDEATHSIG

@@ -1,0 +1,165 @@
+"""A prepared launch as a TorchX application, and its exact text for Slurm or Kubernetes.
+
+The job needs nothing but the project (its image, or its installation) and the run folder, which this machine writes and the
+job's nodes see.
+"""
+
+import hashlib
+import math
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import yaml
+
+from engine.errors import InputError
+from engine.launch.places.destination import FIRST_PORT, PORTS, SLURM_JOB_ID, Destination, Slurm
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.running.processes import ROOT, WORKER
+
+if TYPE_CHECKING:
+    from torchx.specs import AppDef, AppDryRunInfo
+
+ROLE = "switchyard"
+"""TorchX's only role in the job: every node plays it."""
+
+NODE = "engine.launch.running.node"
+IN_IMAGE = "/switchyard"
+"""Where the project is in its image, as the Dockerfile has it."""
+
+
+def torchx() -> ModuleType:
+    """`engine.launch.running.schedulers`. Raises InputError where TorchX is not installed."""
+    try:
+        from engine.launch.running import schedulers
+    except ImportError as error:
+        raise InputError(
+            f"launches on clusters take TorchX, which is not installed completely ({error}); "
+            "run: python -m pip install -r requirements.txt, then python -m pip install --no-deps -r requirements-no-deps.txt"
+        ) from None
+    return schedulers
+
+
+def app_of(launch: PreparedLaunch, folder: Path) -> "AppDef":
+    """The launch as TorchX's application: one role, played once on every node, that runs torchrun by an argument list.
+
+    folder: the run folder on this machine, in the destination's shared folder. Raises InputError when the launch was
+    prepared for another number of ranks, or when the job would not see the folder.
+    """
+    specs, destination, instructions = torchx().specs, launch.destination, launch.instructions
+    if instructions.ranks != destination.ranks:
+        raise InputError(
+            f"the launch has {instructions.ranks} ranks, {destination.nodes} nodes of {destination.ranks_per_node} ranks have "
+            f"{destination.ranks}"
+        )
+    if (instructions.backend == "nccl") != bool(destination.gpus_per_node):
+        raise InputError(f"the launch was prepared for {instructions.backend}, not for the devices of this destination")
+    seen, name = destination.seen(folder), job_name(launch, folder)
+    port = FIRST_PORT + int(name[-8:], 16) % PORTS
+    each = ["--nproc-per-node", str(destination.ranks_per_node)]
+    if destination.nodes == 1:
+        start = ["-m", "torch.distributed.run", "--standalone", *each]
+    else:
+        start = ["-m", NODE, specs.macros.rank0_env, str(port), specs.macros.replica_id, str(math.ceil(launch.limit))]
+        start += ["--rdzv-id", name, "--nnodes", str(destination.nodes), *each]
+    # torchrun leaves a folder for its logs behind, wherever it is told to.
+    literal = [_literally(destination, text) for text in ("--log-dir", seen, "--module", WORKER, seen)]
+    on_slurm = isinstance(destination, Slurm)
+    unit = 2**20 if on_slurm else 10**6  # what Slurm and Kubernetes call M
+    role = specs.Role(
+        name=ROLE,
+        image=destination.image,
+        entrypoint=sys.executable if on_slurm and not destination.image else "python",
+        args=[*start, *literal],
+        num_replicas=destination.nodes,
+        env={
+            "OMP_NUM_THREADS": str(max(1, destination.cpus_per_node // destination.ranks_per_node)),
+            "PYTHONUNBUFFERED": "1",
+        },
+        resource=specs.Resource(
+            cpu=destination.cpus_per_node, gpu=destination.gpus_per_node, memMB=int(destination.memory_per_node // unit)
+        ),
+        port_map={"rendezvous": port} if destination.nodes > 1 else {},
+        mounts=[] if on_slurm else [specs.VolumeMount(src=destination.claim, dst_path=destination.mount)],
+    )
+    return specs.AppDef(name=ROLE, roles=[role])
+
+
+def request_for(launch: PreparedLaunch, folder: Path) -> "AppDryRunInfo":
+    """TorchX's request for the job, completed with what TorchX has no word for."""
+    app, destination = app_of(launch, folder), launch.destination
+    with torchx().runner() as runner:
+        if isinstance(destination, Slurm):
+            limit = str(math.ceil(launch.limit / 60))
+            request = runner.dryrun(app, "slurm", {"time": limit, "partition": destination.partition or None})
+            _complete_for_slurm(request.request, destination, destination.seen(folder))
+        else:
+            where = {"namespace": destination.namespace, "queue": destination.queue}
+            request = runner.dryrun(app, "kubernetes", where)
+            name = job_name(launch, folder)
+            request.request.resource = _completed_for_kubernetes(str(request.request), name, launch.limit)
+    return request
+
+
+def dry_run(launch: PreparedLaunch, folder: Path) -> str:
+    """What would be submitted, to the letter: sbatch's script or Kubernetes' YAML. Takes no cluster and none of its tools."""
+    request = request_for(launch, folder).request
+    return request.materialize() if isinstance(launch.destination, Slurm) else str(request)
+
+
+def _complete_for_slurm(request, destination: Slurm, seen: str) -> None:
+    """The script's own log and folder; an account; no second start, which would overwrite what the first one measured."""
+    inside = seen.replace("%", "%%")  # Slurm's patterns begin with %
+    request.cmd += [f"--chdir={seen}", f"--output={inside}/slurm-%j.out"]
+    for node, part in enumerate(request.replicas.values()):
+        del part.sbatch_opts["requeue"]
+        # Without the number of tasks, Slurm 23.11 refuses GPUs per task.
+        part.sbatch_opts |= {"nodes": "1", "ntasks": "1", "no-requeue": None}
+        if destination.account:
+            part.sbatch_opts["account"] = destination.account
+        del part.srun_opts["error"]  # both streams in one file
+        part.srun_opts |= {
+            "output": f"{inside}/{log_name(SLURM_JOB_ID, node)}",
+            # srun stopped taking this from sbatch in Slurm 22.05, and all ranks would share one processor.
+            "cpus-per-task": str(destination.cpus_per_node),
+        }
+        if destination.image:
+            part.srun_opts |= {
+                "container-image": destination.image,
+                "container-mounts": f"{destination.mount}:{destination.mount}",
+                "container-workdir": IN_IMAGE,
+            }
+        else:
+            part.srun_opts["chdir"] = str(ROOT)
+
+
+def _completed_for_kubernetes(text: str, name: str, limit: float) -> dict:
+    """The request under a name that says which run it is, instead of a random one; with a time limit, an end for all pods
+    when one fails, and as the user who wrote the run folder, so that the job may write into it."""
+    resource = yaml.safe_load(text)
+    resource = yaml.safe_load(text.replace(resource["metadata"]["name"], name))
+    resource["spec"]["policies"] = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
+    for task in resource["spec"]["tasks"]:
+        task["template"]["spec"] |= {
+            "activeDeadlineSeconds": math.ceil(limit),
+            "securityContext": {"runAsUser": os.getuid(), "runAsGroup": os.getgid()},
+        }
+    return resource
+
+
+def _literally(destination: Destination, text: str) -> str:
+    """The text so that it arrives as it is: TorchX fills in `$name`, Kubernetes `$(NAME)`, and both take `$$` for `$`."""
+    escaped = text if isinstance(destination, Slurm) else text.replace("$", "$$")
+    return escaped.replace("$", "$$")
+
+
+def job_name(launch: PreparedLaunch, folder: Path) -> str:
+    """Of a job: the same for the same launch in the same folder."""
+    return f"{ROLE}-{hashlib.sha256(f'{folder} {launch.instructions.digest}'.encode()).hexdigest()[:12]}"
+
+
+def log_name(job: str, node: int) -> str:
+    """The file in the run folder that has what a node's ranks print on Slurm."""
+    return f"slurm-{job}-{ROLE}-{node}.out"

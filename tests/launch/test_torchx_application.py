@@ -1,0 +1,256 @@
+"""What is submitted to a cluster: read by bash as a node would, and by a YAML parser and the kubelet's rule as a pod would."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_endpoint
+
+from engine.launch.running.node import torchrun
+from engine.launch.running.processes import WORKER
+from engine.launch.running.torchx_application import IN_IMAGE, ROOT, dry_run
+from tests.launch.cluster_fakes import JOB_NUMBER, as_kubelet_expands, groups_given_to_srun
+from tests.launch.launches_for_clusters import destination, launch_for
+
+HOSTILE = [
+    "a b",
+    "it's",
+    'say "x"',
+    "$(touch owned)",
+    "`touch owned`",
+    "${HOME} $HOME",
+    "$$ $app_id $${replica_id}",
+    "a;touch owned",
+    "%j%%",
+    "--help",
+    "a & b | c > owned",
+    "#!*?[a]~",
+    "ünï",
+    "a:b,c",
+    "$(PATH) $(SECRET)",
+]
+
+
+def options(words: list[str]) -> dict[str, str]:
+    """`--name=value` words as a dictionary."""
+    return {name: value for name, _, value in (word.removeprefix("--").partition("=") for word in words)}
+
+
+# Slurm.
+
+
+def sbatch_lines(script: str) -> list[dict[str, str] | None]:
+    """Slurm's own lines: the options of every node, None between nodes."""
+    lines = [line.split()[1:] for line in script.splitlines() if line.startswith("#SBATCH")]
+    return [None if line == ["hetjob"] else options(line) for line in lines]
+
+
+@pytest.mark.parametrize("name", ["run-1", *HOSTILE])
+def test_bash_hands_srun_exactly_the_arguments_of_every_node(tmp_path, monkeypatch, name):
+    shared = tmp_path / "shared"
+    (folder := shared / name).mkdir(parents=True)
+    where = destination("slurm", shared)
+    script = dry_run(launch_for(where), folder)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    groups = groups_given_to_srun(script, tmp_path, monkeypatch)
+    assert len(groups) == where.nodes
+    for node, words in enumerate(groups):
+        at = words.index(sys.executable)
+        port, name = words[at + 4], words[at + 8]
+        assert words[at:] == [
+            sys.executable,
+            "-m",
+            "engine.launch.running.node",
+            "SLURM_JOB_NODELIST_HET_GROUP_0",
+            port,
+            str(node),
+            "600",
+            "--rdzv-id",
+            name,
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "4",
+            "--log-dir",
+            str(folder),
+            "--module",
+            WORKER,
+            str(folder),
+        ]
+        assert 20000 <= int(port) < 30000 and re.fullmatch(r"switchyard-[0-9a-f]{12}", name)
+        told = options(words[:at])
+        assert told["output"] == f"{folder}/slurm-{JOB_NUMBER}-switchyard-{node}.out".replace("%", "%%")
+        assert (told["chdir"], told["cpus-per-task"], told["kill-on-bad-exit"]) == (str(ROOT), "8", "1")
+        assert told["export"].split(",")[:3] == ["ALL", "OMP_NUM_THREADS=2", "PYTHONUNBUFFERED=1"]
+        assert "error" not in told
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_slurm_gets_what_every_node_needs(tmp_path):
+    where = destination("slurm", tmp_path, partition="gpu,fast", account="team_1.a")
+    script = dry_run(launch_for(where, limit=601), tmp_path / "run")
+    first, between, second = sbatch_lines(script)
+    assert between is None and first | {"job-name": ""} == second | {"job-name": ""}
+    assert first == {
+        "job-name": "switchyard-0",
+        "partition": "gpu,fast",
+        "account": "team_1.a",
+        "time": "11",
+        "nodes": "1",
+        "ntasks": "1",
+        "ntasks-per-node": "1",
+        "cpus-per-task": "8",
+        "gpus-per-task": "4",
+        "mem": str(16 * 1024),
+        "no-requeue": "",
+    }
+    assert sbatch_lines(script.partition("set -evx")[2]) == []  # sbatch stops reading at the first command
+
+
+def test_one_node_of_slurm_meets_itself(tmp_path, monkeypatch):
+    where = destination("slurm", tmp_path, nodes=1, gpus=0, ranks_per_node=2)
+    script = dry_run(launch_for(where), tmp_path / "run")
+    (only,) = sbatch_lines(script)
+    assert not {"gpus-per-task", "partition", "account"} & set(only)
+    (words,) = groups_given_to_srun(script, tmp_path, monkeypatch)
+    folder = str(tmp_path / "run")
+    assert words[words.index(sys.executable) + 1 :] == [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--log-dir",
+        folder,
+        "--module",
+        WORKER,
+        folder,
+    ]
+    assert "OMP_NUM_THREADS=4" in options(words)["export"].split(",")
+
+
+def test_slurm_in_a_container(tmp_path, monkeypatch):
+    where = destination("slurm", tmp_path / "here", image="registry.example#team/switchyard:1", seen_as="/scratch/a b")
+    words, _ = groups_given_to_srun(dry_run(launch_for(where), tmp_path / "here" / "run"), tmp_path, monkeypatch)
+    told = options(words)
+    assert told["container-image"] == "registry.example#team/switchyard:1"
+    assert told["container-mounts"] == "/scratch/a b:/scratch/a b" and told["container-workdir"] == IN_IMAGE
+    assert "chdir" not in told and "python" in words and words[-1] == "/scratch/a b/run"
+    assert told["output"].startswith("/scratch/a b/run/")
+
+
+# Kubernetes.
+
+
+@pytest.mark.parametrize("name", ["run-1", *HOSTILE])
+def test_every_pod_gets_exactly_its_arguments(tmp_path, name):
+    where = destination("kubernetes", tmp_path, seen_as="/mnt/$(PATH) x")
+    pods = yaml.safe_load(dry_run(launch_for(where), tmp_path / name))["spec"]["tasks"]
+    assert len(pods) == where.nodes
+    seen = f"/mnt/$(PATH) x/{name}"
+    for node, pod in enumerate(pods):
+        (container,) = pod["template"]["spec"]["containers"]
+        environment = {one["name"]: one["value"] for one in container["env"]} | {"PATH": "/bin", "SECRET": "oops"}
+        words = [as_kubelet_expands(word, environment) for word in container["command"]]
+        assert "args" not in container
+        variable = "VC_SWITCHYARD_0_HOSTS" if node else "TORCHX_RANK0_HOST"
+        assert words == [
+            "python",
+            "-m",
+            "engine.launch.running.node",
+            variable,
+            words[4],
+            str(node),
+            "600",
+            "--rdzv-id",
+            words[8],
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "4",
+            "--log-dir",
+            seen,
+            "--module",
+            WORKER,
+            seen,
+        ]
+        assert {"mountPath": "/mnt/$(PATH) x", "name": "mount-0", "readOnly": False} in container["volumeMounts"]
+
+
+def test_kubernetes_gets_what_every_pod_needs(tmp_path):
+    where = destination("kubernetes", tmp_path, namespace="research", queue="low.prio")
+    text = dry_run(launch_for(where, limit=600.5), tmp_path / "run")
+    assert text == dry_run(launch_for(where, limit=600.5), tmp_path / "run")
+    job = yaml.safe_load(text)
+    assert (job["apiVersion"], job["kind"], job["spec"]["queue"]) == ("batch.volcano.sh/v1alpha1", "Job", "low.prio")
+    ends = [(policy["event"], policy["action"]) for policy in job["spec"]["policies"]]
+    assert ends == [("PodFailed", "TerminateJob"), ("PodEvicted", "TerminateJob")]
+    assert job["spec"]["plugins"]["svc"] == ["--publish-not-ready-addresses"]  # this gives the pods names
+    for node, task in enumerate(job["spec"]["tasks"]):
+        assert (task["name"], task["replicas"]) == (f"switchyard-{node}", 1)
+        assert len(f"{job['metadata']['name']}-{task['name']}-0") <= 63  # the pod's name
+        assert task["template"]["metadata"]["labels"]["app.kubernetes.io/instance"] == job["metadata"]["name"]
+        pod = task["template"]["spec"]
+        assert (pod["restartPolicy"], pod["activeDeadlineSeconds"]) == ("Never", 601)
+        owner = tmp_path.stat()
+        assert pod["securityContext"] == {"runAsUser": owner.st_uid, "runAsGroup": owner.st_gid}
+        assert {"name": "mount-0", "persistentVolumeClaim": {"claimName": "runs"}} in pod["volumes"]
+        container = pod["containers"][0]
+        assert container["image"] == "registry.example/switchyard:1"
+        limits = {"cpu": "8000m", "memory": f"{16 * 2**30 // 10**6}M", "nvidia.com/gpu": "4"}
+        assert container["resources"]["limits"] == limits
+        assert container["resources"]["requests"]["nvidia.com/gpu"] == "4"
+        environment = {one["name"]: one["value"] for one in container["env"]}
+        assert environment["OMP_NUM_THREADS"] == "2"
+        assert environment["TORCHX_JOB_ID"].endswith(job["metadata"]["name"])
+        assert container["ports"][0]["containerPort"] == int(container["command"][4])
+    elsewhere = yaml.safe_load(dry_run(launch_for(where), tmp_path / "other"))
+    assert elsewhere["metadata"]["name"] != job["metadata"]["name"]
+
+
+def test_one_pod_meets_itself(tmp_path):
+    where = destination("kubernetes", tmp_path, nodes=1, gpus=0, ranks_per_node=2)
+    (task,) = yaml.safe_load(dry_run(launch_for(where), tmp_path / "run"))["spec"]["tasks"]
+    (container,) = task["template"]["spec"]["containers"]
+    assert container["command"] == [
+        "python",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--log-dir",
+        "/shared/run",
+        "--module",
+        WORKER,
+        "/shared/run",
+    ]
+    assert "nvidia.com/gpu" not in container["resources"]["limits"] and not container["ports"]
+
+
+def test_the_image_has_what_the_job_starts():
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert f"WORKDIR {IN_IMAGE}" in lines and "COPY engine engine" in lines
+    assert any(re.search(rf"^ENV .*\bPYTHONPATH={IN_IMAGE}\b", line) for line in lines)
+    assert any(line.startswith("FROM python:") for line in lines)
+
+
+# On the node.
+
+
+def test_nodes_find_the_first_one():
+    others = ["--nnodes", "2", "--module", WORKER, "/a b"]
+    first = torchrun(["HEAD", "23456", "0", "600", *others], {})
+    second = torchrun(["HEAD", "23456", "1", "600", *others], {"HEAD": "node-1.job", "SLURMD_NODENAME": "node-2"})
+    for command, head, host in ((first, "localhost", "1"), (second, "node-1.job", "0")):
+        assert command[:3] == [sys.executable, "-m", "torch.distributed.run"] and command[-5:] == others
+        told = dict(zip(command[3:-5:2], command[4:-5:2], strict=True))
+        assert told["--rdzv-backend"] == "c10d"
+        assert parse_rendezvous_endpoint(told["--rdzv-endpoint"], 1) == (head, 23456)
+        conf = _parse_rendezvous_config(told["--rdzv-conf"])
+        assert conf == {"is_host": host, "join_timeout": "600", "read_timeout": "600"}
+    assert "--local-addr" not in first and second[second.index("--local-addr") + 1] == "node-2"
+    with pytest.raises(KeyError, match="HEAD"):
+        torchrun(["HEAD", "23456", "1", "600", *others], {})
