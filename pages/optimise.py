@@ -82,9 +82,9 @@ def watch() -> None:
         widgets.job_row(job)
     for job in jobs:
         if state.newly_finished(job.id, job.state.finished):
-            found = widgets.plans_of(job)
-            if found and widgets.why_not(cached.open_plan(), problem):
-                state.open_plan(min(found, key=lambda one: one.claim.objective).id)
+            plans = widgets.plans_of(job)
+            if plans and widgets.why_not(cached.open_plan(), problem):
+                state.open_plan(min(plans, key=lambda plan: plan.claim.objective).id)
             st.rerun()
 
 
@@ -98,7 +98,7 @@ if aim == goal.ONE:
             "Show",
             list(VIEWS),
             default=view,
-            format_func=lambda one: f"{VIEWS[one]} {one}",
+            format_func=lambda view: f"{VIEWS[view]} {view}",
             label_visibility="collapsed",
         )
         or view

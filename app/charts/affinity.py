@@ -37,7 +37,7 @@ def heatmap(
     chance = np.divide(counts, row_sum, out=np.full(counts.shape, np.nan), where=row_sum > 0)
     rows = columns = np.arange(experts)
     if gpus is not None:
-        rows, columns = (np.argsort(one, kind="stable") for one in gpus)
+        rows, columns = (np.argsort(gpu_of_expert, kind="stable") for gpu_of_expert in gpus)
     value = (100 * chance if probability else counts)[np.ix_(rows, columns)].astype(np.float32)
     hover = np.dstack(
         [*np.broadcast_arrays(rows[:, None], columns), *(x[np.ix_(rows, columns)] for x in (counts, chance))]
@@ -95,18 +95,18 @@ def _axis(update, title: str, order: np.ndarray, gpu: np.ndarray | None) -> None
     update(
         title=f"{title}, by GPU",
         tickvals=[start + (len(held) - 1) / 2 for _, start, held in shown],
-        ticktext=[f"GPU {one}" + (f"<br>{', '.join(map(str, held))}" if few else "") for one, _, held in shown],
+        ticktext=[f"GPU {gpu}" + (f"<br>{', '.join(map(str, held))}" if few else "") for gpu, _, held in shown],
     )
 
 
 def _groups(gpu: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
     """(GPU, first position, its experts) of every GPU that holds any, in the order of the grouped axis."""
-    found, start = [], 0
-    for one in np.unique(gpu):
-        held = np.flatnonzero(gpu == one)
-        found.append((int(one), start, held))
+    groups, start = [], 0
+    for rank in np.unique(gpu):
+        held = np.flatnonzero(gpu == rank)
+        groups.append((int(rank), start, held))
         start += len(held)
-    return found
+    return groups
 
 
 def _draw_blocks(figure: go.Figure, rows: np.ndarray, columns: np.ndarray) -> None:
@@ -218,8 +218,8 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
             font={"size": 12},
             xanchor="left" if at == 0 else "right" if at == layers - 1 else "center",
         )
-    found = np.count_nonzero(counts)
-    which = f"{len(value)} strongest of {found:,}" if len(value) < found else f"All {found}"
+    paths = np.count_nonzero(counts)
+    which = f"{len(value)} strongest of {paths:,}" if len(value) < paths else f"All {paths}"
     title = f"{which} paths: {share(value[stays].sum() / value.sum())} of hops stay"
     return finish(figure, title, 440, top=64)
 
@@ -230,12 +230,12 @@ def _heights(nodes: list[tuple[int, int]], through: np.ndarray) -> list[float]:
     counts = np.count_nonzero(through, axis=1)
     scale = (1 - gap * counts.max()) / most
     top = {at: (1 - scale * through[at].sum() - gap * counts[at]) / 2 for at in range(len(through))}
-    found = []
+    heights = []
     for at, expert in nodes:
         height = scale * through[at, expert]
-        found.append(float(np.clip(top[at] + height / 2, 0.001, 0.999)))
+        heights.append(float(np.clip(top[at] + height / 2, 0.001, 0.999)))
         top[at] += height + gap
-    return found
+    return heights
 
 
 def _gpu_hue(gpu: int, gpus: int) -> str:

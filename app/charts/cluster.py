@@ -149,7 +149,7 @@ def link_speeds(cluster: Cluster, dark: bool) -> go.Figure:
             showscale=False,
             xgap=1,
             ygap=1,
-            customdata=[[bandwidth(one) for one in row] for row in rates],
+            customdata=[[bandwidth(rate) for rate in row] for row in rates],
             text=[[f"{source} → {target}" for target in names] for source in names],
             hovertemplate="%{text}<br>%{customdata}<extra></extra>",
             hoverongaps=False,

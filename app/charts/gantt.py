@@ -32,7 +32,7 @@ def gantt(
     Simulated bars are outlined, measured ones solid. bounds: seconds from a timeline's own start of the chosen layers,
     drawn as a dashed line with its value.
     """
-    parts = {name: _stretch(one, first, last) for name, one in timelines.items()}
+    parts = {name: _stretch(timeline, first, last) for name, timeline in timelines.items()}
     longest = max((events["end"].max() for events in parts.values() if len(events)), default=0.0)
     factor, unit = scale_of(longest, TIME)
     lanes = max(len(timeline.resources) for timeline in timelines.values())

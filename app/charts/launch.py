@@ -78,8 +78,8 @@ def totals(
 ) -> go.Figure:
     """Of every plan the predicted time, outlined, and the median of its timed passes, solid, with the fastest and the slowest
     pass as whiskers. Seconds."""
-    medians = np.array([np.median(one) for one in passes])
-    lows, highs = np.array([min(one) for one in passes]), np.array([max(one) for one in passes])
+    medians = np.array([np.median(times) for times in passes])
+    lows, highs = np.array([min(times) for times in passes]), np.array([max(times) for times in passes])
     factor, unit = scale_of(float(max(highs.max(), max(predicted))), TIME)
     places = np.arange(len(names))
     figure = go.Figure()
@@ -126,8 +126,10 @@ def totals(
         hoverinfo="skip",
         textposition="middle right",
         text=[
-            f"  {seconds(middle)} measured, {seconds(told)} predicted ({ratio(middle / told)})" if told else ""
-            for middle, told in zip(medians, predicted, strict=True)
+            f"  {seconds(median)} measured, {seconds(prediction)} predicted ({ratio(median / prediction)})"
+            if prediction
+            else ""
+            for median, prediction in zip(medians, predicted, strict=True)
         ],
     )
     figure.update_xaxes(title=f"time of one pass, {unit}", range=[0, float(ends.max()) * 1.5 or 1])

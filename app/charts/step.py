@@ -40,7 +40,7 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
     place = np.arange(len(names))
     figure = go.Figure()
     for key, title, colour, pattern in PARTS:
-        values = np.array([one.decomposition[key] for one in figures])
+        values = np.array([metrics.decomposition[key] for metrics in figures])
         if key == "idle" and not values.any():
             continue
         figure.add_bar(
@@ -56,12 +56,12 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
                 "pattern": _hatched(pattern, colour),
             },
             customdata=[
-                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (one.total or 1))}"
-                for name, one, value in zip(names, figures, values, strict=True)
+                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (metrics.total or 1))}"
+                for name, metrics, value in zip(names, figures, values, strict=True)
             ],
             hovertemplate="%{customdata}<extra></extra>",
         )
-    bounds = [one.order_bound for one in figures]
+    bounds = [metrics.order_bound for metrics in figures]
     ends = [(row - 0.42, row + 0.42, None) for row in place]
     figure.add_scatter(
         x=[None if end is None else bounds[row] / factor for row, three in enumerate(ends) for end in three],
@@ -72,19 +72,19 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
         hoverinfo="skip",
     )
     figure.add_scatter(
-        x=[one.total / factor for one in figures],
+        x=[metrics.total / factor for metrics in figures],
         y=place,
         mode="text",
         showlegend=False,
         hoverinfo="skip",
-        text=[f" {seconds(one.total)}, {share(one.order_gap)} above" for one in figures],
+        text=[f" {seconds(metrics.total)}, {share(metrics.order_gap)} above" for metrics in figures],
         textposition="middle right",
     )
-    said = " … ".join(dict.fromkeys(seconds(one) for one in (min(bounds), max(bounds))))
+    said = " … ".join(dict.fromkeys(seconds(bound) for bound in (min(bounds), max(bounds))))
     figure.add_annotation(
         x=min(bounds) / factor, y=-0.5, yshift=8, text=f"bound {said}", showarrow=False, font={"size": 11}
     )
-    longest = max(one.total for one in figures) / factor
+    longest = max(metrics.total for metrics in figures) / factor
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest * 1.22])
     figure.update_yaxes(
         tickvals=place,
@@ -207,7 +207,8 @@ def last_that_fits(timelines: list[Timeline], phase: Phase, first: int, last: in
     def too_many(layer: int) -> bool:
         windows = [_window(timeline, phase, first, layer) for timeline in timelines]
         bars = (
-            _drawn(one.events, own, *window).sum() for one, own, window in zip(timelines, lanes, windows, strict=True)
+            _drawn(timeline.events, own, *window).sum()
+            for timeline, own, window in zip(timelines, lanes, windows, strict=True)
         )
         return sum(bars) > MOST_BARS
 
@@ -318,8 +319,8 @@ def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: floa
         showlegend=EXPOSED_TITLE not in seen,
         marker={"color": EXPOSED, "line": {"color": EXPOSED, "width": 1}, "pattern": _hatched("/", EXPOSED)},
         customdata=[
-            f"{EXPOSED_TITLE}<br>{seconds(one)}, from {seconds(start)}"
-            for one, start in zip(length, exposed[:, 0], strict=True)
+            f"{EXPOSED_TITLE}<br>{seconds(duration)}, from {seconds(start)}"
+            for duration, start in zip(length, exposed[:, 0], strict=True)
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )

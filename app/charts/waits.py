@@ -19,7 +19,7 @@ def by_gpu(waits: pd.DataFrame, names: tuple[str, ...]) -> go.Figure:
     times = waits.groupby("gpu")["seconds"].sum().sort_values(ascending=False)
     worst, whole = int(times.index[0]), times.sum() or 1.0
     title = f"{plain(names[worst])} holds the others up for {share(times.iloc[0] / whole)} of the time"
-    return _bars(waits, "gpu", {int(one): plain(names[one]) for one in times.index[:MOST]}, worst, title, "")
+    return _bars(waits, "gpu", {int(gpu): plain(names[gpu]) for gpu in times.index[:MOST]}, worst, title, "")
 
 
 def by_layer(waits: pd.DataFrame) -> go.Figure:
@@ -28,7 +28,7 @@ def by_layer(waits: pd.DataFrame) -> go.Figure:
     worst, mean = int(times.idxmax()), times.mean() or 1.0
     longest = times.sort_values(ascending=False).index[:MOST]
     title = f"Layer {worst} is longest: {seconds(times[worst])}, {times[worst] / mean:.2f}× mean"
-    names = {int(one): f"layer {one}" for one in sorted(longest)}
+    names = {int(layer): f"layer {layer}" for layer in sorted(longest)}
     return _bars(waits, "layer", names, worst, title, "MoE layer")
 
 
@@ -52,7 +52,7 @@ def _bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title
                     "color": KIND_COLOURS[kind],
                     "pattern": {"shape": "/" if model else "", "size": 6, "solidity": 0.35},
                 },
-                customdata=np.array([seconds(one) for one in times]),
+                customdata=np.array([seconds(time) for time in times]),
                 hovertemplate=f"%{{y}}<br>{name}<br>%{{customdata}}<extra></extra>",
             )
     figure.add_annotation(

@@ -45,11 +45,11 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
                 name = _short(case.name)
                 rows.append((name if case.after is None else f"{name}, {said}", outlook, said == "now"))
                 places.append(len(places) + 0.5 * turn)
-    factor, unit = scale_of(max(one.total for _, one, _ in rows), TIME)
+    factor, unit = scale_of(max(outlook.total for _, outlook, _ in rows), TIME)
     figure = go.Figure()
-    for key in dict.fromkeys(key for _, one, _ in rows for key in one.parts):
+    for key in dict.fromkeys(key for _, outlook, _ in rows for key in outlook.parts):
         title, colour, pattern = _style(key)
-        values = np.array([one.parts.get(key, 0.0) for _, one, _ in rows])
+        values = np.array([outlook.parts.get(key, 0.0) for _, outlook, _ in rows])
         figure.add_bar(
             x=values / factor,
             y=places,
@@ -63,34 +63,36 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
                 "pattern": {"shape": pattern, "size": 6, "fillmode": "overlay"},
             },
             customdata=[
-                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (one.total or 1))}"
-                for (name, one, _), value in zip(rows, values, strict=True)
+                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (outlook.total or 1))}"
+                for (name, outlook, _), value in zip(rows, values, strict=True)
             ],
             hovertemplate="%{customdata}<extra></extra>",
         )
     ends = [(place - 0.46, place + 0.46, None) for place in places]
     figure.add_scatter(
         x=[
-            None if end is None else one.bound / factor
-            for (_, one, _), three in zip(rows, ends, strict=True)
-            for end in three
+            None if end is None else outlook.bound / factor
+            for (_, outlook, _), span in zip(rows, ends, strict=True)
+            for end in span
         ],
-        y=[end for three in ends for end in three],
+        y=[end for span in ends for end in span],
         mode="lines",
         name="bound of its placement",
         line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
         hoverinfo="skip",
     )
     figure.add_scatter(
-        x=[one.total / factor for _, one, _ in rows],
+        x=[outlook.total / factor for _, outlook, _ in rows],
         y=places,
         mode="text",
         showlegend=False,
         hoverinfo="skip",
-        text=[f" {seconds(one.total)}{beside}" for (_, one, _), beside in zip(rows, _besides(cases), strict=True)],
+        text=[
+            f" {seconds(outlook.total)}{beside}" for (_, outlook, _), beside in zip(rows, _besides(cases), strict=True)
+        ],
         textposition="middle right",
     )
-    longest = max(one.total for _, one, _ in rows) / factor or 1.0
+    longest = max(outlook.total for _, outlook, _ in rows) / factor or 1.0
     said = f"; changed: {plain(change)}" if cases[0].after else ""
     figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){said}", range=[0, longest * 1.3])
     figure.update_yaxes(
@@ -107,15 +109,15 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
 def _besides(cases: Sequence[Case]) -> list[str]:
     """What stands behind the time of every row: a plan after the change beside itself now, one made for the change beside
     the first plan after it."""
-    found = []
+    labels = []
     for case in cases:
         beside = case.before or cases[0].after
         if case.before is not None:
-            found.append("")
+            labels.append("")
         if case.after is not None:
             what = "of now" if case.before is not None else f"of {plain(_short(cases[0].name))}, changed"
-            found.append(f" · {ratio(case.after.total / beside.total)} {what}" if beside.total else "")
-    return found
+            labels.append(f" · {ratio(case.after.total / beside.total)} {what}" if beside.total else "")
+    return labels
 
 
 def finding(cases: Sequence[Case]) -> str:
@@ -142,7 +144,9 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
     overlaps: whether a GPU may do both at once, so that the two stand side by side rather than on each other.
     """
     shown, before = case.shown, case.before if case.after is not None else None
-    factor, unit = scale_of(max(_highest(one, overlaps) for one in (shown, before) if one is not None), TIME)
+    factor, unit = scale_of(
+        max(_highest(outlook, overlaps) for outlook in (shown, before) if outlook is not None), TIME
+    )
     names = [plain(name) for name in shown.resources]
     short = [name.split(" · ")[0].removeprefix("GPU ") for name in names]
     across, every = np.arange(len(names)), -(-len(names) // 16)
@@ -203,7 +207,9 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
     """What every layer adds to the total: bars of the first case, outlined as things are now, and a line of the second."""
     mine = cases[0]
     shown = mine.shown.layers
-    factor, unit = scale_of(max(one.layers.max() for case in cases for one in (case.before, case.after) if one), TIME)
+    factor, unit = scale_of(
+        max(outlook.layers.max() for case in cases for outlook in (case.before, case.after) if outlook), TIME
+    )
     across = np.arange(len(shown))
     figure = go.Figure()
     if mine.after is not None:
@@ -245,7 +251,9 @@ def per_kind(case: Case) -> go.Figure:
     """How long every kind of event of a training step runs, outlined as things are now."""
     shown, before = case.shown, case.before if case.after is not None else None
     keys = [key for key in KIND_TITLES if key in shown.kinds]
-    factor, unit = scale_of(max(max(one.kinds.values()) for one in (shown, before) if one is not None), TIME)
+    factor, unit = scale_of(
+        max(max(outlook.kinds.values()) for outlook in (shown, before) if outlook is not None), TIME
+    )
     titles = [KIND_TITLES[key].replace(" ", "<br>", 1) for key in keys]
     figure = go.Figure()
     if before is not None:

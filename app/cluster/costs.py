@@ -38,8 +38,9 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
             at = next(
                 (
                     place
-                    for place, one in enumerate(known.values())
-                    if one["source"] == part["source"] and (one == part or part["source"] in ("datasheet", "silicon"))
+                    for place, source in enumerate(known.values())
+                    if source["source"] == part["source"]
+                    and (source == part or part["source"] in ("datasheet", "silicon"))
                 ),
                 0,
             )
@@ -48,16 +49,16 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
             )
             wanted.append(known[chosen])
     _upload()
-    made = (
+    costs = (
         wanted[0] if wanted[0] == wanted[1] else {"source": "combined", "computation": wanted[0], "network": wanted[1]}
     )
     try:
-        cost = choice.from_dict(made)
+        cost = choice.from_dict(costs)
         reason = choice.why_not(cost, cluster, model)
     except InputError as error:
         reason = str(error)
     if reason is not None:
-        if made == now:
+        if costs == now:
             st.error(f"The costs in use cannot time this cluster and model: {plain(reason)}.", icon=":material/error:")
             st.button(
                 "Use the datasheet costs",
@@ -67,8 +68,8 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
             )
         else:
             st.error(f"Refused: {plain(reason)}. In use stays: {plain(choice.short(now))}.", icon=":material/error:")
-    elif made != now:
-        state.open_cost(made)
+    elif costs != now:
+        state.open_cost(costs)
         st.rerun()
     try:
         st.caption(f"In use: {plain(choice.from_dict(state.cost()).source)}")
@@ -87,13 +88,13 @@ def _upload() -> None:
     if file and state.first_time(file.file_id):
         try:
             with uploads.as_file(file.name, file.getvalue()) as path:
-                found = formats.read_costs(path)
+                profile = formats.read_costs(path)
         except InputError as error:
             state.complain(file.file_id, str(error))
         else:
-            cost = AlphaBeta(found) if isinstance(found, CostProfile) else Profiled(found)
-            state.add_cost_source(found.name, choice.to_dict(cost))
-            state.notice(f"read {found.name}: choose it for computation or for the network")
+            cost = AlphaBeta(profile) if isinstance(profile, CostProfile) else Profiled(profile)
+            state.add_cost_source(profile.name, choice.to_dict(cost))
+            state.notice(f"read {profile.name}: choose it for computation or for the network")
             st.rerun()
     for complaint in state.complaints([file.file_id] if file else []):
         st.error(plain(complaint), icon=":material/error:")

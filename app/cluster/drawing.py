@@ -87,9 +87,10 @@ def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overla
         parts.append((problem.second, plan.placement_b))
     chosen = slice(None) if layer is None else slice(layer, layer + 1)
     served = sum(
-        np.einsum("le,leg->g", one.demand.sum(axis=1)[chosen], placement.share[chosen]) for one, placement in parts
+        np.einsum("le,leg->g", model_problem.demand.sum(axis=1)[chosen], placement.share[chosen])
+        for model_problem, placement in parts
     )
-    traffic = sum(one.traffic(placement)[chosen].sum(axis=0) for one, placement in parts)
+    traffic = sum(model_problem.traffic(placement)[chosen].sum(axis=0) for model_problem, placement in parts)
     tokens = served / served.sum() if served.sum() else served
     gpus = []
     for gpu, part in enumerate(tokens):

@@ -33,13 +33,13 @@ def show(cluster: Cluster, model: MoEModel | None) -> None:
         _watch()
         widgets.other_jobs(KIND, [state.study_job(KIND) or ""], lambda id: state.set_study_job(KIND, id))
         if (job := _job()) and job.state is State.DONE:
-            _found(job, cluster, model)
+            _show_result(job, cluster, model)
 
 
 def _job() -> Job | None:
     """The newest calibration of this session, if the data folder still has it."""
-    found = cached.jobs([id]) if (id := state.study_job(KIND)) else []
-    return found[0] if found else None
+    jobs = cached.jobs([id]) if (id := state.study_job(KIND)) else []
+    return jobs[0] if jobs else None
 
 
 def _start(devices: Devices) -> None:
@@ -87,22 +87,22 @@ def _watch() -> None:
             st.rerun()
 
 
-def _found(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
+def _show_result(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
     result = job.result
-    made = Calibration.from_dict(result["calibration"], "calibration")
-    rows = [{name.capitalize(): cell for name, cell in row.items()} for row in table_of(made)]
+    calibration = Calibration.from_dict(result["calibration"], "calibration")
+    rows = [{name.capitalize(): cell for name, cell in row.items()} for row in table_of(calibration)]
     st.dataframe(rows, hide_index=True, key="calibration-fits")
-    for one in result["held_out"]:
+    for held_out in result["held_out"]:
         st.markdown(
-            f"{one['shapes']} held-out shapes, {one['dtype']} on {plain(one['gpu'])}: mean error "
-            f"**{units.share(one['mean'])}**, worst {units.share(one['worst'])}."
+            f"{held_out['shapes']} held-out shapes, {held_out['dtype']} on {plain(held_out['gpu'])}: mean error "
+            f"**{units.share(held_out['mean'])}**, worst {units.share(held_out['worst'])}."
         )
     st.caption(plain(result["origin"]))
     with st.container(horizontal=True):
         wanted = st.button("Use it", type="primary", icon=":material/check:", key="use-calibration")
         st.download_button(
             "Save as JSON",
-            made.to_json(),
+            calibration.to_json(),
             "profile.json",
             "application/json",
             icon=":material/download:",
@@ -112,20 +112,20 @@ def _found(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
     if not wanted:
         return
     try:
-        cost = usable(made, cluster, model)
+        cost = usable(calibration, cluster, model)
     except InputError as error:
         st.error(f"It cannot be used: {plain(str(error))}.", icon=":material/error:")
     else:
-        state.add_cost_source(made.measured.name, choice.to_dict(Profiled(made.measured)))
+        state.add_cost_source(calibration.measured.name, choice.to_dict(Profiled(calibration.measured)))
         state.open_cost(choice.to_dict(cost))
         state.notice(f"times come from {choice.short(state.cost())}")
         st.rerun()
 
 
-def usable(made: Calibration, cluster: Cluster, model: MoEModel | None) -> CostModel:
+def usable(calibration: Calibration, cluster: Cluster, model: MoEModel | None) -> CostModel:
     """The calibration as costs of the cluster; what it does not have of computation or network is the datasheet's. Raises
     InputError when it has neither."""
-    measured = Profiled(made.measured)
+    measured = Profiled(calibration.measured)
     lacks = [why for why in (measured.lacks_computation(cluster), measured.lacks_network(cluster)) if why]
     if len(lacks) == 2:
         raise InputError("; ".join(lacks))

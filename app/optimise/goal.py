@@ -62,7 +62,7 @@ def _choose_second() -> None:
         "Second model's recording",
         options,
         index,
-        lambda one: names[options.index(one)],
+        lambda option: names[options.index(option)],
         placeholder="Choose the recording of the second model",
         width=420,
         key=f"second-{state.second()}",
@@ -96,7 +96,9 @@ def choose_context(problem: Problem) -> None:
             continue
         if digest != state.workload_digest():
             fitting[digest] = name
-    plans = {id: one.plan for id, one in cached.candidates().items() if one.plan.goal is Goal.INFERENCE}
+    plans = {
+        id: candidate.plan for id, candidate in cached.candidates().items() if candidate.plan.goal is Goal.INFERENCE
+    }
     left, right = st.columns(2)
     with left:
         chosen = _choose_others(fitting)

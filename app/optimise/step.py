@@ -156,7 +156,7 @@ def _fitting_recording() -> str | None:
 def summary(problem: Problem) -> None:
     """What the step comes to, and its operators as a file."""
     graph, placement = _operators(problem), linear_placement(problem)
-    sent = max((one.sent for one in graph.of_phase("forward") if one.network), default=0.0)
+    sent = max((operator.sent for operator in graph.of_phase("forward") if operator.network), default=0.0)
     if problem.graph is None:
         sent = float(route(problem, placement, irregular=False).traffic.sum(axis=2).max())
     held = step_state_bytes(problem, placement)

@@ -79,37 +79,37 @@ def front(problem: Problem) -> None:
     beside = st.selectbox(
         "Scored on as well",
         [None, *recordings],
-        format_func=lambda one: "—" if one is None else recordings[one],
+        format_func=lambda digest: "—" if digest is None else recordings[digest],
         width=320,
         help="The same placements on a recording that they were not made from.",
     )
 
     def show(result: dict[str, Any]) -> None:
-        found = result["candidates"]
-        if not found:
+        candidates = result["candidates"]
+        if not candidates:
             return
         known = cached.candidates()
-        found = [one for one in found if one["plan_id"] in known]
-        plans = [known[one["plan_id"]].plan for one in found]
+        candidates = [candidate for candidate in candidates if candidate["plan_id"] in known]
+        plans = [known[candidate["plan_id"]].plan for candidate in candidates]
         points = [
             {
-                "kept_share": one["kept_share"],
-                "balancedness": one["balancedness"],
-                "weight": one["weight"],
-                "seconds": one["metrics"]["total"],
+                "kept_share": candidate["kept_share"],
+                "balancedness": candidate["balancedness"],
+                "weight": candidate["weight"],
+                "seconds": candidate["metrics"]["total"],
             }
-            for one in found
+            for candidate in candidates
         ]
         elsewhere = _scores(plans, beside) if beside else None
         widgets.chart(charts.front(points, _other_plans(problem), elsewhere, recordings.get(beside, "")), "front")
-        order = sorted(range(len(found)), key=lambda one: points[one]["kept_share"])
+        order = sorted(range(len(candidates)), key=lambda index: points[index]["kept_share"])
         names = {
-            one: f"{units.share(points[one]['kept_share'])} kept, balancedness {points[one]['balancedness']:.3f}, "
-            f"{units.seconds(points[one]['seconds'])}"
-            for one in order
+            index: f"{units.share(points[index]['kept_share'])} kept, balancedness {points[index]['balancedness']:.3f}, "
+            f"{units.seconds(points[index]['seconds'])}"
+            for index in order
         }
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            chosen = st.selectbox("A point of the front", order, format_func=lambda one: names[one], width=420)
+            chosen = st.selectbox("A point of the front", order, format_func=lambda index: names[index], width=420)
             if st.button("Open this plan", icon=":material/route:"):
                 state.open_plan(plans[chosen].id)
                 st.rerun()
@@ -158,12 +158,14 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         system = st.selectbox(
             "System",
-            [one.name for one in SYSTEMS.values() if 1 in one.models],
+            [system.name for system in SYSTEMS.values() if 1 in system.models],
             0,
-            lambda one: SYSTEMS[one].title,
+            lambda name: SYSTEMS[name].title,
             width=240,
         )
-        chosen = st.multiselect("Recordings", list(names), list(names), format_func=lambda one: names[one], width=420)
+        chosen = st.multiselect(
+            "Recordings", list(names), list(names), format_func=lambda digest: names[digest], width=420
+        )
         if st.button("Score", icon=":material/play_arrow:", type="primary", disabled=len(chosen) < 2):
             run("matrix", problem, {"system": system, "options": options.get(system, {}), "recordings": chosen})
     what = (
@@ -171,7 +173,7 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
             "Score",
             list(charts.SCORES),
             default="seconds",
-            format_func=lambda one: charts.SCORES[one],
+            format_func=lambda score: charts.SCORES[score],
             label_visibility="collapsed",
         )
         or "seconds"
@@ -204,7 +206,7 @@ def lina(problem: Problem) -> None:
             "Learn from",
             [None, *recordings],
             width=260,
-            format_func=lambda one: "first half (serve the second)" if one is None else recordings[one],
+            format_func=lambda digest: "first half (serve the second)" if digest is None else recordings[digest],
         )
         lengths = st.multiselect("Path lengths", [1, 2, 3, 4, 5, 6], [1, 3, 6], width=220)
         batch = st.number_input("Recorded tokens a batch", 16, 10**6, 1024, width=190)
@@ -244,7 +246,7 @@ def lina(problem: Problem) -> None:
                 "Times",
                 list(charts.TIMES),
                 default="inference",
-                format_func=lambda one: charts.TIMES[one],
+                format_func=lambda kind: charts.TIMES[kind],
                 label_visibility="collapsed",
             )
             or "inference"
@@ -258,17 +260,17 @@ def lina(problem: Problem) -> None:
             pd.DataFrame(
                 [
                     {
-                        "Path length": one["options"]["path_length"],
-                        "Right (set)": units.share(one["accuracy"]),
-                        "Right (in order)": units.share(one["accuracy_in_order"]),
-                        "Tuned again": units.share(one["fine_tuning_rate"]),
+                        "Path length": run["options"]["path_length"],
+                        "Right (set)": units.share(run["accuracy"]),
+                        "Right (in order)": units.share(run["accuracy_in_order"]),
+                        "Tuned again": units.share(run["fine_tuning_rate"]),
                         **{
-                            f"{title}, {end}": f"{one['figures'][scheme][f'{key}_{what}']:.3g}×"
+                            f"{title}, {end}": f"{run['figures'][scheme][f'{key}_{what}']:.3g}×"
                             for scheme, (title, _, _) in charts.SCHEMES.items()
                             for key, end in (("median", "median"), ("tail", "95 %"))
                         },
                     }
-                    for one in runs
+                    for run in runs
                 ]
             ),
             hide_index=True,
@@ -293,8 +295,8 @@ def lina(problem: Problem) -> None:
                 [
                     {"Layer": layer}
                     | {
-                        f"{turn + 1}.": f"expert {expert} · {units.share(one)}"
-                        for turn, (expert, one) in enumerate(zip(experts, parts, strict=True))
+                        f"{turn + 1}.": f"expert {expert} · {units.share(popularity)}"
+                        for turn, (expert, popularity) in enumerate(zip(experts, parts, strict=True))
                     }
                     for layer, (experts, parts) in enumerate(zip(order.tolist(), part.tolist(), strict=True))
                 ]

@@ -55,7 +55,7 @@ def show(saved: SavedPlan, review: Review | None) -> None:
 
 def merged(review: Review) -> list[Comment | Decision]:
     """Everything that was said, oldest first."""
-    return sorted((*review.comments, *review.decisions), key=lambda one: one.at)
+    return sorted((*review.comments, *review.decisions), key=lambda entry: entry.at)
 
 
 def _history(review: Review) -> None:
@@ -72,23 +72,23 @@ def _history(review: Review) -> None:
             st.caption("Nobody has said anything yet.")
             return
         with st.container(border=True):
-            for one in merged(now):
-                _line(one)
+            for entry in merged(now):
+                _entry(entry)
 
     newest()
 
 
-def _line(one: Comment | Decision) -> None:
+def _entry(entry: Comment | Decision) -> None:
     left, right = st.columns([2, 7], gap="small")
     with left:
-        st.markdown(f"**{plain(one.by)}**  \n:small[{widgets.describe_time(one.at)}]")
+        st.markdown(f"**{plain(entry.by)}**  \n:small[{widgets.describe_time(entry.at)}]")
     with right:
-        if isinstance(one, Comment):
-            st.text(one.text)
+        if isinstance(entry, Comment):
+            st.text(entry.text)
             return
-        st.markdown(f"{DID_ICON[one.verdict]} {DID[one.verdict]}")
-        if one.reason:
-            st.text(one.reason)
+        st.markdown(f"{DID_ICON[entry.verdict]} {DID[entry.verdict]}")
+        if entry.reason:
+            st.text(entry.reason)
 
 
 def _ask(saved: SavedPlan) -> None:

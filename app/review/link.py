@@ -45,10 +45,10 @@ def _find(plan: str, review: str) -> SavedPlan:
         if saved.plan == plan:
             return saved
         raise InputError("this link names a plan and the review of another one; ask for it again")
-    found = records.saves_of(store.db(), [plan])
-    if not found:
+    saves = records.saves_of(store.db(), [plan])
+    if not saves:
         raise InputError(f"there is no saved plan {plan[:12]!r}; the link may be of another database")
-    return found[0]
+    return saves[0]
 
 
 def open_in_session(saved: SavedPlan) -> str | None:

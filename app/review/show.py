@@ -214,7 +214,7 @@ def _family(saved: SavedPlan) -> None:
         ("Derived plans", records.children(store.db(), saved.plan)),
     ]
     for label, ids in kin:
-        known = {one.plan: one for one in records.saves_of(store.db(), ids)}
+        known = {saved_plan.plan: saved_plan for saved_plan in records.saves_of(store.db(), ids)}
         if not ids:
             continue
         with st.container(horizontal=True, vertical_alignment="center"):

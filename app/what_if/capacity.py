@@ -57,7 +57,7 @@ def capacity(problem: Problem) -> None:
             "Planned by",
             list(systems),
             list(systems).index("aurora"),
-            lambda one: systems[one].title,
+            lambda name: systems[name].title,
             width=210,
             key="what-if-system",
         )
@@ -90,14 +90,14 @@ def capacity(problem: Problem) -> None:
         widgets.chart(charts.capacity(points, target, complete), "what-if-capacity")
         st.caption(honestly(points, target, result, complete))
         st.dataframe(as_text(points, target), hide_index=True)
-        found = smallest(points, target)
+        fewest = smallest(points, target)
         with st.container(horizontal=True, vertical_alignment="center"):
-            if found and st.button(
-                f"Open the cluster of {found.gpus} GPUs", icon=":material/dns:", key="what-if-grown"
+            if fewest and st.button(
+                f"Open the cluster of {fewest.gpus} GPUs", icon=":material/dns:", key="what-if-grown"
             ):
                 nodes = parts.get(result["title"])
                 if nodes is not None:
-                    state.open_cluster(grown(problem.cluster, nodes, found.parts))
+                    state.open_cluster(grown(problem.cluster, nodes, fewest.parts))
                     st.rerun(scope="app")
             jobs.download(points, "capacity")
 
@@ -112,10 +112,10 @@ def capacity(problem: Problem) -> None:
 
 def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any], complete: bool) -> str:
     """What the search has shown and what it has not."""
-    found, parts = smallest(points, target), [f"Planned by {plain(SYSTEMS[result['system']].title)}, simulated."]
-    smaller = [point for point in points if found is not None and point.gpus < found.gpus]
-    if found is not None and smaller:
-        open_ = [one.gpus for one in smaller if not one.cannot_meet(target)]
+    fewest, parts = smallest(points, target), [f"Planned by {plain(SYSTEMS[result['system']].title)}, simulated."]
+    smaller = [point for point in points if fewest is not None and point.gpus < fewest.gpus]
+    if fewest is not None and smaller:
+        open_ = [point.gpus for point in smaller if not point.cannot_meet(target)]
         parts.append(
             "No smaller size can, as long as GPUs hold as many experts each and none twice: its bound lies above the target "
             "or its experts do not fit."
@@ -124,13 +124,13 @@ def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any],
             "leaves room for a better one."
         )
     again = [
-        point.gpus for point in points if found is not None and point.gpus > found.gpus and not point.meets(target)
+        point.gpus for point in points if fewest is not None and point.gpus > fewest.gpus and not point.meets(target)
     ]
     if again:
         parts.append(f"More is not always enough: with {', '.join(map(str, again))} GPUs the target is missed again.")
-    elif found is not None and complete:
+    elif fewest is not None and complete:
         parts.append("The sizes after it that were tried meet it too; larger ones were not tried.")
-    if found is None and complete:
+    if fewest is None and complete:
         parts.append("Replicas of experts, another model parallelism or other GPUs were not tried.")
     parts.append(f"The same tokens on every size. Costs: {plain(result['cost_source'])}.")
     return " ".join(parts)
@@ -140,12 +140,12 @@ def as_text(points: list[CapacityPoint], target: float) -> pd.DataFrame:
     """The sizes tried, as text with units."""
     factor, unit = units.scale_of(max([target, *(point.total or 0.0 for point in points)]), units.TIME)
 
-    def state_of(one: CapacityPoint) -> str:
-        if one.total is None:
-            return one.refused
-        if one.meets(target):
+    def state_of(point: CapacityPoint) -> str:
+        if point.total is None:
+            return point.refused
+        if point.meets(target):
             return "meets the target"
-        return "cannot: its bound is above the target" if one.cannot_meet(target) else "misses the target"
+        return "cannot: its bound is above the target" if point.cannot_meet(target) else "misses the target"
 
     return pd.DataFrame(
         {

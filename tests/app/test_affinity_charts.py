@@ -121,13 +121,13 @@ def moved(kept: tuple, names: tuple[str, ...] = ("one", "<b>two</b>")) -> OutOfD
 
 
 def test_the_matrix_shows_every_number_in_every_view() -> None:
-    found = moved(((0.4, 0.2), (0.3, 0.25)))
-    shown = study_charts.out_of_distribution(found)
+    study = moved(((0.4, 0.2), (0.3, 0.25)))
+    shown = study_charts.out_of_distribution(study)
     assert shown.data[1].text == ("40 %", "20 %", "30 %", "25 %", "10 %", "10 %")
     assert shown.layout.title.text == "Plans from elsewhere keep 0.75× to 0.8× the own plan's"
     assert "<b>" not in str(shown.to_dict())
-    assert study_charts.out_of_distribution(found, "own").data[1].text == ("1.000", "0.800", "0.750", "1.000")
-    assert study_charts.out_of_distribution(found, "row").data[1].text == ("1.000", "0.500", "1.200", "1.000")
+    assert study_charts.out_of_distribution(study, "own").data[1].text == ("1.000", "0.800", "0.750", "1.000")
+    assert study_charts.out_of_distribution(study, "row").data[1].text == ("1.000", "0.500", "1.200", "1.000")
     same = moved(((0.4, 0.2), (0.4, 0.2)))
     assert "holds everywhere" in study_charts.out_of_distribution(same).layout.title.text
 

@@ -70,7 +70,7 @@ def test_a_page_with_the_sample_and_a_training_step(app: AppTest, page: str) -> 
     app.run()
     visit(app, page)
     assert not app.error
-    assert any("training step: 12 × 128 tokens on each GPU" in one.value for one in app.caption)
+    assert any("training step: 12 × 128 tokens on each GPU" in caption.value for caption in app.caption)
 
 
 def test_the_pages_of_a_finished_plan(app: AppTest) -> None:
@@ -117,7 +117,7 @@ def test_what_a_page_cannot_use_is_said_in_a_line(app: AppTest, monkeypatch: pyt
     open_sample(app)
     monkeypatch.setattr(header, "show", refuse)
     visit(app, "timeline")
-    assert [one.value for one in app.error] == [plain("not <b>this</b>")]
+    assert [error.value for error in app.error] == [plain("not <b>this</b>")]
 
 
 @pytest.mark.usefixtures("warm_python")
