@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import cached, header, state, widgets
-from app.optimise import goal, step, studies
+from app.optimise import goal, lina, step, studies
 from app.optimise import table as plan_table
 from app.text import plain
 from engine import units
@@ -110,7 +110,7 @@ if view == "Plan on A, score on B":
     studies.matrix(problem, options)
     st.stop()
 if view == "Lina at run time":
-    studies.lina(problem)
+    lina.panel(problem)
     st.stop()
 
 table = plan_table.rows(problem)
