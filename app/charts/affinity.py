@@ -66,6 +66,14 @@ def heatmap(
     )
     _axis(figure.update_xaxes, f"expert of layer {last}", columns, None if gpus is None else gpus[1])
     _axis(figure.update_yaxes, f"expert of layer {first}", rows, None if gpus is None else gpus[0])
+    _make_square(figure, experts)
+    if gpus is not None:
+        _draw_blocks(figure, *gpus)
+    return finish(figure, _heatmap_title(counts, chance, layers, probability, unit, kept), 780)
+
+
+def _make_square(figure: go.Figure, experts: int) -> None:
+    """Cells as wide as high, the first row on top."""
     figure.update_xaxes(
         constrain="domain", constraintoward="right", range=[-0.5, experts - 0.5], showgrid=False, zeroline=False
     )
@@ -77,9 +85,6 @@ def heatmap(
         showgrid=False,
         zeroline=False,
     )
-    if gpus is not None:
-        _draw_blocks(figure, *gpus)
-    return finish(figure, _heatmap_title(counts, chance, layers, probability, unit, kept), 780)
 
 
 def _axis(update, title: str, order: np.ndarray, gpu: np.ndarray | None) -> None:
@@ -170,12 +175,7 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
     np.add.at(through[0], (layer, here), value)
     np.add.at(through[1], (layer + 1, there), value)
     through = through.max(axis=0)
-    nodes = [
-        (at, expert)
-        for at in range(layers)
-        for expert in np.lexsort((range(experts), gpu_of_expert[at]))
-        if through[at, expert] > 0
-    ]
+    nodes = _nodes(through, gpu_of_expert)
     number = {node: index for index, node in enumerate(nodes)}
     columns = through.sum(axis=1)
     gpus = int(gpu_of_expert.max()) + 1
@@ -208,6 +208,25 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
             },
         )
     )
+    _name_layers(figure, layers, first)
+    paths = np.count_nonzero(counts)
+    which = f"{len(value)} strongest of {paths:,}" if len(value) < paths else f"All {paths}"
+    title = f"{which} paths: {share(value[stays].sum() / value.sum())} of hops stay"
+    return finish(figure, title, 440, top=64)
+
+
+def _nodes(through: np.ndarray, gpu_of_expert: np.ndarray) -> list[tuple[int, int]]:
+    """(layer, expert) of every expert with a path through it, those of one GPU next to each other."""
+    layers, experts = through.shape
+    return [
+        (at, expert)
+        for at in range(layers)
+        for expert in np.lexsort((range(experts), gpu_of_expert[at]))
+        if through[at, expert] > 0
+    ]
+
+
+def _name_layers(figure: go.Figure, layers: int, first: int) -> None:
     for at in range(layers):
         figure.add_annotation(
             x=at / (layers - 1),
@@ -218,10 +237,6 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
             font={"size": 12},
             xanchor="left" if at == 0 else "right" if at == layers - 1 else "center",
         )
-    paths = np.count_nonzero(counts)
-    which = f"{len(value)} strongest of {paths:,}" if len(value) < paths else f"All {paths}"
-    title = f"{which} paths: {share(value[stays].sum() / value.sum())} of hops stay"
-    return finish(figure, title, 440, top=64)
 
 
 def _heights(nodes: list[tuple[int, int]], through: np.ndarray) -> list[float]:

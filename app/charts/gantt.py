@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, finish, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, finish, legend_above, plain
 from engine.simulate.waits import last_of_steps
 from engine.timeline import KINDS, Timeline
 from engine.units import TIME, scale_of, seconds, size
@@ -66,20 +66,7 @@ def gantt(
     second_row = 26 * any((events["model"] > 0).any() for events in parts.values())
     height = max(170, 26 * lanes + 60) * len(parts) + 110 + second_row
     return finish(
-        figure,
-        title,
-        height,
-        barmode="overlay",
-        bargap=0.1,
-        top=84 + second_row,
-        legend={
-            "orientation": "h",
-            "yref": "container",
-            "y": 1 - 34 / height,
-            "yanchor": "top",
-            "x": 0,
-            "xanchor": "left",
-        },
+        figure, title, height, barmode="overlay", bargap=0.1, top=84 + second_row, legend=legend_above(height)
     )
 
 

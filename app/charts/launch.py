@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, NEUTRAL, TEAL, finish, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, NEUTRAL, TEAL, finish, legend_above, plain
 from engine.units import TIME, digits, ratio, scale_of, seconds
 
 BESIDE = "left bars predicted, right bars measured"
@@ -79,44 +79,12 @@ def totals(
     """Of every plan the predicted time, outlined, and the median of its timed passes, solid, with the fastest and the slowest
     pass as whiskers. Seconds."""
     medians = np.array([np.median(times) for times in passes])
-    lows, highs = np.array([min(times) for times in passes]), np.array([max(times) for times in passes])
+    highs = np.array([max(times) for times in passes])
     factor, unit = scale_of(float(max(highs.max(), max(predicted))), TIME)
     places = np.arange(len(names))
     figure = go.Figure()
-    figure.add_bar(
-        x=np.array(predicted) / factor,
-        y=places - 0.19,
-        width=0.34,
-        orientation="h",
-        name="Predicted",
-        marker={"color": faint(TEAL), "line": {"color": TEAL, "width": 1.5}},
-        customdata=[
-            f"{plain(name)}<br>predicted {seconds(value)}" for name, value in zip(names, predicted, strict=True)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
-    )
-    figure.add_bar(
-        x=medians / factor,
-        y=places + 0.19,
-        width=0.34,
-        orientation="h",
-        name="Measured, median pass",
-        marker={"color": TEAL, "line": {"color": TEAL, "width": 1.5}},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": (highs - medians) / factor,
-            "arrayminus": (medians - lows) / factor,
-            "color": NEUTRAL,
-            "thickness": 2,
-            "width": 6,
-        },
-        customdata=[
-            f"{plain(name)}<br>measured {seconds(middle)}, passes {seconds(low)} to {seconds(high)}"
-            for name, middle, low, high in zip(names, medians, lows, highs, strict=True)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
-    )
+    _add_predicted(figure, names, predicted, factor)
+    _add_measured(figure, names, passes, factor)
     ends = np.maximum(highs, np.array(predicted)) / factor
     figure.add_scatter(
         x=ends,
@@ -141,20 +109,47 @@ def totals(
         zeroline=False,
     )
     height = 130 + 52 * len(names)
-    return finish(
-        figure,
-        title,
-        height,
-        top=70,
-        barmode="overlay",
-        legend={
-            "orientation": "h",
-            "yref": "container",
-            "y": 1 - 34 / height,
-            "yanchor": "top",
-            "x": 0,
-            "xanchor": "left",
+    return finish(figure, title, height, top=70, barmode="overlay", legend=legend_above(height))
+
+
+def _add_predicted(figure: go.Figure, names: Sequence[str], predicted: Sequence[float], factor: float) -> None:
+    figure.add_bar(
+        x=np.array(predicted) / factor,
+        y=np.arange(len(names)) - 0.19,
+        width=0.34,
+        orientation="h",
+        name="Predicted",
+        marker={"color": faint(TEAL), "line": {"color": TEAL, "width": 1.5}},
+        customdata=[
+            f"{plain(name)}<br>predicted {seconds(value)}" for name, value in zip(names, predicted, strict=True)
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+
+
+def _add_measured(figure: go.Figure, names: Sequence[str], passes: Sequence[Sequence[float]], factor: float) -> None:
+    medians, lows, highs = (np.array([pick(times) for times in passes]) for pick in (np.median, min, max))
+    figure.add_bar(
+        x=medians / factor,
+        y=np.arange(len(names)) + 0.19,
+        width=0.34,
+        orientation="h",
+        name="Measured, median pass",
+        marker={"color": TEAL, "line": {"color": TEAL, "width": 1.5}},
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": (highs - medians) / factor,
+            "arrayminus": (medians - lows) / factor,
+            "color": NEUTRAL,
+            "thickness": 2,
+            "width": 6,
         },
+        customdata=[
+            f"{plain(name)}<br>measured {seconds(median)}, passes {seconds(low)} to {seconds(high)}"
+            for name, median, low, high in zip(names, medians, lows, highs, strict=True)
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
     )
 
 

@@ -55,29 +55,9 @@ def front(
         hovertemplate="%{text}<extra></extra>",
     )
     if elsewhere:
-        figure.add_scatter(
-            x=[100 * kept_share for kept_share, _ in elsewhere],
-            y=[balancedness for _, balancedness in elsewhere],
-            mode="markers",
-            name=f"on {plain(where)}",
-            marker={"size": 11, "symbol": "circle-open", "color": MARK, "line": {"width": 2}},
-            hovertemplate=f"on {plain(where)}: %{{x:.0f}} % kept, balancedness %{{y:.3f}}<extra></extra>",
-        )
+        _add_elsewhere(figure, elsewhere, where)
     if others:
-        together: dict[tuple[float, float], list[str]] = {}
-        for name, (kept_share, balancedness) in others.items():
-            together.setdefault((round(100 * kept_share, 1), round(balancedness, 3)), []).append(plain(name))
-        figure.add_scatter(
-            x=[kept for kept, _ in together],
-            y=[balancedness for _, balancedness in together],
-            mode="markers+text",
-            name="other plans",
-            text=[", ".join(names) for names in together.values()],
-            textposition="top right",
-            textfont={"size": 11},
-            marker={"size": 10, "symbol": "diamond", "color": NEUTRAL},
-            hovertemplate="%{text}: %{x:.0f} % kept, balancedness %{y:.3f}<extra></extra>",
-        )
+        _add_others(figure, others)
     figure.update_xaxes(title="hops kept on their GPU, %")
     figure.update_yaxes(title="balancedness (mean / max GPU load)")
     title = "No placement has both"
@@ -88,6 +68,35 @@ def front(
             f"{share(best['kept_share'])} at {digits(best['balancedness'])}"
         )
     return finish(figure, title, 460, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"})
+
+
+def _add_elsewhere(figure: go.Figure, elsewhere: list[tuple[float, float]], where: str) -> None:
+    figure.add_scatter(
+        x=[100 * kept_share for kept_share, _ in elsewhere],
+        y=[balancedness for _, balancedness in elsewhere],
+        mode="markers",
+        name=f"on {plain(where)}",
+        marker={"size": 11, "symbol": "circle-open", "color": MARK, "line": {"width": 2}},
+        hovertemplate=f"on {plain(where)}: %{{x:.0f}} % kept, balancedness %{{y:.3f}}<extra></extra>",
+    )
+
+
+def _add_others(figure: go.Figure, others: dict[str, tuple[float, float]]) -> None:
+    """Other plans by name; those at the same point share a label."""
+    together: dict[tuple[float, float], list[str]] = {}
+    for name, (kept_share, balancedness) in others.items():
+        together.setdefault((round(100 * kept_share, 1), round(balancedness, 3)), []).append(plain(name))
+    figure.add_scatter(
+        x=[kept for kept, _ in together],
+        y=[balancedness for _, balancedness in together],
+        mode="markers+text",
+        name="other plans",
+        text=[", ".join(names) for names in together.values()],
+        textposition="top right",
+        textfont={"size": 11},
+        marker={"size": 10, "symbol": "diamond", "color": NEUTRAL},
+        hovertemplate="%{text}: %{x:.0f} % kept, balancedness %{y:.3f}<extra></extra>",
+    )
 
 
 def matrix(names: list[str], table: list[list[float | None]], what: str, dark: bool = False) -> go.Figure:

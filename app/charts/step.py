@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, NEUTRAL, TEAL, finish, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, NEUTRAL, TEAL, finish, legend_above, plain, strokes
 from engine.simulate.metrics import Metrics
 from engine.timeline import COMPUTE_KINDS, KINDS, Timeline
 from engine.units import TIME, scale_of, seconds, share, size
@@ -61,29 +61,8 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
             ],
             hovertemplate="%{customdata}<extra></extra>",
         )
-    bounds = [metrics.order_bound for metrics in figures]
-    ends = [(row - 0.42, row + 0.42, None) for row in place]
-    figure.add_scatter(
-        x=[None if end is None else bounds[row] / factor for row, three in enumerate(ends) for end in three],
-        y=[end for three in ends for end in three],
-        mode="lines",
-        name="Bound: any schedule of its placement",
-        line={"dash": "dash", "width": 1.5, "color": "#FFFFFF" if dark else "#16201F"},
-        hoverinfo="skip",
-    )
-    figure.add_scatter(
-        x=[metrics.total / factor for metrics in figures],
-        y=place,
-        mode="text",
-        showlegend=False,
-        hoverinfo="skip",
-        text=[f" {seconds(metrics.total)}, {share(metrics.order_gap)} above" for metrics in figures],
-        textposition="middle right",
-    )
-    said = " … ".join(dict.fromkeys(seconds(bound) for bound in (min(bounds), max(bounds))))
-    figure.add_annotation(
-        x=min(bounds) / factor, y=-0.5, yshift=8, text=f"bound {said}", showarrow=False, font={"size": 11}
-    )
+    _draw_bounds(figure, [metrics.order_bound for metrics in figures], factor, dark)
+    _write_times(figure, figures, factor)
     longest = max(metrics.total for metrics in figures) / factor
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest * 1.22])
     figure.update_yaxes(
@@ -105,6 +84,33 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
             "yanchor": "top",
             "traceorder": "normal",
         },
+    )
+
+
+def _draw_bounds(figure: go.Figure, bounds: list[float], factor: float, dark: bool) -> None:
+    """A dashed line through every bar, and the value above the first. bounds: seconds, a bar each."""
+    figure.add_scatter(
+        **strokes([bound / factor for bound in bounds], range(len(bounds)), 0.42),
+        mode="lines",
+        name="Bound: any schedule of its placement",
+        line={"dash": "dash", "width": 1.5, "color": "#FFFFFF" if dark else "#16201F"},
+        hoverinfo="skip",
+    )
+    text = " … ".join(dict.fromkeys(seconds(bound) for bound in (min(bounds), max(bounds))))
+    figure.add_annotation(
+        x=min(bounds) / factor, y=-0.5, yshift=8, text=f"bound {text}", showarrow=False, font={"size": 11}
+    )
+
+
+def _write_times(figure: go.Figure, figures: list[Metrics], factor: float) -> None:
+    figure.add_scatter(
+        x=[metrics.total / factor for metrics in figures],
+        y=np.arange(len(figures)),
+        mode="text",
+        showlegend=False,
+        hoverinfo="skip",
+        text=[f" {seconds(metrics.total)}, {share(metrics.order_gap)} above" for metrics in figures],
+        textposition="middle right",
     )
 
 
@@ -244,25 +250,19 @@ def step_gantt(
                 _write(figure, 0, y + NAME / 2, plain(names[lane]), 11, "left")
                 y += NAME
             own = part.events[part.events["resource"] == lane]
-            places = {
-                "exposed": y + THIN / 2,
-                "all-to-all": y + THIN + LANE / 2,
-                "all-reduce": y + THIN + 1.5 * LANE,
-                "compute": y + THIN + 2.5 * LANE,
-            }
+            places = _places(y)
             _draw_exposed(figure, exposed, places["exposed"], factor, seen)
             opacity = 1.0 if timelines[name].source == "measured" else 0.55
             _draw_lane(figure, own, exposed, places, factor, opacity, seen)
             ticks |= {place: what for what, place in places.items()}
             if backward is not None:
                 first = lane == part.lanes[0]
-                _upright(figure, backward / factor, top + TITLE if first else y, y + THIN + 3 * LANE, "dot")
-                if first:
-                    _write(figure, backward / factor, top + TITLE - 0.16, "forward | backward", 11, "center")
+                text = "forward | backward" if first else ""
+                _mark(figure, backward / factor, top + TITLE if first else y, y + THIN + 3 * LANE, "dot", text)
             y += THIN + 3 * LANE + GAP
         if bounds and name in bounds:
-            _upright(figure, bounds[name] / factor, top + TITLE, y - GAP, "dash")
-            _write(figure, bounds[name] / factor, top + TITLE - 0.16, f"bound {seconds(bounds[name])}", 11, "center")
+            text = f"bound {seconds(bounds[name])}"
+            _mark(figure, bounds[name] / factor, top + TITLE, y - GAP, "dash", text)
     height = int(PIXELS * y / 0.9) + 190
     span = [0, longest / factor * 1.02 or 1]
     figure.update_xaxes(
@@ -278,30 +278,29 @@ def step_gantt(
         showgrid=False,
         zeroline=False,
     )
-    return finish(
-        figure,
-        title,
-        height,
-        top=94,
-        barmode="overlay",
-        legend={
-            "orientation": "h",
-            "yref": "container",
-            "y": 1 - 34 / height,
-            "yanchor": "top",
-            "x": 0,
-            "xanchor": "left",
-        },
-    )
+    return finish(figure, title, height, top=94, barmode="overlay", legend=legend_above(height))
 
 
 def _write(figure: go.Figure, x: float, y: float, text: str, size: int, anchor: str) -> None:
     figure.add_annotation(x=x, y=y, text=text, showarrow=False, font={"size": size}, xanchor=anchor, yanchor="middle")
 
 
-def _upright(figure: go.Figure, x: float, top: float, bottom: float, dash: str) -> None:
+def _places(y: float) -> dict[str, float]:
+    """Where the middle of every lane of a GPU is that begins at y."""
+    return {
+        "exposed": y + THIN / 2,
+        "all-to-all": y + THIN + LANE / 2,
+        "all-reduce": y + THIN + 1.5 * LANE,
+        "compute": y + THIN + 2.5 * LANE,
+    }
+
+
+def _mark(figure: go.Figure, x: float, top: float, bottom: float, dash: str, text: str) -> None:
+    """An upright line, with a text above it where there is one."""
     line = {"dash": dash, "width": 1.5, "color": NEUTRAL}
     figure.add_shape(type="line", x0=x, x1=x, y0=top, y1=bottom, line=line)
+    if text:
+        _write(figure, x, top - 0.16, text, 11, "center")
 
 
 def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: float, seen: set[str]) -> None:

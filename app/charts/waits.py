@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from app.charts.gantt import SECOND
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, finish, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, finish, legend_above, plain
 from engine.timeline import KINDS
 from engine.units import TIME, scale_of, seconds, share
 
@@ -66,19 +66,4 @@ def _bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title
     figure.update_yaxes(autorange="reversed", title=axis)
     figure.update_xaxes(title=f"time that all wait for it, {unit}", rangemode="tozero")
     height = 24 * len(names) + 150
-    return finish(
-        figure,
-        title,
-        height,
-        top=72,
-        barmode="stack",
-        bargap=0.25,
-        legend={
-            "orientation": "h",
-            "yref": "container",
-            "y": 1 - 34 / height,
-            "yanchor": "top",
-            "x": 0,
-            "xanchor": "left",
-        },
-    )
+    return finish(figure, title, height, top=72, barmode="stack", bargap=0.25, legend=legend_above(height))

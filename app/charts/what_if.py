@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts.sweep import PARTS
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, TEAL, finish, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, TEAL, finish, plain, strokes
 from engine.studies.what_if import Outlook
 from engine.units import TIME, ratio, scale_of, seconds, share
 
@@ -37,14 +37,7 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
 
     The first case is the plan that is looked at, the second what it is compared with. change: in words.
     """
-    rows: list[tuple[str, Outlook, bool]] = []
-    places: list[float] = []
-    for turn, case in enumerate(cases):
-        for outlook, said in ((case.before, "now"), (case.after, "changed")):
-            if outlook is not None:
-                name = _short(case.name)
-                rows.append((name if case.after is None else f"{name}, {said}", outlook, said == "now"))
-                places.append(len(places) + 0.5 * turn)
+    rows, places = _rows(cases)
     factor, unit = scale_of(max(outlook.total for _, outlook, _ in rows), TIME)
     figure = go.Figure()
     for key in dict.fromkeys(key for _, outlook, _ in rows for key in outlook.parts):
@@ -68,14 +61,8 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
             ],
             hovertemplate="%{customdata}<extra></extra>",
         )
-    ends = [(place - 0.46, place + 0.46, None) for place in places]
     figure.add_scatter(
-        x=[
-            None if end is None else outlook.bound / factor
-            for (_, outlook, _), span in zip(rows, ends, strict=True)
-            for end in span
-        ],
-        y=[end for span in ends for end in span],
+        **strokes([outlook.bound / factor for _, outlook, _ in rows], places, 0.46),
         mode="lines",
         name="bound of its placement",
         line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
@@ -104,6 +91,19 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
     )
     height = 170 + round(34 * (max(places) + 1))
     return finish(figure, finding(cases), height, barmode="stack", legend=LEGEND | {"y": -76 / (height - 140)})
+
+
+def _rows(cases: Sequence[Case]) -> tuple[list[tuple[str, Outlook, bool]], list[float]]:
+    """Name, outlook and whether it is as things are now, of every bar, and where it stands."""
+    rows: list[tuple[str, Outlook, bool]] = []
+    places: list[float] = []
+    for turn, case in enumerate(cases):
+        for outlook, said in ((case.before, "now"), (case.after, "changed")):
+            if outlook is not None:
+                name = _short(case.name)
+                rows.append((name if case.after is None else f"{name}, {said}", outlook, said == "now"))
+                places.append(len(places) + 0.5 * turn)
+    return rows, places
 
 
 def _besides(cases: Sequence[Case]) -> list[str]:
@@ -164,24 +164,7 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
             hovertemplate="%{customdata}<extra></extra>",
         )
     if before is not None and len(before.resources) == len(names):
-        pairs = [(across - 0.2, before.compute), (across + 0.2, before.network)]
-        stacked = [(across, before.compute + before.network)]
-        for place, values in pairs if overlaps else stacked:
-            figure.add_scatter(
-                x=place,
-                y=values / factor,
-                mode="markers",
-                name="now",
-                legendgroup="now",
-                showlegend=place is (pairs if overlaps else stacked)[0][0],
-                marker={
-                    "symbol": "line-ew-open",
-                    "size": max(6, min(18, 300 // len(names))),
-                    "color": NEUTRAL,
-                    "line": {"width": 2},
-                },
-                hovertemplate=f"now %{{y:.3g}} {unit}<extra></extra>",
-            )
+        _mark_now(figure, before, overlaps, factor, unit)
     worst = shown.busiest
     top = max(shown.compute[worst], shown.network[worst]) if overlaps else shown.compute[worst] + shown.network[worst]
     figure.add_annotation(
@@ -201,6 +184,29 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
     part = shown.network[worst] / busy[worst] if busy[worst] else 0.0
     title = f"{names[worst].split(' · ')[0]} is busiest, {share(part)} communicating"
     return finish(figure, title, 320, barmode="group" if overlaps else "stack", legend=LEGEND)
+
+
+def _mark_now(figure: go.Figure, before: Outlook, overlaps: bool, factor: float, unit: str) -> None:
+    """A line across every bar at what it was before the change."""
+    across = np.arange(len(before.resources))
+    pairs = [(across - 0.2, before.compute), (across + 0.2, before.network)]
+    stacked = [(across, before.compute + before.network)]
+    for place, values in pairs if overlaps else stacked:
+        figure.add_scatter(
+            x=place,
+            y=values / factor,
+            mode="markers",
+            name="now",
+            legendgroup="now",
+            showlegend=place is (pairs if overlaps else stacked)[0][0],
+            marker={
+                "symbol": "line-ew-open",
+                "size": max(6, min(18, 300 // len(across))),
+                "color": NEUTRAL,
+                "line": {"width": 2},
+            },
+            hovertemplate=f"now %{{y:.3g}} {unit}<extra></extra>",
+        )
 
 
 def per_layer(cases: Sequence[Case]) -> go.Figure:

@@ -215,15 +215,7 @@ def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = Tr
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )
-    proven = [point for point in planned if point.scope == "placement and order"]
-    figure.add_scatter(
-        x=[point.gpus for point in proven],
-        y=[point.bound / factor for point in proven],
-        mode="lines",
-        name="bound: any such placement, any order",
-        line={"color": NEUTRAL, "width": 1, "dash": "dash"},
-        hovertemplate=f"%{{x}} GPUs: bound %{{y:.3g}} {unit}<extra></extra>",
-    )
+    _add_bound(figure, planned, factor, unit)
     refused = [point.gpus for point in points if point.total is None]
     if refused:
         figure.add_scatter(
@@ -254,6 +246,19 @@ def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = Tr
     figure.update_xaxes(title="GPUs", rangemode="tozero", showgrid=False)
     figure.update_yaxes(title=f"time, {unit} (simulated)", rangemode="tozero")
     return finish(figure, _answer(points, fewest, target, complete), 400, legend=LEGEND)
+
+
+def _add_bound(figure: go.Figure, planned: Sequence[CapacityPoint], factor: float, unit: str) -> None:
+    """What no placement of the kind can beat, at the sizes where that is proven."""
+    proven = [point for point in planned if point.scope == "placement and order"]
+    figure.add_scatter(
+        x=[point.gpus for point in proven],
+        y=[point.bound / factor for point in proven],
+        mode="lines",
+        name="bound: any such placement, any order",
+        line={"color": NEUTRAL, "width": 1, "dash": "dash"},
+        hovertemplate=f"%{{x}} GPUs: bound %{{y:.3g}} {unit}<extra></extra>",
+    )
 
 
 def _answer(points: Sequence[CapacityPoint], fewest: CapacityPoint | None, target: float, complete: bool) -> str:

@@ -100,22 +100,23 @@ def curve(problem: Problem) -> None:
                 },
             )
 
-    def show(result: dict[str, Any], complete: bool) -> None:
-        points = [CurvePoint.from_dict(point) for point in result["points"]]
-        if points:
-            widgets.chart(
-                what_if_curve.curve(points, result["field"], result["series"], complete, _tag(result)), "what-if-curve"
-            )
-            st.caption(f"{_how(result)} Costs: {plain(result['cost_source'])}.")
-            jobs.download(points, "curve")
-
     jobs.watch(
         "curve",
         problem,
         {},
-        show,
+        _show_curve,
         "Nothing swept yet. On the sample it takes half a minute, without new plans seconds.",
     )
+
+
+def _show_curve(result: dict[str, Any], complete: bool) -> None:
+    points = [CurvePoint.from_dict(point) for point in result["points"]]
+    if points:
+        widgets.chart(
+            what_if_curve.curve(points, result["field"], result["series"], complete, _tag(result)), "what-if-curve"
+        )
+        st.caption(f"{_how(result)} Costs: {plain(result['cost_source'])}.")
+        jobs.download(points, "curve")
 
 
 def _tag(result: dict[str, Any]) -> str:
