@@ -125,11 +125,11 @@ if table.empty:
 
 st.subheader("Candidate plans", anchor=False)
 on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"
-said = f"{on}, fastest first. Select a row to open its plan."
+caption = f"{on}, fastest first. Select a row to open its plan."
 if len(table) > 1 and table["Time"][0] > 0:
     factor = units.ratio(table["Time"].max() / table["Time"][0])
-    said = f"{plain(table['Plan'][0])} is {factor} as fast as {plain(table['Plan'].iloc[-1])}. {said}"
-st.caption(said)
+    caption = f"{plain(table['Plan'][0])} is {factor} as fast as {plain(table['Plan'].iloc[-1])}. {caption}"
+st.caption(caption)
 plan_table.show(table)
 if aim == goal.STEP:
     st.caption(

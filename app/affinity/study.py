@@ -83,10 +83,10 @@ def _other_recordings(problem: Problem) -> dict[str, str]:
             continue
         if isinstance(recording, RoutingTrace) and digest != state.workload_digest():
             names[digest] = name
-    known = {problem.workload.name, *names.values()}
+    taken = {problem.workload.name, *names.values()}
     for sample in samples.RECORDINGS:
         fits = sample.file.endswith(".npz") and Path(sample.model).stem == problem.model.name
-        if fits and Path(sample.file).stem not in known:
+        if fits and Path(sample.file).stem not in taken:
             names[sample.file] = f"{sample.title} (sample)"
     return names
 
@@ -103,10 +103,10 @@ def _digest(chosen: str) -> str:
 def _start(gpus: int, first_choice: bool) -> None:
     """Start the study with what is chosen. A callback, so that chosen samples can stay chosen once they are open."""
     try:
-        mine = state.workload_digest()
-        others = [digest for digest in dict.fromkeys(map(_digest, st.session_state[CHOSEN])) if digest != mine]
+        own = state.workload_digest()
+        others = [digest for digest in dict.fromkeys(map(_digest, st.session_state[CHOSEN])) if digest != own]
         st.session_state[CHOSEN] = others
-        arguments = {"workload": mine, "others": others, "gpus": gpus, "first_choice": first_choice}
+        arguments = {"workload": own, "others": others, "gpus": gpus, "first_choice": first_choice}
         state.set_study_job(KIND, widgets.start_job(KIND, arguments).id)
     except InputError as error:
         state.notice(str(error))

@@ -40,7 +40,7 @@ def heatmap(
         rows, columns = (np.argsort(gpu_of_expert, kind="stable") for gpu_of_expert in gpus)
     value = (100 * chance if probability else counts)[np.ix_(rows, columns)].astype(np.float32)
     hover = np.dstack(
-        [*np.broadcast_arrays(rows[:, None], columns), *(x[np.ix_(rows, columns)] for x in (counts, chance))]
+        [*np.broadcast_arrays(rows[:, None], columns), *(table[np.ix_(rows, columns)] for table in (counts, chance))]
     ).astype(np.float32)
     figure = go.Figure(
         go.Heatmap(
@@ -94,13 +94,13 @@ def _axis(update, title: str, order: np.ndarray, gpu: np.ndarray | None) -> None
         update(title=title, tickmode="linear", tick0=0, dtick=step)
         return
     groups = _groups(gpu)
-    few = all(len(held) <= 4 for _, _, held in groups) and len(groups) <= 16
+    few = all(len(experts) <= 4 for _, _, experts in groups) and len(groups) <= 16
     step = -(-len(groups) // 16)
     shown = groups[::step]
     update(
         title=f"{title}, by GPU",
-        tickvals=[start + (len(held) - 1) / 2 for _, start, held in shown],
-        ticktext=[f"GPU {gpu}" + (f"<br>{', '.join(map(str, held))}" if few else "") for gpu, _, held in shown],
+        tickvals=[start + (len(experts) - 1) / 2 for _, start, experts in shown],
+        ticktext=[f"GPU {gpu}" + (f"<br>{', '.join(map(str, experts))}" if few else "") for gpu, _, experts in shown],
     )
 
 
@@ -108,24 +108,24 @@ def _groups(gpu: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
     """(GPU, first position, its experts) of every GPU that holds any, in the order of the grouped axis."""
     groups, start = [], 0
     for rank in np.unique(gpu):
-        held = np.flatnonzero(gpu == rank)
-        groups.append((int(rank), start, held))
-        start += len(held)
+        experts = np.flatnonzero(gpu == rank)
+        groups.append((int(rank), start, experts))
+        start += len(experts)
     return groups
 
 
 def _draw_blocks(figure: go.Figure, rows: np.ndarray, columns: np.ndarray) -> None:
     """Thin lines between GPUs, and a frame round every block of hops that stay."""
-    experts = len(rows)
-    down, across = _groups(rows), {gpu: (start, len(held)) for gpu, start, held in _groups(columns)}
+    cells = len(rows)
+    down, across = _groups(rows), {gpu: (start, len(experts)) for gpu, start, experts in _groups(columns)}
     many = len(down) > 16
     thin, frame = ({"color": NEUTRAL, "width": width} for width in ((0.25, 1.5) if many else (0.7, 3)))
-    lines = [{"y0": start - 0.5, "y1": start - 0.5, "x0": -0.5, "x1": experts - 0.5} for _, start, _ in down[1:]]
+    lines = [{"y0": start - 0.5, "y1": start - 0.5, "x0": -0.5, "x1": cells - 0.5} for _, start, _ in down[1:]]
     lines += [
-        {"x0": start - 0.5, "x1": start - 0.5, "y0": -0.5, "y1": experts - 0.5} for start, _ in [*across.values()][1:]
+        {"x0": start - 0.5, "x1": start - 0.5, "y0": -0.5, "y1": cells - 0.5} for start, _ in [*across.values()][1:]
     ]
     shapes = [{"type": "line", "line": thin} | line for line in lines]
-    for gpu, start, held in down:
+    for gpu, start, experts in down:
         if gpu in across:
             left, width = across[gpu]
             shapes.append(
@@ -135,7 +135,7 @@ def _draw_blocks(figure: go.Figure, rows: np.ndarray, columns: np.ndarray) -> No
                     "x0": left - 0.5,
                     "x1": left + width - 0.5,
                     "y0": start - 0.5,
-                    "y1": start + len(held) - 0.5,
+                    "y1": start + len(experts) - 0.5,
                 }
             )
     figure.update_layout(shapes=shapes)

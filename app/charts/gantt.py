@@ -83,14 +83,14 @@ def _draw(
     measured = timeline.source == "measured"
     short = [name.split(" · ")[0] for name in timeline.resources]
     for model, kind in product(range(2), KINDS):
-        some = events[(events["kind"] == kind) & (events["model"] == model)]
-        if not len(some):
+        events_of_kind = events[(events["kind"] == kind) & (events["model"] == model)]
+        if not len(events_of_kind):
             continue
         colour, name = KIND_COLOURS[kind], KIND_TITLES[kind] + SECOND * model
         figure.add_bar(
-            x=(some["end"] - some["start"]) / factor,
-            base=some["start"] / factor,
-            y=some["resource"] + _lane_shift(some),
+            x=(events_of_kind["end"] - events_of_kind["start"]) / factor,
+            base=events_of_kind["start"] / factor,
+            y=events_of_kind["resource"] + _lane_shift(events_of_kind),
             width=0.36,
             orientation="h",
             marker={
@@ -102,7 +102,7 @@ def _draw(
             name=name,
             legendgroup=name,
             showlegend=name not in seen,
-            customdata=_hover(some, short),
+            customdata=_hover(events_of_kind, short),
             hovertemplate="%{customdata}<extra></extra>",
             row=row,
             col=1,

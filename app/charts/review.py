@@ -130,9 +130,9 @@ def fewer_lanes(timeline: Timeline, first: int, last: int) -> tuple[Timeline, in
     order = [*sorted(order[:kept]), *order[kept:]]
     place = np.empty(gpus, dtype=np.int64)
     place[order] = np.arange(gpus)
-    some = events[events["resource"].isin(order[:kept])]
-    peer = some["peer"].to_numpy()
-    moved = some.assign(resource=place[some["resource"].to_numpy()], peer=np.where(peer < 0, peer, place[peer]))
+    drawn = events[events["resource"].isin(order[:kept])]
+    peer = drawn["peer"].to_numpy()
+    moved = drawn.assign(resource=place[drawn["resource"].to_numpy()], peer=np.where(peer < 0, peer, place[peer]))
     names = tuple(timeline.resources[resource] for resource in order)
     return Timeline(moved, names, timeline.source, timeline.cost_source, timeline.labels), kept
 
@@ -166,10 +166,10 @@ def timelines(
 
 def parts_of_steps(shown: dict[str, Timeline]) -> dict[str, step_charts.Stretch]:
     """The whole steps, or as much of their forward passes as can be drawn."""
-    every = list(shown.values())
+    timelines = list(shown.values())
     whole = {name: step_charts.stretch(timeline) for name, timeline in shown.items()}
     if sum(len(stretch.events) for stretch in whole.values()) <= step_charts.MOST_BARS:
         return whole
-    layers = step_charts.layers_of(every) or [0]
-    last = step_charts.last_that_fits(every, "forward", layers[0], layers[-1])
+    layers = step_charts.layers_of(timelines) or [0]
+    last = step_charts.last_that_fits(timelines, "forward", layers[0], layers[-1])
     return {name: step_charts.stretch(timeline, "forward", layers[0], last) for name, timeline in shown.items()}

@@ -185,10 +185,10 @@ def _window(timeline: Timeline, phase: Phase, first: int, last: int | None) -> t
     if phase == "step":
         return 0.0, timeline.total
     events, turns = timeline.events, begin_of_backward(timeline)
-    mine = (events["layer"] >= first) & (events["layer"] <= (np.inf if last is None else last))
+    in_phase = (events["layer"] >= first) & (events["layer"] <= (np.inf if last is None else last))
     before = events["start"] < turns[events["resource"]]
-    mine = events[mine & (before if phase == "forward" else ~before)]
-    return (float(mine["start"].min()), float(mine["end"].max())) if len(mine) else (0.0, 0.0)
+    in_phase = events[in_phase & (before if phase == "forward" else ~before)]
+    return (float(in_phase["start"].min()), float(in_phase["end"].max())) if len(in_phase) else (0.0, 0.0)
 
 
 def _lanes(timeline: Timeline) -> tuple[int, ...]:
@@ -218,9 +218,9 @@ def last_that_fits(timelines: list[Timeline], phase: Phase, first: int, last: in
         )
         return sum(bars) > MOST_BARS
 
-    known = [layer for layer in layers_of(timelines) if first <= layer <= last]
-    fitting = bisect_left(known, True, key=too_many)
-    return known[fitting - 1] if fitting else first
+    layers = [layer for layer in layers_of(timelines) if first <= layer <= last]
+    fitting = bisect_left(layers, True, key=too_many)
+    return layers[fitting - 1] if fitting else first
 
 
 TITLE, NAME, THIN, LANE, GAP, PIXELS = 0.7, 0.34, 0.16, 0.32, 0.14, 66
@@ -336,22 +336,22 @@ def _draw_lane(
     seen: set[str],
 ) -> None:
     for kind in KINDS:
-        some = events[events["kind"] == kind]
-        if not len(some):
+        events_of_kind = events[events["kind"] == kind]
+        if not len(events_of_kind):
             continue
         colour, name = KIND_COLOURS[kind], KIND_TITLES[kind]
         half = "compute" if kind in COMPUTE_KINDS else "all-reduce" if kind == "all_reduce" else "all-to-all"
         figure.add_bar(
-            x=(some["end"] - some["start"]) / factor,
-            base=some["start"] / factor,
-            y=np.full(len(some), places[half]),
+            x=(events_of_kind["end"] - events_of_kind["start"]) / factor,
+            base=events_of_kind["start"] / factor,
+            y=np.full(len(events_of_kind), places[half]),
             width=LANE * 0.88,
             orientation="h",
             name=name,
             legendgroup=name,
             showlegend=name not in seen,
             marker={"color": colour, "opacity": opacity, "line": {"color": colour, "width": 1}},
-            customdata=_hover(some, exposed),
+            customdata=_hover(events_of_kind, exposed),
             hovertemplate="%{customdata}<extra></extra>",
         )
         seen.add(name)

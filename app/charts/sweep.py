@@ -44,16 +44,16 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
     place = _places(swept, kind)
     figure = go.Figure()
     for turn, series in enumerate(series_of(points)):
-        mine = [point for point in swept if point.series == series]
+        points_of_series = [point for point in swept if point.series == series]
         colour, dash, symbol = STYLES[turn % len(STYLES)]
         figure.add_scatter(
-            x=[place[point.value] for point in mine],
-            y=[getattr(point, what) / factor for point in mine],
+            x=[place[point.value] for point in points_of_series],
+            y=[getattr(point, what) / factor for point in points_of_series],
             name=plain(series),
             mode="lines+markers",
             line={"color": colour, "dash": dash, "width": 2},
             marker={"color": colour, "symbol": f"{symbol}-open", "size": 8},
-            text=[_hover(point, kind) for point in mine],
+            text=[_hover(point, kind) for point in points_of_series],
             hovertemplate="%{text}<extra></extra>",
         )
     best = best_of(points, what)
@@ -83,16 +83,16 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
 
 def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.Figure:
     """What the step time of one series is spent on, stacked."""
-    mine = [point for point in points if point.series == series and point.value is not None]
-    factor, unit = scale_of(max((point.total for point in mine), default=1.0), TIME)
-    place = _places(mine, kind)
+    points_of_series = [point for point in points if point.series == series and point.value is not None]
+    factor, unit = scale_of(max((point.total for point in points_of_series), default=1.0), TIME)
+    place = _places(points_of_series, kind)
     figure = go.Figure()
     for part, (name, colour, pattern) in PARTS.items():
-        values = [point.decomposition[part] for point in mine]
+        values = [point.decomposition[part] for point in points_of_series]
         if not any(values):
             continue
         figure.add_scatter(
-            x=[place[point.value] for point in mine],
+            x=[place[point.value] for point in points_of_series],
             y=[value / factor for value in values],
             name=name,
             stackgroup="time",
@@ -101,13 +101,13 @@ def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.F
             fillpattern={"shape": pattern, "fgcolor": colour},
             text=[
                 f"{label(kind, point.value)}<br>{name}: {seconds(value)}, {share(value / point.total)} of the step"
-                for point, value in zip(mine, values, strict=True)
+                for point, value in zip(points_of_series, values, strict=True)
             ],
             hovertemplate="%{text}<extra></extra>",
         )
     _finish_x(figure, place, kind)
     figure.update_yaxes(title=f"step time, {unit} (simulated)", rangemode="tozero")
-    return finish(figure, _exposed_title(mine, kind), 440, legend=LEGEND)
+    return finish(figure, _exposed_title(points_of_series, kind), 440, legend=LEGEND)
 
 
 def series_of(points: Sequence[SweepPoint]) -> list[str]:
@@ -130,13 +130,13 @@ def title(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
     if best is None:
         return "No points yet"
     least = getattr(best, what)
-    mine = [point for point in points if point.value is not None and point.series == best.series]
-    worst = max(mine, key=lambda point: getattr(point, what))
+    points_of_series = [point for point in points if point.value is not None and point.series == best.series]
+    worst = max(points_of_series, key=lambda point: getattr(point, what))
     loss = getattr(worst, what) / least - 1
-    if len(mine) > 1 and loss <= EQUAL:
+    if len(points_of_series) > 1 and loss <= EQUAL:
         finding = f"every value takes {seconds(least)}"
     else:
-        equal = [point.value for point in mine if getattr(point, what) <= least * (1 + EQUAL)]
+        equal = [point.value for point in points_of_series if getattr(point, what) <= least * (1 + EQUAL)]
         finding = f"{_best_in_words(kind, best.value, equal)} best: {seconds(least)}"
     rival = min(
         (point for point in points if point.value is None), key=lambda point: getattr(point, what), default=None

@@ -38,10 +38,10 @@ def _bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title
     figure = go.Figure()
     for model in (0, 1):
         for kind in KINDS:
-            some = shown[(shown["kind"] == kind) & (shown["model"] == model)]
-            if not len(some):
+            waits_of_kind = shown[(shown["kind"] == kind) & (shown["model"] == model)]
+            if not len(waits_of_kind):
                 continue
-            times = some.groupby(by)["seconds"].sum().reindex(list(names), fill_value=0.0)
+            times = waits_of_kind.groupby(by)["seconds"].sum().reindex(list(names), fill_value=0.0)
             name = KIND_TITLES[kind] + SECOND * model
             figure.add_bar(
                 x=times / factor,

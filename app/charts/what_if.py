@@ -80,8 +80,8 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
         textposition="middle right",
     )
     longest = max(outlook.total for _, outlook, _ in rows) / factor or 1.0
-    said = f"; changed: {plain(change)}" if cases[0].after else ""
-    figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){said}", range=[0, longest * 1.3])
+    changed = f"; changed: {plain(change)}" if cases[0].after else ""
+    figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){changed}", range=[0, longest * 1.3])
     figure.update_yaxes(
         tickvals=places,
         ticktext=[plain(name) for name, *_ in rows],
@@ -98,10 +98,10 @@ def _rows(cases: Sequence[Case]) -> tuple[list[tuple[str, Outlook, bool]], list[
     rows: list[tuple[str, Outlook, bool]] = []
     places: list[float] = []
     for turn, case in enumerate(cases):
-        for outlook, said in ((case.before, "now"), (case.after, "changed")):
+        for outlook, when in ((case.before, "now"), (case.after, "changed")):
             if outlook is not None:
                 name = _short(case.name)
-                rows.append((name if case.after is None else f"{name}, {said}", outlook, said == "now"))
+                rows.append((name if case.after is None else f"{name}, {when}", outlook, when == "now"))
                 places.append(len(places) + 0.5 * turn)
     return rows, places
 
@@ -122,20 +122,20 @@ def _besides(cases: Sequence[Case]) -> list[str]:
 
 def finding(cases: Sequence[Case]) -> str:
     """What the change does to the first case, and how it then stands beside the second."""
-    mine = cases[0]
-    name = f"{plain(_short(mine.name))} takes{'' if mine.shown.simulated else ' at least'}"
-    if mine.after is None:
-        said = f"{name} {seconds(mine.before.total)}"
-    elif abs(mine.after.total - mine.before.total) <= SAME * mine.before.total:
-        said = f"{name} {seconds(mine.before.total)} as before"
+    first = cases[0]
+    name = f"{plain(_short(first.name))} takes{'' if first.shown.simulated else ' at least'}"
+    if first.after is None:
+        sentence = f"{name} {seconds(first.before.total)}"
+    elif abs(first.after.total - first.before.total) <= SAME * first.before.total:
+        sentence = f"{name} {seconds(first.before.total)} as before"
     else:
-        said = f"{name} {seconds(mine.after.total)} instead of {seconds(mine.before.total)}"
-    if len(cases) > 1 and mine.shown.total:
-        other = cases[1].shown.total / mine.shown.total
-        if abs(other - 1) <= SAME:
-            return f"{said}, as long as {plain(_short(cases[1].name))}"
-        said += f"; {plain(_short(cases[1].name))} takes {ratio(other)} as long"
-    return said
+        sentence = f"{name} {seconds(first.after.total)} instead of {seconds(first.before.total)}"
+    if len(cases) > 1 and first.shown.total:
+        relative = cases[1].shown.total / first.shown.total
+        if abs(relative - 1) <= SAME:
+            return f"{sentence}, as long as {plain(_short(cases[1].name))}"
+        sentence += f"; {plain(_short(cases[1].name))} takes {ratio(relative)} as long"
+    return sentence
 
 
 def per_gpu(case: Case, overlaps: bool) -> go.Figure:
@@ -149,7 +149,7 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
     )
     names = [plain(name) for name in shown.resources]
     short = [name.split(" · ")[0].removeprefix("GPU ") for name in names]
-    across, every = np.arange(len(names)), -(-len(names) // 16)
+    across, step = np.arange(len(names)), -(-len(names) // 16)
     figure = go.Figure()
     for values, title, colour in ((shown.compute, "computes", COMPUTES), (shown.network, "sends or receives", SENDS)):
         figure.add_bar(
@@ -178,7 +178,7 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
         font={"size": 11, "color": MARK},
         arrowcolor=MARK,
     )
-    figure.update_xaxes(showgrid=False, title="GPU", tickangle=0, tickvals=across[::every], ticktext=short[::every])
+    figure.update_xaxes(showgrid=False, title="GPU", tickangle=0, tickvals=across[::step], ticktext=short[::step])
     figure.update_yaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
     busy = shown.compute + shown.network
     part = shown.network[worst] / busy[worst] if busy[worst] else 0.0
@@ -211,17 +211,17 @@ def _mark_now(figure: go.Figure, before: Outlook, overlaps: bool, factor: float,
 
 def per_layer(cases: Sequence[Case]) -> go.Figure:
     """What every layer adds to the total: bars of the first case, outlined as things are now, and a line of the second."""
-    mine = cases[0]
-    shown = mine.shown.layers
+    first = cases[0]
+    shown = first.shown.layers
     factor, unit = scale_of(
         max(outlook.layers.max() for case in cases for outlook in (case.before, case.after) if outlook), TIME
     )
     across = np.arange(len(shown))
     figure = go.Figure()
-    if mine.after is not None:
+    if first.after is not None:
         figure.add_bar(
             x=across,
-            y=mine.before.layers / factor,
+            y=first.before.layers / factor,
             name="now",
             width=0.84,
             marker={"color": "rgba(0,0,0,0)", "line": {"color": NEUTRAL, "width": 1.5}},
@@ -230,7 +230,7 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
     figure.add_bar(
         x=across,
         y=shown / factor,
-        name=plain(_short(mine.name)),
+        name=plain(_short(first.name)),
         width=0.56,
         marker={"color": TEAL},
         hovertemplate=f"layer %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
@@ -246,7 +246,7 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
             hovertemplate=f"layer %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
         )
     figure.update_xaxes(title="MoE layer", showgrid=False, dtick=1 if len(shown) <= 16 else None)
-    figure.update_yaxes(title=f"time, {unit} ({_tag(mine.shown)})", rangemode="tozero")
+    figure.update_yaxes(title=f"time, {unit} ({_tag(first.shown)})", rangemode="tozero")
     longest = int(shown.argmax())
     mean = shown.mean() or 1.0
     title = f"Layer {longest} is longest: {seconds(shown[longest])}, {ratio(shown[longest] / mean)} mean"
@@ -288,8 +288,8 @@ def per_kind(case: Case) -> go.Figure:
 
 
 def _highest(outlook: Outlook, overlaps: bool) -> float:
-    both = np.maximum(outlook.compute, outlook.network) if overlaps else outlook.compute + outlook.network
-    return float(both.max())
+    busy = np.maximum(outlook.compute, outlook.network) if overlaps else outlook.compute + outlook.network
+    return float(busy.max())
 
 
 def _tag(outlook: Outlook) -> str:

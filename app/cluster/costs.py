@@ -26,31 +26,38 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
     """Inputs for both parts. A source that cannot answer is refused with its reason, and the last valid one stays."""
     now = state.cost()
     parts = (now["computation"], now["network"]) if now["source"] == "combined" else (now, now)
-    known = {DATASHEET: state.DATASHEET, SILICON: {"source": "silicon"}}
-    known |= {_label(cost): cost for cost in state.cost_sources().values()}
+    sources = {DATASHEET: state.DATASHEET, SILICON: {"source": "silicon"}}
+    sources |= {_label(cost): cost for cost in state.cost_sources().values()}
     for part in parts:  # a file that this session knows only from what is in use
-        if part["source"] not in ("datasheet", "silicon") and part not in known.values():
-            known[_label(part)] = part
-    wanted: list[dict] = []
-    round = digest_of(json.dumps([now, *known]))[:12]  # a source opened elsewhere makes new inputs
+        if part["source"] not in ("datasheet", "silicon") and part not in sources.values():
+            sources[_label(part)] = part
+    chosen_sources: list[dict] = []
+    round = digest_of(json.dumps([now, *sources]))[:12]  # a source opened elsewhere makes new inputs
     with st.container(horizontal=True, vertical_alignment="bottom"):
         for (title, covers), part in zip(PARTS.items(), parts, strict=True):
             at = next(
                 (
                     place
-                    for place, source in enumerate(known.values())
+                    for place, source in enumerate(sources.values())
                     if source["source"] == part["source"]
                     and (source == part or part["source"] in ("datasheet", "silicon"))
                 ),
                 0,
             )
             chosen = st.selectbox(
-                title, list(known), at, width=340, help=f"Source of the times of {covers}.", key=f"cost-{title}-{round}"
+                title,
+                list(sources),
+                at,
+                width=340,
+                help=f"Source of the times of {covers}.",
+                key=f"cost-{title}-{round}",
             )
-            wanted.append(known[chosen])
+            chosen_sources.append(sources[chosen])
     _upload()
     costs = (
-        wanted[0] if wanted[0] == wanted[1] else {"source": "combined", "computation": wanted[0], "network": wanted[1]}
+        chosen_sources[0]
+        if chosen_sources[0] == chosen_sources[1]
+        else {"source": "combined", "computation": chosen_sources[0], "network": chosen_sources[1]}
     )
     try:
         cost = choice.from_dict(costs)

@@ -56,11 +56,11 @@ def _overlay(cluster: Cluster | None) -> Overlay | None:
         st.caption(f"The open plan cannot be laid over this drawing: {plain(reason)}.")
         return None
     with st.container(horizontal=True, vertical_alignment="center", gap="large"):
-        wanted = st.toggle(
+        shows_plan = st.toggle(
             "Lay the open plan over the drawing",
             help="experts and tokens of every GPU, and the port that is busy longest",
         )
-        if not wanted:
+        if not shows_plan:
             return None
         layers = [ALL_LAYERS, *plan.placement.model_layers]
         chosen = st.select_slider("MoE layer", layers, key="overlay-layer", width=300)

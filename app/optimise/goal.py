@@ -53,10 +53,10 @@ def _open(goal: str) -> None:
 
 def _choose_second() -> None:
     """Which recording is the second model's: those of the session whose model is known, then the samples."""
-    mine = {digest: name for digest, name in state.workloads().items() if state.model_of(digest)}
+    named = {digest: name for digest, name in state.workloads().items() if state.model_of(digest)}
     shipped = {sample.file: sample for sample in samples.RECORDINGS if sample.file.endswith(".npz")}
-    options = [*mine, *shipped]
-    names = [f"{name} (open)" for name in mine.values()] + [f"{sample.title} (sample)" for sample in shipped.values()]
+    options = [*named, *shipped]
+    names = [f"{name} (open)" for name in named.values()] + [f"{sample.title} (sample)" for sample in shipped.values()]
     index = options.index(state.second()) if state.second() in options else None
     chosen = st.selectbox(
         "Second model's recording",

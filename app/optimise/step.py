@@ -158,7 +158,7 @@ class _Inputs:
 
 def _reset(usual: TrainingStep, keys: dict[str, str]) -> None:
     state.open_step(usual)
-    for key in [key for key in st.session_state if any(str(key).startswith(known) for known in keys.values())]:
+    for key in [key for key in st.session_state if any(str(key).startswith(prefix) for prefix in keys.values())]:
         del st.session_state[key]
 
 
@@ -180,12 +180,12 @@ def summary(problem: Problem) -> None:
     sent = max((operator.sent for operator in graph.of_phase("forward") if operator.network), default=0.0)
     if problem.graph is None:
         sent = float(route(problem, placement, irregular=False).traffic.sum(axis=2).max())
-    held = step_state_bytes(problem, placement)
-    shares = held / problem.cluster.values("memory")
+    needed = step_state_bytes(problem, placement)
+    shares = needed / problem.cluster.values("memory")
     count = f"{len(graph.operators):,} operator{'s' * (len(graph.operators) > 1)}"
     st.markdown(
         f"**{count}** · {problem.step.tokens:,} tokens on each GPU · {units.size(sent)} in each "
-        f"GPU's buffer of an all-to-all, four of them per MoE layer · {units.size(held.max())} of weights, gradients and "
+        f"GPU's buffer of an all-to-all, four of them per MoE layer · {units.size(needed.max())} of weights, gradients and "
         f"momentum on a GPU ({units.share(shares.max())} of its memory)"
     )
     if shares.max() > MEMORY_SHARE:

@@ -72,9 +72,9 @@ def front(problem: Problem) -> None:
         candidates = result["candidates"]
         if not candidates:
             return
-        known = cached.candidates()
-        candidates = [candidate for candidate in candidates if candidate["plan_id"] in known]
-        plans = [known[candidate["plan_id"]].plan for candidate in candidates]
+        plans_of_session = cached.candidates()
+        candidates = [candidate for candidate in candidates if candidate["plan_id"] in plans_of_session]
+        plans = [plans_of_session[candidate["plan_id"]].plan for candidate in candidates]
         points = [
             {
                 "kept_share": candidate["kept_share"],

@@ -155,10 +155,10 @@ def cost_in_words(brief: Brief) -> str:
     move = brief.move
     if not move.copies:
         return "Nothing has to move."
-    said = f"{move.copies:,} expert copies, {size(move.bytes)}, {seconds(move.seconds)} of moving"
+    sentence = f"{move.copies:,} expert copies, {size(move.bytes)}, {seconds(move.seconds)} of moving"
     if move.steps == float("inf"):
-        return f"{said}; it is never won back, as the plan is no faster."
-    return f"{said}; won back after {max(1, round(move.steps)):,} passes."
+        return f"{sentence}; it is never won back, as the plan is no faster."
+    return f"{sentence}; won back after {max(1, round(move.steps)):,} passes."
 
 
 def risk_in_words(brief: Brief) -> str:

@@ -23,9 +23,9 @@ SESSION, SAVED = "this session", "saved"
 def show(workspace: str) -> None:
     """The choice of two plans of the workspace and of the session, and their comparison on the first one's inputs."""
     saved = {f"saved-{saved_plan.number}": saved_plan for saved_plan in records.saved_plans(store.db(), workspace)}
-    known = {saved_plan.plan for saved_plan in saved.values()}
+    saved_ids = {saved_plan.plan for saved_plan in saved.values()}
     plans: dict[str, SavedPlan | Plan] = {**saved}
-    plans |= {f"session-{id}": candidate.plan for id, candidate in cached.candidates().items() if id not in known}
+    plans |= {f"session-{id}": candidate.plan for id, candidate in cached.candidates().items() if id not in saved_ids}
     if len(plans) < 2:
         st.info("There is nothing to compare yet: save a second plan, or make one.", icon=":material/info:")
         return

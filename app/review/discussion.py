@@ -96,10 +96,10 @@ def _ask(saved: SavedPlan) -> None:
     refused = people.why_not("plan")
     with st.form(f"ask-{saved.number}"):
         question = st.text_input("Question to the team", QUESTION)
-        asked = st.form_submit_button(
+        submitted = st.form_submit_button(
             "Ask for a decision", icon=":material/how_to_vote:", disabled=bool(refused), help=refused
         )
-    if asked:
+    if submitted:
         attempt(lambda: store.ask(saved, question))
 
 
@@ -120,7 +120,7 @@ def _comment(review: Review) -> None:
             disabled=bool(refused),
             help=refused,
             on_click=_send,
-            args=(form, text, lambda said: store.comment(review, said)),
+            args=(form, text, lambda comment: store.comment(review, comment)),
         )
         _say_refusal(form)
 

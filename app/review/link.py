@@ -17,10 +17,10 @@ from engine.training import TrainingStep
 
 def address(saved: SavedPlan, review: str | None) -> str:
     """A link to a saved plan and its review, for anybody who reaches this studio: it names no session."""
-    asked = {"plan": saved.plan} | ({"review": review} if review else {})
+    parameters = {"plan": saved.plan} | ({"review": review} if review else {})
     here = urlsplit(st.context.url or "")
     place = f"{here.scheme}://{here.netloc}{here.path}" if here.netloc else "/review"
-    return f"{place}?{urlencode(asked)}"
+    return f"{place}?{urlencode(parameters)}"
 
 
 def follow() -> None:
@@ -67,8 +67,8 @@ def _open_inputs(saved: SavedPlan) -> None:
     problem, inputs = store.problem_of(saved), saved.inputs
     model = MoEModel.from_dict(inputs["model"], "model")
     second = inputs.get("second")
-    known = {digest: cached.recording(digest) for digest in store.recordings_of(saved)}
-    for digest, recording in known.items():
+    recordings = {digest: cached.recording(digest) for digest in store.recordings_of(saved)}
+    for digest, recording in recordings.items():
         of_second = second is not None and digest == second["workload"]
         state.add_recording(recording, MoEModel.from_dict(second["model"], "second model") if of_second else model)
     state.choose_workload(inputs["workload"])

@@ -157,7 +157,7 @@ def show(workspace: str) -> None:
             icon=":material/search:",
             label_visibility="collapsed",
         )
-        wanted = st.pills(
+        states = st.pills(
             "State",
             list(STATES),
             selection_mode="multi",
@@ -167,7 +167,7 @@ def show(workspace: str) -> None:
         )
     if text.strip():
         saved_plans = records.saved_plans(store.db(), workspace, text)
-    listed = [saved for saved in saved_plans if not wanted or state_of.get(saved.number, NO_REVIEW) in wanted]
+    listed = [saved for saved in saved_plans if not states or state_of.get(saved.number, NO_REVIEW) in states]
     if not listed:
         st.caption("No saved plan has this text and this state.")
         return
@@ -225,7 +225,7 @@ def as_text(
 
 def looked_at(workspace: str) -> tuple[SavedPlan, Review | None] | None:
     """The plan that is looked at and its review: the one that was asked for, else the newest."""
-    number, wanted = state.reviewed() or (None, None)
+    number, review_id = state.reviewed() or (None, None)
     if number is None:
         return None
     saved = records.find_saved(store.db(), number)
@@ -233,7 +233,7 @@ def looked_at(workspace: str) -> tuple[SavedPlan, Review | None] | None:
         return None
     reviews = records.reviews_of(store.db(), number)
     newest = reviews[0] if reviews else None
-    return saved, next((review for review in reviews if review.id == wanted), newest)
+    return saved, next((review for review in reviews if review.id == review_id), newest)
 
 
 def watch() -> None:

@@ -43,7 +43,7 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     question. A plan that the workspace has already stays as it was first saved, with its review."""
     by = people.writer("plan")
     named = Plan.from_dict(plan.model_dump(mode="json") | {"name": records.clean_name(name, "the plan")}, "plan")
-    known = [saved_plan for saved_plan in records.saves_of(db(), [plan.id]) if saved_plan.workspace == workspace]
+    saves = [saved_plan for saved_plan in records.saves_of(db(), [plan.id]) if saved_plan.workspace == workspace]
     save_recordings(problem)
     saved = records.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem))
     state.add_saved(saved.plan, saved.number)
@@ -51,7 +51,7 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     if review is None and question.strip():
         review = records.open_review(db(), saved.number, question, by)
     state.look_at(saved.number, review.id if review else None)
-    if known:
+    if saves:
         state.notice(f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is.")
     return saved
 

@@ -52,19 +52,19 @@ def _count(number: int, noun: str) -> str:
 def _placement(placement: Placement, first_of_two: bool) -> str:
     copies = (placement.share > 0).sum(axis=2)
     whose = "the first model's " if first_of_two else ""
-    said = (
+    sentence = (
         f"Places {whose}{_count(placement.experts, 'expert')} of {_count(placement.layers, 'MoE layer')} on "
         f"{_count(placement.gpus, 'GPU')}"
     )
     if placement.single:
-        said += ", every expert on one GPU"
+        sentence += ", every expert on one GPU"
     else:
-        said += (
+        sentence += (
             f", {int((copies > 1).sum()):,} of {copies.size:,} with replicas (up to "
             f"{_count(int(copies.max()), 'copy').replace('copys', 'copies')})"
         )
     least, most = int(placement.slots.min()), int(placement.slots.max())
-    return f"{said}; a GPU holds {least if least == most else f'{least} to {most}'} a layer."
+    return f"{sentence}; a GPU holds {least if least == most else f'{least} to {most}'} a layer."
 
 
 def _beside(placement: Placement, second: Placement) -> str:
@@ -86,8 +86,8 @@ def _move(move: Migration) -> str:
 def _order(order: SendOrder, second: SendOrder | None) -> str:
     phases = [schedule.phases for send_order in (order, second) if send_order for schedule in send_order.dispatch]
     mean = f"{np.mean(phases):.3g}" if phases else ""
-    said = ORDERS[order.mode].format(phases=mean)
-    return f"Sends the bytes of every dispatch and combine {said}."
+    manner = ORDERS[order.mode].format(phases=mean)
+    return f"Sends the bytes of every dispatch and combine {manner}."
 
 
 def _pipeline(pipeline: Pipeline | None) -> list[str]:

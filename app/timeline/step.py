@@ -26,19 +26,21 @@ def show(shown: dict[str, Plan], problem: Problem) -> None:
     waits = f"waits {units.share(own / whole)} of it for the network"
     title = f"{charts.short(name)} takes {units.seconds(figures.total)} and {waits}"
     if others := [(other, timeline.total) for other, timeline in timelines.items() if other != name]:
-        said = " and ".join(f"{charts.short(other)} {units.ratio(total / whole)}" for other, total in others[:3])
-        title += f"; {said} as long"
+        others_in_words = " and ".join(
+            f"{charts.short(other)} {units.ratio(total / whole)}" for other, total in others[:3]
+        )
+        title += f"; {others_in_words} as long"
     bounds = (
         {name: cached.metrics(plan, problem).order_bound for name, plan in shown.items()} if phase == "step" else None
     )
     widgets.chart(charts.step_gantt(timelines, parts, title, bounds), "step-gantt")
     groups = max(len(timeline.resources) for timeline in timelines.values())
-    some = ""
+    limit = ""
     if groups > charts.MOST_LANES:
-        some = f" Of up to {groups} groups of GPUs the {charts.MOST_LANES} that compute longest are drawn."
+        limit = f" Of up to {groups} groups of GPUs the {charts.MOST_LANES} that compute longest are drawn."
     st.caption(
         "Outlined bars are simulated. GPUs that do the same at the same time share a lane. Hatched marks above a lane: the "
-        f"network is busy and the GPU computes nothing.{some} Drag the slider below the chart to zoom."
+        f"network is busy and the GPU computes nothing.{limit} Drag the slider below the chart to zoom."
     )
     st.caption(step.assumptions(problem))
 

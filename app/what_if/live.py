@@ -216,8 +216,8 @@ def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:
     systems, name = systems_for(problem), plan.provenance.optimiser
     if name not in systems or systems[name].baseline:
         name = USUAL[problem.goal]
-    known = {option.name for option in systems[name].options}
-    return name, {key: value for key, value in plan.provenance.options.items() if key in known}
+    names = {option.name for option in systems[name].options}
+    return name, {key: value for key, value in plan.provenance.options.items() if key in names}
 
 
 def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
@@ -281,9 +281,9 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
             after = {plan.id: outlook_of(plan, then) for plan in plans.values() if plan is not None}
     except InputError as error:
         st.error(f"This change cannot be: {plain(str(error))}", icon=":material/error:")
-    both = [plan for plan in (plans["open"], plans["beside"]) if plan is not None]
+    shown = [plan for plan in (plans["open"], plans["beside"]) if plan is not None]
     try:
-        cases = [charts.Case(plan.name, outlook_of(plan, problem), after.get(plan.id)) for plan in both]
+        cases = [charts.Case(plan.name, outlook_of(plan, problem), after.get(plan.id)) for plan in shown]
     except InputError as error:
         widgets.cost_fault(str(error))
     again = plans["replanned"]

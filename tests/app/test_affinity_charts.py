@@ -109,8 +109,8 @@ def test_the_curve_of_tokens_says_how_many_are_enough() -> None:
     assert "beats linear" in study_charts.tokens_enough(curve(0.1, 0.1, 0.09)).layout.title.text
     figure = study_charts.tokens_enough(curve(0.2, 0.49, complete=False))
     assert figure.layout.title.text == "2 plans so far"
-    said = " ".join(annotation.text for annotation in figure.layout.annotations)
-    assert "at most (proven), 60 %" in said and "linear blocks, 10 %" in said and "itself, 50 %" in said
+    text = " ".join(annotation.text for annotation in figure.layout.annotations)
+    assert "at most (proven), 60 %" in text and "linear blocks, 10 %" in text and "itself, 50 %" in text
     bare = TokensEnough(8, True, "tokens", 1000, 900, 0.1, 0.6)
     assert study_charts.tokens_enough(bare).layout.title.text == "0 plans so far"
 

@@ -36,11 +36,11 @@ def imported(path: Path) -> set[Path]:
 def texts(module: Path) -> list[str]:
     """The strings of a module, without what it says to its readers."""
     tree = ast.parse(module.read_text())
-    said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
         str(node.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in said
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
     ]
 
 

@@ -104,10 +104,10 @@ def test_a_cluster_without_room_for_the_experts_is_answered(app: AppTest, page: 
     ]
     app.session_state["cluster"] = app.session_state["cluster"].model_copy(update={"nodes": tuple(nodes)})
     visit(app, page)
-    said = {"cluster": "only 8 of the 16 experts"} | dict.fromkeys(
+    faults = {"cluster": "only 8 of the 16 experts"} | dict.fromkeys(
         ("affinity", "what_if"), "16 experts a layer do not fit"
     )
-    assert not app.error if page not in said else said[page] in app.error[0].value
+    assert not app.error if page not in faults else faults[page] in app.error[0].value
 
 
 def test_what_a_page_cannot_use_is_said_in_a_line(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:

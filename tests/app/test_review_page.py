@@ -417,11 +417,11 @@ def test_of_many_gpus_those_are_drawn_that_the_others_wait_for(app: AppTest, pro
     assert [lanes[lane] for lane in part.events["peer"][sends]] == was["peer"][sends].tolist()
     for layer in (2, 3):
         for kind in ("dispatch", "ffn", "combine"):
-            both = [
+            ends = [
                 events[(events["layer"] == layer) & (events["kind"] == kind)]["end"].max()
                 for events in (part.events, whole.events)
             ]
-            assert both[0] == both[1]
+            assert ends[0] == ends[1]
     figure = charts.timelines({"a": whole, "b": whole}, (2, 3))
     assert "16 of 40 GPUs" in figure.layout.title.text and figure.layout.height < 1200
     small = simulate(app.plans[0], problem_of(app))

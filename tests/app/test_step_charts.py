@@ -66,7 +66,9 @@ def bars(figure, name: str) -> list:
 
 
 def drawn(figure, title: str) -> list[tuple[float, float]]:
-    return [(base, base + x) for trace in bars(figure, title) for base, x in zip(trace.base, trace.x, strict=True)]
+    return [
+        (base, base + length) for trace in bars(figure, title) for base, length in zip(trace.base, trace.x, strict=True)
+    ]
 
 
 def test_bars_of_a_plan_add_up_to_its_time_and_the_title_says_what_was_hidden(plans) -> None:
@@ -87,7 +89,7 @@ def test_every_bar_has_its_own_bound_and_the_value_is_written(plans) -> None:
     figure = charts.decomposition(figures)
     trace = next(trace for trace in figure.data if trace.name.startswith("Bound"))
     assert trace.line.dash == "dash"
-    assert [x for x in trace.x if x is not None] == pytest.approx(
+    assert [position for position in trace.x if position is not None] == pytest.approx(
         [metrics.order_bound * 1e3 for metrics in figures.values() for _ in "ab"]
     )
     assert figure.layout.annotations[0].text == "bound 75 ms"

@@ -54,19 +54,22 @@ def test_totals_before_and_after() -> None:
 
 
 @pytest.mark.parametrize(
-    "after, other, said",
+    "after, other, sentence",
     [
         (None, 1.5, "Aurora takes 1 s; Rival takes 1.5× as long"),
         (None, 1.0, "Aurora takes 1 s, as long as Rival"),
         (1.0, None, "Aurora takes 1 s as before"),
     ],
 )
-def test_findings(after: float | None, other: float | None, said: str) -> None:
+def test_findings(after: float | None, other: float | None, sentence: str) -> None:
     cases = [Case("Aurora", outlook(), after and outlook(after))]
     cases += [Case("Rival (R)", outlook(other), None)] if other else []
-    assert live.finding(cases) == said
-    bound = [Case(case.name, *(x and replace(x, simulated=False) for x in (case.before, case.after))) for case in cases]
-    assert live.finding(bound) == said.replace("Aurora takes", "Aurora takes at least")
+    assert live.finding(cases) == sentence
+    bound = [
+        Case(case.name, *(outlook and replace(outlook, simulated=False) for outlook in (case.before, case.after)))
+        for case in cases
+    ]
+    assert live.finding(bound) == sentence.replace("Aurora takes", "Aurora takes at least")
 
 
 def test_the_busiest_gpu_is_marked_and_a_bound_is_called_one() -> None:
@@ -131,8 +134,8 @@ def test_a_curve_finds_what_keeping_a_plan_costs() -> None:
 def test_imprecision_is_the_median_with_its_band() -> None:
     titles = {"aurora": "Aurora", "rcs": "Random order (RCS)"}
     points = [ImprecisionPoint("aurora", 0.0, 0, 1.0), ImprecisionPoint("rcs", 0.0, 0, 2.0)]
-    for seed, (mine, theirs) in enumerate([(1.2, 2.0), (1.1, 2.2), (4.0, 2.0)]):
-        points += [ImprecisionPoint("aurora", 0.75, seed, mine), ImprecisionPoint("rcs", 0.75, seed, theirs)]
+    for seed, (aurora, theirs) in enumerate([(1.2, 2.0), (1.1, 2.2), (4.0, 2.0)]):
+        points += [ImprecisionPoint("aurora", 0.75, seed, aurora), ImprecisionPoint("rcs", 0.75, seed, theirs)]
     figure = charts.imprecise_times(points, titles)
     assert figure.layout.title.text == "At 75 % noise Aurora's plan takes 20 % longer"
     assert list(figure.data[1].y) == [1.0, 1.2] and list(figure.data[0].y) == [1.0, 4.0, 1.1, 1.0]

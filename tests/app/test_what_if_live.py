@@ -203,10 +203,10 @@ def test_two_models(page: AppTest) -> None:
     page.run()
     assert not page.exception and not page.error
     page.select_slider(key="what-if-network").set_value(4.0).run()
-    both = make_problem(
+    together = make_problem(
         problem.workload, problem.cluster, problem.model, problem.cost, (problem.workload, problem.model)
     )
-    assert both.second is not None and "instead of" in titles(page, "what-if-totals")[0] and not page.error
+    assert together.second is not None and "instead of" in titles(page, "what-if-totals")[0] and not page.error
 
 
 def test_percentages_as_people_type_them() -> None:
@@ -223,9 +223,9 @@ def test_what_a_search_has_shown_is_said_and_no_more() -> None:
         scope = "placement and order" if total else ""
         return CapacityPoint(gpus, gpus, total, bound if total else None, scope, "" if total else "no room")
 
-    said = capacity.honestly([point(1, None), point(2, 3.0, 2.5), point(3, 1.0), point(4, 2.5)], 2.0, result, True)
-    assert "No smaller size can" in said and "with 4 GPUs the target is missed again" in said
-    said = capacity.honestly([point(1, 3.0, 1.5), point(2, 1.0), point(3, 1.0)], 2.0, result, True)
-    assert "at 1 GPUs the bound leaves room" in said and "larger ones were not tried" in said
-    said = capacity.honestly([point(1, 3.0)], 2.0, result, True)
-    assert "were not tried" in said and "No smaller" not in said
+    text = capacity.honestly([point(1, None), point(2, 3.0, 2.5), point(3, 1.0), point(4, 2.5)], 2.0, result, True)
+    assert "No smaller size can" in text and "with 4 GPUs the target is missed again" in text
+    text = capacity.honestly([point(1, 3.0, 1.5), point(2, 1.0), point(3, 1.0)], 2.0, result, True)
+    assert "at 1 GPUs the bound leaves room" in text and "larger ones were not tried" in text
+    text = capacity.honestly([point(1, 3.0)], 2.0, result, True)
+    assert "were not tried" in text and "No smaller" not in text

@@ -167,7 +167,7 @@ def test_a_sweep_of_something_else_is_not_shown_as_if_it_were_of_this(training: 
 
 
 @pytest.mark.parametrize(
-    "kind, text, said",
+    "kind, text, reason",
     [
         ("degree", "", "give at least one value"),
         ("degree", "0", "0 is not between 1 and 16"),
@@ -177,10 +177,10 @@ def test_a_sweep_of_something_else_is_not_shown_as_if_it_were_of_this(training: 
         ("range", "1-500", "500 values are too many"),
     ],
 )
-def test_wrong_values_are_answered_before_anything_starts(training: AppTest, kind: str, text: str, said: str) -> None:
+def test_wrong_values_are_answered_before_anything_starts(training: AppTest, kind: str, text: str, reason: str) -> None:
     choose(training, "sweep-kind", kind)
     training.text_input[0].set_value(text).run()
-    assert said in training.error[0].value.replace("\\", "")
+    assert reason in training.error[0].value.replace("\\", "")
     assert button(training, "Run the sweep").disabled
     assert not training.exception
 

@@ -212,10 +212,10 @@ def test_four_who_write_at_once_lose_nothing(db, url, saved):
 
     at_once(4, write_much)
     assert len(records.saved_plans(db, saved.workspace)) == 1 + 48
-    said = [comment.text for comment in records.find_review(db, review).comments]
-    assert sorted(said) == sorted(f"{who} {index}" for who in range(4) for index in range(12))
+    texts = [comment.text for comment in records.find_review(db, review).comments]
+    assert sorted(texts) == sorted(f"{who} {index}" for who in range(4) for index in range(12))
     for who in range(4):  # of each in the order in which they said it
-        assert [comment for comment in said if comment.startswith(f"{who} ")] == [
+        assert [comment for comment in texts if comment.startswith(f"{who} ")] == [
             f"{who} {index}" for index in range(12)
         ]
 
