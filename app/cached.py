@@ -70,14 +70,14 @@ def workload() -> Workload | None:
 
 def recording(digest: str) -> Workload:
     """A recording of the session, under the name that it has there: others may have saved the same contents before."""
-    found = _workload(digest)
-    name = state.workloads().get(digest, found.name)
-    return found if name == found.name else _renamed(digest, name, found)
+    original = _workload(digest)
+    name = state.workloads().get(digest, original.name)
+    return original if name == original.name else _renamed(digest, name, original)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def _renamed(digest: str, name: str, _found: Workload) -> Workload:
-    renamed = copy(_found)  # shares the arrays
+def _renamed(digest: str, name: str, _original: Workload) -> Workload:
+    renamed = copy(_original)  # shares the arrays
     object.__setattr__(renamed, "name", name)
     return renamed
 
@@ -119,7 +119,7 @@ def problem() -> Problem | None:
     alone = second is None and step is None
     others = tuple(recording(digest) for digest in state.others()) if alone else ()
     in_use = placement_in_use() if alone else None
-    names = tuple(one.name for one in (first, *others, *(second or ())))
+    names = tuple(part.name for part in (first, *others, *(second or ())))
     graph, cost = (state.graph() if step else None), state.cost()
     key = (
         names,
@@ -251,7 +251,7 @@ def migration(plan: Plan, problem: Problem) -> Migration | None:
 def _migration(id: str, now: str, key: tuple[str, ...], _plan: Plan, _now: Placement, _problem: Problem) -> Migration:
     order = SendOrder(mode="concurrent")
     deployed = Plan(name="in use", placement=_now, send_order=order, provenance=Provenance(optimiser=""))
-    seconds = (simulate(one, _problem).total for one in (deployed, _plan))
+    seconds = (simulate(plan, _problem).total for plan in (deployed, _plan))
     return engine_migration(_now, _plan.placement, _problem, *seconds)
 
 
@@ -263,22 +263,22 @@ def _key(problem: Problem) -> tuple[str, ...]:
 def candidates() -> dict[str, Candidate]:
     """Every plan that the session's jobs have found so far, by id, newest job first; then those of a front, and of sweeps
     and of the team's plans those that were opened."""
-    found: dict[str, Candidate] = {}
+    by_id: dict[str, Candidate] = {}
     front = state.study_job("front")
     for job in jobs([*state.plan_jobs(), *([front] if front else [])]):
         path = job.folder / "result.json"
         if path.exists():
             for candidate in _candidates(job.id, path.stat().st_mtime_ns, path):
-                found.setdefault(candidate.plan.id, candidate)
+                by_id.setdefault(candidate.plan.id, candidate)
     for id, name in state.taken().items():
         for job in jobs([name]):
-            found.setdefault(id, _taken(id, job.folder / "result.json"))
+            by_id.setdefault(id, _taken(id, job.folder / "result.json"))
     for id, number in state.saved().items():
         try:
-            found.setdefault(id, _saved(database().address, id, number))
+            by_id.setdefault(id, _saved(database().address, id, number))
         except InputError:  # the team's database does not answer, or is another one now
             continue
-    return found
+    return by_id
 
 
 @st.cache_resource(max_entries=256, show_spinner="Reading a saved plan")
@@ -325,13 +325,13 @@ def _transitions(digest: str, first_choice: bool, _trace: RoutingTrace) -> np.nd
 
 def jobs(ids: list[str]) -> list[runner.Job]:
     """The jobs of these ids that still exist."""
-    found = []
+    existing = []
     for id in ids:
         try:
-            found.append(runner.find(id, store.data_folder()))
+            existing.append(runner.find(id, store.data_folder()))
         except InputError:
             continue
-    return found
+    return existing
 
 
 def open_plan() -> Plan | None:

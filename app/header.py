@@ -23,7 +23,7 @@ def show(title: str, question: str) -> None:
             glossary.popover(title)
             people.show()
     st.caption(question)
-    tour.line(title)
+    tour.show(title)
     if text := state.take_notice():
         st.toast(plain(text))
     if text := state.take_left_out():
@@ -86,7 +86,7 @@ def _cluster_popover() -> None:
         st.page_link("../pages/cluster.py", label="Describe your own, choose costs", icon=":material/edit:")
     if cluster:
         types = [gpu.type for gpu in cluster.gpus]
-        gpus = " · ".join(f"{types.count(one)} × {plain(one)}" for one in dict.fromkeys(types))
+        gpus = " · ".join(f"{types.count(gpu_type)} × {plain(gpu_type)}" for gpu_type in dict.fromkeys(types))
         st.caption(f"{gpus} · costs: {plain(choice.short(state.cost()))}")
 
 
@@ -105,15 +105,15 @@ def _model_popover() -> None:
 
 
 def _plan_popover() -> None:
-    found = cached.candidates()
+    candidates = cached.candidates()
     plan = cached.open_plan()
     with st.popover(plain(plan.name) if plan else "No plan", icon=":material/route:", width="stretch"):
-        for id, candidate in found.items():
+        for id, candidate in candidates.items():
             label = f"{plain(candidate.plan.name)} · {id[:8]}"
             if st.button(label, key=f"strip-plan-{id}", disabled=id == state.plan_id()):
                 state.open_plan(id)
                 st.rerun()
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
     if plan and plan.claim:
-        gap = units.share(found[plan.id].plan.claim.objective / plan.claim.bound - 1) if plan.claim.bound else "—"
+        gap = units.share(candidates[plan.id].plan.claim.objective / plan.claim.bound - 1) if plan.claim.bound else "—"
         st.caption(f"{units.seconds(plan.claim.objective)} simulated · {gap} above its bound")

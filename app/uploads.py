@@ -107,10 +107,10 @@ def _read(path: Path, member: str | None) -> Workload:
 
 def _kind_of_json(path: Path) -> str:
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         return "recording"  # whose reader says what is wrong with it
-    keys = set(found) if isinstance(found, dict) else set()
+    keys = set(content) if isinstance(content, dict) else set()
     if "nodes" in keys:
         return "cluster"
     return "recording" if "logical_count" in keys or not keys else "model"

@@ -72,7 +72,12 @@ share, gpu_of_expert = placement.share, placement.gpu_of_expert
 figures = Hops(digest, first_choice, hops_of_pair, placement, problem.cluster, unit)
 
 
-def layer_pair() -> tuple[int, int]:
+def pause() -> None:
+    """Who moves the slider wants it to stay there."""
+    st.session_state[PLAY] = False
+
+
+def layer_pair(playing: bool) -> tuple[int, int]:
     """Which two layers are compared; a step further when playing."""
     last = trace.layers - 1
     if last == 1:
@@ -93,11 +98,6 @@ def layer_pair() -> tuple[int, int]:
     state.compare_layers(start, shown)
     low, high = shown
     return (low, high) if low < high else (low, low + 1) if low < last else (low - 1, low)
-
-
-def pause() -> None:
-    """Who moves the slider wants it to stay there."""
-    st.session_state[PLAY] = False
 
 
 st.caption(
@@ -133,7 +133,7 @@ def pictures() -> None:
         st.rerun()
     left, right = st.columns([11, 9], gap="medium")
     with left:
-        low, high = layer_pair()
+        low, high = layer_pair(playing)
         pair = cached.layer_pair(digest, (low, high), first_choice)
         grouped = order == "Grouped by GPU"
         stays = float(kept_by_pair(share[[low, high]], pair[None])[0]) if grouped else None

@@ -68,7 +68,7 @@ with upload:
     file = st.file_uploader(
         "Or open a cluster file (JSON), or what nvidia-smi topo -m printed (text)",
         key="cluster-file",
-        type=["json", *(one.removeprefix(".") for one in TOPOLOGY)],
+        type=["json", *(suffix.removeprefix(".") for suffix in TOPOLOGY)],
         help="`nvidia-smi -L > topo.txt; nvidia-smi topo -m >> topo.txt` also names the GPUs",
     )
     if file and file.name.lower().endswith(TOPOLOGY):

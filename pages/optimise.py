@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import cached, header, state, widgets
-from app.optimise import goal, step, studies
+from app.optimise import goal, lina, step, studies
 from app.optimise import table as plan_table
 from app.text import plain
 from engine import units
@@ -75,9 +75,9 @@ def watch() -> None:
         widgets.job_row(job)
     for job in jobs:
         if state.newly_finished(job.id, job.state.finished):
-            found = widgets.plans_of(job)
-            if found and widgets.why_not(cached.open_plan(), problem):
-                state.open_plan(min(found, key=lambda one: one.claim.objective).id)
+            plans = widgets.plans_of(job)
+            if plans and widgets.why_not(cached.open_plan(), problem):
+                state.open_plan(min(plans, key=lambda plan: plan.claim.objective).id)
             st.rerun()
 
 
@@ -91,7 +91,7 @@ if aim == goal.ONE:
             "Show",
             list(VIEWS),
             default=view,
-            format_func=lambda one: f"{VIEWS[one]} {one}",
+            format_func=lambda view: f"{VIEWS[view]} {view}",
             label_visibility="collapsed",
         )
         or view
@@ -103,7 +103,7 @@ if view == "Plan on A, score on B":
     studies.matrix(problem, options)
     st.stop()
 if view == "Lina at run time":
-    studies.lina(problem)
+    lina.panel(problem)
     st.stop()
 
 table = plan_table.rows(problem)
@@ -118,11 +118,11 @@ if table.empty:
 
 st.subheader("Candidate plans", anchor=False)
 on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"
-said = f"{on}, fastest first. Select a row to open its plan."
+caption = f"{on}, fastest first. Select a row to open its plan."
 if len(table) > 1 and table["Time"][0] > 0:
     factor = units.ratio(table["Time"].max() / table["Time"][0])
-    said = f"{plain(table['Plan'][0])} is {factor} as fast as {plain(table['Plan'].iloc[-1])}. {said}"
-st.caption(said)
+    caption = f"{plain(table['Plan'][0])} is {factor} as fast as {plain(table['Plan'].iloc[-1])}. {caption}"
+st.caption(caption)
 plan_table.show(table)
 if aim == goal.STEP:
     st.caption(

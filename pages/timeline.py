@@ -17,7 +17,9 @@ from engine.simulate import bound_of_plan
 header.show("Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis.")
 problem = widgets.needed_problem()
 
-fitting = {id: one.plan for id, one in cached.candidates().items() if not widgets.why_not(one.plan, problem)}
+fitting = {
+    id: candidate.plan for id, candidate in cached.candidates().items() if not widgets.why_not(candidate.plan, problem)
+}
 plan = fitting.get(state.plan_id() or "")
 if plan is None:
     reason = widgets.why_not(cached.open_plan(), problem)
@@ -38,7 +40,7 @@ shown = {
     for id in (plan.id, *beside)
 }
 try:
-    timelines = {name: cached.simulate(one, problem) for name, one in shown.items()}
+    timelines = {name: cached.simulate(plan, problem) for name, plan in shown.items()}
 except InputError as error:  # sizes that the chosen costs were not measured for, or tokens that the recording lacks
     widgets.cost_fault(str(error))
 
@@ -96,11 +98,11 @@ if last - first + 1 > fits:
         icon=":material/warning:",
     )
     last = first + fits - 1
-others = [one.total for name, one in timelines.items() if name != plan.name]
+others = [timeline.total for name, timeline in timelines.items() if name != plan.name]
 title = f"{theme.plain(plan.name)} takes {units.seconds(figures.total)}"
 if others:
     title += f"; the plans beside it take {' and '.join(units.ratio(other / whole) for other in others)} that"
-bounds = {name: bound_of_plan(one, problem, first, last) for name, one in shown.items()}
+bounds = {name: bound_of_plan(plan, problem, first, last) for name, plan in shown.items()}
 widgets.chart(charts.gantt(timelines, first, last, title, bounds), "gantt")
 
 longest = max(figures.seconds, key=figures.seconds.get)

@@ -49,7 +49,7 @@ def panel(problem: Problem, first_choice: bool) -> None:
         return
     others = _other_recordings(problem)
     # What was chosen for another recording or model may be no option now.
-    st.session_state[CHOSEN] = [one for one in st.session_state.get(CHOSEN, []) if one in others]
+    st.session_state[CHOSEN] = [key for key in st.session_state.get(CHOSEN, []) if key in others]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.multiselect(
             "Also score on",
@@ -74,26 +74,26 @@ def panel(problem: Problem, first_choice: bool) -> None:
 
 def _other_recordings(problem: Problem) -> dict[str, str]:
     """What else the model can be scored on: names by digest, or by file for samples that are not open yet."""
-    found = {}
+    names = {}
     for digest, name in state.workloads().items():
         try:
-            one = cached.recording(digest)
-            problem.model.check_recording(one.layers, one.num_experts, one.k, one.name)
+            recording = cached.recording(digest)
+            problem.model.check_recording(recording.layers, recording.num_experts, recording.k, recording.name)
         except InputError:
             continue
-        if isinstance(one, RoutingTrace) and digest != state.workload_digest():
-            found[digest] = name
-    known = {problem.workload.name, *found.values()}
+        if isinstance(recording, RoutingTrace) and digest != state.workload_digest():
+            names[digest] = name
+    taken = {problem.workload.name, *names.values()}
     for sample in samples.RECORDINGS:
         fits = sample.file.endswith(".npz") and Path(sample.model).stem == problem.model.name
-        if fits and Path(sample.file).stem not in known:
-            found[sample.file] = f"{sample.title} (sample)"
-    return found
+        if fits and Path(sample.file).stem not in taken:
+            names[sample.file] = f"{sample.title} (sample)"
+    return names
 
 
 def _digest(chosen: str) -> str:
     """The digest of a chosen recording; a sample joins the session."""
-    sample = next((one for one in samples.RECORDINGS if one.file == chosen), None)
+    sample = next((sample for sample in samples.RECORDINGS if sample.file == chosen), None)
     if sample is None:
         return chosen
     model = formats.read_model(samples.FOLDER / sample.model)
@@ -103,10 +103,10 @@ def _digest(chosen: str) -> str:
 def _start(gpus: int, first_choice: bool) -> None:
     """Start the study with what is chosen. A callback, so that chosen samples can stay chosen once they are open."""
     try:
-        mine = state.workload_digest()
-        others = [one for one in dict.fromkeys(map(_digest, st.session_state[CHOSEN])) if one != mine]
+        own = state.workload_digest()
+        others = [digest for digest in dict.fromkeys(map(_digest, st.session_state[CHOSEN])) if digest != own]
         st.session_state[CHOSEN] = others
-        arguments = {"workload": mine, "others": others, "gpus": gpus, "first_choice": first_choice}
+        arguments = {"workload": own, "others": others, "gpus": gpus, "first_choice": first_choice}
         state.set_study_job(KIND, widgets.start_job(KIND, arguments).id)
     except InputError as error:
         state.notice(str(error))
@@ -155,7 +155,7 @@ def _show(result: dict[str, Any], id: str) -> None:
                         "Numbers",
                         list(VIEWS),
                         default="share",
-                        format_func=lambda one: VIEWS[one][0],
+                        format_func=lambda view: VIEWS[view][0],
                         key="affinity-numbers",
                         label_visibility="collapsed",
                     )

@@ -37,10 +37,10 @@ def heatmap(
     chance = np.divide(counts, row_sum, out=np.full(counts.shape, np.nan), where=row_sum > 0)
     rows = columns = np.arange(experts)
     if gpus is not None:
-        rows, columns = (np.argsort(one, kind="stable") for one in gpus)
+        rows, columns = (np.argsort(gpu_of_expert, kind="stable") for gpu_of_expert in gpus)
     value = (100 * chance if probability else counts)[np.ix_(rows, columns)].astype(np.float32)
     hover = np.dstack(
-        [*np.broadcast_arrays(rows[:, None], columns), *(x[np.ix_(rows, columns)] for x in (counts, chance))]
+        [*np.broadcast_arrays(rows[:, None], columns), *(table[np.ix_(rows, columns)] for table in (counts, chance))]
     ).astype(np.float32)
     figure = go.Figure(
         go.Heatmap(
@@ -66,6 +66,14 @@ def heatmap(
     )
     _axis(figure.update_xaxes, f"expert of layer {last}", columns, None if gpus is None else gpus[1])
     _axis(figure.update_yaxes, f"expert of layer {first}", rows, None if gpus is None else gpus[0])
+    _make_square(figure, experts)
+    if gpus is not None:
+        _draw_blocks(figure, *gpus)
+    return finish(figure, _heatmap_title(counts, chance, layers, probability, unit, kept), 780)
+
+
+def _make_square(figure: go.Figure, experts: int) -> None:
+    """Cells as wide as high, the first row on top."""
     figure.update_xaxes(
         constrain="domain", constraintoward="right", range=[-0.5, experts - 0.5], showgrid=False, zeroline=False
     )
@@ -77,9 +85,6 @@ def heatmap(
         showgrid=False,
         zeroline=False,
     )
-    if gpus is not None:
-        _draw_blocks(figure, *gpus)
-    return finish(figure, _heatmap_title(counts, chance, layers, probability, unit, kept), 780)
 
 
 def _axis(update, title: str, order: np.ndarray, gpu: np.ndarray | None) -> None:
@@ -89,38 +94,38 @@ def _axis(update, title: str, order: np.ndarray, gpu: np.ndarray | None) -> None
         update(title=title, tickmode="linear", tick0=0, dtick=step)
         return
     groups = _groups(gpu)
-    few = all(len(held) <= 4 for _, _, held in groups) and len(groups) <= 16
+    few = all(len(experts) <= 4 for _, _, experts in groups) and len(groups) <= 16
     step = -(-len(groups) // 16)
     shown = groups[::step]
     update(
         title=f"{title}, by GPU",
-        tickvals=[start + (len(held) - 1) / 2 for _, start, held in shown],
-        ticktext=[f"GPU {one}" + (f"<br>{', '.join(map(str, held))}" if few else "") for one, _, held in shown],
+        tickvals=[start + (len(experts) - 1) / 2 for _, start, experts in shown],
+        ticktext=[f"GPU {gpu}" + (f"<br>{', '.join(map(str, experts))}" if few else "") for gpu, _, experts in shown],
     )
 
 
 def _groups(gpu: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
     """(GPU, first position, its experts) of every GPU that holds any, in the order of the grouped axis."""
-    found, start = [], 0
-    for one in np.unique(gpu):
-        held = np.flatnonzero(gpu == one)
-        found.append((int(one), start, held))
-        start += len(held)
-    return found
+    groups, start = [], 0
+    for rank in np.unique(gpu):
+        experts = np.flatnonzero(gpu == rank)
+        groups.append((int(rank), start, experts))
+        start += len(experts)
+    return groups
 
 
 def _draw_blocks(figure: go.Figure, rows: np.ndarray, columns: np.ndarray) -> None:
     """Thin lines between GPUs, and a frame round every block of hops that stay."""
-    experts = len(rows)
-    down, across = _groups(rows), {gpu: (start, len(held)) for gpu, start, held in _groups(columns)}
+    cells = len(rows)
+    down, across = _groups(rows), {gpu: (start, len(experts)) for gpu, start, experts in _groups(columns)}
     many = len(down) > 16
     thin, frame = ({"color": NEUTRAL, "width": width} for width in ((0.25, 1.5) if many else (0.7, 3)))
-    lines = [{"y0": start - 0.5, "y1": start - 0.5, "x0": -0.5, "x1": experts - 0.5} for _, start, _ in down[1:]]
+    lines = [{"y0": start - 0.5, "y1": start - 0.5, "x0": -0.5, "x1": cells - 0.5} for _, start, _ in down[1:]]
     lines += [
-        {"x0": start - 0.5, "x1": start - 0.5, "y0": -0.5, "y1": experts - 0.5} for start, _ in [*across.values()][1:]
+        {"x0": start - 0.5, "x1": start - 0.5, "y0": -0.5, "y1": cells - 0.5} for start, _ in [*across.values()][1:]
     ]
     shapes = [{"type": "line", "line": thin} | line for line in lines]
-    for gpu, start, held in down:
+    for gpu, start, experts in down:
         if gpu in across:
             left, width = across[gpu]
             shapes.append(
@@ -130,7 +135,7 @@ def _draw_blocks(figure: go.Figure, rows: np.ndarray, columns: np.ndarray) -> No
                     "x0": left - 0.5,
                     "x1": left + width - 0.5,
                     "y0": start - 0.5,
-                    "y1": start + len(held) - 0.5,
+                    "y1": start + len(experts) - 0.5,
                 }
             )
     figure.update_layout(shapes=shapes)
@@ -170,12 +175,7 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
     np.add.at(through[0], (layer, here), value)
     np.add.at(through[1], (layer + 1, there), value)
     through = through.max(axis=0)
-    nodes = [
-        (at, expert)
-        for at in range(layers)
-        for expert in np.lexsort((range(experts), gpu_of_expert[at]))
-        if through[at, expert] > 0
-    ]
+    nodes = _nodes(through, gpu_of_expert)
     number = {node: index for index, node in enumerate(nodes)}
     columns = through.sum(axis=1)
     gpus = int(gpu_of_expert.max()) + 1
@@ -208,6 +208,25 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
             },
         )
     )
+    _name_layers(figure, layers, first)
+    paths = np.count_nonzero(counts)
+    which = f"{len(value)} strongest of {paths:,}" if len(value) < paths else f"All {paths}"
+    title = f"{which} paths: {share(value[stays].sum() / value.sum())} of hops stay"
+    return finish(figure, title, 440, top=64)
+
+
+def _nodes(through: np.ndarray, gpu_of_expert: np.ndarray) -> list[tuple[int, int]]:
+    """(layer, expert) of every expert with a path through it, those of one GPU next to each other."""
+    layers, experts = through.shape
+    return [
+        (at, expert)
+        for at in range(layers)
+        for expert in np.lexsort((range(experts), gpu_of_expert[at]))
+        if through[at, expert] > 0
+    ]
+
+
+def _name_layers(figure: go.Figure, layers: int, first: int) -> None:
     for at in range(layers):
         figure.add_annotation(
             x=at / (layers - 1),
@@ -218,10 +237,6 @@ def paths(counts: np.ndarray, first: int, gpu_of_expert: np.ndarray, unit: str =
             font={"size": 12},
             xanchor="left" if at == 0 else "right" if at == layers - 1 else "center",
         )
-    found = np.count_nonzero(counts)
-    which = f"{len(value)} strongest of {found:,}" if len(value) < found else f"All {found}"
-    title = f"{which} paths: {share(value[stays].sum() / value.sum())} of hops stay"
-    return finish(figure, title, 440, top=64)
 
 
 def _heights(nodes: list[tuple[int, int]], through: np.ndarray) -> list[float]:
@@ -230,12 +245,12 @@ def _heights(nodes: list[tuple[int, int]], through: np.ndarray) -> list[float]:
     counts = np.count_nonzero(through, axis=1)
     scale = (1 - gap * counts.max()) / most
     top = {at: (1 - scale * through[at].sum() - gap * counts[at]) / 2 for at in range(len(through))}
-    found = []
+    heights = []
     for at, expert in nodes:
         height = scale * through[at, expert]
-        found.append(float(np.clip(top[at] + height / 2, 0.001, 0.999)))
+        heights.append(float(np.clip(top[at] + height / 2, 0.001, 0.999)))
         top[at] += height + gap
-    return found
+    return heights
 
 
 def _gpu_hue(gpu: int, gpus: int) -> str:

@@ -91,7 +91,7 @@ def out_of_distribution(study: OutOfDistribution, view: View = "share", dark: bo
     else:
         reach = max(float(np.nanmax(np.abs(value - 1), initial=0.0)), 0.05)
         scale = {"colorscale": DIVERGING, "zmin": 1 - reach, "zmax": 1 + reach, "z": value}
-        bar, text = "ratio", [[_blank(cell, lambda one: f"{one:.3f}") for cell in row] for row in value]
+        bar, text = "ratio", [[_blank(cell, lambda quotient: f"{quotient:.3f}") for cell in row] for row in value]
     across, down = np.arange(len(names)), np.arange(len(rows))
     hover = [
         [f"{row}, scored on {name}: {text[i][j] or 'not yet'}" for j, name in enumerate(names)]

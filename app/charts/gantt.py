@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, finish, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, finish, legend_above, plain
 from engine.simulate.waits import last_of_steps
 from engine.timeline import KINDS, Timeline
 from engine.units import TIME, scale_of, seconds, size
@@ -32,7 +32,7 @@ def gantt(
     Simulated bars are outlined, measured ones solid. bounds: seconds from a timeline's own start of the chosen layers,
     drawn as a dashed line with its value.
     """
-    parts = {name: _stretch(one, first, last) for name, one in timelines.items()}
+    parts = {name: _stretch(timeline, first, last) for name, timeline in timelines.items()}
     longest = max((events["end"].max() for events in parts.values() if len(events)), default=0.0)
     factor, unit = scale_of(longest, TIME)
     lanes = max(len(timeline.resources) for timeline in timelines.values())
@@ -66,20 +66,7 @@ def gantt(
     second_row = 26 * any((events["model"] > 0).any() for events in parts.values())
     height = max(170, 26 * lanes + 60) * len(parts) + 110 + second_row
     return finish(
-        figure,
-        title,
-        height,
-        barmode="overlay",
-        bargap=0.1,
-        top=84 + second_row,
-        legend={
-            "orientation": "h",
-            "yref": "container",
-            "y": 1 - 34 / height,
-            "yanchor": "top",
-            "x": 0,
-            "xanchor": "left",
-        },
+        figure, title, height, barmode="overlay", bargap=0.1, top=84 + second_row, legend=legend_above(height)
     )
 
 
@@ -96,14 +83,14 @@ def _draw(
     measured = timeline.source == "measured"
     short = [name.split(" · ")[0] for name in timeline.resources]
     for model, kind in product(range(2), KINDS):
-        some = events[(events["kind"] == kind) & (events["model"] == model)]
-        if not len(some):
+        events_of_kind = events[(events["kind"] == kind) & (events["model"] == model)]
+        if not len(events_of_kind):
             continue
         colour, name = KIND_COLOURS[kind], KIND_TITLES[kind] + SECOND * model
         figure.add_bar(
-            x=(some["end"] - some["start"]) / factor,
-            base=some["start"] / factor,
-            y=some["resource"] + _lane_shift(some),
+            x=(events_of_kind["end"] - events_of_kind["start"]) / factor,
+            base=events_of_kind["start"] / factor,
+            y=events_of_kind["resource"] + _lane_shift(events_of_kind),
             width=0.36,
             orientation="h",
             marker={
@@ -115,7 +102,7 @@ def _draw(
             name=name,
             legendgroup=name,
             showlegend=name not in seen,
-            customdata=_hover(some, short),
+            customdata=_hover(events_of_kind, short),
             hovertemplate="%{customdata}<extra></extra>",
             row=row,
             col=1,

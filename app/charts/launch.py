@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, NEUTRAL, TEAL, finish, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, NEUTRAL, TEAL, finish, legend_above, plain
 from engine.units import TIME, digits, ratio, scale_of, seconds
 
 BESIDE = "left bars predicted, right bars measured"
@@ -78,14 +78,44 @@ def totals(
 ) -> go.Figure:
     """Of every plan the predicted time, outlined, and the median of its timed passes, solid, with the fastest and the slowest
     pass as whiskers. Seconds."""
-    medians = np.array([np.median(one) for one in passes])
-    lows, highs = np.array([min(one) for one in passes]), np.array([max(one) for one in passes])
+    medians = np.array([np.median(times) for times in passes])
+    highs = np.array([max(times) for times in passes])
     factor, unit = scale_of(float(max(highs.max(), max(predicted))), TIME)
     places = np.arange(len(names))
     figure = go.Figure()
+    _add_predicted(figure, names, predicted, factor)
+    _add_measured(figure, names, passes, factor)
+    ends = np.maximum(highs, np.array(predicted)) / factor
+    figure.add_scatter(
+        x=ends,
+        y=places,
+        mode="text",
+        showlegend=False,
+        hoverinfo="skip",
+        textposition="middle right",
+        text=[
+            f"  {seconds(median)} measured, {seconds(prediction)} predicted ({ratio(median / prediction)})"
+            if prediction
+            else ""
+            for median, prediction in zip(medians, predicted, strict=True)
+        ],
+    )
+    figure.update_xaxes(title=f"time of one pass, {unit}", range=[0, float(ends.max()) * 1.5 or 1])
+    figure.update_yaxes(
+        tickvals=places,
+        ticktext=[plain(name) for name in names],
+        range=[len(names) - 0.5, -0.5],
+        showgrid=False,
+        zeroline=False,
+    )
+    height = 130 + 52 * len(names)
+    return finish(figure, title, height, top=70, barmode="overlay", legend=legend_above(height))
+
+
+def _add_predicted(figure: go.Figure, names: Sequence[str], predicted: Sequence[float], factor: float) -> None:
     figure.add_bar(
         x=np.array(predicted) / factor,
-        y=places - 0.19,
+        y=np.arange(len(names)) - 0.19,
         width=0.34,
         orientation="h",
         name="Predicted",
@@ -95,9 +125,13 @@ def totals(
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )
+
+
+def _add_measured(figure: go.Figure, names: Sequence[str], passes: Sequence[Sequence[float]], factor: float) -> None:
+    medians, lows, highs = (np.array([pick(times) for times in passes]) for pick in (np.median, min, max))
     figure.add_bar(
         x=medians / factor,
-        y=places + 0.19,
+        y=np.arange(len(names)) + 0.19,
         width=0.34,
         orientation="h",
         name="Measured, median pass",
@@ -112,47 +146,10 @@ def totals(
             "width": 6,
         },
         customdata=[
-            f"{plain(name)}<br>measured {seconds(middle)}, passes {seconds(low)} to {seconds(high)}"
-            for name, middle, low, high in zip(names, medians, lows, highs, strict=True)
+            f"{plain(name)}<br>measured {seconds(median)}, passes {seconds(low)} to {seconds(high)}"
+            for name, median, low, high in zip(names, medians, lows, highs, strict=True)
         ],
         hovertemplate="%{customdata}<extra></extra>",
-    )
-    ends = np.maximum(highs, np.array(predicted)) / factor
-    figure.add_scatter(
-        x=ends,
-        y=places,
-        mode="text",
-        showlegend=False,
-        hoverinfo="skip",
-        textposition="middle right",
-        text=[
-            f"  {seconds(middle)} measured, {seconds(told)} predicted ({ratio(middle / told)})" if told else ""
-            for middle, told in zip(medians, predicted, strict=True)
-        ],
-    )
-    figure.update_xaxes(title=f"time of one pass, {unit}", range=[0, float(ends.max()) * 1.5 or 1])
-    figure.update_yaxes(
-        tickvals=places,
-        ticktext=[plain(name) for name in names],
-        range=[len(names) - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-    )
-    height = 130 + 52 * len(names)
-    return finish(
-        figure,
-        title,
-        height,
-        top=70,
-        barmode="overlay",
-        legend={
-            "orientation": "h",
-            "yref": "container",
-            "y": 1 - 34 / height,
-            "yanchor": "top",
-            "x": 0,
-            "xanchor": "left",
-        },
     )
 
 

@@ -55,29 +55,9 @@ def front(
         hovertemplate="%{text}<extra></extra>",
     )
     if elsewhere:
-        figure.add_scatter(
-            x=[100 * one for one, _ in elsewhere],
-            y=[two for _, two in elsewhere],
-            mode="markers",
-            name=f"on {plain(where)}",
-            marker={"size": 11, "symbol": "circle-open", "color": MARK, "line": {"width": 2}},
-            hovertemplate=f"on {plain(where)}: %{{x:.0f}} % kept, balancedness %{{y:.3f}}<extra></extra>",
-        )
+        _add_elsewhere(figure, elsewhere, where)
     if others:
-        together: dict[tuple[float, float], list[str]] = {}
-        for name, (one, two) in others.items():
-            together.setdefault((round(100 * one, 1), round(two, 3)), []).append(plain(name))
-        figure.add_scatter(
-            x=[one for one, _ in together],
-            y=[two for _, two in together],
-            mode="markers+text",
-            name="other plans",
-            text=[", ".join(names) for names in together.values()],
-            textposition="top right",
-            textfont={"size": 11},
-            marker={"size": 10, "symbol": "diamond", "color": NEUTRAL},
-            hovertemplate="%{text}: %{x:.0f} % kept, balancedness %{y:.3f}<extra></extra>",
-        )
+        _add_others(figure, others)
     figure.update_xaxes(title="hops kept on their GPU, %")
     figure.update_yaxes(title="balancedness (mean / max GPU load)")
     title = "No placement has both"
@@ -90,24 +70,53 @@ def front(
     return finish(figure, title, 460, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"})
 
 
+def _add_elsewhere(figure: go.Figure, elsewhere: list[tuple[float, float]], where: str) -> None:
+    figure.add_scatter(
+        x=[100 * kept_share for kept_share, _ in elsewhere],
+        y=[balancedness for _, balancedness in elsewhere],
+        mode="markers",
+        name=f"on {plain(where)}",
+        marker={"size": 11, "symbol": "circle-open", "color": MARK, "line": {"width": 2}},
+        hovertemplate=f"on {plain(where)}: %{{x:.0f}} % kept, balancedness %{{y:.3f}}<extra></extra>",
+    )
+
+
+def _add_others(figure: go.Figure, others: dict[str, tuple[float, float]]) -> None:
+    """Other plans by name; those at the same point share a label."""
+    together: dict[tuple[float, float], list[str]] = {}
+    for name, (kept_share, balancedness) in others.items():
+        together.setdefault((round(100 * kept_share, 1), round(balancedness, 3)), []).append(plain(name))
+    figure.add_scatter(
+        x=[kept for kept, _ in together],
+        y=[balancedness for _, balancedness in together],
+        mode="markers+text",
+        name="other plans",
+        text=[", ".join(names) for names in together.values()],
+        textposition="top right",
+        textfont={"size": 11},
+        marker={"size": 10, "symbol": "diamond", "color": NEUTRAL},
+        hovertemplate="%{text}: %{x:.0f} % kept, balancedness %{y:.3f}<extra></extra>",
+    )
+
+
 def matrix(names: list[str], table: list[list[float | None]], what: str, dark: bool = False) -> go.Figure:
     """Plans by row, scored on the recording of each column; the best of every column is 100 % for times.
 
     table: [plan made on][scored on], None where not reached; what: a key of SCORES; dark: of the page.
     """
-    values = np.array([[np.nan if one is None else one for one in row] for row in table], dtype=float)
+    values = np.array([[np.nan if cell is None else cell for cell in row] for row in table], dtype=float)
     count = len(names)
     names = [plain(name) for name in names]
     if what == "seconds":
         factor, unit = scale_of(float(np.nanmax(values)) if np.isfinite(values).any() else 1.0, TIME)
         own = np.diag(values)
         shown, label = np.divide(values, own, out=np.full_like(values, np.nan), where=own > 0), "× own plan's time"
-        text = [[f"{digits(one / factor)} {unit}" if one == one else "…" for one in row] for row in values]
+        text = [[f"{digits(cell / factor)} {unit}" if cell == cell else "…" for cell in row] for row in values]
         worst = np.nanmax(shown) if np.isfinite(shown).any() else 1.0
         title = f"On a recording it was not made from, a plan takes up to {ratio(float(worst))} of that recording's own plan"
     else:
         shown, label = values, SCORES[what].lower()
-        text = [[digits(one) if one == one else "…" for one in row] for row in values]
+        text = [[digits(cell) if cell == cell else "…" for cell in row] for row in values]
         off = values[~np.eye(count, dtype=bool)]
         low = float(np.nanmin(off)) if np.isfinite(off).any() else float("nan")
         title = f"{SCORES[what]} away from home falls to {digits(low)}" if low == low else SCORES[what]
@@ -155,7 +164,7 @@ def lina(figures: dict[str, dict[str, float]], length: int, what: str = "inferen
             x=["median", "95th percentile"],
             y=values,
             name=title,
-            text=[f"{digits(one)}×" for one in values],
+            text=[f"{digits(value)}×" for value in values],
             marker={"color": colour, "pattern": {"shape": pattern}},
             textposition="outside",
             cliponaxis=False,
@@ -180,7 +189,7 @@ def accuracy(runs: list[dict]) -> go.Figure:
     dashes = ("solid", "dash", "dot", "dashdot")
     for turn, run in enumerate(runs):
         length = run["options"]["path_length"]
-        values = [None if one is None else 100 * one for one in run["accuracy_of_layer"]]
+        values = [None if accuracy is None else 100 * accuracy for accuracy in run["accuracy_of_layer"]]
         figure.add_scatter(
             x=list(range(len(values))),
             y=values,

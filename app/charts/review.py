@@ -45,7 +45,7 @@ def placement(plan: Plan, problem: Problem) -> go.Figure:
             colorbar={"title": "× mean"},
             xgap=_gap(load),
             ygap=_gap(load),
-            text=[[f"{rows[one]}<br>{name}" for name in names] for one in range(len(load))],
+            text=[[f"{rows[row]}<br>{name}" for name in names] for row in range(len(load))],
             hovertemplate="%{text}<br>%{z:.3g}× the mean of the layer<extra></extra>",
         )
     )
@@ -110,7 +110,7 @@ def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer
 
 def drawable(shown: dict[str, Timeline], first: int, last: int) -> tuple[int, int]:
     """As many of these MoE layers, from the first one, as can be drawn as bars."""
-    part = [fewer_lanes(one, first, last)[0] for one in shown.values()]
+    part = [fewer_lanes(timeline, first, last)[0] for timeline in shown.values()]
     return first, min(last, first + gantt_charts.layers_that_fit(part) - 1)
 
 
@@ -130,10 +130,10 @@ def fewer_lanes(timeline: Timeline, first: int, last: int) -> tuple[Timeline, in
     order = [*sorted(order[:kept]), *order[kept:]]
     place = np.empty(gpus, dtype=np.int64)
     place[order] = np.arange(gpus)
-    some = events[events["resource"].isin(order[:kept])]
-    peer = some["peer"].to_numpy()
-    moved = some.assign(resource=place[some["resource"].to_numpy()], peer=np.where(peer < 0, peer, place[peer]))
-    names = tuple(timeline.resources[one] for one in order)
+    drawn = events[events["resource"].isin(order[:kept])]
+    peer = drawn["peer"].to_numpy()
+    moved = drawn.assign(resource=place[drawn["resource"].to_numpy()], peer=np.where(peer < 0, peer, place[peer]))
+    names = tuple(timeline.resources[resource] for resource in order)
     return Timeline(moved, names, timeline.source, timeline.cost_source, timeline.labels), kept
 
 
@@ -152,11 +152,11 @@ def timelines(
         title += f"; {' and '.join(f'{plain(name)} {ratio(shown[name].total / total)} that' for name in names[1:])}"
     if layers is None:
         return step_charts.step_gantt(shown, parts_of_steps(shown), title)
-    fewer = {name: fewer_lanes(one, *layers) for name, one in shown.items()}
+    fewer = {name: fewer_lanes(timeline, *layers) for name, timeline in shown.items()}
     lanes, gpus = max(kept for _, kept in fewer.values()), len(shown[names[0]].resources)
     if lanes < gpus:
         title += f" ({lanes} of {gpus} GPUs: those that the others wait for, and the busiest)"
-    figure = gantt_charts.gantt({name: one for name, (one, _) in fewer.items()}, *layers, title, bounds)
+    figure = gantt_charts.gantt({name: timeline for name, (timeline, _) in fewer.items()}, *layers, title, bounds)
     if lanes < gpus:
         height = figure.layout.height - (gpus - lanes) * PIXELS * len(names)
         figure.update_yaxes(range=[lanes - 0.45, -0.55])
@@ -166,10 +166,10 @@ def timelines(
 
 def parts_of_steps(shown: dict[str, Timeline]) -> dict[str, step_charts.Stretch]:
     """The whole steps, or as much of their forward passes as can be drawn."""
-    every = list(shown.values())
-    whole = {name: step_charts.stretch(one) for name, one in shown.items()}
-    if sum(len(one.events) for one in whole.values()) <= step_charts.MOST_BARS:
+    timelines = list(shown.values())
+    whole = {name: step_charts.stretch(timeline) for name, timeline in shown.items()}
+    if sum(len(stretch.events) for stretch in whole.values()) <= step_charts.MOST_BARS:
         return whole
-    layers = step_charts.layers_of(every) or [0]
-    last = step_charts.last_that_fits(every, "forward", layers[0], layers[-1])
-    return {name: step_charts.stretch(one, "forward", layers[0], last) for name, one in shown.items()}
+    layers = step_charts.layers_of(timelines) or [0]
+    last = step_charts.last_that_fits(timelines, "forward", layers[0], layers[-1])
+    return {name: step_charts.stretch(timeline, "forward", layers[0], last) for name, timeline in shown.items()}

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, NEUTRAL, TEAL, finish, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, NEUTRAL, TEAL, finish, legend_above, plain, strokes
 from engine.simulate.metrics import Metrics
 from engine.timeline import COMPUTE_KINDS, KINDS, Timeline
 from engine.units import TIME, scale_of, seconds, share, size
@@ -40,7 +40,7 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
     place = np.arange(len(names))
     figure = go.Figure()
     for key, title, colour, pattern in PARTS:
-        values = np.array([one.decomposition[key] for one in figures])
+        values = np.array([metrics.decomposition[key] for metrics in figures])
         if key == "idle" and not values.any():
             continue
         figure.add_bar(
@@ -56,35 +56,14 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
                 "pattern": _hatched(pattern, colour),
             },
             customdata=[
-                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (one.total or 1))}"
-                for name, one, value in zip(names, figures, values, strict=True)
+                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (metrics.total or 1))}"
+                for name, metrics, value in zip(names, figures, values, strict=True)
             ],
             hovertemplate="%{customdata}<extra></extra>",
         )
-    bounds = [one.order_bound for one in figures]
-    ends = [(row - 0.42, row + 0.42, None) for row in place]
-    figure.add_scatter(
-        x=[None if end is None else bounds[row] / factor for row, three in enumerate(ends) for end in three],
-        y=[end for three in ends for end in three],
-        mode="lines",
-        name="Bound: any schedule of its placement",
-        line={"dash": "dash", "width": 1.5, "color": "#FFFFFF" if dark else "#16201F"},
-        hoverinfo="skip",
-    )
-    figure.add_scatter(
-        x=[one.total / factor for one in figures],
-        y=place,
-        mode="text",
-        showlegend=False,
-        hoverinfo="skip",
-        text=[f" {seconds(one.total)}, {share(one.order_gap)} above" for one in figures],
-        textposition="middle right",
-    )
-    said = " … ".join(dict.fromkeys(seconds(one) for one in (min(bounds), max(bounds))))
-    figure.add_annotation(
-        x=min(bounds) / factor, y=-0.5, yshift=8, text=f"bound {said}", showarrow=False, font={"size": 11}
-    )
-    longest = max(one.total for one in figures) / factor
+    _draw_bounds(figure, [metrics.order_bound for metrics in figures], factor, dark)
+    _write_times(figure, figures, factor)
+    longest = max(metrics.total for metrics in figures) / factor
     figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest * 1.22])
     figure.update_yaxes(
         tickvals=place,
@@ -105,6 +84,33 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
             "yanchor": "top",
             "traceorder": "normal",
         },
+    )
+
+
+def _draw_bounds(figure: go.Figure, bounds: list[float], factor: float, dark: bool) -> None:
+    """A dashed line through every bar, and the value above the first. bounds: seconds, a bar each."""
+    figure.add_scatter(
+        **strokes([bound / factor for bound in bounds], range(len(bounds)), 0.42),
+        mode="lines",
+        name="Bound: any schedule of its placement",
+        line={"dash": "dash", "width": 1.5, "color": "#FFFFFF" if dark else "#16201F"},
+        hoverinfo="skip",
+    )
+    text = " … ".join(dict.fromkeys(seconds(bound) for bound in (min(bounds), max(bounds))))
+    figure.add_annotation(
+        x=min(bounds) / factor, y=-0.5, yshift=8, text=f"bound {text}", showarrow=False, font={"size": 11}
+    )
+
+
+def _write_times(figure: go.Figure, figures: list[Metrics], factor: float) -> None:
+    figure.add_scatter(
+        x=[metrics.total / factor for metrics in figures],
+        y=np.arange(len(figures)),
+        mode="text",
+        showlegend=False,
+        hoverinfo="skip",
+        text=[f" {seconds(metrics.total)}, {share(metrics.order_gap)} above" for metrics in figures],
+        textposition="middle right",
     )
 
 
@@ -179,10 +185,10 @@ def _window(timeline: Timeline, phase: Phase, first: int, last: int | None) -> t
     if phase == "step":
         return 0.0, timeline.total
     events, turns = timeline.events, begin_of_backward(timeline)
-    mine = (events["layer"] >= first) & (events["layer"] <= (np.inf if last is None else last))
+    in_phase = (events["layer"] >= first) & (events["layer"] <= (np.inf if last is None else last))
     before = events["start"] < turns[events["resource"]]
-    mine = events[mine & (before if phase == "forward" else ~before)]
-    return (float(mine["start"].min()), float(mine["end"].max())) if len(mine) else (0.0, 0.0)
+    in_phase = events[in_phase & (before if phase == "forward" else ~before)]
+    return (float(in_phase["start"].min()), float(in_phase["end"].max())) if len(in_phase) else (0.0, 0.0)
 
 
 def _lanes(timeline: Timeline) -> tuple[int, ...]:
@@ -207,13 +213,14 @@ def last_that_fits(timelines: list[Timeline], phase: Phase, first: int, last: in
     def too_many(layer: int) -> bool:
         windows = [_window(timeline, phase, first, layer) for timeline in timelines]
         bars = (
-            _drawn(one.events, own, *window).sum() for one, own, window in zip(timelines, lanes, windows, strict=True)
+            _drawn(timeline.events, own, *window).sum()
+            for timeline, own, window in zip(timelines, lanes, windows, strict=True)
         )
         return sum(bars) > MOST_BARS
 
-    known = [layer for layer in layers_of(timelines) if first <= layer <= last]
-    fitting = bisect_left(known, True, key=too_many)
-    return known[fitting - 1] if fitting else first
+    layers = [layer for layer in layers_of(timelines) if first <= layer <= last]
+    fitting = bisect_left(layers, True, key=too_many)
+    return layers[fitting - 1] if fitting else first
 
 
 TITLE, NAME, THIN, LANE, GAP, PIXELS = 0.7, 0.34, 0.16, 0.32, 0.14, 66
@@ -243,25 +250,19 @@ def step_gantt(
                 _write(figure, 0, y + NAME / 2, plain(names[lane]), 11, "left")
                 y += NAME
             own = part.events[part.events["resource"] == lane]
-            places = {
-                "exposed": y + THIN / 2,
-                "all-to-all": y + THIN + LANE / 2,
-                "all-reduce": y + THIN + 1.5 * LANE,
-                "compute": y + THIN + 2.5 * LANE,
-            }
+            places = _places(y)
             _draw_exposed(figure, exposed, places["exposed"], factor, seen)
             opacity = 1.0 if timelines[name].source == "measured" else 0.55
             _draw_lane(figure, own, exposed, places, factor, opacity, seen)
             ticks |= {place: what for what, place in places.items()}
             if backward is not None:
                 first = lane == part.lanes[0]
-                _upright(figure, backward / factor, top + TITLE if first else y, y + THIN + 3 * LANE, "dot")
-                if first:
-                    _write(figure, backward / factor, top + TITLE - 0.16, "forward | backward", 11, "center")
+                text = "forward | backward" if first else ""
+                _mark(figure, backward / factor, top + TITLE if first else y, y + THIN + 3 * LANE, "dot", text)
             y += THIN + 3 * LANE + GAP
         if bounds and name in bounds:
-            _upright(figure, bounds[name] / factor, top + TITLE, y - GAP, "dash")
-            _write(figure, bounds[name] / factor, top + TITLE - 0.16, f"bound {seconds(bounds[name])}", 11, "center")
+            text = f"bound {seconds(bounds[name])}"
+            _mark(figure, bounds[name] / factor, top + TITLE, y - GAP, "dash", text)
     height = int(PIXELS * y / 0.9) + 190
     span = [0, longest / factor * 1.02 or 1]
     figure.update_xaxes(
@@ -277,30 +278,29 @@ def step_gantt(
         showgrid=False,
         zeroline=False,
     )
-    return finish(
-        figure,
-        title,
-        height,
-        top=94,
-        barmode="overlay",
-        legend={
-            "orientation": "h",
-            "yref": "container",
-            "y": 1 - 34 / height,
-            "yanchor": "top",
-            "x": 0,
-            "xanchor": "left",
-        },
-    )
+    return finish(figure, title, height, top=94, barmode="overlay", legend=legend_above(height))
 
 
 def _write(figure: go.Figure, x: float, y: float, text: str, size: int, anchor: str) -> None:
     figure.add_annotation(x=x, y=y, text=text, showarrow=False, font={"size": size}, xanchor=anchor, yanchor="middle")
 
 
-def _upright(figure: go.Figure, x: float, top: float, bottom: float, dash: str) -> None:
+def _places(y: float) -> dict[str, float]:
+    """Where the middle of every lane of a GPU is that begins at y."""
+    return {
+        "exposed": y + THIN / 2,
+        "all-to-all": y + THIN + LANE / 2,
+        "all-reduce": y + THIN + 1.5 * LANE,
+        "compute": y + THIN + 2.5 * LANE,
+    }
+
+
+def _mark(figure: go.Figure, x: float, top: float, bottom: float, dash: str, text: str) -> None:
+    """An upright line, with a text above it where there is one."""
     line = {"dash": dash, "width": 1.5, "color": NEUTRAL}
     figure.add_shape(type="line", x0=x, x1=x, y0=top, y1=bottom, line=line)
+    if text:
+        _write(figure, x, top - 0.16, text, 11, "center")
 
 
 def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: float, seen: set[str]) -> None:
@@ -318,8 +318,8 @@ def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: floa
         showlegend=EXPOSED_TITLE not in seen,
         marker={"color": EXPOSED, "line": {"color": EXPOSED, "width": 1}, "pattern": _hatched("/", EXPOSED)},
         customdata=[
-            f"{EXPOSED_TITLE}<br>{seconds(one)}, from {seconds(start)}"
-            for one, start in zip(length, exposed[:, 0], strict=True)
+            f"{EXPOSED_TITLE}<br>{seconds(duration)}, from {seconds(start)}"
+            for duration, start in zip(length, exposed[:, 0], strict=True)
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )
@@ -336,22 +336,22 @@ def _draw_lane(
     seen: set[str],
 ) -> None:
     for kind in KINDS:
-        some = events[events["kind"] == kind]
-        if not len(some):
+        events_of_kind = events[events["kind"] == kind]
+        if not len(events_of_kind):
             continue
         colour, name = KIND_COLOURS[kind], KIND_TITLES[kind]
         half = "compute" if kind in COMPUTE_KINDS else "all-reduce" if kind == "all_reduce" else "all-to-all"
         figure.add_bar(
-            x=(some["end"] - some["start"]) / factor,
-            base=some["start"] / factor,
-            y=np.full(len(some), places[half]),
+            x=(events_of_kind["end"] - events_of_kind["start"]) / factor,
+            base=events_of_kind["start"] / factor,
+            y=np.full(len(events_of_kind), places[half]),
             width=LANE * 0.88,
             orientation="h",
             name=name,
             legendgroup=name,
             showlegend=name not in seen,
             marker={"color": colour, "opacity": opacity, "line": {"color": colour, "width": 1}},
-            customdata=_hover(some, exposed),
+            customdata=_hover(events_of_kind, exposed),
             hovertemplate="%{customdata}<extra></extra>",
         )
         seen.add(name)

@@ -44,16 +44,16 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
     place = _places(swept, kind)
     figure = go.Figure()
     for turn, series in enumerate(series_of(points)):
-        mine = [one for one in swept if one.series == series]
+        points_of_series = [point for point in swept if point.series == series]
         colour, dash, symbol = STYLES[turn % len(STYLES)]
         figure.add_scatter(
-            x=[place[one.value] for one in mine],
-            y=[getattr(one, what) / factor for one in mine],
+            x=[place[point.value] for point in points_of_series],
+            y=[getattr(point, what) / factor for point in points_of_series],
             name=plain(series),
             mode="lines+markers",
             line={"color": colour, "dash": dash, "width": 2},
             marker={"color": colour, "symbol": f"{symbol}-open", "size": 8},
-            text=[_hover(one, kind) for one in mine],
+            text=[_hover(point, kind) for point in points_of_series],
             hovertemplate="%{text}<extra></extra>",
         )
     best = best_of(points, what)
@@ -73,7 +73,7 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
     shown = [getattr(point, what) for point in points]
     if what == "total":
         _add_bound(figure, swept, place, factor, unit)
-        shown += [one.bound for one in swept]
+        shown += [point.bound for point in swept]
     reach = (max(shown) - min(shown)) / factor if shown else 0.0
     _add_references(figure, lines, reach, best and getattr(best, what) / factor, unit)
     _finish_x(figure, place, kind)
@@ -83,16 +83,16 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
 
 def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.Figure:
     """What the step time of one series is spent on, stacked."""
-    mine = [point for point in points if point.series == series and point.value is not None]
-    factor, unit = scale_of(max((one.total for one in mine), default=1.0), TIME)
-    place = _places(mine, kind)
+    points_of_series = [point for point in points if point.series == series and point.value is not None]
+    factor, unit = scale_of(max((point.total for point in points_of_series), default=1.0), TIME)
+    place = _places(points_of_series, kind)
     figure = go.Figure()
     for part, (name, colour, pattern) in PARTS.items():
-        values = [one.decomposition[part] for one in mine]
+        values = [point.decomposition[part] for point in points_of_series]
         if not any(values):
             continue
         figure.add_scatter(
-            x=[place[one.value] for one in mine],
+            x=[place[point.value] for point in points_of_series],
             y=[value / factor for value in values],
             name=name,
             stackgroup="time",
@@ -100,14 +100,14 @@ def decomposition(points: Sequence[SweepPoint], kind: Kind, series: str) -> go.F
             line={"color": colour, "width": 1},
             fillpattern={"shape": pattern, "fgcolor": colour},
             text=[
-                f"{label(kind, one.value)}<br>{name}: {seconds(value)}, {share(value / one.total)} of the step"
-                for one, value in zip(mine, values, strict=True)
+                f"{label(kind, point.value)}<br>{name}: {seconds(value)}, {share(value / point.total)} of the step"
+                for point, value in zip(points_of_series, values, strict=True)
             ],
             hovertemplate="%{text}<extra></extra>",
         )
     _finish_x(figure, place, kind)
     figure.update_yaxes(title=f"step time, {unit} (simulated)", rangemode="tozero")
-    return finish(figure, _exposed_title(mine, kind), 440, legend=LEGEND)
+    return finish(figure, _exposed_title(points_of_series, kind), 440, legend=LEGEND)
 
 
 def series_of(points: Sequence[SweepPoint]) -> list[str]:
@@ -130,21 +130,23 @@ def title(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
     if best is None:
         return "No points yet"
     least = getattr(best, what)
-    mine = [point for point in points if point.value is not None and point.series == best.series]
-    worst = max(mine, key=lambda one: getattr(one, what))
+    points_of_series = [point for point in points if point.value is not None and point.series == best.series]
+    worst = max(points_of_series, key=lambda point: getattr(point, what))
     loss = getattr(worst, what) / least - 1
-    if len(mine) > 1 and loss <= EQUAL:
-        found = f"every value takes {seconds(least)}"
+    if len(points_of_series) > 1 and loss <= EQUAL:
+        finding = f"every value takes {seconds(least)}"
     else:
-        equal = [one.value for one in mine if getattr(one, what) <= least * (1 + EQUAL)]
-        found = f"{_best_in_words(kind, best.value, equal)} best: {seconds(least)}"
-    rival = min((point for point in points if point.value is None), key=lambda one: getattr(one, what), default=None)
+        equal = [point.value for point in points_of_series if getattr(point, what) <= least * (1 + EQUAL)]
+        finding = f"{_best_in_words(kind, best.value, equal)} best: {seconds(least)}"
+    rival = min(
+        (point for point in points if point.value is None), key=lambda point: getattr(point, what), default=None
+    )
     if rival is not None and getattr(rival, what) < least * (1 - EQUAL):
-        found += f", but {seconds(getattr(rival, what))} with {rival.series}"
+        finding += f", but {seconds(getattr(rival, what))} with {rival.series}"
     elif loss > EQUAL:
         cost = "costs" if _singular(kind, worst.value) else "cost"
-        found += f"; {SHORT[kind].format(worst.value) if worst.value else 'none'} {cost} {share(loss)} more"
-    return plain(f"So far: {found}" if not complete else found[0].upper() + found[1:])
+        finding += f"; {SHORT[kind].format(worst.value) if worst.value else 'none'} {cost} {share(loss)} more"
+    return plain(f"So far: {finding}" if not complete else finding[0].upper() + finding[1:])
 
 
 def _singular(kind: Kind, value: float) -> bool:
@@ -182,17 +184,17 @@ def _finish_x(figure: go.Figure, place: dict[float, float], kind: Kind) -> None:
         low, high = np.log10(values[0]), np.log10(values[-1])
         room = 0.04 * max(high - low, 1.0)
         figure.update_xaxes(
-            type="log", tickvals=shown, ticktext=[f"{one:g}" for one in shown], range=[low - room, high + room]
+            type="log", tickvals=shown, ticktext=[f"{value:g}" for value in shown], range=[low - room, high + room]
         )
         return
     room = 0.04 * max(len(values) if kind == "range" else values[-1] - values[0], 1.0) + 0.2
     ends = [min(place.values()) - room, max(place.values()) + room]
     figure.update_xaxes(range=ends)
     if kind == "range":
-        text = ["none" if not one else f"{one:g}" for one in values]
+        text = ["none" if not value else f"{value:g}" for value in values]
         figure.update_xaxes(tickvals=list(place.values()), ticktext=text)
     elif values[-1] - values[0] <= 16:
-        figure.update_xaxes(tickvals=values, ticktext=[f"{one:g}" for one in values])
+        figure.update_xaxes(tickvals=values, ticktext=[f"{value:g}" for value in values])
 
 
 def _apart(values: list[float]) -> list[float]:
@@ -246,7 +248,11 @@ def _add_references(figure: go.Figure, lines: dict[str, float], reach: float, be
         below = best is not None and lines[names[0]] <= best * (1 + EQUAL)
         carrier = names[0] if below else names[-1]
         for name in names:
-            text = " · ".join(f"{one}, {digits(lines[one])} {unit}" for one in names) if name == carrier else ""
+            text = (
+                " · ".join(f"{reference}, {digits(lines[reference])} {unit}" for reference in names)
+                if name == carrier
+                else ""
+            )
             figure.add_hline(
                 y=lines[name],
                 line={"dash": "dot", "width": 1.5, "color": NEUTRAL},

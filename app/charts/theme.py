@@ -1,6 +1,8 @@
 """One meaning, one colour, in every chart and in both themes."""
 
 import html
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -112,3 +114,16 @@ def finish(figure: go.Figure, title: str, height: int, top: int = 44, **layout) 
         **layout,
     )
     return figure
+
+
+def legend_above(height: int) -> dict[str, Any]:
+    """A legend in one row between the title and the plot of a chart of this height in pixels."""
+    return {"orientation": "h", "yref": "container", "y": 1 - 34 / height, "yanchor": "top", "x": 0, "xanchor": "left"}
+
+
+def strokes(values: Sequence[float], places: Sequence[float], half: float) -> dict[str, list[float | None]]:
+    """x and y of one trace of lines across horizontal bars: each at its value, `half` above and below its place."""
+    return {
+        "x": [end for value in values for end in (value, value, None)],
+        "y": [end for place in places for end in (place - half, place + half, None)],
+    }

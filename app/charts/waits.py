@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from app.charts.gantt import SECOND
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, finish, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, finish, legend_above, plain
 from engine.timeline import KINDS
 from engine.units import TIME, scale_of, seconds, share
 
@@ -19,7 +19,7 @@ def by_gpu(waits: pd.DataFrame, names: tuple[str, ...]) -> go.Figure:
     times = waits.groupby("gpu")["seconds"].sum().sort_values(ascending=False)
     worst, whole = int(times.index[0]), times.sum() or 1.0
     title = f"{plain(names[worst])} holds the others up for {share(times.iloc[0] / whole)} of the time"
-    return _bars(waits, "gpu", {int(one): plain(names[one]) for one in times.index[:MOST]}, worst, title, "")
+    return _bars(waits, "gpu", {int(gpu): plain(names[gpu]) for gpu in times.index[:MOST]}, worst, title, "")
 
 
 def by_layer(waits: pd.DataFrame) -> go.Figure:
@@ -28,7 +28,7 @@ def by_layer(waits: pd.DataFrame) -> go.Figure:
     worst, mean = int(times.idxmax()), times.mean() or 1.0
     longest = times.sort_values(ascending=False).index[:MOST]
     title = f"Layer {worst} is longest: {seconds(times[worst])}, {times[worst] / mean:.2f}× mean"
-    names = {int(one): f"layer {one}" for one in sorted(longest)}
+    names = {int(layer): f"layer {layer}" for layer in sorted(longest)}
     return _bars(waits, "layer", names, worst, title, "MoE layer")
 
 
@@ -38,10 +38,10 @@ def _bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title
     figure = go.Figure()
     for model in (0, 1):
         for kind in KINDS:
-            some = shown[(shown["kind"] == kind) & (shown["model"] == model)]
-            if not len(some):
+            waits_of_kind = shown[(shown["kind"] == kind) & (shown["model"] == model)]
+            if not len(waits_of_kind):
                 continue
-            times = some.groupby(by)["seconds"].sum().reindex(list(names), fill_value=0.0)
+            times = waits_of_kind.groupby(by)["seconds"].sum().reindex(list(names), fill_value=0.0)
             name = KIND_TITLES[kind] + SECOND * model
             figure.add_bar(
                 x=times / factor,
@@ -52,7 +52,7 @@ def _bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title
                     "color": KIND_COLOURS[kind],
                     "pattern": {"shape": "/" if model else "", "size": 6, "solidity": 0.35},
                 },
-                customdata=np.array([seconds(one) for one in times]),
+                customdata=np.array([seconds(time) for time in times]),
                 hovertemplate=f"%{{y}}<br>{name}<br>%{{customdata}}<extra></extra>",
             )
     figure.add_annotation(
@@ -66,19 +66,4 @@ def _bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title
     figure.update_yaxes(autorange="reversed", title=axis)
     figure.update_xaxes(title=f"time that all wait for it, {unit}", rangemode="tozero")
     height = 24 * len(names) + 150
-    return finish(
-        figure,
-        title,
-        height,
-        top=72,
-        barmode="stack",
-        bargap=0.25,
-        legend={
-            "orientation": "h",
-            "yref": "container",
-            "y": 1 - 34 / height,
-            "yanchor": "top",
-            "x": 0,
-            "xanchor": "left",
-        },
-    )
+    return finish(figure, title, height, top=72, barmode="stack", bargap=0.25, legend=legend_above(height))

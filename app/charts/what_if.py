@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts.sweep import PARTS
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, TEAL, finish, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, TEAL, finish, plain, strokes
 from engine.studies.what_if import Outlook
 from engine.units import TIME, ratio, scale_of, seconds, share
 
@@ -37,19 +37,12 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
 
     The first case is the plan that is looked at, the second what it is compared with. change: in words.
     """
-    rows: list[tuple[str, Outlook, bool]] = []
-    places: list[float] = []
-    for turn, case in enumerate(cases):
-        for outlook, said in ((case.before, "now"), (case.after, "changed")):
-            if outlook is not None:
-                name = _short(case.name)
-                rows.append((name if case.after is None else f"{name}, {said}", outlook, said == "now"))
-                places.append(len(places) + 0.5 * turn)
-    factor, unit = scale_of(max(one.total for _, one, _ in rows), TIME)
+    rows, places = _rows(cases)
+    factor, unit = scale_of(max(outlook.total for _, outlook, _ in rows), TIME)
     figure = go.Figure()
-    for key in dict.fromkeys(key for _, one, _ in rows for key in one.parts):
+    for key in dict.fromkeys(key for _, outlook, _ in rows for key in outlook.parts):
         title, colour, pattern = _style(key)
-        values = np.array([one.parts.get(key, 0.0) for _, one, _ in rows])
+        values = np.array([outlook.parts.get(key, 0.0) for _, outlook, _ in rows])
         figure.add_bar(
             x=values / factor,
             y=places,
@@ -63,36 +56,32 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
                 "pattern": {"shape": pattern, "size": 6, "fillmode": "overlay"},
             },
             customdata=[
-                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (one.total or 1))}"
-                for (name, one, _), value in zip(rows, values, strict=True)
+                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (outlook.total or 1))}"
+                for (name, outlook, _), value in zip(rows, values, strict=True)
             ],
             hovertemplate="%{customdata}<extra></extra>",
         )
-    ends = [(place - 0.46, place + 0.46, None) for place in places]
     figure.add_scatter(
-        x=[
-            None if end is None else one.bound / factor
-            for (_, one, _), three in zip(rows, ends, strict=True)
-            for end in three
-        ],
-        y=[end for three in ends for end in three],
+        **strokes([outlook.bound / factor for _, outlook, _ in rows], places, 0.46),
         mode="lines",
         name="bound of its placement",
         line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
         hoverinfo="skip",
     )
     figure.add_scatter(
-        x=[one.total / factor for _, one, _ in rows],
+        x=[outlook.total / factor for _, outlook, _ in rows],
         y=places,
         mode="text",
         showlegend=False,
         hoverinfo="skip",
-        text=[f" {seconds(one.total)}{beside}" for (_, one, _), beside in zip(rows, _besides(cases), strict=True)],
+        text=[
+            f" {seconds(outlook.total)}{beside}" for (_, outlook, _), beside in zip(rows, _besides(cases), strict=True)
+        ],
         textposition="middle right",
     )
-    longest = max(one.total for _, one, _ in rows) / factor or 1.0
-    said = f"; changed: {plain(change)}" if cases[0].after else ""
-    figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){said}", range=[0, longest * 1.3])
+    longest = max(outlook.total for _, outlook, _ in rows) / factor or 1.0
+    changed = f"; changed: {plain(change)}" if cases[0].after else ""
+    figure.update_xaxes(title=f"time, {unit} ({_tag(cases[0].shown)}){changed}", range=[0, longest * 1.3])
     figure.update_yaxes(
         tickvals=places,
         ticktext=[plain(name) for name, *_ in rows],
@@ -104,36 +93,49 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
     return finish(figure, finding(cases), height, barmode="stack", legend=LEGEND | {"y": -76 / (height - 140)})
 
 
+def _rows(cases: Sequence[Case]) -> tuple[list[tuple[str, Outlook, bool]], list[float]]:
+    """Name, outlook and whether it is as things are now, of every bar, and where it stands."""
+    rows: list[tuple[str, Outlook, bool]] = []
+    places: list[float] = []
+    for turn, case in enumerate(cases):
+        for outlook, when in ((case.before, "now"), (case.after, "changed")):
+            if outlook is not None:
+                name = _short(case.name)
+                rows.append((name if case.after is None else f"{name}, {when}", outlook, when == "now"))
+                places.append(len(places) + 0.5 * turn)
+    return rows, places
+
+
 def _besides(cases: Sequence[Case]) -> list[str]:
     """What stands behind the time of every row: a plan after the change beside itself now, one made for the change beside
     the first plan after it."""
-    found = []
+    labels = []
     for case in cases:
         beside = case.before or cases[0].after
         if case.before is not None:
-            found.append("")
+            labels.append("")
         if case.after is not None:
             what = "of now" if case.before is not None else f"of {plain(_short(cases[0].name))}, changed"
-            found.append(f" · {ratio(case.after.total / beside.total)} {what}" if beside.total else "")
-    return found
+            labels.append(f" · {ratio(case.after.total / beside.total)} {what}" if beside.total else "")
+    return labels
 
 
 def finding(cases: Sequence[Case]) -> str:
     """What the change does to the first case, and how it then stands beside the second."""
-    mine = cases[0]
-    name = f"{plain(_short(mine.name))} takes{'' if mine.shown.simulated else ' at least'}"
-    if mine.after is None:
-        said = f"{name} {seconds(mine.before.total)}"
-    elif abs(mine.after.total - mine.before.total) <= SAME * mine.before.total:
-        said = f"{name} {seconds(mine.before.total)} as before"
+    first = cases[0]
+    name = f"{plain(_short(first.name))} takes{'' if first.shown.simulated else ' at least'}"
+    if first.after is None:
+        sentence = f"{name} {seconds(first.before.total)}"
+    elif abs(first.after.total - first.before.total) <= SAME * first.before.total:
+        sentence = f"{name} {seconds(first.before.total)} as before"
     else:
-        said = f"{name} {seconds(mine.after.total)} instead of {seconds(mine.before.total)}"
-    if len(cases) > 1 and mine.shown.total:
-        other = cases[1].shown.total / mine.shown.total
-        if abs(other - 1) <= SAME:
-            return f"{said}, as long as {plain(_short(cases[1].name))}"
-        said += f"; {plain(_short(cases[1].name))} takes {ratio(other)} as long"
-    return said
+        sentence = f"{name} {seconds(first.after.total)} instead of {seconds(first.before.total)}"
+    if len(cases) > 1 and first.shown.total:
+        relative = cases[1].shown.total / first.shown.total
+        if abs(relative - 1) <= SAME:
+            return f"{sentence}, as long as {plain(_short(cases[1].name))}"
+        sentence += f"; {plain(_short(cases[1].name))} takes {ratio(relative)} as long"
+    return sentence
 
 
 def per_gpu(case: Case, overlaps: bool) -> go.Figure:
@@ -142,10 +144,12 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
     overlaps: whether a GPU may do both at once, so that the two stand side by side rather than on each other.
     """
     shown, before = case.shown, case.before if case.after is not None else None
-    factor, unit = scale_of(max(_highest(one, overlaps) for one in (shown, before) if one is not None), TIME)
+    factor, unit = scale_of(
+        max(_highest(outlook, overlaps) for outlook in (shown, before) if outlook is not None), TIME
+    )
     names = [plain(name) for name in shown.resources]
     short = [name.split(" · ")[0].removeprefix("GPU ") for name in names]
-    across, every = np.arange(len(names)), -(-len(names) // 16)
+    across, step = np.arange(len(names)), -(-len(names) // 16)
     figure = go.Figure()
     for values, title, colour in ((shown.compute, "computes", COMPUTES), (shown.network, "sends or receives", SENDS)):
         figure.add_bar(
@@ -160,24 +164,7 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
             hovertemplate="%{customdata}<extra></extra>",
         )
     if before is not None and len(before.resources) == len(names):
-        pairs = [(across - 0.2, before.compute), (across + 0.2, before.network)]
-        stacked = [(across, before.compute + before.network)]
-        for place, values in pairs if overlaps else stacked:
-            figure.add_scatter(
-                x=place,
-                y=values / factor,
-                mode="markers",
-                name="now",
-                legendgroup="now",
-                showlegend=place is (pairs if overlaps else stacked)[0][0],
-                marker={
-                    "symbol": "line-ew-open",
-                    "size": max(6, min(18, 300 // len(names))),
-                    "color": NEUTRAL,
-                    "line": {"width": 2},
-                },
-                hovertemplate=f"now %{{y:.3g}} {unit}<extra></extra>",
-            )
+        _mark_now(figure, before, overlaps, factor, unit)
     worst = shown.busiest
     top = max(shown.compute[worst], shown.network[worst]) if overlaps else shown.compute[worst] + shown.network[worst]
     figure.add_annotation(
@@ -191,7 +178,7 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
         font={"size": 11, "color": MARK},
         arrowcolor=MARK,
     )
-    figure.update_xaxes(showgrid=False, title="GPU", tickangle=0, tickvals=across[::every], ticktext=short[::every])
+    figure.update_xaxes(showgrid=False, title="GPU", tickangle=0, tickvals=across[::step], ticktext=short[::step])
     figure.update_yaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
     busy = shown.compute + shown.network
     part = shown.network[worst] / busy[worst] if busy[worst] else 0.0
@@ -199,17 +186,42 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
     return finish(figure, title, 320, barmode="group" if overlaps else "stack", legend=LEGEND)
 
 
+def _mark_now(figure: go.Figure, before: Outlook, overlaps: bool, factor: float, unit: str) -> None:
+    """A line across every bar at what it was before the change."""
+    across = np.arange(len(before.resources))
+    pairs = [(across - 0.2, before.compute), (across + 0.2, before.network)]
+    stacked = [(across, before.compute + before.network)]
+    for place, values in pairs if overlaps else stacked:
+        figure.add_scatter(
+            x=place,
+            y=values / factor,
+            mode="markers",
+            name="now",
+            legendgroup="now",
+            showlegend=place is (pairs if overlaps else stacked)[0][0],
+            marker={
+                "symbol": "line-ew-open",
+                "size": max(6, min(18, 300 // len(across))),
+                "color": NEUTRAL,
+                "line": {"width": 2},
+            },
+            hovertemplate=f"now %{{y:.3g}} {unit}<extra></extra>",
+        )
+
+
 def per_layer(cases: Sequence[Case]) -> go.Figure:
     """What every layer adds to the total: bars of the first case, outlined as things are now, and a line of the second."""
-    mine = cases[0]
-    shown = mine.shown.layers
-    factor, unit = scale_of(max(one.layers.max() for case in cases for one in (case.before, case.after) if one), TIME)
+    first = cases[0]
+    shown = first.shown.layers
+    factor, unit = scale_of(
+        max(outlook.layers.max() for case in cases for outlook in (case.before, case.after) if outlook), TIME
+    )
     across = np.arange(len(shown))
     figure = go.Figure()
-    if mine.after is not None:
+    if first.after is not None:
         figure.add_bar(
             x=across,
-            y=mine.before.layers / factor,
+            y=first.before.layers / factor,
             name="now",
             width=0.84,
             marker={"color": "rgba(0,0,0,0)", "line": {"color": NEUTRAL, "width": 1.5}},
@@ -218,7 +230,7 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
     figure.add_bar(
         x=across,
         y=shown / factor,
-        name=plain(_short(mine.name)),
+        name=plain(_short(first.name)),
         width=0.56,
         marker={"color": TEAL},
         hovertemplate=f"layer %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
@@ -234,7 +246,7 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
             hovertemplate=f"layer %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
         )
     figure.update_xaxes(title="MoE layer", showgrid=False, dtick=1 if len(shown) <= 16 else None)
-    figure.update_yaxes(title=f"time, {unit} ({_tag(mine.shown)})", rangemode="tozero")
+    figure.update_yaxes(title=f"time, {unit} ({_tag(first.shown)})", rangemode="tozero")
     longest = int(shown.argmax())
     mean = shown.mean() or 1.0
     title = f"Layer {longest} is longest: {seconds(shown[longest])}, {ratio(shown[longest] / mean)} mean"
@@ -245,7 +257,9 @@ def per_kind(case: Case) -> go.Figure:
     """How long every kind of event of a training step runs, outlined as things are now."""
     shown, before = case.shown, case.before if case.after is not None else None
     keys = [key for key in KIND_TITLES if key in shown.kinds]
-    factor, unit = scale_of(max(max(one.kinds.values()) for one in (shown, before) if one is not None), TIME)
+    factor, unit = scale_of(
+        max(max(outlook.kinds.values()) for outlook in (shown, before) if outlook is not None), TIME
+    )
     titles = [KIND_TITLES[key].replace(" ", "<br>", 1) for key in keys]
     figure = go.Figure()
     if before is not None:
@@ -274,8 +288,8 @@ def per_kind(case: Case) -> go.Figure:
 
 
 def _highest(outlook: Outlook, overlaps: bool) -> float:
-    both = np.maximum(outlook.compute, outlook.network) if overlaps else outlook.compute + outlook.network
-    return float(both.max())
+    busy = np.maximum(outlook.compute, outlook.network) if overlaps else outlook.compute + outlook.network
+    return float(busy.max())
 
 
 def _tag(outlook: Outlook) -> str:

@@ -34,18 +34,20 @@ def curve(
     log = ratios and min(values, default=0.0) > 0
     figure = go.Figure()
     for turn, name in enumerate([*series, ANEW]):
-        mine = [point for point in points if point.series == name and point.total is not None]
-        if not mine:
+        points_of_plan = [point for point in points if point.series == name and point.total is not None]
+        if not points_of_plan:
             continue
         colour, dash, symbol = STYLES[min(turn, 2) if name != ANEW else 2]
         figure.add_scatter(
-            x=[one.value for one in mine],
-            y=[one.total / factor for one in mine],
+            x=[point.value for point in points_of_plan],
+            y=[point.total / factor for point in points_of_plan],
             mode="lines+markers",
             name=plain(name),
             line={"color": colour, "dash": dash, "width": 2},
             marker={"symbol": symbol, "size": 8},
-            customdata=[f"{plain(name)}<br>{_value(one.value, ratios)}: {seconds(one.total)}" for one in mine],
+            customdata=[
+                f"{plain(name)}<br>{_value(point.value, ratios)}: {seconds(point.total)}" for point in points_of_plan
+            ],
             hovertemplate="%{customdata}<extra></extra>",
         )
     ends = np.log10([values[0], values[-1]]) if log and values else None
@@ -54,7 +56,7 @@ def curve(
         type="log" if log else "linear",
         tickvals=values,
         showgrid=False,
-        ticktext=[_value(one, ratios) for one in values],
+        ticktext=[_value(value, ratios) for value in values],
         range=None if ends is None else [ends[0] - 0.05, ends[1] + 0.05],
     )
     figure.update_yaxes(title=f"time, {unit} ({tag})")
@@ -72,21 +74,25 @@ def _course(points: Sequence[CurvePoint], series: Sequence[str], ratios: bool, c
         name: {point.value: point.total for point in points if point.series == name and point.total}
         for name in (*series, ANEW)
     }
-    mine = totals[series[0]]
-    said = ""
-    if anew := {value: mine[value] / total for value, total in totals[ANEW].items() if value in mine}:
+    own = totals[series[0]]
+    sentence = ""
+    if anew := {value: own[value] / total for value, total in totals[ANEW].items() if value in own}:
         worst = max(anew, key=anew.get)
-        said = f"keeping {plain(series[0])} costs at most {share(max(anew[worst] - 1, 0))} (at {_value(worst, ratios)})"
+        sentence = (
+            f"keeping {plain(series[0])} costs at most {share(max(anew[worst] - 1, 0))} (at {_value(worst, ratios)})"
+        )
     elif len(series) > 1:
-        other = {value: total / mine[value] for value, total in totals[series[1]].items() if value in mine}
-        behind = [value for value, one in other.items() if one < 1]
+        other = {value: total / own[value] for value, total in totals[series[1]].items() if value in own}
+        behind = [value for value, relative in other.items() if relative < 1]
         name = plain(series[1].split(" (")[0])
         if behind:
-            said = f"{name} is faster at {_value(behind[0], ratios)}"
-            said += f" and {len(behind) - 1} more values" if len(behind) > 1 else ""
+            sentence = f"{name} is faster at {_value(behind[0], ratios)}"
+            sentence += f" and {len(behind) - 1} more values" if len(behind) > 1 else ""
         elif other:
-            stretch = " to ".join(dict.fromkeys(ratio(one) for one in (min(other.values()), max(other.values()))))
-            said = f"{name} takes {stretch} as long as {plain(series[0])}"
-    if not said:
-        return "No points yet" if not mine else f"{plain(series[0])} takes {seconds(min(mine.values()))} at best"
-    return said[0].upper() + said[1:] if complete else f"So far: {said}"
+            stretch = " to ".join(
+                dict.fromkeys(ratio(relative) for relative in (min(other.values()), max(other.values())))
+            )
+            sentence = f"{name} takes {stretch} as long as {plain(series[0])}"
+    if not sentence:
+        return "No points yet" if not own else f"{plain(series[0])} takes {seconds(min(own.values()))} at best"
+    return sentence[0].upper() + sentence[1:] if complete else f"So far: {sentence}"

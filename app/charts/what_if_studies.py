@@ -35,7 +35,7 @@ def tornado(
     figure = go.Figure()
     percent = share(change)
     for side, title, colour, pattern in (("less", f"{percent} less", MARK, "/"), ("more", f"{percent} more", TEAL, "")):
-        values = np.array([getattr(one, side) for one in ordered])
+        values = np.array([getattr(point, side) for point in ordered])
         figure.add_bar(
             x=100 * (values / total - 1) if total else values,
             y=place,
@@ -44,8 +44,8 @@ def tornado(
             width=0.7,
             marker={"color": colour, "opacity": 0.85, "pattern": {"shape": pattern, "size": 6}},
             customdata=[
-                f"{plain(one.title)}, {title}<br>{seconds(value)}, {100 * (value / (total or 1) - 1):+.2f} %"
-                for one, value in zip(ordered, values, strict=True)
+                f"{plain(point.title)}, {title}<br>{seconds(value)}, {100 * (value / (total or 1) - 1):+.2f} %"
+                for point, value in zip(ordered, values, strict=True)
             ],
             hovertemplate="%{customdata}<extra></extra>",
         )
@@ -55,7 +55,7 @@ def tornado(
     )
     figure.update_yaxes(
         tickvals=place,
-        ticktext=[plain(one.title) for one in ordered],
+        ticktext=[plain(point.title) for point in ordered],
         showgrid=False,
         zeroline=False,
         range=[max(len(ordered), 1) - 0.4, -0.6],
@@ -77,7 +77,7 @@ def _most_important(ordered: Sequence[SensitivityPoint], total: float, change: f
     gain = 1 - min(first.less, first.more) / total
     which = "less" if first.less < first.more else "more"
     title = f"{_capital(plain(first.title))} counts most: {share(change)} {which} saves {share(gain)} of the time"
-    idle = [one.title for one in ordered if one.reach <= 1e-6 * total]
+    idle = [point.title for point in ordered if point.reach <= 1e-6 * total]
     if complete and idle:
         title += f"; {plain(idle[0])} does not matter" if len(idle) == 1 else f"; {len(idle)} others do not matter"
     return title if complete else f"So far: {title[0].lower()}{title[1:]}"
@@ -92,7 +92,7 @@ def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], 
         colour, dash, symbol = STYLES[system]
         levels, drawn = _by_level([point for point in points if point.system == system])
         across = [100 * level for level in levels]
-        low, high = ([pick(one) / factor for one in drawn] for pick in (min, max))
+        low, high = ([pick(totals) / factor for totals in drawn] for pick in (min, max))
         figure.add_scatter(
             x=[*across, *reversed(across)],
             y=[*high, *reversed(low)],
@@ -105,15 +105,15 @@ def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], 
         )
         figure.add_scatter(
             x=across,
-            y=[np.median(one) / factor for one in drawn],
+            y=[np.median(totals) / factor for totals in drawn],
             mode="lines+markers",
             name=plain(titles[system]),
             line={"color": colour, "dash": dash, "width": 2},
             marker={"symbol": symbol, "size": 8},
             customdata=[
-                f"{plain(titles[system])}, {level:.0f} % noise<br>median {seconds(float(np.median(one)))}, from "
-                f"{seconds(min(one))} to {seconds(max(one))} in {len(one)} draw{'s' if len(one) > 1 else ''}"
-                for level, one in zip(across, drawn, strict=True)
+                f"{plain(titles[system])}, {level:.0f} % noise<br>median {seconds(float(np.median(totals)))}, from "
+                f"{seconds(min(totals))} to {seconds(max(totals))} in {len(totals)} draw{'s' if len(totals) > 1 else ''}"
+                for level, totals in zip(across, drawn, strict=True)
             ],
             hovertemplate="%{customdata}<extra></extra>",
         )
@@ -133,10 +133,10 @@ def _loss(points: Sequence[ImprecisionPoint], complete: bool) -> str:
             else (f"Aurora's plan takes {seconds(float(np.median(drawn[-1])))} at {share(levels[-1])} noise")
         )
     loss = np.median(drawn[-1]) / np.median(drawn[0]) - 1
-    found = f"At {share(levels[-1])} noise Aurora's plan takes {share(abs(loss))} {'longer' if loss >= 0 else 'less'}"
+    finding = f"At {share(levels[-1])} noise Aurora's plan takes {share(abs(loss))} {'longer' if loss >= 0 else 'less'}"
     if complete:
-        return found
-    return f"So far: {found[0].lower()}{found[1:]}"
+        return finding
+    return f"So far: {finding[0].lower()}{finding[1:]}"
 
 
 def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.Figure:
@@ -151,10 +151,10 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
             if point.system == system and aurora.get((point.level, point.seed))
         ]
         levels, drawn = _by_level(ratios)
-        median = [float(np.median(one)) for one in drawn]
+        median = [float(np.median(totals)) for totals in drawn]
         worst += [(value, titles[system], level) for value, level in zip(median, levels, strict=True)]
         figure.add_scatter(
-            x=[100 * one for one in levels],
+            x=[100 * level for level in levels],
             y=median,
             mode="lines+markers",
             name=f"over {plain(titles[system])}",
@@ -182,7 +182,7 @@ def _noise_axis(figure: go.Figure, points: Sequence[ImprecisionPoint]) -> None:
         title="noise in the traffic that was planned on",
         showgrid=False,
         tickvals=values,
-        ticktext=[f"{one:g} %" for one in values],
+        ticktext=[f"{level:g} %" for level in values],
     )
 
 
@@ -195,35 +195,27 @@ def _by_level(points: Sequence[ImprecisionPoint]) -> tuple[list[float], list[lis
 def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = True) -> go.Figure:
     """Time against the number of GPUs, the bound below it, the target as a line, and the smallest size that meets it."""
     planned = [point for point in points if point.total is not None]
-    factor, unit = scale_of(max([target, *(one.total for one in planned)]), TIME)
-    found = smallest(points, target)
+    factor, unit = scale_of(max([target, *(point.total for point in planned)]), TIME)
+    fewest = smallest(points, target)
     figure = go.Figure()
     figure.add_scatter(
-        x=[one.gpus for one in planned],
-        y=[one.total / factor for one in planned],
+        x=[point.gpus for point in planned],
+        y=[point.total / factor for point in planned],
         mode="lines+markers",
         name="its plan",
         line={"color": TEAL, "width": 2},
         marker={
             "size": 9,
-            "symbol": ["circle" if one.meets(target) else "circle-open" for one in planned],
+            "symbol": ["circle" if point.meets(target) else "circle-open" for point in planned],
             "line": {"width": 2},
         },
         customdata=[
-            f"{one.gpus} GPUs: {seconds(one.total)}, {'meets' if one.meets(target) else 'misses'} the target"
-            for one in planned
+            f"{point.gpus} GPUs: {seconds(point.total)}, {'meets' if point.meets(target) else 'misses'} the target"
+            for point in planned
         ],
         hovertemplate="%{customdata}<extra></extra>",
     )
-    proven = [one for one in planned if one.scope == "placement and order"]
-    figure.add_scatter(
-        x=[one.gpus for one in proven],
-        y=[one.bound / factor for one in proven],
-        mode="lines",
-        name="bound: any such placement, any order",
-        line={"color": NEUTRAL, "width": 1, "dash": "dash"},
-        hovertemplate=f"%{{x}} GPUs: bound %{{y:.3g}} {unit}<extra></extra>",
-    )
+    _add_bound(figure, planned, factor, unit)
     refused = [point.gpus for point in points if point.total is None]
     if refused:
         figure.add_scatter(
@@ -240,11 +232,11 @@ def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = Tr
         annotation={"text": f"target, {digits(target / factor)} {unit}", "font": {"size": 11}},
         annotation_position="top right",
     )
-    if found is not None:
+    if fewest is not None:
         figure.add_annotation(
-            x=found.gpus,
-            y=found.total / factor,
-            text=f"<b>{found.gpus} GPUs</b>",
+            x=fewest.gpus,
+            y=fewest.total / factor,
+            text=f"<b>{fewest.gpus} GPUs</b>",
             ay=-30,
             ax=0,
             arrowhead=0,
@@ -253,18 +245,31 @@ def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = Tr
         )
     figure.update_xaxes(title="GPUs", rangemode="tozero", showgrid=False)
     figure.update_yaxes(title=f"time, {unit} (simulated)", rangemode="tozero")
-    return finish(figure, _answer(points, found, target, complete), 400, legend=LEGEND)
+    return finish(figure, _answer(points, fewest, target, complete), 400, legend=LEGEND)
 
 
-def _answer(points: Sequence[CapacityPoint], found: CapacityPoint | None, target: float, complete: bool) -> str:
-    if found is not None:
-        return f"{found.gpus} GPUs are enough for {seconds(target)}: {seconds(found.total)}"
+def _add_bound(figure: go.Figure, planned: Sequence[CapacityPoint], factor: float, unit: str) -> None:
+    """What no placement of the kind can beat, at the sizes where that is proven."""
+    proven = [point for point in planned if point.scope == "placement and order"]
+    figure.add_scatter(
+        x=[point.gpus for point in proven],
+        y=[point.bound / factor for point in proven],
+        mode="lines",
+        name="bound: any such placement, any order",
+        line={"color": NEUTRAL, "width": 1, "dash": "dash"},
+        hovertemplate=f"%{{x}} GPUs: bound %{{y:.3g}} {unit}<extra></extra>",
+    )
+
+
+def _answer(points: Sequence[CapacityPoint], fewest: CapacityPoint | None, target: float, complete: bool) -> str:
+    if fewest is not None:
+        return f"{fewest.gpus} GPUs are enough for {seconds(target)}: {seconds(fewest.total)}"
     planned = [point for point in points if point.total is not None]
     if not complete:
         return f"So far: up to {points[-1].gpus} GPUs miss the target" if points else "No points yet"
     if not planned:
         return "No size could be planned for"
-    best = min(planned, key=lambda one: one.total)
+    best = min(planned, key=lambda point: point.total)
     return f"No size tried meets {seconds(target)}; the best, {best.gpus} GPUs, takes {seconds(best.total)}"
 
 

@@ -19,19 +19,7 @@ def popularity(load: np.ndarray) -> go.Figure:
     worst = int(skew.argmax())
     title = f"Layer {worst} is the most skewed: its busiest expert gets {ratio(skew[worst])} the mean"
     if layers > SMALL_MULTIPLES:
-        figure = go.Figure(
-            go.Heatmap(
-                z=load,
-                colorscale=SEQUENTIAL,
-                zmin=0,
-                zmax=load.max() or 1,
-                colorbar={"title": "token copies"},
-                hovertemplate="layer %{y}, expert %{x}: %{z:,.0f} copies<extra></extra>",
-            )
-        )
-        figure.update_xaxes(title="expert")
-        figure.update_yaxes(title="MoE layer", autorange="reversed")
-        return finish(figure, title, 640)
+        return _popularity_map(load, title)
     columns = min(4, layers)
     rows = -(-layers // columns)
     figure = make_subplots(
@@ -77,6 +65,23 @@ def popularity(load: np.ndarray) -> go.Figure:
     return finish(figure, title, 130 * rows + 110, bargap=0.15, shapes=means)
 
 
+def _popularity_map(load: np.ndarray, title: str) -> go.Figure:
+    """Token copies per expert (across) and layer (down)."""
+    figure = go.Figure(
+        go.Heatmap(
+            z=load,
+            colorscale=SEQUENTIAL,
+            zmin=0,
+            zmax=load.max() or 1,
+            colorbar={"title": "token copies"},
+            hovertemplate="layer %{y}, expert %{x}: %{z:,.0f} copies<extra></extra>",
+        )
+    )
+    figure.update_xaxes(title="expert")
+    figure.update_yaxes(title="MoE layer", autorange="reversed")
+    return finish(figure, title, 640)
+
+
 def traffic(matrix: np.ndarray, names: tuple[str, ...]) -> go.Figure:
     """Who sends how much to whom, with what every GPU sends and receives beside it and the busiest one marked.
 
@@ -116,20 +121,7 @@ def traffic(matrix: np.ndarray, names: tuple[str, ...]) -> go.Figure:
     receiving = receives.max() >= sends.max()
     worst = int((receives if receiving else sends).argmax())
     for values, row, col, marked in ((receives, 1, 1, receiving), (sends, 2, 2, not receiving)):
-        colours = [MARK if marked and gpu == worst else TEAL for gpu in range(n)]
-        across = (
-            {"x": short, "y": values / factor} if row == 1 else {"x": values / factor, "y": short, "orientation": "h"}
-        )
-        figure.add_bar(
-            **across,
-            marker_color=colours,
-            showlegend=False,
-            row=row,
-            col=col,
-            text=[size(v) for v in values],
-            textposition="none",
-            hovertemplate="%{text}<extra></extra>",
-        )
+        _add_sums(figure, values, short, factor, row, col, worst if marked else None)
     edge = {"line": {"color": MARK, "width": 3}, "fillcolor": "rgba(0,0,0,0)"}
     if receiving:
         figure.add_shape(type="rect", x0=worst - 0.5, x1=worst + 0.5, y0=-0.5, y1=n - 0.5, row=2, col=1, **edge)
@@ -145,3 +137,21 @@ def traffic(matrix: np.ndarray, names: tuple[str, ...]) -> go.Figure:
     verb = "receives" if receiving else "sends"
     title = f"{short[worst]} {verb} {times} the mean; {digits(off.sum() / factor)} {unit} leave their GPU"
     return finish(figure, title, 560, bargap=0.25)
+
+
+def _add_sums(
+    figure: go.Figure, values: np.ndarray, names: list[str], factor: float, row: int, col: int, worst: int | None
+) -> None:
+    """Bars beside the matrix: upright above it, else across. values: bytes a GPU; worst: the GPU that is marked."""
+    colours = [MARK if gpu == worst else TEAL for gpu in range(len(values))]
+    across = {"x": names, "y": values / factor} if row == 1 else {"x": values / factor, "y": names, "orientation": "h"}
+    figure.add_bar(
+        **across,
+        marker_color=colours,
+        showlegend=False,
+        row=row,
+        col=col,
+        text=[size(value) for value in values],
+        textposition="none",
+        hovertemplate="%{text}<extra></extra>",
+    )

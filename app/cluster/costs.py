@@ -26,38 +26,46 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
     """Inputs for both parts. A source that cannot answer is refused with its reason, and the last valid one stays."""
     now = state.cost()
     parts = (now["computation"], now["network"]) if now["source"] == "combined" else (now, now)
-    known = {DATASHEET: state.DATASHEET, SILICON: {"source": "silicon"}}
-    known |= {_label(cost): cost for cost in state.cost_sources().values()}
+    sources = {DATASHEET: state.DATASHEET, SILICON: {"source": "silicon"}}
+    sources |= {_label(cost): cost for cost in state.cost_sources().values()}
     for part in parts:  # a file that this session knows only from what is in use
-        if part["source"] not in ("datasheet", "silicon") and part not in known.values():
-            known[_label(part)] = part
-    wanted: list[dict] = []
-    round = digest_of(json.dumps([now, *known]))[:12]  # a source opened elsewhere makes new inputs
+        if part["source"] not in ("datasheet", "silicon") and part not in sources.values():
+            sources[_label(part)] = part
+    chosen_sources: list[dict] = []
+    round = digest_of(json.dumps([now, *sources]))[:12]  # a source opened elsewhere makes new inputs
     with st.container(horizontal=True, vertical_alignment="bottom"):
         for (title, covers), part in zip(PARTS.items(), parts, strict=True):
             at = next(
                 (
                     place
-                    for place, one in enumerate(known.values())
-                    if one["source"] == part["source"] and (one == part or part["source"] in ("datasheet", "silicon"))
+                    for place, source in enumerate(sources.values())
+                    if source["source"] == part["source"]
+                    and (source == part or part["source"] in ("datasheet", "silicon"))
                 ),
                 0,
             )
             chosen = st.selectbox(
-                title, list(known), at, width=340, help=f"Source of the times of {covers}.", key=f"cost-{title}-{round}"
+                title,
+                list(sources),
+                at,
+                width=340,
+                help=f"Source of the times of {covers}.",
+                key=f"cost-{title}-{round}",
             )
-            wanted.append(known[chosen])
+            chosen_sources.append(sources[chosen])
     _upload()
-    made = (
-        wanted[0] if wanted[0] == wanted[1] else {"source": "combined", "computation": wanted[0], "network": wanted[1]}
+    costs = (
+        chosen_sources[0]
+        if chosen_sources[0] == chosen_sources[1]
+        else {"source": "combined", "computation": chosen_sources[0], "network": chosen_sources[1]}
     )
     try:
-        cost = choice.from_dict(made)
+        cost = choice.from_dict(costs)
         reason = choice.why_not(cost, cluster, model)
     except InputError as error:
         reason = str(error)
     if reason is not None:
-        if made == now:
+        if costs == now:
             st.error(f"The costs in use cannot time this cluster and model: {plain(reason)}.", icon=":material/error:")
             st.button(
                 "Use the datasheet costs",
@@ -67,8 +75,8 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
             )
         else:
             st.error(f"Refused: {plain(reason)}. In use stays: {plain(choice.short(now))}.", icon=":material/error:")
-    elif made != now:
-        state.open_cost(made)
+    elif costs != now:
+        state.open_cost(costs)
         st.rerun()
     try:
         st.caption(f"In use: {plain(choice.from_dict(state.cost()).source)}")
@@ -87,13 +95,13 @@ def _upload() -> None:
     if file and state.first_time(file.file_id):
         try:
             with uploads.as_file(file.name, file.getvalue()) as path:
-                found = formats.read_costs(path)
+                profile = formats.read_costs(path)
         except InputError as error:
             state.complain(file.file_id, str(error))
         else:
-            cost = AlphaBeta(found) if isinstance(found, CostProfile) else Profiled(found)
-            state.add_cost_source(found.name, choice.to_dict(cost))
-            state.notice(f"read {found.name}: choose it for computation or for the network")
+            cost = AlphaBeta(profile) if isinstance(profile, CostProfile) else Profiled(profile)
+            state.add_cost_source(profile.name, choice.to_dict(cost))
+            state.notice(f"read {profile.name}: choose it for computation or for the network")
             st.rerun()
     for complaint in state.complaints([file.file_id] if file else []):
         st.error(plain(complaint), icon=":material/error:")

@@ -56,11 +56,11 @@ def _overlay(cluster: Cluster | None) -> Overlay | None:
         st.caption(f"The open plan cannot be laid over this drawing: {plain(reason)}.")
         return None
     with st.container(horizontal=True, vertical_alignment="center", gap="large"):
-        wanted = st.toggle(
+        shows_plan = st.toggle(
             "Lay the open plan over the drawing",
             help="experts and tokens of every GPU, and the port that is busy longest",
         )
-        if not wanted:
+        if not shows_plan:
             return None
         layers = [ALL_LAYERS, *plan.placement.model_layers]
         chosen = st.select_slider("MoE layer", layers, key="overlay-layer", width=300)
@@ -87,9 +87,10 @@ def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overla
         parts.append((problem.second, plan.placement_b))
     chosen = slice(None) if layer is None else slice(layer, layer + 1)
     served = sum(
-        np.einsum("le,leg->g", one.demand.sum(axis=1)[chosen], placement.share[chosen]) for one, placement in parts
+        np.einsum("le,leg->g", model_problem.demand.sum(axis=1)[chosen], placement.share[chosen])
+        for model_problem, placement in parts
     )
-    traffic = sum(one.traffic(placement)[chosen].sum(axis=0) for one, placement in parts)
+    traffic = sum(model_problem.traffic(placement)[chosen].sum(axis=0) for model_problem, placement in parts)
     tokens = served / served.sum() if served.sum() else served
     gpus = []
     for gpu, part in enumerate(tokens):

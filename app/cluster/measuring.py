@@ -33,13 +33,13 @@ def show(cluster: Cluster, model: MoEModel | None) -> None:
         _watch()
         widgets.other_jobs(KIND, [state.study_job(KIND) or ""], lambda id: state.set_study_job(KIND, id))
         if (job := _job()) and job.state is State.DONE:
-            _found(job, cluster, model)
+            _show_result(job, cluster, model)
 
 
 def _job() -> Job | None:
     """The newest calibration of this session, if the data folder still has it."""
-    found = cached.jobs([id]) if (id := state.study_job(KIND)) else []
-    return found[0] if found else None
+    jobs = cached.jobs([id]) if (id := state.study_job(KIND)) else []
+    return jobs[0] if jobs else None
 
 
 def _start(devices: Devices) -> None:
@@ -87,15 +87,15 @@ def _watch() -> None:
             st.rerun()
 
 
-def _found(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
+def _show_result(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
     result = job.result
     calibration = Calibration.from_dict(result["calibration"], "calibration")
     rows = [{name.capitalize(): cell for name, cell in row.items()} for row in table_of(calibration)]
     st.dataframe(rows, hide_index=True, key="calibration-fits")
-    for shapes in result["held_out"]:
+    for held_out in result["held_out"]:
         st.markdown(
-            f"{shapes['shapes']} held-out shapes, {shapes['dtype']} on {plain(shapes['gpu'])}: mean error "
-            f"**{units.share(shapes['mean'])}**, worst {units.share(shapes['worst'])}."
+            f"{held_out['shapes']} held-out shapes, {held_out['dtype']} on {plain(held_out['gpu'])}: mean error "
+            f"**{units.share(held_out['mean'])}**, worst {units.share(held_out['worst'])}."
         )
     st.caption(plain(result["origin"]))
     with st.container(horizontal=True):

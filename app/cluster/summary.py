@@ -31,7 +31,7 @@ def show(cluster: Cluster) -> None:
         )
     memory, speeds = st.columns(2, gap="large")
     with memory:
-        models = [one for one in (state.model(), _second()) if one is not None]
+        models = [model for model in (state.model(), _second()) if model is not None]
         for text, fits in memory_fit(cluster, models):
             (st.success if fits else st.error)(plain(text), icon=":material/memory:")
         if not models:
@@ -71,7 +71,7 @@ def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool
             )
         lines.append((text, bool(slots.sum() >= model.experts)))
     if len(models) > 1:
-        needed = sum(one.bytes_per_expert * len(one.moe_layers) * one.experts for one in models)
+        needed = sum(model.bytes_per_expert * len(model.moe_layers) * model.experts for model in models)
         lines.append(
             (f"Both together: {units.size(needed)} of {units.size(float(room.sum()))}", bool(needed <= room.sum()))
         )

@@ -67,14 +67,14 @@ def _types() -> list[str]:
 
 def to_frame(cluster: Cluster) -> pd.DataFrame:
     """One row a GPU, in rank order."""
-    known = catalogue.gpu_types()
+    types = catalogue.gpu_types()
     rows = []
     for node in cluster.nodes:
         for gpu in node.gpus:
             row = {"node": node.name, "type": gpu.type}
             for column, (field, unit, _) in _NUMBERS.items():
                 value = getattr(gpu, field)
-                usual = column not in _ALWAYS_SHOWN and gpu.type in known and value == getattr(known[gpu.type], field)
+                usual = column not in _ALWAYS_SHOWN and gpu.type in types and value == getattr(types[gpu.type], field)
                 row[column] = np.nan if usual else value / unit
             row["link"] = np.nan if node.link_bandwidth is None else node.link_bandwidth / _GIGA
             rows.append(row)
@@ -87,7 +87,7 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.Da
 
     base: the table before it was edited, by which an edited link is known from the others of its node (None: none was)
     """
-    known = catalogue.gpu_types()
+    types = catalogue.gpu_types()
     own = {gpu.type: gpu for gpu in before.gpus}
     gpus: dict[str, list[Gpu]] = {}
     links: dict[str, list[tuple[float | None, bool]]] = {}
@@ -95,7 +95,7 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.Da
         node, type_name = row["node"], row["type"]
         if not isinstance(node, str) or not node.strip() or not isinstance(type_name, str):
             raise InputError(f"Row {number}: give the GPU a node and a type.")
-        card = known[type_name].gpu() if type_name in known else own[type_name]
+        card = types[type_name].gpu() if type_name in types else own[type_name]
         numbers = {}
         for column, (field, unit, title) in _NUMBERS.items():
             if _empty(row[column]):

@@ -53,16 +53,16 @@ def _open(goal: str) -> None:
 
 def _choose_second() -> None:
     """Which recording is the second model's: those of the session whose model is known, then the samples."""
-    mine = {digest: name for digest, name in state.workloads().items() if state.model_of(digest)}
+    named = {digest: name for digest, name in state.workloads().items() if state.model_of(digest)}
     shipped = {sample.file: sample for sample in samples.RECORDINGS if sample.file.endswith(".npz")}
-    options = [*mine, *shipped]
-    names = [f"{name} (open)" for name in mine.values()] + [f"{sample.title} (sample)" for sample in shipped.values()]
+    options = [*named, *shipped]
+    names = [f"{name} (open)" for name in named.values()] + [f"{sample.title} (sample)" for sample in shipped.values()]
     index = options.index(state.second()) if state.second() in options else None
     chosen = st.selectbox(
         "Second model's recording",
         options,
         index,
-        lambda one: names[options.index(one)],
+        lambda option: names[options.index(option)],
         placeholder="Choose the recording of the second model",
         width=420,
         key=f"second-{state.second()}",
@@ -96,7 +96,9 @@ def choose_context(problem: Problem) -> None:
             continue
         if digest != state.workload_digest():
             fitting[digest] = name
-    plans = {id: one.plan for id, one in cached.candidates().items() if one.plan.goal is Goal.INFERENCE}
+    plans = {
+        id: candidate.plan for id, candidate in cached.candidates().items() if candidate.plan.goal is Goal.INFERENCE
+    }
     left, right = st.columns(2)
     with left:
         chosen = _choose_others(fitting)

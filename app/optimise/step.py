@@ -1,6 +1,6 @@
 """The training step that a person describes: its sizes, its operators, and what is assumed of it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import streamlit as st
@@ -45,85 +45,16 @@ def follow_model() -> None:
 def form() -> None:
     """Inputs for every part of the step. What cannot be is answered here, and the last valid step stays."""
     step, model = state.step(), state.model()
-    recording = _fitting_recording()
-    keys = {field: f"step-{field}-{model.digest[:12]}" for field in TrainingStep.model_fields}
-
-    def whole(label: str, field: str, help: str) -> int:
-        return st.number_input(label, 1, MOST[field], getattr(step, field), key=keys[field], help=help, width=190)
-
-    values: dict[str, object] = {}
+    inputs = _Inputs(step, {field: f"step-{field}-{model.digest[:12]}" for field in TrainingStep.model_fields})
+    usual = usual_step(model, len(state.cluster().gpus))
     with st.container(border=True):
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            values["batch"] = whole(
-                "Batch per GPU, sequences",
-                "batch",
-                "Sequences that every GPU holds. Computation and all-to-alls grow with it, the all-reduce "
-                "of the gradients does not.",
-            )
-            values["sequence_length"] = whole(
-                "Sequence length, tokens", "sequence_length", "Tokens of a sequence. Attention grows with its square."
-            )
-            values["gate"] = st.selectbox(
-                "Gate",
-                get_args(Gate),
-                get_args(Gate).index(step.gate),
-                key=keys["gate"],
-                width=190,
-                help="How tokens choose experts. Batch-prioritised needs the whole batch, so that nothing before the gate can "
-                "be cut (Lancet §2.3).",
-            )
-            values["capacity_factor"] = st.number_input(
-                "Capacity factor",
-                0.0,
-                1000.0,
-                step.capacity_factor,
-                0.25,
-                key=keys["capacity_factor"],
-                width=150,
-                help="An expert takes at most so many times its fair share of a GPU's tokens; the rest is dropped, and buffers "
-                "are filled up to it. 0: as many as come, nothing dropped.",
-            )
-            options = {"balanced": "balanced (assumed)"} | ({"recorded": f"as in {recording}"} if recording else {})
-            at = list(options).index(step.routing) if step.routing in options else 0
-            values["routing"] = st.selectbox(
-                "Routing",
-                list(options),
-                at,
-                options.get,
-                key=f"{keys['routing']}-{bool(recording)}",
-                width=230,
-                help="Balanced: every expert is chosen equally often, which a balance loss aims at. As recorded: by the shares "
-                "of the open recording, scaled to the tokens of the step; offered when a routing log or expert loads of "
-                "this model are open.",
-            )
-        with (
-            st.expander("Dense layers, vocabulary", icon=":material/tune:"),
-            st.container(horizontal=True, vertical_alignment="bottom"),
-        ):
-            values["heads"] = whole(
-                "Attention heads", "heads", "Heads of every layer; each has d_model / heads numbers."
-            )
-            values["dense_d_ff"] = whole(
-                "Dense d_ff", "dense_d_ff", "Inner width of the FFN of layers without experts."
-            )
-            values["vocabulary"] = whole(
-                "Vocabulary, tokens",
-                "vocabulary",
-                "Rows of the embedding. Head and loss grow with it, and so does the largest all-reduce.",
-            )
-            values["tied_embeddings"] = st.checkbox(
-                "Tied embeddings",
-                step.tied_embeddings,
-                key=keys["tied_embeddings"],
-                help="Input and output embedding are one matrix, as in GPT-2: its gradient is reduced once.",
-            )
-        usual = usual_step(model, len(state.cluster().gpus))
+        values = inputs.batch_and_experts() | inputs.dense_layers()
         if step.model_copy(update={"routing": "balanced"}) != usual:
             st.button(
                 f"Usual values for {plain(model.name)}",
                 icon=":material/restart_alt:",
                 on_click=_reset,
-                args=(usual, keys),
+                args=(usual, inputs.keys),
             )
     try:
         wanted = TrainingStep.from_dict(values, "training step")
@@ -135,9 +66,99 @@ def form() -> None:
         st.rerun()
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """The inputs of a step, filled with what it is now. keys: of the widgets, by field."""
+
+    step: TrainingStep
+    keys: dict[str, str]
+
+    def _whole(self, label: str, field: str, help: str) -> int:
+        now = getattr(self.step, field)
+        return st.number_input(label, 1, MOST[field], now, key=self.keys[field], help=help, width=190)
+
+    def batch_and_experts(self) -> dict[str, object]:
+        """How many tokens a GPU has, and how they choose experts; values by field."""
+        values: dict[str, object] = {}
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            values["batch"] = self._whole(
+                "Batch per GPU, sequences",
+                "batch",
+                "Sequences that every GPU holds. Computation and all-to-alls grow with it, the all-reduce "
+                "of the gradients does not.",
+            )
+            values["sequence_length"] = self._whole(
+                "Sequence length, tokens", "sequence_length", "Tokens of a sequence. Attention grows with its square."
+            )
+            values["gate"] = st.selectbox(
+                "Gate",
+                get_args(Gate),
+                get_args(Gate).index(self.step.gate),
+                key=self.keys["gate"],
+                width=190,
+                help="How tokens choose experts. Batch-prioritised needs the whole batch, so that nothing before the gate can "
+                "be cut (Lancet §2.3).",
+            )
+            values["capacity_factor"] = st.number_input(
+                "Capacity factor",
+                0.0,
+                1000.0,
+                self.step.capacity_factor,
+                0.25,
+                key=self.keys["capacity_factor"],
+                width=150,
+                help="An expert takes at most so many times its fair share of a GPU's tokens; the rest is dropped, and buffers "
+                "are filled up to it. 0: as many as come, nothing dropped.",
+            )
+            values["routing"] = self._routing()
+        return values
+
+    def _routing(self) -> str:
+        recording = _fitting_recording()
+        options = {"balanced": "balanced (assumed)"} | ({"recorded": f"as in {recording}"} if recording else {})
+        at = list(options).index(self.step.routing) if self.step.routing in options else 0
+        return st.selectbox(
+            "Routing",
+            list(options),
+            at,
+            options.get,
+            key=f"{self.keys['routing']}-{bool(recording)}",
+            width=230,
+            help="Balanced: every expert is chosen equally often, which a balance loss aims at. As recorded: by the shares "
+            "of the open recording, scaled to the tokens of the step; offered when a routing log or expert loads of "
+            "this model are open.",
+        )
+
+    def dense_layers(self) -> dict[str, object]:
+        """What the layers around the experts are like; values by field."""
+        values: dict[str, object] = {}
+        with (
+            st.expander("Dense layers, vocabulary", icon=":material/tune:"),
+            st.container(horizontal=True, vertical_alignment="bottom"),
+        ):
+            values["heads"] = self._whole(
+                "Attention heads", "heads", "Heads of every layer; each has d_model / heads numbers."
+            )
+            values["dense_d_ff"] = self._whole(
+                "Dense d_ff", "dense_d_ff", "Inner width of the FFN of layers without experts."
+            )
+            values["vocabulary"] = self._whole(
+                "Vocabulary, tokens",
+                "vocabulary",
+                "Rows of the embedding. Head and loss grow with it, and so does the largest all-reduce.",
+            )
+            values["tied_embeddings"] = st.checkbox(
+                "Tied embeddings",
+                self.step.tied_embeddings,
+                key=self.keys["tied_embeddings"],
+                help="Input and output embedding are one matrix, as in GPT-2: its gradient is reduced once.",
+            )
+        return values
+
+
 def _reset(usual: TrainingStep, keys: dict[str, str]) -> None:
     state.open_step(usual)
-    for key in [key for key in st.session_state if any(str(key).startswith(known) for known in keys.values())]:
+    for key in [key for key in st.session_state if any(str(key).startswith(prefix) for prefix in keys.values())]:
         del st.session_state[key]
 
 
@@ -156,15 +177,15 @@ def _fitting_recording() -> str | None:
 def summary(problem: Problem) -> None:
     """What the step comes to, and its operators as a file."""
     graph, placement = _operators(problem), linear_placement(problem)
-    sent = max((one.sent for one in graph.of_phase("forward") if one.network), default=0.0)
+    sent = max((operator.sent for operator in graph.of_phase("forward") if operator.network), default=0.0)
     if problem.graph is None:
         sent = float(route(problem, placement, irregular=False).traffic.sum(axis=2).max())
-    held = step_state_bytes(problem, placement)
-    shares = held / problem.cluster.values("memory")
+    needed = step_state_bytes(problem, placement)
+    shares = needed / problem.cluster.values("memory")
     count = f"{len(graph.operators):,} operator{'s' * (len(graph.operators) > 1)}"
     st.markdown(
         f"**{count}** · {problem.step.tokens:,} tokens on each GPU · {units.size(sent)} in each "
-        f"GPU's buffer of an all-to-all, four of them per MoE layer · {units.size(held.max())} of weights, gradients and "
+        f"GPU's buffer of an all-to-all, four of them per MoE layer · {units.size(needed.max())} of weights, gradients and "
         f"momentum on a GPU ({units.share(shares.max())} of its memory)"
     )
     if shares.max() > MEMORY_SHARE:

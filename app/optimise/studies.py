@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import streamlit as st
 
 from app import cached, state, widgets
@@ -16,7 +14,6 @@ from engine.goal import Goal
 from engine.jobs import runner
 from engine.placement.robust import score_matrix
 from engine.problem import Problem
-from engine.simulate.two_phase_result import TwoPhaseOptions
 from engine.systems import SYSTEMS
 from engine.workload import RoutingTrace
 
@@ -61,6 +58,51 @@ def front(problem: Problem) -> None:
             icon=":material/info:",
         )
         return
+    _front_form(problem)
+    recordings = {digest: name for digest, name in state.workloads().items() if digest != state.workload_digest()}
+    beside = st.selectbox(
+        "Scored on as well",
+        [None, *recordings],
+        format_func=lambda digest: "—" if digest is None else recordings[digest],
+        width=320,
+        help="The same placements on a recording that they were not made from.",
+    )
+
+    def show(result: dict[str, Any]) -> None:
+        candidates = result["candidates"]
+        if not candidates:
+            return
+        plans_of_session = cached.candidates()
+        candidates = [candidate for candidate in candidates if candidate["plan_id"] in plans_of_session]
+        plans = [plans_of_session[candidate["plan_id"]].plan for candidate in candidates]
+        points = [
+            {
+                "kept_share": candidate["kept_share"],
+                "balancedness": candidate["balancedness"],
+                "weight": candidate["weight"],
+                "seconds": candidate["metrics"]["total"],
+            }
+            for candidate in candidates
+        ]
+        elsewhere = _scores(plans, beside) if beside else None
+        widgets.chart(charts.front(points, _other_plans(problem), elsewhere, recordings.get(beside, "")), "front")
+        order = sorted(range(len(candidates)), key=lambda index: points[index]["kept_share"])
+        names = {
+            index: f"{units.share(points[index]['kept_share'])} kept, balancedness {points[index]['balancedness']:.3f}, "
+            f"{units.seconds(points[index]['seconds'])}"
+            for index in order
+        }
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            chosen = st.selectbox("A point of the front", order, format_func=lambda index: names[index], width=420)
+            if st.button("Open this plan", icon=":material/route:"):
+                state.open_plan(plans[chosen].id)
+                st.rerun()
+
+    watch("front", show, "No front yet: press Find the front. On the sample it takes about 20 seconds.")
+
+
+def _front_form(problem: Problem) -> None:
+    """How the front is searched, and the button that starts it."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         points = st.number_input("Points", 2, 25, 9, width=110)
         over = st.selectbox("Over several recordings", ["worst", "mean"], width=180, disabled=not problem.others)
@@ -75,46 +117,6 @@ def front(problem: Problem) -> None:
         limit = st.number_input("Seconds", 1, 3600, 20, width=110)
         if st.button("Find the front", icon=":material/play_arrow:", type="primary"):
             run("front", problem, {"points": points, "over": over, "max_moves": moves, "time_limit": limit})
-    recordings = {digest: name for digest, name in state.workloads().items() if digest != state.workload_digest()}
-    beside = st.selectbox(
-        "Scored on as well",
-        [None, *recordings],
-        format_func=lambda one: "—" if one is None else recordings[one],
-        width=320,
-        help="The same placements on a recording that they were not made from.",
-    )
-
-    def show(result: dict[str, Any]) -> None:
-        found = result["candidates"]
-        if not found:
-            return
-        known = cached.candidates()
-        found = [one for one in found if one["plan_id"] in known]
-        plans = [known[one["plan_id"]].plan for one in found]
-        points = [
-            {
-                "kept_share": one["kept_share"],
-                "balancedness": one["balancedness"],
-                "weight": one["weight"],
-                "seconds": one["metrics"]["total"],
-            }
-            for one in found
-        ]
-        elsewhere = _scores(plans, beside) if beside else None
-        widgets.chart(charts.front(points, _other_plans(problem), elsewhere, recordings.get(beside, "")), "front")
-        order = sorted(range(len(found)), key=lambda one: points[one]["kept_share"])
-        names = {
-            one: f"{units.share(points[one]['kept_share'])} kept, balancedness {points[one]['balancedness']:.3f}, "
-            f"{units.seconds(points[one]['seconds'])}"
-            for one in order
-        }
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            chosen = st.selectbox("A point of the front", order, format_func=lambda one: names[one], width=420)
-            if st.button("Open this plan", icon=":material/route:"):
-                state.open_plan(plans[chosen].id)
-                st.rerun()
-
-    watch("front", show, "No front yet: press Find the front. On the sample it takes about 20 seconds.")
 
 
 def _other_plans(problem: Problem) -> dict[str, tuple[float, float]]:
@@ -160,10 +162,12 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
             "System",
             [system.name for system in SYSTEMS.values() if Goal.INFERENCE in system.goals],
             0,
-            lambda one: SYSTEMS[one].title,
+            lambda name: SYSTEMS[name].title,
             width=240,
         )
-        chosen = st.multiselect("Recordings", list(names), list(names), format_func=lambda one: names[one], width=420)
+        chosen = st.multiselect(
+            "Recordings", list(names), list(names), format_func=lambda digest: names[digest], width=420
+        )
         if st.button("Score", icon=":material/play_arrow:", type="primary", disabled=len(chosen) < 2):
             run("matrix", problem, {"system": system, "options": options.get(system, {}), "recordings": chosen})
     what = (
@@ -171,7 +175,7 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
             "Score",
             list(charts.SCORES),
             default="seconds",
-            format_func=lambda one: charts.SCORES[one],
+            format_func=lambda score: charts.SCORES[score],
             label_visibility="collapsed",
         )
         or "seconds"
@@ -182,122 +186,3 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
         widgets.chart(charts.matrix(result["names"], result[what], what, st.context.theme.type == "dark"), "matrix")
 
     watch("matrix", show, "Nothing scored yet: press Score.")
-
-
-def lina(problem: Problem) -> None:
-    """Lina's two-phase scheduling, batch by batch."""
-    st.caption(
-        "Simulated batch by batch: what the scheduler foretells, how often it must put itself right, and what that "
-        "costs. Scheduling takes what the paper measured on its testbed unless you say otherwise."
-    )
-    if not isinstance(problem.workload, RoutingTrace):
-        st.info("Lina learns from the paths of tokens: open a routing log.", icon=":material/info:")
-        return
-    default = TwoPhaseOptions()
-    recordings = {
-        digest: name
-        for digest, name in state.workloads().items()
-        if digest != state.workload_digest() and isinstance(cached.recording(digest), RoutingTrace)
-    }
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        profile = st.selectbox(
-            "Learn from",
-            [None, *recordings],
-            width=260,
-            format_func=lambda one: "first half (serve the second)" if one is None else recordings[one],
-        )
-        lengths = st.multiselect("Path lengths", [1, 2, 3, 4, 5, 6], [1, 3, 6], width=220)
-        batch = st.number_input("Recorded tokens a batch", 16, 10**6, 1024, width=190)
-        copies = st.number_input("Tokens for each recorded one", 1.0, 1e6, 64.0, width=220)
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        schedule = st.number_input("Scheduling, ms", 0.0, 1e4, default.schedule_seconds * 1e3, width=150)
-        check = st.number_input("Check, ms", 0.0, 1e4, default.check_seconds * 1e3, width=130)
-        other = st.number_input(
-            "Rest of a layer, ms",
-            0.0,
-            1e4,
-            0.0,
-            width=170,
-            help="attention and the like, which also hides the first phase",
-        )
-        host = st.number_input("Host link, GB/s", 0.1, 1e3, default.host_bandwidth / 1e9, width=150)
-        packing = st.selectbox("Hosting", ["lina", "best"], width=120, help="the paper's packing, or the best there is")
-        if st.button("Simulate", icon=":material/play_arrow:", type="primary", disabled=not lengths):
-            options = {
-                "batch_tokens": batch,
-                "copies": copies,
-                "schedule_seconds": schedule / 1e3,
-                "check_seconds": check / 1e3,
-                "other_seconds": other / 1e3,
-                "host_bandwidth": host * 1e9,
-                "packing": packing,
-            }
-            run("lina", problem, {"profile": profile, "lengths": sorted(lengths), "options": options})
-
-    def show(result: dict[str, Any]) -> None:
-        runs = result["runs"]
-        if not runs:
-            return
-        middle = runs[len(runs) // 2]
-        what = (
-            widgets.segments(
-                "Times",
-                list(charts.TIMES),
-                default="inference",
-                format_func=lambda one: charts.TIMES[one],
-                label_visibility="collapsed",
-            )
-            or "inference"
-        )
-        left, right = st.columns(2)
-        with left:
-            widgets.chart(charts.lina(middle["figures"], middle["options"]["path_length"], what), "lina")
-        with right:
-            widgets.chart(charts.accuracy(runs), "lina-accuracy")
-        st.dataframe(
-            pd.DataFrame(
-                [
-                    {
-                        "Path length": one["options"]["path_length"],
-                        "Right (set)": units.share(one["accuracy"]),
-                        "Right (in order)": units.share(one["accuracy_in_order"]),
-                        "Tuned again": units.share(one["fine_tuning_rate"]),
-                        **{
-                            f"{title}, {end}": f"{one['figures'][scheme][f'{key}_{what}']:.3g}×"
-                            for scheme, (title, _, _) in charts.SCHEMES.items()
-                            for key, end in (("median", "median"), ("tail", "95 %"))
-                        },
-                    }
-                    for one in runs
-                ]
-            ),
-            hide_index=True,
-        )
-        st.caption(
-            f"Learnt from {plain(result['profile'])}, served {plain(result['served'])} in {middle['batches']} batches. "
-            f"An ideal batch takes {units.seconds(middle['ideal_seconds'])}; scheduling one layer again takes "
-            f"{units.seconds(middle['options']['schedule_seconds'])}, which a short layer cannot win back. "
-            f"Costs: {plain(middle['cost_source'])}."
-        )
-
-    watch("lina", show, "Nothing simulated yet: press Simulate.")
-    with st.expander("Most popular experts of every layer", icon=":material/leaderboard:"):
-        st.caption(
-            "As Lina's Table 2: who is popular changes from layer to layer, so hosting must be decided per layer."
-        )
-        load = problem.workload.load
-        order = np.argsort(-load, axis=1, kind="stable")[:, : min(4, load.shape[1])]
-        part = np.take_along_axis(load / np.maximum(load.sum(axis=1, keepdims=True), 1), order, axis=1)
-        st.dataframe(
-            pd.DataFrame(
-                [
-                    {"Layer": layer}
-                    | {
-                        f"{turn + 1}.": f"expert {expert} · {units.share(one)}"
-                        for turn, (expert, one) in enumerate(zip(experts, parts, strict=True))
-                    }
-                    for layer, (experts, parts) in enumerate(zip(order.tolist(), part.tolist(), strict=True))
-                ]
-            ),
-            hide_index=True,
-        )

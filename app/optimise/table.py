@@ -29,7 +29,7 @@ COMMON_PRACTICE = "linear"
 
 def rows(problem: Problem) -> pd.DataFrame:
     """Figures of every candidate that fits the problem, fastest first; empty when there is none."""
-    found = []
+    entries = []
     for id, candidate in cached.candidates().items():
         if candidate.plan.provenance.optimiser == "front" and id != state.plan_id():
             continue  # a front has a chart of its own
@@ -44,7 +44,7 @@ def rows(problem: Problem) -> pd.DataFrame:
         own = figures.bound is not None
         move = None if problem.goal is Goal.TRAINING else cached.migration(candidate.plan, problem)
         parts = figures.decomposition or {}
-        found.append(
+        entries.append(
             {
                 "id": id,
                 "open": id == state.plan_id(),
@@ -69,7 +69,7 @@ def rows(problem: Problem) -> pd.DataFrame:
                 "Steps": move.steps if move else math.nan,
             }
         )
-    table = pd.DataFrame(found)
+    table = pd.DataFrame(entries)
     return table.sort_values("Time", ignore_index=True) if len(table) else table
 
 
@@ -124,8 +124,8 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
         **_against(table, BASELINE),
     }
     exposed = [
-        f"{units.digits(one / factor)} · {units.share(one / (total or 1))}"
-        for one, total in zip(table["Exposed"], table["Time"], strict=True)
+        f"{units.digits(communication / factor)} · {units.share(communication / (total or 1))}"
+        for communication, total in zip(table["Exposed"], table["Time"], strict=True)
     ]
     return pd.DataFrame(
         times

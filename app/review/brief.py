@@ -87,7 +87,7 @@ def with_risks(brief: Brief, others: Sequence[Workload], simulate: Simulate = si
     for other in others:
         try:
             there = brief.problem.with_workload(other)
-            totals = (simulate(one.plan, there).total for one in (brief.own, brief.baseline))
+            totals = (simulate(scored.plan, there).total for scored in (brief.own, brief.baseline))
             risks.append(Risk(other.name, *totals))
         except InputError as error:
             refused[other.name] = str(error)
@@ -131,15 +131,17 @@ def bound_in_words(brief: Brief) -> list[str]:
     """How much better any plan could be, as far as it is proven."""
     figures, claim = brief.own.figures, brief.own.plan.claim
     what = "schedule" if brief.problem.goal is Goal.TRAINING else "order of sends"
-    found = [f"No {what} of this placement is faster than {seconds(figures.order_bound)}: {_above(figures.order_gap)}."]
+    sentences = [
+        f"No {what} of this placement is faster than {seconds(figures.order_bound)}: {_above(figures.order_gap)}."
+    ]
     if figures.bound is not None and claim.scope == "placement and order":
-        found.append(
+        sentences.append(
             f"No other placement with as many slots per GPU and no replicas is faster than "
             f"{seconds(figures.bound)}: {_above(figures.gap)} ({claim.proof})."
         )
     elif figures.bound is None and claim is not None:
-        found.append("What its optimiser proved was for other inputs and says nothing here.")
-    return found
+        sentences.append("What its optimiser proved was for other inputs and says nothing here.")
+    return sentences
 
 
 def _above(gap: float) -> str:
@@ -153,10 +155,10 @@ def cost_in_words(brief: Brief) -> str:
     move = brief.move
     if not move.copies:
         return "Nothing has to move."
-    said = f"{move.copies:,} expert copies, {size(move.bytes)}, {seconds(move.seconds)} of moving"
+    sentence = f"{move.copies:,} expert copies, {size(move.bytes)}, {seconds(move.seconds)} of moving"
     if move.steps == float("inf"):
-        return f"{said}; it is never won back, as the plan is no faster."
-    return f"{said}; won back after {max(1, round(move.steps)):,} passes."
+        return f"{sentence}; it is never won back, as the plan is no faster."
+    return f"{sentence}; won back after {max(1, round(move.steps)):,} passes."
 
 
 def risk_in_words(brief: Brief) -> str:

@@ -23,9 +23,9 @@ SESSION, SAVED = "this session", "saved"
 def show(workspace: str) -> None:
     """The choice of two plans of the workspace and of the session, and their comparison on the first one's inputs."""
     saved = {f"saved-{saved_plan.number}": saved_plan for saved_plan in records.saved_plans(store.db(), workspace)}
-    known = {one.plan for one in saved.values()}
+    saved_ids = {saved_plan.plan for saved_plan in saved.values()}
     plans: dict[str, SavedPlan | Plan] = {**saved}
-    plans |= {f"session-{id}": one.plan for id, one in cached.candidates().items() if id not in known}
+    plans |= {f"session-{id}": candidate.plan for id, candidate in cached.candidates().items() if id not in saved_ids}
     if len(plans) < 2:
         st.info("There is nothing to compare yet: save a second plan, or make one.", icon=":material/info:")
         return
@@ -33,14 +33,12 @@ def show(workspace: str) -> None:
     number, _ = state.reviewed() or (None, None)
     looked_at = list(plans).index(f"saved-{number}") if f"saved-{number}" in plans else 0
     with left:
-        first = st.selectbox(
-            "Plan", list(plans), looked_at, lambda one: _label(plans[one]), key=f"compare-a-{workspace}"
-        )
+        first = st.selectbox("Plan", list(plans), looked_at, lambda id: _label(plans[id]), key=f"compare-a-{workspace}")
     # Those made from the same recording come first: others may be for another cluster and model.
     own = _recording(plans[first])
-    rest = sorted((plan for plan in plans if plan != first), key=lambda one: _recording(plans[one]) != own)
+    rest = sorted((id for id in plans if id != first), key=lambda id: _recording(plans[id]) != own)
     with right:
-        second = st.selectbox("Beside", rest, 0, lambda one: _label(plans[one]), key=f"compare-b-{workspace}")
+        second = st.selectbox("Beside", rest, 0, lambda id: _label(plans[id]), key=f"compare-b-{workspace}")
     try:
         _compare(plans[first], plans[second])
     except InputError as error:
@@ -50,24 +48,24 @@ def show(workspace: str) -> None:
         )
 
 
-def _label(one: SavedPlan | Plan) -> str:
-    if isinstance(one, Plan):
-        return f"{one.name} · {one.id[:8]} · {SESSION}"
-    return f"{one.name} · {one.plan[:8]} · {SAVED} by {one.by}"
+def _label(plan: SavedPlan | Plan) -> str:
+    if isinstance(plan, Plan):
+        return f"{plan.name} · {plan.id[:8]} · {SESSION}"
+    return f"{plan.name} · {plan.plan[:8]} · {SAVED} by {plan.by}"
 
 
-def _recording(one: SavedPlan | Plan) -> str | None:
-    return one.provenance.inputs.get("workload") if isinstance(one, Plan) else one.inputs.get("workload")
+def _recording(plan: SavedPlan | Plan) -> str | None:
+    return plan.provenance.inputs.get("workload") if isinstance(plan, Plan) else plan.inputs.get("workload")
 
 
-def _plan(one: SavedPlan | Plan) -> Plan:
-    return one if isinstance(one, Plan) else store.plan_of(one)
+def _plan(plan: SavedPlan | Plan) -> Plan:
+    return plan if isinstance(plan, Plan) else store.plan_of(plan)
 
 
-def _problem(one: SavedPlan | Plan) -> Problem:
+def _problem(plan: SavedPlan | Plan) -> Problem:
     """What a plan was saved for; of a plan of the session, what is open."""
-    if isinstance(one, SavedPlan):
-        return store.problem_of(one)
+    if isinstance(plan, SavedPlan):
+        return store.problem_of(plan)
     if (problem := cached.problem()) is None:
         raise InputError("open a workload, a cluster and a model first")
     return problem
@@ -133,10 +131,10 @@ def _placements(plans: list[Plan], names: tuple[str, str]) -> None:
         layer = st.selectbox(
             "Layer",
             [None, *range(pair[0].layers)],
-            format_func=lambda one: "all layers, mean" if one is None else str(one),
+            format_func=lambda layer: "all layers, mean" if layer is None else str(layer),
             key=f"compare-layer-{pair[0].layers}",
             width=200,
         )
-    key = digest_of(*(one.digest for one in pair), str(layer))[:16]
+    key = digest_of(*(placement.digest for placement in pair), str(layer))[:16]
     widgets.chart(charts.difference(*pair, names, layer), f"difference-{key}")
     st.caption(f"Green: {plain(names[1])} serves more of the expert's tokens on that GPU; orange: less.")

@@ -55,7 +55,7 @@ def show(saved: SavedPlan, review: Review | None) -> None:
 
 def merged(review: Review) -> list[Comment | Decision]:
     """Everything that was said, oldest first."""
-    return sorted((*review.comments, *review.decisions), key=lambda one: one.at)
+    return sorted((*review.comments, *review.decisions), key=lambda entry: entry.at)
 
 
 def _history(review: Review) -> None:
@@ -72,23 +72,23 @@ def _history(review: Review) -> None:
             st.caption("Nobody has said anything yet.")
             return
         with st.container(border=True):
-            for one in merged(now):
-                _line(one)
+            for entry in merged(now):
+                _entry(entry)
 
     newest()
 
 
-def _line(one: Comment | Decision) -> None:
+def _entry(entry: Comment | Decision) -> None:
     left, right = st.columns([2, 7], gap="small")
     with left:
-        st.markdown(f"**{plain(one.by)}**  \n:small[{widgets.describe_time(one.at)}]")
+        st.markdown(f"**{plain(entry.by)}**  \n:small[{widgets.describe_time(entry.at)}]")
     with right:
-        if isinstance(one, Comment):
-            st.text(one.text)
+        if isinstance(entry, Comment):
+            st.text(entry.text)
             return
-        st.markdown(f"{DID_ICON[one.verdict]} {DID[one.verdict]}")
-        if one.reason:
-            st.text(one.reason)
+        st.markdown(f"{DID_ICON[entry.verdict]} {DID[entry.verdict]}")
+        if entry.reason:
+            st.text(entry.reason)
 
 
 def _ask(saved: SavedPlan) -> None:
@@ -96,10 +96,10 @@ def _ask(saved: SavedPlan) -> None:
     refused = people.why_not("plan")
     with st.form(f"ask-{saved.number}"):
         question = st.text_input("Question to the team", QUESTION)
-        asked = st.form_submit_button(
+        submitted = st.form_submit_button(
             "Ask for a decision", icon=":material/how_to_vote:", disabled=bool(refused), help=refused
         )
-    if asked:
+    if submitted:
         attempt(lambda: store.ask(saved, question))
 
 
@@ -120,7 +120,7 @@ def _comment(review: Review) -> None:
             disabled=bool(refused),
             help=refused,
             on_click=_send,
-            args=(form, text, lambda said: store.comment(review, said)),
+            args=(form, text, lambda comment: store.comment(review, comment)),
         )
         _say_refusal(form)
 

@@ -17,10 +17,10 @@ from engine.training import TrainingStep
 
 def address(saved: SavedPlan, review: str | None) -> str:
     """A link to a saved plan and its review, for anybody who reaches this studio: it names no session."""
-    asked = {"plan": saved.plan} | ({"review": review} if review else {})
+    parameters = {"plan": saved.plan} | ({"review": review} if review else {})
     here = urlsplit(st.context.url or "")
     place = f"{here.scheme}://{here.netloc}{here.path}" if here.netloc else "/review"
-    return f"{place}?{urlencode(asked)}"
+    return f"{place}?{urlencode(parameters)}"
 
 
 def follow() -> None:
@@ -45,10 +45,10 @@ def _find(plan: str, review: str) -> SavedPlan:
         if saved.plan == plan:
             return saved
         raise InputError("this link names a plan and the review of another one; ask for it again")
-    found = records.saves_of(store.db(), [plan])
-    if not found:
+    saves = records.saves_of(store.db(), [plan])
+    if not saves:
         raise InputError(f"there is no saved plan {plan[:12]!r}; the link may be of another database")
-    return found[0]
+    return saves[0]
 
 
 def open_in_session(saved: SavedPlan) -> str | None:
@@ -68,8 +68,8 @@ def _open_inputs(saved: SavedPlan) -> None:
     cached.check_plan(store.plan_of(saved), problem)
     model = MoEModel.from_dict(inputs["model"], "model")
     second = inputs.get("second")
-    known = {digest: cached.recording(digest) for digest in store.recordings_of(saved)}
-    for digest, recording in known.items():
+    recordings = {digest: cached.recording(digest) for digest in store.recordings_of(saved)}
+    for digest, recording in recordings.items():
         of_second = second is not None and digest == second["workload"]
         state.add_recording(recording, MoEModel.from_dict(second["model"], "second model") if of_second else model)
     state.choose_workload(inputs["workload"])

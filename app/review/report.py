@@ -89,12 +89,12 @@ def said(review: Review | None) -> list[dict[str, str]]:
         return []
     return [
         {
-            "by": one.by,
-            "at": moment(one.at),
-            "did": "" if isinstance(one, Comment) else VERDICTS[one.verdict],
-            "text": one.text if isinstance(one, Comment) else one.reason,
+            "by": entry.by,
+            "at": moment(entry.at),
+            "did": "" if isinstance(entry, Comment) else VERDICTS[entry.verdict],
+            "text": entry.text if isinstance(entry, Comment) else entry.reason,
         }
-        for one in sorted((*review.comments, *review.decisions), key=lambda one: one.at)
+        for entry in sorted((*review.comments, *review.decisions), key=lambda entry: entry.at)
     ]
 
 
@@ -106,26 +106,26 @@ def moment(at: float) -> str:
 def inputs(problem: Problem) -> list[tuple[str, str, str]]:
     """Role, name with its figures, and digest of everything that the plan was made from."""
     digests = input_digests(problem)
-    found = [("Workload", _recording(problem.workload), digests["workload"])]
-    found += [("Must also serve", _recording(other), other.digest) for other in problem.others]
+    rows = [("Workload", _recording(problem.workload), digests["workload"])]
+    rows += [("Must also serve", _recording(other), other.digest) for other in problem.others]
     types = [gpu.type for gpu in problem.cluster.gpus]
-    gpus = ", ".join(f"{types.count(one)} × {one}" for one in dict.fromkeys(types))
-    found.append(
+    gpus = ", ".join(f"{types.count(gpu_type)} × {gpu_type}" for gpu_type in dict.fromkeys(types))
+    rows.append(
         ("Cluster", f"{problem.cluster.name}: {gpus} in {len(problem.cluster.nodes)} nodes", digests["cluster"])
     )
-    found.append(("Model", _model(problem), digests["model"]))
+    rows.append(("Model", _model(problem), digests["model"]))
     if problem.goal is Goal.TWO_MODELS:
-        found.append(("Second workload", _recording(problem.second.workload), digests["workload_b"]))
-        found.append(("Second model", _model(problem.second), digests["model_b"]))
+        rows.append(("Second workload", _recording(problem.second.workload), digests["workload_b"]))
+        rows.append(("Second model", _model(problem.second), digests["model_b"]))
     if (step := problem.step) is not None:
         text = f"{step.batch:,} × {step.sequence_length:,} tokens on each GPU, routing {step.routing}, gate {step.gate}"
-        found.append(("Training step", text, digests["step"]))
+        rows.append(("Training step", text, digests["step"]))
     if problem.graph is not None:
-        found.append(("Operator graph", problem.graph.name, digests["graph"]))
+        rows.append(("Operator graph", problem.graph.name, digests["graph"]))
     if problem.in_use is not None:
-        found.append(("Placement in use", f"{problem.in_use.gpus} GPUs", digests["in_use"]))
-    found.append(("Costs", problem.cost.source, digests["cost"]))
-    return found
+        rows.append(("Placement in use", f"{problem.in_use.gpus} GPUs", digests["in_use"]))
+    rows.append(("Costs", problem.cost.source, digests["cost"]))
+    return rows
 
 
 def _recording(workload: Workload) -> str:
@@ -143,7 +143,7 @@ def provenance(brief: Brief) -> list[tuple[str, str]]:
     plan, origin = brief.own.plan, brief.own.plan.provenance
     options = ", ".join(f"{name} = {value}" for name, value in origin.options.items())
     versions = ", ".join(f"{name} {value}" for name, value in origin.versions.items())
-    found = [
+    rows = [
         ("Plan", plan.id),
         ("Optimiser", origin.optimiser),
         ("Options", options or "none"),
@@ -151,10 +151,10 @@ def provenance(brief: Brief) -> list[tuple[str, str]]:
         ("Made with", versions or "unknown"),
         ("Proof", plan.claim.proof if plan.claim else "none"),
     ]
-    found += [(f"Input it was made from, {role}", digest) for role, digest in origin.inputs.items()]
+    rows += [(f"Input it was made from, {role}", digest) for role, digest in origin.inputs.items()]
     if plan.parent:
-        found.append(("Derived from", plan.parent))
-    return [*found, ("Report drawn with", f"plotly {version('plotly')}")]
+        rows.append(("Derived from", plan.parent))
+    return [*rows, ("Report drawn with", f"plotly {version('plotly')}")]
 
 
 def _figures(brief: Brief) -> list[go.Figure]:
@@ -206,7 +206,7 @@ def scripts() -> tuple[Markup, Markup]:
 @lru_cache(maxsize=1)
 def _policy(*allowed: str) -> str:
     """Content security policy: these scripts, styles of the page's own, pictures that are in it, and no request at all."""
-    digests = (base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in allowed)
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in allowed)
     sources = " ".join(f"'sha256-{digest}'" for digest in digests)
     parts = (
         "default-src 'none'",

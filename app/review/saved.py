@@ -34,16 +34,16 @@ EVERY = 4
 
 def choose_workspace() -> str | None:
     """The workspace to look at, with a form for a new one; None while there is none."""
-    found = {workspace.id: workspace.name for workspace in records.workspaces(store.db())}
-    chosen = state.workspace() if state.workspace() in found else next(iter(found), None)
+    names = {workspace.id: workspace.name for workspace in records.workspaces(store.db())}
+    chosen = state.workspace() if state.workspace() in names else next(iter(names), None)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        if found:
-            key = f"workspaces-{digest_of(*found, chosen)[:16]}"
+        if names:
+            key = f"workspaces-{digest_of(*names, chosen)[:16]}"
             st.selectbox(
                 "Workspace",
-                list(found),
-                list(found).index(chosen),
-                format_func=found.get,
+                list(names),
+                list(names).index(chosen),
+                format_func=names.get,
                 key=key,
                 width=320,
                 on_change=lambda: _switch(st.session_state[key]),
@@ -138,14 +138,16 @@ def newest_reviews(workspace: str) -> dict[int, Review]:
 
 def show(workspace: str) -> None:
     """The plans with their states; a selected row is looked at."""
-    found = records.saved_plans(store.db(), workspace)
-    if not found:
+    saved_plans = records.saved_plans(store.db(), workspace)
+    if not saved_plans:
         st.info(
             "Nothing is saved here yet. Open a plan in the row above, then save it with a note.", icon=":material/info:"
         )
         return
     reviews = newest_reviews(workspace)
-    state_of = {one.number: reviews[one.number].state if one.number in reviews else NO_REVIEW for one in found}
+    state_of = {
+        saved.number: reviews[saved.number].state if saved.number in reviews else NO_REVIEW for saved in saved_plans
+    }
     counts = {name: list(state_of.values()).count(name) for name in STATES}
     with st.container(horizontal=True, vertical_alignment="center"):
         text = st.text_input(
@@ -156,17 +158,17 @@ def show(workspace: str) -> None:
             icon=":material/search:",
             label_visibility="collapsed",
         )
-        wanted = st.pills(
+        states = st.pills(
             "State",
             list(STATES),
             selection_mode="multi",
             label_visibility="collapsed",
             key="review-states",
-            format_func=lambda one: f"{ICONS[one]} {one} · {counts[one]}",
+            format_func=lambda name: f"{ICONS[name]} {name} · {counts[name]}",
         )
     if text.strip():
-        found = records.saved_plans(store.db(), workspace, text)
-    listed = [one for one in found if not wanted or state_of.get(one.number, NO_REVIEW) in wanted]
+        saved_plans = records.saved_plans(store.db(), workspace, text)
+    listed = [saved for saved in saved_plans if not states or state_of.get(saved.number, NO_REVIEW) in states]
     if not listed:
         st.caption("No saved plan has this text and this state.")
         return
@@ -176,7 +178,7 @@ def show(workspace: str) -> None:
 
 
 def _table(listed: list[SavedPlan], state_of: dict[int, str], reviews: dict[int, Review]) -> None:
-    numbers = [one.number for one in listed]
+    numbers = [saved.number for saved in listed]
     key = f"saved-{digest_of(*map(str, numbers))[:16]}"
 
     def look_at_selected() -> None:
@@ -204,27 +206,27 @@ def as_text(
     listed: list[SavedPlan], state_of: dict[int, str], reviews: dict[int, Review], looked_at: int | None
 ) -> pd.DataFrame:
     """One row a saved plan."""
-    totals = [(one.figures.get("metrics") or {}).get("total") for one in listed]
+    totals = [(saved.figures.get("metrics") or {}).get("total") for saved in listed]
     factor, unit = units.scale_of(min((total for total in totals if total), default=1.0), units.TIME)
-    said = {number: len(one.comments) for number, one in reviews.items()}
+    comments = {number: len(review.comments) for number, review in reviews.items()}
     return pd.DataFrame(
         {
-            "": ["▸" if one.number == looked_at else "" for one in listed],
-            "State": [[state_of.get(one.number, NO_REVIEW)] for one in listed],
-            "Plan": [one.name for one in listed],
+            "": ["▸" if saved.number == looked_at else "" for saved in listed],
+            "State": [[state_of.get(saved.number, NO_REVIEW)] for saved in listed],
+            "Plan": [saved.name for saved in listed],
             f"Time, {unit} (simulated)": ["—" if total is None else units.digits(total / factor) for total in totals],
-            "Note": [" ".join(one.note.split()) for one in listed],
-            "Saved by": [one.by for one in listed],
-            "When": [widgets.describe_time(one.at) for one in listed],
-            "Comments": [said.get(one.number, 0) for one in listed],
-            "Id": [one.plan[:8] for one in listed],
+            "Note": [" ".join(saved.note.split()) for saved in listed],
+            "Saved by": [saved.by for saved in listed],
+            "When": [widgets.describe_time(saved.at) for saved in listed],
+            "Comments": [comments.get(saved.number, 0) for saved in listed],
+            "Id": [saved.plan[:8] for saved in listed],
         }
     )
 
 
 def looked_at(workspace: str) -> tuple[SavedPlan, Review | None] | None:
     """The plan that is looked at and its review: the one that was asked for, else the newest."""
-    number, wanted = state.reviewed() or (None, None)
+    number, review_id = state.reviewed() or (None, None)
     if number is None:
         return None
     saved = records.find_saved(store.db(), number)
@@ -232,7 +234,7 @@ def looked_at(workspace: str) -> tuple[SavedPlan, Review | None] | None:
         return None
     reviews = records.reviews_of(store.db(), number)
     newest = reviews[0] if reviews else None
-    return saved, next((review for review in reviews if review.id == wanted), newest)
+    return saved, next((review for review in reviews if review.id == review_id), newest)
 
 
 def watch() -> None:

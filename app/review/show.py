@@ -48,15 +48,15 @@ def show(saved: SavedPlan, review: Review | None) -> None:
 def _brief(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run]) -> None:
     head, (left, right) = st.container(), st.columns(2, gap="large")
     with left:
-        st.markdown("**What it does**\n" + "\n".join(f"- {plain(word)}" for word in brief.words))
+        st.markdown("**What it does**\n" + "\n".join(f"- {plain(sentence)}" for sentence in brief.words))
     with right:
-        known = st.container()
+        numbers = st.container()
         brief = _on_others(brief)
-        known.markdown(
+        numbers.markdown(
             "\n".join(
                 [
                     "**What is known of it**",
-                    *(f"- {plain(bound_in_word)}" for bound_in_word in bound_in_words(brief)),
+                    *(f"- {plain(sentence)}" for sentence in bound_in_words(brief)),
                     f"- Cost: {plain(cost_in_words(brief))}",
                     f"- Risk: {plain(risk_in_words(brief))}",
                 ]
@@ -214,15 +214,15 @@ def _family(saved: SavedPlan) -> None:
         ("Derived plans", records.children(store.db(), saved.plan)),
     ]
     for label, ids in kin:
-        known = {one.plan: one for one in records.saves_of(store.db(), ids)}
+        saves = {saved_plan.plan: saved_plan for saved_plan in records.saves_of(store.db(), ids)}
         if not ids:
             continue
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(f"**{label}**")
             for id in ids:
-                if id not in known:
+                if id not in saves:
                     st.caption(f"{id[:12]}, which nobody has saved")
-                elif st.button(f"{plain(known[id].name)} · {id[:8]}", key=f"kin-{label}-{id}"):
-                    state.choose_workspace(known[id].workspace)
-                    state.look_at(known[id].number)
+                elif st.button(f"{plain(saves[id].name)} · {id[:8]}", key=f"kin-{label}-{id}"):
+                    state.choose_workspace(saves[id].workspace)
+                    state.look_at(saves[id].number)
                     st.rerun()

@@ -33,9 +33,9 @@ def db() -> Database:
 
 def add_workspace(name: str) -> Workspace:
     """Make a workspace and look at it."""
-    made = records.add_workspace(db(), name, people.writer("plan"))
-    state.choose_workspace(made.id)
-    return made
+    workspace = records.add_workspace(db(), name, people.writer("plan"))
+    state.choose_workspace(workspace.id)
+    return workspace
 
 
 def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, question: str) -> SavedPlan:
@@ -43,7 +43,7 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     question. A plan that the workspace has already stays as it was first saved, with its review."""
     by = people.writer("plan")
     named = Plan.from_dict(plan.model_dump(mode="json") | {"name": records.clean_name(name, "the plan")}, "plan")
-    known = [one for one in records.saves_of(db(), [plan.id]) if one.workspace == workspace]
+    saves = [saved_plan for saved_plan in records.saves_of(db(), [plan.id]) if saved_plan.workspace == workspace]
     save_recordings(problem)
     saved = records.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem))
     state.add_saved(saved.plan, saved.number)
@@ -51,7 +51,7 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     if review is None and question.strip():
         review = records.open_review(db(), saved.number, question, by)
     state.look_at(saved.number, review.id if review else None)
-    if known:
+    if saves:
         state.notice(f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is.")
     return saved
 
@@ -77,9 +77,9 @@ def _names(problem: Problem) -> dict[str, str]:
 def _finite(value: Any) -> Any:
     """JSON without the numbers that databases refuse: a gap over a bound of 0 is infinite."""
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -111,8 +111,8 @@ def _plan(id: str, name: str) -> Plan:
 def recordings_of(saved: SavedPlan) -> list[str]:
     """Digests of the recordings that a saved plan was made from, its own first."""
     inputs = saved.inputs
-    found = [inputs.get("workload"), (inputs.get("second") or {}).get("workload"), *inputs.get("others", [])]
-    return list(dict.fromkeys(one for one in found if one))
+    digests = [inputs.get("workload"), (inputs.get("second") or {}).get("workload"), *inputs.get("others", [])]
+    return list(dict.fromkeys(digest for digest in digests if digest))
 
 
 def problem_of(saved: SavedPlan) -> Problem:
@@ -120,8 +120,8 @@ def problem_of(saved: SavedPlan) -> Problem:
     if "workload" not in saved.inputs:
         raise InputError("nothing was saved with this plan that it could be simulated with")
     names = saved.inputs.get(NAMES, {})
-    if missing := [one for one in recordings_of(saved) if not store.has_workload(one)]:
-        called = " and ".join(names.get(one, one[:12]) for one in missing)
+    if missing := [digest for digest in recordings_of(saved) if not store.has_workload(digest)]:
+        called = " and ".join(names.get(digest, digest[:12]) for digest in missing)
         raise InputError(
             f"this studio's data folder does not have the recording {called}; upload it on the Workload page, "
             "where it is known by its content"
@@ -141,7 +141,7 @@ def brief(plan: Plan, problem: Problem) -> Brief:
 
 
 def _key(problem: Problem) -> tuple[str, ...]:
-    return tuple(part for one in sorted(input_digests(problem).items()) for part in one)
+    return tuple(part for role_and_digest in sorted(input_digests(problem).items()) for part in role_and_digest)
 
 
 @st.cache_resource(max_entries=24, show_spinner="Simulating the plan and what it is held against")

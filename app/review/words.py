@@ -23,26 +23,26 @@ POLICIES = {
 
 def words(plan: Plan, move: Migration | None) -> list[str]:
     """One sentence a part of the plan. move: what deploying it costs, where that is known."""
-    found = [_placement(plan.placement, plan.goal is Goal.TWO_MODELS)]
+    sentences = [_placement(plan.placement, plan.goal is Goal.TWO_MODELS)]
     if plan.goal is Goal.TWO_MODELS:
-        found.append(_beside(plan.placement, plan.placement_b))
+        sentences.append(_beside(plan.placement, plan.placement_b))
     if move is not None:
-        found.append(_move(move))
+        sentences.append(_move(move))
     if plan.goal is not Goal.TRAINING:
-        found.append(_order(plan.send_order, plan.send_order_b))
+        sentences.append(_order(plan.send_order, plan.send_order_b))
     if plan.execution == "context-coherent":
-        found.append(
+        sentences.append(
             "Keeps the contexts of all tokens on every GPU: a token goes on from the GPU of its first expert, and one "
             "all-gather ends the pass."
         )
     if plan.reaction is not None:
-        found.append(
+        sentences.append(
             f"Is a start: at run time Lina foretells the next experts from the last {plan.reaction.path_length} of a token's "
             f"path and places up to {plan.reaction.max_experts_per_device} experts a device anew."
         )
     if plan.goal is Goal.TRAINING:
-        found += [*_pipeline(plan.pipeline), *_overlap(plan.overlap), _priority(plan.priority)]
-    return found
+        sentences += [*_pipeline(plan.pipeline), *_overlap(plan.overlap), _priority(plan.priority)]
+    return sentences
 
 
 def _count(number: int, noun: str) -> str:
@@ -52,19 +52,19 @@ def _count(number: int, noun: str) -> str:
 def _placement(placement: Placement, first_of_two: bool) -> str:
     copies = (placement.share > 0).sum(axis=2)
     whose = "the first model's " if first_of_two else ""
-    said = (
+    sentence = (
         f"Places {whose}{_count(placement.experts, 'expert')} of {_count(placement.layers, 'MoE layer')} on "
         f"{_count(placement.gpus, 'GPU')}"
     )
     if placement.single:
-        said += ", every expert on one GPU"
+        sentence += ", every expert on one GPU"
     else:
-        said += (
+        sentence += (
             f", {int((copies > 1).sum()):,} of {copies.size:,} with replicas (up to "
             f"{_count(int(copies.max()), 'copy').replace('copys', 'copies')})"
         )
     least, most = int(placement.slots.min()), int(placement.slots.max())
-    return f"{said}; a GPU holds {least if least == most else f'{least} to {most}'} a layer."
+    return f"{sentence}; a GPU holds {least if least == most else f'{least} to {most}'} a layer."
 
 
 def _beside(placement: Placement, second: Placement) -> str:
@@ -84,18 +84,18 @@ def _move(move: Migration) -> str:
 
 
 def _order(order: SendOrder, second: SendOrder | None) -> str:
-    phases = [one.phases for both in (order, second) if both for one in both.dispatch]
+    phases = [schedule.phases for send_order in (order, second) if send_order for schedule in send_order.dispatch]
     mean = f"{np.mean(phases):.3g}" if phases else ""
-    said = ORDERS[order.mode].format(phases=mean)
-    return f"Sends the bytes of every dispatch and combine {said}."
+    manner = ORDERS[order.mode].format(phases=mean)
+    return f"Sends the bytes of every dispatch and combine {manner}."
 
 
 def _pipeline(pipeline: Pipeline | None) -> list[str]:
     if pipeline is None or max(pipeline.forward + pipeline.backward) == 1:
         return []
     spans = [
-        f"{min(one)}" if min(one) == max(one) else f"{min(one)} to {max(one)}"
-        for one in (pipeline.forward, pipeline.backward)
+        f"{min(parts)}" if min(parts) == max(parts) else f"{min(parts)} to {max(parts)}"
+        for parts in (pipeline.forward, pipeline.backward)
     ]
     return [
         f"Cuts the tokens of every MoE layer into {spans[0]} parts forward and {spans[1]} backward, so that one part is "
@@ -106,20 +106,20 @@ def _pipeline(pipeline: Pipeline | None) -> list[str]:
 def _overlap(overlap: Overlap | None) -> list[str]:
     if overlap is None:
         return []
-    found = []
+    sentences = []
     if overlap.ranges:
-        parts = [one.parts for one in overlap.ranges]
-        found.append(
+        parts = [stretch.parts for stretch in overlap.ranges]
+        sentences.append(
             f"Cuts {_count(len(parts), 'stretch').replace('stretchs', 'stretches')} of the forward pass into up to "
             f"{max(parts)} parts that run as a pipeline."
         )
     if overlap.under:
-        found.append(
+        sentences.append(
             f"Runs {_count(len(overlap.under), 'weight-gradient operator')} under all-to-alls of the backward pass."
         )
     if overlap.irregular:
-        found.append("Sends only real tokens, not buffers filled up to the capacity.")
-    return found
+        sentences.append("Sends only real tokens, not buffers filled up to the capacity.")
+    return sentences
 
 
 def _priority(priority: Priority) -> str:

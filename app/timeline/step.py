@@ -15,30 +15,32 @@ PHASES = {"step": "Whole step", "forward": "Forward", "backward": "Backward"}
 
 def show(shown: dict[str, Plan], problem: Problem) -> None:
     """The plans by the names to show, the open one first."""
-    timelines = {name: cached.simulate(one, problem) for name, one in shown.items()}
+    timelines = {name: cached.simulate(plan, problem) for name, plan in shown.items()}
     name, plan = next(iter(shown.items()))
     figures = cached.metrics(plan, problem)
     _figures(plan, problem)
     phase, first, last = choose_part(list(timelines.values()))
-    parts = {one: charts.stretch(timeline, phase, first, last) for one, timeline in timelines.items()}
+    parts = {name: charts.stretch(timeline, phase, first, last) for name, timeline in timelines.items()}
     own = figures.decomposition["communication"]
     whole = figures.total or 1.0
     waits = f"waits {units.share(own / whole)} of it for the network"
     title = f"{charts.short(name)} takes {units.seconds(figures.total)} and {waits}"
-    if others := [(one, timeline.total) for one, timeline in timelines.items() if one != name]:
-        said = " and ".join(f"{charts.short(one)} {units.ratio(total / whole)}" for one, total in others[:3])
-        title += f"; {said} as long"
+    if others := [(other, timeline.total) for other, timeline in timelines.items() if other != name]:
+        others_in_words = " and ".join(
+            f"{charts.short(other)} {units.ratio(total / whole)}" for other, total in others[:3]
+        )
+        title += f"; {others_in_words} as long"
     bounds = (
-        {one: cached.metrics(made, problem).order_bound for one, made in shown.items()} if phase == "step" else None
+        {name: cached.metrics(plan, problem).order_bound for name, plan in shown.items()} if phase == "step" else None
     )
     widgets.chart(charts.step_gantt(timelines, parts, title, bounds), "step-gantt")
     groups = max(len(timeline.resources) for timeline in timelines.values())
-    some = ""
+    limit = ""
     if groups > charts.MOST_LANES:
-        some = f" Of up to {groups} groups of GPUs the {charts.MOST_LANES} that compute longest are drawn."
+        limit = f" Of up to {groups} groups of GPUs the {charts.MOST_LANES} that compute longest are drawn."
     st.caption(
         "Outlined bars are simulated. GPUs that do the same at the same time share a lane. Hatched marks above a lane: the "
-        f"network is busy and the GPU computes nothing.{some} Drag the slider below the chart to zoom."
+        f"network is busy and the GPU computes nothing.{limit} Drag the slider below the chart to zoom."
     )
     st.caption(step.assumptions(problem))
 
@@ -71,7 +73,7 @@ def choose_part(timelines: list[Timeline]) -> tuple[charts.Phase, int, int]:
     """Phase and model layers to draw; never more than a browser can."""
     layers = charts.layers_of(timelines) or [0]
     whole = sum(len(charts.stretch(timeline).events) for timeline in timelines) <= charts.MOST_BARS
-    offered = [one for one in PHASES if whole or one != "step"]
+    offered = [phase for phase in PHASES if whole or phase != "step"]
     phase = (
         widgets.segments(
             "Part of the step", offered, default=offered[0], format_func=PHASES.get, label_visibility="collapsed"

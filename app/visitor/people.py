@@ -38,7 +38,9 @@ def who() -> Person:
 def _vouched() -> str:
     """The name and the address that the login tells, as one line that can be kept."""
     email = roles.email_of(st.user)
-    name = "".join(one for one in str(getattr(st.user, "name", "") or "") if one.isprintable()).strip()
+    name = "".join(
+        character for character in str(getattr(st.user, "name", "") or "") if character.isprintable()
+    ).strip()
     both = f"{name} ({email})" if name and email else name or email or str(getattr(st.user, "sub", "") or "somebody")
     return both if len(both) <= 120 else (email or name)[:120]
 
@@ -101,7 +103,7 @@ def show() -> None:
     with st.popover(plain(person.name) or "Your name", icon=icon, on_change="rerun", key="people") as corner:
         if not corner.open:
             return
-        allowed = [roles.MEANING[one] for one in roles.ORDER if roles.includes(person.role, one)]
+        allowed = [roles.MEANING[role] for role in roles.ORDER if roles.includes(person.role, role)]
         st.caption(f"You may {'; '.join(allowed)}.")
         try:
             roles.mapping()
@@ -150,5 +152,5 @@ def _providers() -> dict[str, str]:
     if "is_logged_in" not in st.user:  # as it is when no login is configured
         return {}
     section = st.secrets["auth"]
-    named = {one: f"Log in with {one}" for one, value in section.items() if isinstance(value, Mapping)}
+    named = {provider: f"Log in with {provider}" for provider, value in section.items() if isinstance(value, Mapping)}
     return named if "client_id" not in section else {"default": "Log in"} | named

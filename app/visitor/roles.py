@@ -44,15 +44,15 @@ def mapping() -> dict[str, Role]:
     if not text:
         return {DEFAULT: ORDER[-1]}
     try:
-        found = json.loads(text if text.startswith("{") else Path(text).read_text(encoding="utf-8"))
+        role_of = json.loads(text if text.startswith("{") else Path(text).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise InputError(f"{SETTING} is neither JSON nor the path of a readable JSON file") from None
-    if not isinstance(found, dict):
+    if not isinstance(role_of, dict):
         raise InputError(f"{SETTING} must map e-mail addresses to roles")
-    for address, role in found.items():
+    for address, role in role_of.items():
         if role not in ORDER:
             raise InputError(f"{SETTING}: the role of {address} is not one of {', '.join(ORDER)}")
-    return {DEFAULT: ORDER[0]} | {address.strip().lower(): role for address, role in found.items()}
+    return {DEFAULT: ORDER[0]} | {address.strip().lower(): role for address, role in role_of.items()}
 
 
 def includes(role: Role, needed: Role) -> bool:

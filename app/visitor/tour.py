@@ -24,7 +24,7 @@ STEPS = {
 """By the title of its page: the page's file, and one sentence."""
 
 
-def line(page: str) -> None:
+def show(page: str) -> None:
     """The step of the page of a title, where there is one and the tour is on."""
     if page not in STEPS or not state.on_tour():
         return

@@ -1,5 +1,6 @@
 """The What-if page's search for the number of GPUs that a target time takes."""
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,7 @@ from app.what_if import jobs
 from app.what_if.live import outlook_of, plan_to_study
 from engine import units
 from engine.errors import InputError
+from engine.plan import Plan
 from engine.problem import Problem
 from engine.studies.capacity import MOST_GPUS, CapacityPoint, grown, parts_of, smallest
 from engine.systems import SYSTEMS, systems_for
@@ -36,6 +38,18 @@ def capacity(problem: Problem) -> None:
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         return
+    _form(problem, plan, now)
+    jobs.watch(
+        "capacity",
+        problem,
+        {},
+        partial(_show, problem),
+        "Nothing run yet. A plan for every size takes up to the seconds that it is given.",
+    )
+
+
+def _form(problem: Problem, plan: Plan, now: float) -> None:
+    """Target, part and system, and the button that starts the search. now: seconds of the plan shown above."""
     parts, systems = parts_of(problem.cluster), systems_for(problem)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         target = st.number_input(
@@ -54,7 +68,7 @@ def capacity(problem: Problem) -> None:
             "GPUs at most", own, max(MOST_GPUS, own), max(32, own), width=130, key=f"what-if-most-{own}"
         )
         system = st.selectbox(
-            "Planned by", list(systems), 0, lambda one: systems[one].title, width=210, key="what-if-system"
+            "Planned by", list(systems), 0, lambda name: systems[name].title, width=210, key="what-if-system"
         )
         limit = st.number_input("Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
         if st.button(
@@ -77,55 +91,47 @@ def capacity(problem: Problem) -> None:
                 },
             )
 
-    def show(result: dict[str, Any], complete: bool) -> None:
-        points = [CapacityPoint.from_dict(point) for point in result["points"]]
-        if not points:
-            return
-        target = result["target"]
-        widgets.chart(charts.capacity(points, target, complete), "what-if-capacity")
-        st.caption(honestly(points, target, result, complete))
-        st.dataframe(as_text(points, target), hide_index=True)
-        found = smallest(points, target)
-        with st.container(horizontal=True, vertical_alignment="center"):
-            if found and st.button(
-                f"Open the cluster of {found.gpus} GPUs", icon=":material/dns:", key="what-if-grown"
-            ):
-                nodes = parts.get(result["title"])
-                if nodes is not None:
-                    state.open_cluster(grown(problem.cluster, nodes, found.parts))
-                    st.rerun(scope="app")
-            jobs.download(points, "capacity")
 
-    jobs.watch(
-        "capacity",
-        problem,
-        {},
-        show,
-        "Nothing run yet. A plan for every size takes up to the seconds that it is given.",
-    )
+def _show(problem: Problem, result: dict[str, Any], complete: bool) -> None:
+    """The sizes tried so far, and the smallest that meets the target as a cluster to open."""
+    points = [CapacityPoint.from_dict(point) for point in result["points"]]
+    if not points:
+        return
+    target = result["target"]
+    widgets.chart(charts.capacity(points, target, complete), "what-if-capacity")
+    st.caption(honestly(points, target, result, complete))
+    st.dataframe(as_text(points, target), hide_index=True)
+    fewest = smallest(points, target)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if fewest and st.button(f"Open the cluster of {fewest.gpus} GPUs", icon=":material/dns:", key="what-if-grown"):
+            nodes = parts_of(problem.cluster).get(result["title"])
+            if nodes is not None:
+                state.open_cluster(grown(problem.cluster, nodes, fewest.parts))
+                st.rerun(scope="app")
+        jobs.download(points, "capacity")
 
 
 def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any], complete: bool) -> str:
     """What the search has shown and what it has not."""
-    found, parts = smallest(points, target), [f"Planned by {plain(SYSTEMS[result['system']].title)}, simulated."]
-    smaller = [point for point in points if found is not None and point.gpus < found.gpus]
-    if found is not None and smaller:
-        open_ = [one.gpus for one in smaller if not one.cannot_meet(target)]
+    fewest, parts = smallest(points, target), [f"Planned by {plain(SYSTEMS[result['system']].title)}, simulated."]
+    smaller = [point for point in points if fewest is not None and point.gpus < fewest.gpus]
+    if fewest is not None and smaller:
+        undecided = [point.gpus for point in smaller if not point.cannot_meet(target)]
         parts.append(
             "No smaller size can, as long as GPUs hold as many experts each and none twice: its bound lies above the target "
             "or its experts do not fit."
-            if not open_
-            else f"All smaller sizes miss it, but only by the plans found: at {', '.join(map(str, open_))} GPUs the bound "
+            if not undecided
+            else f"All smaller sizes miss it, but only by the plans found: at {', '.join(map(str, undecided))} GPUs the bound "
             "leaves room for a better one."
         )
     again = [
-        point.gpus for point in points if found is not None and point.gpus > found.gpus and not point.meets(target)
+        point.gpus for point in points if fewest is not None and point.gpus > fewest.gpus and not point.meets(target)
     ]
     if again:
         parts.append(f"More is not always enough: with {', '.join(map(str, again))} GPUs the target is missed again.")
-    elif found is not None and complete:
+    elif fewest is not None and complete:
         parts.append("The sizes after it that were tried meet it too; larger ones were not tried.")
-    if found is None and complete:
+    if fewest is None and complete:
         parts.append("Replicas of experts, another model parallelism or other GPUs were not tried.")
     parts.append(f"The same tokens on every size. Costs: {plain(result['cost_source'])}.")
     return " ".join(parts)
@@ -135,12 +141,12 @@ def as_text(points: list[CapacityPoint], target: float) -> pd.DataFrame:
     """The sizes tried, as text with units."""
     factor, unit = units.scale_of(max([target, *(point.total or 0.0 for point in points)]), units.TIME)
 
-    def state_of(one: CapacityPoint) -> str:
-        if one.total is None:
-            return one.refused
-        if one.meets(target):
+    def state_of(point: CapacityPoint) -> str:
+        if point.total is None:
+            return point.refused
+        if point.meets(target):
             return "meets the target"
-        return "cannot: its bound is above the target" if one.cannot_meet(target) else "misses the target"
+        return "cannot: its bound is above the target" if point.cannot_meet(target) else "misses the target"
 
     return pd.DataFrame(
         {

@@ -105,12 +105,16 @@ def plan_to_study(problem: Problem) -> tuple[Plan | None, bool]:
 def others_of(problem: Problem, plan: Plan, linear: Plan | None) -> dict[str, Plan]:
     """What a plan can be shown beside, by id: the session's other plans that fit, the usual baselines first, the linear
     placement last."""
-    fitting = {id: one.plan for id, one in cached.candidates().items() if not widgets.why_not(one.plan, problem)}
+    fitting = {
+        id: candidate.plan
+        for id, candidate in cached.candidates().items()
+        if not widgets.why_not(candidate.plan, problem)
+    }
     usual = widgets.usual_baselines(fitting, plan)
-    found = {id: fitting[id] for id in [*usual, *fitting] if id != plan.id}
-    if linear is not None and linear.name not in (plan.name, *(one.name for one in found.values())):
-        found[linear.id] = linear
-    return found
+    others = {id: fitting[id] for id in [*usual, *fitting] if id != plan.id}
+    if linear is not None and linear.name not in (plan.name, *(other.name for other in others.values())):
+        others[linear.id] = linear
+    return others
 
 
 def linear_plan(problem: Problem) -> Plan:
@@ -124,12 +128,12 @@ def linear_plan(problem: Problem) -> Plan:
 
 def sliders_of(problem: Problem) -> list[Slider]:
     """What can be changed of the open problem by a factor."""
-    found = [NETWORK, COMPUTE]
+    sliders = [NETWORK, COMPUTE]
     if problem.network.latency > 0 or problem.network.link_latency.any():
-        found.append(LATENCY)
+        sliders.append(LATENCY)
     if problem.goal is Goal.TRAINING:
-        return found + ([BATCH] if problem.graph is None else [])
-    return [*found, TOKENS, WIDTH]
+        return sliders + ([BATCH] if problem.graph is None else [])
+    return [*sliders, TOKENS, WIDTH]
 
 
 def choose(problem: Problem) -> Change:
@@ -152,7 +156,7 @@ def choose(problem: Problem) -> Change:
             "Numbers",
             DTYPES,
             DTYPES.index(_left_at("dtype", DTYPES, AS_NOW)),
-            lambda one: f"{one} ({problem.model.dtype})" if one == AS_NOW else one,
+            lambda dtype: f"{dtype} ({problem.model.dtype})" if dtype == AS_NOW else dtype,
             key=_key("dtype"),
             help="what experts compute with and tokens are sent as",
         )
@@ -236,8 +240,8 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     if job.state is not runner.State.DONE:
         _watch(job)
         return None
-    found = job.result["candidates"][0]
-    again = Plan.from_dict(found["plan"], "plan")
+    candidate = job.result["candidates"][0]
+    again = Plan.from_dict(candidate["plan"], "plan")
     if st.button(
         "Open the new plan", icon=":material/open_in_new:", width="stretch", disabled=again.id == state.plan_id()
     ):
@@ -276,9 +280,9 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
             after = {plan.id: outlook_of(plan, then) for plan in plans.values() if plan is not None}
     except InputError as error:
         st.error(f"This change cannot be: {plain(str(error))}", icon=":material/error:")
-    both = [one for one in (plans["open"], plans["beside"]) if one is not None]
+    shown = [plan for plan in (plans["open"], plans["beside"]) if plan is not None]
     try:
-        cases = [charts.Case(one.name, outlook_of(one, problem), after.get(one.id)) for one in both]
+        cases = [charts.Case(plan.name, outlook_of(plan, problem), after.get(plan.id)) for plan in shown]
     except InputError as error:
         widgets.cost_fault(str(error))
     again = plans["replanned"]
@@ -286,9 +290,9 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
         cases.append(charts.Case("Replanned", None, after[again.id]))
     widgets.chart(charts.totals(cases, change.in_words), "what-if-totals")
     overlaps = problem.goal is not Goal.INFERENCE
-    one_by_one = len(cases[0].shown.resources) > 1  # of a step, GPUs that do the same are one
-    places = st.columns(2, gap="medium") if one_by_one else [None, st.container()]
-    if one_by_one:
+    by_gpu = len(cases[0].shown.resources) > 1  # of a step, GPUs that do the same are one
+    places = st.columns(2, gap="medium") if by_gpu else [None, st.container()]
+    if by_gpu:
         with places[0]:
             widgets.chart(charts.per_gpu(cases[0], overlaps), "what-if-gpus")
     with places[1]:

@@ -29,7 +29,7 @@ KINDS = {
     "capacity": ":material/dns: How many GPUs",
     "synthetic": ":material/casino: Synthetic workload",
 }
-NOISE_LEVELS = tuple(one / 100 for one in range(0, MOST_NOISE + 1, 15))
+NOISE_LEVELS = tuple(percent / 100 for percent in range(0, MOST_NOISE + 1, 15))
 
 
 def panel(problem: Problem) -> None:
@@ -64,14 +64,14 @@ def curve(problem: Problem) -> None:
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         return
-    sliders = {one.field: one for one in sliders_of(problem)}
+    sliders = {slider.field: slider for slider in sliders_of(problem)}
     with st.container(horizontal=True, vertical_alignment="bottom"):
         field = st.selectbox(
             "Change",
             [*sliders, "noise"],
             width=220,
             key="what-if-field",
-            format_func=lambda one: sliders[one].label if one in sliders else "Imprecise traffic",
+            format_func=lambda field: sliders[field].label if field in sliders else "Imprecise traffic",
         )
         beside = st.selectbox(
             "Beside it",
@@ -92,7 +92,7 @@ def curve(problem: Problem) -> None:
                 "curve",
                 problem,
                 {
-                    "plans": [one.model_dump(mode="json", exclude_none=True) for one in plans],
+                    "plans": [plan.model_dump(mode="json", exclude_none=True) for plan in plans],
                     "field": field,
                     "values": list(values),
                     "system": name if anew else None,
@@ -100,22 +100,23 @@ def curve(problem: Problem) -> None:
                 },
             )
 
-    def show(result: dict[str, Any], complete: bool) -> None:
-        points = [CurvePoint.from_dict(point) for point in result["points"]]
-        if points:
-            widgets.chart(
-                what_if_curve.curve(points, result["field"], result["series"], complete, _tag(result)), "what-if-curve"
-            )
-            st.caption(f"{_how(result)} Costs: {plain(result['cost_source'])}.")
-            jobs.download(points, "curve")
-
     jobs.watch(
         "curve",
         problem,
         {},
-        show,
+        _show_curve,
         "Nothing swept yet. On the sample it takes half a minute, without new plans seconds.",
     )
+
+
+def _show_curve(result: dict[str, Any], complete: bool) -> None:
+    points = [CurvePoint.from_dict(point) for point in result["points"]]
+    if points:
+        widgets.chart(
+            what_if_curve.curve(points, result["field"], result["series"], complete, _tag(result)), "what-if-curve"
+        )
+        st.caption(f"{_how(result)} Costs: {plain(result['cost_source'])}.")
+        jobs.download(points, "curve")
 
 
 def _tag(result: dict[str, Any]) -> str:
@@ -172,7 +173,9 @@ def imprecision(problem: Problem) -> None:
     )
     several = problem.workload.layers > 1
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = st.text_input("Noise, %", ", ".join(f"{100 * one:g}" for one in LEVELS), width=230, key="what-if-levels")
+        text = st.text_input(
+            "Noise, %", ", ".join(f"{100 * level:g}" for level in LEVELS), width=230, key="what-if-levels"
+        )
         seeds = st.number_input("Draws at each", 1, MOST_SEEDS, 3, width=130, key="what-if-seeds")
         noise = st.selectbox(
             "Noise is", list(NOISES)[0 if several else 1 :], format_func=NOISES.get, width=330, key="what-if-noise-kind"
@@ -221,7 +224,7 @@ def imprecision(problem: Problem) -> None:
 def levels_of(text: str) -> list[float]:
     """Shares from percentages that a person typed, apart by commas or spaces. Raises InputError for anything else."""
     try:
-        found = [float(part) / 100 for part in re.split(r"[,;\s%]+", text.strip()) if part]
+        levels = [float(part) / 100 for part in re.split(r"[,;\s%]+", text.strip()) if part]
     except ValueError:
         raise InputError(f"noise: '{text[:40]}' is no list of percentages; write for example 0, 25, 50, 75") from None
-    return check_levels(found, 1)
+    return check_levels(levels, 1)

@@ -55,7 +55,7 @@ def panel(problem: Problem) -> None:
             "Sweep",
             list(KINDS),
             default="micro_op",
-            format_func=lambda one: KINDS[one][0],
+            format_func=lambda kind: KINDS[kind][0],
             key="sweep-kind",
             label_visibility="collapsed",
         )
@@ -83,7 +83,7 @@ def panel(problem: Problem) -> None:
 def values_of(text: str, kind: Kind) -> list[float]:
     """The values that a person typed: numbers apart by commas or spaces, `1-16` for whole numbers from … to, ascending.
     Raises InputError for anything else, and for values that cannot be swept."""
-    found: list[float] = []
+    values: list[float] = []
     for part in re.split(r"[,;\s]+", text.strip()):
         stretch = re.fullmatch(r"(\d{1,6})[-–…](\d{1,6})", part)
         try:
@@ -93,12 +93,12 @@ def values_of(text: str, kind: Kind) -> list[float]:
                     raise InputError(
                         f"{NAMES[kind]}: {part} goes from {low} to {high}; give an ascending, shorter stretch"
                     )
-                found += range(low, high + 1)
+                values += range(low, high + 1)
             elif part:
-                found.append(float(part))
+                values.append(float(part))
         except ValueError:
             raise InputError(f"{NAMES[kind]}: '{part}' is not a number; write for example 10, 20, 30") from None
-    return check_values(kind, found)
+    return check_values(kind, values)
 
 
 def _newest(kind: Kind) -> runner.Job | None:
@@ -118,7 +118,7 @@ def _usual(kind: Kind, problem: Problem) -> str:
     if kind == "degree":
         return "1-16"
     forward = len(operators_of(problem).of_phase("forward"))
-    return ", ".join(str(one) for one in (*(one for one in RANGES if one < forward), forward))
+    return ", ".join(str(length) for length in (*(length for length in RANGES if length < forward), forward))
 
 
 def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
@@ -189,7 +189,7 @@ def _show(kind: Kind, job: runner.Job, result: dict[str, Any]) -> None:
                 "Time",
                 list(charts.WHATS),
                 default="total",
-                format_func=lambda one: charts.WHATS[one].capitalize(),
+                format_func=lambda what: charts.WHATS[what].capitalize(),
                 label_visibility="collapsed",
                 key="sweep-what",
             )
@@ -256,16 +256,16 @@ def as_text(kind: Kind, points: list[SweepPoint]) -> pd.DataFrame:
     text = {
         FIELDS[kind]: ["reference" if point.value is None else f"{point.value:g}" for point in points],
         "Series": [point.series for point in points],
-        f"Step, {unit}": column(lambda one: one.total),
-        f"Forward pass, {unit}": column(lambda one: one.forward),
+        f"Step, {unit}": column(lambda point: point.total),
+        f"Forward pass, {unit}": column(lambda point: point.forward),
         "Above the bound": [units.share(point.total / point.bound - 1) for point in points],
-        f"Exposed communication, {unit}": column(lambda one: one.decomposition["communication"]),
-        f"Overlapped, {unit}": column(lambda one: one.decomposition["overlapped"]),
+        f"Exposed communication, {unit}": column(lambda point: point.decomposition["communication"]),
+        f"Overlapped, {unit}": column(lambda point: point.decomposition["overlapped"]),
     }
     if kind == "micro_op":
         text["Experts on a GPU"] = [str(point.experts_per_gpu) for point in points]
         text["All-reduces"] = [f"{point.pieces:,}" for point in points]
-        text[f"Longest all-reduce, {unit}"] = column(lambda one: one.longest)
+        text[f"Longest all-reduce, {unit}"] = column(lambda point: point.longest)
     return pd.DataFrame(text)
 
 

@@ -31,7 +31,7 @@ def panel() -> None:
     )
     left, right = st.columns([3, 10], gap="large")
     with left:
-        tokens = st.select_slider("Tokens", TOKENS, 16384, lambda one: f"{one:,}", key="synthetic-tokens")
+        tokens = st.select_slider("Tokens", TOKENS, 16384, lambda tokens: f"{tokens:,}", key="synthetic-tokens")
         skew = st.slider(
             "Skew",
             0.0,

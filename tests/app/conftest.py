@@ -15,9 +15,9 @@ TOKEN = "test-session"
 @pytest.fixture(autouse=True, scope="session")
 def packages_are_searched_once() -> Iterator[None]:
     """Every studio looks for components in all installed packages as it starts."""
-    found = manifest_scanner.scan_component_manifests()
+    manifests = manifest_scanner.scan_component_manifests()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(manifest_scanner, "scan_component_manifests", lambda: found)
+        patch.setattr(manifest_scanner, "scan_component_manifests", lambda: manifests)
         yield
 
 

@@ -109,8 +109,8 @@ def test_the_curve_of_tokens_says_how_many_are_enough() -> None:
     assert "beats linear" in study_charts.tokens_enough(curve(0.1, 0.1, 0.09)).layout.title.text
     figure = study_charts.tokens_enough(curve(0.2, 0.49, complete=False))
     assert figure.layout.title.text == "2 plans so far"
-    said = " ".join(annotation.text for annotation in figure.layout.annotations)
-    assert "at most (proven), 60 %" in said and "linear blocks, 10 %" in said and "itself, 50 %" in said
+    text = " ".join(annotation.text for annotation in figure.layout.annotations)
+    assert "at most (proven), 60 %" in text and "linear blocks, 10 %" in text and "itself, 50 %" in text
     bare = TokensEnough(8, True, "tokens", 1000, 900, 0.1, 0.6)
     assert study_charts.tokens_enough(bare).layout.title.text == "0 plans so far"
 
@@ -121,13 +121,13 @@ def moved(kept: tuple, names: tuple[str, ...] = ("one", "<b>two</b>")) -> OutOfD
 
 
 def test_the_matrix_shows_every_number_in_every_view() -> None:
-    found = moved(((0.4, 0.2), (0.3, 0.25)))
-    shown = study_charts.out_of_distribution(found)
+    study = moved(((0.4, 0.2), (0.3, 0.25)))
+    shown = study_charts.out_of_distribution(study)
     assert shown.data[1].text == ("40 %", "20 %", "30 %", "25 %", "10 %", "10 %")
     assert shown.layout.title.text == "Plans from elsewhere keep 0.75× to 0.8× the own plan's"
     assert "<b>" not in str(shown.to_dict())
-    assert study_charts.out_of_distribution(found, "own").data[1].text == ("1.000", "0.800", "0.750", "1.000")
-    assert study_charts.out_of_distribution(found, "row").data[1].text == ("1.000", "0.500", "1.200", "1.000")
+    assert study_charts.out_of_distribution(study, "own").data[1].text == ("1.000", "0.800", "0.750", "1.000")
+    assert study_charts.out_of_distribution(study, "row").data[1].text == ("1.000", "0.500", "1.200", "1.000")
     same = moved(((0.4, 0.2), (0.4, 0.2)))
     assert "holds everywhere" in study_charts.out_of_distribution(same).layout.title.text
 

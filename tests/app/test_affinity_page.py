@@ -114,8 +114,8 @@ def test_a_plan_that_does_not_fit_gives_way_to_the_linear_placement(app: AppTest
     open_plan(app, "random", {})
     app.session_state["cluster"] = cluster_presets()["exflow-4-nodes"].cluster
     visit(app, "affinity")
-    said = next(caption.value.replace("\\", "") for caption in app.caption if "Grouped and scored" in caption.value)
-    assert "a linear placement: " in said and "is for 8 GPUs, but there are 16" in said
+    text = next(caption.value.replace("\\", "") for caption in app.caption if "Grouped and scored" in caption.value)
+    assert "a linear placement: " in text and "is for 8 GPUs, but there are 16" in text
     assert metrics(app)[2] == ("By chance", "6.2 %")
 
 

@@ -104,13 +104,13 @@ def test_plain_leaves_no_markdown(text: str) -> None:
 
 def imports(path: Path) -> set[str]:
     tree = ast.parse(path.read_text())
-    found = set()
+    packages = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {name.name.split(".")[0] for name in node.names}
+            packages |= {name.name.split(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
-    return found
+            packages.add(node.module.split(".")[0])
+    return packages
 
 
 def test_the_engine_knows_neither_streamlit_nor_plotly_and_charts_know_no_streamlit() -> None:

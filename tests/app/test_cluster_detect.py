@@ -28,7 +28,7 @@ def page(monkeypatch) -> AppTest:
 
 
 def press(page: AppTest, label: str) -> AppTest:
-    next(one for one in page.button if one.label == label).click()
+    next(button for button in page.button if button.label == label).click()
     page.run()
     assert not page.exception, page.exception
     return page
@@ -42,14 +42,14 @@ def upload(page: AppTest, name: str, text: str) -> AppTest:
 
 
 def choose(page: AppTest, label: str, kind: str) -> AppTest:
-    next(one for one in page.selectbox if one.label == label).set_value(kind)
+    next(selectbox for selectbox in page.selectbox if selectbox.label == label).set_value(kind)
     page.run()
     assert not page.exception, page.exception
     return page
 
 
 def gpus(page: AppTest) -> str | None:
-    return next((one.value for one in page.metric if one.label == "GPUs"), None)
+    return next((metric.value for metric in page.metric if metric.label == "GPUs"), None)
 
 
 def test_no_gpu(page, monkeypatch):
@@ -76,7 +76,7 @@ def test_a_name_that_is_not_known_needs_a_type(page, monkeypatch):
     assert "H100 NVL" in page.warning[0].value and gpus(page) is None
     press(choose(page, TYPE, "H100"), DETECT)
     press(page, OPEN)
-    assert gpus(page) == "2" and all("H100 NVL" not in one.value for one in page.warning)
+    assert gpus(page) == "2" and all("H100 NVL" not in warning.value for warning in page.warning)
 
 
 def test_a_topology_that_names_its_gpus(page):
@@ -109,7 +109,7 @@ def test_another_type_draws_the_file_again_and_nothing_else_does(page):
     upload(page, "dgx.txt", printed(everywhere("NV12", 4)))
     for kind, memory in (("A100-80", "320 GiB"), ("A100-40", "160 GiB")):
         choose(page, "GPU type in this file", kind)
-        assert next(one.value for one in page.metric if one.label == "Memory") == memory
+        assert next(metric.value for metric in page.metric if metric.label == "Memory") == memory
     choose(page, "Start from a preset", "mixed-8")
     press(page, "Open the preset")
     assert gpus(page) == "8", "the file is still in its widget, but what was opened last counts"

@@ -68,8 +68,8 @@ def test_whether_a_model_fits(memories: tuple[float, ...], fits: bool, reason: s
     cluster = cluster_of(
         *(make_gpu().model_copy(update={"memory": memory * slot * 1.001, "type": "T0"}) for memory in memories)
     )
-    (text, found), *others = memory_fit(cluster, [model])
-    assert found is fits
+    (text, placeable), *others = memory_fit(cluster, [model])
+    assert placeable is fits
     assert reason in text
     assert not others
 

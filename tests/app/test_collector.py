@@ -35,8 +35,8 @@ def test_garbage_of_a_later_run_is_collected() -> None:
         pass
 
     collector.spare()
-    one = Part()
-    one.itself, alive = one, weakref.ref(one)
-    del one
+    part = Part()
+    part.itself, alive = part, weakref.ref(part)
+    del part
     gc.collect()
     assert alive() is None

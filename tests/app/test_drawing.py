@@ -61,12 +61,12 @@ def test_an_edit_that_was_answered_already_is_ignored(session) -> None:
 @pytest.mark.parametrize(
     "fault, reason",
     [
-        (lambda one: one["nodes"][0]["gpus"][0].update(memory=-1.0), "memory"),
-        (lambda one: one["nodes"][0]["gpus"][0].update(send_bandwidth=None), "send_bandwidth"),
-        (lambda one: one["nodes"][1].update(name=one["nodes"][0]["name"]), "two nodes are called"),
-        (lambda one: one["nodes"][0].update(colour="red"), "colour"),
-        (lambda one: one.update(nodes=[]), "nodes"),
-        (lambda one: one.update(nodes="<b>x</b>"), "nodes"),
+        (lambda drawing: drawing["nodes"][0]["gpus"][0].update(memory=-1.0), "memory"),
+        (lambda drawing: drawing["nodes"][0]["gpus"][0].update(send_bandwidth=None), "send_bandwidth"),
+        (lambda drawing: drawing["nodes"][1].update(name=drawing["nodes"][0]["name"]), "two nodes are called"),
+        (lambda drawing: drawing["nodes"][0].update(colour="red"), "colour"),
+        (lambda drawing: drawing.update(nodes=[]), "nodes"),
+        (lambda drawing: drawing.update(nodes="<b>x</b>"), "nodes"),
     ],
 )
 def test_a_drawing_that_cannot_be_is_refused_with_its_reason_and_the_last_one_stays(session, fault, reason) -> None:
@@ -119,7 +119,7 @@ def random_placement(random: np.random.Generator, spare: int) -> Placement:
         row: list[list[int]] = [[] for _ in range(GPUS)]
         for expert in [*range(EXPERTS), *random.integers(0, EXPERTS, spare).tolist()]:
             row[int(random.integers(1 if layer == 0 else 0, GPUS))].append(expert)
-        rows.append(tuple(tuple(one) for one in row))
+        rows.append(tuple(tuple(experts) for experts in row))
     return Placement(experts=EXPERTS, experts_of_gpu=tuple(rows), model_layers=(0, 2, 4))
 
 
@@ -153,7 +153,7 @@ def counted(trace: RoutingTrace, placement: Placement, layers: range) -> tuple[n
 def slowest_port(sent: np.ndarray, cluster: Cluster) -> tuple[float, set[tuple[int, bool, bool]]]:
     """Seconds of the port that needs longest for the bytes and their way back, and all (rank, fabric, sends) so slow."""
     node = cluster.node_of_gpu
-    link = [cluster.nodes[one].link_bandwidth for one in node]
+    link = [cluster.nodes[rank].link_bandwidth for rank in node]
     seconds: dict[tuple[int, bool, bool], float] = {}
     for src in range(GPUS):
         for dst in range(GPUS):
@@ -183,13 +183,13 @@ def test_an_overlay_is_what_counting_token_by_token_says(link: float | None, lay
 
     layers = range(LAYERS) if layer is None else range(layer, layer + 1)
     counts = [counted(trace, placement, layers) for trace, placement in zip((first, other), placements, strict=False)]
-    served, sent = sum(one for one, _ in counts), sum(one for _, one in counts) * model.bytes_per_token
+    served, sent = sum(tokens for tokens, _ in counts), sum(bytes for _, bytes in counts) * model.bytes_per_token
     assert [gpu.share for gpu in overlay.gpus] == pytest.approx(served / served.max())
     longest, slowest = slowest_port(sent, cluster)
-    found = overlay.bottleneck
-    assert found.seconds == pytest.approx(longest)
-    assert (found.rank, found.fabric, found.sends) in slowest
-    assert f"GPU {found.rank}'s port" in found.text
+    bottleneck = overlay.bottleneck
+    assert bottleneck.seconds == pytest.approx(longest)
+    assert (bottleneck.rank, bottleneck.fabric, bottleneck.sends) in slowest
+    assert f"GPU {bottleneck.rank}'s port" in bottleneck.text
 
 
 def small_problem(**changes) -> Problem:
@@ -230,9 +230,9 @@ def test_the_open_plan_is_offered_for_its_own_cluster_only(warm_python) -> None:
     visit(app, "cluster")
     app.toggle[0].set_value(True).run()
     assert not app.exception, app.exception
-    assert any("port to the fabric is busy longest" in one.value for one in app.caption)
+    assert any("port to the fabric is busy longest" in caption.value for caption in app.caption)
     app.select_slider[0].set_value(2).run()
-    assert any("of this layer" in one.value for one in app.caption)
-    next(one for one in app.button if one.key == "strip-cluster-exflow-4-nodes").click().run()
+    assert any("of this layer" in caption.value for caption in app.caption)
+    next(button for button in app.button if button.key == "strip-cluster-exflow-4-nodes").click().run()
     assert not app.toggle
-    assert any("cannot be laid over this drawing: the plan" in one.value for one in app.caption)
+    assert any("cannot be laid over this drawing: the plan" in caption.value for caption in app.caption)

@@ -21,26 +21,26 @@ COMMON = ("widgets", "glossary", "text", "state")
 
 def imported(path: Path) -> set[Path]:
     """The modules of `app` that a module imports, and what those import."""
-    found, waiting = set(), [path]
+    modules, waiting = set(), [path]
     while waiting:
         for node in ast.walk(ast.parse(waiting.pop().read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("app"):
                 folder = ROOT.joinpath(*node.module.split("."))
-                for one in (folder.with_suffix(".py"), *(folder / f"{name.name}.py" for name in node.names)):
-                    if one.exists() and one not in found and one.stem not in COMMON:
-                        found.add(one)
-                        waiting.append(one)
-    return found
+                for module in (folder.with_suffix(".py"), *(folder / f"{name.name}.py" for name in node.names)):
+                    if module.exists() and module not in modules and module.stem not in COMMON:
+                        modules.add(module)
+                        waiting.append(module)
+    return modules
 
 
 def texts(module: Path) -> list[str]:
     """The strings of a module, without what it says to its readers."""
     tree = ast.parse(module.read_text())
-    said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
         str(node.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in said
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
     ]
 
 
@@ -59,7 +59,7 @@ def test_a_page_uses_the_words_that_it_explains(page: str) -> None:
     unused = [
         name
         for name in PAGES[page]
-        if not any(re.search(rf"\b{re.escape(one)}", words, re.IGNORECASE) for one in (name, *TERMS[name].also))
+        if not any(re.search(rf"\b{re.escape(term)}", words, re.IGNORECASE) for term in (name, *TERMS[name].also))
     ]
     assert not unused
 
@@ -86,4 +86,4 @@ def test_every_page_offers_its_words() -> None:
         path = f"pages/{page.lower().replace('-', '_')}.py"
         if (ROOT / path).exists():
             visit(app, Path(path).stem)
-            assert any(TERMS[PAGES[page][0]].meaning in one.value for one in app.markdown), page
+            assert any(TERMS[PAGES[page][0]].meaning in markdown.value for markdown in app.markdown), page

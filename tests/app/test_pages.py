@@ -70,7 +70,7 @@ def test_a_page_with_the_sample_and_a_training_step(app: AppTest, page: str) -> 
     app.run()
     visit(app, page)
     assert not app.error
-    assert any("training step: 12 × 128 tokens on each GPU" in one.value for one in app.caption)
+    assert any("training step: 12 × 128 tokens on each GPU" in caption.value for caption in app.caption)
 
 
 def test_the_pages_of_a_finished_plan(app: AppTest) -> None:
@@ -104,10 +104,10 @@ def test_a_cluster_without_room_for_the_experts_is_answered(app: AppTest, page: 
     ]
     app.session_state["cluster"] = app.session_state["cluster"].model_copy(update={"nodes": tuple(nodes)})
     visit(app, page)
-    said = {"cluster": "only 8 of the 16 experts"} | dict.fromkeys(
+    faults = {"cluster": "only 8 of the 16 experts"} | dict.fromkeys(
         ("affinity", "what_if"), "16 experts a layer do not fit"
     )
-    assert not app.error if page not in said else said[page] in app.error[0].value
+    assert not app.error if page not in faults else faults[page] in app.error[0].value
 
 
 def test_what_a_page_cannot_use_is_said_in_a_line(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_what_a_page_cannot_use_is_said_in_a_line(app: AppTest, monkeypatch: pyt
     open_sample(app)
     monkeypatch.setattr(header, "show", refuse)
     visit(app, "timeline")
-    assert [one.value for one in app.error] == [plain("not <b>this</b>")]
+    assert [error.value for error in app.error] == [plain("not <b>this</b>")]
 
 
 @pytest.mark.usefixtures("warm_python")

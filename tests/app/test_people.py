@@ -75,7 +75,7 @@ def test_a_setting_that_cannot_be_read_gives_nobody_more_than_a_look(setting: st
 
 
 def test_roles_include_what_stands_before_them() -> None:
-    may = [[roles.includes(one, other) for other in roles.ORDER] for one in roles.ORDER]
+    may = [[roles.includes(role, other) for other in roles.ORDER] for role in roles.ORDER]
     assert may == [[True, False, False], [True, True, False], [True, True, True]]
 
 
@@ -90,7 +90,7 @@ def test_a_login_is_required_before_anything_is_shown(monkeypatch: pytest.Monkey
     monkeypatch.setattr(st, "login", asked.append)
     app.query_params["plan"] = "0" * 64
     app.run()
-    assert [one.label for one in app.button] == ["Log in"] and "open your link again" in app.caption[0].value
+    assert [button.label for button in app.button] == ["Log in"] and "open your link again" in app.caption[0].value
     assert "workloads" not in app.session_state
     app.button[0].click().run()
     assert asked == ["default"]
@@ -110,7 +110,7 @@ def test_every_provider_has_a_button(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     visitor(monkeypatch, is_logged_in=False)
     app.run()
-    assert [one.label for one in app.button] == ["Log in with acme", "Log in with okta"]
+    assert [button.label for button in app.button] == ["Log in with acme", "Log in with okta"]
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
@@ -164,7 +164,7 @@ def test_who_may_only_look_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     ):
         with pytest.raises(InputError, match="Your role here is view"):
             write()
-    assert [one.name for one in records.workspaces(database())] == ["ours"]
+    assert [workspace.name for workspace in records.workspaces(database())] == ["ours"]
 
 
 def test_a_viewer_sees_the_page_and_why_its_buttons_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,4 +173,4 @@ def test_a_viewer_sees_the_page_and_why_its_buttons_are_off(monkeypatch: pytest.
     records.add_workspace(database(), "ours", "Ana")
     app = visit(AppTest.from_file(MAIN, default_timeout=60).run(), "review")
     assert app.selectbox[0].value and not app.error
-    assert not any(one.label == "Save" for one in app.button)
+    assert not any(button.label == "Save" for button in app.button)

@@ -129,8 +129,10 @@ def test_what_people_wrote_is_text(page: Page) -> None:
 
 def test_only_two_scripts_run_and_the_page_names_them_and_forbids_every_request(page: Page) -> None:
     assert len(page.scripts["code"]) == 2 and set(page.scripts) == {"code", "application/json"}
-    policy = next(one["content"] for tag, one in page.tags if tag == "meta" and "http-equiv" in one)
-    digests = {base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in page.scripts["code"]}
+    policy = next(
+        attributes["content"] for tag, attributes in page.tags if tag == "meta" and "http-equiv" in attributes
+    )
+    digests = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts["code"]}
     assert set(re.findall(r"'sha256-([^']+)'", policy)) == digests
     assert "default-src 'none'" in policy and "http" not in policy
 
@@ -144,7 +146,7 @@ def test_nothing_is_fetched_from_anywhere(page: Page, dossier: Dossier) -> None:
 
 
 def test_charts_are_whole_and_their_names_are_no_markup(page: Page) -> None:
-    *charts, config = [json.loads(one) for one in page.scripts["application/json"]]
+    *charts, config = [json.loads(text) for text in page.scripts["application/json"]]
     assert len(charts) == 3 and config["displaylogo"] is False
     for chart in charts:
         assert (
@@ -157,7 +159,7 @@ def test_charts_are_whole_and_their_names_are_no_markup(page: Page) -> None:
 
 def test_everything_that_decides_is_in_it(page: Page, dossier: Dossier) -> None:
     brief, plan = dossier.brief, dossier.brief.own.plan
-    told = (
+    sentences = (
         "Gain over Linear placement",
         "No order of sends of this placement",
         "3.1 ms",
@@ -165,8 +167,8 @@ def test_everything_that_decides_is_in_it(page: Page, dossier: Dossier) -> None:
         cost_in_words(brief),
         risk_in_words(brief),
     )
-    made = (plan.id, plan.provenance.optimiser, *plan.provenance.inputs.values())
-    for part in (*brief.words, *told, *made):
+    identifiers = (plan.id, plan.provenance.optimiser, *plan.provenance.inputs.values())
+    for part in (*brief.words, *sentences, *identifiers):
         assert part in page.text, part
     for name, value in plan.provenance.versions.items():
         assert f"{name} {value}" in page.text
@@ -177,8 +179,8 @@ def test_everything_that_decides_is_in_it(page: Page, dossier: Dossier) -> None:
 def test_a_training_step_without_a_review(dossier: Dossier) -> None:
     problem = hostile_problem()
     problem = hostile_problem(step=usual_step(problem.model, 8))
-    one = dossier_of(problem, run(TRAINING["lina"], problem, {}).result.solution)
-    page = Page(report.html(Dossier(one.saved, None, one.brief, ())))
+    of_step = dossier_of(problem, run(TRAINING["lina"], problem, {}).result.solution)
+    page = Page(report.html(Dossier(of_step.saved, None, of_step.brief, ())))
     assert "no review" in page.text and "Nobody has said anything" in page.text and "Training step" in page.text
     assert "No launch of this plan has been measured" in page.text and len(page.scripts["application/json"]) == 4
 

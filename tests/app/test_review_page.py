@@ -60,7 +60,7 @@ def app(session, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def enter(app: AppTest, label: str, text: str) -> AppTest:
-    next(one for one in (*app.text_input, *app.text_area) if one.label == label).set_value(text)
+    next(widget for widget in (*app.text_input, *app.text_area) if widget.label == label).set_value(text)
     return app
 
 
@@ -97,7 +97,7 @@ def test_a_plan_is_saved_discussed_and_decided(app: AppTest) -> None:
     saved = save(app, HOSTILE, "cheap\nand <b>fast</b>")
     assert (saved.name, saved.by, saved.plan) == (HOSTILE, "Ana", app.plans[1].id)
     assert app.query_params["plan"] == saved.plan and app.query_params["review"] == review_of(saved).id
-    assert "cheap\nand <b>fast</b>" in [one.value for one in app.text]
+    assert "cheap\nand <b>fast</b>" in [text.value for text in app.text]
     enter(app, "Your comment", HOSTILE)
     press(app, "Comment")
     press(app, "Reject")
@@ -108,9 +108,9 @@ def test_a_plan_is_saved_discussed_and_decided(app: AppTest) -> None:
     press(app, "Reopen")
     press(app, "Approve")
     assert [decision.verdict for decision in review_of(saved).decisions] == ["rejected", "reopened", "approved"]
-    texts = [one.value for one in app.text]
+    texts = [text.value for text in app.text]
     assert HOSTILE in texts and "slow on <i>prose</i>" in texts
-    assert "<script>" not in "".join(one.value for one in (*app.markdown, *app.caption, *app.subheader))
+    assert "<script>" not in "".join(block.value for block in (*app.markdown, *app.caption, *app.subheader))
     assert table(app)["Plan"].tolist() == [HOSTILE]
 
 
@@ -118,7 +118,7 @@ def test_what_is_said_of_a_plan_is_what_the_simulation_says(app: AppTest) -> Non
     save(app, question="")
     problem = problem_of(app)
     ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
-    figures = {one.label: one.value for one in app.metric}
+    figures = {metric.label: metric.value for metric in app.metric}
     assert figures["Gain"] == f"{theirs / ours:.3g}×" and "Gain where worst" not in figures
     assert "scored on no other recording" in said(app.markdown)
     assert app.session_state["reviewed"][1] is None and table(app)["State"].tolist() == [["no review"]]
@@ -127,7 +127,7 @@ def test_what_is_said_of_a_plan_is_what_the_simulation_says(app: AppTest) -> Non
     press(app, "Ask for a decision")
     there = problem.with_workload(other)
     worst = simulate(app.plans[0], there).total / simulate(app.plans[1], there).total
-    assert {one.label: one.value for one in app.metric}["Gain where worst"] == f"{worst:.3g}×"
+    assert {metric.label: metric.value for metric in app.metric}["Gain where worst"] == f"{worst:.3g}×"
     assert "On shifted *it*" in said(app.markdown)
     assert table(app)["State"].tolist() == [["open"]] and "Shall we run this?" in said(app.text)
 
@@ -145,8 +145,8 @@ def test_who_decides_on_what_somebody_else_has_just_decided_is_told(app: AppTest
     enter(app, "Reason", "cheap enough")
     press(app, "Approve")
     assert "Ben has just rejected this" in said(app.error) and len(review_of(review.saved).decisions) == 1
-    assert "no money" in said(app.text) and any(one.label == "Reopen" for one in app.button)
-    assert next(one for one in app.text_area if one.label == "Reason").value == "cheap enough"
+    assert "no money" in said(app.text) and any(button.label == "Reopen" for button in app.button)
+    assert next(text_area for text_area in app.text_area if text_area.label == "Reason").value == "cheap enough"
 
 
 def test_plans_are_found_by_text_and_state(app: AppTest) -> None:
@@ -193,7 +193,7 @@ def test_a_link_opens_the_plan_and_everything_that_it_was_made_from(app: AppTest
         assert theirs[key] == session[key], key
     assert "to be shared" in said(visitor.subheader)
     visit(visitor, "timeline")
-    assert not visitor.error and any(one.label == "Total, simulated" for one in visitor.metric)
+    assert not visitor.error and any(metric.label == "Total, simulated" for metric in visitor.metric)
     visit(visitor, "optimise")
     listed = visitor.dataframe[0].value.set_index("Plan")
     assert "to be shared" in listed.index and listed.loc["Linear placement", "Copies to move"].startswith("0 ")
@@ -214,7 +214,7 @@ def test_a_reload_does_not_open_the_plan_again_over_what_was_changed_since(app: 
     saved = save(app)
     visitor = link(plan=saved.plan)
     visit(visitor, "workload")
-    next(one for one in visitor.button if one.key == "strip-cluster-hgx-h100-8").click().run()
+    next(button for button in visitor.button if button.key == "strip-cluster-hgx-h100-8").click().run()
     again = link(plan=saved.plan, session=visitor.query_params["session"])
     assert again.session_state["cluster"] == cluster_presets()["hgx-h100-8"].cluster
     assert again.session_state["reviewed"][0] == saved.number and not again.error
@@ -240,8 +240,8 @@ def test_a_recording_that_is_gone_is_named_and_everything_else_is_shown(app: App
     visitor = link(plan=saved.plan)
     assert "does not have the recording alpha-code" in said(visitor.warning)
     assert visitor.session_state["plan"] is None and visitor.session_state["workload"] is None
-    assert "look here" in said(visitor.text) and any(one.label == "Comment" for one in visitor.button)
-    assert next(one for one in visitor.metric if one.label == "Time, simulated").value.endswith("ms")
+    assert "look here" in said(visitor.text) and any(button.label == "Comment" for button in visitor.button)
+    assert next(metric for metric in visitor.metric if metric.label == "Time, simulated").value.endswith("ms")
     press(visitor, "Open in this session")
     assert "does not have the recording" in said(visitor.error)
     (own_data_folder / "away.npz").rename(recording)
@@ -256,17 +256,17 @@ def test_plans_of_steps_and_of_two_models_are_reviewed_too(app: AppTest, kind: s
         problem = make_problem(
             problem.workload, problem.cluster, problem.model, Datasheet(), step=usual_step(problem.model, 8)
         )
-        made = run(TRAINING["lina"], problem, {}).result.solution
+        plan = run(TRAINING["lina"], problem, {}).result.solution
     else:
         second = RoutingTrace("second", problem.workload.experts[::-1].copy(), problem.workload.num_experts)
         store.save_workload(second)
         problem = make_problem(
             problem.workload, problem.cluster, problem.model, Datasheet(), second=(second, problem.model)
         )
-        made = run(SYSTEMS["packing"], problem, {}).result.solution
+        plan = run(SYSTEMS["packing"], problem, {}).result.solution
     inputs = problem_arguments(problem) | {review_store.NAMES: {}}
     room = records.workspaces(database())[0]
-    saved = records.save_plan(database(), room.id, made, "Ben", "", inputs)
+    saved = records.save_plan(database(), room.id, plan, "Ben", "", inputs)
     visitor = link(plan=saved.plan)
     assert not visitor.error and visitor.session_state["plan"] == saved.plan
     assert (visitor.session_state["step"] is not None) == (kind == "step")
@@ -310,8 +310,8 @@ def test_a_finished_launch_is_noted_once_beside_its_plan(app: AppTest, monkeypat
     finish(job, 1.5, monkeypatch)
     app.session_state["launch_jobs"] = [job.id]
     visit(app, "launch")
-    found = records.runs(database())
-    assert sorted(one.plan for one in found) == sorted(plan.id for plan in app.plans)
+    runs = records.runs(database())
+    assert sorted(run.plan for run in runs) == sorted(plan.id for plan in app.plans)
     (run_of_it,) = records.runs(database(), app.plans[0].id)
     assert run_of_it.measured == pytest.approx(1.5 * run_of_it.predicted) and run_of_it.by == "Ben <b>x</b>"
     assert run_of_it.report["ranks"] == 2 and len(run_of_it.report["passes"]) == 3
@@ -337,12 +337,12 @@ def test_two_plans_are_compared(app: AppTest) -> None:
     app.segmented_control(key="review-view").set_value("Compare")
     app.run()
     assert not app.exception and not app.error
-    assert [one.label for one in app.selectbox][1:3] == ["Plan", "Beside"]
-    found = table(app).set_index("")
+    assert [selectbox.label for selectbox in app.selectbox][1:3] == ["Plan", "Beside"]
+    figures = table(app).set_index("")
     problem = problem_of(app)
     ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
-    assert found.loc["Time (simulated)", "Second against first"] == f"{theirs / ours:.3g}×"
-    assert list(found.columns[:2]) == ["ours", "Linear placement"]
+    assert figures.loc["Time (simulated)", "Second against first"] == f"{theirs / ours:.3g}×"
+    assert list(figures.columns[:2]) == ["ours", "Linear placement"]
 
 
 def test_what_cannot_be_compared_is_said(app: AppTest) -> None:
@@ -357,7 +357,7 @@ def test_what_cannot_be_compared_is_said(app: AppTest) -> None:
     records.save_plan(database(), saved.workspace, other, "Ben")
     app.segmented_control(key="review-view").set_value("Compare")
     app.run()
-    beside = next(one for one in app.selectbox if one.label == "Beside")
+    beside = next(selectbox for selectbox in app.selectbox if selectbox.label == "Beside")
     assert "a small one" in beside.options[-1] and not app.error, "those of other inputs come last"
     beside.select_index(len(beside.options) - 1)
     app.run()
@@ -377,16 +377,16 @@ def test_the_worst_recording_is_the_one_with_the_least_gain(app: AppTest, proble
     others = [RoutingTrace(name, (trace.experts + shift) % 16, 16) for name, shift in (("by 3", 3), ("by 8", 8))]
     small = RoutingTrace("of another size", trace.experts[:, :2] % 4, 4)
     ours, linear = app.plans[1], app.plans[0]
-    found = with_risks(brief_of(ours, problem), [*others, small])
+    brief = with_risks(brief_of(ours, problem), [*others, small])
     gains = {
         other.name: simulate(linear, problem.with_workload(other)).total
         / simulate(ours, problem.with_workload(other)).total
         for other in others
     }
-    assert [(risk.recording, risk.gain) for risk in found.risks] == [
+    assert [(risk.recording, risk.gain) for risk in brief.risks] == [
         (name, pytest.approx(gains[name])) for name in sorted(gains, key=gains.get)
     ]
-    assert list(found.refused) == ["of another size"] and found.worst.recording in risk_in_words(found)
+    assert list(brief.refused) == ["of another size"] and brief.worst.recording in risk_in_words(brief)
 
 
 def test_the_load_of_every_gpu_is_counted_token_by_token(app: AppTest, problem: Problem) -> None:
@@ -404,7 +404,7 @@ def test_the_load_of_every_gpu_is_counted_token_by_token(app: AppTest, problem: 
 def test_of_many_gpus_those_are_drawn_that_the_others_wait_for(app: AppTest, problem: Problem) -> None:
     node = problem.cluster.nodes[0]
     many = problem.cluster.model_copy(
-        update={"nodes": tuple(node.model_copy(update={"name": f"node {one}"}) for one in range(20))}
+        update={"nodes": tuple(node.model_copy(update={"name": f"node {number}"}) for number in range(20))}
     )
     problem = make_problem(problem.workload, many, problem.model, Datasheet())
     whole = run(SYSTEMS["linear"], problem, {}).timeline
@@ -412,15 +412,16 @@ def test_of_many_gpus_those_are_drawn_that_the_others_wait_for(app: AppTest, pro
     assert kept == charts.MOST_GPUS and len(part.resources) == 40 and sorted(part.resources) == sorted(whole.resources)
     lanes = [whole.resources.index(name) for name in part.resources]
     was = whole.events.loc[part.events.index]
-    assert [lanes[one] for one in part.events["resource"]] == was["resource"].tolist()
+    assert [lanes[lane] for lane in part.events["resource"]] == was["resource"].tolist()
     sends = part.events["peer"] >= 0
-    assert [lanes[one] for one in part.events["peer"][sends]] == was["peer"][sends].tolist()
+    assert [lanes[lane] for lane in part.events["peer"][sends]] == was["peer"][sends].tolist()
     for layer in (2, 3):
         for kind in ("dispatch", "ffn", "combine"):
-            both = [
-                one[(one["layer"] == layer) & (one["kind"] == kind)]["end"].max() for one in (part.events, whole.events)
+            ends = [
+                events[(events["layer"] == layer) & (events["kind"] == kind)]["end"].max()
+                for events in (part.events, whole.events)
             ]
-            assert both[0] == both[1]
+            assert ends[0] == ends[1]
     figure = charts.timelines({"a": whole, "b": whole}, (2, 3))
     assert "16 of 40 GPUs" in figure.layout.title.text and figure.layout.height < 1200
     small = simulate(app.plans[0], problem_of(app))
@@ -454,7 +455,7 @@ def test_every_part_of_a_plan_has_its_sentence() -> None:
             ),
         }
     )
-    told = " ".join(words(step, None))
+    text = " ".join(words(step, None))
     for part in (
         "2 parts forward and 4 backward",
         "1 stretch of",
@@ -462,8 +463,8 @@ def test_every_part_of_a_plan_has_its_sentence() -> None:
         "only real tokens",
         "pieces of at most 30 MB and wait for all-to-alls",
     ):
-        assert part in told
-    assert "plain all-to-all" not in told
+        assert part in text
+    assert "plain all-to-all" not in text
 
 
 def test_numbers_that_databases_refuse_are_left_out() -> None:

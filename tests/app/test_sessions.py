@@ -28,8 +28,10 @@ def test_the_same_contents_under_two_names_keep_the_name_of_each_session() -> No
     for page in ("workload", "optimise", "affinity", "launch"):
         for app, own, other in ((mine, "mine", "yours"), (yours, "yours", "mine")):
             visit(app, page)
-            shown = [one.label for one in app.button] + [one.proto.popover.label for one in app.get("popover")]
-            shown += [one.value for one in (*app.caption, *app.markdown, *app.info)]
+            shown = [button.label for button in app.button] + [
+                popover.proto.popover.label for popover in app.get("popover")
+            ]
+            shown += [block.value for block in (*app.caption, *app.markdown, *app.info)]
             assert any(own in text.split() or own == text for text in shown), page
             assert not any(other in text.split() for text in shown), page
 
@@ -39,10 +41,10 @@ def test_sessions_that_save_the_same_at_once_do_not_get_in_each_others_way(seed:
     ready, faults = Barrier(8), []
 
     def save() -> None:
-        one = log("any", seed)
+        trace = log("any", seed)
         ready.wait()
         try:
-            assert store.load_workload(store.save_workload(one)).digest == one.digest
+            assert store.load_workload(store.save_workload(trace)).digest == trace.digest
         except Exception as error:
             faults.append(error)
 

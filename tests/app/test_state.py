@@ -194,11 +194,11 @@ def test_a_page_opens_a_session_without_a_version_and_says_nothing_and_writes_no
 def test_a_page_says_once_what_it_could_not_open(text: str | bytes) -> None:
     app = opened(text)
     (toast,) = app.toast
-    said = toast.value.replace("\\", "")
+    message = toast.value.replace("\\", "")
     if text == "not JSON" or isinstance(text, bytes):
-        assert "cannot be read" in said and app.session_state["model"] is None
+        assert "cannot be read" in message and app.session_state["model"] is None
     else:
-        assert "the cluster (cluster → nodes: Field required); colour? (this version does not know it)." in said
+        assert "the cluster (cluster → nodes: Field required); colour? (this version does not know it)." in message
         assert toast.value == plain(read(text)[1])
         assert app.session_state["cluster"] is None and app.session_state["model"].name == "tiny"
     assert not app.run().toast

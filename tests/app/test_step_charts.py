@@ -53,24 +53,26 @@ def problem() -> Problem:
 
 @pytest.fixture(scope="module")
 def plans(problem: Problem) -> dict[str, tuple[Plan, Timeline, Metrics]]:
-    found = {}
+    plans = {}
     for name in ("lancet", "deepspeed"):
         outcome = run(TRAINING[name], problem)
         plan = outcome.result.solution
-        found[plan.name] = plan, outcome.timeline, metrics(plan, problem, outcome.timeline)
-    return found
+        plans[plan.name] = plan, outcome.timeline, metrics(plan, problem, outcome.timeline)
+    return plans
 
 
 def bars(figure, name: str) -> list:
     return [trace for trace in figure.data if trace.type == "bar" and trace.name == name]
 
 
-def drawn(figure, one: str) -> list[tuple[float, float]]:
-    return [(base, base + x) for trace in bars(figure, one) for base, x in zip(trace.base, trace.x, strict=True)]
+def drawn(figure, title: str) -> list[tuple[float, float]]:
+    return [
+        (base, base + length) for trace in bars(figure, title) for base, length in zip(trace.base, trace.x, strict=True)
+    ]
 
 
 def test_bars_of_a_plan_add_up_to_its_time_and_the_title_says_what_was_hidden(plans) -> None:
-    figures = {name: one for name, (_, _, one) in plans.items()}
+    figures = {name: figures_of_plan for name, (_, _, figures_of_plan) in plans.items()}
     lancet, deepspeed = figures["Lancet"], figures["DeepSpeed (no overlap)"]
     figure = charts.decomposition(figures, "DeepSpeed (no overlap)")
     total = np.sum([trace.x for trace in figure.data if trace.type == "bar"], axis=0)
@@ -83,18 +85,18 @@ def test_bars_of_a_plan_add_up_to_its_time_and_the_title_says_what_was_hidden(pl
 
 
 def test_every_bar_has_its_own_bound_and_the_value_is_written(plans) -> None:
-    figures = {name: one for name, (_, _, one) in plans.items()}
+    figures = {name: figures_of_plan for name, (_, _, figures_of_plan) in plans.items()}
     figure = charts.decomposition(figures)
-    line = next(trace for trace in figure.data if trace.name.startswith("Bound"))
-    assert line.line.dash == "dash"
-    assert [x for x in line.x if x is not None] == pytest.approx(
-        [one.order_bound * 1e3 for one in figures.values() for _ in "ab"]
+    trace = next(trace for trace in figure.data if trace.name.startswith("Bound"))
+    assert trace.line.dash == "dash"
+    assert [position for position in trace.x if position is not None] == pytest.approx(
+        [metrics.order_bound * 1e3 for metrics in figures.values() for _ in "ab"]
     )
     assert figure.layout.annotations[0].text == "bound 75 ms"
 
 
 def test_without_a_baseline_the_title_tells_the_fastest_plans_own_waiting(plans) -> None:
-    figure = charts.decomposition({name: one for name, (_, _, one) in plans.items()})
+    figure = charts.decomposition({name: figures_of_plan for name, (_, _, figures_of_plan) in plans.items()})
     assert figure.layout.title.text == "Lancet waits 15 % of its 90.8 ms for the network"
 
 
@@ -128,7 +130,7 @@ def test_network_and_compute_of_a_lane_are_apart_and_in_their_colours(timeline: 
 
 def test_what_was_measured_is_solid(timeline: Timeline) -> None:
     both = {"one": timeline, "two": replace(timeline, source="measured")}
-    figure = charts.step_gantt(both, {name: charts.stretch(one) for name, one in both.items()}, "title")
+    figure = charts.step_gantt(both, {name: charts.stretch(timeline) for name, timeline in both.items()}, "title")
     opacities = {trace.marker.opacity for trace in bars(figure, "Dispatch all-to-all")}
     assert len(opacities) == 2 and max(opacities) == 1.0
 
@@ -155,7 +157,7 @@ def test_a_part_begins_at_nought_and_keeps_what_runs_meanwhile(timeline: Timelin
     assert part.length == pytest.approx(1.5)
     assert part.events["label"].tolist() == ["all_reduce.0.qkv", "dw.1.qkv"]
     assert part.events["start"].tolist() == [0, 0] and part.events["end"].tolist() == [0.5, 1.5]
-    assert part.backward == (None, None) and not any(len(one) for one in part.exposed)
+    assert part.backward == (None, None) and not any(len(intervals) for intervals in part.exposed)
     forward = charts.stretch(timeline, "forward")
     assert forward.length == 4 and set(forward.events["kind"]) == {"dense", "dispatch"}
     assert len(charts.stretch(timeline, "forward", 7, 9).events) == 0

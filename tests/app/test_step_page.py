@@ -30,7 +30,7 @@ def press(app: AppTest, label: str) -> AppTest:
 
 
 def field(app: AppTest, label: str):
-    return next(one for one in (*app.number_input, *app.selectbox, *app.checkbox) if one.label == label)
+    return next(widget for widget in (*app.number_input, *app.selectbox, *app.checkbox) if widget.label == label)
 
 
 def enter(app: AppTest, label: str, value) -> AppTest:
@@ -75,7 +75,7 @@ def test_a_balanced_step_needs_no_recording(app: AppTest) -> None:
     press(app, "Training step")
     assert not app.info or "press Run" in said(app.info)
     assert app.session_state["step"] == usual_step(app.session_state["model"], 16)
-    summary = next(one.value for one in app.markdown if "operators" in one.value)
+    summary = next(markdown.value for markdown in app.markdown if "operators" in markdown.value)
     # 24 × 512 tokens of 768 numbers of two bytes
     assert "12,288 tokens on each GPU" in summary and "18.9 MB in each GPU's buffer" in summary
     assert field(app, "Routing").options == ["balanced (assumed)"]
@@ -93,7 +93,7 @@ def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app
         "DeepSpeed (no overlap)",
         "RAF-like (no partition)",
     }
-    assert not any(one.label == "Show" for one in app.segmented_control)
+    assert not any(control.label == "Show" for control in app.segmented_control)
     plan_the_step(app, "Lancet", "DeepSpeed")
     table = app.dataframe[0].value
     assert table["Plan"].tolist() == ["Lancet", "DeepSpeed (no overlap)"]
@@ -104,15 +104,15 @@ def test_from_the_goal_to_the_timeline_and_to_costs_measured_for_other_sizes(app
 
     visit(app, "timeline")
     assert not app.error
-    metrics = {one.label: one.value for one in app.metric}
+    metrics = {metric.label: metric.value for metric in app.metric}
     assert metrics["Total, simulated"] == f"{times[0]:.3g} ms"
     assert metrics["Exposed communication"].startswith(table["Exposed communication, ms"][0].split(" ")[0])
     assert metrics.keys() >= {"Bound for this placement", "Overlap", "GPU utilisation"}
     assert "every expert is chosen equally often" in said(app.caption)
     for part in ("forward", "backward"):
-        next(one for one in app.segmented_control if one.label == "Part of the step").set_value(part)
+        next(control for control in app.segmented_control if control.label == "Part of the step").set_value(part)
         app.run()
-        assert not app.exception and any(one.label == "Model layers" for one in app.slider)
+        assert not app.exception and any(slider.label == "Model layers" for slider in app.slider)
 
     points = [[1.0, 1e-4], [2.0, 2e-4]]
     times = {

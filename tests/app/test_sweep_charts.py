@@ -20,7 +20,7 @@ MICRO = [point(10, 0.1), point(30, 0.0936), point(200, 0.0974)]
 
 
 def trace(figure, name: str):
-    return next(one for one in figure.data if one.name == name)
+    return next(trace for trace in figure.data if trace.name == name)
 
 
 def said(figure) -> list[str]:
@@ -62,7 +62,7 @@ def test_every_series_is_a_line_and_the_best_point_is_marked() -> None:
     figure = charts.times(points, "degree")
     assert list(trace(figure, "one").x) == list(trace(figure, "two").x) == [1, 2]
     assert trace(figure, "one").line.dash != trace(figure, "two").line.dash
-    star = next(one for one in figure.data if one.marker.symbol == "star")
+    star = next(trace for trace in figure.data if trace.marker.symbol == "star")
     assert (star.x[0], star.y[0]) == (2, pytest.approx(90)) and "90 ms" in star.text[0]
     assert charts.times([point(1, 0.1, "<b>")], "degree").data[0].name == "&lt;b&gt;"
     assert "&lt;b&gt;own, 80 ms" in said(figure) and "<b>own" not in figure.to_json()
@@ -97,11 +97,11 @@ def test_axes_fit_their_values() -> None:
 
 def test_the_parts_add_up_and_name_the_least_exposed_value() -> None:
     figure = charts.decomposition([*MICRO, point(5, 0.01, "two")], "micro_op", "one")
-    assert [sum(one.y[place] for one in figure.data) for place in range(3)] == pytest.approx([100, 93.6, 97.4])
+    assert [sum(trace.y[place] for trace in figure.data) for place in range(3)] == pytest.approx([100, 93.6, 97.4])
     assert len(figure.data) == 3, "what takes no time has no place in the legend"
-    assert all(one.stackgroup for one in figure.data)
+    assert all(trace.stackgroup for trace in figure.data)
     assert figure.layout.title.text == "Least exposed: 23.4 ms with 30 MB micro-ops"
-    assert len({one.fillpattern.shape for one in figure.data[:2]}) == 2, "colour is never the only sign"
+    assert len({trace.fillpattern.shape for trace in figure.data[:2]}) == 2, "colour is never the only sign"
 
 
 @pytest.mark.parametrize("kind", charts.AXES)

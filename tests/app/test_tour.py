@@ -13,7 +13,7 @@ def app() -> AppTest:
 
 
 def guide(app: AppTest) -> str:
-    return next((one.value for one in app.caption if "**Guide" in one.value), "")
+    return next((caption.value for caption in app.caption if "**Guide" in caption.value), "")
 
 
 def test_nobody_is_guided_before_the_sample_is_open_or_after_a_recording_of_their_own(app: AppTest) -> None:
@@ -30,7 +30,7 @@ def test_each_step_leads_to_the_next_and_the_end_is_kept(app: AppTest) -> None:
         visit(app, file)
         assert app.header[0].value == title
         assert f"{number} of 6" in guide(app) and sentence in guide(app)
-        links = {one.proto.label for one in app.get("page_link")} - {"Next: make a plan"}
+        links = {link.proto.label for link in app.get("page_link")} - {"Next: make a plan"}
         leads = {link for link in links if link.startswith("Next: ")}
         assert leads == {f"Next: {after}" for after, *_ in steps[number : number + 1]}
     visit(app, "what_if")

@@ -98,7 +98,7 @@ def upload(app: AppTest, name: str, content: bytes) -> AppTest:
 
 def outside(tmp_path: Path) -> set[Path]:
     """What there is beside the data folder."""
-    return {one for one in tmp_path.rglob("*") if "data" not in one.relative_to(tmp_path).parts}
+    return {path for path in tmp_path.rglob("*") if "data" not in path.relative_to(tmp_path).parts}
 
 
 def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, tmp_path: Path) -> None:
@@ -124,10 +124,10 @@ def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, 
     }
     for name, (content, reason) in cases.items():
         upload(app, name, content)
-        answers = [one.value.replace("\\", "") for one in app.error]
+        answers = [error.value.replace("\\", "") for error in app.error]
         assert len(answers) == 1 and answers[0].startswith(name), (name, answers)
         assert re.search(reason, answers[0]) and "\n" not in answers[0] and str(tmp_path) not in answers[0], answers
-        assert any("12,288 tokens" in one.value for one in app.caption), f"{name} lost what was open"
+        assert any("12,288 tokens" in caption.value for caption in app.caption), f"{name} lost what was open"
     assert outside(tmp_path) == before and not mark.exists()
     assert not list((tmp_path / "data").glob("upload-*"))
 
@@ -183,16 +183,16 @@ def test_paths_inside_an_archive_are_names(app: AppTest, tmp_path: Path) -> None
 def strings(message: Message, field: str = "") -> Iterator[tuple[str, str]]:
     """Every text of a message, with the name of its field."""
     for descriptor, value in message.ListFields():
-        for one in value if descriptor.is_repeated and not hasattr(value, "items") else [value]:
-            if isinstance(one, Message):
-                yield from strings(one, descriptor.name)
-            elif isinstance(one, str):
-                yield descriptor.name, one
+        for part in value if descriptor.is_repeated and not hasattr(value, "items") else [value]:
+            if isinstance(part, Message):
+                yield from strings(part, descriptor.name)
+            elif isinstance(part, str):
+                yield descriptor.name, part
 
 
 def markup(app: AppTest) -> list[str]:
     """Where a text of `HOSTILE` would be read as markup."""
-    found = []
+    faults = []
     waiting = [app._tree]
     while waiting:
         node = waiting.pop()
@@ -204,8 +204,8 @@ def markup(app: AppTest) -> list[str]:
             # A chart's texts know tags only.
             bad = "<img" in json.dumps(json.loads(text)) if field == "spec" else MARKUP.search(text)
             if bad and field not in AS_IT_IS:
-                found.append(f"{node.type}.{field}: {text[:200]}")
-    return found
+                faults.append(f"{node.type}.{field}: {text[:200]}")
+    return faults
 
 
 def test_the_search_for_markup_finds_it() -> None:

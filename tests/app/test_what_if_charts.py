@@ -18,7 +18,7 @@ from engine.studies.what_if import Outlook
 
 def outlook(scale: float = 1.0, **more) -> Outlook:
     compute, network = np.array([1.0, 2.0, 1.0]) * scale / 4, np.array([1.0, 2.0, 1.0]) * scale / 4
-    found = Outlook(
+    base = Outlook(
         total=scale,
         bound=0.9 * scale,
         parts={"gate": 0.25 * scale, "dispatch": 0.75 * scale},
@@ -27,7 +27,7 @@ def outlook(scale: float = 1.0, **more) -> Outlook:
         resources=("GPU 0 · A", "GPU 1 · B", "GPU 2 · B"),
         layers=np.array([0.25, 0.75]) * scale,
     )
-    return replace(found, **more)
+    return replace(base, **more)
 
 
 def test_totals_before_and_after() -> None:
@@ -38,11 +38,11 @@ def test_totals_before_and_after() -> None:
     ]
     figure = live.totals(cases, "network 2×")
     assert figure.layout.title.text == ("Aurora takes 500 ms instead of 1 s; &lt;b&gt;other&lt;/b&gt; takes 2× as long")
-    bars = [one for one in figure.data if one.type == "bar"]
+    bars = [trace for trace in figure.data if trace.type == "bar"]
     assert [bar.name for bar in bars] == ["Gate", "Dispatch all-to-all"]
     assert np.allclose(sum(np.array(bar.x) for bar in bars), [1, 0.5, 2, 1, 0.25])
     assert list(figure.layout.yaxis.ticktext)[:2] == ["Aurora, now", "Aurora, changed"]
-    text = next(one for one in figure.data if one.type == "scatter" and one.mode == "text").text
+    text = next(trace for trace in figure.data if trace.type == "scatter" and trace.mode == "text").text
     assert list(text) == [
         " 1 s",
         " 500 ms · 0.5× of now",
@@ -54,19 +54,22 @@ def test_totals_before_and_after() -> None:
 
 
 @pytest.mark.parametrize(
-    "after, other, said",
+    "after, other, sentence",
     [
         (None, 1.5, "Aurora takes 1 s; Rival takes 1.5× as long"),
         (None, 1.0, "Aurora takes 1 s, as long as Rival"),
         (1.0, None, "Aurora takes 1 s as before"),
     ],
 )
-def test_findings(after: float | None, other: float | None, said: str) -> None:
+def test_findings(after: float | None, other: float | None, sentence: str) -> None:
     cases = [Case("Aurora", outlook(), after and outlook(after))]
     cases += [Case("Rival (R)", outlook(other), None)] if other else []
-    assert live.finding(cases) == said
-    bound = [Case(case.name, *(x and replace(x, simulated=False) for x in (case.before, case.after))) for case in cases]
-    assert live.finding(bound) == said.replace("Aurora takes", "Aurora takes at least")
+    assert live.finding(cases) == sentence
+    bound = [
+        Case(case.name, *(outlook and replace(outlook, simulated=False) for outlook in (case.before, case.after)))
+        for case in cases
+    ]
+    assert live.finding(bound) == sentence.replace("Aurora takes", "Aurora takes at least")
 
 
 def test_the_busiest_gpu_is_marked_and_a_bound_is_called_one() -> None:
@@ -75,7 +78,7 @@ def test_the_busiest_gpu_is_marked_and_a_bound_is_called_one() -> None:
     assert figure.layout.title.text == "GPU 1 is busiest, 50 % communicating"
     assert figure.layout.annotations[0].x == 1 and "(bound)" in figure.layout.yaxis.title.text
     assert list(figure.layout.xaxis.ticktext) == ["0", "1", "2"]
-    now = next(one for one in figure.data if one.name == "now")
+    now = next(trace for trace in figure.data if trace.name == "now")
     assert np.allclose(now.y, [0.5, 1, 0.5])
     assert live.per_gpu(Case("A", outlook(), None), overlaps=True).layout.barmode == "group"
 
@@ -92,7 +95,7 @@ def test_kinds_of_a_step_are_outlined_as_they_are_now() -> None:
 def test_layers_name_the_longest() -> None:
     figure = live.per_layer([Case("Aurora", outlook(), outlook(0.5)), Case("Rival", outlook(2), outlook(1))])
     assert figure.layout.title.text.startswith("Layer 1 is longest: 375 ms, 1.5× mean")
-    assert [one.name for one in figure.data] == ["now", "Aurora", "Rival"]
+    assert [trace.name for trace in figure.data] == ["now", "Aurora", "Rival"]
 
 
 def test_a_tornado_has_the_widest_on_top() -> None:
@@ -131,8 +134,8 @@ def test_a_curve_finds_what_keeping_a_plan_costs() -> None:
 def test_imprecision_is_the_median_with_its_band() -> None:
     titles = {"aurora": "Aurora", "rcs": "Random order (RCS)"}
     points = [ImprecisionPoint("aurora", 0.0, 0, 1.0), ImprecisionPoint("rcs", 0.0, 0, 2.0)]
-    for seed, (mine, theirs) in enumerate([(1.2, 2.0), (1.1, 2.2), (4.0, 2.0)]):
-        points += [ImprecisionPoint("aurora", 0.75, seed, mine), ImprecisionPoint("rcs", 0.75, seed, theirs)]
+    for seed, (aurora, theirs) in enumerate([(1.2, 2.0), (1.1, 2.2), (4.0, 2.0)]):
+        points += [ImprecisionPoint("aurora", 0.75, seed, aurora), ImprecisionPoint("rcs", 0.75, seed, theirs)]
     figure = charts.imprecise_times(points, titles)
     assert figure.layout.title.text == "At 75 % noise Aurora's plan takes 20 % longer"
     assert list(figure.data[1].y) == [1.0, 1.2] and list(figure.data[0].y) == [1.0, 4.0, 1.1, 1.0]
@@ -153,7 +156,7 @@ def test_capacity_marks_the_smallest_that_meets_the_target() -> None:
     figure = charts.capacity(points, 1.5)
     assert figure.layout.title.text == "12 GPUs are enough for 1.5 s: 1 s"
     assert list(figure.data[0].marker.symbol) == ["circle-open", "circle"]
-    assert next(one for one in figure.data if one.name == "cannot be planned").x == (4,)
+    assert next(trace for trace in figure.data if trace.name == "cannot be planned").x == (4,)
     assert charts.capacity(points[:2], 1.5, False).layout.title.text == "So far: up to 8 GPUs miss the target"
     assert "the best, 8 GPUs" in charts.capacity(points[:2], 1.5).layout.title.text
     assert charts.capacity(points[:1], 1.5).layout.title.text == "No size could be planned for"

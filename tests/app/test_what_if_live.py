@@ -48,17 +48,17 @@ def finish(page: AppTest, kind: str, press: str) -> runner.Job:
 
 def test_the_sample_without_a_plan(app: AppTest) -> None:
     visit(app, "what_if")
-    assert any(one.label == "Open the sample" for one in app.button)
+    assert any(button.label == "Open the sample" for button in app.button)
     open_sample(app)
     visit(app, "what_if")
     assert len(titles(app, "what-if")) == 3 and titles(app, "what-if-totals")[0].startswith("Linear placement takes")
-    assert any("No plan is open" in one.value for one in app.caption)
+    assert any("No plan is open" in caption.value for caption in app.caption)
     assert button(app, "Back to how things are").disabled and button(app, "Replan for this change").disabled
 
 
 def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
     problem = small()
-    assert [one.label for one in page.select_slider] == [
+    assert [slider.label for slider in page.select_slider] == [
         "Network bandwidth",
         "Computation speed",
         "Latency",
@@ -78,14 +78,14 @@ def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
     later = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
     later.query_params["session"] = page.session_state["token"]
     visit(later.run(), "what_if")
-    for one in (page, later):
-        assert titles(one, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
-        button(one, "Back to how things are").click()
-        one.run()
-        assert titles(one, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
-        visit(one, "timeline")
-        visit(one, "what_if")
-        assert one.slider(key="what-if-noise").value == 0
+    for studio in (page, later):
+        assert titles(studio, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
+        button(studio, "Back to how things are").click()
+        studio.run()
+        assert titles(studio, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
+        visit(studio, "timeline")
+        visit(studio, "what_if")
+        assert studio.slider(key="what-if-noise").value == 0
 
 
 def test_a_change_that_cannot_be_is_answered_and_what_is_stays(page: AppTest) -> None:
@@ -107,7 +107,9 @@ def test_a_plan_for_the_change_stands_beside_and_opens(page: AppTest) -> None:
     page.run()
     assert not page.exception, page.exception
     assert page.session_state["plan"] == job.result["candidates"][0]["point"]["plan_id"]
-    assert any("Aurora, network 0" in one.label for one in page.button if (one.key or "").startswith("strip-plan"))
+    assert any(
+        "Aurora, network 0" in button.label for button in page.button if (button.key or "").startswith("strip-plan")
+    )
     assert len(titles(page, "what-if")) == 3
 
 
@@ -148,20 +150,20 @@ def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest
     page.selectbox(key="what-if-system").set_value("linear").run()
     finish(page, "capacity", "Find the number of GPUs")
     assert page.dataframe[0].value["GPUs"].tolist() == ["4", "8"]
-    found = [one for one in page.button if one.label.startswith("Open the cluster of")]
-    assert bool(found) == ("are enough" in titles(page, "what-if-capacity")[0])
-    if found:
-        found[0].click()
+    buttons = [button for button in page.button if button.label.startswith("Open the cluster of")]
+    assert bool(buttons) == ("are enough" in titles(page, "what-if-capacity")[0])
+    if buttons:
+        buttons[0].click()
         page.run()
         assert len(page.session_state["cluster"].gpus) == 8 and not page.exception
 
 
 def test_a_synthetic_workload_is_previewed_opened_and_called_synthetic(page: AppTest) -> None:
     choose(page, "what-if-study", "synthetic")
-    flat = float(next(one.value for one in page.metric if one.label == "Worst skew").removesuffix("×"))
+    flat = float(next(metric.value for metric in page.metric if metric.label == "Worst skew").removesuffix("×"))
     page.slider(key="synthetic-skew").set_value(2.0).run()
     page.slider(key="synthetic-affinity").set_value(100).run()
-    steep = {one.label: one.value for one in page.metric}
+    steep = {metric.label: metric.value for metric in page.metric}
     assert float(steep["Worst skew"].removesuffix("×")) > flat
     assert steep["Kept, followers together"] == "100 %"
     button(page, "Open it").click()
@@ -184,7 +186,7 @@ def test_a_model_without_a_recording_gets_a_synthetic_one(page: AppTest) -> None
 
 def test_a_traffic_matrix_has_no_larger_cluster(app: AppTest) -> None:
     open_sample(app)
-    next(one for one in app.button if one.label == "Traffic 8 × 8").click()
+    next(button for button in app.button if button.label == "Traffic 8 × 8").click()
     app.run()
     visit(app, "what_if")
     assert len(titles(app, "what-if")) == 3, "and sliders work on it"
@@ -201,10 +203,10 @@ def test_two_models(page: AppTest) -> None:
     page.run()
     assert not page.exception and not page.error
     page.select_slider(key="what-if-network").set_value(4.0).run()
-    both = make_problem(
+    together = make_problem(
         problem.workload, problem.cluster, problem.model, problem.cost, (problem.workload, problem.model)
     )
-    assert both.second is not None and "instead of" in titles(page, "what-if-totals")[0] and not page.error
+    assert together.second is not None and "instead of" in titles(page, "what-if-totals")[0] and not page.error
 
 
 def test_percentages_as_people_type_them() -> None:
@@ -221,9 +223,9 @@ def test_what_a_search_has_shown_is_said_and_no_more() -> None:
         scope = "placement and order" if total else ""
         return CapacityPoint(gpus, gpus, total, bound if total else None, scope, "" if total else "no room")
 
-    said = capacity.honestly([point(1, None), point(2, 3.0, 2.5), point(3, 1.0), point(4, 2.5)], 2.0, result, True)
-    assert "No smaller size can" in said and "with 4 GPUs the target is missed again" in said
-    said = capacity.honestly([point(1, 3.0, 1.5), point(2, 1.0), point(3, 1.0)], 2.0, result, True)
-    assert "at 1 GPUs the bound leaves room" in said and "larger ones were not tried" in said
-    said = capacity.honestly([point(1, 3.0)], 2.0, result, True)
-    assert "were not tried" in said and "No smaller" not in said
+    text = capacity.honestly([point(1, None), point(2, 3.0, 2.5), point(3, 1.0), point(4, 2.5)], 2.0, result, True)
+    assert "No smaller size can" in text and "with 4 GPUs the target is missed again" in text
+    text = capacity.honestly([point(1, 3.0, 1.5), point(2, 1.0), point(3, 1.0)], 2.0, result, True)
+    assert "at 1 GPUs the bound leaves room" in text and "larger ones were not tried" in text
+    text = capacity.honestly([point(1, 3.0)], 2.0, result, True)
+    assert "were not tried" in text and "No smaller" not in text

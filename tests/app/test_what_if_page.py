@@ -42,7 +42,7 @@ def titles(app: AppTest, of: str = "sweep-") -> list[str]:
 
 
 def button(app: AppTest, label: str):
-    return next(one for one in app.button if one.label == label)
+    return next(button for button in app.button if button.label == label)
 
 
 def choose(app: AppTest, key: str, value: str) -> AppTest:
@@ -100,15 +100,17 @@ def test_sweeps_of_all_kinds_and_a_plan_to_open(training: AppTest) -> None:
     assert len(training.dataframe[0].value) == 7
     best = min(
         (candidate["point"] for candidate in job.result["candidates"] if candidate["point"]["value"]),
-        key=lambda one: one["forward"],
+        key=lambda point: point["forward"],
     )
-    assert any(f"This plan: degree {best['value']:.0f}" in one.value.replace("\\", "") for one in training.caption)
+    assert any(
+        f"This plan: degree {best['value']:.0f}" in caption.value.replace("\\", "") for caption in training.caption
+    )
     button(training, "Open this plan").click()
     training.run()
     assert not training.exception, training.exception
     assert training.session_state["plan"] == best["plan_id"]
     assert button(training, "Open this plan").disabled
-    strip = [one.label for one in training.button if (one.key or "").startswith("strip-plan-")]
+    strip = [button.label for button in training.button if (button.key or "").startswith("strip-plan-")]
     assert len(strip) == 1 and strip[0].replace("\\", "").startswith("One degree, "), (
         "only what was opened is a candidate"
     )
@@ -121,19 +123,19 @@ def test_sweeps_of_all_kinds_and_a_plan_to_open(training: AppTest) -> None:
     again = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
     again.query_params["session"] = training.query_params["session"]
     visit(again.run(), "what_if")
-    assert any((one.key or "").startswith("strip-plan-") for one in again.button), "found again by its address"
+    assert any((button.key or "").startswith("strip-plan-") for button in again.button), "found again by its address"
 
 
 def test_sliders_and_sensitivity_of_a_step(training: AppTest) -> None:
     assert not titles(training, "what-if"), "no plan is open"
-    assert any("Once a plan is open" in one.value for one in training.caption) and not training.select_slider
+    assert any("Once a plan is open" in caption.value for caption in training.caption) and not training.select_slider
     run(training, "degree", "1, 2")
     button(training, "Open this plan").click()
     training.run()
     assert not training.exception, training.exception
     assert len(titles(training, "what-if-totals")) == len(titles(training, "what-if-kinds")) == 1
     assert not titles(training, "what-if-gpus"), "all GPUs do the same"
-    assert [one.label for one in training.select_slider] == [
+    assert [slider.label for slider in training.select_slider] == [
         "Network bandwidth",
         "Computation speed",
         "Latency",
@@ -165,7 +167,7 @@ def test_a_sweep_of_something_else_is_not_shown_as_if_it_were_of_this(training: 
 
 
 @pytest.mark.parametrize(
-    "kind, text, said",
+    "kind, text, reason",
     [
         ("degree", "", "give at least one value"),
         ("degree", "0", "0 is not between 1 and 16"),
@@ -175,10 +177,10 @@ def test_a_sweep_of_something_else_is_not_shown_as_if_it_were_of_this(training: 
         ("range", "1-500", "500 values are too many"),
     ],
 )
-def test_wrong_values_are_answered_before_anything_starts(training: AppTest, kind: str, text: str, said: str) -> None:
+def test_wrong_values_are_answered_before_anything_starts(training: AppTest, kind: str, text: str, reason: str) -> None:
     choose(training, "sweep-kind", kind)
     training.text_input[0].set_value(text).run()
-    assert said in training.error[0].value.replace("\\", "")
+    assert reason in training.error[0].value.replace("\\", "")
     assert button(training, "Run the sweep").disabled
     assert not training.exception
 

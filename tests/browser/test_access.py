@@ -26,11 +26,11 @@ def press(page: Page, target: Locator, key: str = "Enter") -> None:
 
 def faults(page: Page, theme: str) -> list[str]:
     """What axe finds that keeps people from using the page."""
-    found = Axe().run(page, options={"runOnly": RULES[theme], "resultTypes": ["violations"]}).response
-    assert found["passes"], "axe looked at nothing"
+    report = Axe().run(page, options={"runOnly": RULES[theme], "resultTypes": ["violations"]}).response
+    assert report["passes"], "axe looked at nothing"
     return [
         f"{page.url}: {violation['id']} at {node['target']}: {node['failureSummary']}\n{node['html'][:300]}"
-        for violation in found["violations"]
+        for violation in report["violations"]
         if violation["impact"] in GRAVE
         for node in violation["nodes"]
     ]
@@ -66,7 +66,7 @@ def test_the_main_job_by_keyboard_and_no_grave_fault_on_any_page_in_either_theme
     expect(page.get_by_role("heading", name="stopped")).to_be_visible(timeout=60_000)
     settle(page)
 
-    found = []
+    violations = []
     for name in PAGES:
         page.get_by_role("link", name=name, exact=True).click()
         expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
@@ -74,6 +74,6 @@ def test_the_main_job_by_keyboard_and_no_grave_fault_on_any_page_in_either_theme
             page.emulate_media(color_scheme=theme)
             settle(page)
             assert page.evaluate("getComputedStyle(document.querySelector('.stApp')).colorScheme") == theme
-            found += faults(page, theme)
+            violations += faults(page, theme)
     shoot(page, "access-dark")
-    assert not found, "\n".join(found)
+    assert not violations, "\n".join(violations)

@@ -53,8 +53,8 @@ class Board:
     def expect_ranks(self, *gpus: str) -> None:
         """`H100 in node 1`, in rank order."""
         named = [f"GPU {rank}, {gpu.replace(' in ', ', in ')}" for rank, gpu in enumerate(gpus)]
-        found = [one.get_attribute("aria-label") for one in self.item(re.compile("^GPU")).all()]
-        assert found == named
+        labels = [gpu.get_attribute("aria-label") for gpu in self.item(re.compile("^GPU")).all()]
+        assert labels == named
 
 
 def middle(locator: Locator) -> tuple[float, float]:

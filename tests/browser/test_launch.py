@@ -89,11 +89,11 @@ def test_a_launch_of_two_plans_is_watched_reported_repeated_and_killed(
     expect(logs.get_by_role("radio", name="1", exact=True)).to_be_checked()
     listed = page.get_by_label("Launches, newest first").locator("td")
     search = page.get_by_role("textbox", name="Search")
-    for words, found, missing in (("linear failed", "failed", "done"), ("linear done", "done", "failed")):
+    for words, shown, missing in (("linear failed", "failed", "done"), ("linear done", "done", "failed")):
         search.fill(words)
         search.press("Enter")
         settle(page)
-        expect(listed.filter(has_text=found)).to_have_count(1)
+        expect(listed.filter(has_text=shown)).to_have_count(1)
         expect(listed.filter(has_text=missing)).to_have_count(0)
     search.fill("nobody knows this")
     search.press("Enter")

@@ -75,17 +75,17 @@ def test_save_discuss_and_decide_in_two_browsers(
     other.get_by_role("textbox", name="Your comment").fill("Ben at once")
     page.get_by_role("button", name="Comment", exact=True).click(no_wait_after=True)
     other.get_by_role("button", name="Comment", exact=True).click(no_wait_after=True)
-    for one in (page, other):
+    for tab in (page, other):
         for text in ("Ana at once", "Ben at once"):
-            expect(one.locator('[data-testid="stText"]', has_text=text)).to_be_visible(timeout=SOON)
+            expect(tab.locator('[data-testid="stText"]', has_text=text)).to_be_visible(timeout=SOON)
     page.get_by_role("textbox", name="Reason").fill("worth it")
     page.get_by_role("button", name="Approve", exact=True).click()
     expect(other.get_by_role("button", name="Reopen")).to_be_visible(timeout=SOON)
     expect(other.get_by_text("worth it")).to_be_visible()
     expect(other.get_by_test_id("stMarkdown").get_by_text("approved", exact=True).first).to_be_visible()
-    for one in (page, other):
-        settle(one)
-        expect(one.locator(".js-plotly-plot")).to_have_count(2)
+    for tab in (page, other):
+        settle(tab)
+        expect(tab.locator(".js-plotly-plot")).to_have_count(2)
     shoot(page, "review-1-approved")
 
     # The report stands alone.

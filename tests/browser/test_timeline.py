@@ -24,7 +24,7 @@ def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_fo
     settle(page)
     expect(page.get_by_role("heading", name="The bottleneck")).to_be_visible()
     expect(page.locator(".gtitle").filter(has_text="holds the others up")).to_be_visible()
-    titles = [one.text_content() for one in page.locator(".gtitle").all()]
+    titles = [title.text_content() for title in page.locator(".gtitle").all()]
     assert titles[0].startswith("Linear placement takes") and "the plans beside it take" in titles[0]
     # On this cluster it can only be one of the slowest GPUs, which compute and send least.
     (named,) = [title for title in titles if "holds the others up" in title]

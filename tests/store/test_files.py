@@ -51,11 +51,11 @@ def test_a_recording_comes_back_as_it_was(workload, own_data_folder):
         workload.k,
     )
     assert back.digest == digest == workload.digest
-    for one, other in zip(arrays_of(workload).values(), arrays_of(back).values(), strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert one.dtype == other.dtype
-            np.testing.assert_array_equal(one, other)
+    for array, other in zip(arrays_of(workload).values(), arrays_of(back).values(), strict=True):
+        assert (array is None) == (other is None)
+        if array is not None:
+            assert array.dtype == other.dtype
+            np.testing.assert_array_equal(array, other)
     if isinstance(workload, ExpertLoad):
         assert back.model_layers == workload.model_layers
     if isinstance(workload, TrafficMatrix):
@@ -214,5 +214,5 @@ def test_a_timeline_that_cannot_be_kept_costs_no_plan(own_data_folder, monkeypat
     problem = kept_problem()
     monkeypatch.setattr(tasks, "LONG", 0)
     (own_data_folder / "timelines").write_text("a file where the folder should be")
-    found = tasks.optimise(problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder))
-    assert len(found["candidates"]) == 1
+    result = tasks.optimise(problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder))
+    assert len(result["candidates"]) == 1

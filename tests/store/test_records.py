@@ -42,41 +42,41 @@ def test_a_plan_comes_back_as_it_was_and_later_opens_see_it(db, url):
     room = records.add_workspace(db, " Capacity\n 2027 ", "Ana")
     assert room.name == "Capacity 2027"
     inputs = {"workload": {"digest": "d" * 64, "name": "späť"}}
-    one = records.save_plan(db, room.id, plan_of(), "Ana", "why <b>not</b>", inputs, {"total": 0.25})
+    saved = records.save_plan(db, room.id, plan_of(), "Ana", "why <b>not</b>", inputs, {"total": 0.25})
     again = Database(url)
-    assert records.load_plan(again, one.plan) == plan_of() and records.workspaces(again) == [room]
+    assert records.load_plan(again, saved.plan) == plan_of() and records.workspaces(again) == [room]
     (seen,) = records.saved_plans(again, room.id)
-    assert seen == one and (seen.inputs, seen.figures, seen.note) == (inputs, {"total": 0.25}, "why <b>not</b>")
+    assert seen == saved and (seen.inputs, seen.figures, seen.note) == (inputs, {"total": 0.25}, "why <b>not</b>")
     again.close()
 
 
 def test_a_plan_saved_twice_stays_as_it_was_first_saved(db):
-    one, other = (records.add_workspace(db, name, "Ana").id for name in ("one", "other"))
-    first = records.save_plan(db, one, plan_of("first name"), "Ana", "first")
+    ours, other = (records.add_workspace(db, name, "Ana").id for name in ("one", "other"))
+    first = records.save_plan(db, ours, plan_of("first name"), "Ana", "first")
     assert (
-        records.save_plan(db, one, plan_of("second name"), "Ben", "second") == first
+        records.save_plan(db, ours, plan_of("second name"), "Ben", "second") == first
     )  # the name is not of the content
     elsewhere = records.save_plan(db, other, plan_of("second name"), "Ben")
     assert elsewhere.plan == first.plan and elsewhere.name == "second name"
-    assert [len(records.saved_plans(db, room)) for room in (one, other)] == [1, 1]
+    assert [len(records.saved_plans(db, room)) for room in (ours, other)] == [1, 1]
 
 
 def test_parents_and_children(db, saved):
     child = plan_of(seed=1, parent=saved.plan)
     records.save_plan(db, saved.workspace, child, "Ben")
     grandchild = plan_of(seed=2, parent=child.id)
-    found = records.save_plan(db, saved.workspace, grandchild, "Ben")
-    assert found.parent == child.id and saved.parent is None
+    saved_plan = records.save_plan(db, saved.workspace, grandchild, "Ben")
+    assert saved_plan.parent == child.id and saved.parent is None
     assert records.children(db, saved.plan) == [child.id] and records.children(db, grandchild.id) == []
 
 
 def test_plans_are_found_by_name_note_author_or_id_and_a_percent_sign_is_a_percent_sign(db, saved):
     sharp = records.save_plan(db, saved.workspace, plan_of("100% Sharp_one", 1), "Çelik", "for the\nboard")
     parts = ("sharp", "BOARD", "elik", sharp.plan[:9], "%", "_", "no")
-    found = {
+    numbers = {
         part: [saved_plan.number for saved_plan in records.saved_plans(db, saved.workspace, part)] for part in parts
     }
-    assert list(found.values()) == [[sharp.number]] * 6 + [[]]
+    assert list(numbers.values()) == [[sharp.number]] * 6 + [[]]
     assert [saved_plan.number for saved_plan in records.saved_plans(db, saved.workspace)] == [
         sharp.number,
         saved.number,
@@ -106,7 +106,7 @@ def test_a_review_keeps_everything_that_was_said_in_order(db, saved):
     ]
     assert [decision.at for decision in seen.decisions] == sorted(decision.at for decision in seen.decisions)
     second = records.open_review(db, saved.number, "And now?", "Ben")
-    assert [one.id for one in records.reviews(db, saved.workspace)] == [second.id, review.id]
+    assert [review.id for review in records.reviews(db, saved.workspace)] == [second.id, review.id]
     assert records.reviews(db, records.add_workspace(db, "other", "Ana").id) == []
 
 
@@ -121,18 +121,18 @@ def test_who_decides_on_what_has_changed_meanwhile_is_told(db, saved):
 
 def test_two_who_decide_at_once_on_the_same_state_do_not_both_succeed(db, url, saved):
     review = records.open_review(db, saved.number, "all at once?", "Ana").id
-    told = []
+    refusals = []
 
     def decide(who: int) -> None:
         own = Database(url)
         try:
             records.decide(own, review, "approved", "", f"judge {who}", seen=0)
         except InputError as error:
-            told.append(str(error))
+            refusals.append(str(error))
         own.close()
 
     at_once(4, decide)
-    assert len(records.find_review(db, review).decisions) == 1 and len(told) == 3
+    assert len(records.find_review(db, review).decisions) == 1 and len(refusals) == 3
 
 
 def test_every_save_of_a_plan_is_found_and_the_pulse_beats_when_anything_is_added_but_comments(db, saved):
@@ -157,12 +157,12 @@ def test_every_save_of_a_plan_is_found_and_the_pulse_beats_when_anything_is_adde
 
 
 def test_runs_are_kept_once(db):
-    one, other = plan_of(), plan_of(seed=1)
-    records.note_run(db, "job-1", one, "testbed", "Ana", 10.0, 1.5, 1.4, {"tokens": 3})
-    records.note_run(db, "job-1", one, "testbed", "Ana", 10.0, 9.0, 9.0, {})
+    plan, other = plan_of(), plan_of(seed=1)
+    records.note_run(db, "job-1", plan, "testbed", "Ana", 10.0, 1.5, 1.4, {"tokens": 3})
+    records.note_run(db, "job-1", plan, "testbed", "Ana", 10.0, 9.0, 9.0, {})
     records.note_run(db, "job-2", other, "local", "Ben", 20.0, None, None, {})
     assert [run.id for run in records.runs(db)] == ["job-2", "job-1"]
-    (kept,) = records.runs(db, one.id)
+    (kept,) = records.runs(db, plan.id)
     assert (kept.predicted, kept.measured, kept.report, kept.at) == (1.5, 1.4, {"tokens": 3}, 10.0)
 
 
@@ -212,10 +212,12 @@ def test_four_who_write_at_once_lose_nothing(db, url, saved):
 
     at_once(4, write_much)
     assert len(records.saved_plans(db, saved.workspace)) == 1 + 48
-    said = [comment.text for comment in records.find_review(db, review).comments]
-    assert sorted(said) == sorted(f"{who} {index}" for who in range(4) for index in range(12))
+    texts = [comment.text for comment in records.find_review(db, review).comments]
+    assert sorted(texts) == sorted(f"{who} {index}" for who in range(4) for index in range(12))
     for who in range(4):  # of each in the order in which they said it
-        assert [one for one in said if one.startswith(f"{who} ")] == [f"{who} {index}" for index in range(12)]
+        assert [comment for comment in texts if comment.startswith(f"{who} ")] == [
+            f"{who} {index}" for index in range(12)
+        ]
 
 
 def test_many_who_open_a_new_database_at_once_all_find_it_made(url):

@@ -96,5 +96,5 @@ def cluster_canvas(
 
 def edit_of(key: str) -> Edit | None:
     """The latest edit of the board with this key."""
-    found = (st.session_state.get(key) or {}).get("edit")
-    return Edit(int(found["serial"]), found["cluster"]) if found else None
+    edit = (st.session_state.get(key) or {}).get("edit")
+    return Edit(int(edit["serial"]), edit["cluster"]) if edit else None

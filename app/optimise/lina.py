@@ -1,0 +1,145 @@
+"""The panel of the Optimise page for Lina's two-phase scheduling."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from app import cached, state, widgets
+from app.charts import optimise as charts
+from app.optimise import studies
+from app.text import plain
+from engine import units
+from engine.problem import Problem
+from engine.simulate.two_phase_result import TwoPhaseOptions
+from engine.workload import RoutingTrace
+
+
+def panel(problem: Problem) -> None:
+    """Lina's two-phase scheduling, batch by batch."""
+    st.caption(
+        "Simulated batch by batch: what the scheduler foretells, how often it must put itself right, and what that "
+        "costs. Scheduling takes what the paper measured on its testbed unless you say otherwise."
+    )
+    if not isinstance(problem.workload, RoutingTrace):
+        st.info("Lina learns from the paths of tokens: open a routing log.", icon=":material/info:")
+        return
+    _form(problem)
+    studies.watch("lina", _show, "Nothing simulated yet: press Simulate.")
+    with st.expander("Most popular experts of every layer", icon=":material/leaderboard:"):
+        _most_popular(problem.workload.load)
+
+
+def _form(problem: Problem) -> None:
+    """What is learnt and served, what scheduling costs, and the button that starts the simulation."""
+    default = TwoPhaseOptions()
+    recordings = {
+        digest: name
+        for digest, name in state.workloads().items()
+        if digest != state.workload_digest() and isinstance(cached.recording(digest), RoutingTrace)
+    }
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        profile = st.selectbox(
+            "Learn from",
+            [None, *recordings],
+            width=260,
+            format_func=lambda digest: "first half (serve the second)" if digest is None else recordings[digest],
+        )
+        lengths = st.multiselect("Path lengths", [1, 2, 3, 4, 5, 6], [1, 3, 6], width=220)
+        batch = st.number_input("Recorded tokens a batch", 16, 10**6, 1024, width=190)
+        copies = st.number_input("Tokens for each recorded one", 1.0, 1e6, 64.0, width=220)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        schedule = st.number_input("Scheduling, ms", 0.0, 1e4, default.schedule_seconds * 1e3, width=150)
+        check = st.number_input("Check, ms", 0.0, 1e4, default.check_seconds * 1e3, width=130)
+        other = st.number_input(
+            "Rest of a layer, ms",
+            0.0,
+            1e4,
+            0.0,
+            width=170,
+            help="attention and the like, which also hides the first phase",
+        )
+        host = st.number_input("Host link, GB/s", 0.1, 1e3, default.host_bandwidth / 1e9, width=150)
+        packing = st.selectbox("Hosting", ["lina", "best"], width=120, help="the paper's packing, or the best there is")
+        if st.button("Simulate", icon=":material/play_arrow:", type="primary", disabled=not lengths):
+            options = {
+                "batch_tokens": batch,
+                "copies": copies,
+                "schedule_seconds": schedule / 1e3,
+                "check_seconds": check / 1e3,
+                "other_seconds": other / 1e3,
+                "host_bandwidth": host * 1e9,
+                "packing": packing,
+            }
+            studies.run("lina", problem, {"profile": profile, "lengths": sorted(lengths), "options": options})
+
+
+def _show(result: dict[str, Any]) -> None:
+    """Times and accuracy of the batches simulated so far."""
+    runs = result["runs"]
+    if not runs:
+        return
+    middle = runs[len(runs) // 2]
+    what = (
+        widgets.segments(
+            "Times",
+            list(charts.TIMES),
+            default="inference",
+            format_func=lambda kind: charts.TIMES[kind],
+            label_visibility="collapsed",
+        )
+        or "inference"
+    )
+    left, right = st.columns(2)
+    with left:
+        widgets.chart(charts.lina(middle["figures"], middle["options"]["path_length"], what), "lina")
+    with right:
+        widgets.chart(charts.accuracy(runs), "lina-accuracy")
+    st.dataframe(_as_text(runs, what), hide_index=True)
+    st.caption(
+        f"Learnt from {plain(result['profile'])}, served {plain(result['served'])} in {middle['batches']} batches. "
+        f"An ideal batch takes {units.seconds(middle['ideal_seconds'])}; scheduling one layer again takes "
+        f"{units.seconds(middle['options']['schedule_seconds'])}, which a short layer cannot win back. "
+        f"Costs: {plain(middle['cost_source'])}."
+    )
+
+
+def _as_text(runs: list[dict[str, Any]], what: str) -> pd.DataFrame:
+    """One row a path length; what: a key of TIMES."""
+    return pd.DataFrame(
+        [
+            {
+                "Path length": run["options"]["path_length"],
+                "Right (set)": units.share(run["accuracy"]),
+                "Right (in order)": units.share(run["accuracy_in_order"]),
+                "Tuned again": units.share(run["fine_tuning_rate"]),
+                **{
+                    f"{title}, {end}": f"{run['figures'][scheme][f'{key}_{what}']:.3g}×"
+                    for scheme, (title, _, _) in charts.SCHEMES.items()
+                    for key, end in (("median", "median"), ("tail", "95 %"))
+                },
+            }
+            for run in runs
+        ]
+    )
+
+
+def _most_popular(load: np.ndarray) -> None:
+    """The first experts of every layer. load: float64[layer, expert]."""
+    st.caption("As Lina's Table 2: who is popular changes from layer to layer, so hosting must be decided per layer.")
+    order = np.argsort(-load, axis=1, kind="stable")[:, : min(4, load.shape[1])]
+    part = np.take_along_axis(load / np.maximum(load.sum(axis=1, keepdims=True), 1), order, axis=1)
+    st.dataframe(
+        pd.DataFrame(
+            [
+                {"Layer": layer}
+                | {
+                    f"{turn + 1}.": f"expert {expert} · {units.share(popularity)}"
+                    for turn, (expert, popularity) in enumerate(zip(experts, parts, strict=True))
+                }
+                for layer, (experts, parts) in enumerate(zip(order.tolist(), part.tolist(), strict=True))
+            ]
+        ),
+        hide_index=True,
+    )
