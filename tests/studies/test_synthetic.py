@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine.errors import InputError
-from engine.inspection import foretold_share
+from engine.inspection import predicted_share
 from engine.placement.transitions import kept, transitions
 from engine.studies.synthetic import Recipe, expert_of_rank, planted_placement, popularity, synthetic
 from tests.strategies import make_model
@@ -46,7 +46,7 @@ def test_measured_affinity_goes_up_with_affinity(skew: float) -> None:
     place = planted_placement(4, 12, 3, 0)
     for affinity in (0.0, 0.3, 0.6, 0.9, 1.0):
         trace = trace_of(skew, affinity)
-        foretold.append(foretold_share(trace).mean())
+        foretold.append(predicted_share(trace).mean())
         stays.append(kept(place, transitions(trace.experts, 12)))
     assert (np.diff(stays) > 0).all() and stays[-1] == 1
     assert (np.diff(foretold) > -0.01).all() and foretold[-1] == 1
