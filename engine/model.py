@@ -68,9 +68,9 @@ class MoEModel(Frozen):
         """Raise InputError unless a recording of these sizes can come from this model (`k` None: unknown)."""
         mine = (("MoE layers", len(self.moe_layers), layers), ("experts", self.experts, experts))
         mine += (("experts per token", self.experts_per_token, k),) if k is not None else ()
-        for what, expected, found in mine:
-            if expected != found:
+        for what, expected, recorded in mine:
+            if expected != recorded:
                 raise InputError(
                     f"the model {self.name} does not fit the recording {name}: "
-                    f"the model has {expected} {what}, the recording {found}"
+                    f"the model has {expected} {what}, the recording {recorded}"
                 )

@@ -147,9 +147,9 @@ class Problem:
         self.check_memory(plan.placement, plan.placement_b)
 
     def _check_placement(self, placement: Placement, whose: str) -> None:
-        found = (placement.gpus, placement.layers, placement.experts)
+        sizes = (placement.gpus, placement.layers, placement.experts)
         wanted = (len(self.cluster.gpus), self.workload.layers, self.workload.num_experts)
-        for what, mine, theirs in zip(("GPUs", "MoE layers", "experts"), wanted, found, strict=True):
+        for what, mine, theirs in zip(("GPUs", "MoE layers", "experts"), wanted, sizes, strict=True):
             if mine != theirs:
                 raise InputError(f"{whose} is for {theirs} {what}, but there are {mine}")
 

@@ -184,8 +184,8 @@ class RoutingRecorder:
     def _expert_count(self, name: str) -> int:
         counts = {self._experts[router] for router in self._chosen}
         if len(counts) > 1 or None in counts:
-            found = ", ".join(f"{router}: {self._experts[router] or 'unknown'}" for router in self._chosen)
-            raise InputError(f"{name}: how many experts a layer has is unclear ({found}); give num_experts=…")
+            sizes = ", ".join(f"{router}: {self._experts[router] or 'unknown'}" for router in self._chosen)
+            raise InputError(f"{name}: how many experts a layer has is unclear ({sizes}); give num_experts=…")
         return counts.pop()
 
     def _nothing(self) -> str:
@@ -206,11 +206,11 @@ def _matching(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
         wanted = re.compile(pattern)
     except re.error as error:
         raise InputError(f"routers={pattern!r} is not a regular expression: {error}") from None
-    found = {name: module for name, module in model.named_modules() if wanted.search(name)}
-    if not found:
+    matching = {name: module for name, module in model.named_modules() if wanted.search(name)}
+    if not matching:
         names = [name for name, _ in model.named_modules() if name]
         raise InputError(f"routers={pattern!r} matches no module; names look like {', '.join(names[-3:])}")
-    return found
+    return matching
 
 
 def _joined(router: str, parts: list[np.ndarray]) -> np.ndarray:

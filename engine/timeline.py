@@ -38,13 +38,13 @@ class Timeline:
     def to_dict(self) -> dict:
         """Plain JSON: the events as columns, times in seconds."""
         columns = {name: self.events[name].tolist() for name in COLUMNS}
-        found = {
+        document = {
             "resources": list(self.resources),
             "source": self.source,
             "cost_source": self.cost_source,
             "events": columns,
         }
-        return found if self.labels is None else found | {"labels": list(self.labels)}
+        return document if self.labels is None else document | {"labels": list(self.labels)}
 
     @classmethod
     def from_dict(cls, data: dict) -> "Timeline":
@@ -118,7 +118,7 @@ class Timeline:
     def decomposition(self) -> dict[str, float]:
         """Seconds of exposed communication, exposed computation, both at once and neither, mean over the resources
         (Lancet, Figure 13). They add up to the total."""
-        found = dict.fromkeys(("communication", "computation", "overlapped", "idle"), 0.0)
+        seconds_of = dict.fromkeys(("communication", "computation", "overlapped", "idle"), 0.0)
         spans, lanes = self._spans(), self.events["resource"].to_numpy()
         on_network, on_compute = self._on("network"), self._on("compute")
         for resource in range(len(self.resources)):
@@ -126,9 +126,9 @@ class Timeline:
             network, compute = _covered(spans[mine & on_network]), _covered(spans[mine & on_compute])
             either = _covered(spans[mine])
             seconds = (either - compute, either - network, network + compute - either, self.total - either)
-            for name, value in zip(found, seconds, strict=True):
-                found[name] += max(value, 0.0) / len(self.resources)
-        return found
+            for name, value in zip(seconds_of, seconds, strict=True):
+                seconds_of[name] += max(value, 0.0) / len(self.resources)
+        return seconds_of
 
     def exposed_communication(self) -> float:
         """Seconds in which some GPU's network is busy and no GPU computes."""

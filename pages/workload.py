@@ -62,10 +62,10 @@ with st.container(horizontal=True, gap="large"):
         st.metric("Tokens", f"{inspection.tokens:,}")
     st.metric("MoE layers × experts", f"{inspection.layers} × {inspection.experts}")
     st.metric("Worst skew", units.ratio(float(inspection.skew.max())), help="busiest expert / mean expert of a layer")
-    if inspection.foretold is not None and len(inspection.foretold):
+    if inspection.predicted is not None and len(inspection.predicted):
         st.metric(
             "Affinity",
-            units.share(float(inspection.foretold.mean())),
+            units.share(float(inspection.predicted.mean())),
             help=f"how often the likeliest next expert is right, given the present one; by chance "
             f"{units.share(1 / inspection.experts)} (ExFlow §III)",
         )

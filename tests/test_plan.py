@@ -22,13 +22,13 @@ def placement_of(*rows, experts: int = 2) -> Placement:
 
 
 def plan_of(**changes) -> Plan:
-    given = {
+    fields = {
         "name": "plan",
         "placement": placement_of(((0,), (1,))),
         "provenance": Provenance(optimiser="test"),
         "send_order": SendOrder(mode="matched", dispatch=(TWO,), combine=(TWO,)),
     }
-    return Plan(**(given | changes))
+    return Plan(**(fields | changes))
 
 
 sizes = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 5))

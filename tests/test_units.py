@@ -90,12 +90,12 @@ def test_three_digits_of_a_size_are_right_and_its_unit_fits(value):
 
 
 @given(st.floats(0, 1e12), st.floats(0, 1e12))
-def test_a_longer_time_never_reads_as_a_shorter_one(one, other):
+def test_a_longer_time_never_reads_as_a_shorter_one(first, second):
     def read(value: float) -> float:
         number, unit = units.seconds(value).split(" ")
         return float(number.replace(",", "")) * FACTOR[unit]
 
-    short, long = sorted((one, other))
+    short, long = sorted((first, second))
     assert read(short) <= read(long) * (1 + 1e-12)
 
 

@@ -111,9 +111,10 @@ def draw(name: str, gpus: Sequence[Gpu], nvlinks: np.ndarray, pcie: Sequence[flo
                 f"GPU{gpu} is linked by {most} NVLinks, but {kind} has {has} NVLinks; "
                 f"types that fit: {', '.join(fitting) or 'none in the catalogue'}"
             )
-    given = list(pcie) or [None] * len(gpus)
+    port_rates = list(pcie) or [None] * len(gpus)
     ports = [
-        PCIE_LANE[LINKS[kind].pcie] * LANES if rate is None else rate for kind, rate in zip(types, given, strict=True)
+        PCIE_LANE[LINKS[kind].pcie] * LANES if rate is None else rate
+        for kind, rate in zip(types, port_rates, strict=True)
     ]
     usual = ", ".join(f"{gpu.type} {bandwidth(gpu.send_bandwidth)}" for gpu in dict.fromkeys(gpus))
     notes = [f"the rates of the network ports are not known: GPUs keep the catalogue's ({usual})"]
@@ -138,13 +139,13 @@ def _about_links(types: list[str], nvlinks: np.ndarray, kinds: np.ndarray, rate:
         switched = nvlinks[0].sum() > LINKS[types[0]].nvlinks
         how = "through a switch" if switched else "directly"
         return f"every pair is joined by {kinds[0]} NVLinks {how}: {_gigabytes(rate)} out of each GPU"
-    found = ", ".join(
+    pairs = ", ".join(
         f"{(kinds == links).sum() // 2} pairs by {f'{links} NVLink' + 's' * (links > 1) if links else 'PCIe'}"
         for links in sorted(set(kinds.tolist()), reverse=True)
     )
     return (
-        f"the pairs are joined differently ({found}), but a node has one number: {_gigabytes(rate)} is the pace of an equal "
-        "exchange of all GPUs, which the slowest path sets; exchanges between well-linked pairs are faster"
+        f"the pairs are joined differently ({pairs}), but a node has one number: {_gigabytes(rate)} is the pace of an "
+        "equal exchange of all GPUs, which the slowest path sets; exchanges between well-linked pairs are faster"
     )
 
 

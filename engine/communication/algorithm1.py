@@ -78,16 +78,16 @@ def _longest_first(seconds: np.ndarray) -> list[int]:
     return order[: np.count_nonzero(seconds)].tolist()
 
 
-def _common(one: np.ndarray, other: np.ndarray, sliver: float) -> np.ndarray:
+def _common(first_intervals: np.ndarray, second_intervals: np.ndarray, sliver: float) -> np.ndarray:
     """The parts longer than `sliver` of the intersection of two sorted lists of intervals, float64[interval, 2]."""
-    # Interval k of `one` meets those of `other` that end after it starts and start before it ends.
-    first = np.searchsorted(other[:, 1], one[:, 0], side="right")
-    last = np.searchsorted(other[:, 0], one[:, 1], side="left")
+    # Interval k of the first meets those of the second that end after it starts and start before it ends.
+    first = np.searchsorted(second_intervals[:, 1], first_intervals[:, 0], side="right")
+    last = np.searchsorted(second_intervals[:, 0], first_intervals[:, 1], side="left")
     count = last - first
-    mine = np.repeat(np.arange(len(one)), count)
+    mine = np.repeat(np.arange(len(first_intervals)), count)
     theirs = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count, count) + first[mine]
-    start = np.maximum(one[mine, 0], other[theirs, 0])
-    end = np.minimum(one[mine, 1], other[theirs, 1])
+    start = np.maximum(first_intervals[mine, 0], second_intervals[theirs, 0])
+    end = np.minimum(first_intervals[mine, 1], second_intervals[theirs, 1])
     keep = end - start > sliver
     return np.stack([start[keep], end[keep]], axis=1)
 

@@ -84,7 +84,7 @@ def checked_traffic(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The three arrays of `order` as new float64 arrays, the diagonal of traffic set to 0; InputError names a fault."""
     try:
-        traffic, send, receive = (np.array(given, dtype=np.float64) for given in (traffic, send, receive))
+        traffic, send, receive = (np.array(array, dtype=np.float64) for array in (traffic, send, receive))
     except (TypeError, ValueError):
         raise InputError("traffic and bandwidths must be rectangular arrays of numbers") from None
     if traffic.ndim != 2 or traffic.shape[0] != traffic.shape[1]:

@@ -77,8 +77,8 @@ class CostProfile(Frozen):
     def lines(self) -> tuple[Line, ...]:
         """All lines."""
         tables = (self.gemm, self.gate, self.memory)
-        found = [line for table in tables for line in table.values()]
-        return (*found, *(line for line in (self.network, self.all_reduce) if line is not None))
+        lines = [line for table in tables for line in table.values()]
+        return (*lines, *(line for line in (self.network, self.all_reduce) if line is not None))
 
     @property
     def alone(self) -> float:

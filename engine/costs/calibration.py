@@ -90,17 +90,17 @@ def fits_of(
 ) -> tuple[Fit, ...]:
     """Lines through all that was measured. spreads: by operation, and GPU type and dtype where it has them. Raises
     InputError when an operation was measured at one size only."""
-    found = []
-    for one in measured.gemm:
-        m, n, k, seconds = np.array(one.points).T
-        found.append(("gemm", one.gpu, one.dtype, m * n * k, fit_line(m * n * k, seconds)))
-    for one in measured.memory:
-        size, seconds = np.array(one.points).T
-        found.append(("memory", one.gpu, None, size, fit_line(size, seconds)))
+    fitted = []
+    for times in measured.gemm:
+        m, n, k, seconds = np.array(times.points).T
+        fitted.append(("gemm", times.gpu, times.dtype, m * n * k, fit_line(m * n * k, seconds)))
+    for times in measured.memory:
+        size, seconds = np.array(times.points).T
+        fitted.append(("memory", times.gpu, None, size, fit_line(size, seconds)))
     for collective in measured.collectives:
         size, seconds = np.array(collective.points).T
         if collective.operation == "all_to_all":
-            found.append(
+            fitted.append(
                 (
                     collective.operation,
                     None,
@@ -110,10 +110,10 @@ def fits_of(
                 )
             )
         else:
-            found.append((collective.operation, None, None, size, fit_line(size, seconds)))
+            fitted.append((collective.operation, None, None, size, fit_line(size, seconds)))
     if exchange:
         size, seconds = np.array(exchange).T
-        found.append(("exchange", None, None, size, fit_line(size, seconds)))
+        fitted.append(("exchange", None, None, size, fit_line(size, seconds)))
     return tuple(
         Fit(
             operation=operation,
@@ -125,14 +125,14 @@ def fits_of(
             largest=size.max(),
             spread=spreads[tuple(part for part in (operation, gpu, dtype) if part)],
         )
-        for operation, gpu, dtype, size, line in found
+        for operation, gpu, dtype, size, line in fitted
     )
 
 
 def held_out_of(measured: MeasuredTimes, shapes: Sequence[GemmTimes]) -> tuple[HeldOut, ...]:
     """Shapes that were measured directly, beside what the measured times tell of them."""
     cost = Profiled(measured)
-    found = []
+    held_out = []
     for shape in shapes:
         # Of a GPU only the type is read: times come from what was measured.
         gpu = Gpu(
@@ -145,5 +145,5 @@ def held_out_of(measured: MeasuredTimes, shapes: Sequence[GemmTimes]) -> tuple[H
             receive_bandwidth=1,
         )
         predicted = [float(cost.gemm(gpu, m, int(n), int(k), shape.dtype)) for m, n, k, _ in shape.points]
-        found.append(HeldOut(gpu=shape.gpu, dtype=shape.dtype, points=shape.points, predicted=predicted))
-    return tuple(found)
+        held_out.append(HeldOut(gpu=shape.gpu, dtype=shape.dtype, points=shape.points, predicted=predicted))
+    return tuple(held_out)

@@ -87,5 +87,5 @@ def _first(sources: Mapping[str, CostModel], cluster: Cluster, part: str, reason
     for name, why in lacks.items():
         if why is None:
             return name
-    told = "; ".join(lacks.values())
-    raise InputError(f"no source given has times of {part} for this cluster: {told}; add the datasheet as a source")
+    reasons = "; ".join(lacks.values())
+    raise InputError(f"no source given has times of {part} for this cluster: {reasons}; add the datasheet as a source")

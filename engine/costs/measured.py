@@ -56,8 +56,8 @@ class MeasuredTimes(Frozen):
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
-        keys = [("GEMM", one.gpu, one.dtype) for one in self.gemm]
-        keys += [("memory", one.gpu) for one in self.memory]
+        keys = [("GEMM", times.gpu, times.dtype) for times in self.gemm]
+        keys += [("memory", times.gpu) for times in self.memory]
         keys += [(collective.operation, f"{collective.ranks} ranks") for collective in self.collectives]
         if not keys:
             raise ValueError("no times in it")
@@ -68,12 +68,12 @@ class MeasuredTimes(Frozen):
 
     def collective(self, operation: str, ranks: int) -> CollectiveTimes | None:
         """The times of a collective over `ranks` GPUs, None where they were not measured."""
-        found = (
+        matching = (
             collective
             for collective in self.collectives
             if (collective.operation, collective.ranks) == (operation, ranks)
         )
-        return next(found, None)
+        return next(matching, None)
 
     def ranks_of(self, operation: str) -> list[int]:
         """Numbers of GPUs over which a collective was measured, ascending."""
@@ -85,7 +85,7 @@ def medians(points: Iterable[tuple[float, ...]]) -> tuple[tuple[float, ...], ...
     times: dict[tuple[float, ...], list[float]] = {}
     for *size, seconds in points:
         times.setdefault(tuple(size), []).append(seconds)
-    return tuple((*size, float(np.median(found))) for size, found in sorted(times.items()))
+    return tuple((*size, float(np.median(repeats))) for size, repeats in sorted(times.items()))
 
 
 def sent_line(times: CollectiveTimes) -> Line:
@@ -103,11 +103,11 @@ def fit_profile(measured: MeasuredTimes, dtype: Dtype = "bf16") -> CostProfile:
     """
     alike = {"bf16", "fp16"} if dtype in ("bf16", "fp16") else {dtype}
     gemm = {}
-    for one in sorted(measured.gemm, key=lambda one: one.dtype == dtype):  # an exact dtype comes last and stays
-        if one.dtype in alike:
-            m, n, k, seconds = np.array(one.points).T
-            gemm[one.gpu] = fit_line(m * n * k, seconds)
-    memory = {one.gpu: fit_line(*np.array(one.points).T) for one in measured.memory}
+    for times in sorted(measured.gemm, key=lambda times: times.dtype == dtype):  # an exact dtype comes last and stays
+        if times.dtype in alike:
+            m, n, k, seconds = np.array(times.points).T
+            gemm[times.gpu] = fit_line(m * n * k, seconds)
+    memory = {times.gpu: fit_line(*np.array(times.points).T) for times in measured.memory}
     ranks = max(measured.ranks_of("all_to_all"), default=None)
     network = sent_line(measured.collective("all_to_all", ranks)) if ranks else None
     if not gemm and network is None:

@@ -52,7 +52,7 @@ class Profiled(CostModel):
         return "; ".join(parts)
 
     def lacks_computation(self, cluster: Cluster) -> str | None:
-        known = {one.gpu for one in self.measured.gemm}
+        known = {gemm.gpu for gemm in self.measured.gemm}
         missing = sorted({gpu.type for gpu in cluster.gpus} - known)
         if not missing:
             return None
@@ -128,12 +128,12 @@ class Profiled(CostModel):
 
     @cached_property
     def _memory(self) -> dict[str, Curve]:
-        return {one.gpu: Curve.through(one.points) for one in self.measured.memory}
+        return {times.gpu: Curve.through(times.points) for times in self.measured.memory}
 
     @cached_property
     def _gemm(self) -> dict[tuple[str, str], "_Gemms"]:
         """By GPU type and dtype."""
-        return {(one.gpu, one.dtype): _Gemms(np.array(one.points)) for one in self.measured.gemm}
+        return {(times.gpu, times.dtype): _Gemms(np.array(times.points)) for times in self.measured.gemm}
 
     def _gemm_of(self, gpu: Gpu, dtype: str) -> "_Gemms":
         alike = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, dtype)

@@ -124,11 +124,11 @@ def collective_curve(folder: str, operation: str, gpus: int) -> Curve | None:
 @lru_cache
 def measured_counts(folder: str) -> tuple[int, ...]:
     """Numbers of GPUs with an all-to-all, ascending."""
-    found: set[int] = set()
+    counts: set[int] = set()
     for file in _newest(folder, "comm/nccl", "nccl_perf.parquet"):
         rows = pq.read_table(file, columns=["op_name", "num_gpus"]).to_pandas()
-        found |= set(rows.num_gpus[rows.op_name == NCCL_OPERATIONS["all_to_all"]].tolist())
-    return tuple(sorted(found))
+        counts |= set(rows.num_gpus[rows.op_name == NCCL_OPERATIONS["all_to_all"]].tolist())
+    return tuple(sorted(counts))
 
 
 def _newest(folder: str, part: str, name: str) -> list[Path]:

@@ -79,14 +79,14 @@ def _layers(load: np.ndarray) -> Iterator[Finding]:
             f"{_name('layer', silent)} received no tokens at all; the recorder missed it, or it is a dense layer: "
             "record again or drop it.",
         )
-    one = np.flatnonzero((total > 0) & (load.max(axis=1) == total)) if load.shape[1] > 1 else np.empty(0, np.int64)
-    if (zero := one[load[one].argmax(axis=1) == 0]).size:
+    single = np.flatnonzero((total > 0) & (load.max(axis=1) == total)) if load.shape[1] > 1 else np.empty(0, np.int64)
+    if (zero := single[load[single].argmax(axis=1) == 0]).size:
         yield Finding(
             "error",
             f"In {_name('layer', zero)} every token went to expert 0: a known capture fault (a buffer of zeros that "
             "was never written); record again with the engine's routing capture switched on.",
         )
-    if (other := np.setdiff1d(one, zero)).size:
+    if (other := np.setdiff1d(single, zero)).size:
         yield Finding(
             "warning", f"In {_name('layer', other)} every token went to a single expert; check the recording first."
         )

@@ -143,8 +143,8 @@ def _has_experts(config: _Config, layer: int, blocks: list | None) -> bool:
         return layer in listed
 
     def number(name: str, default: int, least: int = 0) -> int:
-        found = config.number(name, (name,), least)
-        return default if found is None else found
+        value = config.number(name, (name,), least)
+        return default if value is None else value
 
     last = number("moe_layer_end_index", -1, least=-1)
     rules = [

@@ -128,7 +128,7 @@ def _gemms(events: list[dict], on_gpu: bool) -> dict[str, list[tuple[float, ...]
     for event in events:
         if event.get("cat") == "kernel" and isinstance(event["args"].get("External id"), int):
             kernels[event["args"]["External id"]] += event["dur"]
-    found = defaultdict(list)
+    gemms = defaultdict(list)
     for event in events:
         if event.get("cat") != "cpu_op" or event.get("name") not in GEMMS:
             continue
@@ -142,13 +142,13 @@ def _gemms(events: list[dict], on_gpu: bool) -> dict[str, list[tuple[float, ...]
         dtype = types[first] if isinstance(types, list) and len(types) > first else None
         duration = kernels.get(about.get("External id"), 0.0) if on_gpu else event["dur"]
         if isinstance(dtype, str) and dtype.lower() in DTYPES and duration > 0:
-            found[DTYPES[dtype.lower()]].append((m, n, k, duration * 1e-6))
-    return found
+            gemms[DTYPES[dtype.lower()]].append((m, n, k, duration * 1e-6))
+    return gemms
 
 
 def _collectives(events: list[dict], on_gpu: bool, world: int) -> dict[tuple[str, int], list[tuple[float, float]]]:
     """By operation and number of ranks: (bytes, seconds)."""
-    found = defaultdict(list)
+    collectives = defaultdict(list)
     for event in events:
         about, name = event["args"], event.get("name")
         if on_gpu and event.get("cat") == "kernel":
@@ -165,8 +165,8 @@ def _collectives(events: list[dict], on_gpu: bool, world: int) -> dict[tuple[str
         if not isinstance(ranks, int) or ranks < 2 or not isinstance(count, int) or dtype.lower() not in ELEMENT_BYTES:
             continue
         if (size := count * ELEMENT_BYTES[dtype.lower()]) > 0:
-            found[COLLECTIVES[operation.lower()], ranks].append((size, event["dur"] * 1e-6))
-    return found
+            collectives[COLLECTIVES[operation.lower()], ranks].append((size, event["dur"] * 1e-6))
+    return collectives
 
 
 def _elements(dims: object) -> int | None:

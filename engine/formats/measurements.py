@@ -31,7 +31,7 @@ NEEDED = {
 
 def read_measurements(path: Path) -> MeasuredTimes:
     """The times in the table; raises InputError."""
-    found: dict[tuple, list[tuple[float, ...]]] = {}
+    points_of: dict[tuple, list[tuple[float, ...]]] = {}
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, strict=True)
         rows.fieldnames = [(name or "").strip().lower() for name in rows.fieldnames or ()]
@@ -60,10 +60,10 @@ def read_measurements(path: Path) -> MeasuredTimes:
                     point.append(_number(path, column, cell, where))
             if operation == "gemm" and key[2] not in get_args(Dtype):
                 raise fault(path, f"dtype {quoted(key[2])}; known are {', '.join(get_args(Dtype))}", where)
-            found.setdefault(tuple(key), []).append(tuple(point))
-    if not found:
+            points_of.setdefault(tuple(key), []).append(tuple(point))
+    if not points_of:
         raise fault(path, "has a header but no rows")
-    tables = {key: medians(points) for key, points in found.items()}
+    tables = {key: medians(points) for key, points in points_of.items()}
     return MeasuredTimes(
         name=path.stem[:80],
         origin=f"table {path.name}"[:300],

@@ -92,16 +92,16 @@ def _tests(path: Path) -> list[_Test]:
 
 def _comment(path: Path, tests: list[_Test], number: int, text: str) -> None:
     """Take what a comment line says. A new test begins where it is named, or at the first of its ranks."""
-    if found := _START.match(text):
-        if found[1] not in OPERATIONS:
-            raise fault(path, f"{quoted(found[1])} is not a test of {' or '.join(OPERATIONS)}", f"line {number}")
-        tests.append(_Test(number, OPERATIONS[found[1]]))
-    elif found := _RANK.match(text):
+    if match := _START.match(text):
+        if match[1] not in OPERATIONS:
+            raise fault(path, f"{quoted(match[1])} is not a test of {' or '.join(OPERATIONS)}", f"line {number}")
+        tests.append(_Test(number, OPERATIONS[match[1]]))
+    elif match := _RANK.match(text):
         if not tests or tests[-1].rows:
             tests.append(_Test(number))
-        tests[-1].ranks.append(int(found[1]))
-        tests[-1].hosts.add(found[2])
-        tests[-1].devices.add(found[3].strip())
+        tests[-1].ranks.append(int(match[1]))
+        tests[-1].hosts.add(match[2])
+        tests[-1].devices.add(match[3].strip())
     elif _HEAD.match(text) and tests and tests[-1].rows:
         tests.append(_Test(number))
 

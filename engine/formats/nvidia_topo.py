@@ -93,10 +93,10 @@ def parse_topology(text: str, path: Path) -> Topology:
             if words[0] in rows:
                 raise fault(path, f"a second row of {words[0]}", place)
             rows[words[0]] = _cells(words[1:])[: len(gpus)]
-            if (found := len(rows[words[0]])) < len(gpus):
+            if (width := len(rows[words[0]])) < len(gpus):
                 raise fault(
                     path,
-                    f"the row of {words[0]} has {found} cells like X, NV4, PIX or SYS; the head has {len(gpus)} GPUs",
+                    f"the row of {words[0]} has {width} cells like X, NV4, PIX or SYS; the head has {len(gpus)} GPUs",
                     place,
                 )
     if not rows:
@@ -118,33 +118,33 @@ def parse_topology(text: str, path: Path) -> Topology:
 
 def _columns(words: list[str]) -> list[str]:
     """Names of the GPUs and NICs in the head, which end where `CPU Affinity` begins."""
-    found = words[: words.index("CPU") if "CPU" in words else None]
-    return [name for word in found for name in (_NAME.findall(word) if _GLUED_NAMES.fullmatch(word) else [word])]
+    named = words[: words.index("CPU") if "CPU" in words else None]
+    return [name for word in named for name in (_NAME.findall(word) if _GLUED_NAMES.fullmatch(word) else [word])]
 
 
 def _cells(words: list[str]) -> list[str]:
     """The links at the beginning of a row."""
-    found: list[str] = []
+    cells: list[str] = []
     for word in words:
         if not _GLUED_CELLS.fullmatch(word):
             break
-        found += _CELL.findall(word)
-    return found
+        cells += _CELL.findall(word)
+    return cells
 
 
 def _nvlinks(cell: str) -> int:
-    found = _NVLINK.fullmatch(cell)
-    return int(found[1]) if found else 0
+    match = _NVLINK.fullmatch(cell)
+    return int(match[1]) if match else 0
 
 
 def _types(path: Path, topology: Topology, types: str | Sequence[str] | None) -> list[str]:
     """The catalogue's type of every GPU; raises InputError when it is neither given nor in the file."""
     count = len(topology.nvlinks)
     if types is not None:
-        found = [types] * count if isinstance(types, str) else list(types)
-        if len(found) != count:
-            raise fault(path, f"{len(found)} types were given for the {count} GPUs of the matrix")
-        return found
+        chosen = [types] * count if isinstance(types, str) else list(types)
+        if len(chosen) != count:
+            raise fault(path, f"{len(chosen)} types were given for the {count} GPUs of the matrix")
+        return chosen
     known = ", ".join(catalogue.gpu_types())
     if not topology.names:
         raise fault(

@@ -12,8 +12,8 @@ def read_statistics(source: Source) -> ExpertLoad:
     count every decoder layer; those of zeros only are dense layers and left out."""
     data = read_json_object(source.path)
     if "logical_count" not in data:
-        found = ", ".join(quoted(key) for key in list(data)[:6]) or "nothing"
-        raise source.fault(f"expert statistics need a key 'logical_count'; found {found}")
+        keys = ", ".join(quoted(key) for key in list(data)[:6]) or "nothing"
+        raise source.fault(f"expert statistics need a key 'logical_count'; found {keys}")
     counts = _as_array(source, data["logical_count"])
     if counts.ndim not in (2, 3) or 0 in counts.shape:
         raise source.fault(

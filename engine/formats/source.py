@@ -132,13 +132,13 @@ def check_file(path: Path, extensions: Collection[str]) -> str:
 def _check_beginning(path: Path, extension: str) -> None:
     with path.open("rb") as file:
         head = file.read(4096)
-    found = next((kind for kind, (magic, _) in MAGIC.items() if head.startswith(magic)), None)
-    if extension in MAGIC and found != extension:
-        is_instead = f"it is {MAGIC[found][1]}" if found else "text?" if b"\0" not in head else "unknown bytes"
+    actual = next((kind for kind, (magic, _) in MAGIC.items() if head.startswith(magic)), None)
+    if extension in MAGIC and actual != extension:
+        is_instead = f"it is {MAGIC[actual][1]}" if actual else "text?" if b"\0" not in head else "unknown bytes"
         raise fault(path, f"is not {MAGIC[extension][1]} although it is named {extension} ({is_instead})")
     if extension not in MAGIC:
-        if found:
-            raise fault(path, f"is {MAGIC[found][1]}, not text; name it {found}")
+        if actual:
+            raise fault(path, f"is {MAGIC[actual][1]}, not text; name it {actual}")
         if b"\0" in head:
             raise fault(path, "is not UTF-8 text; save it as UTF-8")
 

@@ -195,7 +195,7 @@ def _by_columns(table: Table) -> Workload:
         names = [name for name in form.needed + form.optional if name in at]
         kinds = {at[name]: pa.float64() if name == "bytes" else pa.int64() for name in names}
         return read(table.source, dict(zip(names, table.read(kinds), strict=True)), table.place)
-    numbered = [(int(found[1]), at[name]) for name in at if (found := re.fullmatch(r"(?:expert_)?(\d{1,5})", name))]
+    numbered = [(int(match[1]), at[name]) for name in at if (match := re.fullmatch(r"(?:expert_)?(\d{1,5})", name))]
     if not numbered:
         raise table.source.fault(
             "the columns must be token, layer, expert (routing), or src, dst, bytes (traffic), or expert_0, expert_1, "

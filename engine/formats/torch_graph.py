@@ -133,7 +133,7 @@ def read_module(
 def _check(module: torch.nn.Module, example: tuple, gpus: int, kind_of: Mapping[str, Kind] | None) -> None:
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"a torch.nn.Module is needed, not {type(module).__name__}")
-    if not isinstance(example, tuple) or not all(isinstance(one, torch.Tensor) for one in example):
+    if not isinstance(example, tuple) or not all(isinstance(tensor, torch.Tensor) for tensor in example):
         raise InputError("the example inputs must be a tuple of tensors")
     if gpus < 1:
         raise InputError(f"gpus is {gpus}; at least 1 is needed")
@@ -148,7 +148,7 @@ class _Value:
 
     call: who made it, "" for an input; tensor: the node of which it is a view of full size
     weight: the parameter that it is or is part of, "" for activations; after: calls that chose the part
-    one_of_many: whether it is one of the matrices that the parameter holds
+    part_of_stack: whether it is one of the matrices that the parameter holds
     """
 
     call: str
@@ -156,7 +156,7 @@ class _Value:
     gradient: bool
     weight: str = ""
     after: tuple[Read, ...] = ()
-    one_of_many: bool = False
+    part_of_stack: bool = False
 
 
 class _Reader:
@@ -207,8 +207,8 @@ class _Reader:
         if last and any("loss" in call.op or "log_softmax" in call.op for call in self.calls):
             self.calls.append(self.calls.pop(next(at for at, call in enumerate(self.calls) if call.name == last)))
             return
-        reads = tuple(self.one(node) for node in ends if self.values[node].call)
-        numbers = sum(math.prod(one.shape) for node in ends for one in tensors_of(node))
+        reads = tuple(self.read_of(node) for node in ends if self.values[node].call)
+        numbers = sum(math.prod(tensor.shape) for node in ends for tensor in tensors_of(node))
         self.calls.append(Call("loss", "loss", "", "loss", None, reads, 4.0 * numbers, True))
 
     def node(self, node: torch.fx.Node) -> None:
@@ -226,7 +226,7 @@ class _Reader:
                 first.gradient and op != "detach",
                 first.weight,
                 first.after,
-                first.one_of_many or (chosen and not whole),
+                first.part_of_stack or (chosen and not whole),
             )
             return
         weights = [operand for operand in operands if self.values[operand].weight]
@@ -237,13 +237,15 @@ class _Reader:
             )
         elif not data or (op in LOOKUPS and first.weight):
             # Part of a weight, picked by what `data` says (the matrices of each token's expert), or made from weights only.
-            after = tuple(self.one(one) for one in data)
+            after = tuple(self.read_of(operand) for operand in data)
             self.values[node] = _Value(
                 "", node.name, first.gradient, self.values[weights[0]].weight, after, op in LOOKUPS
             )
         else:
             products = self.products(node, op)
-            reads = [self.one(one) for one in data] + [read for weight in weights for read in self.values[weight].after]
+            reads = [self.read_of(operand) for operand in data] + [
+                read for weight in weights for read in self.values[weight].after
+            ]
             gradient = tensors[0].is_floating_point() and any(self.values[operand].gradient for operand in operands)
             moved = 0.0
             if op == "scaled_dot_product_attention":
@@ -273,17 +275,18 @@ class _Reader:
 
     def family(self, path: str, named: str) -> Kind | None:
         """What the user says of a module or parameter, else what its name says."""
-        fits = [given for given in self.kind_of for one in (path, named) if one == given or one.startswith(f"{given}.")]
+        names = (path, named)
+        fits = [prefix for prefix in self.kind_of for name in names if name == prefix or name.startswith(f"{prefix}.")]
         return self.kind_of[max(fits, key=len)] if fits else family_of(named) or family_of(path)
 
-    def one(self, node: torch.fx.Node) -> Read:
+    def read_of(self, node: torch.fx.Node) -> Read:
         value = self.values[node]
         return Read(
             value.call, value.tensor, self.bytes(node), value.gradient and tensors_of(node)[0].is_floating_point()
         )
 
     def bytes(self, node: torch.fx.Node) -> float:
-        return float(sum(math.prod(one.shape) * self.item_bytes(one) for one in tensors_of(node)))
+        return float(sum(math.prod(tensor.shape) * self.item_bytes(tensor) for tensor in tensors_of(node)))
 
     def item_bytes(self, tensor: torch.Tensor) -> float:
         return self.scale if self.scale and tensor.is_floating_point() else tensor.element_size()
@@ -291,7 +294,9 @@ class _Reader:
     def products(self, node: torch.fx.Node, op: str) -> tuple[Product, ...]:
         """The products of a call; empty for element-wise work. Raises InputError for one of unknown size."""
         if op == "scaled_dot_product_attention":
-            (*outer, rows, width), (*_, length, _), (*_, value) = (tensors_of(one)[0].shape for one in node.args[:3])
+            (*outer, rows, width), (*_, length, _), (*_, value) = (
+                tensors_of(operand)[0].shape for operand in node.args[:3]
+            )
             batch = math.prod(outer)
             return Product(batch, rows, length, width), Product(batch, rows, value, length)
         if op == "einsum":
@@ -304,7 +309,7 @@ class _Reader:
                 )
             return ()
         left, right = (node.args[place] for place in PRODUCTS[op])
-        a, b = (tuple(tensors_of(one)[0].shape) for one in (left, right))
+        a, b = (tuple(tensors_of(operand)[0].shape) for operand in (left, right))
         if op == "linear":
             return self.product(node, left, right, 1, math.prod(a[:-1]), b[0] if len(b) > 1 else 1, a[-1])
         if "grouped_mm" in op:
@@ -352,7 +357,7 @@ class _Reader:
         if not self.is_weight(right):
             return (Product(count, m, n, k),)
         weight, data = self.values[right], self.values.get(left)
-        batched = count > 1 or "grouped_mm" in _op(node) or weight.one_of_many
+        batched = count > 1 or "grouped_mm" in _op(node) or weight.part_of_stack
         held = self.parameters[weight.weight].shape
         experts = held[0] if batched and len(held) > 2 else 0
         return (Product(count, m, n, k, weight.weight, weight.tensor, experts, data.tensor if data else node.name),)
@@ -376,4 +381,4 @@ def _path(node: torch.fx.Node) -> str:
 
 
 def _numbers(node: torch.fx.Node) -> int:
-    return sum(math.prod(one.shape) for one in tensors_of(node))
+    return sum(math.prod(tensor.shape) for tensor in tensors_of(node))

@@ -20,15 +20,15 @@ class Program:
 
     def data_dependent(self) -> bool:
         """Whether some size is known only when it runs."""
-        sizes = (size for node in self.graph.nodes for one in tensors_of(node) for size in one.shape)
+        sizes = (size for node in self.graph.nodes for tensor in tensors_of(node) for size in tensor.shape)
         return any(not isinstance(size, int) for size in sizes)
 
 
 def tensors_of(node: torch.fx.Node) -> list[torch.Tensor]:
     """The results of a node, with shapes and dtypes but perhaps no contents."""
     value = node.meta.get("val")
-    found = value if isinstance(value, list | tuple) else [value]
-    return [one for one in found if isinstance(one, torch.Tensor)]
+    values = value if isinstance(value, list | tuple) else [value]
+    return [tensor for tensor in values if isinstance(tensor, torch.Tensor)]
 
 
 def trace(module: torch.nn.Module, example: tuple[torch.Tensor, ...]) -> tuple[Program, str]:

@@ -84,7 +84,10 @@ class _Group:
         weights |= {call.table: call.numbers for call in self.calls if call.table}
         # Products of two activations are one batched kernel, as the transformer graph has them.
         counts = [(product, product.count if product.weight else 1) for product in self.products]
-        gemms = (Gemm(count=count, m=one.m * one.count // count, n=one.n, k=one.k) for one, count in counts)
+        gemms = (
+            Gemm(count=count, m=product.m * product.count // count, n=product.n, k=product.k)
+            for product, count in counts
+        )
         return tuple(gemms), sum(weights.values())
 
     def _experts(self, gpus: int) -> tuple[tuple[Gemm, ...], int]:
@@ -161,22 +164,22 @@ class _Grouping:
         return self.element_wise(call, before, latest)
 
     def weight_product(self, call: Call, latest: int) -> int:
-        one = call.products[0]
+        product = call.products[0]
         kind = self.kind_of_weight(call, latest)
         for index in range(len(self.groups) - 1, max(latest, 0) - 1, -1):
             group = self.groups[index]
             if group.kind == kind and group.layer == self.layer_of(call):
                 # q, k and v, or gate and up, of the same input; the same matrix of another expert.
-                alike = any(one.data == other.data for other in group.products)
+                alike = any(product.data == other.data for other in group.products)
                 slots = {slot_of(other.weight) for other in group.products}
-                if alike or (kind == "experts" and slot_of(one.weight) in slots):
+                if alike or (kind == "experts" and slot_of(product.weight) in slots):
                     return index
         return self.new(kind, call, "head" if kind == "projection" and call.layer is None and self.seen else "")
 
     def kind_of_weight(self, call: Call, latest: int) -> Kind:
         if call.family == "attention":
             above = self.groups[latest].ancestors | {latest} if latest >= 0 else set()
-            attended = {self.groups[one].layer for one in above if self.groups[one].kind == "attention"}
+            attended = {self.groups[index].layer for index in above if self.groups[index].kind == "attention"}
             return "projection" if self.layer_of(call) in attended else "qkv"
         if call.family in ("dense_ffn", None) and call.products[0].experts:
             return "experts"
@@ -185,13 +188,13 @@ class _Grouping:
         return call.family if call.family not in (None, "layer_norm") else "dense_ffn"
 
     def activation_product(self, call: Call, before: set[int], latest: int) -> int:
-        kinds = {self.groups[one].kind for one in before}
+        kinds = {self.groups[index].kind for index in before}
         if call.family != "attention" and kinds & {"gate", "experts", "combine"}:
             return self.aggregate(call, latest) if kinds & {"experts", "combine"} else self.encode(call, latest)
         return latest if before and self.groups[latest].kind == "attention" else self.new("attention", call)
 
     def element_wise(self, call: Call, before: set[int], latest: int) -> int:
-        group, kinds = self.groups[latest], {self.groups[one].kind for one in before}
+        group, kinds = self.groups[latest], {self.groups[index].kind for index in before}
         outside = any(not read.call for read in call.reads)
         full = max(read.bytes for read in call.reads) >= call.writes
         sum_of_two = call.op in RESIDUAL_ADDS and full and len(before) + outside > 1
@@ -225,14 +228,14 @@ class _Grouping:
 
 def _lead_to_experts(calls: Sequence[Call]) -> set[str]:
     """Calls whose result goes, in the same layer, into a product with experts' weights."""
-    found: set[str] = set()
+    leading: set[str] = set()
     layer_of = {call.name: call.layer for call in calls}
     for call in reversed(calls):
         weights = [product for product in call.products if product.weight]
         batched = call.family in ("dense_ffn", None) and any(weight.experts for weight in weights)
-        if call.name in found or batched or (weights and call.family == "experts"):
-            found |= {read.call for read in call.reads if read.call and layer_of[read.call] == call.layer}
-    return found
+        if call.name in leading or batched or (weights and call.family == "experts"):
+            leading |= {read.call for read in call.reads if read.call and layer_of[read.call] == call.layer}
+    return leading
 
 
 def _names(groups: Sequence[_Group]) -> list[str]:

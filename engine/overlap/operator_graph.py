@@ -163,7 +163,7 @@ def with_backward(forward: nx.DiGraph, bytes_per_number: float, tied: tuple[str,
             dw[operator.name] = _add(step, _dw(operator), sources)
         if operator.kind != "embedding":  # nothing comes before it
             _add(step, _dx(operator), [*sources, operator.name])
-    gradients = [_add(step, one, after) for one, after in _all_reduces(order, dw, bytes_per_number, tied)]
+    gradients = [_add(step, all_reduce, after) for all_reduce, after in _all_reduces(order, dw, bytes_per_number, tied)]
     numbers = sum(operator.parameters for operator in order)
     numbers -= step.nodes[tied[0]]["operator"].parameters if tied else 0
     last = max(operator.layer for operator in order)

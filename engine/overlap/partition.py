@@ -59,24 +59,24 @@ def partition(
         raise InputError(f"group_seconds: {group_seconds}; wanted a positive time")
     narrow = ChainInstance(instance.network, instance.times[:, :max_parts], instance.latest_last)
     starts = group_starts(narrow, group_seconds)
-    found = _search(narrow, starts, max_range or len(starts), stop)
+    best = _search(narrow, starts, max_range or len(starts), stop)
     bound = overlap_bound(narrow)
-    if not found.finished:
+    if not best.finished:
         status = Status.CANCELLED
     else:
-        exact = found
+        exact = best
         if len(starts) < narrow.ops or (max_range or narrow.ops) < narrow.ops:
             exact = _search(narrow, np.arange(narrow.ops), narrow.ops, stop)
         if exact.finished:
             bound = exact.objective
-        status = Status.OPTIMAL if found.objective <= bound * (1 + MEETS) else Status.FEASIBLE
+        status = Status.OPTIMAL if best.objective <= bound * (1 + MEETS) else Status.FEASIBLE
     options = {"max_range": max_range, "max_parts": max_parts, "group_seconds": group_seconds}
     return Result(
         status=status,
-        objective=found.objective,
-        bound=min(bound, found.objective),
+        objective=best.objective,
+        bound=min(bound, best.objective),
         runtime=time.perf_counter() - start,
-        solution=found.ranges,
+        solution=best.ranges,
         provenance=Provenance(
             optimiser="partition",
             options={name: value for name, value in options.items() if value is not None},

@@ -130,7 +130,7 @@ def count_axes(problem: AxisProblem, stop: Stop = never) -> int | None:
         for tensors, _ in tables:
             for tensor in tensors:
                 neighbours[tensor].update(tensors)
-        tensor = min(left, key=lambda one: len(neighbours[one]))
+        tensor = min(left, key=lambda name: len(neighbours[name]))
         del left[tensor]
         own = [table for table in tables if tensor in table[0]]
         tables = [table for table in tables if tensor not in table[0]]

@@ -86,9 +86,9 @@ def algorithm1(alpha_a: float, network: float, alpha_e: float, experts: float) -
     return best_case(cases(alpha_a, network, alpha_e, experts), t1)
 
 
-def best_case(found: list[Case], t1: float) -> int:
+def best_case(cases: list[Case], t1: float) -> int:
     """Lines 10-17: of the cases the one with the least time, or 1 if none is below t1 or its degree is none."""
-    t, r = min(((seconds(r), r) for seconds, r in found), key=lambda one: one[0], default=(t1, 1))
+    t, r = min(((seconds(r), r) for seconds, r in cases), key=lambda case: case[0], default=(t1, 1))
     return max(1, r) if t < t1 else 1
 
 
@@ -107,12 +107,12 @@ def cases(alpha_a: float, network: float, alpha_e: float, experts: float) -> lis
     def q2(r: float) -> float:
         return r * alpha_e + experts - (2 * (r - 1) * alpha_a + 2 * (r - 1) / r * network)
 
-    found = [
+    solved = [
         (filled_by_network, _second_case(alpha_a, network, alpha_e, experts)),
         (hidden_by_experts, _solve(hidden_by_experts, not_q1, lambda r: q2(r) - STRICT)),
         (filled_by_network, _solve(filled_by_network, not_q1, lambda r: -q2(r) - STRICT)),
     ]
-    return [(seconds, r) for seconds, r in found if r is not None]
+    return [(seconds, r) for seconds, r in solved if r is not None]
 
 
 def _second_case(alpha_a: float, network: float, alpha_e: float, experts: float) -> int | None:
@@ -133,7 +133,7 @@ def _solve(
         {"type": "ineq", "fun": lambda r, rule=rule: rule(r[0])} for rule in (not_q1, second, lambda r: r - 2)
     ]
     with np.errstate(all="ignore"):
-        found = minimize(
+        degree = minimize(
             lambda r: seconds(r[0]), [2.0], method="SLSQP", constraints=constraints, tol=SOLVER_TOLERANCE
         ).x[0]
-    return math.floor(found + 0.5) if math.isfinite(found) else None
+    return math.floor(degree + 0.5) if math.isfinite(degree) else None

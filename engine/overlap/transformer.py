@@ -49,8 +49,8 @@ class _Forward:
         for layer in range(self.model.layers):
             stream = self.attention(layer, stream)
             normed = self.add(f"{layer}.layer_norm_2", "layer_norm", layer, [stream], moved=2 * self.hidden)
-            made = self.experts(layer, normed) if layer in moe else [self.dense(layer, normed)]
-            stream = self.add(f"{layer}.residual_2", "residual", layer, [*made, stream], moved=3 * self.hidden)
+            outputs = self.experts(layer, normed) if layer in moe else [self.dense(layer, normed)]
+            stream = self.add(f"{layer}.residual_2", "residual", layer, [*outputs, stream], moved=3 * self.hidden)
         normed = self.add("layer_norm", "layer_norm", last, [stream], moved=2 * self.hidden)
         logits = self.linear(HEAD, "projection", last, normed, self.width, vocabulary)
         # Softmax and cross entropy in 32 bits: the logits are read, their probabilities written.
@@ -91,9 +91,9 @@ class _Forward:
             stream = self.add(f"{layer}.{name}", "experts", layer, [stream], gemms=gemms, parameters=own * k * n)
         combine = self.add(f"{layer}.combine", "combine", layer, [stream], sent=sent)
         weighed = (model.experts_per_token + 1) * self.hidden
-        made = [self.add(f"{layer}.aggregate", "aggregate", layer, [combine, gate], moved=weighed)]
+        outputs = [self.add(f"{layer}.aggregate", "aggregate", layer, [combine, gate], moved=weighed)]
         if model.shared_experts:
             inner = model.shared_experts * model.d_ff
             up = self.linear(f"{layer}.shared_up", "shared_experts", layer, normed, width, inward * inner)
-            made.append(self.linear(f"{layer}.shared_down", "shared_experts", layer, up, inner, width))
-        return made
+            outputs.append(self.linear(f"{layer}.shared_down", "shared_experts", layer, up, inner, width))
+        return outputs

@@ -75,10 +75,10 @@ def assign_groups(
     beyond_cp_sat = instance.compute.size > CP_SAT_PAIRS
     if relative_gap(objective, bound) > PROVEN_GAP and not beyond_cp_sat and not stop():
         seconds = max(0.0, min(CP_SAT_SHARE * time_limit, deadline - time.perf_counter()))
-        found, proven = _cp_sat(instance, slots, exact_slots, best, seconds, seed, stop, report)
+        improved, proven = _cp_sat(instance, slots, exact_slots, best, seconds, seed, stop, report)
         bound = max(bound, proven)
-        if instance.cost(found) < objective:
-            best, objective = found, instance.cost(found)
+        if instance.cost(improved) < objective:
+            best, objective = improved, instance.cost(improved)
     if relative_gap(objective, bound) <= PROVEN_GAP:
         status = Status.OPTIMAL
     elif stop():

@@ -53,8 +53,8 @@ def fewest_moves(
     for kind in np.unique(interchangeable):
         alike = np.flatnonzero(interchangeable == kind)
         for layer in range(len(kept)):
-            given, taker = linear_sum_assignment(worth[layer][np.ix_(alike, alike)], maximize=True)
-            answer[layer, alike[given]] = alike[taker]
+            new_gpu, taker = linear_sum_assignment(worth[layer][np.ix_(alike, alike)], maximize=True)
+            answer[layer, alike[new_gpu]] = alike[taker]
     return answer if per_layer else answer[0]
 
 
@@ -161,7 +161,7 @@ def _divided(
     rows = np.r_[out, into, np.arange(ports)]
     columns = np.r_[column, column, np.full(ports, variables)]
     fabric = ~network.linked[src, dst]
-    found = linprog(
+    solved = linprog(
         np.r_[FABRIC_PRICE * fabric / copies.sum(), 1.0],
         A_ub=coo_array((seconds, (rows, columns)), shape=(ports, variables + 1)).tocsr(),
         b_ub=np.zeros(ports),
@@ -169,9 +169,9 @@ def _divided(
         b_eq=copies.astype(np.float64),
         method="highs",
     )
-    if found.x is None:
+    if solved.x is None:
         return np.zeros(variables), 0.0
-    return np.maximum(found.x[:variables], 0.0), max(float(found.fun) - FABRIC_PRICE, 0.0) * unit
+    return np.maximum(solved.x[:variables], 0.0), max(float(solved.fun) - FABRIC_PRICE, 0.0) * unit
 
 
 def _whole(
@@ -191,10 +191,10 @@ def _whole(
     first = np.searchsorted(kind, np.arange(len(copies) + 1))
     left = copies - np.bincount(kind, chosen, len(copies)).astype(np.int64)
     # Those with the fewest senders first: the others can still avoid them.
-    for one in np.argsort(np.diff(first), kind="stable"):
-        here = slice(first[one], first[one + 1])
-        for _ in range(left[one]):
-            pick = _soonest(out[here], into[here], busy, per_copy) + first[one]
+    for copied in np.argsort(np.diff(first), kind="stable"):
+        here = slice(first[copied], first[copied + 1])
+        for _ in range(left[copied]):
+            pick = _soonest(out[here], into[here], busy, per_copy) + first[copied]
             chosen[pick] += 1
             busy[out[pick]] += per_copy[out[pick]]
             busy[into[pick]] += per_copy[into[pick]]

@@ -1,4 +1,4 @@
-"""Which experts a batch will choose in the next layer, foretold from the experts its tokens chose in the last ones.
+"""Which experts a batch will choose in the next layer, predicted from the experts its tokens chose in the last ones.
 
 Lina section 5.2. A path is the experts of a token in `path_length` consecutive layers, one expert a layer (of several
 choices the first). The profile holds, for every path of a recording, how often each expert followed it. Of that
@@ -56,7 +56,7 @@ class PathProfile:
     layers: dict[int, LayerProfile]
 
     def estimate(self, paths: NDArray[np.int64], layer: int, top_k: int) -> NDArray[np.float64]:
-        """float64[expert]: foretold popularity of the experts of `layer` + 1, at most 1 in all.
+        """float64[expert]: predicted popularity of the experts of `layer` + 1, at most 1 in all.
 
         paths: int[token, path], the batch's experts in layers layer - path_length + 1 … layer; -1 (no choice) makes a
         path unknown. Raises InputError for another shape, an empty batch, ids that do not exist, a layer that was not
@@ -162,7 +162,7 @@ def _count(experts: NDArray[np.int64], num_experts: int, path_length: int, end: 
     chosen = following >= 0
     if not chosen.any():
         raise InputError(
-            f"no token of the profile chose an expert in layer {end + 1}, so nothing can be foretold there"
+            f"no token of the profile chose an expert in layer {end + 1}, so nothing can be predicted there"
         )
     whole = chosen & (path >= 0).all(axis=1)
     paths = _Paths(path[whole], num_experts)

@@ -35,7 +35,7 @@ def solve(kernel: str, instances: Any, options: Options) -> Any:
     if kernel not in KERNELS:
         raise InputError(f"there is no kernel '{kernel}' (there are: {', '.join(KERNELS)})")
     if isinstance(instances, list):
-        return [_answer(kernel, one, options, f"instance {index}") for index, one in enumerate(instances)]
+        return [_answer(kernel, instance, options, f"instance {index}") for index, instance in enumerate(instances)]
     return _answer(kernel, instances, options, kernel)
 
 

@@ -38,11 +38,11 @@ def _colocate_heterogeneous(
     instance: ColocateHeterogeneousInstance, options: Options, stop: Stop
 ) -> tuple[Result, dict[str, Any]]:
     slices = [matrix(rows, f"cost of GPU {gpu}") for gpu, rows in enumerate(instance.cost)]
-    for gpu, one in enumerate(slices):
-        if one.shape != (len(slices), len(slices)):
+    for gpu, cost_of_gpu in enumerate(slices):
+        if cost_of_gpu.shape != (len(slices), len(slices)):
             raise InputError(
-                f"cost of GPU {gpu} has {one.shape[0]} experts of a and {one.shape[1]} of b; with {len(slices)} GPUs "
-                f"there must be {len(slices)} of each"
+                f"cost of GPU {gpu} has {cost_of_gpu.shape[0]} experts of a and {cost_of_gpu.shape[1]} of b; "
+                f"with {len(slices)} GPUs there must be {len(slices)} of each"
             )
     if not slices:
         raise InputError("cost must have at least one GPU")

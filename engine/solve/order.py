@@ -19,8 +19,8 @@ class OrderInstance(Frozen):
 
 def _order(instance: OrderInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
     traffic = matrix(instance.traffic, "traffic")
-    given = instance.bandwidth
-    bandwidth = np.full(len(traffic), given) if isinstance(given, float) else np.array(given)
+    rates = instance.bandwidth
+    bandwidth = np.full(len(traffic), rates) if isinstance(rates, float) else np.array(rates)
     result = order(traffic, bandwidth, bandwidth, instance.mode, stop)
     return result, {"phases": phases(result.solution)}
 

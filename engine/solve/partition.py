@@ -34,10 +34,15 @@ def _partition(instance: PartitionInstance, options: Options, stop: Stop) -> tup
             raise InputError(f"operator {number} has {len(op.times)} times, the first one {parts}; wanted equally many")
     chain = ChainInstance(
         network=np.array([op.kind == "comm" for op in instance.ops]),
-        times=np.array([[np.inf if one is None else one for one in op.times] for op in instance.ops]),
+        times=np.array([[np.inf if seconds is None else seconds for seconds in op.times] for op in instance.ops]),
     )
     result = partition(chain, max_range=instance.max_range, stop=stop)
-    return result, {"ranges": [{"first": one.first, "last": one.last, "parts": one.parts} for one in result.solution]}
+    return result, {
+        "ranges": [
+            {"first": part_range.first, "last": part_range.last, "parts": part_range.parts}
+            for part_range in result.solution
+        ]
+    }
 
 
 AxisName = StrictInt | StrictStr

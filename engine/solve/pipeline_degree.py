@@ -28,9 +28,9 @@ class PipelineDegreeInstance(Frozen):
     algorithm: Literal["exact", "printed"] = "exact"
 
 
-def _pipeline_degree(given: PipelineDegreeInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
-    instance = DegreeInstance(**given.model_dump(exclude={"algorithm"}))
-    result = ALGORITHMS[given.algorithm](instance, stop)
+def _pipeline_degree(request: PipelineDegreeInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
+    instance = DegreeInstance(**request.model_dump(exclude={"algorithm"}))
+    result = ALGORITHMS[request.algorithm](instance, stop)
     return result, {"degree": int(result.solution[0]), "time_of_degree": instance.time_of_degree()[0].tolist()}
 
 

@@ -1,4 +1,4 @@
-"""`popularity`: how many devices each expert of the next layer deserves, foretold from the paths of a batch."""
+"""`popularity`: how many devices each expert of the next layer deserves, predicted from the paths of a batch."""
 
 from typing import Any
 

@@ -32,28 +32,28 @@ class ReplicateInstance(Frozen):
     speed: tuple[float, ...] | None = None
 
 
-def _replicate(given: ReplicateInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
-    if (given.load is None) == (given.loads is None):
+def _replicate(request: ReplicateInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
+    if (request.load is None) == (request.loads is None):
         raise InputError("give either load [layer][expert] or loads [load][layer][expert]")
-    if given.loads is None:
-        loads = matrix(given.load, "load")[None]
+    if request.loads is None:
+        loads = matrix(request.load, "load")[None]
     else:
-        tables = [matrix(table, f"loads → {index}") for index, table in enumerate(given.loads)]
+        tables = [matrix(table, f"loads → {index}") for index, table in enumerate(request.loads)]
         if len({table.shape for table in tables}) != 1:
             raise InputError("loads must hold at least one table [layer][expert], all with the same layers and experts")
         loads = np.stack(tables)
     instance = ReplicationInstance(
         loads,
-        given.slots,
-        given.gpus,
-        given.split,
-        given.nodes,
-        given.groups,
-        None if given.slots_of_gpu is None else np.array(given.slots_of_gpu, dtype=np.int64),
-        None if given.speed is None else np.array(given.speed),
+        request.slots,
+        request.gpus,
+        request.split,
+        request.nodes,
+        request.groups,
+        None if request.slots_of_gpu is None else np.array(request.slots_of_gpu, dtype=np.int64),
+        None if request.speed is None else np.array(request.speed),
     )
     result = replicate(
-        instance, given.algorithm, exact=options.exact, time_limit=options.time_limit, seed=options.seed, stop=stop
+        instance, request.algorithm, exact=options.exact, time_limit=options.time_limit, seed=options.seed, stop=stop
     )
     balanced = balancedness(result.solution, instance)
     return result, {"physical_to_logical": result.solution.tolist(), "balancedness": balanced.tolist()}

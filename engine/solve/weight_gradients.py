@@ -24,19 +24,19 @@ class WeightGradientsInstance(Frozen):
     algorithm: Algorithm = "best"
 
 
-def _weight_gradients(given: WeightGradientsInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
-    w, m = len(given.dw), len(given.alltoall)
-    rows = given.allowed if given.allowed or m else ((),) * w
+def _weight_gradients(request: WeightGradientsInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
+    w, m = len(request.dw), len(request.alltoall)
+    rows = request.allowed if request.allowed or m else ((),) * w
     if len(rows) != w:
         raise InputError(f"allowed has {len(rows)} rows, but there are {w} dw: it needs a row for each")
     for index, row in enumerate(rows):
         if len(row) != m:
             raise InputError(f"allowed → {index} has {len(row)} values, but there are {m} alltoall: one for each")
     allowed = np.array(rows, dtype=bool).reshape(w, m)
-    instance = WeightGradientInstance(np.array(given.alltoall), np.array(given.dw), allowed)
+    instance = WeightGradientInstance(np.array(request.alltoall), np.array(request.dw), allowed)
     result = schedule_weight_gradients(
         instance,
-        algorithm=given.algorithm,
+        algorithm=request.algorithm,
         exact=options.exact,
         time_limit=options.time_limit,
         seed=options.seed,

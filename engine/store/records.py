@@ -99,10 +99,12 @@ class Run:
 
 def add_workspace(db: Database, name: str, by: str) -> Workspace:
     """A new, empty workspace."""
-    made = Workspace(secrets.token_urlsafe(9), clean_name(name, "the workspace"), clean_name(by, "you"), time.time())
+    workspace = Workspace(
+        secrets.token_urlsafe(9), clean_name(name, "the workspace"), clean_name(by, "you"), time.time()
+    )
     with db.writing() as connection:
-        connection.execute(insert(tables.workspace).values(**vars(made)))
-    return made
+        connection.execute(insert(tables.workspace).values(**vars(workspace)))
+    return workspace
 
 
 def workspaces(db: Database) -> list[Workspace]:
@@ -243,10 +245,10 @@ def decide(db: Database, review: str, verdict: Verdict, reason: str, by: str, se
 def find_review(db: Database, id: str) -> Review:
     """One review with all that was said. Raises InputError when there is none."""
     with db.reading() as connection:
-        found = _reviews(connection, tables.review.c.id == id)
-    if not found:
+        reviews = _reviews(connection, tables.review.c.id == id)
+    if not reviews:
         raise InputError(f"there is no review {id[:16]!r}; the link may be of another database")
-    return found[0]
+    return reviews[0]
 
 
 def reviews(db: Database, workspace: str) -> list[Review]:
@@ -327,8 +329,10 @@ def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]
     query = select(c.id, c.saved, c.question, c.by, c.at).join(tables.saved_plan, saved.number == c.saved).where(which)
     rows = connection.execute(query.order_by(c.at.desc(), c.id)).all()
     plans = {
-        one.number: one
-        for one in map(_saved, connection.execute(_saved_plans().where(saved.number.in_({row.saved for row in rows}))))
+        saved_plan.number: saved_plan
+        for saved_plan in map(
+            _saved, connection.execute(_saved_plans().where(saved.number.in_({row.saved for row in rows})))
+        )
     }
     said: dict[str, list[Comment]] = {row.id: [] for row in rows}
     decided: dict[str, list[Decision]] = {row.id: [] for row in rows}

@@ -110,9 +110,9 @@ class OutOfDistribution:
 
     def matrix(self) -> NDArray[np.float64]:
         """float64[plan, recording]; NaN in the rows that are still to come."""
-        found = np.full((len(self.names), len(self.names)), np.nan)
-        found[: len(self.kept)] = np.array(self.kept).reshape(-1, len(self.names))
-        return found
+        matrix = np.full((len(self.names), len(self.names)), np.nan)
+        matrix[: len(self.kept)] = np.array(self.kept).reshape(-1, len(self.names))
+        return matrix
 
     def row_normalised(self) -> NDArray[np.float64]:
         """Every row as a ratio to the plan's own recording, as in ExFlow's Table III; NaN where that keeps nothing."""
@@ -165,7 +165,7 @@ def tokens_enough(
     wanted = sorted({min(int(size), whole) for size in sizes or default_sizes(whole)})
     if wanted[0] < 1 or seeds < 1:
         raise InputError("tokens_enough: every sample needs at least one token, and every size one seed")
-    found = TokensEnough(
+    curve = TokensEnough(
         gpus,
         first_choice,
         unit,
@@ -180,22 +180,22 @@ def tokens_enough(
 
     def tell(done: int) -> None:
         if on_point:
-            on_point(found, done / (len(jobs) + 1))
+            on_point(curve, done / (len(jobs) + 1))
 
     ceiling = affinity(instance, time_limit=time_limit, exact=False, stop=stop).solution
     if stop():
-        return found
-    found = replace(found, ceiling=kept(ceiling, counts))
+        return curve
+    curve = replace(curve, ceiling=kept(ceiling, counts))
     tell(1)
     for done, (size, seed) in enumerate(jobs, start=2):
         drawn = AffinityInstance(transitions(sample(plan_on, size, seed), trace.num_experts, first_choice), gpus)
         place = affinity(drawn, time_limit=time_limit, seed=seed, exact=False, stop=stop).solution
         if stop():
-            return found
-        points = (*found.points, SamplePoint(size, seed, kept(place, counts)))
-        found = replace(found, points=points, complete=done == len(jobs) + 1)
+            return curve
+        points = (*curve.points, SamplePoint(size, seed, kept(place, counts)))
+        curve = replace(curve, points=points, complete=done == len(jobs) + 1)
         tell(done)
-    return found
+    return curve
 
 
 def out_of_distribution(
@@ -224,7 +224,7 @@ def out_of_distribution(
     parts = [halves(trace) for trace in traces]
     counts = [_counts(score_on, first_choice) for _, score_on, _ in parts]
     plans = [AffinityInstance(_counts(plan_on, first_choice), gpus) for plan_on, _, _ in parts]
-    found = OutOfDistribution(
+    table = OutOfDistribution(
         gpus,
         first_choice,
         tuple(trace.name for trace in traces),
@@ -236,11 +236,11 @@ def out_of_distribution(
     for done, plan in enumerate(plans, start=1):
         place = affinity(plan, time_limit=time_limit, seed=seed, exact=False, stop=stop).solution
         if stop():
-            return found
-        found = replace(found, kept=(*found.kept, tuple(kept(place, count) for count in counts)))
+            return table
+        table = replace(table, kept=(*table.kept, tuple(kept(place, count) for count in counts)))
         if on_point:
-            on_point(found, done / len(plans))
-    return found
+            on_point(table, done / len(plans))
+    return table
 
 
 def default_sizes(tokens: int) -> list[int]:

@@ -59,15 +59,15 @@ def parts_of(cluster: Cluster) -> dict[str, tuple[Node, ...]]:
     kinds: dict[tuple, Node] = {}
     for node in cluster.nodes:
         kinds.setdefault((node.gpus, node.link_bandwidth, node.link_latency), node)
-    found = {_in_words(node): (node,) for node in kinds.values()}
+    parts = {_in_words(node): (node,) for node in kinds.values()}
     if len(kinds) > 1:
-        found[f"the whole cluster, {len(cluster.gpus)} GPUs"] = cluster.nodes
-    return found
+        parts[f"the whole cluster, {len(cluster.gpus)} GPUs"] = cluster.nodes
+    return parts
 
 
 def _in_words(node: Node) -> str:
     types = [gpu.type for gpu in node.gpus]
-    held = " + ".join(f"{types.count(one)} × {one}" for one in dict.fromkeys(types))
+    held = " + ".join(f"{types.count(gpu_type)} × {gpu_type}" for gpu_type in dict.fromkeys(types))
     return f"{held} ({node.name})"
 
 
@@ -153,4 +153,4 @@ def capacity(
 
 def smallest(points: Sequence[CapacityPoint], target: float) -> CapacityPoint | None:
     """The smallest size that meets the target; None where none does."""
-    return min((point for point in points if point.meets(target)), key=lambda one: one.gpus, default=None)
+    return min((point for point in points if point.meets(target)), key=lambda point: point.gpus, default=None)

@@ -41,10 +41,10 @@ class CurvePoint:
 
 def changes_of(field: Field, values: Sequence[float]) -> list[Change]:
     """The changes, ascending, each once. Raises InputError for none, too many and such as cannot be."""
-    found = sorted(set(values))
-    if not 1 <= len(found) <= MOST_VALUES:
-        raise InputError(f"{field}: give 1 to {MOST_VALUES} values, not {len(found)}")
-    return [Change.from_dict({field: value}, f"{field} {value:g}") for value in found]
+    ascending = sorted(set(values))
+    if not 1 <= len(ascending) <= MOST_VALUES:
+        raise InputError(f"{field}: give 1 to {MOST_VALUES} values, not {len(ascending)}")
+    return [Change.from_dict({field: value}, f"{field} {value:g}") for value in ascending]
 
 
 def curve(

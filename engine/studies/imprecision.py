@@ -56,14 +56,14 @@ def systems_of(problem: Problem) -> tuple[str, ...]:
 
 def check_levels(levels: Sequence[float], seeds: int) -> list[float]:
     """The levels ascending, each once. Raises InputError for none, too many, and such as are no shares."""
-    found = sorted(set(levels))
-    if not 1 <= len(found) <= MOST_LEVELS:
-        raise InputError(f"imprecision: give 1 to {MOST_LEVELS} levels, not {len(found)}")
-    if bad := [one for one in found if not 0 <= one <= 1]:
+    ascending = sorted(set(levels))
+    if not 1 <= len(ascending) <= MOST_LEVELS:
+        raise InputError(f"imprecision: give 1 to {MOST_LEVELS} levels, not {len(ascending)}")
+    if bad := [level for level in ascending if not 0 <= level <= 1]:
         raise InputError(f"imprecision: {bad[0]:g} is not between 0 and 1")
     if not 1 <= seeds <= MOST_SEEDS:
         raise InputError(f"imprecision: {seeds} draws are not between 1 and {MOST_SEEDS}")
-    return found
+    return ascending
 
 
 def imprecision(

@@ -14,7 +14,7 @@ KIND_NAMES = {"RoutingTrace": "routing log", "ExpertLoad": "expert loads", "Traf
 class Inspection:
     """skew: float64[layer], busiest expert / mean expert.
 
-    foretold: float64[layer - 1] or None, the share of tokens whose next first-choice expert is the likeliest one after
+    predicted: float64[layer - 1] or None, the share of tokens whose next first-choice expert is the likeliest one after
     their present first choice (the affinity that ExFlow §III uses).
     """
 
@@ -25,7 +25,7 @@ class Inspection:
     k: int | None
     tokens: int | None
     skew: np.ndarray
-    foretold: np.ndarray | None
+    predicted: np.ndarray | None
     findings: list[Finding]
 
     def to_dict(self) -> dict:
@@ -37,7 +37,7 @@ class Inspection:
             "k": self.k,
             "tokens": self.tokens,
             "max_over_mean": self.skew.tolist(),
-            "foretold_share": None if self.foretold is None else self.foretold.tolist(),
+            "foretold_share": None if self.predicted is None else self.predicted.tolist(),
             "checks": [{"level": finding.level, "text": finding.text} for finding in self.findings],
         }
 
@@ -54,12 +54,12 @@ def inspect(workload: Workload) -> Inspection:
         k=workload.k,
         tokens=workload.tokens if isinstance(workload, RoutingTrace) else None,
         skew=skew,
-        foretold=foretold_share(workload) if isinstance(workload, RoutingTrace) else None,
+        predicted=predicted_share(workload) if isinstance(workload, RoutingTrace) else None,
         findings=check_recording(workload),
     )
 
 
-def foretold_share(trace: RoutingTrace) -> np.ndarray:
+def predicted_share(trace: RoutingTrace) -> np.ndarray:
     """float64[layer - 1], see `Inspection`. Tokens without a choice in either layer do not count."""
     first = trace.experts[:, :, 0].astype(np.int64)
     experts = trace.num_experts

@@ -40,13 +40,13 @@ def noisy(problem: Problem, level: float, seed: int = 0, noise: Noise | None = N
         )
     if level == 0:
         return problem
-    found = _one(problem, level, np.random.default_rng(seed), kind)
+    first = _noisy_model(problem, level, np.random.default_rng(seed), kind)
     if problem.goal is not Goal.TWO_MODELS:
-        return found
-    return replace(found, second=_one(problem.second, level, np.random.default_rng([seed, 1]), kind))
+        return first
+    return replace(first, second=_noisy_model(problem.second, level, np.random.default_rng([seed, 1]), kind))
 
 
-def _one(problem: Problem, level: float, rng: np.random.Generator, kind: Noise) -> Problem:
+def _noisy_model(problem: Problem, level: float, rng: np.random.Generator, kind: Noise) -> Problem:
     demand = problem.demand
     layers, _, experts = demand.shape
     noise = np.empty_like(demand)

@@ -56,20 +56,20 @@ def parameters_of(problem: Problem) -> tuple[Parameter, ...]:
     """What can be changed: of a cluster of several GPU types also each type's own computation and network. Start-up times
     only where there are any; of a training step no sizes of the model."""
     network = problem.network
-    found = [Parameter("network bandwidth", "network"), Parameter("computation speed", "compute")]
+    parameters = [Parameter("network bandwidth", "network"), Parameter("computation speed", "compute")]
     if network.latency > 0 or network.link_latency.any():
-        found.append(Parameter("latency", "latency"))
+        parameters.append(Parameter("latency", "latency"))
     if problem.goal is Goal.TRAINING:
-        return (*found, *([Parameter("batch", "tokens")] if problem.graph is None else []))
-    found += [Parameter("tokens", "tokens"), Parameter("model width", "width")]
+        return (*parameters, *([Parameter("batch", "tokens")] if problem.graph is None else []))
+    parameters += [Parameter("tokens", "tokens"), Parameter("model width", "width")]
     types = dict.fromkeys(gpu.type for gpu in problem.cluster.gpus)
     if len(types) > 1:
         for kind in types:
-            found += [
+            parameters += [
                 Parameter(f"{kind}: network", "network", kind),
                 Parameter(f"{kind}: computation", "compute", kind),
             ]
-    return tuple(found)
+    return tuple(parameters)
 
 
 def is_simulated(problem: Problem) -> bool:
@@ -98,5 +98,5 @@ def sensitivity(
         report(done / len(parameters), parameter.title)
         if stop():
             return
-        seconds = (seconds_of(plan, changed(problem, parameter.times(one))) for one in (1 - share, 1 + share))
+        seconds = (seconds_of(plan, changed(problem, parameter.times(factor))) for factor in (1 - share, 1 + share))
         yield SensitivityPoint(parameter.title, *seconds)

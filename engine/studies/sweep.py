@@ -98,27 +98,27 @@ def trials_of(
     """
     if problem.goal is not Goal.TRAINING:
         raise InputError("sweeps are over plans of a training step; what is open is inference")
-    given, wanted = dict(settings or {}), check_values(kind, values)
+    fixed, wanted = dict(settings or {}), check_values(kind, values)
     if kind == "micro_op":
         _check_pieces(problem, wanted[0])
-        return _micro_ops(wanted, given)
-    return _degrees(wanted, given) if kind == "degree" else _ranges(wanted, given)
+        return _micro_ops(wanted, fixed)
+    return _degrees(wanted, fixed) if kind == "degree" else _ranges(wanted, fixed)
 
 
 def check_values(kind: Kind, values: Sequence[float]) -> list[float]:
     """The values of a sweep, ascending and each once. Raises InputError for none, too many, and such as cannot be."""
     low, high = LIMITS[kind]
-    found = sorted(set(values))
-    if not found:
+    ascending = sorted(set(values))
+    if not ascending:
         raise InputError(f"{NAMES[kind]}: give at least one value")
-    if len(found) > MOST_VALUES:
-        raise InputError(f"{NAMES[kind]}: {len(found)} values are too many; give at most {MOST_VALUES}")
-    for value in found:
+    if len(ascending) > MOST_VALUES:
+        raise InputError(f"{NAMES[kind]}: {len(ascending)} values are too many; give at most {MOST_VALUES}")
+    for value in ascending:
         if not low <= value <= high:  # nan too
             raise InputError(f"{NAMES[kind]}: {value:g} is not between {low:g} and {high:,.0f}")
         if kind != "micro_op" and value != int(value):
             raise InputError(f"{NAMES[kind]}: {value:g} is not a whole number")
-    return found
+    return ascending
 
 
 def sweep(
@@ -126,7 +126,7 @@ def sweep(
 ) -> Iterator[tuple[SweepPoint, Outcome]]:
     """Run the trials one after another; every one that was run to its end comes with its figures. Once `stop` answers
     True, no more come. Raises InputError when a system cannot plan for the problem."""
-    forward = frozenset(one.name for one in operators_of(problem).of_phase("forward"))
+    forward = frozenset(operator.name for operator in operators_of(problem).of_phase("forward"))
     best = None
     for done, trial in enumerate(trials):
         report(done / len(trials), _in_words(trial), best)
@@ -153,7 +153,9 @@ def sweep(
 
 def best_of(points: Sequence[SweepPoint], what: Literal["total", "forward"] = "total") -> SweepPoint | None:
     """The point that takes least; among equals the first, which references are not. None where there is none."""
-    return min((point for point in points if point.value is not None), key=lambda one: getattr(one, what), default=None)
+    return min(
+        (point for point in points if point.value is not None), key=lambda point: getattr(point, what), default=None
+    )
 
 
 def forward_seconds(timeline: Timeline, forward: frozenset[str]) -> float:
@@ -174,8 +176,8 @@ def _all_reduces(timeline: Timeline) -> tuple[int, float]:
 
 
 def _check_pieces(problem: Problem, least: float) -> None:
-    sent = [one.sent for one in operators_of(problem).of_phase("all_reduce")]
-    pieces = sum(max(1, int(np.ceil(one / (least * MB)))) for one in sent)
+    sent = [operator.sent for operator in operators_of(problem).of_phase("all_reduce")]
+    pieces = sum(max(1, int(np.ceil(size / (least * MB)))) for size in sent)
     if pieces > MOST_PIECES:
         raise InputError(
             f"{NAMES['micro_op']}: pieces of {least:g} MB cut the gradients into {pieces:,}; give sizes that make "
@@ -198,7 +200,9 @@ def _micro_ops(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ..
         for value in values
     ]
     uncut = settings | {"pipelining": False}
-    references = [Trial(line, None, _named(lina, line), uncut | {"policy": policy}) for policy, line in LINES.items()]
+    references = [
+        Trial(title, None, _named(lina, title), uncut | {"policy": policy}) for policy, title in LINES.items()
+    ]
     return (*points, *references)
 
 

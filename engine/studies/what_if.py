@@ -73,10 +73,10 @@ def changed(problem: Problem, change: Change) -> Problem:
     if change.gpu_type is not None and change.gpu_type not in {gpu.type for gpu in problem.cluster.gpus}:
         raise InputError(f"no GPU of the cluster is a {change.gpu_type}")
     cost = Scaled(problem.cost, change.compute, change.network, change.latency, change.tokens, gpu_type=change.gpu_type)
-    found = _resized(problem, change, cost)
-    if found.goal is Goal.TWO_MODELS:
-        found = replace(found, second=_resized(found.second, change, cost))
-    return noisy(found, change.noise)
+    resized = _resized(problem, change, cost)
+    if resized.goal is Goal.TWO_MODELS:
+        resized = replace(resized, second=_resized(resized.second, change, cost))
+    return noisy(resized, change.noise)
 
 
 def _resized(problem: Problem, change: Change, cost: Scaled) -> Problem:
@@ -184,14 +184,14 @@ def least(plan: Plan, problem: Problem) -> Outlook:
     if work.gather is not None:
         sent["all_gather"] = work.gather[None]
     parts = {kind: float(step.max(axis=1).sum()) for kind, step in work.compute.items()}
-    parts |= {kind: sum(network.bound(one) for one in traffic) for kind, traffic in sent.items()}
+    parts |= {kind: sum(network.bound(matrix) for matrix in traffic) for kind, traffic in sent.items()}
     layers = bound_of_work(work, network)
     return Outlook(
         total=float(layers.sum()),
         bound=float(layers.sum()),
-        parts={kind: one for kind, one in parts.items() if one > 0},
+        parts={kind: seconds for kind, seconds in parts.items() if seconds > 0},
         compute=sum(step.sum(axis=0) for step in work.compute.values()),
-        network=sum(_port_seconds(network, one) for traffic in sent.values() for one in traffic),
+        network=sum(_port_seconds(network, matrix) for traffic in sent.values() for matrix in traffic),
         resources=problem.cluster.gpu_names,
         layers=layers,
         simulated=False,

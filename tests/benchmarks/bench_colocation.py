@@ -43,9 +43,9 @@ def equal_gpus() -> None:
     print(f"{'colocate, experts':18} {'seconds':>8} {'gap':>6} {'sorting':>8} {'random':>7}")
     for experts in (8, 64, 256, 512, 1024):
         four = traffic(experts, 0)
-        result = min((colocate(*four) for _ in range(3)), key=lambda one: one.runtime)
+        result = min((colocate(*four) for _ in range(3)), key=lambda result: result.runtime)
         by_rule = sorted_colocation(np.maximum(four[0], four[1]), np.maximum(four[2], four[3]))
-        others = (check_colocation(one, *four) for one in (by_rule, random_colocation(experts, 0)))
+        others = (check_colocation(partner, *four) for partner in (by_rule, random_colocation(experts, 0)))
         ratios = [other / result.objective for other in others]
         print(f"{experts:18} {result.runtime:8.4f} {result.gap:6.0e} {ratios[0]:8.3f} {ratios[1]:7.3f}", flush=True)
 

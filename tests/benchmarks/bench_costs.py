@@ -21,9 +21,9 @@ def main() -> None:
 
     print(Silicon().source)
     begin = time.perf_counter()
-    found = cross_errors(arguments.gpus)
+    errors = cross_errors(arguments.gpus)
     print(f"\nRelative errors ({time.perf_counter() - begin:.1f} s)")
-    wide = found.pivot(index=["gpu", "operation"], columns="source", values=["mean", "worst"])
+    wide = errors.pivot(index=["gpu", "operation"], columns="source", values=["mean", "worst"])
     print(wide.map(lambda error: f"{error:.1%}" if np.isfinite(error) else "").to_string())
 
     print("\nGEMM sizes left out one by one: mean relative error over m, n, k")

@@ -32,16 +32,16 @@ def show(title: str, planned: list, scored: dict[str, tuple], num_experts: int, 
     transitions, load = (np.stack(part) for part in zip(*planned, strict=True))
     instance = JointInstance(transitions, load, equal_slots(num_experts, GPUS))
     began = time.perf_counter()
-    found = front(instance, points)
+    front_points = front(instance, points)
     seconds = time.perf_counter() - began
     linear = np.tile(linear_assignment(num_experts, instance.slots), (instance.layers, 1))
-    places = [linear, *(point.gpu_of_expert for point in found)]
+    places = [linear, *(point.gpu_of_expert for point in front_points)]
     shares = [share_of_placement(place, GPUS) for place in places]
     scores = score_matrix(shares, [pair[1] for pair in scored.values()], [pair[0] for pair in scored.values()])
-    print(f"\n{title}: {len(found)} points in {seconds:.1f} s; kept share / balancedness on")
+    print(f"\n{title}: {len(front_points)} points in {seconds:.1f} s; kept share / balancedness on")
     print(f"{'weight':>8}  {'planned (worst)':>17}" + "".join(f"{name:>22}" for name in scored))
     kept_before = instance.figures(linear).kept_share.min(), instance.figures(linear).balancedness.min()
-    rows = [("linear", *kept_before), *((f"{p.weight:.3f}", p.kept_share, p.balancedness) for p in found)]
+    rows = [("linear", *kept_before), *((f"{p.weight:.3f}", p.kept_share, p.balancedness) for p in front_points)]
     for index, (name, kept, balance) in enumerate(rows):
         cells = "".join(
             f"{kept_there:>13.3f} / {there:.3f}"

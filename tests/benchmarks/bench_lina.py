@@ -72,9 +72,18 @@ def hostings() -> None:
             lina = replicate_devices(popularity, devices, cap, "lina")
             quick = replicate_devices(popularity, devices, cap, exact=False, kicks=0)
             best = replicate_devices(popularity, devices, cap, exact=False)
-            found = [check_devices(one, popularity, devices, experts) for one in (linear, lina.solution)]
-            found += [quick.objective, quick.runtime * 1e3, best.objective, best.runtime * 1e3, bound * devices]
-            rows.append([found[0] / bound, found[1] / bound, found[2] / bound, found[3], found[4] / bound, *found[5:]])
+            figures = [check_devices(hosting, popularity, devices, experts) for hosting in (linear, lina.solution)]
+            figures += [quick.objective, quick.runtime * 1e3, best.objective, best.runtime * 1e3, bound * devices]
+            rows.append(
+                [
+                    figures[0] / bound,
+                    figures[1] / bound,
+                    figures[2] / bound,
+                    figures[3],
+                    figures[4] / bound,
+                    *figures[5:],
+                ]
+            )
         mean = np.mean(rows, axis=0)
         print(
             f"{f'{experts} x {devices}, {cap}':>24} {mean[0]:9.3f} {mean[1]:7.3f} {mean[2]:9.4f} {mean[3]:6.1f} "
@@ -83,8 +92,10 @@ def hostings() -> None:
     print("Proofs (CP-SAT after the search, at most 10 s)")
     for experts, devices, cap in ((6, 4, 2), (8, 4, 2), (8, 4, 4), (8, 8, 2), (12, 6, 3), (16, 8, 4)):
         popularity = 1 / np.arange(1, experts + 1) ** 0.9
-        one = replicate_devices(popularity, devices, cap)
-        print(f"  {experts} x {devices}, {cap}: {one.status}, gap {one.gap:.1e}, {one.runtime:.2f} s", flush=True)
+        result = replicate_devices(popularity, devices, cap)
+        print(
+            f"  {experts} x {devices}, {cap}: {result.status}, gap {result.gap:.1e}, {result.runtime:.2f} s", flush=True
+        )
 
 
 def patterns() -> None:
@@ -107,11 +118,12 @@ def pairs() -> list[tuple[str, RoutingTrace, RoutingTrace]]:
     return [*own, ("code -> prose", recording("alpha-code"), recording("alpha-prose"))]
 
 
-def line(label: str, result: TwoPhaseResult) -> str:
-    one = result.figures("lina")
+def summary(label: str, result: TwoPhaseResult) -> str:
+    figures = result.figures("lina")
     return (
-        f"  {label:<34} inference {one.median_inference:.2f} {one.tail_inference:.2f}, tuned {result.fine_tuning_rate:6.1%}, "
-        f"right as a set {result.accuracy():6.1%}, in order {result.accuracy('order'):6.1%}, "
+        f"  {label:<34} inference {figures.median_inference:.2f} {figures.tail_inference:.2f}, "
+        f"tuned {result.fine_tuning_rate:6.1%}, right as a set {result.accuracy():6.1%}, "
+        f"in order {result.accuracy('order'):6.1%}, "
         f"{result.wrong_rank[:, result.first_layer :].mean():.1f} experts at a wrong rank"
     )
 
@@ -129,14 +141,14 @@ def scheduling(gpus: int) -> None:
         seconds = (time.perf_counter() - begin) / len(results)
         print(f"\n{name} on {gpus} GPUs, {results[0].batches} batches, {seconds:.2f} s a simulation")
         print("Table 5: Lina by path length (inference time over ideal: median and 95th percentile)")
-        for one in results:
-            print(line(f"path length {one.options.path_length}", one))
+        for result in results:
+            print(summary(f"path length {result.options.path_length}", result))
         middle = results[1]
         print("Figures 16 to 18: multiples of ideal, median and 95th percentile; ms a batch waits for the scheduler")
         best = two_phase(problem, train, TwoPhaseOptions(copies=COPIES, other_seconds=OTHER_SECONDS, packing="best"))
-        for label, one in (("", middle), (" (best hosting)", best)):
+        for label, result in (("", middle), (" (best hosting)", best)):
             for scheme in SCHEMES if not label else SCHEMES[2:]:
-                f = one.figures(scheme)
+                f = result.figures(scheme)
                 print(
                     f"  {scheme + label:<34} inference {f.median_inference:.2f} {f.tail_inference:.2f}, layer "
                     f"{f.median_layer:.2f} {f.tail_layer:.2f}, all-to-all {f.median_all_to_all:.2f} {f.tail_all_to_all:.2f}, "
@@ -155,7 +167,7 @@ def scheduling(gpus: int) -> None:
             ("only the experts' part, no copies", {"copies": 1.0, "other_seconds": 0.0}),
         ):
             settings = {"copies": COPIES, "other_seconds": OTHER_SECONDS} | change
-            print(line(label, two_phase(problem, train, TwoPhaseOptions(**settings))), flush=True)
+            print(summary(label, two_phase(problem, train, TwoPhaseOptions(**settings))), flush=True)
 
 
 def kernels() -> None:

@@ -31,11 +31,11 @@ def main() -> None:
             result = order(traffic, rate, rate)
             seconds = time.perf_counter() - started
             excess = result.objective / result.bound - 1
-            line = f"{n:>4} {kind:<8} {excess:>18.1e} {result.solution.phases:>7} {seconds:>8.4f}"
+            row = f"{n:>4} {kind:<8} {excess:>18.1e} {result.solution.phases:>7} {seconds:>8.4f}"
             if n <= LARGEST_PRINTED_RULE:
                 printed = algorithm1(traffic, rate, rate)
-                line += f"   {printed.objective / printed.bound:.3f}, {printed.runtime:.3f}"
-            print(line, flush=True)
+                row += f"   {printed.objective / printed.bound:.3f}, {printed.runtime:.3f}"
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

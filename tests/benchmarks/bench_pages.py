@@ -58,15 +58,15 @@ class Clock:
 
     def visit(self) -> dict[str, tuple[float, float]]:
         """Every page: the slower of two visits, which both find what an earlier one has computed."""
-        found = {}
+        slowest = {}
         for number in range(1 + VISITS):
             for page in self.session.pages:
                 began = self.cpu()
                 self.session.run(page)
                 if number:
                     now = (self.session.times[page], self.cpu() - began)
-                    found[page or "workload"] = max(now, found.get(page or "workload", now))
-        return found
+                    slowest[page or "workload"] = max(now, slowest.get(page or "workload", now))
+        return slowest
 
     def upload(self) -> tuple[float, float]:
         self.session.run("")

@@ -44,7 +44,7 @@ def main() -> None:
             # The last row is the paper's: about 5 groups between two MoE layers, and ranges of about one MoE layer.
             for group, max_range in ((None, None), (None, 40), (between / 10, 12)):
                 result = partition(instance, max_range=max_range, group_seconds=group)
-                cut = sum(one.parts > 1 for one in result.solution)
+                cut = sum(part_range.parts > 1 for part_range in result.solution)
                 print(
                     f"{gate:18} {ops:6} {'grouped' if group else max_range or 'none':>9} {result.runtime:8.4f} {cut:10} "
                     f"{result.objective / instance.sequential:13.4f} {result.gap:7.4f} "
@@ -65,13 +65,13 @@ def main() -> None:
     for layers in (12, 48):
         kinds = TWO_LAYERS * (layers // 2)
         problem = range_problem(kinds)
-        found = partition_axes(problem)
+        axes = partition_axes(problem)
         start = time.perf_counter()
         solutions = count_axes(problem)
         counted = time.perf_counter()
         latest_last(kinds, "batch-prioritised")
         print(
-            f"{len(kinds)} operators: found in {found.runtime:.3f} s, {solutions} counted in {counted - start:.3f} s, "
+            f"{len(kinds)} operators: found in {axes.runtime:.3f} s, {solutions} counted in {counted - start:.3f} s, "
             f"ends of a batch-prioritised gate in {time.perf_counter() - counted:.3f} s"
         )
     experts = rng.integers(0, 64, (2**20, 2))

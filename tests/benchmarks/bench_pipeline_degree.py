@@ -18,7 +18,9 @@ def grid() -> DegreeInstance:
     """All 288 layers on all numbers of GPUs in one instance."""
     each = [table_iv(gpus, only_runnable=False) for gpus in GPUS]
     names = ("alpha_comm", "beta_comm", "size_comm", "alpha_comp", "beta_comp", "size_comp")
-    return DegreeInstance(*(np.concatenate([getattr(one, name) for one in each]) for name in names), MOST_PARTS)
+    return DegreeInstance(
+        *(np.concatenate([getattr(instance, name) for instance in each]) for name in names), MOST_PARTS
+    )
 
 
 def exhaustive(instance: DegreeInstance) -> None:
@@ -38,32 +40,32 @@ def exhaustive(instance: DegreeInstance) -> None:
     )
 
 
-def global_cases(line: tuple[float, float, float, float]) -> dict[str, float]:
+def global_cases(coefficients: tuple[float, float, float, float]) -> dict[str, float]:
     """The real r of each case's optimum, absent where the case is empty: r_2 as printed, `valid` where Q1 can hold."""
-    alpha_a, network, alpha_e, experts = line
+    alpha_a, network, alpha_e, experts = coefficients
     q1 = alpha_a + network / REAL >= alpha_e + experts / REAL
     q2 = 2 * (REAL - 1) * (alpha_a + network / REAL) < REAL * alpha_e + experts
     f3 = 2 * alpha_a + experts + 2 * network / REAL + alpha_e * REAL
-    found = {"printed r2": max(2, math.ceil((experts - network) / (alpha_a - alpha_e)))}
-    found |= {"valid r2": REAL[q1.argmax()]} if q1.any() else {}
-    found |= {"r3": REAL[np.where(~q1 & q2, f3, np.inf).argmin()]} if (~q1 & q2).any() else {}
-    found |= {"r4": REAL[(~q1 & ~q2).argmax()]} if (~q1 & ~q2).any() else {}
-    return found
+    degree_of_case = {"printed r2": max(2, math.ceil((experts - network) / (alpha_a - alpha_e)))}
+    degree_of_case |= {"valid r2": REAL[q1.argmax()]} if q1.any() else {}
+    degree_of_case |= {"r3": REAL[np.where(~q1 & q2, f3, np.inf).argmin()]} if (~q1 & q2).any() else {}
+    degree_of_case |= {"r4": REAL[(~q1 & ~q2).argmax()]} if (~q1 & ~q2).any() else {}
+    return degree_of_case
 
 
-def global_choice(line: tuple[float, float, float, float], equation_19: bool, second: str) -> float:
-    alpha_a, network, alpha_e, experts = line
+def global_choice(coefficients: tuple[float, float, float, float], equation_19: bool, second: str) -> float:
+    alpha_a, network, alpha_e, experts = coefficients
 
     def seconds(case: str, r: float) -> float:
         return 2 * alpha_a + experts + 2 * network / r + alpha_e * r if case == "r3" else 2 * r * alpha_a + 2 * network
 
-    t, r = min((seconds(case, r), r) for case, r in global_cases(line).items() if case in (second, "r3", "r4"))
-    return 1 if t >= whole(line, equation_19) else r
+    t, r = min((seconds(case, r), r) for case, r in global_cases(coefficients).items() if case in (second, "r3", "r4"))
+    return 1 if t >= whole(coefficients, equation_19) else r
 
 
-def whole(line: tuple[float, float, float, float], equation_19: bool) -> float:
+def whole(coefficients: tuple[float, float, float, float], equation_19: bool) -> float:
     """t_1, by equation 19 or as printed in line 5."""
-    alpha_a, network, alpha_e, experts = line
+    alpha_a, network, alpha_e, experts = coefficients
     comm, comp = alpha_a + network, alpha_e + experts
     return 2 * comm + comp if equation_19 else 2 * comp + comm
 
@@ -91,11 +93,11 @@ def rules(instance: DegreeInstance, kept: np.ndarray) -> None:
     sweep = np.array(TUTEL)[seconds[:, np.array(TUTEL) - 1].argmin(axis=1)]
     degrees = {
         "Algorithm 1 printed, SLSQP": [
-            best_case(found, whole(line, False)) for found, line in zip(solved, lines, strict=True)
+            best_case(case_degrees, whole(line, False)) for case_degrees, line in zip(solved, lines, strict=True)
         ],
         "printed, sub-problems global": nearest(globally(False, "printed r2")),
         "t1 of equation 19, SLSQP": [
-            best_case(found, whole(line, True)) for found, line in zip(solved, lines, strict=True)
+            best_case(case_degrees, whole(line, True)) for case_degrees, line in zip(solved, lines, strict=True)
         ],
         "t1 of equation 19, global": nearest(globally(True, "printed r2")),
         "t1 and valid r2, nearest": nearest(globally(True, "valid r2")),
@@ -107,14 +109,19 @@ def rules(instance: DegreeInstance, kept: np.ndarray) -> None:
     print(f"{'':32} {f'{kept.sum()} layers: misses, mean, max':>34} {f'all {len(kept)}: misses, mean, max':>34}")
     for name, degree in degrees.items():
         loss = seconds[np.arange(instance.layers), np.minimum(degree, MOST_PARTS) - 1] / least - 1
-        shares = [(100 * (one > 1e-12).mean(), 100 * one.mean(), 100 * one.max()) for one in (loss[kept], loss)]
+        shares = [(100 * (part > 1e-12).mean(), 100 * part.mean(), 100 * part.max()) for part in (loss[kept], loss)]
         print(f"{name:32} " + " ".join(f"{miss:12.1f} % {mean:7.2f} % {most:7.1f} %" for miss, mean, most in shares))
 
 
 def one_model_for_the_other(only_runnable: bool) -> None:
     """What the exact degree of one number of network streams costs under the other."""
-    one, two = ([table_iv(gpus, only_runnable, streams) for gpus in GPUS] for streams in (1, 2))
-    for name, chosen, timed in (("one stream, timed on two", one, two), ("two streams, timed on one", two, one)):
+    with_one_stream, with_two_streams = (
+        [table_iv(gpus, only_runnable, streams) for gpus in GPUS] for streams in (1, 2)
+    )
+    for name, chosen, timed in (
+        ("one stream, timed on two", with_one_stream, with_two_streams),
+        ("two streams, timed on one", with_two_streams, with_one_stream),
+    ):
         loss = []
         for of, on in zip(chosen, timed, strict=True):
             times = on.time_of_degree()

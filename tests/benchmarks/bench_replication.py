@@ -67,8 +67,8 @@ def elsewhere(loads: dict[str, np.ndarray]) -> None:
     for name, source in sources:
         for algorithm in ("eplb", "best"):
             result = replicate(ReplicationInstance(source, SLOTS, GPUS), algorithm)
-            found = balancedness(result.solution, scored)
-            cells = "  ".join(f"{row.mean():.3f} / {row.min():.3f}".rjust(14) for row in found)
+            balance = balancedness(result.solution, scored)
+            cells = "  ".join(f"{row.mean():.3f} / {row.min():.3f}".rjust(14) for row in balance)
             print(f"  {name:28} {algorithm:4} {cells}  {result.runtime:.2f} s", flush=True)
 
 

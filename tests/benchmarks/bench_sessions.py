@@ -66,21 +66,23 @@ class Session:
         began = time.perf_counter()
         self.socket.send(message.SerializeToString())
         while True:
-            one = self.receive()
-            kind = one.WhichOneof("type")
+            received = self.receive()
+            kind = received.WhichOneof("type")
             if kind == "new_session":
-                self.session = one.new_session.initialize.session_id
+                self.session = received.new_session.initialize.session_id
             elif kind == "navigation":
-                self.pages = {app_page.url_pathname: app_page.page_script_hash for app_page in one.navigation.app_pages}
+                self.pages = {
+                    app_page.url_pathname: app_page.page_script_hash for app_page in received.navigation.app_pages
+                }
             elif kind == "page_info_changed":
-                self.query = one.page_info_changed.query_string
+                self.query = received.page_info_changed.query_string
             elif kind == "delta":
-                self.look_at(one)
+                self.look_at(received)
             elif kind == "script_finished":
-                if one.script_finished == ForwardMsg.FINISHED_SUCCESSFULLY:
+                if received.script_finished == ForwardMsg.FINISHED_SUCCESSFULLY:
                     break
-                if one.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN:
-                    self.faults.append(f"{page}: the script ended with {one.script_finished}")
+                if received.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN:
+                    self.faults.append(f"{page}: the script ended with {received.script_finished}")
                     break
         self.times[page] = time.perf_counter() - began
 
@@ -170,7 +172,8 @@ def recording(variant: int) -> bytes:
     """The sample with its tokens turned by some, as a file."""
     with np.load(SAMPLES / "tiny-moe" / "alpha-code.npz") as sample:
         parts = {
-            name: np.roll(one, variant, axis=0) if one.ndim and len(one) > 1000 else one for name, one in sample.items()
+            name: np.roll(array, variant, axis=0) if array.ndim and len(array) > 1000 else array
+            for name, array in sample.items()
         }
     file = io.BytesIO()
     np.savez_compressed(file, **parts)
@@ -221,8 +224,8 @@ def at_once(sessions: list[Session], act: Callable[[Session], None]) -> None:
 
 
 def times(sessions: list[Session], page: str) -> str:
-    found = sorted(session.times[page] for session in sessions if page in session.times)
-    return f"{seconds(found[len(found) // 2])}, slowest {seconds(found[-1])}" if found else "none"
+    ascending = sorted(session.times[page] for session in sessions if page in session.times)
+    return f"{seconds(ascending[len(ascending) // 2])}, slowest {seconds(ascending[-1])}" if ascending else "none"
 
 
 def main(count: int = 20) -> int:

@@ -61,13 +61,13 @@ def main(jobs: int = 3, passes: int = 5) -> None:
     for job in range(jobs):
         before = load()
         with tempfile.TemporaryDirectory() as folder:
-            found = run_here(launch, Path(folder) / "run", never, silent)
+            run = run_here(launch, Path(folder) / "run", never, silent)
         print(
-            f"\njob {job + 1} of {jobs}, load {before} before and {load()} after; {found.runs[0].predicted.cost_source}"
+            f"\njob {job + 1} of {jobs}, load {before} before and {load()} after; {run.runs[0].predicted.cost_source}"
         )
-        show(found)
-        for one in found.runs:
-            factors[one.plan.name].append(float(np.median(one.totals)) / one.predicted.total)
+        show(run)
+        for plan_run in run.runs:
+            factors[plan_run.plan.name].append(float(np.median(plan_run.totals)) / plan_run.predicted.total)
     print("\nmeasured / predicted of every job")
     for name, each in factors.items():
         print(f"  {name:12} {'  '.join(f'{factor:.3f}' for factor in each)}")
@@ -75,26 +75,26 @@ def main(jobs: int = 3, passes: int = 5) -> None:
     print(f"furthest from its prediction: {worst:.1%}")
 
 
-def show(found: Run) -> None:
+def show(run: Run) -> None:
     """The table of one job."""
     rows = []
-    for one in found.runs:
-        median, laid = float(np.median(one.totals)), compare(one.predicted, one.measured)
+    for plan_run in run.runs:
+        median, laid = float(np.median(plan_run.totals)), compare(plan_run.predicted, plan_run.measured)
         network = laid.by_kind.set_index("kind").loc[["dispatch", "combine"], ["predicted", "measured"]].sum()
         rows.append(
             [
-                one.plan.name,
-                seconds(one.predicted.total),
+                plan_run.plan.name,
+                seconds(plan_run.predicted.total),
                 seconds(median),
-                ratio(median / one.predicted.total),
-                f"{seconds(min(one.totals))} to {seconds(max(one.totals))}",
+                ratio(median / plan_run.predicted.total),
+                f"{seconds(min(plan_run.totals))} to {seconds(max(plan_run.totals))}",
                 ratio(network["measured"] / network["predicted"]),
                 ratio(laid.waiting / laid.predicted_waiting),
             ]
         )
     header = ["order", "predicted", "measured", "ratio", "passes", "network alone", "meetings alone"]
     print(table(header, rows))
-    print("\n".join(prefer(found.runs).lines))
+    print("\n".join(prefer(run.runs).lines))
 
 
 def load() -> str:

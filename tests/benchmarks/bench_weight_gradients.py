@@ -45,9 +45,9 @@ def tiny(seed: int) -> WeightGradientInstance:
 
 def scattered(layers: int, seed: int) -> WeightGradientInstance:
     """Durations of a backward pass, but no nested sets: every dW may run under a third of the all-to-alls."""
-    given = backward_pass(layers, seed)
-    allowed = np.random.default_rng(seed).random(given.allowed.shape) < 1 / 3
-    return WeightGradientInstance(given.alltoall, given.dw, allowed)
+    nested = backward_pass(layers, seed)
+    allowed = np.random.default_rng(seed).random(nested.allowed.shape) < 1 / 3
+    return WeightGradientInstance(nested.alltoall, nested.dw, allowed)
 
 
 def row(name: str, instances: list[WeightGradientInstance], time_limit: float = TIME_LIMIT) -> None:

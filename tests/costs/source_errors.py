@@ -55,26 +55,26 @@ def cross_errors(gpus: Iterable[str] = ("H100", "H200"), dtype: str = "bf16") ->
             "profiled": learned,
             "datasheet": Datasheet(),
         }
-        for name, found in _gemm_errors(table, card, dtype, sources).items():
-            rows.append([kind, "GEMM", name, *_summary(found)])
-        for name, found in _moe_errors(card, dtype, sources | {"silicon": Silicon()}).items():
-            rows.append([kind, "MoE FFN", name, *_summary(found)])
+        for name, relative_errors in _gemm_errors(table, card, dtype, sources).items():
+            rows.append([kind, "GEMM", name, *_summary(relative_errors)])
+        for name, relative_errors in _moe_errors(card, dtype, sources | {"silicon": Silicon()}).items():
+            rows.append([kind, "MoE FFN", name, *_summary(relative_errors)])
         for operation in NCCL_OPERATIONS:
-            for name, found in _collective_errors(kind, operation).items():
-                rows.append([kind, operation.replace("_", "-"), name, *_summary(found)])
+            for name, relative_errors in _collective_errors(kind, operation).items():
+                rows.append([kind, operation.replace("_", "-"), name, *_summary(relative_errors)])
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def left_out_errors(table: GemmTable) -> np.ndarray:
     """float64[axis]: mean relative error when each size of m, of n and of k inside the grid is in turn left out and
     interpolated from its two neighbours."""
-    found = []
+    mean_errors = []
     for axis, sizes in enumerate((table.m, table.n, table.k)):
         log_seconds, place = np.moveaxis(np.log(table.seconds), axis, 0), np.log(sizes)
         share = ((place[1:-1] - place[:-2]) / (place[2:] - place[:-2])).reshape(-1, 1, 1)
         between = (1 - share) * log_seconds[:-2] + share * log_seconds[2:]
-        found.append(np.abs(np.exp(between - log_seconds[1:-1]) - 1).mean())
-    return np.array(found)
+        mean_errors.append(np.abs(np.exp(between - log_seconds[1:-1]) - 1).mean())
+    return np.array(mean_errors)
 
 
 def _summary(errors: np.ndarray) -> tuple[float, float, int]:
@@ -126,7 +126,7 @@ def _moe_errors(card: Gpu, dtype: str, sources: dict[str, CostModel]) -> dict[st
             errors[name].append(
                 np.abs(busy * cost.expert_ffn(card, copies / busy, model) / part.seconds.to_numpy() - 1)
             )
-    return {name: np.concatenate(found) for name, found in errors.items()}
+    return {name: np.concatenate(parts) for name, parts in errors.items()}
 
 
 def _collective_errors(kind: str, operation: str) -> dict[str, np.ndarray]:
@@ -143,9 +143,9 @@ def _collective_errors(kind: str, operation: str) -> dict[str, np.ndarray]:
             "profiled": Curve.through(zip(*learned, strict=True)).at(sizes, operation),
             "datasheet": getattr(Datasheet(), operation)(cluster, sizes),
         }
-        for name, found in predicted.items():
-            errors[name].append(np.abs(found / seconds - 1))
-    return {name: np.concatenate(found) for name, found in errors.items()}
+        for name, predicted_seconds in predicted.items():
+            errors[name].append(np.abs(predicted_seconds / seconds - 1))
+    return {name: np.concatenate(parts) for name, parts in errors.items()}
 
 
 def _one_node(kind: str, count: int, link_bandwidth: float) -> Cluster:

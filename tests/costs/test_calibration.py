@@ -33,11 +33,11 @@ def test_planted_lines_are_recovered():
     }
     assert set(fits) == set(lines)
     for operation, line in lines.items():
-        found = fits[operation]
-        assert found.line.alpha == pytest.approx(line.alpha, rel=1e-6)
-        assert found.line.beta == pytest.approx(line.beta, rel=1e-6)
-        assert found.line.error < 1e-9
-        assert found.rate == pytest.approx((2 if operation == "gemm" else 1) / line.beta, rel=1e-6)
+        fit = fits[operation]
+        assert fit.line.alpha == pytest.approx(line.alpha, rel=1e-6)
+        assert fit.line.beta == pytest.approx(line.beta, rel=1e-6)
+        assert fit.line.error < 1e-9
+        assert fit.rate == pytest.approx((2 if operation == "gemm" else 1) / line.beta, rel=1e-6)
     assert [fits[operation].spread for operation in lines] == [0.01, 0.02, 0.03, 0.04, 0.05]
     assert (fits["gemm"].gpu, fits["gemm"].dtype, fits["gemm"].points) == ("H200", "bf16", 36)
     # An all-to-all is fitted over what a rank sends to the others, an all-reduce over its buffer.
@@ -50,8 +50,8 @@ def test_a_line_through_points_beside_it_tells_its_error():
     rows = [(m, n, k, seconds * (1.2 if at % 2 else 0.8)) for at, (m, n, k, seconds) in enumerate(times.gemm[0].points)]
     beside = times.model_copy(update={"gemm": (times.gemm[0].model_copy(update={"points": tuple(rows)}),)})
     spreads = {("gemm", "H200", "bf16"): 0, ("memory", "H200"): 0, ("all_to_all",): 0, ("all_reduce",): 0}
-    found = fits_of(beside, [], spreads)[0]
-    assert 0.15 < found.line.error < 0.25
+    fit = fits_of(beside, [], spreads)[0]
+    assert 0.15 < fit.line.error < 0.25
 
 
 def test_held_out_shapes_tell_the_error_of_what_is_in_between():
@@ -61,14 +61,14 @@ def test_held_out_shapes_tell_the_error_of_what_is_in_between():
 
 
 def test_the_file_comes_back_as_costs_that_price_what_was_measured(tmp_path):
-    made, path = planted.calibration(), tmp_path / "profile.json"
-    path.write_text(made.to_json(), encoding="utf-8")
-    assert Calibration.from_json(path.read_text(), "x") == made
+    calibration, path = planted.calibration(), tmp_path / "profile.json"
+    path.write_text(calibration.to_json(), encoding="utf-8")
+    assert Calibration.from_json(path.read_text(), "x") == calibration
     cost = Profiled(read_costs(path))
-    for m, n, k, seconds in made.measured.gemm[0].points:
+    for m, n, k, seconds in calibration.measured.gemm[0].points:
         assert float(cost.gemm(CARD, m, int(n), int(k), "bf16")) == pytest.approx(seconds, rel=1e-9)
     sizes = np.array(planted.SIZES)
-    sent = made.measured.collective("all_to_all", 4)
+    sent = calibration.measured.collective("all_to_all", 4)
     assert cost.all_to_all(CLUSTER, sizes) == pytest.approx([seconds for _, seconds in sent.points])
     assert cost.all_reduce(CLUSTER, sizes) == pytest.approx(planted.ALL_REDUCE.seconds(sizes))
     assert cost.memory_pass(CARD, sizes) == pytest.approx(planted.MEMORY.seconds(sizes))
@@ -146,6 +146,6 @@ def test_the_grid_of_a_calibration_is_dense_enough(kind):
         for g, k in enumerate(table.k):
             if grid.n[0] <= n <= grid.n[-1] and grid.k[0] <= k <= grid.k[-1]:
                 others = inside & ~(np.isin(table.m, grid.m) & (n in axes[1]) & (k in axes[2]))
-                told = grid.over_rows(grid.of_shape(n, k), table.m[others])
-                errors.append(np.abs(told / table.seconds[others, j, g] - 1))
+                predicted = grid.over_rows(grid.of_shape(n, k), table.m[others])
+                errors.append(np.abs(predicted / table.seconds[others, j, g] - 1))
     assert 0.01 < np.concatenate(errors).mean() < 0.1

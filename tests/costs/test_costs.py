@@ -16,13 +16,13 @@ SLACK = 1 + 1e-12
 
 
 def profile(**changes) -> CostProfile:
-    given = {
+    fields = {
         "name": "test",
         "origin": "a test",
         "gemm": {"type-0": Line(alpha=1e-3, beta=1e-9)},
         "memory": {"type-0": Line(alpha=1e-4, beta=1e-8)},
     }
-    return CostProfile(**(given | changes))
+    return CostProfile(**(fields | changes))
 
 
 @st.composite

@@ -81,5 +81,5 @@ def test_shapes_that_form_no_grid_keep_to_the_nearest():
     cost = profiled([point for point in POINTS if (point[1], point[2]) != (512, 1024)])
     assert float(cost.gemm(GPU, 8, 16, 32, "bf16")) == pytest.approx(power_law(8, 16, 32))
     start_up = power_law(1, 16, 32)
-    told = start_up + (power_law(8, 512, 128) - start_up) * 8
-    assert float(cost.gemm(GPU, 8, 512, 1024, "bf16")) == pytest.approx(told)
+    predicted = start_up + (power_law(8, 512, 128) - start_up) * 8
+    assert float(cost.gemm(GPU, 8, 512, 1024, "bf16")) == pytest.approx(predicted)

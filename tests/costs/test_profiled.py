@@ -35,7 +35,7 @@ def gemm_seconds(m, n, k):
 def measured(**changes) -> MeasuredTimes:
     points = [(m, n, k, gemm_seconds(m, n, k)) for n, k in SHAPES for m in (1.0, 16.0, 256.0)]
     sizes = (1e3, 1e5, 1e7)
-    given = {
+    fields = {
         "name": "bench",
         "origin": "a test",
         "gemm": (GemmTimes(gpu="type-0", dtype="bf16", points=points),),
@@ -45,7 +45,7 @@ def measured(**changes) -> MeasuredTimes:
             CollectiveTimes(operation="all_reduce", ranks=4, points=[(size, 4e-5 + size * 5e-8) for size in sizes]),
         ),
     }
-    return MeasuredTimes(**(given | changes))
+    return MeasuredTimes(**(fields | changes))
 
 
 def fabric(count: int) -> Cluster:
@@ -59,7 +59,7 @@ def linked(count: int) -> Cluster:
 # Curves
 
 points = st.lists(
-    st.tuples(st.integers(1, 10**9), st.floats(1e-6, 10)), min_size=1, max_size=15, unique_by=lambda one: one[0]
+    st.tuples(st.integers(1, 10**9), st.floats(1e-6, 10)), min_size=1, max_size=15, unique_by=lambda point: point[0]
 )
 
 
@@ -184,7 +184,11 @@ def test_another_number_of_gpus_was_not_measured():
     assert cost.lacks_network(fabric(4)) is None
     assert cost.lacks_network(fabric(1)) is None
     assert "no all-to-all over 3 GPUs (it has 4)" in cost.lacks_network(fabric(3))
-    for work in (cost.network, lambda one: cost.all_to_all(one, 1.0), lambda one: cost.all_reduce(one, 1.0)):
+    for work in (
+        cost.network,
+        lambda cluster: cost.all_to_all(cluster, 1.0),
+        lambda cluster: cost.all_reduce(cluster, 1.0),
+    ):
         with pytest.raises(InputError, match="add the datasheet or a measurement over as many GPUs"):
             work(fabric(3))
     assert "has no GEMM times at all" in Profiled(measured(gemm=())).lacks_computation(fabric(2))

@@ -253,7 +253,11 @@ def test_what_was_not_measured_is_said_with_what_to_use():
 )
 def test_networks_that_were_not_measured_are_refused(cluster, part):
     assert part in COST.lacks_network(cluster)
-    for work in (COST.network, lambda one: COST.all_to_all(one, 1e6), lambda one: COST.all_reduce(one, 1e6)):
+    for work in (
+        COST.network,
+        lambda cluster: COST.all_to_all(cluster, 1e6),
+        lambda cluster: COST.all_reduce(cluster, 1e6),
+    ):
         message = refused(lambda work=work: work(cluster))
         assert part in message
         assert "add a source of the network: the datasheet, nccl-tests output" in message

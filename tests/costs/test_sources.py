@@ -104,11 +104,11 @@ def test_each_part_comes_from_its_source_and_both_are_named():
 )
 def test_every_part_is_the_first_sources_that_has_it(names, computation, network):
     known = {"datasheet": Datasheet(), "gemms": COMPUTATION, "net": NETWORK, "profile": AlphaBeta(PROFILE)}
-    found = combine({name: known[name] for name in names.split()}, PAIR)
+    combined = combine({name: known[name] for name in names.split()}, PAIR)
     if computation == network:
-        assert found == known[computation]
+        assert combined == known[computation]
     else:
-        assert (found.computation, found.connection) == (known[computation], known[network])
+        assert (combined.computation, combined.connection) == (known[computation], known[network])
 
 
 def test_a_missing_part_is_named_with_every_reason_and_what_to_add():
@@ -153,11 +153,11 @@ def test_the_option_takes_names_and_files_of_every_kind(tmp_path):
 
 @needs_tables
 def test_silicon_counts_inside_a_node_and_the_datasheet_between_nodes():
-    one, four = (cluster_presets()[name].cluster for name in ("hgx-h100-8", "hgx-h100-4-nodes"))
-    assert read_cost(option("silicon"), one) == Silicon()
-    message = refused(lambda: read_cost(option("silicon"), four))
+    one_node, four_nodes = (cluster_presets()[name].cluster for name in ("hgx-h100-8", "hgx-h100-4-nodes"))
+    assert read_cost(option("silicon"), one_node) == Silicon()
+    message = refused(lambda: read_cost(option("silicon"), four_nodes))
     assert "the network" in message and "stop at one node" in message and "add the datasheet" in message
-    both = read_cost(option("silicon", "datasheet"), four)
+    both = read_cost(option("silicon", "datasheet"), four_nodes)
     assert both == Combined(Silicon(), Datasheet())
     assert "aiconfigurator" in both.source and "roofline" in both.source
     unknown = Cluster(name="u", nodes=(Node(name="n", gpus=(gpu("V100-32"),)),))
@@ -209,12 +209,12 @@ def test_a_bad_choice_is_refused(data, part):
 
 @needs_tables
 def test_errors_of_every_source_are_finite_and_where_they_should_be():
-    found = cross_errors(["H200"])
-    assert list(found.columns) == COLUMNS
-    assert set(found.operation) == {"GEMM", "MoE FFN", "all-to-all", "all-reduce"}
-    assert np.isfinite(found[["mean", "worst"]].to_numpy()).all()
-    assert (found["mean"] <= found.worst).all() and (found.points > 0).all()
-    mean = found.set_index(["operation", "source"])["mean"]
+    errors = cross_errors(["H200"])
+    assert list(errors.columns) == COLUMNS
+    assert set(errors.operation) == {"GEMM", "MoE FFN", "all-to-all", "all-reduce"}
+    assert np.isfinite(errors[["mean", "worst"]].to_numpy()).all()
+    assert (errors["mean"] <= errors.worst).all() and (errors.points > 0).all()
+    mean = errors.set_index(["operation", "source"])["mean"]
     # α–β has one line for shapes from launch-bound to compute-bound: half of the time off on average would still be a
     # line, twice the time would be none. Its means are about 0.3 for GEMMs and 0.2 for collectives.
     for operation in ("GEMM", "all-to-all", "all-reduce"):
@@ -226,11 +226,11 @@ def test_errors_of_every_source_are_finite_and_where_they_should_be():
 
 @needs_tables
 def test_predictions_are_held_against_sizes_that_were_not_learned():
-    found = cross_errors(["H100"]).set_index(["operation", "source"])
+    errors = cross_errors(["H100"]).set_index(["operation", "source"])
     inside, learned = 73 * 21 * 21, 37 * 11 * 11  # of 74 × 22 × 22, whose even places end before the last
-    assert found.points["GEMM", "α–β"] == found.points["GEMM", "profiled"] == inside - learned
-    assert found["mean"]["GEMM", "profiled"] > 0.01
-    assert found.points["all-reduce", "profiled"] == 3 * 10
+    assert errors.points["GEMM", "α–β"] == errors.points["GEMM", "profiled"] == inside - learned
+    assert errors["mean"]["GEMM", "profiled"] > 0.01
+    assert errors.points["all-reduce", "profiled"] == 3 * 10
 
 
 def test_sources_of_one_name_but_other_numbers_are_told_apart():

@@ -81,9 +81,9 @@ def test_loads():
 def test_traffic():
     amounts = np.zeros((2, 3, 3))
     amounts[0, 0, 1] = 5
-    found = TrafficMatrix("m", amounts, 1.0)
-    assert "layer 1 moves no bytes" in texts(found, "error")[0]
-    assert [text[:40].split(" in ")[0] for text in texts(found, "warning")] == [
+    traffic = TrafficMatrix("m", amounts, 1.0)
+    assert "layer 1 moves no bytes" in texts(traffic, "error")[0]
+    assert [text[:40].split(" in ")[0] for text in texts(traffic, "warning")] == [
         "rank 1 (and 1 more) sends nothing",
         "rank 0 (and 1 more) receives nothing",
     ]

@@ -71,14 +71,14 @@ def test_more_gpus_than_named_and_bad_calls(tmp_path):
 
 def published() -> dict[int, tuple[np.ndarray, float, float, float]]:
     """By number of GPUs: the placement, and cost, cintra and cinter of the file's name."""
-    found = {}
+    placements = {}
     for path in sorted(PUBLISHED.glob("*.csv")):
         gpus, nodes, *numbers = re.fullmatch(
             r"solution_intra(\d+)_inter(\d+)_cost([\d.]+)_cintra([\d.]+)_cinter([\d.]+)", path.stem
         ).groups()
         assert nodes == "1"
-        found[int(gpus)] = (read_placement(path, EXPERTS, int(gpus)), *map(float, numbers))
-    return found
+        placements[int(gpus)] = (read_placement(path, EXPERTS, int(gpus)), *map(float, numbers))
+    return placements
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published ExFlow placements are not here")

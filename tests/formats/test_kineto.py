@@ -96,8 +96,8 @@ def test_collectives_have_bytes_and_ranks(tmp_path):
         collective(dtype="Unknown"),
     ]
     measured = read_costs(saved(tmp_path, trace(*events)))
-    found = {(one.operation, one.ranks): one.points for one in measured.collectives}
-    assert found == {
+    points_of = {(times.operation, times.ranks): times.points for times in measured.collectives}
+    assert points_of == {
         ("all_to_all", 8): ((2048, pytest.approx(60e-6)), (4096, pytest.approx(90e-6))),
         ("all_reduce", 8): ((2048, pytest.approx(33e-6)),),
         ("all_reduce", 2): ((2048, pytest.approx(11e-6)),),
@@ -116,7 +116,7 @@ def test_dtypes_are_kept_apart(tmp_path):
         kernel(3),
     ]
     measured = read_costs(saved(tmp_path, trace(*events)))
-    assert sorted(one.dtype for one in measured.gemm) == ["bf16", "fp32"]
+    assert sorted(times.dtype for times in measured.gemm) == ["bf16", "fp32"]
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,10 @@ def test_gloo_ranges_are_read_without_a_gpu(tmp_path):
         gloo("gloo:barrier", [], 9),
     ]
     data = trace(*events, distributedInfo={"backend": "gloo", "rank": 0, "world_size": 2}) | {"deviceProperties": []}
-    found = {one.operation: (one.ranks, one.points) for one in read_costs(saved(tmp_path, data)).collectives}
-    assert found == {
+    collectives = {
+        times.operation: (times.ranks, times.points) for times in read_costs(saved(tmp_path, data)).collectives
+    }
+    assert collectives == {
         "all_reduce": (2, ((16384, pytest.approx(11e-6)),)),
         "all_to_all": (2, ((16384, pytest.approx(4e-6)),)),
     }

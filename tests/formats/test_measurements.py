@@ -30,7 +30,7 @@ def saved(folder, text):
 def test_a_table_is_read(tmp_path):
     measured = read_costs(saved(tmp_path, "\ufeff" + TABLE))
     assert (measured.name, measured.origin) == ("times", "table times.csv")
-    assert [(one.gpu, one.dtype, len(one.points)) for one in measured.gemm] == [
+    assert [(times.gpu, times.dtype, len(times.points)) for times in measured.gemm] == [
         ("type-0", "bf16", 2),
         ("type-0", "fp8", 1),
     ]

@@ -116,10 +116,10 @@ def test_the_notes_say_what_was_simplified(tmp_path):
     ],
 )
 def test_layouts(tmp_path, layout):
-    found = parse_topology(printed(CUBE_MESH, **layout), Path("x.txt"))
-    assert found.nics == layout.get("nics", 0)
-    assert found.nvlinks.tolist()[0] == [0, 1, 1, 2, 2, 0, 0, 0] and found.nvlinks.sum() == 8 * 6
-    assert (found.names, found.across) == ((), True)
+    topology = parse_topology(printed(CUBE_MESH, **layout), Path("x.txt"))
+    assert topology.nics == layout.get("nics", 0)
+    assert topology.nvlinks.tolist()[0] == [0, 1, 1, 2, 2, 0, 0, 0] and topology.nvlinks.sum() == 8 * 6
+    assert (topology.names, topology.across) == ((), True)
 
 
 def test_one_gpu_has_no_links(tmp_path):
@@ -132,8 +132,8 @@ def test_blanks_that_were_lost_and_lines_around(tmp_path):
     text = printed(everywhere("NV18", 2), nics=2).replace("NIC0\tNIC1", "NIC0NIC1").replace("PXB\tPXB", "PXBPXB")
     text = "$ nvidia-smi topo -m\n" + text.replace("\n", "\r\n") + "$ exit\n"
     assert "NIC0NIC1" in text and "PXBPXB" in text
-    found = parse_topology(text, Path("x.txt"))
-    assert (found.nics, found.nvlinks.tolist()) == (2, [[0, 18], [18, 0]])
+    topology = parse_topology(text, Path("x.txt"))
+    assert (topology.nics, topology.nvlinks.tolist()) == (2, [[0, 18], [18, 0]])
     glued = printed(everywhere("NV18", 2)).replace("GPU0\tGPU1\t", "GPU0GPU1\t")
     assert parse_topology(glued, Path("x.txt")).nvlinks.tolist() == [[0, 18], [18, 0]]
 

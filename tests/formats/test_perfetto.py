@@ -36,8 +36,8 @@ def test_operators_of_a_training_step_go_by_their_own_names():
     events = pd.DataFrame(EVENTS[:3], columns=list(COLUMNS)).iloc[::-1]
     labels = ("1.dispatch · part 1 of 2", "1.gate", "0.qkv")
     timeline = Timeline(events, ("GPU 0", "GPU 1"), "simulated", "datasheet", labels)
-    found = [event for event in json.loads(write_trace(timeline))["traceEvents"] if event["ph"] == "X"]
-    assert {(one["name"], one["cat"], one["pid"]) for one in found} == {
+    slices = [event for event in json.loads(write_trace(timeline))["traceEvents"] if event["ph"] == "X"]
+    assert {(event["name"], event["cat"], event["pid"]) for event in slices} == {
         ("1.dispatch · part 1 of 2", "dispatch", 0),
         ("1.gate", "gate", 1),
         ("0.qkv", "gate", 0),

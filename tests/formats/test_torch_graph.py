@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         batch, length, width = x.shape
-        q, k, v = (one.view(batch, length, HEADS, -1).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        q, k, v = (projected.view(batch, length, HEADS, -1).transpose(1, 2) for projected in self.qkv(x).chunk(3, -1))
         if self.fused:
             y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
@@ -75,8 +75,8 @@ class MoE(nn.Module):
         place = ((chosen.cumsum(0) * chosen).sum(-1) - 1).clamp(max=capacity)
         slot = functional.one_hot(place, capacity + 1)[:, :capacity]
         mask = chosen[:, :, None].to(x.dtype) * slot[:, None, :].to(x.dtype)
-        made = self.run(torch.einsum("sec,sd->ecd", mask, tokens))
-        return torch.einsum("sec,ecd->sd", mask * weight[:, None, None], made).view(x.shape)
+        output = self.run(torch.einsum("sec,sd->ecd", mask, tokens))
+        return torch.einsum("sec,ecd->sd", mask * weight[:, None, None], output).view(x.shape)
 
 
 class ParallelMoE(MoE):
@@ -168,10 +168,10 @@ def flops(operators) -> int:
 
 
 def by_kind(graph: OperatorGraph, *phases) -> Counter:
-    found = Counter()
+    flops_of_kind = Counter()
     for operator in graph.of_phase(*phases):
-        found[operator.kind] += flops([operator])
-    return +found
+        flops_of_kind[operator.kind] += flops([operator])
+    return +flops_of_kind
 
 
 def is_mask(operator: Operator) -> bool:
@@ -180,7 +180,7 @@ def is_mask(operator: Operator) -> bool:
 
 
 def of_kind(graph: OperatorGraph, kind: str, phase: str = "forward") -> list[Operator]:
-    return [one for one in graph.of_phase(phase) if one.kind == kind]
+    return [operator for operator in graph.of_phase(phase) if operator.kind == kind]
 
 
 def needs(graph: OperatorGraph, name: str) -> dict[str, bool]:
@@ -191,25 +191,30 @@ def needs(graph: OperatorGraph, name: str) -> dict[str, bool]:
 def test_gpt_is_the_transformer_graph_of_its_sizes(gpus):
     mine, theirs = read(gpus=gpus), transformer(gpus)
     for phase in ("forward", "dx", "dw"):
-        found = [one for one in mine.of_phase(phase) if not is_mask(one)]
-        wanted = [one for one in theirs.of_phase(phase) if one.kind != "aggregate"]
-        assert [(one.kind, one.layer, one.gemms, one.sent, one.parameters) for one in found] == [
-            (one.kind, one.layer, one.gemms, one.sent, one.parameters) for one in wanted
+        read_operators = [operator for operator in mine.of_phase(phase) if not is_mask(operator)]
+        wanted = [operator for operator in theirs.of_phase(phase) if operator.kind != "aggregate"]
+        assert [
+            (operator.kind, operator.layer, operator.gemms, operator.sent, operator.parameters)
+            for operator in read_operators
+        ] == [
+            (operator.kind, operator.layer, operator.gemms, operator.sent, operator.parameters) for operator in wanted
         ]
-    assert [one.kind for one in mine.of_phase("forward") if not one.name.endswith("encode")] == [
-        one.kind for one in theirs.of_phase("forward")
+    assert [operator.kind for operator in mine.of_phase("forward") if not operator.name.endswith("encode")] == [
+        operator.kind for operator in theirs.of_phase("forward")
     ]
-    assert Counter(one.sent for one in mine.of_phase("all_reduce")) == Counter(
-        one.sent for one in theirs.of_phase("all_reduce")
+    assert Counter(operator.sent for operator in mine.of_phase("all_reduce")) == Counter(
+        operator.sent for operator in theirs.of_phase("all_reduce")
     )
     assert mine.operators[-1].moved == theirs.operators[-1].moved
     for kind in ("layer_norm", "attention", "residual", "embedding"):
-        assert [one.moved for one in of_kind(mine, kind)] == [one.moved for one in of_kind(theirs, kind)]
+        assert [operator.moved for operator in of_kind(mine, kind)] == [
+            operator.moved for operator in of_kind(theirs, kind)
+        ]
 
 
 def test_masks_are_the_only_further_products():
     dense = 2 * TOKENS * TOKENS * WIDTH  # [tokens, experts · capacity] × [·, width], at this capacity
-    assert [flops([one]) for one in read().of_phase("forward") if is_mask(one)] == [dense] * 2 * LAYERS
+    assert [flops([operator]) for operator in read().of_phase("forward") if is_mask(operator)] == [dense] * 2 * LAYERS
     extra = by_kind(read(), "forward") - by_kind(transformer(), "forward")
     assert extra == {"gate": LAYERS * dense, "aggregate": LAYERS * dense}
 
@@ -227,8 +232,8 @@ def test_flops_are_those_that_torch_counts(tied, fused):
 
 def test_attention_written_out_is_the_fused_one():
     fused, plain = read().operators, read(fused=False).operators
-    assert [one.model_copy(update={"moved": 0}) for one in fused] == [
-        one.model_copy(update={"moved": 0}) for one in plain
+    assert [operator.model_copy(update={"moved": 0}) for operator in fused] == [
+        operator.model_copy(update={"moved": 0}) for operator in plain
     ]
     assert of_kind(read(), "attention")[0].moved == of_kind(read(fused=False), "attention")[0].moved
 
@@ -244,10 +249,10 @@ def test_the_choice_has_no_gradient_but_its_weight_has():
 
 def test_a_block_alone_adds_its_input():
     graph = read_module(Block(), (torch.randn(BATCH, LENGTH, WIDTH),), gpus=2)
-    inside = [one for one in read().of_phase("forward") if one.name.startswith("0.")]
-    wanted = [(one.kind, one.gemms, one.moved, one.sent) for one in inside]
-    found = [(one.kind, one.gemms, one.moved, one.sent) for one in graph.of_phase("forward")]
-    assert found == [*wanted, ("loss", (), 2.0 * 4 * TOKENS * WIDTH, 0)]
+    inside = [operator for operator in read().of_phase("forward") if operator.name.startswith("0.")]
+    wanted = [(operator.kind, operator.gemms, operator.moved, operator.sent) for operator in inside]
+    sizes = [(operator.kind, operator.gemms, operator.moved, operator.sent) for operator in graph.of_phase("forward")]
+    assert sizes == [*wanted, ("loss", (), 2.0 * 4 * TOKENS * WIDTH, 0)]
     assert "dw.qkv" in {operator.name for operator in graph.operators}
 
 
@@ -265,7 +270,7 @@ def test_a_detached_branch_has_no_gradient():
 
 
 def test_tied_embeddings_are_reduced_once():
-    reduced = [one.name for one in read(tied=True).of_phase("all_reduce")]
+    reduced = [operator.name for operator in read(tied=True).of_phase("all_reduce")]
     assert "all_reduce.embedding" in reduced and "all_reduce.head" not in reduced
     assert set(needs(read(tied=True), "all_reduce.embedding")) == {"dw.embedding", "dw.head"}
 
@@ -281,7 +286,9 @@ def test_bytes_per_number_scales_what_is_moved_and_sent():
     for kind in ("dispatch", "combine", "residual", "layer_norm"):
         for mine, whole in zip(of_kind(half, kind), of_kind(read(), kind), strict=True):
             assert (mine.sent, mine.moved) == (whole.sent / 2, whole.moved / 2)
-    assert [one.sent for one in half.of_phase("all_reduce")] == [one.sent / 2 for one in read().of_phase("all_reduce")]
+    assert [operator.sent for operator in half.of_phase("all_reduce")] == [
+        operator.sent / 2 for operator in read().of_phase("all_reduce")
+    ]
 
 
 def test_a_loop_over_experts_is_recorded_from_one_run():
@@ -294,7 +301,7 @@ def test_a_loop_over_experts_is_recorded_from_one_run():
         (2, rows, INNER, WIDTH),
         (2, rows, WIDTH, INNER),
     ]
-    assert [one.kind for one in graph.of_phase("forward")] == [
+    assert [operator.kind for operator in graph.of_phase("forward")] == [
         "gate",
         "gate",
         "dispatch",
@@ -304,12 +311,12 @@ def test_a_loop_over_experts_is_recorded_from_one_run():
         "aggregate",
         "loss",
     ]
-    assert {one.sent for one in graph.of_phase("forward") if one.network} == {4.0 * TOKENS * WIDTH}
+    assert {operator.sent for operator in graph.of_phase("forward") if operator.network} == {4.0 * TOKENS * WIDTH}
 
 
 def test_square_experts_keep_their_two_layers_apart():
     graph = read_module(Loop(WIDTH, WIDTH), (torch.randn(TOKENS, WIDTH),), gpus=1)
-    assert [one.parameters for one in of_kind(graph, "experts")] == [EXPERTS * WIDTH * WIDTH] * 2
+    assert [operator.parameters for operator in of_kind(graph, "experts")] == [EXPERTS * WIDTH * WIDTH] * 2
     assert flops(of_kind(graph, "experts")) == 2 * 2 * TOKENS * WIDTH * WIDTH
 
 
@@ -326,7 +333,9 @@ def test_shared_experts_do_not_wait_for_the_routed_ones():
 
     graph = read_module(Shared(), (torch.randn(BATCH, LENGTH, WIDTH),), gpus=2)
     assert len(of_kind(graph, "shared_experts")) == 2
-    assert not any(nx.has_path(graph.graph(), "combine", one.name) for one in of_kind(graph, "shared_experts"))
+    assert not any(
+        nx.has_path(graph.graph(), "combine", operator.name) for operator in of_kind(graph, "shared_experts")
+    )
     assert set(needs(graph, "residual")) == {"aggregate", "shared_experts_2"}
 
 
@@ -341,7 +350,7 @@ def test_hugging_face_models(family, way):
         if family == "Mixtral"
         else {"num_experts": EXPERTS, "moe_intermediate_size": INNER}
     )
-    made = config(
+    configuration = config(
         hidden_size=WIDTH,
         num_hidden_layers=1,
         num_attention_heads=HEADS,
@@ -353,9 +362,9 @@ def test_hugging_face_models(family, way):
         intermediate_size=INNER,
         **sizes,
     )
-    made._experts_implementation = way
+    configuration._experts_implementation = way
     torch.manual_seed(0)
-    graph = read_module(model(made), (torch.randint(0, VOCABULARY, (BATCH, LENGTH)),), gpus=2)
+    graph = read_module(model(configuration), (torch.randint(0, VOCABULARY, (BATCH, LENGTH)),), gpus=2)
     assert ("recorded" in graph.name) == (way == "eager")
     theirs = transformer_step(
         MoEModel(
@@ -371,8 +380,8 @@ def test_hugging_face_models(family, way):
         TrainingStep(batch=BATCH, sequence_length=LENGTH, heads=HEADS, dense_d_ff=1, vocabulary=VOCABULARY),
         2,
     )
-    forward = [one for one in graph.of_phase("forward") if not one.name.endswith("encode")]
-    assert [one.kind for one in forward] == [one.kind for one in theirs.of_phase("forward")]
+    forward = [operator for operator in graph.of_phase("forward") if not operator.name.endswith("encode")]
+    assert [operator.kind for operator in forward] == [operator.kind for operator in theirs.of_phase("forward")]
     for mine, wanted in zip(forward, theirs.of_phase("forward"), strict=True):
         assert mine.sent == wanted.sent
         if mine.kind == "qkv":  # fewer heads for keys and values than for queries
@@ -405,15 +414,15 @@ def test_kind_of_overrides_the_names():
             return self.second(self.first(x))
 
     example = (torch.randn(TOKENS, WIDTH),)
-    assert [one.kind for one in read_module(Plain(), example, gpus=1).of_phase("forward")] == [
+    assert [operator.kind for operator in read_module(Plain(), example, gpus=1).of_phase("forward")] == [
         "dense_ffn",
         "dense_ffn",
         "loss",
     ]
     graph = read_module(Plain(), example, gpus=1, kind_of={"first": "gate", "second.weight": "shared_experts"})
-    assert [one.kind for one in graph.of_phase("forward")] == ["gate", "shared_experts", "loss"]
+    assert [operator.kind for operator in graph.of_phase("forward")] == ["gate", "shared_experts", "loss"]
     graph = read_module(Plain(), example, gpus=1, layer_of=lambda path: 5 if path.startswith("first") else 7)
-    assert [one.layer for one in graph.of_phase("forward")] == [5, 7, 7]
+    assert [operator.layer for operator in graph.of_phase("forward")] == [5, 7, 7]
 
 
 @pytest.mark.parametrize(

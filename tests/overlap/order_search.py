@@ -43,15 +43,18 @@ def best_order_seconds(stages: Sequence[float], parts: int, stop: Stop = never) 
             # Of parts equally far only the one that is ready first goes on: the others could take its place.
             movable = [part for part in range(parts) if done[part] < len(stages) and done[part] not in done[:part]]
             for part in movable:
-                stream, key = done[part] % 2, tuple(done[one] + (one == part) for one in range(parts))
-                order = sorted(range(parts), key=lambda one, key=key: -key[one])
-                key = tuple(key[one] for one in order)
+                stream, key = (
+                    done[part] % 2,
+                    tuple(done[other_part] + (other_part == part) for other_part in range(parts)),
+                )
+                order = sorted(range(parts), key=lambda other_part, key=key: -key[other_part])
+                key = tuple(key[ordered_part] for ordered_part in order)
                 after = following.setdefault(key, set())
                 work = [sum(rest_of_stream[count][s] for count in key) for s in (0, 1)]
                 for time in states:
                     moved = list(time)
                     moved[part] = moved[parts + stream] = max(time[part], time[parts + stream]) + stages[done[part]]
-                    ready = [moved[one] for one in order]
+                    ready = [moved[ordered_part] for ordered_part in order]
                     at_least = max(
                         moved[parts] + work[0],
                         moved[parts + 1] + work[1],

@@ -73,8 +73,8 @@ steps = st.builds(
 
 @settings(max_examples=30, deadline=None)
 @given(steps)
-def test_flops_are_twice_weights_times_tokens_and_attention(made):
-    model, step, graph = made
+def test_flops_are_twice_weights_times_tokens_and_attention(case):
+    model, step, graph = case
     width, moe = model.d_model, len(model.moe_layers)
     visited = model.layers * 4 * width**2 + step.vocabulary * width
     visited += (model.layers - moe) * model.ffn_matrices * width * step.dense_d_ff
@@ -88,9 +88,9 @@ def test_flops_are_twice_weights_times_tokens_and_attention(made):
 
 @settings(max_examples=15, deadline=None)
 @given(steps)
-def test_every_gradient_costs_as_much_as_its_operator(made):
-    _, _, graph = made
-    operators = {one.name: one for one in graph.operators}
+def test_every_gradient_costs_as_much_as_its_operator(case):
+    _, _, graph = case
+    operators = {operator.name: operator for operator in graph.operators}
     for forward in graph.of_phase("forward"):
         assert (f"dw.{forward.name}" in operators) == (forward.parameters > 0)
         assert (f"dx.{forward.name}" in operators) == (forward.kind != "embedding")
@@ -105,57 +105,57 @@ def test_every_gradient_costs_as_much_as_its_operator(made):
 
 @settings(max_examples=15, deadline=None)
 @given(steps)
-def test_numbers_sent_and_updated_are_the_models(made):
-    model, step, graph = made
+def test_numbers_sent_and_updated_are_the_models(case):
+    model, step, graph = case
     width, moe = model.d_model, len(model.moe_layers)
     replicated = model.layers * 4 * width**2 + step.vocabulary * width * (1 if step.tied_embeddings else 2)
     replicated += (model.layers - moe) * model.ffn_matrices * width * step.dense_d_ff
     replicated += moe * width * (model.experts + model.shared_experts * model.ffn_matrices * model.d_ff)
-    assert sum(one.sent for one in graph.of_phase("all_reduce")) == replicated * model.bytes_per_number
-    own = sum(one.parameters for one in graph.of_phase("forward") if one.kind == "experts")
+    assert sum(operator.sent for operator in graph.of_phase("all_reduce")) == replicated * model.bytes_per_number
+    own = sum(operator.parameters for operator in graph.of_phase("forward") if operator.kind == "experts")
     assert graph.operators[-1].moved == UPDATE_BYTES * (replicated + own)
     copies = step.tokens * model.experts_per_token * model.bytes_per_token
-    assert [one.sent for one in graph.of_phase("forward") if one.network] == [copies] * 2 * moe
+    assert [operator.sent for operator in graph.of_phase("forward") if operator.network] == [copies] * 2 * moe
 
 
 @pytest.mark.parametrize(("gpus", "own"), [(1, 4), (2, 2), (4, 1)])
 def test_experts_are_divided_over_the_gpus_and_their_tokens_multiplied(gpus, own):
     model, step, graph = gpt(gpus=gpus)
-    up = next(one for one in graph.operators if one.name == "1.experts_up")
+    up = next(operator for operator in graph.operators if operator.name == "1.experts_up")
     assert up.gemms == (Gemm(count=own, m=step.tokens * gpus // 4, n=model.d_ff, k=model.d_model),)
     assert up.parameters == own * model.d_model * model.d_ff
 
 
 @settings(max_examples=15, deadline=None)
 @given(steps)
-def test_program_order_and_the_update_last(made):
-    _, _, graph = made
+def test_program_order_and_the_update_last(case):
+    _, _, graph = case
     drawn = graph.graph()
     assert nx.is_directed_acyclic_graph(drawn)
-    place = {one.name: index for index, one in enumerate(graph.operators)}
+    place = {operator.name: index for index, operator in enumerate(graph.operators)}
     assert all(place[dependency.before] < place[dependency.after] for dependency in graph.dependencies)
     assert graph.operators[-1].phase == "update"
     before = nx.ancestors(drawn, "update")
-    assert {one.name for one in graph.of_phase("dw", "all_reduce")} <= before
+    assert {operator.name for operator in graph.of_phase("dw", "all_reduce")} <= before
     assert not drawn.out_degree("update")
-    phases = [one.phase for one in graph.operators]
+    phases = [operator.phase for operator in graph.operators]
     assert phases.index("all_reduce") > max(index for index, phase in enumerate(phases) if phase in ("dx", "dw"))
-    for one, after in pairwise(graph.operators):  # every dW just before its dX
-        if one.phase == "dw" and one.kind != "embedding":
-            assert after.name == f"dx.{one.name[3:]}"
+    for operator, after in pairwise(graph.operators):  # every dW just before its dX
+        if operator.phase == "dw" and operator.kind != "embedding":
+            assert after.name == f"dx.{operator.name[3:]}"
 
 
 @settings(max_examples=15, deadline=None)
 @given(steps)
-def test_weight_gradients_wait_for_their_own_gradient_and_hold_up_only_the_update(made):
-    _, _, graph = made
+def test_weight_gradients_wait_for_their_own_gradient_and_hold_up_only_the_update(case):
+    _, _, graph = case
     drawn = graph.graph()
-    for one in graph.of_phase("dw"):
-        forward = drawn.nodes[one.name[3:]]["operator"]
+    for dw in graph.of_phase("dw"):
+        forward = drawn.nodes[dw.name[3:]]["operator"]
         readers = {after for _, after, gradient in drawn.out_edges(forward.name, data="gradient") if gradient}
         readers = {name for name in readers if drawn.nodes[name]["operator"].phase == "forward"}
-        assert set(drawn.predecessors(one.name)) == {f"dx.{name}" for name in readers} and readers
-        assert {drawn.nodes[name]["operator"].phase for name in nx.descendants(drawn, one.name)} <= {
+        assert set(drawn.predecessors(dw.name)) == {f"dx.{name}" for name in readers} and readers
+        assert {drawn.nodes[name]["operator"].phase for name in nx.descendants(drawn, dw.name)} <= {
             "all_reduce",
             "update",
         }
@@ -165,8 +165,8 @@ def test_all_to_alls_of_lower_layers_run_beside_weight_gradients_of_higher_ones(
     # Lancet figure 3: dW of layer N has no path from or to the backward all-to-alls of the layers before it.
     _, _, graph = gpt(layers=4, dense=(0, 2))
     drawn = graph.graph()
-    exchanges = [one for one in graph.of_phase("dx") if one.network]
-    assert sorted({one.layer for one in exchanges}) == [1, 3] and len(exchanges) == 4
+    exchanges = [operator for operator in graph.of_phase("dx") if operator.network]
+    assert sorted({operator.layer for operator in exchanges}) == [1, 3] and len(exchanges) == 4
     for dw in graph.of_phase("dw"):
         for exchange in exchanges:
             apart = not nx.has_path(drawn, dw.name, exchange.name) and not nx.has_path(drawn, exchange.name, dw.name)
@@ -190,8 +190,8 @@ def test_tied_embeddings_are_reduced_once_when_both_parts_are_there():
 
 @settings(max_examples=10, deadline=None)
 @given(steps)
-def test_json_and_networkx_round_trips(made):
-    graph = made[2]
+def test_json_and_networkx_round_trips(case):
+    graph = case[2]
     assert OperatorGraph.from_json(graph.to_json(), "graph") == graph
     again = OperatorGraph.of(graph.graph())
     assert again.operators == graph.operators
@@ -212,7 +212,7 @@ def forward_of(*edges: tuple[str, str]) -> nx.DiGraph:
 
 def test_backward_by_hand():
     graph = with_backward(forward_of(("a", "b"), ("b", "c")), 2.0)
-    assert [one.name for one in graph.operators] == [
+    assert [node.name for node in graph.operators] == [
         "a",
         "b",
         "c",
@@ -242,10 +242,10 @@ def test_backward_by_hand():
         **{f"all_reduce.{name}": [f"dw.{name}"] for name in "abc"},
         "update": [f"{phase}.{name}" for phase in ("all_reduce", "dw") for name in "abc"],
     }
-    gemms = {one.name: one.gemms for one in graph.operators}
+    gemms = {node.name: node.gemms for node in graph.operators}
     assert gemms["dx.b"] == (Gemm(m=2, n=5, k=3),)
     assert gemms["dw.b"] == (Gemm(m=5, n=3, k=2, tokens="k"),)
-    assert [one.sent for one in graph.of_phase("all_reduce")] == [30.0] * 3
+    assert [node.sent for node in graph.of_phase("all_reduce")] == [30.0] * 3
     assert graph.operators[-1].moved == 45 * UPDATE_BYTES
 
 
@@ -260,7 +260,7 @@ def test_both_factors_of_a_product_of_activations_have_gradients():
 def test_an_element_wise_gradient_reads_the_input_again_but_that_of_a_sum_does_not(kind, times):
     graph = nx.DiGraph(name="one")
     graph.add_node("x", operator=operator("x", kind, moved=8))
-    assert [one.moved for one in with_backward(graph, 2.0).of_phase("dx")] == [8 * times]
+    assert [node.moved for node in with_backward(graph, 2.0).of_phase("dx")] == [8 * times]
 
 
 def test_a_circle_is_refused():

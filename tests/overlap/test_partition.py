@@ -35,7 +35,7 @@ def chains(draw, ops: int = 7, parts: int = 3) -> ChainInstance:
 
 
 def worth_of(result: Result, instance: ChainInstance, max_range: int | None = None) -> float:
-    ranges = [(one.first, one.last, one.parts) for one in result.solution]
+    ranges = [(part_range.first, part_range.last, part_range.parts) for part_range in result.solution]
     return replayed(ranges, instance, max_range)
 
 
@@ -58,20 +58,20 @@ def best_by_trying_all(instance: ChainInstance, borders: Sequence[int], max_rang
     cost: dict[tuple[int, int, int], float] = {}
     for division in divisions(instance, borders):
         total = 0.0
-        for one in division:
-            if one not in cost:
-                cost[one] = cost_of(one, instance, max_range)
-            total += cost[one]
+        for part_range in division:
+            if part_range not in cost:
+                cost[part_range] = cost_of(part_range, instance, max_range)
+            total += cost[part_range]
         best = min(best, total)
     return best
 
 
-def cost_of(one: tuple[int, int, int], instance: ChainInstance, max_range: int | None) -> float:
-    first, last, _ = one
+def cost_of(part_range: tuple[int, int, int], instance: ChainInstance, max_range: int | None) -> float:
+    first, last, _ = part_range
     before = [(op, op, 1) for op in range(first)]
     after = [(op, op, 1) for op in range(last + 1, instance.ops)]
     try:
-        whole = replayed([*before, one, *after], instance, max_range)
+        whole = replayed([*before, part_range, *after], instance, max_range)
     except IllegalError:
         return np.inf
     return whole - instance.times[:first, 0].sum() - instance.times[last + 1 :, 0].sum()
@@ -127,9 +127,12 @@ def test_nothing_beats_the_answer(instance, max_range):
 def test_groups_stay_together_and_are_divided_best(instance, group_seconds, max_range):
     starts = group_starts(instance, group_seconds).tolist()
     result = partition(instance, group_seconds=group_seconds, max_range=max_range)
-    assert {one.first for one in result.solution} <= set(starts)
+    assert {part_range.first for part_range in result.solution} <= set(starts)
     group = {start: number for number, start in enumerate([*starts, instance.ops])}
-    assert all(group[one.last + 1] - group[one.first] <= (max_range or instance.ops) for one in result.solution)
+    assert all(
+        group[part_range.last + 1] - group[part_range.first] <= (max_range or instance.ops)
+        for part_range in result.solution
+    )
     assert result.objective == pytest.approx(worth_of(result, instance), rel=1e-9)
     assert result.objective >= partition(instance).objective * (1 - 1e-12)
     if max_range is None:

@@ -25,9 +25,9 @@ seconds = whole | st.floats(0, 10, allow_subnormal=False)
 lines = st.fixed_dictionaries(dict.fromkeys(NUMBERS, seconds))
 
 
-def simulated(line: dict[str, float], parts: int, streams: int, order: str) -> float:
-    comm = line["alpha_comm"] + line["beta_comm"] * line["size_comm"] / parts
-    comp = line["alpha_comp"] + line["beta_comp"] * line["size_comp"] / parts
+def simulated(coefficients: dict[str, float], parts: int, streams: int, order: str) -> float:
+    comm = coefficients["alpha_comm"] + coefficients["beta_comm"] * coefficients["size_comm"] / parts
+    comp = coefficients["alpha_comp"] + coefficients["beta_comp"] * coefficients["size_comp"] / parts
     return check_pipeline([comm] * parts, [comp] * parts, [comm] * parts, streams, order)
 
 
@@ -72,9 +72,9 @@ def test_the_walk_refuses_parts_that_do_not_match(parts):
 @given(st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=9), ways)
 def test_closed_forms_equal_the_walk(tables, way):
     parts = np.array(tables).T
-    found = pipeline_seconds(*parts, *way)
+    times = pipeline_seconds(*parts, *way)
     for r, (d, e, c) in enumerate(parts.T, start=1):
-        assert found[r - 1] == pytest.approx(check_pipeline([d] * r, [e] * r, [c] * r, *way), rel=1e-12)
+        assert times[r - 1] == pytest.approx(check_pipeline([d] * r, [e] * r, [c] * r, *way), rel=1e-12)
 
 
 def walk_any_order(sends: str, d: float, e: float, c: float) -> float:
@@ -107,9 +107,9 @@ def test_dispatch_first_is_the_best_of_all_orders_of_one_network(parts, d, e, c)
 
 @settings(max_examples=150, deadline=None)
 @given(lines, st.integers(1, 24), ways)
-def test_equals_brute_force_and_takes_the_smallest_of_ties(line, max_degree, way):
-    result = pipeline_degree(DegreeInstance(**line, max_degree=max_degree, streams=way[0], order=way[1]))
-    every = [simulated(line, r, *way) for r in range(1, max_degree + 1)]
+def test_equals_brute_force_and_takes_the_smallest_of_ties(coefficients, max_degree, way):
+    result = pipeline_degree(DegreeInstance(**coefficients, max_degree=max_degree, streams=way[0], order=way[1]))
+    every = [simulated(coefficients, r, *way) for r in range(1, max_degree + 1)]
     degree = int(result.solution[0])
     assert result.status is Status.OPTIMAL and result.solution.dtype == np.int64
     assert result.objective == pytest.approx(min(every), rel=1e-11)
@@ -127,8 +127,8 @@ def test_without_start_up_ties_go_to_the_smallest_degree_in_exact_arithmetic():
             every = [max(2 * network, 2 * network / r + experts) for r in range(1, most + 1)]
             if e < 2 * n:
                 assert every.index(min(every)) + 1 == min(most, ceil(Fraction(2 * n, 2 * n - e)))
-            given = DegreeInstance(0, n / 7, 1, 0, e / 7, 1, most)
-            assert pipeline_degree(given).solution.tolist() == [every.index(min(every)) + 1], (n, e)
+            instance = DegreeInstance(0, n / 7, 1, 0, e / 7, 1, most)
+            assert pipeline_degree(instance).solution.tolist() == [every.index(min(every)) + 1], (n, e)
 
 
 def test_a_billionth_is_no_tie():
@@ -145,20 +145,20 @@ def test_without_start_up_and_with_long_experts_the_most_parts_are_best():
 
 @settings(max_examples=40, deadline=None)
 @given(lines, st.sampled_from([WAYS[0], WAYS[2]]))
-def test_seconds_are_convex_in_the_degree(line, way):
-    times = DegreeInstance(**line, max_degree=60, streams=way[0]).time_of_degree()[0]
+def test_seconds_are_convex_in_the_degree(coefficients, way):
+    times = DegreeInstance(**coefficients, max_degree=60, streams=way[0]).time_of_degree()[0]
     assert (np.diff(times, 2) >= -1e-12 * times[1:-1]).all()
 
 
 @settings(max_examples=100, deadline=None)
 @given(lines, ways, st.lists(st.integers(1, 5), min_size=1, max_size=6))
-def test_no_cut_equal_or_not_is_faster_than_the_limit(line, way, sizes):
-    instance = DegreeInstance(**line, max_degree=30, streams=way[0], order=way[1])
+def test_no_cut_equal_or_not_is_faster_than_the_limit(coefficients, way, sizes):
+    instance = DegreeInstance(**coefficients, max_degree=30, streams=way[0], order=way[1])
     limit = instance.limit()[0] * (1 - 1e-12)
     assert (instance.time_of_degree()[0] >= limit).all()
     share = np.array(sizes) / sum(sizes)
-    comm = (line["alpha_comm"] + line["beta_comm"] * line["size_comm"] * share).tolist()
-    comp = (line["alpha_comp"] + line["beta_comp"] * line["size_comp"] * share).tolist()
+    comm = (coefficients["alpha_comm"] + coefficients["beta_comm"] * coefficients["size_comm"] * share).tolist()
+    comp = (coefficients["alpha_comp"] + coefficients["beta_comp"] * coefficients["size_comp"] * share).tolist()
     assert check_pipeline(comm, comp, comm, *way) >= limit
 
 
@@ -186,14 +186,14 @@ def test_units_the_order_of_layers_and_blocks_do_not_matter(way, monkeypatch):
     def changed(factor: float, layers: np.ndarray) -> DegreeInstance:
         lines = [factor * instance.alpha_comm, instance.beta_comm, factor * instance.size_comm]
         lines += [factor * instance.alpha_comp, factor * instance.beta_comp, instance.size_comp]
-        return DegreeInstance(*(line[layers] for line in lines), instance.max_degree[layers], *way)
+        return DegreeInstance(*(numbers[layers] for numbers in lines), instance.max_degree[layers], *way)
 
     assert pipeline_degree(changed(1024, np.arange(40))).solution.tolist() == result.solution.tolist()
     assert pipeline_degree(changed(1024, np.arange(40))).objective == pytest.approx(1024 * result.objective)
     assert pipeline_degree(changed(1, turn)).solution.tolist() == result.solution[turn].tolist()
-    alone = [pipeline_degree(changed(1, turn[[one]])) for one in range(40)]
-    assert [int(one.solution[0]) for one in alone] == result.solution[turn].tolist()
-    assert sum(one.objective for one in alone) == pytest.approx(result.objective)
+    alone = [pipeline_degree(changed(1, turn[[layer]])) for layer in range(40)]
+    assert [int(result_of_layer.solution[0]) for result_of_layer in alone] == result.solution[turn].tolist()
+    assert sum(result_of_layer.objective for result_of_layer in alone) == pytest.approx(result.objective)
     monkeypatch.setattr(module, "BLOCK", 100)
     blocks = pipeline_degree(instance)
     assert blocks.solution.tolist() == result.solution.tolist() and blocks.objective == result.objective
@@ -213,8 +213,10 @@ def test_the_most_parts_of_each_layer_are_kept():
 
 
 def test_a_second_network_never_hurts_and_helps_where_the_network_is_full():
-    one, two = (pipeline_degree(random_instance(200, 8, 50, streams)).objective for streams in (1, 2))
-    assert two < 0.9 * one
+    with_one_stream, with_two_streams = (
+        pipeline_degree(random_instance(200, 8, 50, streams)).objective for streams in (1, 2)
+    )
+    assert with_two_streams < 0.9 * with_one_stream
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
@@ -288,10 +290,10 @@ def test_bad_input_is_named():
 
 def test_printed_line_5_overrates_a_whole_layer_with_long_experts():
     # Whole: 2 · 1 + 2 · 0.1 + 0.5 + 5 = 7.7, by line 5 12.1; in two parts the experts alone set the time, 8.1.
-    line = (1.0, 0.1, 0.5, 5.0)
-    by_equation_19 = 2 * line[0] + 2 * line[1] + line[2] + line[3]
-    assert (algorithm1(*line), best_case(cases(*line), by_equation_19)) == (2, 1)
-    instance = DegreeInstance(line[0], line[1], 1, line[2], line[3], 1, 16)
+    coefficients = (1.0, 0.1, 0.5, 5.0)
+    by_equation_19 = 2 * coefficients[0] + 2 * coefficients[1] + coefficients[2] + coefficients[3]
+    assert (algorithm1(*coefficients), best_case(cases(*coefficients), by_equation_19)) == (2, 1)
+    instance = DegreeInstance(coefficients[0], coefficients[1], 1, coefficients[2], coefficients[3], 1, 16)
     result = pipemoe_printed(instance)
     assert result.solution.tolist() == [2] and pipeline_degree(instance).solution.tolist() == [1]
     assert (result.objective, result.bound, result.status) == (pytest.approx(8.1), pytest.approx(7.7), Status.FEASIBLE)
@@ -300,10 +302,12 @@ def test_printed_line_5_overrates_a_whole_layer_with_long_experts():
 def test_printed_line_6_believes_in_a_pipeline_that_cannot_be():
     # Experts are longer than all-to-alls at every degree, so Q1 never holds; line 7 has 2 · 2 · 0.01 + 2 · 4 = 8.04 at two
     # parts, where the experts alone need 9.
-    line = (0.01, 4.0, 0.02, 9.0)
-    seconds, degree = cases(*line)[0]
+    coefficients = (0.01, 4.0, 0.02, 9.0)
+    seconds, degree = cases(*coefficients)[0]
     assert (degree, seconds(degree)) == (2, pytest.approx(8.04))
-    result = pipemoe_printed(DegreeInstance(line[0], line[1], 1, line[2], line[3], 1, 64))
+    result = pipemoe_printed(
+        DegreeInstance(coefficients[0], coefficients[1], 1, coefficients[2], coefficients[3], 1, 64)
+    )
     assert result.solution.tolist() == [2] and result.gap == pytest.approx(0.33, abs=0.005)
 
 
@@ -320,8 +324,8 @@ def test_printed_rule_with_equal_start_ups(alpha, network, experts):
 
 
 def simulated_of(instance: DegreeInstance, parts: int) -> float:
-    line = {name: float(getattr(instance, name)[0]) for name in NUMBERS}
-    return simulated(line, parts, instance.streams, instance.order)
+    coefficients = {name: float(getattr(instance, name)[0]) for name in NUMBERS}
+    return simulated(coefficients, parts, instance.streams, instance.order)
 
 
 def test_printed_rule_is_scored_on_the_streams_of_the_instance_and_never_beats_the_exact_one():

@@ -121,8 +121,8 @@ def test_cp_sat_alone_equals_every_assignment(instance):
     nothing = np.full(len(instance.dw), -1)
     if optimum == 0:
         return
-    found, bound = best_assignment(instance, nothing, cut_bound(instance), 10, 0, never)
-    assert worth(instance, found) == pytest.approx(optimum, rel=ROUNDED)
+    alltoall_of_dw, bound = best_assignment(instance, nothing, cut_bound(instance), 10, 0, never)
+    assert worth(instance, alltoall_of_dw) == pytest.approx(optimum, rel=ROUNDED)
     assert optimum * (1 - 1e-12) <= bound <= optimum * (1 + ROUNDED)
 
 
@@ -131,16 +131,16 @@ def test_cp_sat_alone_equals_every_assignment(instance):
 def test_states_alone_equal_every_assignment(instance, share):
     assert sets_are_nested(instance)
     optimum = every_assignment(instance)
-    found, bound = best_nested(instance, share * optimum, 10**6, never)
+    alltoall_of_dw, bound = best_nested(instance, share * optimum, 10**6, never)
     assert optimum * (1 - 1e-12) <= bound <= optimum * (1 + EXACT)
-    if found is not None:
-        assert worth(instance, found) == pytest.approx(optimum, rel=EXACT)
+    if alltoall_of_dw is not None:
+        assert worth(instance, alltoall_of_dw) == pytest.approx(optimum, rel=EXACT)
     else:
         assert share == 1.0 or optimum == 0
     # Kept to one state at a time, whatever it finds is an assignment, and a claim of proof is true.
-    found, bound = best_nested(instance, share * optimum, 1, never)
+    alltoall_of_dw, bound = best_nested(instance, share * optimum, 1, never)
     assert bound >= optimum * (1 - 1e-12)
-    assert found is None or worth(instance, found) <= optimum * (1 + EXACT)
+    assert alltoall_of_dw is None or worth(instance, alltoall_of_dw) <= optimum * (1 + EXACT)
 
 
 def test_cp_sat_is_given_numbers_it_can_count_with():
@@ -149,8 +149,8 @@ def test_cp_sat_is_given_numbers_it_can_count_with():
     dw = np.array([1.09928134, 0.34608612, 5.39939126, 1.49591729, 0.08914033])
     allowed = np.array([[1, 1, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1]])
     instance = WeightGradientInstance(alltoall, dw, allowed)
-    found, bound = best_assignment(instance, np.full(5, -1), cut_bound(instance), 10, 0, never)
-    assert worth(instance, found) == pytest.approx(every_assignment(instance), rel=EXACT)
+    alltoall_of_dw, bound = best_assignment(instance, np.full(5, -1), cut_bound(instance), 10, 0, never)
+    assert worth(instance, alltoall_of_dw) == pytest.approx(every_assignment(instance), rel=EXACT)
     assert bound >= every_assignment(instance)
 
 
@@ -164,8 +164,8 @@ def test_durations_of_any_ratio_do_not_overflow():
 def test_cp_sat_without_an_answer_changes_nothing(monkeypatch):
     monkeypatch.setattr(exact, "solve", lambda *_, **__: (UNKNOWN, None))
     known = best_fit(CROSSING)
-    found, bound = best_assignment(CROSSING, known, 24.0, 10, 0, never)
-    assert found.tolist() == known.tolist() and bound == 24
+    alltoall_of_dw, bound = best_assignment(CROSSING, known, 24.0, 10, 0, never)
+    assert alltoall_of_dw.tolist() == known.tolist() and bound == 24
 
 
 def test_states_that_were_dropped_leave_no_proof():
@@ -173,15 +173,15 @@ def test_states_that_were_dropped_leave_no_proof():
     allowed = np.array([[0, 1, 1], [0, 0, 1], [1, 1, 1], [1, 1, 1], [0, 1, 1]])
     instance = WeightGradientInstance(np.array([7.0, 10, 9]), np.array([7.0, 7, 6, 4, 8]), allowed)
     assert best_nested(instance, 24.0, 1, never) == (None, np.inf)
-    found, bound = best_nested(instance, 24.0, 100, never)
-    assert (worth(instance, found), bound) == (25, 25)
+    alltoall_of_dw, bound = best_nested(instance, 24.0, 100, never)
+    assert (worth(instance, alltoall_of_dw), bound) == (25, 25)
 
 
 def test_states_look_at_every_division_that_may_be_best():
     for dw in ([9.5, 0.7], [0.7, 9.5], [5.0, 4.9, 0.2], [9.9, 9.8]):
         instance = WeightGradientInstance(np.array([10.0]), np.array(dw), np.ones((len(dw), 1)))
-        found, _ = best_nested(instance, 0.0, 100, never)
-        assert worth(instance, found) == 10
+        alltoall_of_dw, _ = best_nested(instance, 0.0, 100, never)
+        assert worth(instance, alltoall_of_dw) == 10
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1e-15, 1e-100, 1e-290])
@@ -252,10 +252,10 @@ def test_names_and_units_do_not_matter(instance, seed, unit):
 def test_no_dw_runs_under_an_alltoall_for_nothing(instance):
     for options in ({}, {"exact": False}):
         result = schedule_weight_gradients(instance, **options)
-        for one in np.flatnonzero(result.solution >= 0):
-            j, others = result.solution[one], result.solution.copy()
-            others[one] = -1
-            assert instance.dw[others == j].sum() < instance.alltoall[j] and instance.dw[one] > 0
+        for dw in np.flatnonzero(result.solution >= 0):
+            j, others = result.solution[dw], result.solution.copy()
+            others[dw] = -1
+            assert instance.dw[others == j].sum() < instance.alltoall[j] and instance.dw[dw] > 0
 
 
 def test_a_dw_beyond_what_is_needed_stays_out():
@@ -317,8 +317,8 @@ def test_search_alone_gets_near_the_flow():
         instance, _ = backward_pass(24, seed).relative()
         bound, start = cut_bound(instance), best_fit(instance)
         assert overlap(instance, start) < 0.985 * bound
-        found = exchange_search(instance, start, bound * (1 - 1e-12), 20_000, 0, never, lambda found: None)
-        assert worth(instance, found) >= bound * (1 - 1e-4)
+        alltoall_of_dw = exchange_search(instance, start, bound * (1 - 1e-12), 20_000, 0, never, lambda improved: None)
+        assert worth(instance, alltoall_of_dw) >= bound * (1 - 1e-4)
 
 
 def test_without_proofs_there_is_none(monkeypatch):
@@ -360,7 +360,7 @@ def test_a_search_cut_short_says_so_where_no_proof_follows(monkeypatch):
 def test_search_brings_in_what_runs_under_none():
     instance = WeightGradientInstance(np.array([5.0, 5]), np.array([4.0, 4, 5, 5]), np.ones((4, 2)))
     start = np.array([0, 1, -1, -1])
-    assert worth(instance, exchange_search(instance, start, 10.0, 100, 0, never, lambda found: None)) == 10
+    assert worth(instance, exchange_search(instance, start, 10.0, 100, 0, never, lambda improved: None)) == 10
 
 
 def test_search_never_answers_with_less_than_it_had(monkeypatch):
@@ -371,11 +371,14 @@ def test_search_never_answers_with_less_than_it_had(monkeypatch):
     start = best_fit(instance)
     for seed in range(5):
         seen = [start]
-        found = exchange_search(instance, start, np.inf, 300, seed, never, seen.append)
-        hidden = [worth(instance, one) for one in seen]
+        alltoall_of_dw = exchange_search(instance, start, np.inf, 300, seed, never, seen.append)
+        hidden = [worth(instance, assignment) for assignment in seen]
         assert all(a < b * (1 + 1e-12) for a, b in pairwise(hidden)) and len(seen) > 1
-        assert found.tolist() == seen[-1].tolist()
-        assert worth(instance, exchange_search(instance, found, np.inf, 20, seed, never, seen.append)) >= hidden[-1]
+        assert alltoall_of_dw.tolist() == seen[-1].tolist()
+        assert (
+            worth(instance, exchange_search(instance, alltoall_of_dw, np.inf, 20, seed, never, seen.append))
+            >= hidden[-1]
+        )
 
 
 @pytest.mark.parametrize(("layers", "seed"), [(4, 1), (4, 14), (12, 0), (12, 3), (24, 2), (24, 4), (24, 26)])
@@ -417,7 +420,7 @@ def test_progress_improves_and_ends_at_the_answer():
     seen = []
     instance = backward_pass(24, 2)
     result = schedule_weight_gradients(instance, on_progress=lambda *figures: seen.append(figures))
-    assert len(seen) > 2 and [one for one, _ in seen] == sorted(one for one, _ in seen)
+    assert len(seen) > 2 and [objective for objective, _ in seen] == sorted(objective for objective, _ in seen)
     assert seen[-1][0] == pytest.approx(result.objective, rel=EXACT)
     # Lancet's greedy, then the closest sums, then what the search finds.
     relative, unit = instance.relative()
@@ -491,7 +494,7 @@ def by_search(graph: nx.DiGraph, alltoalls: list, weight_gradients: list) -> lis
 def test_labels_equal_a_search_per_pair(nodes, density, seed):
     rng = np.random.default_rng(seed)
     graph = nx.DiGraph()
-    names = [f"op{one}" for one in rng.permutation(nodes)]
+    names = [f"op{number}" for number in rng.permutation(nodes)]
     graph.add_nodes_from(sorted(names))
     graph.add_edges_from(
         (names[i], names[j]) for i in range(nodes) for j in range(i + 1, nodes) if rng.random() < density
@@ -499,9 +502,9 @@ def test_labels_equal_a_search_per_pair(nodes, density, seed):
     chosen = rng.permutation(names).tolist()
     split = rng.integers(0, nodes + 1)
     alltoalls, weight_gradients = chosen[:split], chosen[split:]
-    found = overlappable(graph, alltoalls, weight_gradients)
-    assert found.dtype == bool and found.shape == (len(weight_gradients), len(alltoalls))
-    assert found.tolist() == by_search(graph, alltoalls, weight_gradients)
+    allowed = overlappable(graph, alltoalls, weight_gradients)
+    assert allowed.dtype == bool and allowed.shape == (len(weight_gradients), len(alltoalls))
+    assert allowed.tolist() == by_search(graph, alltoalls, weight_gradients)
 
 
 def test_labels_of_a_backward_pass():
@@ -511,10 +514,10 @@ def test_labels_of_a_backward_pass():
     graph.add_edge("combine 2", "dW experts 2")
     graph.add_edge("dispatch 2", "dW attention 2")
     graph.add_edge("combine 1", "dW experts 1")
-    found = overlappable(
+    allowed = overlappable(
         graph, ["combine 2", "dispatch 2", "combine 1"], ["dW experts 2", "dW attention 2", "dW experts 1"]
     )
-    assert found.astype(int).tolist() == [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
+    assert allowed.astype(int).tolist() == [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
     # The gradient's use in an optimiser step before an all-to-all would tie them in the other direction.
     graph.add_edge("dW experts 2", "combine 1")
     assert not overlappable(graph, ["combine 1"], ["dW experts 2"]).any()
@@ -523,11 +526,11 @@ def test_labels_of_a_backward_pass():
 def test_labels_of_a_large_graph():
     graph = nx.DiGraph()
     nx.add_path(graph, range(4000))
-    graph.add_edges_from((4 * one, 4000 + one) for one in range(1000))
+    graph.add_edges_from((4 * number, 4000 + number) for number in range(1000))
     alltoalls, weight_gradients = list(range(2, 4000, 40)), list(range(4000, 5000))
-    found = overlappable(graph, alltoalls, weight_gradients)
+    allowed = overlappable(graph, alltoalls, weight_gradients)
     # The chain up to the operator a dW hangs on comes before it, the rest has nothing to do with it.
-    assert (found == (np.array(alltoalls) > 4 * np.arange(1000)[:, None])).all()
+    assert (allowed == (np.array(alltoalls) > 4 * np.arange(1000)[:, None])).all()
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,8 @@ def test_search_finds_the_optimum_of_dynamic_programming(experts, gpus, gpus_per
         cost = np.where(node[:, None] == node, 1.0, 1.0 + node_price) * (1 - np.eye(gpus))
         exact = chain_optimum(counts, cost, gpus_per_node)
         start = greedy_chain(prices, 0, np.arange(experts) % gpus)
-        found = search(prices, [start], 0.2, time.perf_counter() + FAR, seed)
-        assert prices.worth(found) == pytest.approx(prices.worth(exact), rel=1e-12)
+        place = search(prices, [start], 0.2, time.perf_counter() + FAR, seed)
+        assert prices.worth(place) == pytest.approx(prices.worth(exact), rel=1e-12)
 
 
 @pytest.mark.parametrize("across", [False, True])
@@ -177,8 +177,8 @@ def test_gains_are_what_they_say_for_any_number_of_experts(size, node_price):
     member, p, q = np.arange(3), np.array([0, 0, 1]), np.array([2, 2, 3])
     gain = divide_anew(held, prices, member, p, q, 1e-9)
     assert gain.min() > 0
-    for place, one, gained in zip(places, held, gain, strict=True):
-        assert prices.worth(gpu_of_expert(one)) == pytest.approx(prices.worth(place) + gained)
+    for place, held_now, gained in zip(places, held, gain, strict=True):
+        assert prices.worth(gpu_of_expert(held_now)) == pytest.approx(prices.worth(place) + gained)
 
 
 @pytest.mark.parametrize(
@@ -297,10 +297,10 @@ def test_same_seed_same_answer_whatever_the_clock(monkeypatch, nodes):
     monkeypatch.setattr(kernel, "BOUND_CAP", FAR)
     instance = AffinityInstance(permutation_affinity(5, 16, 3000), 4, nodes, 1.0, 3.0 if nodes else 1.0)
     monkeypatch.setattr(kernel, "EXACT_WORK", 0)
-    one, two = (affinity(instance, time_limit=0.7, seed=5) for _ in range(2))
-    assert one.status is two.status is Status.FEASIBLE
-    np.testing.assert_array_equal(one.solution, two.solution)
-    assert one.bound == two.bound
+    first, second = (affinity(instance, time_limit=0.7, seed=5) for _ in range(2))
+    assert first.status is second.status is Status.FEASIBLE
+    np.testing.assert_array_equal(first.solution, second.solution)
+    assert first.bound == second.bound
 
 
 @pytest.mark.parametrize("nodes", [None, 2])

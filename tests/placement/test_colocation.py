@@ -126,11 +126,11 @@ def test_colocation_ignores_names_units_directions_and_grows_with_load(experts, 
 def test_bottleneck_assignment_and_its_slack(size, seed, kind):
     """The threshold is right: a matching stays within it (`with_slack` would fail), none stays below."""
     weight = numbers(np.random.default_rng(seed), kind, (size, size))
-    found, bound = bottleneck_assignment(weight, np.random.default_rng(seed).permutation(size))
+    assignment, bound = bottleneck_assignment(weight, np.random.default_rng(seed).permutation(size))
     slack, row = with_slack(weight, bound), np.arange(size)
-    assert sorted(found) == sorted(slack) == list(range(size))
-    assert weight[row, found].max() == weight[row, slack].max() == bound
-    assert weight[row, slack].sum() <= weight[row, found].sum() * (1 + 1e-12)
+    assert sorted(assignment) == sorted(slack) == list(range(size))
+    assert weight[row, assignment].max() == weight[row, slack].max() == bound
+    assert weight[row, slack].sum() <= weight[row, assignment].sum() * (1 + 1e-12)
     with pytest.raises(ValueError, match="infeasible"):
         with_slack(weight, np.nextafter(bound, -np.inf))
 
@@ -165,7 +165,7 @@ def test_bad_loads_are_named():
 
 def test_random_colocation_is_a_pairing_of_its_seed():
     drawn = [tuple(random_colocation(6, seed)) for seed in range(20)]
-    assert all(sorted(one) == list(range(6)) for one in drawn) and len(set(drawn)) > 10
+    assert all(sorted(pairing) == list(range(6)) for pairing in drawn) and len(set(drawn)) > 10
     assert drawn[4] == tuple(random_colocation(6, 4))
 
 
@@ -225,7 +225,9 @@ def test_without_a_proof_the_answer_is_legal_and_the_bound_valid():
 
 
 def test_beyond_cp_sat_there_is_an_answer_without_a_proof(monkeypatch):
-    cost = next(one for one in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(one))
+    cost = next(
+        table for table in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(table)
+    )
     monkeypatch.setattr(heterogeneous, "CP_SAT_TRIPLES", 60)
     monkeypatch.setattr(heterogeneous, "solve", None)
     result = colocate_heterogeneous(cost)
@@ -234,7 +236,9 @@ def test_beyond_cp_sat_there_is_an_answer_without_a_proof(monkeypatch):
 
 
 def test_a_question_without_an_answer_proves_nothing(monkeypatch):
-    cost = next(one for one in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(one))
+    cost = next(
+        table for table in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(table)
+    )
     optimum, asked = colocate_heterogeneous(cost).objective, []
     monkeypatch.setattr(heterogeneous, "solve", lambda *rest, **more: (asked.append(1) or UNKNOWN, None))
     result = colocate_heterogeneous(cost)

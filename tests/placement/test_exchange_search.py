@@ -30,11 +30,11 @@ def legal(exact: bool, slots: np.ndarray):
 def test_it_is_legal_repeatable_and_no_worse_than_its_starts(seed, exact):
     slots = np.array([2, 2, 2]) if exact else np.array([4, 3, 2])
     seconds, starts = planted(seed), list(legal(exact, slots))[:2]
-    found = exchange_search(starts, slots, exact, seconds, 50, seed)
-    held = np.bincount(found, minlength=GPUS)
+    place = exchange_search(starts, slots, exact, seconds, 50, seed)
+    held = np.bincount(place, minlength=GPUS)
     assert np.all(held == slots) if exact else np.all(held <= slots)
-    assert seconds(found) <= min(map(seconds, starts))
-    np.testing.assert_array_equal(found, exchange_search(starts, slots, exact, seconds, 50, seed))
+    assert seconds(place) <= min(map(seconds, starts))
+    np.testing.assert_array_equal(place, exchange_search(starts, slots, exact, seconds, 50, seed))
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -43,13 +43,13 @@ def test_it_finds_the_optimum_of_most_small_problems(exact):
     rows, hits = list(legal(exact, slots)), 0
     for seed in range(12):
         seconds = planted(seed)
-        found = exchange_search(rows[:1], slots, exact, seconds, 600, seed)
-        hits += seconds(found) <= min(map(seconds, rows)) * (1 + 1e-12)
+        place = exchange_search(rows[:1], slots, exact, seconds, 600, seed)
+        hits += seconds(place) <= min(map(seconds, rows)) * (1 + 1e-12)
     assert hits >= 10
 
 
 def test_a_stop_returns_the_best_start():
     rows = list(legal(True, np.array([2, 2, 2])))
     seconds = planted(3)
-    found = exchange_search(rows[:5], np.array([2, 2, 2]), True, seconds, 10**9, stop=lambda: True)
-    assert seconds(found) == min(map(seconds, rows[:5]))
+    place = exchange_search(rows[:5], np.array([2, 2, 2]), True, seconds, 10**9, stop=lambda: True)
+    assert seconds(place) == min(map(seconds, rows[:5]))

@@ -31,9 +31,9 @@ def check_points(points: list[FrontPoint], instance: JointInstance, most: int, w
         assert point.hop_cost_share == pytest.approx(most_of([check.hop_cost_share for check in checks]), abs=1e-9)
         assert point.moves == checks[0].moves
     assert [point.hop_cost_share for point in points] == sorted(point.hop_cost_share for point in points)
-    for one, other in permutations(points, 2):
-        assert not one.beats(other)
-        alike = abs(one.hop_cost_share - other.hop_cost_share) + abs(one.balancedness - other.balancedness)
+    for first, second in permutations(points, 2):
+        assert not first.beats(second)
+        alike = abs(first.hop_cost_share - second.hop_cost_share) + abs(first.balancedness - second.balancedness)
         assert alike > 1e-9
 
 
@@ -117,8 +117,8 @@ def test_time_limit_in_all():
 
 def test_same_seed_same_front():
     instance = recorded_like()
-    one, two = (front(instance, 4, kicks=5, seed=3, time_limit=60) for _ in range(2))
-    assert [point.gpu_of_expert.tolist() for point in one] == [point.gpu_of_expert.tolist() for point in two]
+    first, second = (front(instance, 4, kicks=5, seed=3, time_limit=60) for _ in range(2))
+    assert [point.gpu_of_expert.tolist() for point in first] == [point.gpu_of_expert.tolist() for point in second]
 
 
 def test_a_front_of_one_point_and_of_no_choice():

@@ -186,13 +186,13 @@ def test_tables_follow_every_change(instance, weight, workloads, seed):
     state = JointState(terms, random_start(instance, seed), random_start(instance, seed + 1))
     first = state.place.copy()
     for _ in range(6):
-        layer, one, two = rng.integers(instance.layers), *rng.integers(instance.experts, size=2)
-        before, gain = state.objective, state.swap_gains(layer)[one, two]
-        if state.place[layer, one] == state.place[layer, two]:
+        layer, first_expert, second_expert = rng.integers(instance.layers), *rng.integers(instance.experts, size=2)
+        before, gain = state.objective, state.swap_gains(layer)[first_expert, second_expert]
+        if state.place[layer, first_expert] == state.place[layer, second_expert]:
             assert gain == np.inf
             continue
         loads = state.gpu_load.copy()
-        state.swap(int(layer), int(one), int(two))
+        state.swap(int(layer), int(first_expert), int(second_expert))
         assert state.objective == pytest.approx(terms.objective(state.place), abs=1e-9)
         if not terms.worst:
             uneven = ((state.gpu_load**2).sum() - (loads**2).sum()) * 0.02 / terms.unit
@@ -306,9 +306,9 @@ def test_few_moves_go_where_they_help_most():
     start = random_start(instance, 4)
     terms = JointTerms(instance, 0.7, True)
     best = terms.objective(start)
-    for layer, one, two in product(range(6), range(16), range(16)):
+    for layer, first_expert, second_expert in product(range(6), range(16), range(16)):
         trial = start.copy()
-        trial[layer, [one, two]] = trial[layer, [two, one]]
+        trial[layer, [first_expert, second_expert]] = trial[layer, [second_expert, first_expert]]
         best = min(best, terms.objective(trial))
     assert place_jointly(instance, 0.7, start=start, max_moves=2, kicks=40).objective <= best + 2e-3
 
@@ -339,9 +339,9 @@ def test_names_of_gpus_and_numbers_of_experts_do_not_matter():
 def test_numbers_of_tokens_and_currency_do_not_matter():
     instance = recorded_like()
     scaled = JointInstance(instance.transitions * 8, instance.load * 4, instance.slots, cost_gpu=2.0)
-    one, other = (place_jointly(case, 0.6, kicks=10) for case in (instance, scaled))
-    np.testing.assert_array_equal(one.solution, other.solution)
-    assert one.objective == pytest.approx(other.objective, abs=1e-12)
+    plain, rescaled = (place_jointly(case, 0.6, kicks=10) for case in (instance, scaled))
+    np.testing.assert_array_equal(plain.solution, rescaled.solution)
+    assert plain.objective == pytest.approx(rescaled.objective, abs=1e-12)
 
 
 def test_the_worst_workload_is_what_worst_looks_at():
@@ -358,9 +358,9 @@ def test_the_worst_workload_is_what_worst_looks_at():
 
 def test_same_seed_same_answer():
     instance = recorded_like()
-    one, two = (place_jointly(instance, 0.6, kicks=20, seed=7) for _ in range(2))
-    np.testing.assert_array_equal(one.solution, two.solution)
-    assert one.provenance == two.provenance
+    first, second = (place_jointly(instance, 0.6, kicks=20, seed=7) for _ in range(2))
+    np.testing.assert_array_equal(first.solution, second.solution)
+    assert first.provenance == second.provenance
 
 
 def test_stop_and_time_limit_leave_a_legal_answer():
@@ -426,13 +426,13 @@ def test_bad_options(options, part):
 
 def test_the_validator_refuses_what_is_not_legal():
     instance = random_instance((2, 2), 2, 1, 0)
-    given = instance.transitions[0], instance.load[0], instance.slots
+    tables = instance.transitions[0], instance.load[0], instance.slots
     legal = np.array([[0, 0, 1, 1], [0, 1, 0, 1]])
-    check = check_joint(legal, *given, start=np.array([[0, 1, 0, 1], [0, 1, 0, 1]]), max_moves=2)
+    check = check_joint(legal, *tables, start=np.array([[0, 1, 0, 1], [0, 1, 0, 1]]), max_moves=2)
     assert check.moves == 2
     assert check.kept_share + check.hop_share == pytest.approx(1.0)
     with pytest.raises(IllegalError, match="2 experts moved"):
-        check_joint(legal, *given, start=np.array([[0, 1, 0, 1], [0, 1, 0, 1]]), max_moves=1)
+        check_joint(legal, *tables, start=np.array([[0, 1, 0, 1], [0, 1, 0, 1]]), max_moves=1)
     for wrong in ([[0, 0, 0, 1], [0, 1, 0, 1]], [[0, 0, 1, 2], [0, 1, 0, 1]], [[0, 0, 1, 1]]):
         with pytest.raises(IllegalError):
-            check_joint(np.array(wrong), *given)
+            check_joint(np.array(wrong), *tables)

@@ -41,9 +41,9 @@ def test_fewest_moves_against_every_relabelling(seed, layers, experts, gpus, per
     rng = np.random.default_rng(seed)
     now, new = random_held(rng, layers, experts, gpus), random_held(rng, layers, experts, gpus)
     kind = rng.integers(0, 2, gpus)
-    found = fewest_moves(now, new, kind, per_layer)
-    assert found.shape == ((layers, gpus) if per_layer else (gpus,))
-    given = relabelled(new, found)
+    new_gpu = fewest_moves(now, new, kind, per_layer)
+    assert new_gpu.shape == ((layers, gpus) if per_layer else (gpus,))
+    renamed = relabelled(new, new_gpu)
     legal = [order for order in permutations(range(gpus)) if (kind[list(order)] == kind).all()]
 
     def copies(order: tuple, layer: slice) -> int:
@@ -53,8 +53,8 @@ def test_fewest_moves_against_every_relabelling(seed, layers, experts, gpus, per
         return int((trial & ~now[layer]).sum())
 
     parts = [slice(layer, layer + 1) for layer in range(layers)] if per_layer else [slice(None)]
-    assert moved(now, given).sum() == sum(min(copies(order, part) for order in legal) for part in parts)
-    for row in np.atleast_2d(found):
+    assert moved(now, renamed).sum() == sum(min(copies(order, part) for order in legal) for part in parts)
+    for row in np.atleast_2d(new_gpu):
         assert (kind[row] == kind).all() and sorted(row) == list(range(gpus))
 
 
@@ -62,8 +62,8 @@ def test_a_relabelled_placement_is_found_again():
     rng = np.random.default_rng(0)
     now = random_held(rng, 4, 12, 6)
     order = rng.permutation(6)
-    found = fewest_moves(now, now[:, :, order], np.zeros(6, dtype=int))
-    assert not moved(now, relabelled(now[:, :, order], found)).any()
+    new_gpu = fewest_moves(now, now[:, :, order], np.zeros(6, dtype=int))
+    assert not moved(now, relabelled(now[:, :, order], new_gpu)).any()
     assert fewest_moves(now, now, np.zeros(6, dtype=int)).tolist() == list(range(6))
     # Where nothing is gained nobody trades.
     apart = np.eye(3, dtype=bool)[None]

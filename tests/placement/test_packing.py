@@ -101,6 +101,6 @@ def test_is_the_papers_choice_where_more_experts_are_better(experts, devices, st
     ],
 )
 def test_malformed_tables_are_refused(change, message):
-    given = {"ffn": [1, 2, 3], "alltoall": [3, 2, 1], "experts": 4, "devices": 4, "bytes_per_expert": 1, "memory": 9}
+    table = {"ffn": [1, 2, 3], "alltoall": [3, 2, 1], "experts": 4, "devices": 4, "bytes_per_expert": 1, "memory": 9}
     with pytest.raises(InputError, match=message):
-        pack_experts(**(given | change))
+        pack_experts(**(table | change))

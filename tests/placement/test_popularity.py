@@ -57,15 +57,15 @@ def test_equals_counting_token_by_token(case):
 @given(cases(), st.integers(0, 2**32 - 1))
 def test_what_changes_nothing_and_what_only_adds(case, seed):
     rng = np.random.default_rng(seed)
-    found = estimate_devices(**case).solution
+    devices_of_expert = estimate_devices(**case).solution
     shuffled = {name: rng.permutation(case[name]) for name in ("train", "test_prefix")}
-    np.testing.assert_allclose(estimate_devices(**(case | shuffled)).solution, found, rtol=1e-12)
+    np.testing.assert_allclose(estimate_devices(**(case | shuffled)).solution, devices_of_expert, rtol=1e-12)
     twice = {name: np.concatenate([case[name]] * 2) for name in ("train", "test_prefix")}
-    np.testing.assert_allclose(estimate_devices(**(case | twice)).solution, found, rtol=1e-12)
+    np.testing.assert_allclose(estimate_devices(**(case | twice)).solution, devices_of_expert, rtol=1e-12)
     more = estimate_devices(**(case | {"devices": 3 * case["devices"]})).solution
-    np.testing.assert_allclose(more, 3 * found, rtol=1e-12)
+    np.testing.assert_allclose(more, 3 * devices_of_expert, rtol=1e-12)
     everything = estimate_devices(**(case | {"top_k": case["num_experts"]})).solution
-    assert (everything >= found - 1e-12).all()
+    assert (everything >= devices_of_expert - 1e-12).all()
     assert everything.sum() == pytest.approx(case["devices"])
     renamed = np.append(rng.permutation(case["num_experts"]), -1)  # a missing choice stays missing
     other = {name: renamed[case[name]] for name in ("train", "test_prefix")}
@@ -124,8 +124,8 @@ def test_longer_paths_foretell_a_recording_better():
         profile = profile_paths(train, 16, path_length)
         apart = []
         for layer in range(3, 7):
-            foretold = profile.estimate(test[:, layer - path_length + 1 : layer + 1], layer, 1)
-            apart.append(np.abs(foretold / foretold.sum() - np.bincount(test[:, layer + 1]) / len(test)).sum() / 2)
+            predicted = profile.estimate(test[:, layer - path_length + 1 : layer + 1], layer, 1)
+            apart.append(np.abs(predicted / predicted.sum() - np.bincount(test[:, layer + 1]) / len(test)).sum() / 2)
         return float(np.mean(apart))
 
     assert error(3) < 0.5 * error(1)

@@ -25,15 +25,15 @@ SPEEDS = (1.0, 0.8, 0.5, 0.4)
 
 def checked(result, instance: ReplicationInstance) -> np.ndarray:
     """The validator's balancedness float64[load, layer], after holding the result's claims against it."""
-    found = check_replication(
+    balance = check_replication(
         result.solution, instance.loads, instance.gpus, instance.slots_of_gpu, instance.split, instance.speed
     )
     assert result.solution.dtype == np.int64
-    assert result.objective == pytest.approx(found.min(), rel=1e-6)
-    assert balancedness(result.solution, instance) == pytest.approx(found, rel=1e-6)
+    assert result.objective == pytest.approx(balance.min(), rel=1e-6)
+    assert balancedness(result.solution, instance) == pytest.approx(balance, rel=1e-6)
     assert result.objective <= result.bound <= 1
     assert (result.status is Status.OPTIMAL) == (result.bound <= result.objective * (1 + 1e-6))
-    return found
+    return balance
 
 
 def random_loads(rng: np.random.Generator, loads: int, layers: int, experts: int, kind: str) -> np.ndarray:
@@ -67,10 +67,10 @@ def best_by_trying_all(instance: ReplicationInstance) -> float:
         for gpus in product(*contents):
             placed = [expert for gpu in gpus for expert in gpu]
             if len(set(placed)) == experts:
-                found = check_replication(
+                balance = check_replication(
                     np.array([placed]), loads, instance.gpus, instance.slots_of_gpu, instance.split, instance.speed
                 )
-                reached = max(reached, found.min())
+                reached = max(reached, balance.min())
         best.append(reached)
     return min(best)
 
@@ -86,12 +86,22 @@ def test_equal_split_against_every_placement(instance, exact):
     assert result.objective <= optimum * (1 + 1e-9) and optimum <= result.bound * (1 + 1e-9)
     # A result's bound is never below its objective, so the limits are also held against the optimum by themselves.
     for layer, limit in enumerate(least_time(instance.relative, instance.slots_of_gpu, instance.speed)):
-        one = instance.of_layer(layer)
-        best_of_layer = best_by_trying_all(one)
+        layer_instance = instance.of_layer(layer)
+        best_of_layer = best_by_trying_all(layer_instance)
         assert best_of_layer * limit <= 1 + 1e-9
         known = instance.layout(result.solution[[layer]])[0]
-        given = one.relative[0], one.slots_of_gpu, one.speed, "equal", known, 0.5, 5.0, 0, never
-        assert best_of_layer * best_layout(*given)[1] <= 1 + 1e-9
+        arguments = (
+            layer_instance.relative[0],
+            layer_instance.slots_of_gpu,
+            layer_instance.speed,
+            "equal",
+            known,
+            0.5,
+            5.0,
+            0,
+            never,
+        )
+        assert best_of_layer * best_layout(*arguments)[1] <= 1 + 1e-9
     if exact:
         assert result.status is Status.OPTIMAL
         assert result.objective == pytest.approx(optimum, rel=1e-6)
@@ -129,15 +139,15 @@ def test_work_is_conserved_and_no_plan_beats_the_limits(instance):
     share = share_of_slot(result.solution, instance)
     total = instance.loads.sum(axis=2)
     assert share.sum(axis=2) == pytest.approx(np.where(total > 0, instance.speed.sum(), 0.0))
-    found = checked(result, instance)
+    balance = checked(result, instance)
     fastest = instance.speed.max()
     for layer, row in enumerate(result.solution):
         for load in range(len(total)):
             if total[load, layer]:
                 heaviest = (instance.loads[load, layer] / np.bincount(row, minlength=instance.loads.shape[2])).max()
                 limit = heaviest / fastest / (total[load, layer] / instance.speed.sum())
-                assert 1 / found[load, layer] >= 1 - 1e-9
-                assert instance.split == "free" or 1 / found[load, layer] >= limit * (1 - 1e-9)
+                assert 1 / balance[load, layer] >= 1 - 1e-9
+                assert instance.split == "free" or 1 / balance[load, layer] >= limit * (1 - 1e-9)
 
 
 @settings(max_examples=30, deadline=None)
@@ -157,15 +167,15 @@ def test_renaming_experts_and_changing_units(instance, seed):
 
 def test_limits_by_hand():
     """The one spare slot halves the 10, so that the 6 stays whole, though four GPUs would do the two in 4 each."""
-    one = np.array([[[10.0, 6, 1, 1]]])
-    assert least_time(one, np.ones(5, dtype=int), np.ones(5)) == pytest.approx([6.0])
+    load = np.array([[[10.0, 6, 1, 1]]])
+    assert least_time(load, np.ones(5, dtype=int), np.ones(5)) == pytest.approx([6.0])
     # With a GPU of speed 3 both have three GPUs at most, which are as fast as five.
-    assert least_time(one, np.ones(5, dtype=int), np.array([3.0, 1, 1, 1, 1])) == pytest.approx([16 / 5])
+    assert least_time(load, np.ones(5, dtype=int), np.array([3.0, 1, 1, 1, 1])) == pytest.approx([16 / 5])
     instance = ReplicationInstance(np.array([[[3.0, 1, 1, 1, 1, 1, 1]]]), 8, 4, split="equal")
     layout = instance.layout(replicate(instance, exact=False).solution)[0]
-    given = instance.relative[0], instance.slots_of_gpu, instance.speed, "equal", layout, 0.5, 5.0, 0, never
-    found, limit = best_layout(*given)
-    placed = check_replication(instance.slots_in(found[None]), instance.loads, 4)
+    arguments = instance.relative[0], instance.slots_of_gpu, instance.speed, "equal", layout, 0.5, 5.0, 0, never
+    best, limit = best_layout(*arguments)
+    placed = check_replication(instance.slots_in(best[None]), instance.loads, 4)
     assert limit == pytest.approx(1 / placed.min(), rel=1e-6) and limit <= 1 / placed.min() * (1 + 1e-9)
 
 
@@ -201,10 +211,10 @@ def test_a_further_slot_on_every_gpu_never_lowers_the_limit(instance):
 def test_free_is_never_slower_than_equal_and_best_never_worse_than_eplb(instance, seed):
     free = ReplicationInstance(instance.loads, instance.slots, instance.gpus, "free")
     usual = replicate(instance, "eplb")
-    found = replicate(instance, exact=False, effort=2, seed=seed)
-    at_will = check_replication(found.solution, instance.loads, instance.gpus, split="free")
-    assert (at_will >= checked(found, instance) * (1 - 1e-6)).all()
-    assert (checked(found, instance).min(axis=0) >= checked(usual, instance).min(axis=0) * (1 - 1e-9)).all()
+    result = replicate(instance, exact=False, effort=2, seed=seed)
+    at_will = check_replication(result.solution, instance.loads, instance.gpus, split="free")
+    assert (at_will >= checked(result, instance) * (1 - 1e-6)).all()
+    assert (checked(result, instance).min(axis=0) >= checked(usual, instance).min(axis=0) * (1 - 1e-9)).all()
     free_usual = replicate(free, "eplb")
     assert replicate(free, exact=False, effort=2).objective >= free_usual.objective * (1 - 1e-6)
 
@@ -317,11 +327,11 @@ def test_a_time_limit_is_kept_and_said():
 
 
 def test_progress_is_told():
-    told = []
+    progress = []
     instance = ReplicationInstance(np.array([[[5.0, 3, 3, 2, 2, 1]]]), 6, 2)
-    result = replicate(instance, on_incumbent=lambda objective, bound: told.append((objective, bound)))
-    assert told and told[-1] == (result.objective, pytest.approx(result.bound))
-    assert all(objective <= bound + 1e-12 for objective, bound in told)
+    result = replicate(instance, on_incumbent=lambda objective, bound: progress.append((objective, bound)))
+    assert progress and progress[-1] == (result.objective, pytest.approx(result.bound))
+    assert all(objective <= bound + 1e-12 for objective, bound in progress)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")

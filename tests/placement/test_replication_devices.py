@@ -28,10 +28,10 @@ def brute_force(popularity: np.ndarray, devices: int, cap: int) -> float:
     best = np.inf
     for choice in combinations_with_replacement(held, devices):
         hosts = np.zeros(experts)
-        for one in choice:
-            hosts[list(one)] += 1
+        for held_experts in choice:
+            hosts[list(held_experts)] += 1
         if hosts.all():
-            best = min(best, max(sum(popularity[e] / hosts[e] for e in one) for one in choice))
+            best = min(best, max(sum(popularity[e] / hosts[e] for e in held_experts) for held_experts in choice))
     return best
 
 
@@ -242,7 +242,7 @@ def test_incumbents_improve_and_are_reported():
         zipf(16, 2), 8, 3, exact=False, on_incumbent=lambda objective, bound: seen.append((objective, bound))
     )
     assert seen and seen[-1][0] == pytest.approx(result.objective)
-    assert [one for one, _ in seen] == sorted((one for one, _ in seen), reverse=True)
+    assert [objective for objective, _ in seen] == sorted((objective for objective, _ in seen), reverse=True)
     assert all(bound <= objective for objective, bound in seen)
 
 

@@ -37,11 +37,13 @@ def one_at_a_time(alltoall, allreduce, micro_op, overhead, policy):
     now, spans = 0.0, {}
     while queue:
         now = max(now, min(arrival for arrival, *_ in queue))
-        there = [one for one in queue if one[0] <= now]
-        one = min(there, key=lambda one: (one[1], one[0], one[2]) if policy == "priority" else one)
-        queue.remove(one)
-        spans[one[1:3]] = (now, now + one[3])
-        now += one[3]
+        there = [waiting for waiting in queue if waiting[0] <= now]
+        served = min(
+            there, key=lambda waiting: (waiting[1], waiting[0], waiting[2]) if policy == "priority" else waiting
+        )
+        queue.remove(served)
+        spans[served[1:3]] = (now, now + served[3])
+        now += served[3]
     return spans
 
 

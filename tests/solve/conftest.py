@@ -14,20 +14,20 @@ class Solver:
     def __init__(self, monkeypatch, capsys):
         self.monkeypatch, self.capsys = monkeypatch, capsys
 
-    def __call__(self, kernel: str, given, options: str = "{}"):
-        text = given if isinstance(given, str) else json.dumps(given)
+    def __call__(self, kernel: str, instance, options: str = "{}"):
+        text = instance if isinstance(instance, str) else json.dumps(instance)
         self.monkeypatch.setattr("sys.stdin", io.StringIO(text))
         code = main(["solve", kernel, "--options", options])
         printed = self.capsys.readouterr()
         return code, json.loads(printed.out) if printed.out else None, printed.err
 
-    def answer(self, kernel: str, given, options: str = "{}"):
-        code, answer, errors = self(kernel, given, options)
+    def answer(self, kernel: str, instance, options: str = "{}"):
+        code, answer, errors = self(kernel, instance, options)
         assert (code, errors) == (0, "")
         return answer
 
-    def refused(self, kernel: str, given, *parts: str, options: str = "{}") -> None:
-        code, answer, errors = self(kernel, given, options)
+    def refused(self, kernel: str, instance, *parts: str, options: str = "{}") -> None:
+        code, answer, errors = self(kernel, instance, options)
         assert code == 2 and answer is None
         assert errors.startswith("error: ") and errors.count("\n") == 1 and errors.endswith("\n")
         for part in parts:

@@ -56,7 +56,7 @@ def test_a_larger_one_in_its_time_with_a_bound(solver):
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         ({"gpus": 2}, ["transitions"]),
         (GOOD | {"transitions": []}, ["transitions"]),
@@ -75,5 +75,5 @@ def test_a_larger_one_in_its_time_with_a_bound(solver):
         ([GOOD, GOOD | {"gpus": 3}], ["instance 1"]),
     ],
 )
-def test_a_malformed_problem_is_one_line(solver, given, parts):
-    solver.refused("affinity", given, *parts)
+def test_a_malformed_problem_is_one_line(solver, instance, parts):
+    solver.refused("affinity", instance, *parts)

@@ -22,7 +22,7 @@ def test_colocate(solver, experts):
     instance = pairs_of(np.random.default_rng(experts), experts)
     answer = solver.answer("colocate", instance)
     assert set(answer) == COMMON | {"partner"} and answer["status"] == "OPTIMAL"
-    assert all(type(one) is int for one in answer["partner"])
+    assert all(type(expert) is int for expert in answer["partner"])
     four = [np.array(instance[name]) for name in NAMES]
     best = min(check_colocation(np.array(permutation), *four) for permutation in permutations(range(experts)))
     assert check_colocation(np.array(answer["partner"]), *four) == answer["objective"] == answer["bound"] == best
@@ -41,7 +41,7 @@ def test_colocate_heterogeneous(solver, gpus, options):
     answer = solver.answer("colocate-heterogeneous", {"cost": cost.tolist()}, options)
     assert set(answer) == COMMON | {"assignment"}
     assert [row[0] for row in answer["assignment"]] == list(range(gpus))
-    assert all(type(one) is int for row in answer["assignment"] for one in row)
+    assert all(type(number) is int for row in answer["assignment"] for number in row)
     assert check_colocation_heterogeneous(np.array(answer["assignment"])[:, 1:], cost) == answer["objective"]
     every = list(permutations(range(gpus)))
     best = min(max(cost[range(gpus), a, b]) for a in every for b in every)
@@ -68,7 +68,7 @@ def test_an_array_of_instances(solver):
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         ({name: PAIRS[name] for name in NAMES[:3]}, ["recv_b"]),
         (PAIRS | {"send_b": [1]}, ["send_b", "2", "1"]),
@@ -82,12 +82,12 @@ def test_an_array_of_instances(solver):
         ("7", ["colocate"]),
     ],
 )
-def test_malformed_pairs_are_one_line(solver, given, parts):
-    solver.refused("colocate", given, *parts)
+def test_malformed_pairs_are_one_line(solver, instance, parts):
+    solver.refused("colocate", instance, *parts)
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         ({}, ["cost"]),
         ({"cost": []}, ["cost"]),
@@ -102,5 +102,5 @@ def test_malformed_pairs_are_one_line(solver, given, parts):
         ([TRIPLES, {"cost": [[[1, 2]]]}], ["instance 1", "cost"]),
     ],
 )
-def test_malformed_costs_are_one_line(solver, given, parts):
-    solver.refused("colocate-heterogeneous", given, *parts)
+def test_malformed_costs_are_one_line(solver, instance, parts):
+    solver.refused("colocate-heterogeneous", instance, *parts)

@@ -119,7 +119,7 @@ def test_any_popularity_is_counted_right(solver, data):
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         (DEVICES | {"popularity": []}, ["popularity"]),
         (DEVICES | {"popularity": [1, -1]}, ["popularity", "at least 0"]),
@@ -135,12 +135,12 @@ def test_any_popularity_is_counted_right(solver, data):
         ([DEVICES, DEVICES | {"devices": 1}], ["instance 1"]),
     ],
 )
-def test_a_malformed_hosting_is_one_line(solver, given, parts):
-    solver.refused("replicate-devices", given, *parts)
+def test_a_malformed_hosting_is_one_line(solver, instance, parts):
+    solver.refused("replicate-devices", instance, *parts)
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         (POPULARITY | {"train": []}, ["train"]),
         (POPULARITY | {"train": [[0, 1, 2], [0, 1]]}, ["train", "equal length"]),
@@ -158,5 +158,5 @@ def test_a_malformed_hosting_is_one_line(solver, given, parts):
         ({name: value for name, value in POPULARITY.items() if name != "experts"}, ["experts"]),
     ],
 )
-def test_a_malformed_popularity_is_one_line(solver, given, parts):
-    solver.refused("popularity", given, *parts)
+def test_a_malformed_popularity_is_one_line(solver, instance, parts):
+    solver.refused("popularity", instance, *parts)

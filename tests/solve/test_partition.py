@@ -31,10 +31,12 @@ fixed = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCh
 
 def held_against_the_rules(answer: dict, instance: dict) -> None:
     assert set(answer) == COMMON | {"ranges"}
-    for one in answer["ranges"]:
-        assert set(one) == {"first", "last", "parts"} and all(type(number) is int for number in one.values())
-    ranges = [(one["first"], one["last"], one["parts"]) for one in answer["ranges"]]
-    times = [[np.inf if one is None else one for one in op["times"]] for op in instance["ops"]]
+    for part_range in answer["ranges"]:
+        assert set(part_range) == {"first", "last", "parts"} and all(
+            type(number) is int for number in part_range.values()
+        )
+    ranges = [(part_range["first"], part_range["last"], part_range["parts"]) for part_range in answer["ranges"]]
+    times = [[np.inf if seconds is None else seconds for seconds in op["times"]] for op in instance["ops"]]
     network = [op["kind"] == "comm" for op in instance["ops"]]
     worth = check_partition(ranges, network, times, max_range=instance.get("max_range"))
     assert answer["objective"] == pytest.approx(worth, rel=1e-9)
@@ -117,7 +119,7 @@ def test_a_time_limit_leaves_the_question_open(solver):
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         ({"ops": []}, ["ops"]),
         ({"ops": [{"kind": "comp", "times": []}]}, ["times"]),
@@ -133,12 +135,12 @@ def test_a_time_limit_leaves_the_question_open(solver):
         ([CHAIN, CHAIN | {"max_range": -1}], ["instance 1"]),
     ],
 )
-def test_a_malformed_chain_is_one_line(solver, given, parts):
-    solver.refused("partition", given, *parts)
+def test_a_malformed_chain_is_one_line(solver, instance, parts):
+    solver.refused("partition", instance, *parts)
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         ({"constraints": []}, ["domains"]),
         ({"domains": {"x": [0.5]}}, ["domains"]),
@@ -149,5 +151,5 @@ def test_a_malformed_chain_is_one_line(solver, given, parts):
         (AXES | {"count": "many"}, ["count"]),
     ],
 )
-def test_malformed_axes_are_one_line(solver, given, parts):
-    solver.refused("partition-axes", given, *parts)
+def test_malformed_axes_are_one_line(solver, instance, parts):
+    solver.refused("partition-axes", instance, *parts)

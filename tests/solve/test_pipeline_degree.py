@@ -51,15 +51,22 @@ def test_the_ways_differ(solver):
 
 def test_the_smallest_of_ties(solver):
     # The network is never idle from two parts on: 2 · 3 seconds at every degree.
-    line = {"alpha_comm": 0, "beta_comm": 1, "size_comm": 3, "alpha_comp": 0, "beta_comp": 1, "size_comp": 3}
-    answer = solver.answer("pipeline-degree", line | {"max_degree": 9})
+    coefficients = {"alpha_comm": 0, "beta_comm": 1, "size_comm": 3, "alpha_comp": 0, "beta_comp": 1, "size_comp": 3}
+    answer = solver.answer("pipeline-degree", coefficients | {"max_degree": 9})
     assert (answer["degree"], answer["objective"]) == (2, 6.0)
 
 
 def test_the_printed_rule_says_what_it_loses(solver):
-    line = {"alpha_comm": 0.01, "beta_comm": 1, "size_comm": 4, "alpha_comp": 0.02, "beta_comp": 1, "size_comp": 9}
-    exact = solver.answer("pipeline-degree", line | {"max_degree": 64})
-    printed = solver.answer("pipeline-degree", line | {"max_degree": 64, "algorithm": "printed"})
+    coefficients = {
+        "alpha_comm": 0.01,
+        "beta_comm": 1,
+        "size_comm": 4,
+        "alpha_comp": 0.02,
+        "beta_comp": 1,
+        "size_comp": 9,
+    }
+    exact = solver.answer("pipeline-degree", coefficients | {"max_degree": 64})
+    printed = solver.answer("pipeline-degree", coefficients | {"max_degree": 64, "algorithm": "printed"})
     assert (printed["status"], printed["degree"], exact["degree"]) == ("FEASIBLE", 2, 20)
     assert printed["bound"] == exact["objective"] < printed["objective"] == printed["time_of_degree"][1]
 
@@ -74,7 +81,7 @@ def test_an_array_of_instances_and_no_time_at_all(solver):
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         ({name: value for name, value in LAYER.items() if name != "size_comp"}, ["size_comp"]),
         (LAYER | {"alpha_comm": -1}, ["alpha_comm"]),
@@ -93,5 +100,5 @@ def test_an_array_of_instances_and_no_time_at_all(solver):
         ("7", ["pipeline-degree"]),
     ],
 )
-def test_malformed_instances_are_one_line(solver, given, parts):
-    solver.refused("pipeline-degree", given, *parts)
+def test_malformed_instances_are_one_line(solver, instance, parts):
+    solver.refused("pipeline-degree", instance, *parts)

@@ -54,7 +54,7 @@ def test_nothing_to_do_and_arrays(solver):
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         ({}, ["alltoall"]),
         (PLAIN | {"alltoall": [[1]]}, ["alltoall → 0"]),
@@ -69,5 +69,5 @@ def test_nothing_to_do_and_arrays(solver):
         ([PLAIN, PLAIN | {"overhead": "x"}], ["instance 1", "overhead"]),
     ],
 )
-def test_malformed_instances_are_one_line(solver, given, parts):
-    solver.refused("priority", given, *parts)
+def test_malformed_instances_are_one_line(solver, instance, parts):
+    solver.refused("priority", instance, *parts)

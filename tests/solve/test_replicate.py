@@ -12,7 +12,7 @@ INSTANCE = {"load": LOAD, "slots": 16, "gpus": 8}
 def held_against_the_rules(answer: dict, instance: dict) -> np.ndarray:
     assert set(answer) == {"status", "objective", "bound", "runtime", "physical_to_logical", "balancedness"}
     loads = np.array(instance.get("loads") or [instance["load"]], dtype=float)
-    found = check_replication(
+    balance = check_replication(
         np.array(answer["physical_to_logical"]),
         loads,
         instance["gpus"],
@@ -20,11 +20,11 @@ def held_against_the_rules(answer: dict, instance: dict) -> np.ndarray:
         instance.get("split", "equal"),
         instance.get("speed"),
     )
-    assert np.array(answer["balancedness"]) == pytest.approx(found, rel=1e-6)
-    assert answer["objective"] == pytest.approx(found.min(), rel=1e-6)
+    assert np.array(answer["balancedness"]) == pytest.approx(balance, rel=1e-6)
+    assert answer["objective"] == pytest.approx(balance.min(), rel=1e-6)
     assert answer["objective"] <= answer["bound"] <= 1
     assert all(type(expert) is int for row in answer["physical_to_logical"] for expert in row)
-    return found
+    return balance
 
 
 @pytest.mark.parametrize("split", ["equal", "free"])
@@ -65,7 +65,7 @@ def test_a_time_limit_keeps_a_legal_answer_and_says_so(solver):
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         ({"slots": 16, "gpus": 8}, ["load", "loads"]),
         (INSTANCE | {"loads": [LOAD]}, ["either load"]),
@@ -88,5 +88,5 @@ def test_a_time_limit_keeps_a_legal_answer_and_says_so(solver):
         ([INSTANCE | {"algorithm": "eplb"}, INSTANCE | {"slots": 9}], ["instance 1", "take 16"]),
     ],
 )
-def test_malformed_instances_are_one_line(solver, given, parts):
-    solver.refused("replicate", given, *parts)
+def test_malformed_instances_are_one_line(solver, instance, parts):
+    solver.refused("replicate", instance, *parts)

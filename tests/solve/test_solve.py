@@ -19,7 +19,7 @@ COMMON = {"status", "objective", "bound", "runtime"}
 
 
 def schedule_of(answer: dict) -> Schedule:
-    rows = [(send, phase) for phase, one in enumerate(answer["phases"]) for send in one["sends"]]
+    rows = [(send, phase) for phase, sent in enumerate(answer["phases"]) for send in sent["sends"]]
     for send, _ in rows:
         assert set(send) == {"src", "dst", "bytes"}
         assert type(send["src"]) is type(send["dst"]) is int
@@ -171,7 +171,7 @@ ASSIGN = {"tokens": [[0, 1], [2, 0]], "bandwidth": [1, 1], "seconds_per_token": 
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         ("", ["standard input", "JSON"]),
         ('{"traffic": [[0', ["standard input", "JSON"]),
@@ -201,12 +201,12 @@ ASSIGN = {"tokens": [[0, 1], [2, 0]], "bandwidth": [1, 1], "seconds_per_token": 
         ([ORDER, []], ["instance 1"]),
     ],
 )
-def test_a_malformed_order_is_one_line(solver, given, parts):
-    solver.refused("order", given, *parts)
+def test_a_malformed_order_is_one_line(solver, instance, parts):
+    solver.refused("order", instance, *parts)
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         ({name: value for name, value in ASSIGN.items() if name != "seconds_per_token"}, ["seconds_per_token"]),
         (ASSIGN | {"tokens": [[1, 2, 3], [1, 2, 3]]}, ["2 GPUs and 3 experts"]),
@@ -220,8 +220,8 @@ def test_a_malformed_order_is_one_line(solver, given, parts):
         ([ASSIGN, ASSIGN, ASSIGN | {"tokens": []}], ["instance 2", "tokens"]),
     ],
 )
-def test_a_malformed_assignment_is_one_line(solver, given, parts):
-    solver.refused("assign", given, *parts)
+def test_a_malformed_assignment_is_one_line(solver, instance, parts):
+    solver.refused("assign", instance, *parts)
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,19 @@ INSTANCE = {"alltoall": [10, 10], "dw": [9, 10], "allowed": [[1, 0], [1, 1]]}
 
 def held_against_the_rules(answer: dict, instance: dict) -> None:
     assert set(answer) == COMMON | {"alltoall_of_dw"}
-    assert all(type(one) is int for one in answer["alltoall_of_dw"])
-    given = (instance["alltoall"], instance["dw"], instance["allowed"])
-    assert check_weight_gradients(*given, answer["alltoall_of_dw"]) == pytest.approx(answer["objective"], rel=1e-9)
+    assert all(type(alltoall) is int for alltoall in answer["alltoall_of_dw"])
+    tables = (instance["alltoall"], instance["dw"], instance["allowed"])
+    assert check_weight_gradients(*tables, answer["alltoall_of_dw"]) == pytest.approx(answer["objective"], rel=1e-9)
     assert answer["objective"] <= answer["bound"]
 
 
 def as_json(layers: int, seed: int) -> dict:
-    given = backward_pass(layers, seed)
-    return {"alltoall": given.alltoall.tolist(), "dw": given.dw.tolist(), "allowed": given.allowed.astype(int).tolist()}
+    problem = backward_pass(layers, seed)
+    return {
+        "alltoall": problem.alltoall.tolist(),
+        "dw": problem.dw.tolist(),
+        "allowed": problem.allowed.astype(int).tolist(),
+    }
 
 
 def test_best_and_greedy(solver):
@@ -78,11 +82,11 @@ def test_a_proof_only_where_it_is_wanted(solver):
 
 
 def test_the_seed_is_the_search_s(solver):
-    given = scattered(6, 1)
+    problem = scattered(6, 1)
     instance = {
-        "alltoall": given.alltoall.tolist(),
-        "dw": given.dw.tolist(),
-        "allowed": given.allowed.astype(int).tolist(),
+        "alltoall": problem.alltoall.tolist(),
+        "dw": problem.dw.tolist(),
+        "allowed": problem.allowed.astype(int).tolist(),
     }
     options = [json.dumps({"exact": False, "seed": seed}) for seed in (0, 0, 1, 2)]
     answers = [solver.answer("weight-gradients", instance, option)["alltoall_of_dw"] for option in options]
@@ -95,7 +99,7 @@ def test_an_array_of_instances(solver):
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("instance", "parts"),
     [
         ({}, ["alltoall"]),
         (INSTANCE | {"alltoall": [1, -1]}, ["alltoall", "at least 0"]),
@@ -112,8 +116,8 @@ def test_an_array_of_instances(solver):
         ([INSTANCE, INSTANCE | {"dw": [1]}], ["instance 1", "allowed"]),
     ],
 )
-def test_malformed_instances_are_one_line(solver, given, parts):
-    solver.refused("weight-gradients", given, *parts)
+def test_malformed_instances_are_one_line(solver, instance, parts):
+    solver.refused("weight-gradients", instance, *parts)
 
 
 def test_numpy_is_not_needed_to_read_the_answer(solver):

@@ -71,29 +71,29 @@ def little(seed: int, tokens: int = 60) -> RoutingTrace:
 def test_a_tiny_recording_against_every_placement(seed: int) -> None:
     trace = little(seed)
     plan_on, score_on, _ = halves(trace)
-    found = tokens_enough(trace, 2, sizes=[12, 10**9], seeds=1, time_limit=BRIEF)
+    curve = tokens_enough(trace, 2, sizes=[12, 10**9], seeds=1, time_limit=BRIEF)
     placements = every_placement(3)
     best = max(kept_by_hand(place, score_on.experts) for place in placements)
-    assert found.ceiling == pytest.approx(best)
-    assert best <= found.limit + 1e-12
-    assert found.linear == pytest.approx(kept_by_hand([[0, 0, 1, 1]] * 3, score_on.experts))
-    for point in found.points:
+    assert curve.ceiling == pytest.approx(best)
+    assert best <= curve.limit + 1e-12
+    assert curve.linear == pytest.approx(kept_by_hand([[0, 0, 1, 1]] * 3, score_on.experts))
+    for point in curve.points:
         drawn = sample(plan_on, point.tokens, point.seed)
         most = max(kept_by_hand(place, drawn) for place in placements)
         ties = [place for place in placements if kept_by_hand(place, drawn) > most - 1e-12]
         assert any(point.kept == pytest.approx(kept_by_hand(place, score_on.experts)) for place in ties)
-    assert [point.tokens for point in found.points] == [plan_on.tokens, 12]
+    assert [point.tokens for point in curve.points] == [plan_on.tokens, 12]
 
 
 def test_more_tokens_come_near_the_plan_of_the_held_out_half() -> None:
-    found = tokens_enough(planted(0), 4, sizes=[20, 200, 2000], seeds=2, time_limit=BRIEF)
-    means = found.mean_by_size()
-    assert found.complete and len(found.points) == 5
-    assert means[20] < means[200] <= found.ceiling
-    assert means[2000] == pytest.approx(found.ceiling, abs=0.01)
-    assert found.linear == pytest.approx(0.25, abs=0.05) and found.ceiling > 0.6
-    assert found.ceiling <= found.limit
-    assert found.enough() in (200, 2000) and found.gain(2000) == 1
+    curve = tokens_enough(planted(0), 4, sizes=[20, 200, 2000], seeds=2, time_limit=BRIEF)
+    means = curve.mean_by_size()
+    assert curve.complete and len(curve.points) == 5
+    assert means[20] < means[200] <= curve.ceiling
+    assert means[2000] == pytest.approx(curve.ceiling, abs=0.01)
+    assert curve.linear == pytest.approx(0.25, abs=0.05) and curve.ceiling > 0.6
+    assert curve.ceiling <= curve.limit
+    assert curve.enough() in (200, 2000) and curve.gain(2000) == 1
 
 
 def test_the_halves_share_no_sequence_and_miss_no_token() -> None:
@@ -126,10 +126,10 @@ def test_a_sample_takes_whole_sequences_and_cuts_the_last() -> None:
 
 
 def test_the_same_seed_gives_the_same_answer_and_survives_json() -> None:
-    found = tokens_enough(planted(2), 4, sizes=[50, 500], seeds=2, time_limit=BRIEF)
+    curve = tokens_enough(planted(2), 4, sizes=[50, 500], seeds=2, time_limit=BRIEF)
     again = tokens_enough(planted(2), 4, sizes=[50, 500], seeds=2, time_limit=BRIEF)
-    assert found == again
-    assert TokensEnough.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert curve == again
+    assert TokensEnough.from_dict(json.loads(json.dumps(curve.to_dict()))) == curve
     moved = out_of_distribution([planted(2), planted(3)], 4, time_limit=BRIEF)
     assert OutOfDistribution.from_dict(json.loads(json.dumps(moved.to_dict()))) == moved
 
@@ -137,16 +137,16 @@ def test_the_same_seed_gives_the_same_answer_and_survives_json() -> None:
 def test_points_arrive_one_by_one_and_a_stop_keeps_them() -> None:
     seen, done = [], []
 
-    def note(found: TokensEnough, part: float) -> None:
-        seen.append(found)
+    def note(curve: TokensEnough, part: float) -> None:
+        seen.append(curve)
         done.append(part)
 
-    found = tokens_enough(
+    curve = tokens_enough(
         planted(0), 4, sizes=[50, 2000], seeds=3, time_limit=BRIEF, stop=lambda: len(seen) >= 3, on_point=note
     )
-    assert [len(one.points) for one in seen] == [0, 1, 2] and seen[0].ceiling is not None
+    assert [len(curve_so_far.points) for curve_so_far in seen] == [0, 1, 2] and seen[0].ceiling is not None
     assert done == pytest.approx([0.2, 0.4, 0.6])
-    assert found == seen[-1] and not found.complete and found.enough() is None
+    assert curve == seen[-1] and not curve.complete and curve.enough() is None
     nothing = tokens_enough(planted(0), 4, time_limit=BRIEF, stop=lambda: True)
     assert nothing.ceiling is None and nothing.points == ()
     rows: list[OutOfDistribution] = []
@@ -155,7 +155,7 @@ def test_points_arrive_one_by_one_and_a_stop_keeps_them() -> None:
         4,
         time_limit=BRIEF,
         stop=lambda: len(rows) == 2,
-        on_point=lambda found, part: rows.append(found),
+        on_point=lambda table, part: rows.append(table),
     )
     assert not moved.complete and np.isnan(moved.matrix()).all(axis=1).tolist() == [False, False, True]
 
@@ -179,22 +179,22 @@ def test_a_plan_holds_on_its_like_and_not_on_another_planting() -> None:
         RoutingTrace(name, halves_of_one.experts[part], 8, halves_of_one.sequence[part])
         for name, part in (("first", slice(0, 4000)), ("second", slice(4000, 8000)))
     )
-    found = out_of_distribution([first, second, planted(8, name="other")], 4, time_limit=BRIEF)
-    own, row = found.against_own(), found.row_normalised()
-    assert found.complete and found.names == ("first", "second", "other")
+    table = out_of_distribution([first, second, planted(8, name="other")], 4, time_limit=BRIEF)
+    own, row = table.against_own(), table.row_normalised()
+    assert table.complete and table.names == ("first", "second", "other")
     assert own[:2, :2] == pytest.approx(np.ones((2, 2)), abs=0.02)
     assert own[2, 0] < 0.7 and own[0, 2] < 0.7
     assert row.diagonal() == pytest.approx(1) and own.diagonal() == pytest.approx(1)
-    assert row[0, 2] == pytest.approx(found.kept[0][2] / found.kept[0][0])
-    assert own[0, 2] == pytest.approx(found.kept[0][2] / found.kept[2][2])
+    assert row[0, 2] == pytest.approx(table.kept[0][2] / table.kept[0][0])
+    assert own[0, 2] == pytest.approx(table.kept[0][2] / table.kept[2][2])
 
 
 def test_the_diagonal_is_scored_on_tokens_the_plan_has_not_seen() -> None:
     """Tokens without any affinity: in sample a plan keeps more than by chance, held out it cannot."""
     rng = np.random.default_rng(0)
     noise = RoutingTrace("noise", rng.integers(0, 16, (800, 5, 1)).astype(np.int16), 16)
-    found = out_of_distribution([noise], 4, time_limit=BRIEF)
-    assert found.kept[0][0] == pytest.approx(0.25, abs=0.03)
+    table = out_of_distribution([noise], 4, time_limit=BRIEF)
+    assert table.kept[0][0] == pytest.approx(0.25, abs=0.03)
     assert tokens_enough(noise, 4, sizes=[400], time_limit=BRIEF).ceiling > 0.33
 
 
@@ -203,11 +203,11 @@ def test_expected_shares_by_pair_with_replicas() -> None:
     experts = rng.integers(0, 3, (50, 4, 1)).astype(np.int16)
     experts[:, 3] = -1
     share = rng.dirichlet(np.ones(2), (4, 3))
-    found = kept_by_pair(share, transitions(experts, 3, True))
+    kept_of_pair = kept_by_pair(share, transitions(experts, 3, True))
     for pair in (0, 1):
-        kept = [share[pair, one] @ share[pair + 1, other] for one, other in experts[:, pair : pair + 2, 0]]
-        assert found[pair] == pytest.approx(np.mean(kept))
-    assert np.isnan(found[2])
+        kept = [share[pair, here] @ share[pair + 1, there] for here, there in experts[:, pair : pair + 2, 0]]
+        assert kept_of_pair[pair] == pytest.approx(np.mean(kept))
+    assert np.isnan(kept_of_pair[2])
 
 
 def test_sorted_choices_are_noticed() -> None:
@@ -250,12 +250,12 @@ def test_default_sizes_end_with_the_whole_half() -> None:
 
 
 def test_alpha_on_eight_gpus_needs_thousands_of_tokens_and_holds_in_part_on_other_text() -> None:
-    found = tokens_enough(tiny_moe("alpha-code"), 8, seeds=1)
-    assert found.unit == "sequences"
-    assert found.linear < 0.13 < 0.33 < found.mean_by_size()[6144] < found.ceiling < found.limit < 0.46
-    assert found.enough() in (1000, 3000)
+    curve = tokens_enough(tiny_moe("alpha-code"), 8, seeds=1)
+    assert curve.unit == "sequences"
+    assert curve.linear < 0.13 < 0.33 < curve.mean_by_size()[6144] < curve.ceiling < curve.limit < 0.46
+    assert curve.enough() in (1000, 3000)
     moved = out_of_distribution([tiny_moe("alpha-code"), tiny_moe("alpha-man")], 8)
-    assert moved.kept[0][0] == pytest.approx(found.mean_by_size()[6144], abs=0.01)
+    assert moved.kept[0][0] == pytest.approx(curve.mean_by_size()[6144], abs=0.01)
     assert 0.5 < moved.against_own()[0, 1] < 0.85
     assert np.all(moved.matrix() > np.array(moved.linear))
 
@@ -265,7 +265,7 @@ def test_deepseek_keeps_held_out_what_alternating_assignment_does() -> None:
     with np.load(DEEPSEEK) as archive:
         traces = [RoutingTrace(name, archive[name].astype(np.int16), 64) for name in ("intent", "summary")]
     assert all(sorted_choices(trace) for trace in traces)
-    found = out_of_distribution(traces, 8, first_choice=False)
-    assert found.kept[0][0] > 0.39 and found.kept[1][1] > 0.33
-    assert found.linear == pytest.approx((0.125, 0.125), abs=0.005)
-    assert np.nanmin(found.against_own()) < 0.8  # here Table III's finding does not hold
+    table = out_of_distribution(traces, 8, first_choice=False)
+    assert table.kept[0][0] > 0.39 and table.kept[1][1] > 0.33
+    assert table.linear == pytest.approx((0.125, 0.125), abs=0.005)
+    assert np.nanmin(table.against_own()) < 0.8  # here Table III's finding does not hold

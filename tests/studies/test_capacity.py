@@ -41,9 +41,9 @@ def test_the_smallest_size_is_that_of_trying_all(kind: int) -> None:
     times = by_hand(problem, part, 8 // len(part))
     for target in sorted({*times, 0.9 * min(times), 1.1 * max(times), float(np.median(times))}):
         points = list(capacity(problem, part, target, 8, "linear"))
-        first = next((place for place, one in enumerate(times) if one <= target), None)
-        found = smallest(points, target)
-        assert (found.parts if found else None) == (None if first is None else first + 1)
+        first = next((place for place, seconds in enumerate(times) if seconds <= target), None)
+        point = smallest(points, target)
+        assert (point.parts if point else None) == (None if first is None else first + 1)
         tried = len(times) if first is None else min(len(times), first + 3)
         assert [point.total for point in points] == times[:tried]
         assert all(point.gpus == point.parts * sum(len(node.gpus) for node in part) for point in points)

@@ -16,7 +16,7 @@ BRIEF = {"aurora": {"time_limit": 1.0}}
 def test_without_noise_every_system_is_itself() -> None:
     problem = small()
     points = list(imprecision(problem, [0.0], seeds=5, options=BRIEF))
-    assert [one.system for one in points] == ["aurora", "rga", "rcs", "sjf"], "nothing to draw: one seed"
+    assert [point.system for point in points] == ["aurora", "rga", "rcs", "sjf"], "nothing to draw: one seed"
     for point in points:
         options = BRIEF.get(point.system, {})
         assert point.total == run(SYSTEMS[point.system], problem, options).result.objective
@@ -36,7 +36,7 @@ def test_a_point_is_a_plan_for_noisy_traffic_on_the_real_one() -> None:
 def test_noise_costs_a_plan_that_was_proven_optimal() -> None:
     problem = small()
     exact = run(SYSTEMS["aurora"], problem, {}).result.bound
-    points = [one.total for one in imprecision(problem, [0.75], seeds=1, options=BRIEF) if one.system == "aurora"]
+    points = [point.total for point in imprecision(problem, [0.75], seeds=1, options=BRIEF) if point.system == "aurora"]
     assert min(points) >= exact * (1 - 1e-9)
 
 

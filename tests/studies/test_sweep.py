@@ -49,7 +49,7 @@ def test_micro_op_points_are_lina_and_its_other_policies() -> None:
     for point, options in zip(points, wanted, strict=True):
         alone = run(TRAINING["lina"], problem, options).result
         assert (point.total, point.bound, point.plan_id) == (alone.objective, alone.bound, alone.solution.id)
-    assert [one.value for one in points] == [*VALUES["micro_op"], None, None, None]
+    assert [point.value for point in points] == [*VALUES["micro_op"], None, None, None]
 
 
 def test_range_points_are_lancet_as_if_run_alone() -> None:
@@ -73,8 +73,8 @@ def test_range_points_are_lancet_as_if_run_alone() -> None:
 def test_degree_points_are_the_fixed_degree_in_their_order(order: str) -> None:
     problem = problem_of(d_ff=400)
     trials = trials_of(problem, "degree", VALUES["degree"], {"orders": [order], "bucket_mb": 0.01})
-    found = list(sweep(problem, trials))
-    for (point, outcome), value in zip(found, VALUES["degree"], strict=False):
+    swept = list(sweep(problem, trials))
+    for (point, outcome), value in zip(swept, VALUES["degree"], strict=False):
         draft = fixed_degree(problem, value, "fair", 1e4)
         if value > 1:
             draft = replace(draft, pipeline=draft.pipeline.model_copy(update={"order": order}))
@@ -82,7 +82,7 @@ def test_degree_points_are_the_fixed_degree_in_their_order(order: str) -> None:
         assert point.total == simulate(plan, problem).total
         assert plan.pipeline == outcome.result.solution.pipeline
     own = run(TRAINING["pipemoe"], problem, {"bucket_mb": 0.01, "max_degree": 5}).result.objective
-    assert found[-1][0].total == own and found[-1][0].value is None
+    assert swept[-1][0].total == own and swept[-1][0].value is None
 
 
 def test_the_orders_differ_where_they_can() -> None:
@@ -96,7 +96,7 @@ def test_the_orders_differ_where_they_can() -> None:
 def test_the_figures_of_every_point_agree_with_each_other(kind: str) -> None:
     problem = problem_of()
     trials = trials_of(problem, kind, VALUES[kind], SETTINGS[kind])
-    forward = {one.name for one in operators_of(problem).of_phase("forward")}
+    forward = {operator.name for operator in operators_of(problem).of_phase("forward")}
     for point, outcome in sweep(problem, trials):
         assert sum(point.decomposition.values()) == pytest.approx(point.total)
         assert 0 < point.bound <= point.total

@@ -5,7 +5,7 @@ import pytest
 
 from engine.errors import InputError
 from engine.placement.transitions import kept, transitions
-from engine.studies.inspection import foretold_share
+from engine.studies.inspection import predicted_share
 from engine.studies.synthetic import Recipe, expert_of_rank, planted_placement, popularity, synthetic
 from tests.strategies import make_model
 
@@ -36,21 +36,21 @@ def test_popularity_is_the_power_law_in_every_layer() -> None:
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_measured_skew_goes_up_with_skew(k: int) -> None:
-    found = [(load := trace_of(skew, 0.3, k).load).max() / load.mean() for skew in (0, 0.4, 0.8, 1.2, 2.0)]
-    assert (np.diff(found) > 0).all() and found[0] < 1.1
+    skews = [(load := trace_of(skew, 0.3, k).load).max() / load.mean() for skew in (0, 0.4, 0.8, 1.2, 2.0)]
+    assert (np.diff(skews) > 0).all() and skews[0] < 1.1
 
 
 @pytest.mark.parametrize("skew", [0.0, 1.0])
 def test_measured_affinity_goes_up_with_affinity(skew: float) -> None:
-    foretold, stays = [], []
+    predicted, stays = [], []
     place = planted_placement(4, 12, 3, 0)
     for affinity in (0.0, 0.3, 0.6, 0.9, 1.0):
         trace = trace_of(skew, affinity)
-        foretold.append(foretold_share(trace).mean())
+        predicted.append(predicted_share(trace).mean())
         stays.append(kept(place, transitions(trace.experts, 12)))
     assert (np.diff(stays) > 0).all() and stays[-1] == 1
-    assert (np.diff(foretold) > -0.01).all() and foretold[-1] == 1
-    assert foretold[0] == pytest.approx(popularity(12, skew)[0], abs=0.02), "the most popular one is the best guess"
+    assert (np.diff(predicted) > -0.01).all() and predicted[-1] == 1
+    assert predicted[0] == pytest.approx(popularity(12, skew)[0], abs=0.02), "the most popular one is the best guess"
 
 
 def test_without_affinity_layers_are_independent() -> None:

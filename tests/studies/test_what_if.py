@@ -35,8 +35,8 @@ def plan_of(problem: Problem, placement, mode: str = "concurrent") -> Plan:
 @st.composite
 def planned(draw) -> tuple[Problem, Plan]:
     problem = draw(problems())
-    found = draw(placements(problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)))
-    return problem, plan_of(problem, found)
+    placement = draw(placements(problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)))
+    return problem, plan_of(problem, placement)
 
 
 def small(mixed: bool = True, layers: int = 3) -> Problem:
@@ -148,24 +148,24 @@ def test_what_does_not_fit_is_said() -> None:
 def test_an_outlook_adds_up(system: str) -> None:
     problem = small()
     plan = run(SYSTEMS[system], problem, {}).result.solution
-    found = outlook(plan, problem)
-    assert sum(found.parts.values()) == pytest.approx(found.total)
-    assert found.layers.sum() == pytest.approx(found.total) and (found.layers > 0).all()
-    assert found.bound <= found.total * (1 + 1e-9)
-    assert (found.compute + found.network <= found.total * (1 + 1e-9)).all(), "with barriers nothing overlaps"
-    assert found.busiest == (found.compute + found.network).argmax()
+    summary = outlook(plan, problem)
+    assert sum(summary.parts.values()) == pytest.approx(summary.total)
+    assert summary.layers.sum() == pytest.approx(summary.total) and (summary.layers > 0).all()
+    assert summary.bound <= summary.total * (1 + 1e-9)
+    assert (summary.compute + summary.network <= summary.total * (1 + 1e-9)).all(), "with barriers nothing overlaps"
+    assert summary.busiest == (summary.compute + summary.network).argmax()
 
 
 @FEW
 @given(planned())
 def test_the_least_is_the_bound_and_its_parts(case) -> None:
     problem, plan = case
-    found, whole = least(plan, problem), outlook(plan, problem)
-    assert found.total == found.bound == pytest.approx(whole.bound) and found.total <= whole.total * (1 + 1e-9)
-    assert sum(found.parts.values()) == pytest.approx(found.total) and found.layers.sum() == pytest.approx(found.total)
-    assert np.allclose(found.compute, whole.compute), "without sends on the way computation is the same"
-    assert (found.network <= whole.network * (1 + 1e-9) + 1e-12).all()
-    assert is_quick(problem) and not found.simulated
+    quick, whole = least(plan, problem), outlook(plan, problem)
+    assert quick.total == quick.bound == pytest.approx(whole.bound) and quick.total <= whole.total * (1 + 1e-9)
+    assert sum(quick.parts.values()) == pytest.approx(quick.total) and quick.layers.sum() == pytest.approx(quick.total)
+    assert np.allclose(quick.compute, whole.compute), "without sends on the way computation is the same"
+    assert (quick.network <= whole.network * (1 + 1e-9) + 1e-12).all()
+    assert is_quick(problem) and not quick.simulated
 
 
 def test_two_models_change_together() -> None:
@@ -173,7 +173,7 @@ def test_two_models_change_together() -> None:
     problem = make_problem(first.workload, first.cluster, first.model, Datasheet(), (first.workload, first.model))
     plan = run(SYSTEMS["linear"], problem, {}).result.solution
     before, after = (
-        outlook(plan, one) for one in (problem, changed(problem, Change(network=2, compute=2, latency=0.5)))
+        outlook(plan, case) for case in (problem, changed(problem, Change(network=2, compute=2, latency=0.5)))
     )
     assert after.total == pytest.approx(before.total / 2)
     assert sum(after.parts.values()) == pytest.approx(after.total)
@@ -209,19 +209,19 @@ def test_measured_collectives_scale_their_start_up_and_the_rest_apart() -> None:
 @given(problems(), st.integers(0, 5), st.sampled_from((0.2, 0.75, 1.0)), st.sampled_from(("layers", "experts")))
 def test_noise_keeps_what_every_rank_sends(problem: Problem, seed: int, level: float, kind: str) -> None:
     assume(kind == "experts" or problem.workload.layers > 1)
-    found = noisy(problem, level, seed, kind)
-    assert np.allclose(found.demand.sum(axis=2), problem.demand.sum(axis=2))
-    assert (found.demand >= 0).all()
-    assert np.allclose(found.demand, noisy(problem, level, seed, kind).demand)
+    mixed = noisy(problem, level, seed, kind)
+    assert np.allclose(mixed.demand.sum(axis=2), problem.demand.sum(axis=2))
+    assert (mixed.demand >= 0).all()
+    assert np.allclose(mixed.demand, noisy(problem, level, seed, kind).demand)
     assert noisy(problem, 0.0, seed, kind) is problem
-    half, whole = (noisy(problem, one, seed, kind).demand - problem.demand for one in (0.5, 1.0))
+    half, whole = (noisy(problem, share, seed, kind).demand - problem.demand for share in (0.5, 1.0))
     assert np.allclose(2 * half, whole), "the share is a share"
 
 
 def test_noise_of_other_layers_is_other_layers() -> None:
     problem = small(layers=2)
-    found = noisy(problem, 1.0, 0, "layers")
-    assert np.allclose(found.demand, problem.demand[::-1])
+    mixed = noisy(problem, 1.0, 0, "layers")
+    assert np.allclose(mixed.demand, problem.demand[::-1])
     with pytest.raises(InputError, match="has one layer"):
         noisy(small(layers=1), 0.5, 0, "layers")
     with pytest.raises(InputError, match="not between 0 and 1"):
@@ -240,14 +240,14 @@ def test_sensitivity_is_the_plan_simulated_by_hand() -> None:
         "model width",
     ]
     assert "type-1: network" in {parameter.title for parameter in parameters}
-    found = {one.title: one for one in sensitivity(plan, problem, 0.25, parameters)}
-    assert list(found) == [parameter.title for parameter in parameters]
+    points = {point.title: point for point in sensitivity(plan, problem, 0.25, parameters)}
+    assert list(points) == [parameter.title for parameter in parameters]
     for title, change in (("network bandwidth", "network"), ("tokens", "tokens")):
         for side, factor in (("less", 0.75), ("more", 1.25)):
-            assert getattr(found[title], side) == simulate(plan, changed(problem, Change(**{change: factor}))).total
-    assert found["network bandwidth"].less > found["network bandwidth"].more
-    assert found["tokens"].less < found["tokens"].more
-    assert found["network bandwidth"].reach >= found["type-1: network"].reach
+            assert getattr(points[title], side) == simulate(plan, changed(problem, Change(**{change: factor}))).total
+    assert points["network bandwidth"].less > points["network bandwidth"].more
+    assert points["tokens"].less < points["tokens"].more
+    assert points["network bandwidth"].reach >= points["type-1: network"].reach
     assert len(list(sensitivity(plan, problem, 0.25, parameters, stop=lambda: True))) == 0
     for share in (0.0, 1.0, float("nan")):
         with pytest.raises(InputError, match="not between"):
@@ -259,7 +259,7 @@ def test_a_curve_is_every_value_by_hand() -> None:
     plans = {name: run(SYSTEMS[name], problem, {}).result.solution for name in ("sjf", "linear")}
     options = {"time_limit": 1.0}
     points = list(curve(problem, "network", [4, 0.5, 4], plans, (SYSTEMS["aurora"], options)))
-    assert [(one.series, one.value) for one in points] == [
+    assert [(point.series, point.value) for point in points] == [
         (name, value) for value in (0.5, 4) for name in ("sjf", "linear", ANEW)
     ]
     for point in points:
@@ -270,7 +270,7 @@ def test_a_curve_is_every_value_by_hand() -> None:
         else:
             assert point.total == by_hand
     wide = list(curve(problem, "width", [1, 900], {"linear": plans["linear"]}, (SYSTEMS["linear"], {})))
-    assert [one.total is None for one in wide] == [False, False, True, True], "what does not fit is a gap"
+    assert [point.total is None for point in wide] == [False, False, True, True], "what does not fit is a gap"
     assert CurvePoint.from_dict(points[0].to_dict()) == points[0]
     for values, said in (([], "give 1 to 32"), ([0.0], "greater than 0"), ([2000.0], "less than or equal")):
         with pytest.raises(InputError, match=said):
@@ -281,9 +281,9 @@ def test_a_curve_is_every_value_by_hand() -> None:
 def test_sensitivity_of_equal_gpus_without_latency_and_of_a_step() -> None:
     problem = small(mixed=False)
     still = make_problem(problem.workload, cluster_of(*problem.cluster.gpus), problem.model, Datasheet())
-    assert [one.field for one in parameters_of(still)] == ["network", "compute", "tokens", "width"]
+    assert [parameter.field for parameter in parameters_of(still)] == ["network", "compute", "tokens", "width"]
     step = step_problem()
     plan = run(TRAINING["deepspeed"], step, {}).result.solution
-    found = list(sensitivity(plan, step, 0.5, parameters_of(step)))
-    assert [one.title for one in found] == ["network bandwidth", "computation speed", "latency", "batch"]
-    assert found[1].less > found[1].more
+    points = list(sensitivity(plan, step, 0.5, parameters_of(step)))
+    assert [point.title for point in points] == ["network bandwidth", "computation speed", "latency", "batch"]
+    assert points[1].less > points[1].more

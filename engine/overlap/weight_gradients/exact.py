@@ -33,8 +33,8 @@ def best_assignment(
     """
     # A power of two divides without round-off.
     unit = 2.0 ** (math.frexp(bound)[1] - UNITS_EXPONENT)
-    alltoall = [math.ceil(one / unit) for one in instance.alltoall.tolist()]
-    dw = [math.ceil(one / unit) for one in instance.dw.tolist()]
+    alltoall = [math.ceil(duration / unit) for duration in instance.alltoall.tolist()]
+    dw = [math.ceil(duration / unit) for duration in instance.dw.tolist()]
     model, hint = CpModel(), {}
     under = {}
     for i, row in enumerate(instance.allowed):
@@ -57,8 +57,8 @@ def best_assignment(
         status, solver = solve(model, seconds - first, seed, stop, hint, linearization_level=2)
     if status not in (OPTIMAL, FEASIBLE):
         return known, bound
-    found = np.full_like(known, NOWHERE)
+    alltoall_of_dw = np.full_like(known, NOWHERE)
     for (i, j), chosen in under.items():
         if solver.boolean_value(chosen):
-            found[i] = j
-    return found, min(bound, solver.best_objective_bound * unit)
+            alltoall_of_dw[i] = j
+    return alltoall_of_dw, min(bound, solver.best_objective_bound * unit)

@@ -11,26 +11,26 @@ STEPS_OF_ALLTOALL = 1024
 
 
 def best_fit(
-    instance: WeightGradientInstance, given: NDArray[np.int64] | None = None, stop: Stop = never
+    instance: WeightGradientInstance, start: NDArray[np.int64] | None = None, stop: Stop = never
 ) -> NDArray[np.int64]:
     """Lancet's Algorithm 1 from line 10 on: int64[w], the all-to-all of every dW, -1 for none.
 
     All-to-alls in their order; each takes, while any of its time is not overlapped, the free dW whose duration is
     closest to that time (the first of several). The paper labels every instruction (lines 5 to 9), here only dW are
-    looked at. given: int64[w], an assignment to go on from.
+    looked at. start: int64[w], an assignment to go on from.
     """
-    found = np.full(len(instance.dw), NOWHERE, dtype=np.int64) if given is None else given.copy()
+    alltoall_of_dw = np.full(len(instance.dw), NOWHERE, dtype=np.int64) if start is None else start.copy()
     for alltoall, seconds in enumerate(instance.alltoall.tolist()):
         if stop():
             break
-        left = seconds - instance.dw[found == alltoall].sum()
-        free = np.flatnonzero(instance.allowed[:, alltoall] & (found == NOWHERE))
+        left = seconds - instance.dw[alltoall_of_dw == alltoall].sum()
+        free = np.flatnonzero(instance.allowed[:, alltoall] & (alltoall_of_dw == NOWHERE))
         while left > 0 and len(free):
             place = int(np.abs(left - instance.dw[free]).argmin())
-            found[free[place]] = alltoall
+            alltoall_of_dw[free[place]] = alltoall
             left -= instance.dw[free[place]]
             free = np.delete(free, place)
-    return found
+    return alltoall_of_dw
 
 
 def closest_sums(instance: WeightGradientInstance, stop: Stop = never) -> NDArray[np.int64]:
@@ -39,18 +39,18 @@ def closest_sums(instance: WeightGradientInstance, stop: Stop = never) -> NDArra
     The sums are those of rounded durations, all of them found by a subset-sum programme on the bits of integers. What
     stays open, for instance because only a dW of more than twice the time is left, is filled by `best_fit`.
     """
-    found = np.full(len(instance.dw), NOWHERE, dtype=np.int64)
+    alltoall_of_dw = np.full(len(instance.dw), NOWHERE, dtype=np.int64)
     for alltoall in np.argsort(instance.allowed.sum(axis=0), kind="stable").tolist():
         if stop():
             break
         seconds = instance.alltoall[alltoall]
-        free = np.flatnonzero(instance.allowed[:, alltoall] & (found == NOWHERE))
+        free = np.flatnonzero(instance.allowed[:, alltoall] & (alltoall_of_dw == NOWHERE))
         if seconds > 0 and len(free):
             # Limited before the division too, which could overflow.
             part = np.minimum(instance.dw[free], 3 * seconds) / seconds
             size = np.minimum(np.rint(part * STEPS_OF_ALLTOALL), 2 * STEPS_OF_ALLTOALL + 1)
-            found[free[_closest(size.astype(np.int64).tolist())]] = alltoall
-    return best_fit(instance, found, stop)
+            alltoall_of_dw[free[_closest(size.astype(np.int64).tolist())]] = alltoall
+    return best_fit(instance, alltoall_of_dw, stop)
 
 
 def _closest(sizes: list[int]) -> list[int]:
@@ -59,7 +59,7 @@ def _closest(sizes: list[int]) -> list[int]:
     for size in sizes:
         reachable.append((reachable[-1] | reachable[-1] << size) & mask)
     nearest = (STEPS_OF_ALLTOALL + way * off for off in range(STEPS_OF_ALLTOALL + 1) for way in (1, -1))
-    total = next(one for one in nearest if reachable[-1] >> one & 1)
+    total = next(steps for steps in nearest if reachable[-1] >> steps & 1)
     chosen = []
     for place in reversed(range(len(sizes))):
         if not reachable[place] >> total & 1:

@@ -62,7 +62,9 @@ def overlap(instance: WeightGradientInstance, alltoall_of_dw: NDArray[np.int64])
     for alltoall, seconds in zip(alltoall_of_dw.tolist(), instance.dw.tolist(), strict=True):
         if alltoall != NOWHERE:
             under[alltoall].append(seconds)
-    return math.fsum(min(t, math.fsum(one)) for t, one in zip(instance.alltoall.tolist(), under, strict=True))
+    return math.fsum(
+        min(t, math.fsum(dw_seconds)) for t, dw_seconds in zip(instance.alltoall.tolist(), under, strict=True)
+    )
 
 
 def without_idle(instance: WeightGradientInstance, alltoall_of_dw: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -73,8 +75,8 @@ def without_idle(instance: WeightGradientInstance, alltoall_of_dw: NDArray[np.in
     kept = alltoall_of_dw.copy()
     for alltoall, t in enumerate(instance.alltoall.tolist()):
         under = np.flatnonzero(kept == alltoall)
-        for one in under[np.argsort(-instance.dw[under], kind="stable")]:
-            others = instance.dw[(kept == alltoall) & (np.arange(len(kept)) != one)]
-            if math.fsum(others.tolist()) >= t or instance.dw[one] == 0:
-                kept[one] = NOWHERE
+        for dw in under[np.argsort(-instance.dw[under], kind="stable")]:
+            others = instance.dw[(kept == alltoall) & (np.arange(len(kept)) != dw)]
+            if math.fsum(others.tolist()) >= t or instance.dw[dw] == 0:
+                kept[dw] = NOWHERE
     return kept

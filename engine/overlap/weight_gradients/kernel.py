@@ -69,13 +69,13 @@ def schedule_weight_gradients(
         raise InputError(f"algorithm: must be 'best' or 'greedy', not '{algorithm}'")
     relative, unit = instance.relative()
     bound, limited, close = cut_bound(relative), False, PROVEN_GAP
-    found = best_fit(instance)
+    alltoall_of_dw = best_fit(instance)
     if algorithm == "best":
-        work = _Work(relative, found, bound, time_limit, seed, stop, on_progress, unit)
+        work = _Work(relative, alltoall_of_dw, bound, time_limit, seed, stop, on_progress, unit)
         work.run(exact)
-        found = without_idle(instance, work.best)
+        alltoall_of_dw = without_idle(instance, work.best)
         bound, limited, close = work.bound, work.limited, work.close
-    objective = overlap(instance, found)
+    objective = overlap(instance, alltoall_of_dw)
     bound = max(bound * unit, objective)
     if bound <= objective * (1 + close):
         status = Status.OPTIMAL
@@ -87,7 +87,7 @@ def schedule_weight_gradients(
     provenance = Provenance(
         optimiser="schedule_weight_gradients", options=options, seed=seed, versions=library_versions()
     )
-    return Result(status, objective, bound, time.perf_counter() - begin, found, provenance)
+    return Result(status, objective, bound, time.perf_counter() - begin, alltoall_of_dw, provenance)
 
 
 class _Work:
@@ -105,10 +105,10 @@ class _Work:
     def proven(self) -> bool:
         return self.bound <= self.objective * (1 + self.close)
 
-    def take(self, found: NDArray[np.int64]) -> None:
-        objective = overlap(self.instance, found)
+    def take(self, alltoall_of_dw: NDArray[np.int64]) -> None:
+        objective = overlap(self.instance, alltoall_of_dw)
         if objective > self.objective:
-            self.best, self.objective = found, objective
+            self.best, self.objective = alltoall_of_dw, objective
             self.report()
 
     def report(self) -> None:
@@ -139,18 +139,18 @@ class _Work:
 
     def states(self, exact: bool) -> None:
         for width in (FEW_STATES, ALL_STATES)[: 1 + exact]:
-            found, bound = best_nested(self.instance, self.objective, width, self.over)
+            alltoall_of_dw, bound = best_nested(self.instance, self.objective, width, self.over)
             self.bound = min(self.bound, bound)
-            if found is not None:
-                self.take(found)
+            if alltoall_of_dw is not None:
+                self.take(alltoall_of_dw)
             if self.proven:
                 break
 
     def integers(self, exact: bool) -> None:
         seconds = min(PROOF_SHARE * self.time_limit, self.begin + self.time_limit - time.perf_counter())
         if exact and seconds > 0 and self.instance.allowed.sum() <= MOST_CHOICES:
-            found, bound = best_assignment(self.instance, self.best, self.bound, seconds, self.seed, self.stop)
+            alltoall_of_dw, bound = best_assignment(self.instance, self.best, self.bound, seconds, self.seed, self.stop)
             self.bound = min(self.bound, bound)
-            self.take(found)
+            self.take(alltoall_of_dw)
             self.close = max(PROVEN_GAP, rounding(self.instance))
             self.limited = not self.proven

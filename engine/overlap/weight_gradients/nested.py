@@ -76,9 +76,9 @@ def best_nested(
             by_time, by_work = hidden + left[j + 1], hidden + (total[-1] - total + later + gain[j + 1])
             promising = worth_a_look & (np.minimum(by_time, by_work) > target)
             for chosen in np.flatnonzero(promising).tolist():
-                kept = tuple(one for place, one in enumerate(waiting) if not chosen >> place & 1)
+                kept = tuple(dw_kind for place, dw_kind in enumerate(waiting) if not chosen >> place & 1)
                 if kept not in reached or reached[kept].hidden < hidden[chosen]:
-                    used = tuple(one for place, one in enumerate(waiting) if chosen >> place & 1)
+                    used = tuple(dw_kind for place, dw_kind in enumerate(waiting) if chosen >> place & 1)
                     limits = sorted((float(by_time[chosen]), float(by_work[chosen])))
                     reached[kept] = State(float(hidden[chosen]), before, used, (limits[0], limits[1]))
         if len(reached) > width:
@@ -99,8 +99,8 @@ def _divisions(dw: NDArray[np.float64], seconds: float) -> tuple[NDArray[np.floa
     that hides something with all its duration: it could not do better later.
     """
     total, shortest = subset_sums(dw), np.array([np.inf])
-    for one in dw:
-        shortest = np.concatenate([shortest, np.minimum(shortest, one)])
+    for dw_seconds in dw:
+        shortest = np.concatenate([shortest, np.minimum(shortest, dw_seconds)])
     # The numbers of a subset and of its complement add up to 2^n - 1.
     shortest_left = shortest[::-1]
     return total, np.where(total >= seconds, total - shortest < seconds, total + shortest_left > seconds)
@@ -112,8 +112,10 @@ def _assignment(stages: list[dict[Waiting, State]], end: Waiting, order, release
     for reached in reversed(stages[1:]):
         used_at.append(reached[end].used)
         end = reached[end].before
-    found = np.full(len(kind), NOWHERE, dtype=np.int64)
+    alltoall_of_dw = np.full(len(kind), NOWHERE, dtype=np.int64)
     for j, used in enumerate(reversed(used_at)):
-        for one in used:
-            found[np.flatnonzero((kind == one) & (release <= j) & (found == NOWHERE))[0]] = order[j]
-    return found
+        for dw_kind in used:
+            alltoall_of_dw[np.flatnonzero((kind == dw_kind) & (release <= j) & (alltoall_of_dw == NOWHERE))[0]] = order[
+                j
+            ]
+    return alltoall_of_dw

@@ -147,7 +147,7 @@ class Window:
 
     def _broken_triangles(self) -> NDArray[np.int64]:
         """The worst triangles (i, j, k), j in each layer, i < k in the same or a neighbouring one: int64[triangle, 3]."""
-        found, experts = [np.empty((0, 3), dtype=np.int64)], self.experts
+        triangles, experts = [np.empty((0, 3), dtype=np.int64)], self.experts
         for layer in range(self.layers):
             low, high = max(0, layer - 1) * experts, min(self.layers, layer + 2) * experts
             middle = np.arange(layer * experts, (layer + 1) * experts)
@@ -159,12 +159,12 @@ class Window:
             value = np.take_along_axis(near, ends, axis=1)
             ends += low
             broken = value[:, :, None] + value[:, None, :] - self.x[ends[:, :, None], ends[:, None, :]] - 1.0
-            row, one, other = np.nonzero(broken > CUT_VIOLATION)
-            row, one, other = (part[one < other] for part in (row, one, other))
-            worst = np.argsort(-broken[row, one, other], kind="stable")[:CUTS_PER_LAYER]
-            row, one, other = row[worst], one[worst], other[worst]
-            found.append(np.column_stack([ends[row, one], middle[row], ends[row, other]]))
-        return np.concatenate(found)
+            row, first, second = np.nonzero(broken > CUT_VIOLATION)
+            row, first, second = (part[first < second] for part in (row, first, second))
+            worst = np.argsort(-broken[row, first, second], kind="stable")[:CUTS_PER_LAYER]
+            row, first, second = row[worst], first[worst], second[worst]
+            triangles.append(np.column_stack([ends[row, first], middle[row], ends[row, second]]))
+        return np.concatenate(triangles)
 
 
 def _onto_box(values: NDArray[np.float64], highest: float, total: float) -> NDArray[np.float64]:

@@ -21,10 +21,10 @@ def cross(counts: NDArray[np.float64], places: NDArray[np.int64], gpus: int) -> 
     for layer, count in enumerate(counts):
         shared = _shared(count, places[:, layer], places[:, layer + 1], gpus)
         joined = np.empty((members, members))
-        for one in range(members):
-            for other in range(members):
-                row, column = linear_sum_assignment(shared[one, :, other], maximize=True)
-                joined[one, other] = shared[one, row, other, column].sum()
+        for first in range(members):
+            for second in range(members):
+                row, column = linear_sum_assignment(shared[first, :, second], maximize=True)
+                joined[first, second] = shared[first, row, second, column].sum()
         joined += value[:, None]
         origin[layer] = joined.argmax(axis=0)
         value = joined.max(axis=0)

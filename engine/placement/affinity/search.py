@@ -131,9 +131,9 @@ class Population:
         crossed = self.prices.node != 0 and any((gpu // size != gpus[0] // size).any() for gpu in gpus)
         for gpu in gpus:
             for mate in range(size) if crossed else [None]:
-                one = gpu if mate is None else gpu // size * size + mate
-                self.dirty[member, one, :] = True
-                self.dirty[member, :, one] = True
+                peer = gpu if mate is None else gpu // size * size + mate
+                self.dirty[member, peer, :] = True
+                self.dirty[member, :, peer] = True
         self.dirty &= np.triu(np.ones(self.dirty.shape[1:], dtype=bool), 1)
 
     def settle(self) -> bool:
@@ -280,9 +280,9 @@ def _rounds(gpus: int, gpus_per_node: int, priced_nodes: bool):
     for pairs in _tournament(gpus_per_node):
         yield (first[:, None, None] + pairs).reshape(-1, 2)
     for nodes in _tournament(len(first)):
-        for one in range(gpus_per_node):
-            for other in range(gpus_per_node):
-                yield first[nodes] + [one, other]
+        for first_place in range(gpus_per_node):
+            for second_place in range(gpus_per_node):
+                yield first[nodes] + [first_place, second_place]
 
 
 def _tournament(players: int):

@@ -23,16 +23,16 @@ def projections(cost: NDArray[np.float64], stop: Stop) -> tuple[float, list[Trip
         if stop():
             break
         weight = cost.min(axis=left_out)
-        found, bound = bottleneck_assignment(weight, gpu, stop)
+        assignment, bound = bottleneck_assignment(weight, gpu, stop)
         bounds.append(bound)
-        found = with_slack(weight, float(weight[gpu, found].max()))
+        assignment = with_slack(weight, float(weight[gpu, assignment].max()))
         if left_out == 0:
-            pair = assigned(cost[:, gpu, found])
-            states.append((pair, found[pair]))
+            pair = assigned(cost[:, gpu, assignment])
+            states.append((pair, assignment[pair]))
         elif left_out == 1:
-            states.append((assigned(cost[gpu, :, found]), found))
+            states.append((assigned(cost[gpu, :, assignment]), assignment))
         else:
-            states.append((found, assigned(cost[gpu, found, :])))
+            states.append((assignment, assigned(cost[gpu, assignment, :])))
     return max(bounds), states or [(gpu, gpu)]
 
 

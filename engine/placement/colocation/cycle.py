@@ -141,12 +141,12 @@ def _programme(a: ModelTables, b: ModelTables, ends: tuple[float, float]) -> flo
     quickest = min(a.start_up, b.start_up) / unit
     for gpu in range(gpus):
         sides = ((a, cell_a[gpu], "send_a"), (b, cell_b[gpu], "send_b"))
-        for one, cells, name in sides:
-            rows.at_most(0.0, cells, one.receive[gpu] / unit, **{name: -1})
-            rows.at_most(-one.send_total[gpu] / unit, cells, -one.send_saved[gpu] / unit, **{name: -1})
-            rows.at_most(float(one.slots[gpu]), cells, np.ones(len(cells)))
-            if one.full:
-                rows.at_most(-float(one.slots[gpu]), cells, -np.ones(len(cells)))
+        for tables, cells, name in sides:
+            rows.at_most(0.0, cells, tables.receive[gpu] / unit, **{name: -1})
+            rows.at_most(-tables.send_total[gpu] / unit, cells, -tables.send_saved[gpu] / unit, **{name: -1})
+            rows.at_most(float(tables.slots[gpu]), cells, np.ones(len(cells)))
+            if tables.full:
+                rows.at_most(-float(tables.slots[gpu]), cells, -np.ones(len(cells)))
         cells = np.concatenate([cell_a[gpu], cell_b[gpu]])
         rows.at_most(0.0, cells, np.concatenate([a.receive[gpu], b.receive[gpu]]) / unit, both=-1)
         rows.at_most(
@@ -171,7 +171,7 @@ def _programme(a: ModelTables, b: ModelTables, ends: tuple[float, float]) -> flo
             placed.at_most(1.0, cells[:, expert], np.ones(gpus))
     cost = np.zeros(rows.cells + len(rows.NAMES))
     cost[-1] = 1.0
-    found = linprog(
+    solved = linprog(
         cost,
         A_ub=rows.matrix().tocsr(),
         b_ub=rows.limits,
@@ -179,4 +179,4 @@ def _programme(a: ModelTables, b: ModelTables, ends: tuple[float, float]) -> flo
         b_eq=placed.limits,
         method="highs",
     )
-    return float(found.fun) * unit if found.status == 0 else 0.0
+    return float(solved.fun) * unit if solved.status == 0 else 0.0

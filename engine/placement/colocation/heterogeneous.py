@@ -109,8 +109,8 @@ def _checked(cost: NDArray[np.float64]) -> NDArray[np.float64]:
 def _kinds(cost: NDArray[np.float64]) -> list[list[int]]:
     """The GPUs of every kind: those with the same costs."""
     slices: dict[bytes, list[int]] = {}
-    for gpu, one in enumerate(cost):
-        slices.setdefault(one.tobytes(), []).append(gpu)
+    for gpu, cost_of_gpu in enumerate(cost):
+        slices.setdefault(cost_of_gpu.tobytes(), []).append(gpu)
     return list(slices.values())
 
 
@@ -169,13 +169,13 @@ def _within(
         ends = np.searchsorted(index[order], np.arange(size + 1))
         for expert in range(size):
             model.add_exactly_one(chosen[place] for place in order[ends[expert] : ends[expert + 1]])
-    for one, gpus in enumerate(gpus_of_kind):
-        model.add(LinearExpr.sum([chosen[place] for place in np.flatnonzero(kind == one)]) == len(gpus))
+    for gpu_kind, gpus in enumerate(gpus_of_kind):
+        model.add(LinearExpr.sum([chosen[place] for place in np.flatnonzero(kind == gpu_kind)]) == len(gpus))
     status, solver = solve(model, seconds, seed, stop, linearization_level=2, probing_level=0)
     if status not in (OPTIMAL, FEASIBLE):
         return status, None
     state = np.empty((2, size), dtype=np.int64)
-    for one, gpus in enumerate(gpus_of_kind):
-        pairs = [place for place in np.flatnonzero(kind == one) if solver.boolean_value(chosen[place])]
+    for gpu_kind, gpus in enumerate(gpus_of_kind):
+        pairs = [place for place in np.flatnonzero(kind == gpu_kind) if solver.boolean_value(chosen[place])]
         state[0, gpus], state[1, gpus] = a[pairs], b[pairs]
     return status, (state[0], state[1])

@@ -85,10 +85,10 @@ def _descend(cost: NDArray[np.float64], state: Triples, power: float, stop: Stop
         else:
             pair = _reassign(cost[:, a, b], same, power)
             changed = a[pair], b[pair]
-        found = _worth(cost, changed, power)
-        failures = 0 if found < worth else failures + 1
-        if found < worth:
-            state, worth = changed, found
+        new_worth = _worth(cost, changed, power)
+        failures = 0 if new_worth < worth else failures + 1
+        if new_worth < worth:
+            state, worth = changed, new_worth
         turn = (turn + 1) % 3
     return state
 

@@ -146,9 +146,9 @@ def _best(
     if np.sum(most - fewest + 1) * devices > CP_SAT_CHOICES:
         return hosts, bound, cut_short, 0.0
     seconds = min(CP_SAT_SECONDS, max(0.0, deadline - time.perf_counter()))
-    found, proven, ended = _cp_sat(weight, cap, hosts, fewest, most, bound, seconds, seed, stop, report)
-    if largest_load(found, weight) < objective:
-        hosts = found
+    exact_hosts, proven, ended = _cp_sat(weight, cap, hosts, fewest, most, bound, seconds, seed, stop, report)
+    if largest_load(exact_hosts, weight) < objective:
+        hosts = exact_hosts
     # A unit for each piece on a device, and one for the arithmetic on floats before they are rounded.
     return hosts, max(bound, proven), not ended, (cap + 1) * objective / CP_SAT_UNITS
 
@@ -206,8 +206,8 @@ def _cp_sat(
     )
     if status not in (OPTIMAL, FEASIBLE):
         return hosts, 0.0, False
-    found = np.array([[any(solver.boolean_value(one) for one in cell) for cell in row] for row in chosen])
-    return found, solver.best_objective_bound / scale, status == OPTIMAL
+    best_hosts = np.array([[any(solver.boolean_value(is_host) for is_host in cell) for cell in row] for row in chosen])
+    return best_hosts, solver.best_objective_bound / scale, status == OPTIMAL
 
 
 def _leader_first(hosts: Hosts, leader: int) -> Hosts:

@@ -97,13 +97,13 @@ def replicas_of_expert(weight: NDArray[np.float64], devices: int, replicas: int)
 def _starts(weight: NDArray[np.float64], devices: int, cap: int, stop: Stop) -> list[Hosts]:
     """Dealt states for numbers of replicas from the least to the most possible, the best first."""
     experts, most = len(weight), min(devices * cap, devices * len(weight))
-    found = []
+    starts = []
     for replicas in np.unique(np.linspace(most, experts, STARTS).astype(np.int64))[::-1]:
         hosts = _deal(weight, replicas_of_expert(weight, devices, int(replicas)), devices, cap)
-        found.append((largest_load(hosts, weight), len(found), hosts))
+        starts.append((largest_load(hosts, weight), len(starts), hosts))
         if stop():
             break
-    return [hosts for _, _, hosts in sorted(found, key=lambda one: one[:2])]
+    return [hosts for _, _, hosts in sorted(starts, key=lambda ranked: ranked[:2])]
 
 
 def _deal(weight: NDArray[np.float64], count: NDArray[np.int64], devices: int, cap: int) -> Hosts:

@@ -17,7 +17,7 @@ CHOICES = 16
 are. More were slower and gave no better plans in the same time on recorded traffic."""
 
 
-def chain(state: JointState, one: int, two: int, low: int, high: int, price: float = 0.0) -> list[int]:
+def chain(state: JointState, first_gpu: int, second_gpu: int, low: int, high: int, price: float = 0.0) -> list[int]:
     """Exchange experts of two GPUs in the layers low … high - 1 so that the objective falls most, at most one exchange of
     one or two experts against as many a layer; returns the layers that changed.
 
@@ -26,27 +26,29 @@ def chain(state: JointState, one: int, two: int, low: int, high: int, price: flo
     moves more experts than may be moved, is taken back. price: cost of a (layer, expert) pair that leaves its GPU.
     """
     terms = state.terms
-    sizes = int(terms.instance.slots[one]), int(terms.instance.slots[two])
+    sizes = int(terms.instance.slots[first_gpu]), int(terms.instance.slots[second_gpu])
     if not min(sizes):
         return []
     table, reverse = _exchanges(*sizes)
     here = state.place[low:high]
-    members = [np.nonzero(here == gpu)[1].reshape(len(here), -1) for gpu in (one, two)]
+    members = [np.nonzero(here == gpu)[1].reshape(len(here), -1) for gpu in (first_gpu, second_gpu)]
     member = np.concatenate(members, axis=1)
     on_hops, on_peaks = state.guide(state.hops), state.guide(state.peaks)
-    cost = np.tensordot(on_hops, state.cost[:, low:high, :, two] - state.cost[:, low:high, :, one], axes=1)
+    cost = np.tensordot(on_hops, state.cost[:, low:high, :, second_gpu] - state.cost[:, low:high, :, first_gpu], axes=1)
     alone = np.take_along_axis(cost, member, axis=1) @ reverse
     for workload, share in enumerate(on_peaks):
         shift = np.take_along_axis(terms.load[workload, low:high], member, axis=1) @ reverse
         load = state.gpu_load[workload, low:high]
-        rest = np.delete(load, (one, two), axis=1).max(axis=1, initial=0.0)[:, None]
-        after = np.maximum(np.maximum(load[:, one, None] - shift, load[:, two, None] + shift), rest)
+        rest = np.delete(load, (first_gpu, second_gpu), axis=1).max(axis=1, initial=0.0)[:, None]
+        after = np.maximum(np.maximum(load[:, first_gpu, None] - shift, load[:, second_gpu, None] + shift), rest)
         alone += share * (after - state.peak[workload, low:high, None])
-        alone += (2 * EVENNESS * share / terms.unit) * shift * (load[:, two, None] - load[:, one, None] + shift)
+        alone += (
+            (2 * EVENNESS * share / terms.unit) * shift * (load[:, second_gpu, None] - load[:, first_gpu, None] + shift)
+        )
     if price > 0:
         home = np.take_along_axis(state.start[low:high], member, axis=1)
-        alone += ((home == one) * price - (home == two) * price) @ reverse
-    picks, choices = _shortest(state, alone, table, member, low, on_hops, terms.distance[one, two] * 2)
+        alone += ((home == first_gpu) * price - (home == second_gpu) * price) @ reverse
+    picks, choices = _shortest(state, alone, table, member, low, on_hops, terms.distance[first_gpu, second_gpu] * 2)
     mark, before = len(state.journal), state.objective
     for offset, pick in enumerate(picks):
         if pick >= 0:
@@ -60,9 +62,9 @@ def chain(state: JointState, one: int, two: int, low: int, high: int, price: flo
     return [low + offset for offset, pick in enumerate(picks) if pick >= 0]
 
 
-def longest_chain(state: JointState, one: int, two: int) -> int:
+def longest_chain(state: JointState, first_gpu: int, second_gpu: int) -> int:
     """Layers that a chain between two GPUs takes in without keeping a caller that wants to stop waiting."""
-    sizes = int(state.terms.instance.slots[one]), int(state.terms.instance.slots[two])
+    sizes = int(state.terms.instance.slots[first_gpu]), int(state.terms.instance.slots[second_gpu])
     return max(4, MOST_CELLS // len(_exchanges(*sizes)[0])) if min(sizes) else state.layers
 
 

@@ -95,12 +95,12 @@ def place_jointly(
     if on_progress:
         on_progress(lowest, min(bound, lowest))
     if not proven and solvable(terms, max_moves):
-        found = shortest(terms, start, max_moves, ended)
-        done = proven = found is not None
-        if found is not None and terms.objective(found) < lowest:
-            best = found
-        if found is not None and on_placement:
-            on_placement(found.copy())
+        proven_best = shortest(terms, start, max_moves, ended)
+        done = proven = proven_best is not None
+        if proven_best is not None and terms.objective(proven_best) < lowest:
+            best = proven_best
+        if proven_best is not None and on_placement:
+            on_placement(proven_best.copy())
     if not proven and instance.gpus > 1 and not ended():
         if terms.worst and not initial:
             # The mean is smoother: half of the kicks go into a placement that is good for all.

@@ -110,5 +110,5 @@ def check_counts(experts: int, slots: int, gpus: int, nodes: int, groups: int) -
 
 
 def _divisors(number: int) -> str:
-    found = [str(divisor) for divisor in range(1, number + 1) if number % divisor == 0]
-    return f"{', '.join(found[:-1])} or {found[-1]}" if len(found) > 1 else found[0]
+    divisors = [str(divisor) for divisor in range(1, number + 1) if number % divisor == 0]
+    return f"{', '.join(divisors[:-1])} or {divisors[-1]}" if len(divisors) > 1 else divisors[0]

@@ -79,9 +79,9 @@ def _equal_model(load, slots_of_gpu, speed, known, bound, seconds, seed, stop) -
         here = [(e, k) for e in range(experts) for k in range(1, most + 1)]
         on_gpu = [copies[e, g, k] for e, k in here]
         model.add(LinearExpr.sum(on_gpu) == int(slots_of_gpu[g]))
-        for one in range(loads):
+        for scenario in range(loads):
             # Rounded down: the integer optimum is not above the true one.
-            units = [int(load[one, e] / k / speed[g] * UNITS * (1 - 1e-12)) for e, k in here]
+            units = [int(load[scenario, e] / k / speed[g] * UNITS * (1 - 1e-12)) for e, k in here]
             model.add(LinearExpr.weighted_sum(on_gpu, units) <= worst)
     model.minimize(worst)
     status, solver = solve(model, seconds, seed, stop, hint, linearization_level=2)
@@ -119,8 +119,8 @@ def _free_model(load, slots_of_gpu, speed, known, bound, seconds, seed, stop) ->
         model.add_bool_or(host[e])
     for g in range(gpus):
         model.add(LinearExpr.sum([host[e][g] for e in range(experts)]) <= int(slots_of_gpu[g]))
-    for one in range(loads):
-        units = [int(load[one, e] * per_unit * (1 - 1e-12)) for e in range(experts)]
+    for scenario in range(loads):
+        units = [int(load[scenario, e] * per_unit * (1 - 1e-12)) for e in range(experts)]
         part = [[model.new_int_var(0, units[e], "") for _ in range(gpus)] for e in range(experts)]
         for e in range(experts):
             model.add(LinearExpr.sum(part[e]) == units[e])

@@ -102,9 +102,9 @@ def _exchange_once(layouts: Layouts, pairs: NDArray[np.int64]) -> NDArray[np.boo
     after = None
     for load in range(loads):
         moved = w1[:, load, :, :, None] - w2[:, load, :, None, :]
-        one = t1[:, load, :, None, None] - moved / s1[..., None, None]
-        two = t2[:, load, :, None, None] + moved / s2[..., None, None]
-        worse = np.maximum(one, two, out=one)
+        first_time = t1[:, load, :, None, None] - moved / s1[..., None, None]
+        second_time = t2[:, load, :, None, None] + moved / s2[..., None, None]
+        worse = np.maximum(first_time, second_time, out=first_time)
         after = worse if after is None else np.maximum(after, worse, out=after)
     same = mine[..., :, None] == yours[..., None, :]
     forbidden = (same.any(axis=3) | (mine < 0))[..., :, None] | (same.any(axis=2) | (yours < 0))[..., None, :]
@@ -116,8 +116,8 @@ def _exchange_once(layouts: Layouts, pairs: NDArray[np.int64]) -> NDArray[np.boo
     i, j = np.divmod(best[r, p], places)
     g, h = first[r, p], second[r, p]
     expert[r, g, i], expert[r, h, j] = expert[r, h, j], expert[r, g, i]
-    given, got = weight[r, :, g, i], weight[r, :, h, j]
-    weight[r, :, g, i], weight[r, :, h, j] = got, given
+    my_weight, your_weight = weight[r, :, g, i], weight[r, :, h, j]
+    weight[r, :, g, i], weight[r, :, h, j] = your_weight, my_weight
     # Summed afresh, so that round-off does not add up over many rounds.
     time[r, :, g] = weight[r, :, g].sum(axis=2) / speed[g][:, None]
     time[r, :, h] = weight[r, :, h].sum(axis=2) / speed[h][:, None]

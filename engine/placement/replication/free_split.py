@@ -48,8 +48,8 @@ def divided(
 
 def _spread(expert: NDArray[np.int64]) -> NDArray[np.bool_]:
     """bool[gpu, place]: slots of experts that have another slot."""
-    found, place, count = np.unique(expert, return_inverse=True, return_counts=True)
-    return ((count > 1) & (found >= 0))[place].reshape(expert.shape)
+    experts, place, count = np.unique(expert, return_inverse=True, return_counts=True)
+    return ((count > 1) & (experts >= 0))[place].reshape(expert.shape)
 
 
 def _divide(
@@ -84,7 +84,7 @@ def _divide(
         equal_row += len(total[-1])
     upper = [np.concatenate(part) for part in zip(*entries, strict=True)]
     equal = [np.concatenate(part) for part in zip(*equal_entries, strict=True)]
-    found = linprog(
+    solved = linprog(
         np.concatenate(cost),
         A_ub=coo_array((upper[2], (upper[0], upper[1])), shape=(len(jobs) * gpus, column)).tocsr(),
         b_ub=np.concatenate(room),
@@ -93,10 +93,10 @@ def _divide(
         method="highs",
         options={"primal_feasibility_tolerance": TOLERANCE, "dual_feasibility_tolerance": TOLERANCE},
     )
-    if found.x is None:
+    if solved.x is None:
         return
     for (row, load, gpu, place, of_expert, columns), wanted in zip(parts, total, strict=True):
-        amount = np.maximum(found.x[columns], 0.0)
+        amount = np.maximum(solved.x[columns], 0.0)
         got = np.bincount(of_expert, amount)
         # What the program leaves undivided within its tolerance is made to add up exactly.
         amount *= np.where(got > 0, wanted / np.where(got > 0, got, 1.0), 0.0)[of_expert]

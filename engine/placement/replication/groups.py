@@ -30,8 +30,8 @@ def groups_of_nodes(
         worst = np.stack([work[:, :, way].sum(axis=3).max(axis=(1, 2)) for way in ways])
         return ways[worst.argmin(axis=0)].reshape(rows, groups), worst.min(axis=0)
     share = groups // nodes
-    one = work.max(axis=1)
-    layout = packed(one, np.ones((rows, groups), dtype=np.int64), np.full(nodes, share), np.ones(nodes))
+    worst_work = work.max(axis=1)
+    layout = packed(worst_work, np.ones((rows, groups), dtype=np.int64), np.full(nodes, share), np.ones(nodes))
     layouts = Layouts(layout, equal_weights(layout, work), np.ones(nodes))
     exchange(layouts, np.ones(rows), 200, np.random.default_rng(seed), never)
     # The heaviest group has company: the lightest others at least.

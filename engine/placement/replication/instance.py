@@ -64,20 +64,21 @@ class ReplicationInstance:
             )
 
     def _checked_slots(self, experts: int) -> NDArray[np.int64]:
-        given = np.asarray(self.slots_of_gpu)
-        if given.shape != (self.gpus,) or not np.issubdtype(given.dtype, np.integer) or given.min(initial=0) < 0:
+        slots_of_gpu = np.asarray(self.slots_of_gpu)
+        whole = np.issubdtype(slots_of_gpu.dtype, np.integer)
+        if slots_of_gpu.shape != (self.gpus,) or not whole or slots_of_gpu.min(initial=0) < 0:
             raise InputError(f"slots_of_gpu: wanted one whole number of at least 0 for each of the {self.gpus} GPUs")
-        if given.sum() != self.slots:
+        if (total := int(slots_of_gpu.sum())) != self.slots:
             raise InputError(
-                f"slots_of_gpu: adds up to {given.sum()}, but slots says {self.slots}; "
-                f"change slots to {given.sum()}, or {abs(int(given.sum()) - self.slots)} slots on some GPUs"
+                f"slots_of_gpu: adds up to {total}, but slots says {self.slots}; "
+                f"change slots to {total}, or {abs(total - self.slots)} slots on some GPUs"
             )
         if self.slots < experts:
             raise InputError(
                 f"slots_of_gpu: {self.slots} slots for {experts} experts, each of which needs one; "
                 f"add {experts - self.slots} slots"
             )
-        return given
+        return slots_of_gpu
 
     @property
     def alike(self) -> bool:

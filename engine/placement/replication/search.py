@@ -44,7 +44,7 @@ def search(
     rows, loads, _ = load.shape
     gpus, places = len(slots_of_gpu), int(slots_of_gpu.max())
     copies = max(1, min(MOST_COPIES, ENTRIES // (rows * loads * gpus * places * places)))
-    found = _search(
+    layouts = _search(
         np.repeat(load, copies, axis=0),
         slots_of_gpu,
         speed,
@@ -54,8 +54,8 @@ def search(
         stop,
         WANDER if copies > 1 else 1.0,
     )
-    at = np.arange(rows) * copies + found.worst.reshape(rows, copies).argmin(axis=1)
-    return found.expert[at]
+    at = np.arange(rows) * copies + layouts.worst.reshape(rows, copies).argmin(axis=1)
+    return layouts.expert[at]
 
 
 def _search(
@@ -75,13 +75,13 @@ def _search(
         if best is not None and (stop() or (best.worst <= target).all()):
             break
         if guide == 0:
-            one = load.max(axis=1)
+            guiding_load = load.max(axis=1)
         elif guide == 1:
-            one = load.mean(axis=1)
+            guiding_load = load.mean(axis=1)
         else:
             weight = np.exp(SHARPNESS * (best.time.max(axis=2) - best.worst[:, None]))
-            one = (load * (weight / weight.sum(axis=1, keepdims=True))[:, :, None]).sum(axis=1)
-        start = Layouts(*_start(one, load, slots_of_gpu, speed), speed)
+            guiding_load = (load * (weight / weight.sum(axis=1, keepdims=True))[:, :, None]).sum(axis=1)
+        start = Layouts(*_start(guiding_load, load, slots_of_gpu, speed), speed)
         exchange(start, target, FIRST_ROUNDS, rng, stop)
         best = start if best is None else _better(best, start, np.arange(len(load)))
     now = best.take(np.arange(len(load)))
@@ -100,15 +100,20 @@ def _search(
 
 
 def _start(
-    one: NDArray[np.float64], load: NDArray[np.float64], slots_of_gpu: NDArray[np.int64], speed: NDArray[np.float64]
+    guiding_load: NDArray[np.float64],
+    load: NDArray[np.float64],
+    slots_of_gpu: NDArray[np.int64],
+    speed: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Greedy counts and packing by `one` float64[row, expert]: layouts and their weights under `load`."""
-    one = np.maximum(one, TINY * np.where(one.any(axis=1), one.mean(axis=1), 1.0)[:, None])
-    slots, hosts, experts = int(slots_of_gpu.sum()), int((slots_of_gpu > 0).sum()), one.shape[1]
+    """Greedy counts and packing by `guiding_load` float64[row, expert]: layouts and their weights under `load`."""
+    guiding_load = np.maximum(
+        guiding_load, TINY * np.where(guiding_load.any(axis=1), guiding_load.mean(axis=1), 1.0)[:, None]
+    )
+    slots, hosts, experts = int(slots_of_gpu.sum()), int((slots_of_gpu > 0).sum()), guiding_load.shape[1]
     # More replicas than GPUs would share a GPU: only where there are more slots than anything else to put into them.
     most = hosts if slots <= experts * hosts else slots
-    count = greedy_counts(one, slots, np.arange(most + 1, dtype=np.float64))
-    layout = packed(one, count, slots_of_gpu, speed)
+    count = greedy_counts(guiding_load, slots, np.arange(most + 1, dtype=np.float64))
+    layout = packed(guiding_load, count, slots_of_gpu, speed)
     return layout, equal_weights(layout, load)
 
 
@@ -165,8 +170,8 @@ def _shuffle(trial: Layouts, rng: np.random.Generator) -> None:
         r = row[legal]
         g, h, i, j = slow[legal], other[legal], i[legal], j[legal]
         expert[r, g, i], expert[r, h, j] = yours[legal], mine[legal]
-        given, got = trial.weight[r, :, g, i], trial.weight[r, :, h, j]
-        trial.weight[r, :, g, i], trial.weight[r, :, h, j] = got, given
+        my_weight, your_weight = trial.weight[r, :, g, i], trial.weight[r, :, h, j]
+        trial.weight[r, :, g, i], trial.weight[r, :, h, j] = your_weight, my_weight
     trial.time = trial.weight.sum(axis=3) / trial.speed
 
 
