@@ -1,6 +1,7 @@
 """What every test shares: a data folder of its own, and a plain word at the end on what was not run."""
 
 import gc
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests import warm
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""One thread for the linear algebra of NumPy and PyTorch. There are as many test processes as processors already, and threads
+beyond that wait for one another in busy loops: an eigenvalue problem of 80 rows takes ten times as long. Read when the
+libraries are loaded, which is later; processes that tests start inherit it, but for ranks, to which launches give their own."""
 
 
 @pytest.fixture(autouse=True)

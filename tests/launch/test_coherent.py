@@ -50,7 +50,7 @@ def launches(draw) -> tuple[RankInstructions, Tokens]:
     return RankInstructions(plans=(plan,), model=model, ranks=ranks, backend="gloo"), Tokens(chosen, source)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(launches())
 def test_every_rank_ends_with_the_outputs_of_one_process(launch):
     instructions, tokens = launch
@@ -66,7 +66,7 @@ def test_every_rank_ends_with_the_outputs_of_one_process(launch):
             torch.testing.assert_close(rank.gathered(), wanted, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(launches())
 def test_what_is_sent_is_what_is_simulated(launch):
     instructions, tokens = launch

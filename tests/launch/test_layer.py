@@ -122,7 +122,7 @@ def unplanned(instructions: RankInstructions, tokens: Tokens) -> torch.Tensor:
     return reference(torch.from_numpy(tokens.experts.astype(np.int64)), instructions.model, weights, x)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(launches())
 def test_any_placement_computes_what_one_process_computes(launch):
     instructions, tokens = launch

@@ -59,7 +59,7 @@ def timeline_of(*events: tuple) -> Timeline:
     return Timeline(frame, ("GPU 0", "GPU 1"), "measured", "by hand")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(planned())
 def test_check_plan_agrees_with_the_simulation(case):
     plan, problem = case
@@ -78,7 +78,7 @@ def test_check_plan_knows_that_links_and_fabric_start_differently():
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems())
 def test_check_plan_agrees_for_every_system(name, problem):
     options = {"time_limit": 0.3} if "time_limit" in SYSTEMS[name].options.model_fields else {}
@@ -87,7 +87,7 @@ def test_check_plan_agrees_for_every_system(name, problem):
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=EXACT)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(planned())
 def test_steps_follow_one_another_and_add_up(case):
     plan, problem = case
@@ -106,7 +106,7 @@ def test_steps_follow_one_another_and_add_up(case):
     assert timeline.total >= bound_of_plan(plan, problem) * (1 - 1e-7)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(planned())
 def test_network_lanes_show_the_all_to_alls(case):
     plan, problem = case
@@ -208,7 +208,7 @@ def test_an_empty_timeline_has_figures():
     assert set(timeline.seconds_of_kind().values()) == {0}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(clusters())
 def test_a_workload_without_tokens_takes_no_time(cluster):
     trace = RoutingTrace("padding", np.full((3, 2, 1), -1, dtype=np.int16), 4)

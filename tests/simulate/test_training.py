@@ -101,7 +101,7 @@ def planned(draw):
     return plan_of(problem, priority, **parts), problem
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(planned())
 def test_every_simulated_step_is_legal_and_above_its_bound(case):
     plan, problem = case

@@ -62,7 +62,7 @@ def planned_pairs(draw):
     return plan_of(problem, *chosen, draw(st.sampled_from(("matched", "concurrent")))), problem
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(planned_pairs())
 def test_a_timeline_of_two_models_keeps_the_rules_and_its_bound(case):
     plan, problem = case

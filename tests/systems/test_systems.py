@@ -129,7 +129,7 @@ def small_problem() -> Problem:
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problem=problems())
 def test_bound_is_not_above_the_objective_and_the_claim_repeats_both(name, problem):
     result = planned_or_skipped(lambda: solve(name, problem))
@@ -143,19 +143,19 @@ def test_bound_is_not_above_the_objective_and_the_claim_repeats_both(name, probl
         assert result.bound == pytest.approx(min(figures.order_bound, figures.total), rel=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(problems(layers=(1, 1), least=1, most=2, experts=(1, 4)))
 def test_bound_holds_against_everything_on_two_gpus(problem):
     check_bound_against_everything(problem)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(layers=(1, 1), least=3, most=3, experts=(2, 4)))
 def test_bound_holds_against_everything_on_three_gpus(problem):
     check_bound_against_everything(problem)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(layers=(1, 1), least=2, most=3, experts=(2, 4)), seeds)
 def test_bound_holds_against_everything_with_uneven_slots(problem, seed):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
@@ -176,7 +176,7 @@ def check_bound_against_everything(problem: Problem) -> None:
         assert result.objective <= best * ROUND_OFF
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(layers=(1, 2)), seeds)
 def test_bound_holds_against_random_placements(problem, seed):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
@@ -191,7 +191,7 @@ def test_bound_holds_against_random_placements(problem, seed):
             assert bound <= simulate(plan_of(placement, order), problem).total * ROUND_OFF
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(linked=False, symmetric=True), seeds)
 def test_aurora_is_never_worse_where_its_objective_is_the_whole_truth(problem, seed):
     """Without start-up times, links and shared processors, and with GPUs that send as fast as they receive, the
@@ -208,7 +208,7 @@ def test_aurora_is_never_worse_where_its_objective_is_the_whole_truth(problem, s
     assert outcome.result.objective <= outcome.result.bound * (1 + 2e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems())
 def test_aurora_is_never_slower_than_doing_nothing_once_starting_is_free(problem):
     """With links or different rates out and in the placement is a heuristic, but it begins at the linear one and its
@@ -229,7 +229,7 @@ def without_latency(problem: Problem) -> Problem:
     return Problem(problem.workload, cluster, problem.model, cost)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems(linked=False, symmetric=True))
 def test_matched_order_on_equal_ports_meets_the_bound_of_every_order(problem):
     problem = without_latency(problem)
@@ -240,7 +240,7 @@ def test_matched_order_on_equal_ports_meets_the_bound_of_every_order(problem):
         assert total == pytest.approx(bound_of_plan(plan, problem), rel=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems())
 def test_best_order_is_the_best_of_those_tried(problem):
     outcome = outcome_of("aurora", problem)
@@ -451,7 +451,7 @@ def test_uneven_slots_respect_every_memory(problem, seed):
     assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems())
 def test_even_slots_mean_as_many_experts_on_every_gpu(problem):
     gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
