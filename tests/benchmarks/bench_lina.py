@@ -119,10 +119,11 @@ def pairs() -> list[tuple[str, RoutingTrace, RoutingTrace]]:
 
 def summary(label: str, result: TwoPhaseResult) -> str:
     figures = result.figures("lina")
+    wrong = result.wrong_rank[:, result.first_layer :].mean()
     return (
         f"  {label:<34} inference {figures.median_inference:.2f} {figures.tail_inference:.2f}, "
         f"tuned {result.fine_tuning_rate:6.1%}, right as a set {result.accuracy():6.1%}, "
-        f"in order {result.accuracy('order'):6.1%}, {result.wrong_rank[:, result.first_layer :].mean():.1f} experts at a wrong rank"
+        f"in order {result.accuracy('order'):6.1%}, {wrong:.1f} experts at a wrong rank"
     )
 
 

@@ -58,11 +58,7 @@ def replicate_devices(
     for more experts than devices x max_experts_per_device.
     """
     start = time.perf_counter()
-    weight = np.asarray(popularity, dtype=np.float64)
-    with np.errstate(over="ignore"):
-        total = weight.sum()
-    if weight.ndim != 1 or not np.isfinite(total) or (weight.size and weight.min() < 0):
-        raise InputError("popularity: wanted one value of at least 0 for each expert, with a finite sum")
+    weight = _checked_popularity(popularity)
     check_slots(len(weight), devices, max_experts_per_device)
     if method not in ("best", "lina"):
         raise InputError(f"method: '{method}' is not one of best, lina")
@@ -79,11 +75,7 @@ def replicate_devices(
     else:
         kicks = usual_kicks(len(weight), devices) if kicks is None else kicks
         options |= {"exact": exact, "kicks": kicks, "time_limit": time_limit}
-
-        def report(objective: float, proven: float) -> None:
-            if on_incumbent:
-                on_incumbent(objective * unit, proven * unit)
-
+        report = _in_unit(on_incumbent, unit)
         hosts, bound, limited, rounding = _best(
             weight, devices, cap, bound, exact, kicks, time_limit, seed, stop, report
         )
@@ -97,6 +89,22 @@ def replicate_devices(
     solution = tuple(tuple(np.flatnonzero(column).tolist()) for column in hosts.T)
     provenance = Provenance(optimiser="replicate_devices", options=options, seed=seed, versions=library_versions())
     return Result(status, objective, min(bound, objective), time.perf_counter() - start, solution, provenance)
+
+
+def _checked_popularity(popularity: NDArray[np.float64]) -> NDArray[np.float64]:
+    weight = np.asarray(popularity, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        total = weight.sum()
+    if weight.ndim != 1 or not np.isfinite(total) or (weight.size and weight.min() < 0):
+        raise InputError("popularity: wanted one value of at least 0 for each expert, with a finite sum")
+    return weight
+
+
+def _in_unit(on_incumbent: Callable[[float, float], None] | None, unit: float) -> Callable[[float, float], None]:
+    """`on_incumbent` for numbers that are counted in `unit`."""
+    if on_incumbent is None:
+        return lambda objective, bound: None
+    return lambda objective, bound: on_incumbent(objective * unit, bound * unit)
 
 
 def lower_bound(weight: NDArray[np.float64], devices: int, cap: int) -> float:
