@@ -18,8 +18,8 @@ from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.formats import read_workload
+from engine.placement.devices.first_fit import pack_devices
 from engine.placement.devices.kernel import lower_bound, replicate_devices
-from engine.placement.devices.packing import pack_devices
 from engine.placement.popularity import most_popular, pattern_share, profile_paths
 from engine.problem import Problem
 from engine.simulate.two_phase import sweep_path_length, two_phase

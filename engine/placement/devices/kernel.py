@@ -1,6 +1,6 @@
 """Which devices host which experts of one layer when popular experts may have several: the largest load least.
 
-Lina section 5.2 decides this for every layer and batch; equation 1 and first-fit decreasing (`packing`) are its
+Lina section 5.2 decides this for every layer and batch; equation 1 and first-fit decreasing (`first_fit`) are its
 answer, kept as the method "lina". First fit aims at few devices, not at even ones, so "best" minimises the largest load
 itself: local search, and CP-SAT where the instance is small enough for a proof.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
 from engine.errors import InputError
-from engine.placement.devices.packing import Hosting, check_slots, pack_devices
+from engine.placement.devices.first_fit import Hosting, check_slots, pack_devices
 from engine.placement.devices.search import Hosts, largest_load, replicas_of_expert, search, usual_kicks
 from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
 from engine.solver import solve
