@@ -17,7 +17,7 @@ above; `tests/test_architecture.py` reads this list and holds every import again
     problem: what every system plans for
     costs: how long computation and communication take, from sources that each have a name
     communication, placement, overlap: the kernels: an instance and options in, a `Result` with a bound out
-    catalogue, network, plan, record, training: the nouns that build on others
+    catalogue, network, plan, routing_recorder, training: the nouns that build on others
     model, timeline: the model, and what happened when
     cluster, workload: the hardware, and what was recorded on it
     solver: CP-SAT that can be stopped

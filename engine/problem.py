@@ -83,7 +83,7 @@ class Problem:
 
     @property
     def goal(self) -> Goal:
-        """What is planned for, told by what is open."""
+        """What is planned for, as what is open says."""
         if self.step is not None:
             return Goal.TRAINING
         return Goal.INFERENCE if self.second is None else Goal.TWO_MODELS

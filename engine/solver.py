@@ -37,17 +37,7 @@ def solve(
         model.clear_hints()
         for variable, value in hint.items():
             model.add_hint(variable, value)
-    solver = CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed
-    solver.parameters.max_time_in_seconds = time_limit
-    solver.parameters.max_deterministic_time = time_limit * DETERMINISTIC_SHARE
-    solver.parameters.linearization_level = linearization_level
-    solver.parameters.cp_model_probing_level = probing_level
-    solver.parameters.catch_sigint_signal = False
-    # This step of presolve adds up the Boolean terms of a row in 32 bits: rows of larger sums lost answers, and "optimal"
-    # was proven of wrong values (CP-SAT 9.15; google/or-tools issue 5293).
-    solver.parameters.presolve_inclusion_work_limit = 0
+    solver = _configured(time_limit, seed, linearization_level, probing_level)
     watch = _Watch()
     outcome: list[CpSolverStatus | BaseException] = []
 
@@ -77,6 +67,21 @@ def solve(
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0], solver
+
+
+def _configured(time_limit: float, seed: int, linearization_level: int, probing_level: int) -> CpSolver:
+    solver = CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    solver.parameters.max_time_in_seconds = time_limit
+    solver.parameters.max_deterministic_time = time_limit * DETERMINISTIC_SHARE
+    solver.parameters.linearization_level = linearization_level
+    solver.parameters.cp_model_probing_level = probing_level
+    solver.parameters.catch_sigint_signal = False
+    # This step of presolve adds up the Boolean terms of a row in 32 bits: rows of larger sums lost answers, and "optimal"
+    # was proven of wrong values (CP-SAT 9.15; google/or-tools issue 5293).
+    solver.parameters.presolve_inclusion_work_limit = 0
+    return solver
 
 
 class _Watch(CpSolverSolutionCallback):

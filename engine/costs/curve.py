@@ -8,7 +8,7 @@ import numpy as np
 from engine.errors import InputError
 
 REACH = 4.0
-"""How far beyond the largest measured size a time is still told, as a multiple of that size."""
+"""How far beyond the largest measured size a time is still predicted, as a multiple of that size."""
 
 
 def never_falling(seconds: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ Only its data files are read, never its query classes, which are internal and ch
   inference engine. SGLang's is read: alone among them it has the same complete grid for every GPU.
 * NCCL: `latency` in ms over `message_size` in elements, 2 bytes each for `half`, of the buffer that every GPU holds, its
   own part of an all-to-all included; 2, 4 and 8 GPUs of one node only. Eight-bit rows of as many bytes take as long,
-  which is how the unit can be told.
+  which is how the unit is known.
 * Folders are named by version; the newest that has what is asked for counts.
 """
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.formats.recording import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS
+from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS
 from engine.formats.source import check_file, fault, one_clear_line, quoted
 
 HEADER = ("Expert", "Node")

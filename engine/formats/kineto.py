@@ -170,7 +170,7 @@ def _collectives(events: list[dict], on_gpu: bool, world: int) -> dict[tuple[str
 
 
 def _elements(dims: object) -> int | None:
-    """Elements of the first tensor, None where its shape is not told."""
+    """Elements of the first tensor, None where its shape is not recorded."""
     first = dims[0] if isinstance(dims, list) and dims else None
     if isinstance(first, list) and first and all(isinstance(size, int) for size in first):
         return prod(first)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.formats.recording import (
+from engine.formats.arrays import (
     MAX_EXPERTS,
     MAX_K,
     MAX_LAYERS,

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from engine.formats.recording import place_in, routing_trace, traffic_matrix, whole_numbers
+from engine.formats.arrays import place_in, routing_trace, traffic_matrix, whole_numbers
 from engine.formats.source import MAX_UNPACKED_BYTES, Source, fault, quoted
 from engine.workload import RoutingTrace, TrafficMatrix
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from engine.formats.recording import check_amounts, expert_load, place_in
+from engine.formats.arrays import check_amounts, expert_load, place_in
 from engine.formats.source import Source, quoted, read_json_object
 from engine.workload import ExpertLoad
 

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from engine.formats.arrays import MAX_EXPERTS, MAX_RANKS, expert_load, traffic_matrix, whole_numbers
 from engine.formats.long_form import ROUTING, TRAFFIC, routing_from_columns, traffic_from_columns
-from engine.formats.recording import MAX_EXPERTS, MAX_RANKS, expert_load, traffic_matrix, whole_numbers
 from engine.formats.source import MAX_UNPACKED_BYTES, Source, quoted
 from engine.workload import Workload
 

@@ -110,56 +110,85 @@ def assign(instance: AssignmentInstance, stop: Stop = never) -> Result[NDArray[n
         raise InputError(
             f"{instance.experts} experts on {instance.gpus} GPUs: one expert to a GPU needs equal numbers of both"
         )
-    compute, network = instance.compute, instance.network()
-    matching = Matching(compute, network)
-    best = np.arange(instance.gpus)
-    objective, bound, cancelled = instance.cost(best), 0.0, False
-
-    def feasible(f: float, n: float) -> bool:
-        nonlocal best, objective
-        if stop():
-            raise _Cancelled
-        if not matching.fit(f, n):
-            return False
-        gpu_of_expert = np.array(matching.gpu_of_expert)
-        cost = instance.cost(gpu_of_expert)
-        if cost < objective:
-            best, objective = gpu_of_expert, cost
-        return True
-
+    search = _BoxSearch(instance, stop)
     try:
-        f_values, n_values = candidates(compute), candidates(network)
-        bound = float(f_values[0] + 2 * n_values[0])
-        f_values = f_values[least(f_values, 0, len(f_values) - 1, lambda f: feasible(f, np.inf)) :]
-        n_values = n_values[least(n_values, 0, len(n_values) - 1, lambda n: feasible(np.inf, n)) :]
-        boxes = [(float(f_values[0] + 2 * n_values[0]), 0, len(f_values) - 1, 0, len(n_values) - 1)]
-        while boxes and boxes[0][0] < objective:
-            bound, f_low, f_high, n_low, n_high = boxes[0]
-            f_high = min(f_high, int(np.searchsorted(f_values + 2 * n_values[n_low], objective)) - 1)
-            n_high = min(n_high, int(np.searchsorted(f_values[f_low] + 2 * n_values, objective)) - 1)
-            f_mid = (f_low + f_high) // 2
-            f, n = f_mid, least(n_values, n_low, n_high + 1, lambda n, f=f_values[f_mid]: feasible(f, n))
-            if n <= n_high:
-                f = least(f_values, f_low, f_mid, lambda f, n=n_values[n]: feasible(f, n))
-            # The box stays on the heap until it is split, so that a cancelled search still has its bound.
-            heapq.heappop(boxes)
-            if f_low < f and n < n_high:
-                corner = float(f_values[f_low] + 2 * n_values[n + 1])
-                heapq.heappush(boxes, (corner, f_low, f - 1, n + 1, n_high))
-            if f_mid < f_high and n_low < n:
-                corner = float(f_values[f_mid + 1] + 2 * n_values[n_low])
-                heapq.heappush(boxes, (corner, f_mid + 1, f_high, n_low, n - 1))
-        bound = objective
+        search.run()
+        status = Status.OPTIMAL
     except _Cancelled:
-        cancelled = True
+        status = Status.CANCELLED
     return Result(
-        status=Status.CANCELLED if cancelled else Status.OPTIMAL,
-        objective=objective,
-        bound=min(bound, objective),
+        status=status,
+        objective=search.objective,
+        bound=min(search.bound, search.objective),
         runtime=time.perf_counter() - start,
-        solution=best,
+        solution=search.best,
         provenance=Provenance(optimiser="assign", versions=library_versions()),
     )
+
+
+class _BoxSearch:
+    """The best assignment so far, and the boxes of thresholds that may still hold a better one.
+
+    best: int64[expert], gpu_of_expert; objective: its max F + 2 max N; bound: what is proven of every assignment.
+    """
+
+    def __init__(self, instance: AssignmentInstance, stop: Stop) -> None:
+        self.instance, self.stop = instance, stop
+        self.network = instance.network()
+        self.matching = Matching(instance.compute, self.network)
+        self.best = np.arange(instance.gpus)
+        self.objective, self.bound = instance.cost(self.best), 0.0
+
+    def feasible(self, f: float, n: float) -> bool:
+        """Whether some assignment keeps to both thresholds; it is kept if it is the best. Raises _Cancelled."""
+        if self.stop():
+            raise _Cancelled
+        if not self.matching.fit(f, n):
+            return False
+        gpu_of_expert = np.array(self.matching.gpu_of_expert)
+        cost = self.instance.cost(gpu_of_expert)
+        if cost < self.objective:
+            self.best, self.objective = gpu_of_expert, cost
+        return True
+
+    def run(self) -> None:
+        """Split boxes until none can hold a better answer: then `bound` is `objective`. Raises _Cancelled."""
+        f_values, n_values = candidates(self.instance.compute), candidates(self.network)
+        self.bound = float(f_values[0] + 2 * n_values[0])
+        f_values = f_values[least(f_values, 0, len(f_values) - 1, lambda f: self.feasible(f, np.inf)) :]
+        n_values = n_values[least(n_values, 0, len(n_values) - 1, lambda n: self.feasible(np.inf, n)) :]
+        boxes = [(float(f_values[0] + 2 * n_values[0]), 0, len(f_values) - 1, 0, len(n_values) - 1)]
+        while boxes and boxes[0][0] < self.objective:
+            self.bound = boxes[0][0]
+            self._split_first(boxes, f_values, n_values)
+        self.bound = self.objective
+
+    def _split_first(
+        self,
+        boxes: list[tuple[float, int, int, int, int]],
+        f_values: NDArray[np.float64],
+        n_values: NDArray[np.float64],
+    ) -> None:
+        """Put what the box with the lowest corner leaves in its place.
+
+        boxes: a heap of (corner, first and last index of F, first and last index of N).
+        f_values, n_values: float64[threshold], rising.
+        """
+        _, f_low, f_high, n_low, n_high = boxes[0]
+        f_high = min(f_high, int(np.searchsorted(f_values + 2 * n_values[n_low], self.objective)) - 1)
+        n_high = min(n_high, int(np.searchsorted(f_values[f_low] + 2 * n_values, self.objective)) - 1)
+        f_mid = (f_low + f_high) // 2
+        f, n = f_mid, least(n_values, n_low, n_high + 1, lambda n, f=f_values[f_mid]: self.feasible(f, n))
+        if n <= n_high:
+            f = least(f_values, f_low, f_mid, lambda f, n=n_values[n]: self.feasible(f, n))
+        # The box stays on the heap until it is split, so that a cancelled search still has its bound.
+        heapq.heappop(boxes)
+        if f_low < f and n < n_high:
+            corner = float(f_values[f_low] + 2 * n_values[n + 1])
+            heapq.heappush(boxes, (corner, f_low, f - 1, n + 1, n_high))
+        if f_mid < f_high and n_low < n:
+            corner = float(f_values[f_mid + 1] + 2 * n_values[n_low])
+            heapq.heappush(boxes, (corner, f_mid + 1, f_high, n_low, n - 1))
 
 
 class _Cancelled(Exception):  # noqa: N818 - not an error

@@ -60,16 +60,16 @@ def assign_groups(
 
     deadline = start + time_limit
     floors = _unavoidable(instance, slots, exact_slots)
-    bound = floors[0] + 2 * floors[1]
+    least = floors[0] + 2 * floors[1]
+    if not stop():
+        seconds = RELAXATION_SHARE * time_limit
+        least = max(least, _relaxation_bound(instance, slots, exact_slots, floors, seconds, stop))
 
     def report(objective: float, proven: float = 0.0) -> None:
         if on_incumbent:
-            on_incumbent(objective, min(max(bound, proven), objective))
+            on_incumbent(objective, min(max(least, proven), objective))
 
-    if not stop():
-        seconds = RELAXATION_SHARE * time_limit
-        bound = max(bound, _relaxation_bound(instance, slots, exact_slots, floors, seconds, stop))
-    target = bound * (1 + PROVEN_GAP)
+    bound, target = least, least * (1 + PROVEN_GAP)
     best = search(instance, slots, SEARCH_SHARE * time_limit, deadline, seed, target, stop, report)
     objective = instance.cost(best)
     beyond_cp_sat = instance.compute.size > CP_SAT_PAIRS

@@ -21,8 +21,8 @@ from engine.cluster import Gpu
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.placement.baselines import linear_assignment
+from engine.placement.devices.first_fit import Hosting, check_slots, pack_devices
 from engine.placement.devices.kernel import replicate_devices
-from engine.placement.devices.packing import Hosting, check_slots, pack_devices
 from engine.placement.popularity import most_popular, profile_paths
 from engine.problem import Problem
 from engine.result import Stop, never

@@ -178,15 +178,12 @@ def tokens_enough(
     jobs = [(whole, 0)] * (whole in wanted)
     jobs += [(size, seed) for seed in range(seeds) for size in wanted if size < whole]
 
-    def tell(done: int) -> None:
-        if on_point:
-            on_point(curve, done / (len(jobs) + 1))
-
+    report = on_point or (lambda curve, share: None)
     ceiling = affinity(instance, time_limit=time_limit, exact=False, stop=stop).solution
     if stop():
         return curve
     curve = replace(curve, ceiling=kept(ceiling, counts))
-    tell(1)
+    report(curve, 1 / (len(jobs) + 1))
     for done, (size, seed) in enumerate(jobs, start=2):
         drawn = AffinityInstance(transitions(sample(plan_on, size, seed), trace.num_experts, first_choice), gpus)
         place = affinity(drawn, time_limit=time_limit, seed=seed, exact=False, stop=stop).solution
@@ -194,7 +191,7 @@ def tokens_enough(
             return curve
         points = (*curve.points, SamplePoint(size, seed, kept(place, counts)))
         curve = replace(curve, points=points, complete=done == len(jobs) + 1)
-        tell(done)
+        report(curve, done / (len(jobs) + 1))
     return curve
 
 

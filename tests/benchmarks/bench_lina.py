@@ -19,8 +19,8 @@ from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.formats import read_workload
+from engine.placement.devices.first_fit import pack_devices
 from engine.placement.devices.kernel import lower_bound, replicate_devices
-from engine.placement.devices.packing import pack_devices
 from engine.placement.popularity import most_popular, pattern_share, profile_paths
 from engine.problem import Problem
 from engine.simulate.two_phase import two_phase
@@ -120,11 +120,11 @@ def pairs() -> list[tuple[str, RoutingTrace, RoutingTrace]]:
 
 def summary(label: str, result: TwoPhaseResult) -> str:
     figures = result.figures("lina")
+    wrong = result.wrong_rank[:, result.first_layer :].mean()
     return (
         f"  {label:<34} inference {figures.median_inference:.2f} {figures.tail_inference:.2f}, "
         f"tuned {result.fine_tuning_rate:6.1%}, right as a set {result.accuracy():6.1%}, "
-        f"in order {result.accuracy('order'):6.1%}, "
-        f"{result.wrong_rank[:, result.first_layer :].mean():.1f} experts at a wrong rank"
+        f"in order {result.accuracy('order'):6.1%}, {wrong:.1f} experts at a wrong rank"
     )
 
 

@@ -1,4 +1,4 @@
-"""What `calibrate` writes: lines recovered, errors told, and times that come back from the file as they were measured."""
+"""What `calibrate` writes: lines recovered, errors stated, and times that come back from the file as they were measured."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_a_line_through_points_beside_it_tells_its_error():
 
 def test_held_out_shapes_tell_the_error_of_what_is_in_between():
     (held_out,) = planted.calibration().held_out
-    # The shape lies on the grid here, so what is told is the line itself: the errors are the planted ones.
+    # The shape lies on the grid here, so what is predicted is the line itself: the errors are the planted ones.
     assert held_out.errors == pytest.approx([0.0, 0.25, 0.2], abs=1e-6)
 
 
@@ -123,7 +123,7 @@ def test_errors_belong_to_their_shapes():
 @needs_tables
 @pytest.mark.parametrize("kind", ["A100-80", "H100", "H200"])
 def test_the_grid_of_a_calibration_is_dense_enough(kind):
-    """The tables of real GPUs stand for the device: the sweep's sizes are learned, all others inside are told."""
+    """The tables of real GPUs stand for the device: the sweep's sizes are learned, all others inside are predicted."""
     table = gemm_table(MACHINES[kind].folder, "bfloat16")
     axes = [
         [size for size in sizes if size in there]

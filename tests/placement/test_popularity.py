@@ -1,4 +1,4 @@
-"""Expert popularity foretold from paths: against counting token by token, and against what must not change it."""
+"""Expert popularity predicted from paths: against counting token by token, and against what must not change it."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def cases(draw) -> dict:
     layer = draw(st.integers(path_length - 1, depth - 2))
     lowest = draw(st.sampled_from([0, -1]))
     train = rng.integers(lowest, experts, (draw(st.integers(1, 40)), depth))
-    train[0, layer + 1] = rng.integers(experts)  # somebody chooses in the layer that is foretold
+    train[0, layer + 1] = rng.integers(experts)  # somebody chooses in the layer that is predicted
     test = rng.integers(lowest, experts, (draw(st.integers(1, 30)), path_length))
     return {
         "train": train,
@@ -114,13 +114,13 @@ def test_paths_that_say_everything_foretell_exactly():
     np.testing.assert_allclose(estimate, np.bincount(train[:, 3], minlength=4) / 50, rtol=1e-12)
 
 
-def test_longer_paths_foretell_a_recording_better():
+def test_longer_paths_predict_a_recording_better():
     experts = read_workload(SAMPLES / "alpha-code.npz", num_experts=16).experts[:, :, 0]
     odd = np.arange(len(experts)) // 128 % 2 == 1
     train, test = experts[~odd], experts[odd].astype(np.int64)
 
     def error(path_length: int) -> float:
-        """Mean distance between the foretold and the actual shares over layers 4 to 7."""
+        """Mean distance between the predicted and the actual shares over layers 4 to 7."""
         profile = profile_paths(train, 16, path_length)
         apart = []
         for layer in range(3, 7):

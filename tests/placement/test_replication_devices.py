@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from engine.errors import InputError
 from engine.placement.devices import kernel
+from engine.placement.devices.first_fit import pack_devices
 from engine.placement.devices.kernel import lower_bound, replicate_devices
-from engine.placement.devices.packing import pack_devices
 from engine.placement.devices.search import largest_load, replicas_of_expert
 from engine.result import Status
 from engine.validate import IllegalError

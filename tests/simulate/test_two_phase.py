@@ -13,8 +13,8 @@ from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.formats import read_workload
+from engine.placement.devices.first_fit import pack_devices
 from engine.placement.devices.kernel import replicate_devices
-from engine.placement.devices.packing import pack_devices
 from engine.placement.popularity import profile_paths
 from engine.problem import Problem
 from engine.simulate.two_phase import two_phase

@@ -148,34 +148,15 @@ def affinity(
             on_progress(result.objective, result.bound)
         return result
 
-    best, limits = None, _Bound(instance, prices, stop)
-
-    def report(place: NDArray[np.int64] | None = None) -> None:
-        nonlocal best
-        if place is not None and (best is None or lexicographic or instance.cost(place) < instance.cost(best)):
-            best = place
-        if on_progress and best is not None:
-            objective = instance.cost(best)
-            on_progress(objective, min(limits.cost(), objective))
-
-    enough = math.inf if prices.node else prices.gpu * limits.total - limits.cost()
+    limits = _Bound(instance, prices, stop)
+    incumbent = _Incumbent(instance, limits, lexicographic, on_progress)
     windows = exact and affordable(instance.layers, instance.experts, BOUND_SHARE * time_limit)
     share, cap = (SEARCH_SHARE, SEARCH_CAP) if windows else (SEARCH_SHARE + BOUND_SHARE, BOUND_CAP)
-    seconds, deadline = share * time_limit, start + cap * time_limit
-    if instance.nodes > 1 and instance.node_size > 1 and (lexicographic or prices.node):
-        part = 1.0 if lexicographic else STAGES_SHARE
-        first = _in_stages(instance, part * seconds, start + part * cap * time_limit, seed, stop)
-        report(first)
-        starts, seconds = [first], (1 - part) * seconds
-    else:
-        linear = np.arange(instance.experts) // (instance.experts // instance.gpus)
-        starts = [greedy_chain(prices, 0, linear, stop=lambda: stop() or time.perf_counter() > deadline)]
-    if not lexicographic:
-        report(starts[0])
-        report(search(prices, starts, seconds, deadline, seed, enough, stop, report))
+    _search_from_starts(incumbent, prices, share * time_limit, start, cap * time_limit, seed, stop)
+    best = incumbent.place
     if windows and relative_gap(instance.cost(best), limits.cost()) > PROVEN_GAP:
         deadline = start + BOUND_CAP * time_limit
-        limits.tighten(BOUND_SHARE * time_limit, deadline, instance.cost(best), stop, report)
+        limits.tighten(BOUND_SHARE * time_limit, deadline, instance.cost(best), stop, incumbent.report)
     bound = limits.cost()
     if not lexicographic and relative_gap(instance.cost(best), bound) <= PROVEN_GAP:
         status = Status.OPTIMAL
@@ -184,6 +165,56 @@ def affinity(
     else:
         status = Status.TIME_LIMIT if time.perf_counter() - start > BOUND_CAP * time_limit else Status.FEASIBLE
     return answer(status, best, bound)
+
+
+class _Incumbent:
+    """The best placement so far, int64[layer, expert], beside the bound; either's improvements are reported.
+
+    lexicographic: every placement taken replaces the one before, since hops between nodes count before all others.
+    """
+
+    def __init__(
+        self,
+        instance: AffinityInstance,
+        limits: "_Bound",
+        lexicographic: bool,
+        on_progress: Callable[[float, float], None] | None,
+    ) -> None:
+        self.instance, self.limits, self.lexicographic = instance, limits, lexicographic
+        self.on_progress = on_progress
+        self.place: NDArray[np.int64] | None = None
+
+    def report(self, place: NDArray[np.int64] | None = None) -> None:
+        """Take `place` if it is better, and say how things stand."""
+        cost = self.instance.cost
+        if place is not None and (self.place is None or self.lexicographic or cost(place) < cost(self.place)):
+            self.place = place
+        if self.on_progress and self.place is not None:
+            objective = cost(self.place)
+            self.on_progress(objective, min(self.limits.cost(), objective))
+
+
+def _search_from_starts(
+    incumbent: _Incumbent, prices: Prices, seconds: float, start: float, most_seconds: float, seed: int, stop: Stop
+) -> None:
+    """Fill the incumbent: in stages where nodes count, else from a greedy chain, then by local search.
+
+    seconds: work by its own estimate; most_seconds: wall time after `start` at which the clock ends it.
+    """
+    instance, limits, lexicographic = incumbent.instance, incumbent.limits, incumbent.lexicographic
+    enough = math.inf if prices.node else prices.gpu * limits.total - limits.cost()
+    deadline = start + most_seconds
+    if instance.nodes > 1 and instance.node_size > 1 and (lexicographic or prices.node):
+        part = 1.0 if lexicographic else STAGES_SHARE
+        first = _in_stages(instance, part * seconds, start + part * most_seconds, seed, stop)
+        incumbent.report(first)
+        starts, seconds = [first], (1 - part) * seconds
+    else:
+        linear = np.arange(instance.experts) // (instance.experts // instance.gpus)
+        starts = [greedy_chain(prices, 0, linear, stop=lambda: stop() or time.perf_counter() > deadline)]
+    if not lexicographic:
+        incumbent.report(starts[0])
+        incumbent.report(search(prices, starts, seconds, deadline, seed, enough, stop, incumbent.report))
 
 
 def _exact(

@@ -48,14 +48,15 @@ def colocate_heterogeneous(
     start = time.perf_counter()
     deadline, options = start + time_limit, {"time_limit": time_limit, "exact": exact}
     cost = _checked(cost)
-    bound, starts = projections(cost, stop)
-    bound = max(bound, weighted_mean(cost))
+    projected, starts = projections(cost, stop)
+    least = max(projected, weighted_mean(cost))
 
     def report(objective: float) -> None:
         if on_incumbent:
-            on_incumbent(objective, min(bound, objective))
+            on_incumbent(objective, min(least, objective))
 
-    best = search(cost, starts, bound, seed, lambda: stop() or time.perf_counter() > deadline, report)
+    best = search(cost, starts, least, seed, lambda: stop() or time.perf_counter() > deadline, report)
+    bound = least
     kinds = _kinds(cost)
     exact = exact and len(kinds) * cost[0].size <= CP_SAT_TRIPLES
     if exact and largest(cost, best) > bound:

@@ -1,6 +1,6 @@
 """Which devices host which experts of one layer when popular experts may have several: the largest load least.
 
-Lina section 5.2 decides this for every layer and batch; equation 1 and first-fit decreasing (`packing`) are its
+Lina section 5.2 decides this for every layer and batch; equation 1 and first-fit decreasing (`first_fit`) are its
 answer, kept as the method "lina". First fit aims at few devices, not at even ones, so "best" minimises the largest load
 itself: local search, and CP-SAT where the instance is small enough for a proof.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
 from engine.errors import InputError
-from engine.placement.devices.packing import Hosting, check_slots, pack_devices
+from engine.placement.devices.first_fit import Hosting, check_slots, pack_devices
 from engine.placement.devices.search import Hosts, largest_load, replicas_of_expert, search, usual_kicks
 from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
 from engine.solver import solve
@@ -58,11 +58,7 @@ def replicate_devices(
     for more experts than devices x max_experts_per_device.
     """
     start = time.perf_counter()
-    weight = np.asarray(popularity, dtype=np.float64)
-    with np.errstate(over="ignore"):
-        total = weight.sum()
-    if weight.ndim != 1 or not np.isfinite(total) or (weight.size and weight.min() < 0):
-        raise InputError("popularity: wanted one value of at least 0 for each expert, with a finite sum")
+    weight = _checked_popularity(popularity)
     check_slots(len(weight), devices, max_experts_per_device)
     if method not in ("best", "lina"):
         raise InputError(f"method: '{method}' is not one of best, lina")
@@ -79,11 +75,7 @@ def replicate_devices(
     else:
         kicks = usual_kicks(len(weight), devices) if kicks is None else kicks
         options |= {"exact": exact, "kicks": kicks, "time_limit": time_limit}
-
-        def report(objective: float, proven: float) -> None:
-            if on_incumbent:
-                on_incumbent(objective * unit, proven * unit)
-
+        report = _in_unit(on_incumbent, unit)
         hosts, bound, limited, rounding = _best(
             weight, devices, cap, bound, exact, kicks, time_limit, seed, stop, report
         )
@@ -97,6 +89,22 @@ def replicate_devices(
     solution = tuple(tuple(np.flatnonzero(column).tolist()) for column in hosts.T)
     provenance = Provenance(optimiser="replicate_devices", options=options, seed=seed, versions=library_versions())
     return Result(status, objective, min(bound, objective), time.perf_counter() - start, solution, provenance)
+
+
+def _checked_popularity(popularity: NDArray[np.float64]) -> NDArray[np.float64]:
+    weight = np.asarray(popularity, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        total = weight.sum()
+    if weight.ndim != 1 or not np.isfinite(total) or (weight.size and weight.min() < 0):
+        raise InputError("popularity: wanted one value of at least 0 for each expert, with a finite sum")
+    return weight
+
+
+def _in_unit(on_incumbent: Callable[[float, float], None] | None, unit: float) -> Callable[[float, float], None]:
+    """`on_incumbent` for numbers that are counted in `unit`."""
+    if on_incumbent is None:
+        return lambda objective, bound: None
+    return lambda objective, bound: on_incumbent(objective * unit, bound * unit)
 
 
 def lower_bound(weight: NDArray[np.float64], devices: int, cap: int) -> float:

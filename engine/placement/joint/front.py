@@ -80,7 +80,6 @@ def front(
     # The ends first: what lies between is looked for relative to them.
     weights = [1 - END, END] if points > 1 else [0.5]
     tried: list[float] = []
-    announced: dict[int, FrontPoint] = {}
     while len(tried) < points:
         weight = weights[len(tried)] if len(tried) < len(weights) else archive.next_weight(tried)
         if weight is None:
@@ -103,10 +102,8 @@ def front(
         )
         archive.add(result.solution, weight)
         tried.append(weight)
-        best = archive.best(weight)
-        if on_point and id(best) not in announced:
-            announced[id(best)] = best
-            on_point(best)
+        if on_point and (new_point := archive.new_best(weight)) is not None:
+            on_point(new_point)
         if result.status is Status.CANCELLED:
             break
     return archive.thinned(points, tried)
@@ -119,6 +116,7 @@ class _Archive:
         self.instance, self.start = instance, start
         self.worst = workloads == "worst"
         self.points: list[FrontPoint] = []
+        self.announced: list[FrontPoint] = []
 
     def add(self, place: NDArray[np.int64], weight: float) -> None:
         figures = self.instance.figures(place)
@@ -145,6 +143,14 @@ class _Archive:
         hops, imbalance = self._axes()
         objective = weight * hops + (1 - weight) * imbalance
         return self.points[int(np.flatnonzero(objective <= objective.min() + EQUAL)[0])]
+
+    def new_best(self, weight: float) -> FrontPoint | None:
+        """The best point for a weight, unless it has been announced before."""
+        best = self.best(weight)
+        if any(best is point for point in self.announced):
+            return None
+        self.announced.append(best)
+        return best
 
     def next_weight(self, tried: list[float]) -> float | None:
         """The weight across the longest gap between the corners known, unlike all tried; None if there is none."""

@@ -7,6 +7,7 @@ unit, so that neither more tokens nor another currency of hops changes the answe
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -66,61 +67,104 @@ def place_jointly(
     began = time.perf_counter()
     start, initial = _checked(instance, weight, workloads, start, max_moves, initial, kicks)
     terms = JointTerms(instance, weight, workloads == "worst")
-    if kicks is None:
-        kicks = max(LEAST_KICKS, int(KICKS_PER_EXPERT * instance.layers * instance.experts))
-    deadline = began + time_limit
-    cancelled = late = False
-
-    def ended() -> bool:
-        nonlocal cancelled, late
-        cancelled = cancelled or stop()
-        late = late or time.perf_counter() > deadline
-        return cancelled or late or lowest <= bound + PROVEN_GAP
-
-    bound, lowest = 0.0, np.inf
-    bound = max(terms.limit(ended), 0.0)
-    best, lowest = _best_of(terms, instance, start, max_moves, initial, ended)
-
-    def visit(state: JointState) -> None:
-        nonlocal best, lowest
-        if on_placement:
-            on_placement(state.place.copy())
-        objective = state.objective if state.terms is terms else terms.objective(state.place)
-        if objective < lowest - PROVEN_GAP:
-            best, lowest = state.place.copy(), objective
-            if on_progress:
-                on_progress(lowest, min(bound, lowest))
-
-    proven, done, kicks_left = max_moves == 0, False, kicks
-    if on_progress:
-        on_progress(lowest, min(bound, lowest))
-    if not proven and solvable(terms, max_moves):
-        proven_best = shortest(terms, start, max_moves, ended)
-        done = proven = proven_best is not None
-        if proven_best is not None and terms.objective(proven_best) < lowest:
-            best = proven_best
-        if proven_best is not None and on_placement:
-            on_placement(proven_best.copy())
-    if not proven and instance.gpus > 1 and not ended():
-        if terms.worst and not initial:
-            # The mean is smoother: half of the kicks go into a placement that is good for all.
-            mean = JointTerms(instance, weight, worst=False)
-            search(_state(mean, best, start, max_moves), kicks // 2, seed, ended, visit)
-            kicks_left -= kicks // 2
-        done = search(_state(terms, best, start, max_moves), kicks_left, seed, ended, visit)
+    kicks = _usual_kicks(instance) if kicks is None else kicks
+    incumbent = _Incumbent(terms, began + time_limit, stop, on_progress, on_placement)
+    incumbent.bound = max(terms.limit(incumbent.ended), 0.0)
+    incumbent.begin(_best_of(terms, instance, start, max_moves, initial, incumbent.ended))
+    proven = done = max_moves == 0 or _solved(incumbent, start, max_moves)
+    if not proven and instance.gpus > 1 and not incumbent.ended():
+        done = _searched(incumbent, start, max_moves, kicks, seed, from_mean=terms.worst and not initial)
+    best, bound = incumbent.place, incumbent.bound
     if start is not None and max_moves is None:
         best = _named_as(best, start, instance)
     objective = terms.objective(best)
     if proven or objective <= bound + PROVEN_GAP or instance.gpus == 1:
         status, bound = Status.OPTIMAL, objective if proven or instance.gpus == 1 else bound
-    elif cancelled:
+    elif incumbent.cancelled:
         status = Status.CANCELLED
     else:
         status = Status.FEASIBLE if done else Status.TIME_LIMIT
-    options: dict[str, str | int | float | bool] = {"weight": weight, "workloads": workloads, "kicks": kicks}
-    options |= {"time_limit": time_limit} | ({} if max_moves is None else {"max_moves": max_moves})
+    options = {"weight": weight, "workloads": workloads, "kicks": kicks, "time_limit": time_limit}
+    options |= {} if max_moves is None else {"max_moves": max_moves}
     provenance = Provenance(optimiser="place_jointly", options=options, seed=seed, versions=library_versions())
     return Result(status, objective, min(bound, objective), time.perf_counter() - began, best, provenance)
+
+
+def _usual_kicks(instance: JointInstance) -> int:
+    return max(LEAST_KICKS, int(KICKS_PER_EXPERT * instance.layers * instance.experts))
+
+
+@dataclass
+class _Incumbent:
+    """The best placement so far, int64[layer, expert], and when to stop looking for a better one.
+
+    bound: what no objective is below; deadline: on the clock of `time.perf_counter`.
+    cancelled, late: whether `stop` answered True, and whether the deadline has passed, when last asked.
+    """
+
+    terms: JointTerms
+    deadline: float
+    stop: Stop
+    on_progress: Callable[[float, float], None] | None
+    on_placement: Callable[[NDArray[np.int64]], None] | None
+    place: NDArray[np.int64] | None = None
+    objective: float = np.inf
+    bound: float = 0.0
+    cancelled: bool = False
+    late: bool = False
+
+    def ended(self) -> bool:
+        self.cancelled = self.cancelled or self.stop()
+        self.late = self.late or time.perf_counter() > self.deadline
+        return self.cancelled or self.late or self.objective <= self.bound + PROVEN_GAP
+
+    def begin(self, place: NDArray[np.int64]) -> None:
+        self.place, self.objective = place, self.terms.objective(place)
+        self.report()
+
+    def visit(self, state: JointState) -> None:
+        if self.on_placement:
+            self.on_placement(state.place.copy())
+        objective = state.objective if state.terms is self.terms else self.terms.objective(state.place)
+        if objective < self.objective - PROVEN_GAP:
+            self.place, self.objective = state.place.copy(), objective
+            self.report()
+
+    def report(self) -> None:
+        if self.on_progress:
+            self.on_progress(self.objective, min(self.bound, self.objective))
+
+
+def _solved(incumbent: _Incumbent, start: NDArray[np.int64] | None, max_moves: int | None) -> bool:
+    """Whether all placements could be gone through; the best one is then the incumbent."""
+    if not solvable(incumbent.terms, max_moves):
+        return False
+    place = shortest(incumbent.terms, start, max_moves, incumbent.ended)
+    if place is None:
+        return False
+    if incumbent.terms.objective(place) < incumbent.objective:
+        incumbent.place = place
+    if incumbent.on_placement:
+        incumbent.on_placement(place.copy())
+    return True
+
+
+def _searched(
+    incumbent: _Incumbent,
+    start: NDArray[np.int64] | None,
+    max_moves: int | None,
+    kicks: int,
+    seed: int,
+    from_mean: bool,
+) -> bool:
+    """Search from the incumbent; whether all kicks were made. from_mean: half of them for the workloads' mean first."""
+    terms = incumbent.terms
+    if from_mean:
+        # The mean is smoother: half of the kicks go into a placement that is good for all.
+        mean = JointTerms(terms.instance, terms.weight, worst=False)
+        search(_state(mean, incumbent.place, start, max_moves), kicks // 2, seed, incumbent.ended, incumbent.visit)
+        kicks -= kicks // 2
+    return search(_state(terms, incumbent.place, start, max_moves), kicks, seed, incumbent.ended, incumbent.visit)
 
 
 def _state(
@@ -136,14 +180,13 @@ def _best_of(
     max_moves: int | None,
     initial: list[NDArray[np.int64]],
     stop: Stop,
-) -> tuple[NDArray[np.int64], float]:
-    """The best of the placements to begin from, and its objective."""
+) -> NDArray[np.int64]:
+    """The best of the placements to begin from."""
     if max_moves is not None:
         candidates = [start, *(place for place in initial if (place != start).sum() <= max_moves)]
     else:
         candidates = [*([] if start is None else [start]), *initial] or [first_placement(terms, stop)]
-    best = min(candidates, key=terms.objective)
-    return best, terms.objective(best)
+    return min(candidates, key=terms.objective)
 
 
 def _named_as(place: NDArray[np.int64], start: NDArray[np.int64], instance: JointInstance) -> NDArray[np.int64]:

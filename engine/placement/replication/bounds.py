@@ -7,7 +7,7 @@ split an expert's tokens, whether or not two replicas of it share a GPU.
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.placement.replication.packing import greedy_counts
+from engine.placement.replication.greedy import greedy_counts
 
 ROUND_OFF = 1e-12
 """By how much a limit gives way, so that no sum of floats can put it above the optimum."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.placement.replication.exchange import Layouts, exchange
-from engine.placement.replication.packing import equal_weights, packed
+from engine.placement.replication.greedy import equal_weights, packed
 from engine.result import never
 
 MOST_WAYS = 3000

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from engine.errors import InputError
 from engine.placement.replication.eplb import check_counts
 from engine.placement.replication.free_split import divided
+from engine.placement.replication.greedy import equal_weights
 from engine.placement.replication.groups import groups_of_nodes
-from engine.placement.replication.packing import equal_weights
 from engine.result import Stop, never
 
 Split = Literal["equal", "free"]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from engine.placement.replication.exchange import Layouts, exchange
 from engine.placement.replication.free_split import divided
-from engine.placement.replication.packing import counts_of, equal_weights, greedy_counts, packed
+from engine.placement.replication.greedy import counts_of, equal_weights, greedy_counts, packed
 from engine.result import Stop
 
 FIRST_ROUNDS, LATER_ROUNDS = 80, 24

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from engine.goal import Goal
-from engine.placement.packing import pack_experts, packing_choices
+from engine.placement.experts_per_device import pack_experts, packing_choices
 from engine.plan import Pipeline, Placement, Priority, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Stop

@@ -1,4 +1,4 @@
-"""engine/record.py against routing recomputed by hand, on tiny randomly initialised models."""
+"""engine/routing_recorder.py against routing recomputed by hand, on tiny randomly initialised models."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from engine.errors import InputError
-from engine.record import RoutingRecorder
+from engine.routing_recorder import RoutingRecorder
 
 transformers = pytest.importorskip("transformers")
 

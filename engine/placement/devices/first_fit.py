@@ -42,13 +42,11 @@ def pack_devices(
     held: list[list[int]] = [[] for _ in range(devices)]
     filled = [0.0] * devices
     homeless = len(wanted)
-    free_slots = devices * max_experts_per_device
+    slots = devices * max_experts_per_device
 
     def put(expert: int, device: int, size: float) -> None:
-        nonlocal free_slots
         held[device].append(expert)
         filled[device] += size
-        free_slots -= 1
 
     pieces = np.maximum(np.ceil(wanted - ROUND_OFF), 1.0).astype(np.int64)
     size_of_expert = wanted / pieces
@@ -58,7 +56,7 @@ def pack_devices(
             continue
         homeless -= 1
         for _ in range(int(pieces[expert])):
-            if free_slots <= homeless:
+            if slots - sum(map(len, held)) <= homeless:
                 break
             able = [
                 device

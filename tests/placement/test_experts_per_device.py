@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.placement.packing import pack_experts, packing_choices
+from engine.placement.experts_per_device import pack_experts, packing_choices
 from engine.result import Status
 
 GB = 1e9
