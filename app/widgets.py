@@ -123,8 +123,8 @@ def segments(label: str, options: Iterable, format_func: Callable[[Any], str] = 
     there and under the white text of a button, so every segment is written in the theme's gray, which is nearly the text's.
     """
 
-    def gray(one: Any) -> str:
-        icon, text = re.fullmatch(r"(:material/\w+: )?(.*)", format_func(one), re.DOTALL).groups("")
+    def gray(option: Any) -> str:
+        icon, text = re.fullmatch(r"(:material/\w+: )?(.*)", format_func(option), re.DOTALL).groups("")
         return f"{icon}:gray[{text}]"
 
     return st.segmented_control(label, options, format_func=gray, **arguments)
@@ -154,11 +154,11 @@ def plans_of(job: runner.Job) -> list[Plan]:
 def usual_baselines(plans: dict[str, Plan], plan: Plan) -> list[str]:
     """Ids of the newest plans of the papers' baselines, which a plan is looked at beside unless a person chooses others."""
     usual = {system.name for system in (*SYSTEMS.values(), *TRAINING.values()) if system.shown_beside}
-    found = {}
-    for id, one in plans.items():
-        if one.provenance.optimiser in usual and id != plan.id:
-            found.setdefault(one.provenance.optimiser, id)
-    return list(found.values())
+    newest = {}
+    for id, candidate in plans.items():
+        if candidate.provenance.optimiser in usual and id != plan.id:
+            newest.setdefault(candidate.provenance.optimiser, id)
+    return list(newest.values())
 
 
 def start_job(kind: str, arguments: dict[str, Any]) -> runner.Job:
@@ -192,39 +192,39 @@ def describe_time(moment: float) -> str:
 
 def _incumbents(job: runner.Job) -> None:
     """How the best that a job has found so far fell, once it fell."""
-    best = [one.incumbent for one in job.history if one.incumbent is not None]
+    best = [progress.incumbent for progress in job.history if progress.incumbent is not None]
     if best and best[-1] < best[0]:
         st.metric("Best so far", units.seconds(best[-1]), chart_data=best, chart_type="area", height="content")
 
 
 def job_row(job: runner.Job, grace: float = 1.0) -> None:
     """One job: state, progress, a way to stop it, and why it failed. grace: seconds that it is given to stop by itself."""
-    found, progress = job.state, job.progress
-    parts = [f":{STATE_COLOURS[found]}[{found.value}]", units.seconds(job.elapsed)]
-    if progress and not found.finished:
+    standing, progress = job.state, job.progress
+    parts = [f":{STATE_COLOURS[standing]}[{standing.value}]", units.seconds(job.elapsed)]
+    if progress and not standing.finished:
         parts.append(plain(progress.message))
         if progress.incumbent is not None:
             parts.append(f"best so far {units.seconds(progress.incumbent)}")
     with st.container(border=True):
         left, middle, right = st.columns([7, 2, 1], vertical_alignment="center")
         with left:
-            if found.finished:
+            if standing.finished:
                 st.markdown(" · ".join([*parts, describe_time(job.started)]))
             else:
                 st.progress((progress.done or 0.0) if progress else 0.0, text=" · ".join(parts))
         with middle:
-            if not found.finished:
+            if not standing.finished:
                 _incumbents(job)
         with right:
-            if not found.finished and st.button("Stop", key=f"stop-{job.id}", icon=":material/stop:"):
+            if not standing.finished and st.button("Stop", key=f"stop-{job.id}", icon=":material/stop:"):
                 runner.cancel(job, grace)
                 st.rerun(scope="fragment")
-        if found is State.FAILED:
+        if standing is State.FAILED:
             st.error(plain(job.error or "it failed"), icon=":material/error:")
             st.caption("The end of its log:")
             st.code(job.log_tail() or "(empty)", language=None)
         for title, reason in ((job.result or {}).get("refused") or {}).items():
             st.warning(f"**{plain(title)}** cannot plan for this: {plain(reason)}", icon=":material/warning:")
-        if found is State.CANCELLED:
+        if standing is State.CANCELLED:
             kept = "What was found until then is kept." if job.result else "It had found nothing yet."
             st.caption(f"Stopped. {kept}")

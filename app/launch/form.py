@@ -106,7 +106,39 @@ def _attached(devices: Devices) -> None:
 
 def _chosen(place: On, destination: Destination | None, problem: Problem, plan: Plan, devices: Devices) -> Launch:
     """The plans and numbers that a person chose."""
-    others = {id: one.plan for id, one in cached.candidates().items() if id != plan.id and alike(one.plan, plan)}
+    compared = _compared(plan)
+    ranks = scale = None
+    with st.container(horizontal=True):
+        if place not in clusters.FORMS:
+            ranks = _ranks(place, plan.placement.gpus, devices)
+        tokens = _tokens(place, plan.goal is Goal.TRAINING)
+        repeats, limit = _passes()
+        dtype = _dtype()
+        if place == "testbed":
+            scale = _scale()
+    second = problem.second and (problem.second.workload, problem.second.model)
+    return Launch(
+        (plan, *compared),
+        problem.workload,
+        problem.model,
+        problem.cluster,
+        second=second if plan.goal is Goal.TWO_MODELS else None,
+        on=place,
+        scale=scale,
+        destination=destination,
+        ranks=ranks,
+        tokens=tokens,
+        repeats=repeats,
+        limit=limit,
+        dtype=dtype,
+        step=problem.step if plan.goal is Goal.TRAINING else None,
+    )
+
+
+def _compared(plan: Plan) -> list[Plan]:
+    """The plans that run beside the open one."""
+    candidates = {id: candidate.plan for id, candidate in cached.candidates().items()}
+    others = {id: other for id, other in candidates.items() if id != plan.id and alike(other, plan)}
     compared = st.multiselect(
         "Compare with",
         list(others),
@@ -119,98 +151,98 @@ def _chosen(place: On, destination: Destination | None, problem: Problem, plan: 
         placeholder="The open plan alone" if others else "No other plan for this cluster and model",
         help="All plans run in turn in one job, A B A B, so that what drifts while it runs drifts for all of them.",
     )
-    gpus, ranks, scale = plan.placement.gpus, None, None
-    with st.container(horizontal=True):
-        if place not in clusters.FORMS:
-            usual = min(gpus, MOST_RANKS) if place == "testbed" else devices.default_ranks(gpus)
-            ranks = st.number_input(
-                "Ranks",
-                1,
-                gpus,
-                usual,
-                width=140,
-                key=f"launch-ranks-{place}-{gpus}",
-                persist_state="session",
-                help="with fewer ranks than GPUs, neighbouring GPUs of the plan share a rank",
-            )
-        training = plan.goal is Goal.TRAINING
-        tokens = st.number_input(
-            "Tokens to replay",
-            1,
-            None,
-            None,
-            width=190,
-            disabled=training,
-            key=f"launch-tokens-{place}",
-            placeholder="the step's own" if training else "what takes seconds",
-            persist_state="session",
-            help="evenly spaced over the recording; a training step has its own",
-        )
-        repeats = st.number_input(
-            "Timed passes",
-            1,
-            MAX_REPEATS,
-            3,
-            width=140,
-            key="launch-repeats",
-            persist_state="session",
-            help="of every plan, after a warm-up; shown is the median one",
-        )
-        limit = st.number_input(
-            "Time limit, s",
-            10,
-            86_400,
-            USUAL_LIMIT,
-            60,
-            width=150,
-            key="launch-limit",
-            persist_state="session",
-            help="a launch that is not done by then is ended",
-        )
-        dtype = st.selectbox(
-            "Numbers",
-            [USUAL, "fp32", "bf16"],
-            width=130,
-            key="launch-dtype",
-            persist_state="session",
-            help="what is computed in; as usual: on GPUs the model's own, on CPUs fp32",
-        )
-        if place == "testbed":
-            scale = st.number_input(
-                "Scale",
-                1e-9,
-                None,
-                None,
-                width=210,
-                placeholder="fastest at 100 Mbit/s",
-                key="launch-scale",
-                persist_state="session",
-                help="drawn bandwidth / emulated bandwidth; unless given, what brings the fastest port to 100 Mbit/s",
-            )
-    second = problem.second and (problem.second.workload, problem.second.model)
-    return Launch(
-        (plan, *(others[id] for id in compared)),
-        problem.workload,
-        problem.model,
-        problem.cluster,
-        second=second if plan.goal is Goal.TWO_MODELS else None,
-        on=place,
-        scale=scale,
-        destination=destination,
-        ranks=ranks,
-        tokens=tokens,
-        repeats=repeats,
-        limit=float(limit),
-        dtype=None if dtype == USUAL else dtype,
-        step=problem.step if plan.goal is Goal.TRAINING else None,
+    return [others[id] for id in compared]
+
+
+def _ranks(place: On, gpus: int, devices: Devices) -> int:
+    usual = min(gpus, MOST_RANKS) if place == "testbed" else devices.default_ranks(gpus)
+    return st.number_input(
+        "Ranks",
+        1,
+        gpus,
+        usual,
+        width=140,
+        key=f"launch-ranks-{place}-{gpus}",
+        persist_state="session",
+        help="with fewer ranks than GPUs, neighbouring GPUs of the plan share a rank",
     )
 
 
-def alike(one: Plan, other: Plan) -> bool:
+def _tokens(place: On, training: bool) -> int | None:
+    """How many tokens to replay; None: what suits."""
+    return st.number_input(
+        "Tokens to replay",
+        1,
+        None,
+        None,
+        width=190,
+        disabled=training,
+        key=f"launch-tokens-{place}",
+        placeholder="the step's own" if training else "what takes seconds",
+        persist_state="session",
+        help="evenly spaced over the recording; a training step has its own",
+    )
+
+
+def _passes() -> tuple[int, float]:
+    """How many passes are timed, and the seconds after which the launch is ended."""
+    repeats = st.number_input(
+        "Timed passes",
+        1,
+        MAX_REPEATS,
+        3,
+        width=140,
+        key="launch-repeats",
+        persist_state="session",
+        help="of every plan, after a warm-up; shown is the median one",
+    )
+    limit = st.number_input(
+        "Time limit, s",
+        10,
+        86_400,
+        USUAL_LIMIT,
+        60,
+        width=150,
+        key="launch-limit",
+        persist_state="session",
+        help="a launch that is not done by then is ended",
+    )
+    return repeats, float(limit)
+
+
+def _dtype() -> str | None:
+    """What is computed in; None: the usual."""
+    dtype = st.selectbox(
+        "Numbers",
+        [USUAL, "fp32", "bf16"],
+        width=130,
+        key="launch-dtype",
+        persist_state="session",
+        help="what is computed in; as usual: on GPUs the model's own, on CPUs fp32",
+    )
+    return None if dtype == USUAL else dtype
+
+
+def _scale() -> float | None:
+    """Drawn over emulated bandwidth of a testbed; None: the usual."""
+    return st.number_input(
+        "Scale",
+        1e-9,
+        None,
+        None,
+        width=210,
+        placeholder="fastest at 100 Mbit/s",
+        key="launch-scale",
+        persist_state="session",
+        help="drawn bandwidth / emulated bandwidth; unless given, what brings the fastest port to 100 Mbit/s",
+    )
+
+
+def alike(first: Plan, second: Plan) -> bool:
     """Whether two plans are for the same sizes and the same goal, so that one launch can compare them."""
-    if one.goal is not other.goal:
+    if first.goal is not second.goal:
         return False
-    sizes = ((plan.placement.layers, plan.placement.experts, plan.placement.gpus) for plan in (one, other))
+    sizes = ((plan.placement.layers, plan.placement.experts, plan.placement.gpus) for plan in (first, second))
     return next(sizes) == next(sizes)
 
 

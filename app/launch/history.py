@@ -38,17 +38,17 @@ class Launched:
 
 def launches() -> list[Launched]:
     """Every launch, newest first. A finished one is read once in the life of the server."""
-    known, found = _known(), []
+    known, past = _known(), []
     for job in runner.folders(store.data_folder()):
         try:
-            one = known[job.folder] if job.folder in known else _read(job)
+            launch = known[job.folder] if job.folder in known else _read(job)
         except InputError:  # is being made or removed at this moment
             continue
-        if one is None or one.state.finished:
-            known[job.folder] = one
-        if one is not None:
-            found.append(one)
-    return found
+        if launch is None or launch.state.finished:
+            known[job.folder] = launch
+        if launch is not None:
+            past.append(launch)
+    return past
 
 
 @st.cache_resource(show_spinner=False)
@@ -67,13 +67,13 @@ def _read(job: Job) -> Launched | None:
     return Launched(job, now, request.created, brief) if brief else None
 
 
-def search(found: list[Launched], text: str) -> list[Launched]:
+def search(past: list[Launched], text: str) -> list[Launched]:
     """Those in which every word of the text occurs: of plan, place, ranks, state or date."""
     words = text.lower().split()
-    return [one for one in found if all(word in one.words for word in words)]
+    return [launch for launch in past if all(word in launch.words for word in words)]
 
 
-def choose(found: list[Launched]) -> Launched | None:
+def choose(past: list[Launched]) -> Launched | None:
     """The table of launches with its search; returns the one to report on: the selected one, else the newest of this
     session that has ended."""
     st.subheader("Launches", anchor=False)
@@ -85,19 +85,19 @@ def choose(found: list[Launched]) -> Launched | None:
         width=360,
         label_visibility="collapsed",
     )
-    ended = {one.job.id: one for one in found if one.state.finished}
+    ended = {launch.job.id: launch for launch in past if launch.state.finished}
     mine = next((id for id in state.launch_jobs() if id in ended), None)
     shown = state.launch_shown() if state.launch_shown() in ended else mine
-    listed = search(found, text)
+    listed = search(past, text)
     if listed:
         _table(listed, shown)
     else:
-        st.caption(f"None of {len(found)} launches has all these words.")
+        st.caption(f"None of {len(past)} launches has all these words.")
     return ended.get(shown)
 
 
 def _table(listed: list[Launched], shown: str | None) -> None:
-    ids = [one.job.id for one in listed]
+    ids = [launch.job.id for launch in listed]
     key = f"launches-{digest_of(*ids)[:16]}"
 
     def show_selected() -> None:
@@ -118,7 +118,7 @@ def _table(listed: list[Launched], shown: str | None) -> None:
 
 def as_text(listed: list[Launched], shown: str | None) -> pd.DataFrame:
     """One row a launch; of several plans the figures stand in their order."""
-    times = [value for one in listed for value in (*one.brief.predicted, *one.brief.measured) if value > 0]
+    times = [value for launch in listed for value in (*launch.brief.predicted, *launch.brief.measured) if value > 0]
     factor, unit = units.scale_of(min(times, default=1.0), units.TIME)
 
     def each(values: tuple[float, ...]) -> str:
@@ -126,21 +126,21 @@ def as_text(listed: list[Launched], shown: str | None) -> pd.DataFrame:
 
     return pd.DataFrame(
         {
-            "": ["▸" if one.job.id == shown else "" for one in listed],
-            "When": [widgets.describe_time(one.started) for one in listed],
-            "Plans": [" · ".join(one.brief.plans) for one in listed],
-            "Where": [PLACES[one.brief.on] for one in listed],
-            "Ranks": [one.brief.ranks for one in listed],
-            "Tokens": ["" if one.brief.tokens is None else f"{one.brief.tokens:,}" for one in listed],
-            f"Predicted, {unit}": [each(one.brief.predicted) for one in listed],
-            f"Measured, {unit}": [each(one.brief.measured) for one in listed],
+            "": ["▸" if launch.job.id == shown else "" for launch in listed],
+            "When": [widgets.describe_time(launch.started) for launch in listed],
+            "Plans": [" · ".join(launch.brief.plans) for launch in listed],
+            "Where": [PLACES[launch.brief.on] for launch in listed],
+            "Ranks": [launch.brief.ranks for launch in listed],
+            "Tokens": ["" if launch.brief.tokens is None else f"{launch.brief.tokens:,}" for launch in listed],
+            f"Predicted, {unit}": [each(launch.brief.predicted) for launch in listed],
+            f"Measured, {unit}": [each(launch.brief.measured) for launch in listed],
             "Ratio": [
                 " · ".join(
                     units.ratio(measured / predicted) if predicted else "—"
-                    for predicted, measured in zip(one.brief.predicted, one.brief.measured, strict=True)
+                    for predicted, measured in zip(launch.brief.predicted, launch.brief.measured, strict=True)
                 )
-                for one in listed
+                for launch in listed
             ],
-            "State": [one.state.value for one in listed],
+            "State": [launch.state.value for launch in listed],
         }
     )

@@ -18,23 +18,23 @@ NOBODY = "the command line"
 """Whose a launch is that names nobody."""
 
 
-def note(one: Launched) -> None:
+def note(launch: Launched) -> None:
     """Note every plan of a launch that is done; a database that does not answer is said and holds nothing up."""
     try:
-        _noted(database().address, one.job.id, one)
+        _noted(database().address, launch.job.id, launch)
     except InputError as error:
         st.caption(f"Not noted for the team: {plain(str(error))}.")
 
 
 @st.cache_resource(max_entries=1024, show_spinner=False)
-def _noted(address: str, id: str, _one: Launched) -> int:
+def _noted(address: str, id: str, _launch: Launched) -> int:
     """How many plans of a launch were noted; done once in the life of the server."""
-    job, brief = _one.job, _one.brief
+    job, brief = _launch.job, _launch.brief
     result = cached.launch_result(job.id, job.folder / "result.json")
-    found = runs_of(job, result, brief.on, brief.ranks, _one.started)
-    for run in found:
+    runs = runs_of(job, result, brief.on, brief.ranks, _launch.started)
+    for run in runs:
         records.note_run(database(), **run)
-    return len(found)
+    return len(runs)
 
 
 def runs_of(job: Job, result: dict[str, Any], place: str, ranks: int | None, started: float) -> list[dict[str, Any]]:

@@ -22,41 +22,41 @@ from engine.launch.preparation.prepare import prepare
 from engine.timeline import Timeline
 
 
-def show(one: Launched, past: list[Launched]) -> None:
+def show(launch: Launched, past: list[Launched]) -> None:
     """The report of a launch that has ended, with a button that runs the same again."""
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.subheader(_title(one), anchor=False)
-        _relaunch(one, past)
-    brief = one.brief
+        st.subheader(_title(launch), anchor=False)
+        _relaunch(launch, past)
+    brief = launch.brief
     ranks = "" if brief.ranks is None else f" · {brief.ranks} ranks"
     st.caption(
-        f"Started {widgets.describe_time(one.started)} on {PLACES[brief.on]}{ranks} · ended after "
-        f"{units.seconds(one.job.elapsed)}"
+        f"Started {widgets.describe_time(launch.started)} on {PLACES[brief.on]}{ranks} · ended after "
+        f"{units.seconds(launch.job.elapsed)}"
     )
-    if one.state is State.DONE:
-        notes.note(one)
-        _measured(one)
+    if launch.state is State.DONE:
+        notes.note(launch)
+        _measured(launch)
         with st.expander("What the ranks printed", icon=":material/terminal:", on_change="rerun") as logs:
             if logs.open:
-                watch.ranks(one.job)
+                watch.ranks(launch.job)
         return
-    if one.state is State.FAILED:
-        st.error(plain(one.job.error or "it failed"), icon=":material/error:")
+    if launch.state is State.FAILED:
+        st.error(plain(launch.job.error or "it failed"), icon=":material/error:")
     else:
         st.info("Stopped before it had measured anything.", icon=":material/stop_circle:")
-    watch.ranks(one.job)
+    watch.ranks(launch.job)
 
 
-def _title(one: Launched) -> str:
-    names = plain(" and ".join(one.brief.plans))
-    return {State.DONE: f"What {names} took", State.FAILED: f"{names} failed"}.get(one.state, f"{names}, stopped")
+def _title(launch: Launched) -> str:
+    names = plain(" and ".join(launch.brief.plans))
+    return {State.DONE: f"What {names} took", State.FAILED: f"{names} failed"}.get(launch.state, f"{names}, stopped")
 
 
-def _relaunch(one: Launched, past: list[Launched]) -> None:
-    here = one.brief.on in ("local", "testbed")
+def _relaunch(launch: Launched, past: list[Launched]) -> None:
+    here = launch.brief.on in ("local", "testbed")
     blocked = start.refusal() or (start.why_not_now(past) if here else None)
     if st.button("Relaunch", icon=":material/replay:", disabled=bool(blocked), help=blocked or "the same once more"):
-        arguments = one.job.request.arguments
+        arguments = launch.job.request.arguments
         try:
             if failed := prepare(Launch.from_arguments(arguments), cached.attached()).failed:
                 raise InputError(f"{failed.name}: {failed.text}")
@@ -67,8 +67,8 @@ def _relaunch(one: Launched, past: list[Launched]) -> None:
             st.rerun()
 
 
-def _measured(one: Launched) -> None:
-    report = cached.launch_result(one.job.id, one.job.folder / "result.json")
+def _measured(launch: Launched) -> None:
+    report = cached.launch_result(launch.job.id, launch.job.folder / "result.json")
     runs = report.get("runs", [])
     if "preference" not in report or not all("by_layer" in run for run in runs):
         st.warning(
@@ -82,7 +82,7 @@ def _measured(one: Launched) -> None:
         predicted = [run["predicted_seconds"] for run in runs]
         title, details = finding(report["preference"])
         passes = [run["pass_seconds"] for run in runs]
-        widgets.chart(charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{one.job.id}")
+        widgets.chart(charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{launch.job.id}")
         st.caption(plain(f"{details}."))
         chosen = widgets.segments(
             "Plan",
@@ -90,12 +90,12 @@ def _measured(one: Launched) -> None:
             default=0,
             required=True,
             format_func=lambda at: plain(names[at]),
-            key=f"launch-plan-{one.job.id}",
+            key=f"launch-plan-{launch.job.id}",
         )
     run = runs[chosen]
     _figures(run, report)
-    predicted, measured = timelines(one, chosen)
-    key = f"{one.job.id}-{chosen}"
+    predicted, measured = timelines(launch, chosen)
+    key = f"{launch.job.id}-{chosen}"
     kinds = run["by_kind"]
     total = (run["predicted_seconds"], run["measured_seconds"])
     left, right = st.columns(2, gap="medium")
@@ -123,9 +123,9 @@ def finding(preference: dict[str, Any]) -> tuple[str, str]:
     return f"{first[:1].upper()}{first[1:]}; {ranked}", "; ".join(between)
 
 
-def timelines(one: Launched, at: int) -> tuple[Timeline, Timeline]:
+def timelines(launch: Launched, at: int) -> tuple[Timeline, Timeline]:
     """The predicted and the measured timeline of one of a launch's plans."""
-    run = cached.launch_result(one.job.id, one.job.folder / "result.json")["runs"][at]
+    run = cached.launch_result(launch.job.id, launch.job.folder / "result.json")["runs"][at]
     return Timeline.from_dict(run["predicted"]), Timeline.from_dict(run["measured"])
 
 
@@ -176,7 +176,7 @@ def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
 
 def _gantt_of_step(pair: dict[str, Timeline], total: tuple[float, float]) -> None:
     phase, first, last = step.choose_part(list(pair.values()))
-    parts = {name: step_charts.stretch(one, phase, first, last) for name, one in pair.items()}
+    parts = {name: step_charts.stretch(timeline, phase, first, last) for name, timeline in pair.items()}
     title = f"The step took {units.seconds(total[1])}, predicted were {units.seconds(total[0])}"
     widgets.chart(step_charts.step_gantt(pair, parts, title), "launch-step-gantt")
 

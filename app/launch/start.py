@@ -25,7 +25,7 @@ def refusal() -> str | None:
 
 def why_not_now(past: list[Launched]) -> str | None:
     """Why nothing can be started on this machine at this moment; None when it can. past: all launches."""
-    if any(not one.state.finished and one.brief.on in ("local", "testbed") for one in past):
+    if any(not launch.state.finished and launch.brief.on in ("local", "testbed") for launch in past):
         return "A launch is running on these devices; one runs at a time."
     return None
 

@@ -36,11 +36,11 @@ def watch() -> None:
 
 def others(past: list[Launched]) -> None:
     """Launches that other sessions on this data folder have running, with a button that watches one here."""
-    running = [one for one in past if not one.state.finished and one.job.id not in state.launch_jobs()]
-    for one in running:
-        label = f"Watch the launch of {widgets.describe_time(one.started)}"
-        if st.button(label, key=f"adopt-{one.job.id}", icon=":material/group:"):
-            state.add_launch_job(one.job.id)
+    running = [launch for launch in past if not launch.state.finished and launch.job.id not in state.launch_jobs()]
+    for launch in running:
+        label = f"Watch the launch of {widgets.describe_time(launch.started)}"
+        if st.button(label, key=f"adopt-{launch.job.id}", icon=":material/group:"):
+            state.add_launch_job(launch.job.id)
             st.rerun()
 
 
@@ -66,13 +66,13 @@ def ranks(job: Job) -> None:
 def _standing(now: Standing, moment: float) -> None:
     rows = []
     for rank, step in enumerate(now.steps):
-        told = f"{units.seconds(max(0.0, moment - step.time))} ago" if step else ""
+        age = f"{units.seconds(max(0.0, moment - step.time))} ago" if step else ""
         rows.append(
             {
                 "Rank": rank,
                 "Done": 100 * step.done if step else 0.0,
                 "Doing": step.message if step else "starting",
-                "Told": told,
+                "Told": age,
             }
         )
     column = st.column_config

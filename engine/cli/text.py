@@ -18,29 +18,31 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
-def recordings(found: dict[str, Any]) -> str:
-    return "\n\n".join(_recording(recording) for recording in found["recordings"])
+def recordings(answer: dict[str, Any]) -> str:
+    return "\n\n".join(_recording(recording) for recording in answer["recordings"])
 
 
-def _recording(one: dict[str, Any]) -> str:
-    skew = one["max_over_mean"]
-    sizes = f"{one['layers']} MoE layers × {one['experts']} experts"
-    sizes = f"{one['tokens']:,} tokens × {sizes}, top-{one['k']}" if one["tokens"] is not None else sizes
-    lines = [f"{one['name']}: {one['kind']}, {sizes}"]
+def _recording(recording: dict[str, Any]) -> str:
+    skew = recording["max_over_mean"]
+    sizes = f"{recording['layers']} MoE layers × {recording['experts']} experts"
+    sizes = (
+        f"{recording['tokens']:,} tokens × {sizes}, top-{recording['k']}" if recording["tokens"] is not None else sizes
+    )
+    lines = [f"{recording['name']}: {recording['kind']}, {sizes}"]
     lines.append(f"  skew (busiest expert / mean): {ratio(min(skew))} to {ratio(max(skew))}")
-    if one["foretold_share"]:
-        mean = sum(one["foretold_share"]) / len(one["foretold_share"])
+    if recording["foretold_share"]:
+        mean = sum(recording["foretold_share"]) / len(recording["foretold_share"])
         lines.append(
             f"  affinity: the likeliest next expert is right for {share(mean)} of tokens (by chance: "
-            f"{share(1 / one['experts'])})"
+            f"{share(1 / recording['experts'])})"
         )
-    lines += [f"  {check['level']}: {check['text']}" for check in one["checks"]]
+    lines += [f"  {check['level']}: {check['text']}" for check in recording["checks"]]
     return "\n".join(lines)
 
 
-def candidates(found: dict[str, Any]) -> str:
+def candidates(answer: dict[str, Any]) -> str:
     rows = []
-    for plan in found["plans"]:
+    for plan in answer["plans"]:
         figures = plan["metrics"]
         if (parts := figures["decomposition"]) is not None:
             rows.append(
@@ -71,17 +73,17 @@ def candidates(found: dict[str, Any]) -> str:
             ]
         )
     header = ["plan", "time", "bound", "gap", "order gap", "balanced", "kept local", "found in", "status"]
-    if found["plans"][0]["metrics"]["decomposition"] is not None:
+    if answer["plans"][0]["metrics"]["decomposition"] is not None:
         header[4:7] = ["exposed comm.", "exposed comp.", "overlapped"]
     lines = [table(header, rows)]
-    for plan in found["plans"]:
+    for plan in answer["plans"]:
         lines += [f"{plan['name']}: {about}: {quantity(**note)}" for about, note in plan["notes"].items()]
-    if found["saved"]:
-        lines.append(f"saved the fastest plan: {found['saved']}")
+    if answer["saved"]:
+        lines.append(f"saved the fastest plan: {answer['saved']}")
     return "\n".join(lines)
 
 
-def operators(found: dict[str, Any]) -> str:
+def operators(answer: dict[str, Any]) -> str:
     rows = [
         [
             f"{row['phase']} {row['kind']}",
@@ -90,23 +92,23 @@ def operators(found: dict[str, Any]) -> str:
             size(row["sent"]),
             seconds(row["seconds"]),
         ]
-        for row in found["rows"]
+        for row in answer["rows"]
     ]
-    lines = [f"{found['name']}: {found['operators']} operators, {found['dependencies']} dependencies"]
+    lines = [f"{answer['name']}: {answer['operators']} operators, {answer['dependencies']} dependencies"]
     lines.append(table(["kind", "operators", "GFLOP", "sent", "time"], rows))
-    lines.append(f"costs: {found['cost_source']}")
-    if found["saved"]:
-        lines.append(f"saved: {found['saved']}")
+    lines.append(f"costs: {answer['cost_source']}")
+    if answer["saved"]:
+        lines.append(f"saved: {answer['saved']}")
     return "\n".join(lines)
 
 
-def simulated(found: dict[str, Any]) -> str:
-    figures = found["metrics"]
-    lines = [f"{found['name']} ({found['id'][:12]}): {seconds(figures['total'])} simulated"]
+def simulated(answer: dict[str, Any]) -> str:
+    figures = answer["metrics"]
+    lines = [f"{answer['name']} ({answer['id'][:12]}): {seconds(figures['total'])} simulated"]
     if figures["decomposition"] is not None:
-        return "\n".join([*lines, *_step_figures(figures), f"  costs: {found['cost_source']}"])
+        return "\n".join([*lines, *_step_figures(figures), f"  costs: {answer['cost_source']}"])
     lines.append(f"  no order of sends is below {seconds(figures['order_bound'])} ({share(figures['order_gap'])} away)")
-    if figures["bound"] is not None and found["bound_covers"] != "order":
+    if figures["bound"] is not None and answer["bound_covers"] != "order":
         lines.append(
             f"  nor any placement with as many slots per GPU and no replicas below {seconds(figures['bound'])} "
             f"({share(figures['gap'])} away)"
@@ -116,7 +118,7 @@ def simulated(found: dict[str, Any]) -> str:
         f"  utilisation {share(figures['utilisation'])}, balancedness {figures['balancedness']:.3f}, "
         f"kept local {share(figures['kept_local'])}, up to {size(figures['memory'])} of experts on a GPU"
     )
-    lines.append(f"  costs: {found['cost_source']}")
+    lines.append(f"  costs: {answer['cost_source']}")
     return "\n".join(lines)
 
 
@@ -132,9 +134,9 @@ def _step_figures(figures: dict[str, Any]) -> list[str]:
     ]
 
 
-def comparison(found: dict[str, Any]) -> str:
+def comparison(answer: dict[str, Any]) -> str:
     rows = []
-    for plan in found["plans"]:
+    for plan in answer["plans"]:
         figures = plan["metrics"]
         rows.append(
             [
@@ -153,38 +155,40 @@ def comparison(found: dict[str, Any]) -> str:
     return table(header, rows)
 
 
-def launched(found: dict[str, Any]) -> str:
-    lines = [_launched_plan(run) for run in found["runs"]]
-    if (preference := found["preference"]) is not None:
-        lines.append(_launched_together(found["runs"], preference))
-    lines.append(f"{found['tokens']:,} tokens on {found['device']}")
-    if (bed := found.get("testbed")) is not None:
-        rates = ", ".join(digits(rate * 8 / 1e6) for rate in bed["bandwidth"])
-        lines.append(f"links of {bed['name']}: {rates} Mbit/s each way, the drawn bandwidths / {digits(bed['scale'])}")
+def launched(answer: dict[str, Any]) -> str:
+    lines = [_launched_plan(run) for run in answer["runs"]]
+    if (preference := answer["preference"]) is not None:
+        lines.append(_launched_together(answer["runs"], preference))
+    lines.append(f"{answer['tokens']:,} tokens on {answer['device']}")
+    if (testbed := answer.get("testbed")) is not None:
+        rates = ", ".join(digits(rate * 8 / 1e6) for rate in testbed["bandwidth"])
+        lines.append(
+            f"links of {testbed['name']}: {rates} Mbit/s each way, the drawn bandwidths / {digits(testbed['scale'])}"
+        )
     return "\n".join(lines)
 
 
-def _launched_plan(one: dict[str, Any]) -> str:
-    kinds = one["by_kind"]
+def _launched_plan(run: dict[str, Any]) -> str:
+    kinds = run["by_kind"]
     rows = [
         [kind, seconds(predicted), seconds(measured), ratio(factor) if factor else ""]
         for kind, predicted, measured, factor in zip(
             kinds["kind"], kinds["predicted"], kinds["measured"], kinds["ratio"], strict=True
         )
     ]
-    total = one["measured_seconds"] / one["predicted_seconds"]
+    total = run["measured_seconds"] / run["predicted_seconds"]
     rows.append(
-        ["waiting between steps", seconds(one["predicted_waiting_seconds"]), seconds(one["waiting_seconds"]), ""]
+        ["waiting between steps", seconds(run["predicted_waiting_seconds"]), seconds(run["waiting_seconds"]), ""]
     )
-    rows.append(["total", seconds(one["predicted_seconds"]), seconds(one["measured_seconds"]), ratio(total)])
-    spread = f"{seconds(min(one['pass_seconds']))} to {seconds(max(one['pass_seconds']))}"
+    rows.append(["total", seconds(run["predicted_seconds"]), seconds(run["measured_seconds"]), ratio(total)])
+    spread = f"{seconds(min(run['pass_seconds']))} to {seconds(max(run['pass_seconds']))}"
     return "\n".join(
         [
-            f"{one['name']}: median of {len(one['pass_seconds'])} passes ({spread})",
+            f"{run['name']}: median of {len(run['pass_seconds'])} passes ({spread})",
             table(["step", "predicted", "measured", "measured / predicted"], rows),
-            *_launched_layers(one["by_layer"]),
-            f"differs from the unplanned computation by {one['difference']:.2g} of its largest number",
-            f"predicted with {one['predicted']['cost_source']}",
+            *_launched_layers(run["by_layer"]),
+            f"differs from the unplanned computation by {run['difference']:.2g} of its largest number",
+            f"predicted with {run['predicted']['cost_source']}",
         ]
     )
 
@@ -201,33 +205,33 @@ def _launched_layers(layers: dict[str, list]) -> list[str]:
 def _launched_together(runs: list[dict[str, Any]], preference: dict[str, Any]) -> str:
     rows = []
     for place in preference["order"]:
-        one = runs[place]
-        passes, predicted, measured = one["pass_seconds"], one["predicted_seconds"], one["measured_seconds"]
+        run = runs[place]
+        passes, predicted, measured = run["pass_seconds"], run["predicted_seconds"], run["measured_seconds"]
         spread = f"{seconds(min(passes))} to {seconds(max(passes))}"
-        rows.append([one["name"], seconds(predicted), seconds(measured), ratio(measured / predicted), spread])
+        rows.append([run["name"], seconds(predicted), seconds(measured), ratio(measured / predicted), spread])
     header = ["plan", "predicted", "measured", "measured / predicted", f"{len(runs[0]['pass_seconds'])} passes"]
     return "\n".join([table(header, rows), *preference["lines"]])
 
 
-def detected(found: dict[str, Any]) -> str:
-    lines = [found["summary"]] if found["summary"] else []
-    if found["gpus"]:
+def detected(answer: dict[str, Any]) -> str:
+    lines = [answer["summary"]] if answer["summary"] else []
+    if answer["gpus"]:
         lines.append(
             table(
                 ["GPU", "type in the catalogue", "memory"],
                 [
-                    [one["name"], one["type"] or "unknown", f"{digits(one['memory'] / 2**30)} GiB"]
-                    for one in found["gpus"]
+                    [gpu["name"], gpu["type"] or "unknown", f"{digits(gpu['memory'] / 2**30)} GiB"]
+                    for gpu in answer["gpus"]
                 ],
             )
         )
-    for node in found["cluster"]["nodes"] if found["cluster"] else ():
+    for node in answer["cluster"]["nodes"] if answer["cluster"] else ():
         types = [gpu["type"] for gpu in node["gpus"]]
         links = f", links {digits(node['link_bandwidth'] / 1e9)} GB/s" if "link_bandwidth" in node else ""
         lines.append(
             f"node {node['name']}: {', '.join(f'{types.count(kind)} × {kind}' for kind in dict.fromkeys(types))}{links}"
         )
-    lines += [f"  note: {note}" for note in found["notes"]]
-    if found["saved"]:
-        lines.append(f"saved the cluster: {found['saved']}")
+    lines += [f"  note: {note}" for note in answer["notes"]]
+    if answer["saved"]:
+        lines.append(f"saved the cluster: {answer['saved']}")
     return "\n".join(lines)

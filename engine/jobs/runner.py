@@ -196,12 +196,12 @@ def folders(root: Path) -> list[Job]:
 
 def jobs(root: Path, kind: str | None = None) -> list[Job]:
     """All jobs under `root`, or those of one kind, newest first; one whose request is unreadable is left out."""
-    found = []
+    readable = []
     for job in folders(root):
         with contextlib.suppress(InputError):
             if kind in (None, job.request.kind):
-                found.append(job)
-    return found
+                readable.append(job)
+    return readable
 
 
 def cancel(job: Job, grace: float = 1.0) -> None:
@@ -273,15 +273,15 @@ def _reap(process: subprocess.Popen[bytes], folder: Path) -> None:
 def _processes(folder: Path, known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
     """The living processes of a job: `known`, the worker, whatever carries the mark, and all their descendants."""
     worker = living_worker(folder)
-    found = {*known, worker} if worker is not None else set(known)
+    processes = {*known, worker} if worker is not None else set(known)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(MARK) == str(folder):
-                found.add(process)
-    for process in list(found):
+                processes.add(process)
+    for process in list(processes):
         with contextlib.suppress(psutil.Error):
-            found.update(process.children(recursive=True))
-    return [process for process in found if is_alive(process)]
+            processes.update(process.children(recursive=True))
+    return [process for process in processes if is_alive(process)]
 
 
 def _kill_after(folder: Path, processes: list[psutil.Process], grace: float) -> None:

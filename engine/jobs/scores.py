@@ -36,12 +36,14 @@ def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     problem = problem_from(arguments)
     instance, points, start = instance_of(problem), int(arguments["points"]), start_of(problem)
     # By the identity of the point, which the search hands out once more at the end.
-    found: dict[int, dict[str, Any]] = {}
+    candidates: dict[int, dict[str, Any]] = {}
 
     def add(point: FrontPoint) -> None:
-        found[id(point)] = _point(point, problem, arguments)
-        context.keep({"candidates": list(found.values())})
-        context.report(min(len(found) / points, 1.0), f"{len(found)} of at most {points} placements", None, None)
+        candidates[id(point)] = _point(point, problem, arguments)
+        context.keep({"candidates": list(candidates.values())})
+        context.report(
+            min(len(candidates) / points, 1.0), f"{len(candidates)} of at most {points} placements", None, None
+        )
 
     context.report(0.0, "searching from both ends")
     final = front(
@@ -56,9 +58,9 @@ def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     )
     for point in final:
         # Simulating what is not known yet would keep whoever cancelled waiting.
-        if id(point) not in found and not context.stop():
-            found[id(point)] = _point(point, problem, arguments)
-    return {"candidates": [found[id(point)] for point in final if id(point) in found]}
+        if id(point) not in candidates and not context.stop():
+            candidates[id(point)] = _point(point, problem, arguments)
+    return {"candidates": [candidates[id(point)] for point in final if id(point) in candidates]}
 
 
 def _point(point: FrontPoint, problem: Problem, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -95,16 +97,16 @@ def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     count, system = len(problems), SYSTEMS[arguments["system"]]
     tables = {name: [[None] * count for _ in problems] for name in ("seconds", "balancedness", "kept_local")}
     answer = {"names": [recording.name for recording in recordings], "system": system.title} | tables
-    for made_on, mine in enumerate(problems):
+    for planned_on, mine in enumerate(problems):
         if context.stop():
             break
-        context.report(made_on / count, f"{system.title} on {recordings[made_on].name}")
+        context.report(planned_on / count, f"{system.title} on {recordings[planned_on].name}")
         plan = run(system, mine, arguments["options"], context.stop).result.solution
         for scored_on, theirs in enumerate(problems):
             figures = metrics(plan, theirs)
             values = {"seconds": figures.total, "balancedness": figures.balancedness, "kept_local": figures.kept_local}
             for name, value in values.items():
-                tables[name][made_on][scored_on] = value
+                tables[name][planned_on][scored_on] = value
         context.keep(answer)
     return answer
 

@@ -40,23 +40,23 @@ def affinity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any
     # A plan of the second study takes as long as one of the first, which makes about a dozen.
     part = 12 / (12 + len(traces))
 
-    def on_sample(found: TokensEnough, done: float) -> None:
-        result["tokens"] = found.to_dict()
+    def on_sample(study: TokensEnough, done: float) -> None:
+        result["tokens"] = study.to_dict()
         context.keep(result)
         context.report(
-            part * done, f"planned from {found.points[-1].tokens if found.points else found.held_out:,} tokens"
+            part * done, f"planned from {study.points[-1].tokens if study.points else study.held_out:,} tokens"
         )
 
-    def on_plan(found: OutOfDistribution, done: float) -> None:
-        result["others"] = found.to_dict()
+    def on_plan(study: OutOfDistribution, done: float) -> None:
+        result["others"] = study.to_dict()
         context.keep(result)
-        context.report(part + (1 - part) * done, f"planned on {found.names[len(found.kept) - 1]}")
+        context.report(part + (1 - part) * done, f"planned on {study.names[len(study.kept) - 1]}")
 
     context.report(0.0, "planning from samples of tokens")
-    found = tokens_enough(
+    study = tokens_enough(
         traces[0], sizes=arguments.get("sizes"), seeds=arguments.get("seeds", SEEDS), on_point=on_sample, **common
     )
-    result["tokens"] = found.to_dict()
+    result["tokens"] = study.to_dict()
     if not context.stop():
         result["others"] = out_of_distribution(traces, on_point=on_plan, **common).to_dict()
     return result
@@ -117,8 +117,8 @@ def curve_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     problem, field, values = problem_from(arguments), arguments["field"], arguments["values"]
     plans = [Plan.from_dict(plan, "plan") for plan in arguments["plans"]]
     names = {
-        one.name if turn == 0 or one.name != plans[0].name else f"{one.name} {one.id[:8]}": one
-        for turn, one in enumerate(plans)
+        plan.name if turn == 0 or plan.name != plans[0].name else f"{plan.name} {plan.id[:8]}": plan
+        for turn, plan in enumerate(plans)
     }
     system = arguments["system"]
     anew = (systems_for(problem)[system], arguments["options"]) if system else None
@@ -190,20 +190,22 @@ def replan(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     system = systems_for(problem)[arguments["system"]]
     context.report(0.0, f"{system.title} for {change.in_words}")
     outcome = run(system, changed(problem, change), arguments["options"], context.stop, context.report)
-    made = outcome.result.solution
-    plan = made.model_copy(update={"parent": arguments["parent"], "name": f"{made.name}, {change.in_words}"[:120]})
+    solution = outcome.result.solution
+    plan = solution.model_copy(
+        update={"parent": arguments["parent"], "name": f"{solution.name}, {change.in_words}"[:120]}
+    )
     now = simulate(plan, problem).total
     scope = "schedule" if problem.goal is Goal.TRAINING else "order"
     claim = Claim(status=Status.FEASIBLE, objective=now, bound=min(now, bound_of_plan(plan, problem)), scope=scope)
     plan = plan.model_copy(update={"claim": claim})
-    found = {
+    candidate = {
         "plan": plan.model_dump(mode="json", exclude_none=True),
         "status": claim.status.value,
         "runtime": outcome.result.runtime,
         "notes": {about: note._asdict() for about, note in outcome.notes.items()},
         "point": {"plan_id": plan.id, "seconds": outcome.result.objective, "bound": outcome.result.bound},
     }
-    return {"candidates": [found], "change": arguments["change"]}
+    return {"candidates": [candidate], "change": arguments["change"]}
 
 
 def _trace(digest: str) -> RoutingTrace:

@@ -82,16 +82,16 @@ def evaluate(chosen: list[Setting], cost: CostModel | None = None, stop: Stop = 
     Columns: model, node, gpus, gate, dtype, planning, bound, and for every system its seconds and, with `exposed_` before it,
     its exposed communication.
     """
-    for one in chosen:
+    for setting in chosen:
         if stop():
             return
-        problem = one.problem(cost or Datasheet())
+        problem = setting.problem(cost or Datasheet())
         row = {
-            "model": one.model,
-            "node": one.node,
+            "model": setting.model,
+            "node": setting.node,
             "gpus": len(problem.cluster.gpus),
-            "gate": one.gate,
-            "dtype": one.dtype,
+            "gate": setting.gate,
+            "dtype": setting.dtype,
         }
         for name in ("lancet", *BASELINES):
             outcome = run(TRAINING[name], problem)
@@ -105,12 +105,12 @@ def evaluate(chosen: list[Setting], cost: CostModel | None = None, stop: Stop = 
 def against_the_paper(rows: pd.DataFrame) -> pd.DataFrame:
     """By node type: largest and mean speedup over DeepSpeed and Tutel, and the largest share of RAF's and of Tutel's exposed
     communication that Lancet hides, beside the paper's figures."""
-    found = []
+    summaries = []
     for node, own in rows.groupby("node", sort=False):
         speedups = pd.concat([own[name] / own["lancet"] for name in ("deepspeed", "tutel")])
         hidden = {name: (1 - own["exposed_lancet"] / own[f"exposed_{name}"]).max() for name in ("raf", "tutel")}
         paper = PAPER[node]
-        found.append(
+        summaries.append(
             {
                 "node": node,
                 "speedup, largest": speedups.max(),
@@ -123,24 +123,24 @@ def against_the_paper(rows: pd.DataFrame) -> pd.DataFrame:
                 "paper's, Tutel": paper["tutel"],
             }
         )
-    return pd.DataFrame(found)
+    return pd.DataFrame(summaries)
 
 
 def weight_gradient_gaps(chosen: list[Setting], cost: CostModel | None = None) -> pd.DataFrame:
     """How much of the backward all-to-alls the paper's greedy hides and how much is possible, one row a setting: seconds
     hidden by `greedy` and `best`, the proven `bound`, seconds of the proof, and the numbers of all-to-alls and dW."""
-    found = []
-    for one in chosen:
-        problem = one.problem(cost or Datasheet())
+    rows = []
+    for setting in chosen:
+        problem = setting.problem(cost or Datasheet())
         both = weight_gradient_problem(price_step(problem, linear_placement(problem), irregular=True))
         greedy = schedule_weight_gradients(both.instance, algorithm="greedy")
         best = schedule_weight_gradients(both.instance)
-        found.append(
+        rows.append(
             {
-                "model": one.model,
-                "node": one.node,
+                "model": setting.model,
+                "node": setting.node,
                 "gpus": len(problem.cluster.gpus),
-                "dtype": one.dtype,
+                "dtype": setting.dtype,
                 "all-to-alls": len(both.exchanges),
                 "dW": len(both.gradients),
                 "seconds": both.instance.alltoall.sum(),
@@ -152,4 +152,4 @@ def weight_gradient_gaps(chosen: list[Setting], cost: CostModel | None = None) -
                 "runtime": best.runtime,
             }
         )
-    return pd.DataFrame(found)
+    return pd.DataFrame(rows)

@@ -81,8 +81,11 @@ def lina_example(figure: str, micro_op: float | None = None, use: tuple[float, f
     combine = built.add(COMPUTE, COMBINE, "combine", holds=cut)
     parts = ALLTOALL_CHUNKS if figure == "8b" else 1
     dispatch = [built.add(ALL_TO_ALL, ALLTOALL / parts, f"all-to-all 1.{part}", [combine]) for part in range(parts)]
-    ffn = [built.add(COMPUTE, FFN / parts, f"ffn {part}", [one]) for part, one in enumerate(dispatch)]
-    back = [built.add(ALL_TO_ALL, ALLTOALL / parts, f"all-to-all 2.{part}", [one]) for part, one in enumerate(ffn)]
+    ffn = [built.add(COMPUTE, FFN / parts, f"ffn {part}", [exchange]) for part, exchange in enumerate(dispatch)]
+    back = [
+        built.add(ALL_TO_ALL, ALLTOALL / parts, f"all-to-all 2.{part}", [computation])
+        for part, computation in enumerate(ffn)
+    ]
     built.add(COMPUTE, GATE, "gate", back)
     if cut:
         seconds = MICRO_OP[figure] if micro_op is None else micro_op

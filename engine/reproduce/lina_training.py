@@ -55,7 +55,7 @@ def paper_problem(model: str, cost: CostModel | None = None, batch: int = 8) -> 
 
 def design_choices(models: Iterable[str] = MODELS) -> pd.DataFrame:
     """Figure 14 and our packing: speedup of the step over the baseline (fair sharing, nothing cut), one row a model."""
-    found = []
+    rows = []
     for model in models:
         problem = paper_problem(model)
         baseline = run(TRAINING["deepspeed"], problem).result.objective
@@ -64,15 +64,15 @@ def design_choices(models: Iterable[str] = MODELS) -> pd.DataFrame:
             name: baseline / run(TRAINING["lina"], problem, options).result.objective
             for name, options in DESIGNS.items()
         }
-        found.append(row)
-    return pd.DataFrame(found)
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def partition_sizes(model: str, sizes_mb: Iterable[float] = SIZES_MB) -> pd.DataFrame:
     """Figure 15: seconds of the step and of exposed communication by micro-op size, without packing."""
-    problem, found = paper_problem(model), []
+    problem, rows = paper_problem(model), []
     for size in sizes_mb:
         outcome = run(TRAINING["lina"], problem, DESIGNS["+ pipelining"] | {"micro_op_mb": size})
         figures = metrics(outcome.result.solution, problem, outcome.timeline)
-        found.append({"MB": size, "seconds": figures.total, "exposed": figures.exposed_communication})
-    return pd.DataFrame(found)
+        rows.append({"MB": size, "seconds": figures.total, "exposed": figures.exposed_communication})
+    return pd.DataFrame(rows)

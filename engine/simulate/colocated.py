@@ -197,6 +197,6 @@ def _pair(of_a: NDArray[np.float64], of_b: NDArray[np.float64]) -> tuple[NDArray
 
 def _layers(compute_a: Compute, compute_b: Compute, traffic_a: Traffic, traffic_b: Traffic) -> int:
     """The number of layers, the same for both models."""
-    counts = {len(one) for one in (*compute_a.values(), *compute_b.values(), *traffic_a, *traffic_b)}
+    counts = {len(rows) for rows in (*compute_a.values(), *compute_b.values(), *traffic_a, *traffic_b)}
     assert len(counts) == 1, f"colocated models must have as many layers, not {sorted(counts)}"
     return counts.pop()

@@ -90,8 +90,8 @@ class Fabric:
         new = {"src": src, "dst": dst, "out": out, "into": into, "lane": len(self._lanes) + _ranks(lane), "size": size}
         new |= {"left": size, "latency": latency, "start": never, "end": never}
         self._send = {column: np.concatenate([self._send[column], new[column]]) for column in COLUMNS}
-        for one in np.unique(lane):
-            sends = np.flatnonzero(lane == one)
+        for lane_id in np.unique(lane):
+            sends = np.flatnonzero(lane == lane_id)
             sends = sends[np.argsort(group[sends], kind="stable")]
             cuts = np.flatnonzero(np.diff(group[sends])) + 1
             self._lanes.append(_Lane(collective, np.split(first + sends, cuts)[::-1]))
@@ -146,10 +146,10 @@ class Fabric:
         ended = (left <= DONE * size) | (ends <= until)
         self._active = active[~ended]
         self._send["end"][active[ended]] = np.minimum(ends[ended], self.now)
-        for one in lane[ended].tolist():
-            self._end_one(self._lanes[one])
+        for lane_id in lane[ended].tolist():
+            self._end_send(self._lanes[lane_id])
 
-    def _end_one(self, lane: _Lane) -> None:
+    def _end_send(self, lane: _Lane) -> None:
         """Count a send that ended now."""
         lane.unfinished -= 1
         lane.collective.unfinished -= 1

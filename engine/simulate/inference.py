@@ -20,11 +20,11 @@ from engine.timeline import Timeline
 def simulate_inference(plan: Plan, problem: Problem) -> Timeline:
     """The predicted timeline of a plan for one model, which must fit the problem."""
     work = work_of(plan.placement, problem, plan.execution)
-    events = one_model(work, plan.send_order, problem.network)
+    events = events_of_model(work, plan.send_order, problem.network)
     return Timeline(events, problem.cluster.gpu_names, "simulated", problem.cost.source)
 
 
-def one_model(work: Work, order: SendOrder, network: Network) -> pd.DataFrame:
+def events_of_model(work: Work, order: SendOrder, network: Network) -> pd.DataFrame:
     """The events of one model's pass, columns as in `Timeline.events`."""
     log = EventLog()
     now = 0.0

@@ -67,7 +67,9 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> M
         balancedness=float(balancedness(dispatch.sum(axis=1)).mean()),
         kept_local=float(stays / everything) if everything else 1.0,
         memory=float(problem.held_bytes(plan.placement, plan.placement_b).max()),
-        phases=sum(one.phases for order in (plan.send_order, plan.send_order_b) if order for one in order.dispatch),
+        phases=sum(
+            schedule.phases for order in (plan.send_order, plan.send_order_b) if order for schedule in order.dispatch
+        ),
         seconds=timeline.seconds_of_kind(),
     )
 
@@ -105,7 +107,7 @@ def speedup(baseline: float, seconds: float) -> float:
 
 def _own_bound(plan: Plan, problem: Problem) -> float | None:
     """The optimiser's bound, where it was proven for these inputs; on any others it proves nothing."""
-    return plan.claim.bound if plan.claim is not None and made_from(plan, problem, SCORED_ON) else None
+    return plan.claim.bound if plan.claim is not None and has_inputs_of(plan, problem, SCORED_ON) else None
 
 
 SCORED_ON = ("workload", "cluster", "model", "cost", "workload_b", "model_b", "step", "graph")
@@ -118,7 +120,7 @@ def simulation_digest(plan: Plan, problem: Problem) -> str:
     return digest_of("simulation", plan.id, *(mine.get(role, "") for role in SCORED_ON))
 
 
-def made_from(plan: Plan, problem: Problem, roles: tuple[str, ...]) -> bool:
+def has_inputs_of(plan: Plan, problem: Problem, roles: tuple[str, ...]) -> bool:
     """Whether the plan was made from the problem's own inputs in all these roles."""
     own = input_digests(problem)
     return all(plan.provenance.inputs.get(role) == own.get(role) for role in roles)
@@ -134,7 +136,7 @@ def input_digests(problem: Problem) -> dict[str, str]:
     }
     if problem.second is not None:
         digests |= {"workload_b": problem.second.workload.digest, "model_b": problem.second.model.digest}
-    digests |= {f"workload_also_{index}": one.digest for index, one in enumerate(problem.others)}
+    digests |= {f"workload_also_{index}": workload.digest for index, workload in enumerate(problem.others)}
     if problem.step is not None:
         digests["step"] = problem.step.digest
     if problem.graph is not None:

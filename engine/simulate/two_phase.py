@@ -6,7 +6,7 @@ but its hosting of experts may change from batch to batch:
 * Phase one makes the hosting of a layer from the estimate for it, while the layer before is at work after its gate
   (and during the part without experts that follows). Its scheduling and its swapping-in of weights are hidden as far
   as that lasts; only the rest is waited for.
-* Phase two, after the gate, compares the most popular experts. If they are as foretold everybody waits for the check
+* Phase two, after the gate, compares the most popular experts. If they are as predicted everybody waits for the check
   only. Otherwise a hosting is made from the actual choices, and everybody waits for the scheduler (its measured time
   has the check in it) and for the weights that are on no device yet that needs them.
 
@@ -43,27 +43,10 @@ def two_phase(
     the recording is shorter than a batch or the path too long for its layers, and when the experts do not fit.
     """
     options = options or TwoPhaseOptions()
-    trace = problem.workload
-    if not isinstance(trace, RoutingTrace):
-        raise InputError(
-            f"{trace.name}: two-phase scheduling follows tokens from layer to layer; it needs a routing log"
-        )
-    if (trace.layers, trace.num_experts) != (profile.layers, profile.num_experts):
-        raise InputError(
-            f"{profile.name} has {profile.layers} layers of {profile.num_experts} experts, {trace.name} {trace.layers} "
-            f"of {trace.num_experts}; profile a recording of the same model"
-        )
-    batches = trace.tokens // options.batch_tokens
-    if not batches:
-        raise InputError(
-            f"{trace.name} has {trace.tokens} tokens, fewer than the {options.batch_tokens} of one batch; make batches "
-            "smaller"
-        )
-    if options.top_k > trace.num_experts:
-        raise InputError(f"top_k: {options.top_k}; wanted at most the number of experts, {trace.num_experts}")
-    check_slots(trace.num_experts, len(problem.cluster.gpus), options.max_experts_per_device)
+    trace = _checked_trace(problem, profile, options)
     paths = profile_paths(profile.experts[:, :, 0], profile.num_experts, options.path_length)
     machine = _Machine(problem, options)
+    batches = trace.tokens // options.batch_tokens
     seconds = {scheme: np.zeros((3, batches, trace.layers)) for scheme in SCHEMES}
     tuned, same_set, same_order = np.zeros((3, batches, trace.layers), dtype=bool)
     wrong_rank = np.zeros((batches, trace.layers), dtype=np.int64)
@@ -82,13 +65,10 @@ def two_phase(
             estimate = None
             if layer >= options.path_length:
                 estimate = paths.estimate(experts[:, layer - options.path_length : layer], layer - 1, options.top_k)
-                ranked, actual = most_popular(estimate, len(load)), most_popular(load, len(load))
-                top = options.check_experts
-                same_set[batch, layer] = set(ranked[:top]) == set(actual[:top])
-                same_order[batch, layer] = (ranked[:top] == actual[:top]).all()
-                wrong_rank[batch, layer] = (ranked != actual).sum()
+                at = batch, layer
+                same_set[at], same_order[at], wrong_rank[at] = _compare(estimate, load, options.check_experts)
                 right = same_set if options.check == "set" else same_order
-                tuned[batch, layer] = not right[batch, layer]
+                tuned[at] = not right[at]
             waits = machine.hostings(load, estimate, bool(tuned[batch, layer]), window, seed)
             for scheme, (hosting, waiting) in waits.items():
                 steps = machine.steps(here, hosting)
@@ -104,6 +84,37 @@ def two_phase(
         same_order=same_order[:done],
         wrong_rank=wrong_rank[:done],
     )
+
+
+def _checked_trace(problem: Problem, profile: RoutingTrace, options: TwoPhaseOptions) -> RoutingTrace:
+    """The recording of `problem`; raises InputError where it cannot be simulated with this profile and these options."""
+    trace = problem.workload
+    if not isinstance(trace, RoutingTrace):
+        raise InputError(
+            f"{trace.name}: two-phase scheduling follows tokens from layer to layer; it needs a routing log"
+        )
+    if (trace.layers, trace.num_experts) != (profile.layers, profile.num_experts):
+        raise InputError(
+            f"{profile.name} has {profile.layers} layers of {profile.num_experts} experts, {trace.name} {trace.layers} "
+            f"of {trace.num_experts}; profile a recording of the same model"
+        )
+    if trace.tokens < options.batch_tokens:
+        raise InputError(
+            f"{trace.name} has {trace.tokens} tokens, fewer than the {options.batch_tokens} of one batch; make batches "
+            "smaller"
+        )
+    if options.top_k > trace.num_experts:
+        raise InputError(f"top_k: {options.top_k}; wanted at most the number of experts, {trace.num_experts}")
+    check_slots(trace.num_experts, len(problem.cluster.gpus), options.max_experts_per_device)
+    return trace
+
+
+def _compare(estimate: np.ndarray, load: np.ndarray, top: int) -> tuple[bool, bool, int]:
+    """Whether an estimate float64[expert] has the `top` most popular experts of the actual load float64[expert] right, as
+    a set and in order, and how many of all experts it puts at another rank."""
+    ranked, actual = most_popular(estimate, len(load)), most_popular(load, len(load))
+    same_order = bool((ranked[:top] == actual[:top]).all())
+    return set(ranked[:top]) == set(actual[:top]), same_order, int((ranked != actual).sum())
 
 
 def _part(trace: RoutingTrace, tokens: slice) -> RoutingTrace:
@@ -146,15 +157,15 @@ class _Machine:
         }
         if estimate is None:
             return answers | {"lina": (self.linear, 0.0), "without_fine_tuning": (self.linear, 0.0)}
-        foretold = self._plan(estimate, options.renormalise, seed)
-        phase_one = options.schedule_seconds + self._swap(foretold)
+        predicted = self._plan(estimate, options.renormalise, seed)
+        phase_one = options.schedule_seconds + self._swap(predicted)
         exposed = {scheme: max(0.0, phase_one - window[scheme]) for scheme in ("lina", "without_fine_tuning")}
-        answers["without_fine_tuning"] = (foretold, exposed["without_fine_tuning"])
+        answers["without_fine_tuning"] = (predicted, exposed["without_fine_tuning"])
         if fine_tune:
-            again = options.schedule_seconds + self._swap(by_choice, foretold)
+            again = options.schedule_seconds + self._swap(by_choice, predicted)
             answers["lina"] = (by_choice, exposed["lina"] + again)
         else:
-            answers["lina"] = (foretold, exposed["lina"] + options.check_seconds)
+            answers["lina"] = (predicted, exposed["lina"] + options.check_seconds)
         return answers
 
     def steps(self, demand: np.ndarray, hosting: Hosting | None) -> dict[str, float]:

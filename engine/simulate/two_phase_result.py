@@ -106,7 +106,7 @@ class TwoPhaseResult:
     `options.path_length`.
 
     fine_tuned: whether the second phase of Lina made a new hosting
-    same_set, same_order: whether the `check_experts` most popular experts were foretold, in any order or in theirs
+    same_set, same_order: whether the `check_experts` most popular experts were predicted, in any order or in theirs
     wrong_rank: int64[batch, layer], how many experts the estimate puts at another rank of popularity
     """
 

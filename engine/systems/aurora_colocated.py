@@ -58,16 +58,16 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
         following = both[layer + 1][0].gate if layer + 1 < layers else np.zeros_like(sides[0].gate)
         bound += _layer_bound(problem.network, sides, slots, options.slots == "even", following)
         if stop():
-            placed[:, layer] = [_spread(one, taken) for one, taken in zip(pair, slots, strict=True)]
+            placed[:, layer] = [_spread(model_problem, taken) for model_problem, taken in zip(pair, slots, strict=True)]
             continue
         report(0.8 * layer / layers, f"colocating layer {layer + 1} of {layers}", None, None)
         seconds = layer_seconds(sides, problem)
-        found, paper, optimal = _match(sides, slots, options, layers, stop)
+        matched, paper, optimal = _match(sides, slots, options, layers, stop)
         papers += seconds(*paper)
-        placed[:, layer] = _exchange(found, paper, slots, seconds, options, stop)
+        placed[:, layer] = _exchange(matched, paper, slots, seconds, options, stop)
         ours += seconds(*placed[:, layer])
         proven += optimal
-    placements = [to_placement(rows, one) for rows, one in zip(placed, pair, strict=True)]
+    placements = [to_placement(rows, model_problem) for rows, model_problem in zip(placed, pair, strict=True)]
     if stop():
         order = SendOrder(mode="concurrent")
         return Draft(placements[0], order, bound, cancelled=True, placement_b=placements[1], send_order_b=order)
@@ -95,8 +95,8 @@ def best_orders(
             break
         report(0.8 + 0.1 * step, f"ordering sends: {candidate}", min(times.values(), default=None), None)
         orders[candidate] = [
-            phased_order(one, side, candidate, stop)
-            for one, side in zip(placements, (problem, problem.second), strict=True)
+            phased_order(placement, side, candidate, stop)
+            for placement, side in zip(placements, (problem, problem.second), strict=True)
         ]
         trial = Plan(
             name="trial",
@@ -157,32 +157,34 @@ def _spread(problem: Problem, slots: np.ndarray) -> np.ndarray:
 def shared_slots(pair: tuple[Problem, Problem], kind: str) -> list[np.ndarray]:
     """int64[gpu] for each model: slots per layer. With `kind` "uneven" each also gets half of the memory that experts spread
     evenly leave free. Raises InputError where the experts of both models do not fit together."""
-    slots = [slots_of_gpu(one, kind) for one in pair]
-    evenly = [spread_evenly(taken, one.workload.num_experts) for one, taken in zip(pair, slots, strict=True)]
+    slots = [slots_of_gpu(problem, kind) for problem in pair]
+    evenly = [spread_evenly(taken, problem.workload.num_experts) for problem, taken in zip(pair, slots, strict=True)]
     placements = [
-        to_placement(np.tile(_spread(one, taken), (one.workload.layers, 1)), one)
-        for one, taken in zip(pair, slots, strict=True)
+        to_placement(np.tile(_spread(problem, taken), (problem.workload.layers, 1)), problem)
+        for problem, taken in zip(pair, slots, strict=True)
     ]
     pair[0].check_memory(*placements)
     if kind == "even":
         return slots
     free = pair[0].cluster.values("memory") * MEMORY_SHARE - pair[0].held_bytes(*placements)
-    more = [free / 2 // (one.model.bytes_per_expert * one.workload.layers) for one in pair]
+    more = [free / 2 // (problem.model.bytes_per_expert * problem.workload.layers) for problem in pair]
     return [
-        np.minimum(taken + extra.astype(np.int64), one.workload.num_experts)
-        for one, taken, extra in zip(pair, evenly, more, strict=True)
+        np.minimum(taken + extra.astype(np.int64), problem.workload.num_experts)
+        for problem, taken, extra in zip(pair, evenly, more, strict=True)
     ]
 
 
 def sides_of_layers(problem: Problem) -> list[list[Side]]:
     """Both models in every layer."""
     models = []
-    for one in (problem, problem.second):
-        held, size = fixed_compute(one), one.demand * one.model.bytes_per_token
+    for model_problem in (problem, problem.second):
+        held, size = fixed_compute(model_problem), model_problem.demand * model_problem.model.bytes_per_token
         models.append(
             [
-                Side(instance_of_layer(one, layer), held["gate"][layer], held["aggregate"][layer], size[layer])
-                for layer in range(one.workload.layers)
+                Side(
+                    instance_of_layer(model_problem, layer), held["gate"][layer], held["aggregate"][layer], size[layer]
+                )
+                for layer in range(model_problem.workload.layers)
             ]
         )
     return [list(sides) for sides in zip(*models, strict=True)]
@@ -216,7 +218,7 @@ def _match(
 
 
 def _exchange(
-    found: list[np.ndarray],
+    matched: list[np.ndarray],
     paper: list[np.ndarray],
     slots: list[np.ndarray],
     seconds: Callable[[np.ndarray, np.ndarray], float],
@@ -224,7 +226,7 @@ def _exchange(
     stop: Stop,
 ) -> list[np.ndarray]:
     """Exchange experts of one model, then of the other, from the best start."""
-    best = min((found, paper), key=lambda rows: seconds(*rows))
+    best = min((matched, paper), key=lambda rows: seconds(*rows))
     rows = list(best)
     for turn in (0, 1, 0, 1):
         taken, experts = slots[turn], len(rows[turn])

@@ -184,8 +184,10 @@ def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem) -> Notes:
     # With a spare slot, or where equal numbers do not fit the memory, the rule would not be compared on equal terms.
     if held.sum() == problem.workload.num_experts and np.all(held <= problem.expert_slots_of_gpu()):
         seconds = [layer_seconds(problem, layer) for layer in range(len(load))]
-        ours = sum(one(row) for one, row in zip(seconds, gpu_of_expert, strict=True))
-        theirs = sum(one(sorted_assignment(row, speed, held)) for one, row in zip(seconds, load, strict=True))
+        ours = sum(objective(row) for objective, row in zip(seconds, gpu_of_expert, strict=True))
+        theirs = sum(
+            objective(sorted_assignment(row, speed, held)) for objective, row in zip(seconds, load, strict=True)
+        )
         notes["Theorem 5.1's placement, relative to ours"] = Note(theirs / ours if ours else 1.0, "×")
     traffic = problem.traffic(to_placement(gpu_of_expert, problem))
     # Fabric and links work side by side: the slower of the two is the time of an all-to-all.

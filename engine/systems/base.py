@@ -118,14 +118,14 @@ class System:
     preselected: bool = False
     shown_beside: bool = False
 
-    def settings(self, given: Mapping[str, Value]) -> Options:
+    def settings(self, values: Mapping[str, Value]) -> Options:
         """All options with their values; raises InputError for a value that cannot be and for an option that this system does
         not have."""
         known = self.options.model_fields
-        if unknown := sorted(set(given) - set(known)):
+        if unknown := sorted(set(values) - set(known)):
             has = ", ".join(known) or "none"
             raise InputError(f"{self.name} has no option '{unknown[0]}' (it has: {has})")
-        return self.options.from_values(given)
+        return self.options.from_values(values)
 
 
 def _wrong_goal(system: System, goal: Goal) -> str:

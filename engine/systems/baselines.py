@@ -46,7 +46,7 @@ def linear(problem: Problem, options: SlotOptions, stop: Stop, report: Report) -
     """Contiguous blocks of experts and a plain all-to-all: what serving engines do unless told otherwise."""
     if problem.second is None:
         return Draft(linear_placement(problem, options.slots), SendOrder(mode="concurrent"))
-    rows = [linear_placement(one, options.slots) for one in (problem, problem.second)]
+    rows = [linear_placement(model_problem, options.slots) for model_problem in (problem, problem.second)]
     order = SendOrder(mode="concurrent")
     return Draft(rows[0], order, placement_b=rows[1], send_order_b=order)
 

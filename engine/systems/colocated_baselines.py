@@ -25,13 +25,16 @@ class RandomColocationOptions(Options):
 def random_colocation(problem: Problem, options: RandomColocationOptions, stop: Stop, report: Report) -> Draft:
     """REC: experts of the first model in blocks, those of the second at random; with `gpus` random, both (RGA + REC)."""
     seed, placements = options.seed, []
-    for turn, one in enumerate((problem, problem.second)):
-        taken, experts = experts_per_gpu(one), one.workload.num_experts
+    for turn, model_problem in enumerate((problem, problem.second)):
+        taken, experts = experts_per_gpu(model_problem), model_problem.workload.num_experts
         if turn == 0 and options.gpus == "in order":
-            rows = [linear_assignment(experts, taken)] * one.workload.layers
+            rows = [linear_assignment(experts, taken)] * model_problem.workload.layers
         else:
-            rows = [random_assignment(experts, taken, seed + 2 * layer + turn) for layer in range(one.workload.layers)]
-        placements.append(to_placement(np.array(rows), one))
+            rows = [
+                random_assignment(experts, taken, seed + 2 * layer + turn)
+                for layer in range(model_problem.workload.layers)
+            ]
+        placements.append(to_placement(np.array(rows), model_problem))
     return _in_matched_order(placements, problem, stop)
 
 
@@ -42,30 +45,32 @@ def same_model_packing(problem: Problem, options: Options, stop: Stop, report: R
     if gpus < 2:
         raise InputError("packing each model on GPUs of its own needs at least 2 GPUs")
     placements = []
-    for one, mine in zip((problem, problem.second), (np.arange(gpus)[0::2], np.arange(gpus)[1::2]), strict=True):
-        experts = one.workload.num_experts
+    for model_problem, mine in zip(
+        (problem, problem.second), (np.arange(gpus)[0::2], np.arange(gpus)[1::2]), strict=True
+    ):
+        experts = model_problem.workload.num_experts
         each = -(-experts // len(mine))
-        fits = one.expert_slots_of_gpu()[mine]
+        fits = model_problem.expert_slots_of_gpu()[mine]
         if np.any(fits < each):
             raise InputError(
-                f"{each} experts a layer of {one.model.name} on each of {len(mine)} GPUs do not fit a memory for "
+                f"{each} experts a layer of {model_problem.model.name} on each of {len(mine)} GPUs do not fit a memory for "
                 f"{fits.min()}; add GPUs or memory, or use a smaller dtype"
             )
         rows = []
-        for load in one.workload.load:
+        for load in model_problem.workload.load:
             # Dealt back and forth, the heaviest meets the lightest.
             turns = np.tile(np.r_[mine, mine[::-1]], -(-experts // (2 * len(mine))) + 1)[:experts]
             row = np.empty(experts, dtype=np.int64)
             row[np.argsort(-load, kind="stable")] = turns
             rows.append(row)
-        placements.append(to_placement(np.array(rows), one))
+        placements.append(to_placement(np.array(rows), model_problem))
     return _in_matched_order(placements, problem, stop)
 
 
 def _in_matched_order(placements: list[Placement], problem: Problem, stop: Stop) -> Draft:
     problem.check_memory(*placements)
     orders = [
-        phased_order(one, side, "matched", stop)
-        for one, side in zip(placements, (problem, problem.second), strict=True)
+        phased_order(placement, side, "matched", stop)
+        for placement, side in zip(placements, (problem, problem.second), strict=True)
     ]
     return Draft(placements[0], orders[0], cancelled=stop(), placement_b=placements[1], send_order_b=orders[1])

@@ -1,4 +1,4 @@
-"""Lina at inference (Li et al., 2023, §5): experts on as many devices as their popularity asks for, foretold from the
+"""Lina at inference (Li et al., 2023, §5): experts on as many devices as their popularity asks for, predicted from the
 experts that a batch's tokens have just been to, and put right where the forecast was wrong.
 
 The plan holds the hosting for the recording as a whole, which is where the run-time scheduler starts from, and the
@@ -139,10 +139,10 @@ def notes_of(result: TwoPhaseResult) -> Notes:
             "check, as the paper measured on its testbed, whatever a layer takes here"
         ),
         "inference time over ideal, median": Note(
-            ", ".join(f"{title} {digits(one.median_inference)}×" for title, one in figures.items())
+            ", ".join(f"{title} {digits(figure.median_inference)}×" for title, figure in figures.items())
         ),
         "inference time over ideal, 95th percentile": Note(
-            ", ".join(f"{title} {digits(one.tail_inference)}×" for title, one in figures.items())
+            ", ".join(f"{title} {digits(figure.tail_inference)}×" for title, figure in figures.items())
         ),
     }
 

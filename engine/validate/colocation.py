@@ -13,7 +13,7 @@ def check_colocation(
     partner: int[expert of a], the expert of b beside it; send_a, recv_a, send_b, recv_b: float64[expert].
     """
     experts = len(send_a)
-    if sorted(int(one) for one in partner) != list(range(experts)):
+    if sorted(int(expert) for expert in partner) != list(range(experts)):
         raise IllegalError("not every expert of b stands beside exactly one expert of a")
     worst = 0.0
     for expert in range(experts):

@@ -50,7 +50,10 @@ def check_popularity(
     followers: dict[tuple[int, ...], dict[int, int]] = {}
     overall: dict[int, int] = {}
     for token in train:
-        path, following = tuple(int(one) for one in token[layer - path_length + 1 : layer + 1]), int(token[layer + 1])
+        path, following = (
+            tuple(int(expert) for expert in token[layer - path_length + 1 : layer + 1]),
+            int(token[layer + 1]),
+        )
         if following < 0:
             continue
         overall[following] = overall.get(following, 0) + 1
@@ -59,13 +62,13 @@ def check_popularity(
             counts[following] = counts.get(following, 0) + 1
     wanted = [0.0] * experts
     for token in test_prefix:
-        counts = followers.get(tuple(int(one) for one in token), overall)
+        counts = followers.get(tuple(int(expert) for expert in token), overall)
         likeliest = sorted(counts, key=lambda expert: (-counts[expert], expert))[:top_k]
         for expert in likeliest:
             wanted[expert] += devices * counts[expert] / sum(counts.values()) / len(test_prefix)
     if len(devices_of_expert) != experts:
         raise IllegalError(f"{len(devices_of_expert)} experts instead of {experts}")
-    for expert, (found, right) in enumerate(zip(devices_of_expert, wanted, strict=True)):
-        if abs(found - right) > RELATIVE * devices:
-            raise IllegalError(f"expert {expert} has n_e = {found} instead of {right}")
+    for expert, (claimed, right) in enumerate(zip(devices_of_expert, wanted, strict=True)):
+        if abs(claimed - right) > RELATIVE * devices:
+            raise IllegalError(f"expert {expert} has n_e = {claimed} instead of {right}")
     return sum(wanted)

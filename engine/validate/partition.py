@@ -75,5 +75,5 @@ def check_axes(
             raise IllegalError(f"tensor {tensor} is cut along {axis!r}, which it does not have")
     for number, (tensors, allowed) in enumerate(constraints):
         chosen = [axis_of_tensor[tensor] for tensor in tensors]
-        if chosen not in [list(one) for one in allowed]:
+        if chosen not in [list(axes) for axes in allowed]:
             raise IllegalError(f"constraint {number} does not allow {chosen} for {list(tensors)}")

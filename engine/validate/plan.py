@@ -100,7 +100,7 @@ def check_timeline(timeline: Timeline, plan: Plan, problem: Problem) -> float:
     slack = 1e-9 * timeline.total
     spans = events.groupby(["model", "layer", "kind"], observed=True).agg(start=("start", "min"), end=("end", "max"))
     steps = ("gate", "dispatch", "ffn", "combine", "aggregate")
-    for model, (placement, one) in enumerate(((plan.placement, problem), (plan.placement_b, problem.second))):
+    for model, (placement, model_problem) in enumerate(((plan.placement, problem), (plan.placement_b, problem.second))):
         for layer in range(placement.layers):
             for earlier, later in pairwise(steps):
                 pair = [(model, layer, step) for step in (earlier, later)]
@@ -108,7 +108,7 @@ def check_timeline(timeline: Timeline, plan: Plan, problem: Problem) -> float:
                     spans.loc[pair[1], "start"] < spans.loc[pair[0], "end"] - slack
                 ):
                     raise IllegalError(f"model {model}, layer {layer}: {later} starts before {earlier} has ended")
-            traffic = _traffic(placement, one, layer)
+            traffic = _traffic(placement, model_problem, layer)
             for kind, wanted in (("dispatch", traffic), ("combine", traffic.T)):
                 sends = events[(events["model"] == model) & (events["layer"] == layer) & (events["kind"] == kind)]
                 moved = np.zeros_like(wanted)
@@ -118,7 +118,10 @@ def check_timeline(timeline: Timeline, plan: Plan, problem: Problem) -> float:
             ffn = events[(events["model"] == model) & (events["layer"] == layer) & (events["kind"] == "ffn")]
             took = np.zeros(network.gpus)
             np.add.at(took, ffn["resource"].to_numpy(int), (ffn["end"] - ffn["start"]).to_numpy())
-            if np.abs(took - problem.cost.together(_ffn_seconds(placement, one, layer))).max() > slack + 1e-12:
+            if (
+                np.abs(took - problem.cost.together(_ffn_seconds(placement, model_problem, layer))).max()
+                > slack + 1e-12
+            ):
                 raise IllegalError(f"model {model}, layer {layer}: an FFN takes other than its time")
     for gpu in range(network.gpus):
         lane = events[(events["stream"] == "compute") & (events["resource"] == gpu)].sort_values("start")

@@ -19,15 +19,15 @@ def check_streams(tasks, policy: str, use: tuple[float, float], start: np.ndarra
     count, groups = tasks.seconds.shape
     slack = 1e-9 * (1 + float(end.max(initial=0)))
     before = [[] for _ in range(count)]
-    for one, other in tasks.edges.tolist():
-        before[other].append(one)
+    for earlier, other in tasks.edges.tolist():
+        before[other].append(earlier)
     ready = np.zeros((count, groups))
     for task in range(count):
         for group in range(groups):
             ends = [tasks.release[task]]
-            for one in before[task]:
-                local = tasks.stream[task] == tasks.stream[one] == COMPUTE
-                ends.append(end[one, group] if local else max(end[one]))
+            for earlier in before[task]:
+                local = tasks.stream[task] == tasks.stream[earlier] == COMPUTE
+                ends.append(end[earlier, group] if local else max(end[earlier]))
             ready[task, group] = max(ends)
     for group in range(groups):
         free = 0.0
@@ -64,7 +64,7 @@ def _open_pairs(tasks, span: dict) -> list[tuple[float, float]]:
         if tasks.stream[task] == ALL_TO_ALL:
             name = ("alone", task) if tasks.pair[task] < 0 else ("pair", int(tasks.pair[task]))
             members.setdefault(name, []).append(span[task])
-    return [(min(one[1] for one in spans), max(one[2] for one in spans)) for spans in members.values()]
+    return [(min(span[1] for span in spans), max(span[2] for span in spans)) for spans in members.values()]
 
 
 def _check_work(tasks, policy: str, use, span: dict, blocked: list, slack: float) -> None:
@@ -83,7 +83,7 @@ def _check_work(tasks, policy: str, use, span: dict, blocked: list, slack: float
                     continue
                 kind = tasks.stream[task]
                 busy = bool(kinds) if policy in ("priority", "fifo") else kind in kinds
-                reason = kind == ALL_REDUCE and any(one <= middle < other for one, other in blocked)
+                reason = kind == ALL_REDUCE and any(first <= middle < last for first, last in blocked)
                 if not busy and not reason:
                     raise IllegalError(f"collective {task} waits at {middle:g} for nothing")
         for task in flying:
@@ -119,5 +119,5 @@ def _check_choices(tasks, policy: str, span: dict, blocked: list, slack: float) 
                 raise IllegalError(f"collective {task} starts at {begin:g} although it is {other}'s turn")
             if policy == "priority" and kind == ALL_REDUCE and tasks.stream[other] == ALL_TO_ALL:
                 raise IllegalError(f"all-reduce {task} starts at {begin:g} although all-to-all {other} waits")
-        if kind == ALL_REDUCE and any(one < begin - slack and begin < last - slack for one, last in blocked):
+        if kind == ALL_REDUCE and any(first < begin - slack and begin < last - slack for first, last in blocked):
             raise IllegalError(f"all-reduce {task} starts at {begin:g}, where none may start")

@@ -16,7 +16,7 @@ from engine.model import MoEModel
 from engine.network import Network
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
-from engine.simulate.metrics import made_from
+from engine.simulate.metrics import has_inputs_of
 from engine.simulate.training import check_step_parts, graph_of
 from engine.simulate.training.routing import expert_groups
 from engine.simulate.work import work_of
@@ -99,7 +99,7 @@ def _parts(plan: Plan, problem: Problem) -> Iterator[_Part]:
 
 def _check_layers(part: _Part, plan: Plan, problem: Problem) -> None:
     """A placement for this very model is of the model's own MoE layers."""
-    if not made_from(plan, problem, part.inputs[1:]):
+    if not has_inputs_of(plan, problem, part.inputs[1:]):
         return
     for layer, (said, own) in enumerate(zip(part.placement.model_layers, part.problem.model.moe_layers, strict=True)):
         if said != own:
@@ -112,10 +112,10 @@ def _check_order(part: _Part, plan: Plan, problem: Problem, drawn: bool) -> None
         return
     known = drawn and plan.provenance.inputs.get("cluster", problem.cluster.digest) == problem.cluster.digest
     phased = mode in ("matched", "shared")
-    timed = phased and drawn and made_from(plan, problem, ("cluster", "cost"))
+    timed = phased and drawn and has_inputs_of(plan, problem, ("cluster", "cost"))
     # Costs decide how fast ports are, but not which there are; where the plan was made with others, they need not know any.
     network = problem.network if timed else Network.of(problem.cluster)
-    own = problem.goal is not Goal.TRAINING and made_from(plan, problem, part.inputs)
+    own = problem.goal is not Goal.TRAINING and has_inputs_of(plan, problem, part.inputs)
     traffic = _traffic(part, plan) if own else None
     for kind, schedules in (("dispatch", part.order.dispatch), ("combine", part.order.combine)):
         for layer, schedule in enumerate(schedules):

@@ -70,8 +70,8 @@ def _free(row: list, gpu_of_slot: list, work: np.ndarray, speed: np.ndarray) -> 
         of_expert[expert, slot] = 1
     on_gpu[:, slots] = -1
     cost = np.r_[np.zeros(slots), 1.0]
-    found = linprog(cost, A_ub=on_gpu, b_ub=np.zeros(gpus), A_eq=of_expert, b_eq=np.array(work) / total)
-    return float(found.fun) * total
+    solution = linprog(cost, A_ub=on_gpu, b_ub=np.zeros(gpus), A_eq=of_expert, b_eq=np.array(work) / total)
+    return float(solution.fun) * total
 
 
 def check_transfers(

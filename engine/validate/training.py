@@ -52,19 +52,19 @@ MOE = ("dispatch", "experts", "combine")
 def _parts(spans: list[tuple[str, float, float, str]]) -> tuple[dict[str, dict[int, Span]], dict[str, int]]:
     """Operator -> part -> when it ran, and into how many parts it is said to be cut; all-reduces are looked at elsewhere.
     A part that takes no time on a GPU leaves no event there."""
-    found: dict[str, dict[int, Span]] = defaultdict(dict)
+    span_of_part: dict[str, dict[int, Span]] = defaultdict(dict)
     cut: dict[str, int] = {}
     for label, start, end, kind in spans:
         if kind == "all_reduce":
             continue
         match = PART.match(label)
         name, part, parts = (match[1], int(match[2]), int(match[3])) if match else (label, 1, 1)
-        if part in found[name]:
+        if part in span_of_part[name]:
             raise IllegalError(f"{label} runs twice")
         if not 1 <= part <= parts or cut.setdefault(name, parts) != parts:
             raise IllegalError(f"{label}: there is no such part")
-        found[name][part] = (start, end)
-    return found, cut
+        span_of_part[name][part] = (start, end)
+    return span_of_part, cut
 
 
 def _check_whole(ran: dict[str, set[int]], cut: dict[str, int], graph: OperatorGraph) -> None:
@@ -122,13 +122,13 @@ def _check_network(spans: list, plan: Plan, slack: float) -> None:
 
 def _gradients(plan: Plan, problem: Problem, graph: OperatorGraph) -> list[tuple[str, float, list[str]]]:
     """Name, bytes and makers of every gradient that is reduced; where every expert is held several times, theirs too."""
-    made = [
+    gradients = [
         (operator.name, operator.sent, [edge.before for edge in graph.dependencies if edge.after == operator.name])
         for operator in graph.operators
         if operator.phase == "all_reduce"
     ]
     if plan.placement.slots[0].sum() > plan.placement.experts:
-        made += [
+        gradients += [
             (
                 f"all_reduce.{operator.name}",
                 operator.parameters * problem.model.bytes_per_number,
@@ -137,7 +137,7 @@ def _gradients(plan: Plan, problem: Problem, graph: OperatorGraph) -> list[tuple
             for operator in graph.operators
             if operator.kind == "experts" and operator.phase == "forward"
         ]
-    return made
+    return gradients
 
 
 def _check_gradients(
@@ -153,15 +153,15 @@ def _check_gradients(
     update = next((operator.name for operator in graph.operators if operator.phase == "update"), None)
     if update in parts and parts[update][1][0] < max(end for _, _, end, _ in reduced) - slack:
         raise IllegalError("the update starts before the last all-reduce has ended")
-    wanted, found = sum(size for _, size, _ in gradients), sum(size for *_, size in reduced)
-    if abs(found - wanted) > 1e-9 * wanted:
-        raise IllegalError(f"{found:g} bytes of gradients are reduced, but there are {wanted:g}")
+    wanted, reduced_bytes = sum(size for _, size, _ in gradients), sum(size for *_, size in reduced)
+    if abs(reduced_bytes - wanted) > 1e-9 * wanted:
+        raise IllegalError(f"{reduced_bytes:g} bytes of gradients are reduced, but there are {wanted:g}")
     there = {
         name: max([end for maker in makers if maker in parts for _, end in parts[maker].values()], default=0.0)
         for name, _, makers in gradients
     }
     sent = 0.0
-    for label, start, _, size in sorted(reduced, key=lambda one: one[1]):
+    for label, start, _, size in sorted(reduced, key=lambda all_reduce: all_reduce[1]):
         if start < there[label.split(" · ")[0].split(" and ")[0]] - slack:
             raise IllegalError(f"{label} starts before its gradient is there")
         sent += size

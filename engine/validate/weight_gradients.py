@@ -15,14 +15,16 @@ def check_weight_gradients(
     if len(alltoall_of_dw) != len(dw):
         raise IllegalError(f"{len(alltoall_of_dw)} weight gradients instead of {len(dw)}")
     beside = [0.0] * len(alltoall)
-    for one, under in enumerate(alltoall_of_dw):
+    for gradient, under in enumerate(alltoall_of_dw):
         if int(under) != under:
-            raise IllegalError(f"weight gradient {one} runs under all-to-all {under}, which is no whole number")
+            raise IllegalError(f"weight gradient {gradient} runs under all-to-all {under}, which is no whole number")
         if under == -1:
             continue
         if not 0 <= under < len(alltoall):
-            raise IllegalError(f"weight gradient {one} runs under all-to-all {under}, which does not exist")
-        if not allowed[one][int(under)]:
-            raise IllegalError(f"weight gradient {one} runs under all-to-all {under}, which it depends on or needs it")
-        beside[int(under)] += float(dw[one])
+            raise IllegalError(f"weight gradient {gradient} runs under all-to-all {under}, which does not exist")
+        if not allowed[gradient][int(under)]:
+            raise IllegalError(
+                f"weight gradient {gradient} runs under all-to-all {under}, which it depends on or needs it"
+            )
+        beside[int(under)] += float(dw[gradient])
     return sum(min(float(alltoall[j]), beside[j]) for j in range(len(alltoall)))

@@ -22,13 +22,15 @@ def bound_of_step(problem: Problem, placement: Placement) -> float:
     for the slower GPUs. The update needs every gradient, and with it most communication.
     """
     priced = [price_step(problem, placement, irregular) for irregular in (True, False)]
-    least = np.min([_least(one) for one in priced], axis=0)
+    least = np.min([_least(step) for step in priced], axis=0)
     operators, graph = priced[0].graph.operators, priced[0].graph.graph()
     kinds = np.array([operator.kind for operator in operators])
     exchanged, update = np.isin(kinds, ("dispatch", "combine")), kinds == "update"
     computed = ~(exchanged | update | (kinds == "gradient"))
     first, after = _around_the_loss(priced[0], graph)
-    waited_for = _among(priced[0], *(nx.ancestors(graph, one.name) for one in priced[0].graph.of_phase("update")))
+    waited_for = _among(
+        priced[0], *(nx.ancestors(graph, operator.name) for operator in priced[0].graph.of_phase("update"))
+    )
     reduced = _all_reduced(problem, priced[0])
 
     def total(which: np.ndarray) -> np.ndarray:
@@ -85,7 +87,7 @@ def _all_reduced(problem: Problem, priced: PricedStep) -> float:
     seconds = sum(gradient.seconds for gradient in gradients if gradient.seconds is not None)
     seconds += _least_all_reduce(problem, sum(gradient.sent for gradient in gradients if gradient.seconds is None))
     if priced.expert_groups > 1:
-        own = sum(one.parameters for one in priced.graph.of_phase("forward") if one.kind == "experts")
+        own = sum(operator.parameters for operator in priced.graph.of_phase("forward") if operator.kind == "experts")
         seconds += _least_all_reduce(problem, own * problem.model.bytes_per_number, priced.expert_groups)
     return seconds
 

@@ -52,34 +52,47 @@ def gradients_of(graph: OperatorGraph, problem: Problem, groups: int, task_of: d
     task of every operator.
     """
     before: dict[str, list[str]] = {}
-    for one in graph.dependencies:
-        before.setdefault(one.after, []).append(one.before)
-    found = [
-        Gradient(one.name, one.sent, tuple(task_of[name] for name in before[one.name]), seconds=one.seconds)
-        for one in graph.of_phase("all_reduce")
+    for dependency in graph.dependencies:
+        before.setdefault(dependency.after, []).append(dependency.before)
+    gradients = [
+        Gradient(
+            operator.name,
+            operator.sent,
+            tuple(task_of[name] for name in before[operator.name]),
+            seconds=operator.seconds,
+        )
+        for operator in graph.of_phase("all_reduce")
     ]
     if groups > 1:
-        weights = {one.name: one.parameters * problem.model.bytes_per_number for one in graph.of_phase("forward")}
-        for one in graph.of_phase("dw"):
-            if one.kind == "experts":
-                own = one.name.removeprefix("dw.")
-                found.append(Gradient(f"all_reduce.{own}", weights[own], (task_of[one.name],), groups))
-    return sorted(found, key=lambda one: max(one.after))
+        weights = {
+            operator.name: operator.parameters * problem.model.bytes_per_number
+            for operator in graph.of_phase("forward")
+        }
+        for operator in graph.of_phase("dw"):
+            if operator.kind == "experts":
+                own = operator.name.removeprefix("dw.")
+                gradients.append(Gradient(f"all_reduce.{own}", weights[own], (task_of[operator.name],), groups))
+    return sorted(gradients, key=lambda gradient: max(gradient.after))
 
 
 def pieces(priority: Priority, gradients: list[Gradient]) -> Iterator[Piece]:
     """Gradients fused to buckets as they come, or each cut into equal micro-ops."""
     if (limit := priority.micro_op) is not None:
-        for one in gradients:
-            parts = max(1, int(np.ceil(one.sent / limit)))
+        for gradient in gradients:
+            parts = max(1, int(np.ceil(gradient.sent / limit)))
             for part in range(parts):
-                yield Piece(f"{one.name} · piece {part + 1} of {parts}" if parts > 1 else one.name, (one,), parts, part)
+                yield Piece(
+                    f"{gradient.name} · piece {part + 1} of {parts}" if parts > 1 else gradient.name,
+                    (gradient,),
+                    parts,
+                    part,
+                )
         return
     for groups in sorted({gradient.groups for gradient in gradients}):
         fused: list[Gradient] = []
         own = [gradient for gradient in gradients if gradient.groups == groups]
-        for index, one in enumerate(own):
-            fused.append(one)
+        for index, gradient in enumerate(own):
+            fused.append(gradient)
             if sum(part.sent for part in fused) >= priority.bucket or index == len(own) - 1:
                 more = f" and {len(fused) - 1} more gradients" if len(fused) > 1 else ""
                 yield Piece(fused[0].name + more, tuple(fused))

@@ -19,7 +19,7 @@ def step_state_bytes(problem: Problem, placement: Placement) -> np.ndarray:
     """float64[gpu]: weights, gradients and momentum; activations, which depend on what is recomputed, are not counted."""
     model = problem.model
     graph = problem.graph or transformer_step(model, problem.step, len(problem.cluster.gpus))
-    dense = sum(one.parameters for one in graph.of_phase("forward") if one.kind != "experts")
+    dense = sum(operator.parameters for operator in graph.of_phase("forward") if operator.kind != "experts")
     if problem.graph is None and problem.step.tied_embeddings:
         dense -= problem.step.vocabulary * model.d_model
     experts = placement.slots.sum(axis=0) * model.bytes_per_expert / model.bytes_per_number

@@ -86,7 +86,7 @@ def _price(
     loads = routing.rows.transpose(1, 0, 2).reshape(len(gpus), -1)
     keys = [(gpu, loads[rank].tobytes() if not routing.even else b"") for rank, gpu in enumerate(gpus)]
     distinct = list(dict.fromkeys(keys))
-    members = tuple(tuple(rank for rank, key in enumerate(keys) if key == one) for one in distinct)
+    members = tuple(tuple(rank for rank, key in enumerate(keys) if key == group_key) for group_key in distinct)
     pricer = _Pricer(problem, placement, routing, parts)
     seconds = np.stack([pricer.operator(operator, members) for operator in graph.operators])
     sent = np.array([pricer.sent(operator) for operator in graph.operators])
@@ -95,7 +95,7 @@ def _price(
         pricers = [_Pricer(problem, placement, route_part, 1) for route_part in route_parts(problem, placement, cut)]
         for operator in graph.of_phase("forward"):
             if operator.kind in ("dispatch", "experts", "combine"):
-                rows = [one.operator(operator, members)[0] for one in pricers]
+                rows = [part_pricer.operator(operator, members)[0] for part_pricer in pricers]
                 priced.uneven[operator.name, cut] = np.stack(rows)
     return priced
 
@@ -135,9 +135,9 @@ class _Pricer:
         ranks = [group[0] if self._routed(operator) else self.alike[group[0]] for group in members]
         gpus = self.problem.cluster.gpus
         known = {rank: self._compute(operator, gpus[rank], rank) for rank in set(ranks)}
-        found = np.stack([known[rank] for rank in ranks], axis=1)
+        seconds = np.stack([known[rank] for rank in ranks], axis=1)
         # Ranks that share processors hold each other up, so that all of them must be looked at together.
-        everywhere = np.repeat(found, [len(group) for group in members], axis=1)
+        everywhere = np.repeat(seconds, [len(group) for group in members], axis=1)
         firsts = np.cumsum([0, *(len(group) for group in members)])[:-1]
         return self.problem.cost.together(everywhere)[:, firsts]
 

@@ -107,15 +107,15 @@ def program_of(plan: Plan, problem: Problem, priced: PricedStep) -> Program:
             for operator, part in _emission(stretch, parts, interleaved)
         ]
         _block(build, tasks)
-        waiting += [one for operator in stretch for one in moved.get(operator.name, ())]
+        waiting += [gradient for operator in stretch for gradient in moved.get(operator.name, ())]
         # A weight gradient goes right behind its all-to-all, but never before what it reads is issued.
-        ready = [one for one in waiting if all(name in build.last for name in before[one.name])]
-        for one in ready:
-            build.add(one)
-        waiting = [one for one in waiting if one not in ready]
+        ready = [gradient for gradient in waiting if all(name in build.last for name in before[gradient.name])]
+        for gradient in ready:
+            build.add(gradient)
+        waiting = [gradient for gradient in waiting if gradient not in ready]
     _join(build, graph, cut)
     reduced = _all_reduces(build, plan, problem, graph)
-    update = next((one for one in graph.operators if one.phase == "update"), None)
+    update = next((operator for operator in graph.operators if operator.phase == "update"), None)
     if update is not None:
         task = build.add(update)
         build.edges += [
@@ -149,7 +149,9 @@ Cut = tuple[str, str, int, bool]
 
 def _cuts(plan: Plan, graph: OperatorGraph) -> list[Cut]:
     """All stretches that the plan cuts, those of the MoE layers' pipelines among them."""
-    cuts: list[Cut] = [(one.first, one.last, one.parts, False) for one in plan.overlap.ranges] if plan.overlap else []
+    cuts: list[Cut] = (
+        [(stretch.first, stretch.last, stretch.parts, False) for stretch in plan.overlap.ranges] if plan.overlap else []
+    )
     if plan.pipeline is not None:
         interleaved = plan.pipeline.order == "interleaved"
         for layer, forward, backward in zip(
@@ -171,15 +173,15 @@ def _check_ranges(plan: Plan, problem: Problem, graph: OperatorGraph) -> None:
     into no more parts than there are sequences, unless only the buffers of the experts are cut."""
     forward = graph.of_phase("forward")
     place = {operator.name: index for index, operator in enumerate(forward)}
-    for one in plan.overlap.ranges if plan.overlap else ():
-        stretch = f"the plan cuts from {one.first} to {one.last}"
-        if one.first not in place or one.last not in place:
+    for cut in plan.overlap.ranges if plan.overlap else ():
+        stretch = f"the plan cuts from {cut.first} to {cut.last}"
+        if cut.first not in place or cut.last not in place:
             raise InputError(f"{stretch}, which the step does not have in its forward pass")
-        kinds = [operator.kind for operator in forward[place[one.first] : place[one.last] + 1]]
+        kinds = [operator.kind for operator in forward[place[cut.first] : place[cut.last] + 1]]
         if not range_is_valid(kinds, problem.step.gate):
             raise InputError(f"{stretch}, but with the gate {problem.step.gate} these cannot be cut together")
-        if one.parts > problem.step.batch and not set(kinds) <= {"dispatch", "experts", "combine"}:
-            raise InputError(f"{stretch} in {one.parts} parts, but a GPU has only {problem.step.batch} sequences")
+        if cut.parts > problem.step.batch and not set(kinds) <= {"dispatch", "experts", "combine"}:
+            raise InputError(f"{stretch} in {cut.parts} parts, but a GPU has only {problem.step.batch} sequences")
 
 
 def _stretches(ordered: list[Operator], cuts: list[Cut]) -> Iterator[tuple[int, int, int, bool]]:
@@ -200,7 +202,7 @@ def _stretches(ordered: list[Operator], cuts: list[Cut]) -> Iterator[tuple[int, 
     for begin in [*sorted(begins), len(ordered)]:
         if begin < at:
             raise InputError(f"the plan cuts {ordered[begin].name} twice")
-        yield from ((one, one + 1, 1, False) for one in range(at, begin))
+        yield from ((index, index + 1, 1, False) for index in range(at, begin))
         if begin < len(ordered):
             at, parts, interleaved = begins[begin]
             yield begin, at, parts, interleaved

@@ -30,7 +30,7 @@ def simulate_step(plan: Plan, problem: Problem) -> Timeline:
     irregular = plan.overlap is not None and plan.overlap.irregular
     # Capacity cuts give equal parts; whole sequences give parts as they were recorded.
     recorded = irregular and problem.step.routing == "recorded" and isinstance(problem.workload, RoutingTrace)
-    cuts = {one.parts for one in plan.overlap.ranges} if recorded and problem.graph is None else ()
+    cuts = {stretch.parts for stretch in plan.overlap.ranges} if recorded and problem.graph is None else ()
     priced = price_step(problem, plan.placement, irregular, as_recorded=tuple(cuts))
     program = program_of(plan, problem, priced)
     start, end = run_streams(program.tasks, plan.priority.policy)
@@ -75,7 +75,7 @@ def _timeline(program: Program, priced: PricedStep, start: np.ndarray, end: np.n
     )
     names = problem.cluster.gpu_names
     lanes = tuple(_lane(names, members) for members in priced.groups)
-    labels = tuple(program.labels[one] for one in task)
+    labels = tuple(program.labels[index] for index in task)
     measured = "; operators with measured times count as measured" if problem.graph is not None else ""
     return Timeline(events, lanes, "simulated", problem.cost.source + measured, labels)
 

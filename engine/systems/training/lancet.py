@@ -72,12 +72,12 @@ def _ranges(
         return ()
     instance = forward_chain(problem, priced, options.max_parts)
     result = partition(instance, max_range=options.max_range or None, stop=stop)
-    cut = [one for one in result.solution if one.parts > 1]
+    cut = [stretch for stretch in result.solution if stretch.parts > 1]
     alone = float(instance.times[:, 0].sum())
     gate = problem.step.gate
     notes["forward pass"] = Note(
         f"{in_seconds(result.objective)} estimated, {in_seconds(alone)} one after another; "
-        + (f"stretches cut: {_in_words([one.parts for one in cut])}" if cut else "no stretch is worth cutting")
+        + (f"stretches cut: {_in_words([stretch.parts for stretch in cut])}" if cut else "no stretch is worth cutting")
     )
     notes["forward pass, proof"] = Note(
         f"{proof_of(result)} among stretches and parts; found in {in_seconds(result.runtime)}"
@@ -85,7 +85,8 @@ def _ranges(
     where = "before and after" if gate != "batch-prioritised" else "only after"
     notes["gate"] = Note(f"{gate}: operators {where} the MoE layer can be cut")
     return tuple(
-        PartitionRange(first=forward[one.first].name, last=forward[one.last].name, parts=one.parts) for one in cut
+        PartitionRange(first=forward[stretch.first].name, last=forward[stretch.last].name, parts=stretch.parts)
+        for stretch in cut
     )
 
 
@@ -114,8 +115,8 @@ class BackwardExchanges:
 def weight_gradient_problem(priced: PricedStep) -> BackwardExchanges:
     """Which weight gradients could run under which all-to-alls of the backward pass (Lancet §4.1)."""
     graph = priced.graph
-    exchanges = tuple(one.name for one in graph.of_phase("dx") if one.network)
-    gradients = tuple(one.name for one in graph.of_phase("dw"))
+    exchanges = tuple(operator.name for operator in graph.of_phase("dx") if operator.network)
+    gradients = tuple(operator.name for operator in graph.of_phase("dw"))
     allowed = overlappable(graph.graph(), exchanges, gradients)
     instance = WeightGradientInstance(
         np.array([priced.whole(name) for name in exchanges]),

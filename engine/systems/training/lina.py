@@ -82,7 +82,7 @@ def _scheduled(problem: Problem, placement: Placement, options: LinaOptions) -> 
 
 def _degree(priced: PricedStep, micro_op: float) -> int:
     """Parts of the largest all-to-all, so that none is larger than a micro-op."""
-    exchanges = [place for place, one in enumerate(priced.graph.operators) if one.kind == "dispatch"]
+    exchanges = [place for place, operator in enumerate(priced.graph.operators) if operator.kind == "dispatch"]
     largest = priced.sent[exchanges].max(initial=0.0)
     return min(MAX_PARTS, max(1, math.ceil(largest / micro_op)))
 
@@ -104,7 +104,9 @@ def _packings(problem: Problem, micro_op: float, by_the_paper: bool, notes: Note
         notes["packing"] = Note(f"left out: {experts} experts on {gpus} GPUs make no groups of equal GPUs")
         return {int(choices[0]): linear_placement(problem)}
     placements = {int(choice): packed_placement(problem, int(choice)) for choice in choices}
-    unknown = [one for one, placement in placements.items() if one > choices[0] and _lacks_groups(problem, placement)]
+    unknown = [
+        choice for choice, placement in placements.items() if choice > choices[0] and _lacks_groups(problem, placement)
+    ]
     if unknown:
         notes["packing"] = Note(f"left out: {_lacks_groups(problem, placements[unknown[0]])}")
         return {int(choices[0]): placements[int(choices[0])]}
@@ -113,23 +115,23 @@ def _packings(problem: Problem, micro_op: float, by_the_paper: bool, notes: Note
     room = (
         problem.cluster.values("memory") * MEMORY_SHARE - step_state_bytes(problem, linear_placement(problem))
     ).min()
-    found = pack_experts(*seconds.T, experts, gpus, each, max(0.0, room + choices[0] * each)).solution
-    if found.experts_per_device is None:
+    packing = pack_experts(*seconds.T, experts, gpus, each, max(0.0, room + choices[0] * each)).solution
+    if packing.experts_per_device is None:
         notes["packing"] = Note(
-            f"left out: not even the {size(found.memory[0])} of weights, gradients and momentum of the fewest experts fit "
+            f"left out: not even the {size(packing.memory[0])} of weights, gradients and momentum of the fewest experts fit "
             "beside the rest; the times hold as if they did"
         )
         return {int(choices[0]): placements[int(choices[0])]}
-    rows = zip(found.choices, found.efficiency, found.memory, found.needs_offloading, strict=True)
-    for one, efficiency, memory, too_much in rows:
+    rows = zip(packing.choices, packing.efficiency, packing.memory, packing.needs_offloading, strict=True)
+    for choice, efficiency, memory, too_much in rows:
         more = ", more than fits (the paper would move it to the host, which is not modelled)" if too_much else ""
-        notes[f"{one} experts on a GPU"] = Note(f"fill {share(efficiency)} of an all-to-all; {size(memory)}{more}")
+        notes[f"{choice} experts on a GPU"] = Note(f"fill {share(efficiency)} of an all-to-all; {size(memory)}{more}")
     if by_the_paper:
-        return {found.experts_per_device: placements[found.experts_per_device]}
+        return {packing.experts_per_device: placements[packing.experts_per_device]}
     return {
-        one: placement
-        for one, placement in placements.items()
-        if not found.needs_offloading[list(placements).index(one)]
+        choice: placement
+        for choice, placement in placements.items()
+        if not packing.needs_offloading[list(placements).index(choice)]
     }
 
 

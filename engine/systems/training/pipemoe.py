@@ -40,8 +40,8 @@ def pipemoe(problem: Problem, options: PipeMoEOptions, stop: Stop, report: Repor
     placement, order, most = linear_placement(problem), options.network_order, options.max_degree
     priced = price_step(problem, placement)
     tables = {phase: layer_tables(priced, placement.model_layers, phase) for phase in ("forward", "dx")}
-    exact = {phase: best_degree(*(one[:, :most] for one in table), order=order) for phase, table in tables.items()}
-    degrees = {phase: found.solution for phase, found in exact.items()}
+    exact = {phase: best_degree(*(stage[:, :most] for stage in table), order=order) for phase, table in tables.items()}
+    degrees = {phase: result.solution for phase, result in exact.items()}
     printed = options.algorithm == "printed"
     if printed:
         degrees = {phase: pipemoe_printed(fitted_lines(*table, most)).solution for phase, table in tables.items()}
@@ -54,11 +54,11 @@ def pipemoe(problem: Problem, options: PipeMoEOptions, stop: Stop, report: Repor
         "degrees, backward": Note(_in_words(degrees["dx"])),
         "MoE layers, dispatch to combine": Note(float(sum(seconds.values())), "s"),
         "the same without a pipeline": Note(
-            float(sum(one[:, 0].sum() for table in tables.values() for one in table)), "s"
+            float(sum(stage[:, 0].sum() for table in tables.values() for stage in table)), "s"
         ),
     }
     if printed:
-        notes["the same with exact degrees"] = Note(sum(one.objective for one in exact.values()), "s")
+        notes["the same with exact degrees"] = Note(sum(result.objective for result in exact.values()), "s")
     pipeline = Pipeline(forward=tuple(degrees["forward"].tolist()), backward=tuple(degrees["dx"].tolist()), order=order)
     priority = Priority(policy="fair", bucket=options.bucket_mb * 1e6)
     return Draft(placement, SendOrder(mode="concurrent"), priority=priority, pipeline=pipeline, notes=notes)
@@ -67,7 +67,7 @@ def pipemoe(problem: Problem, options: PipeMoEOptions, stop: Stop, report: Repor
 def layer_tables(priced: PricedStep, moe_layers: tuple[int, ...], phase: str) -> tuple[np.ndarray, ...]:
     """float64[layer, parts - 1] three times: seconds of one part of the first all-to-all, of the expert computation and of
     the second all-to-all of every MoE layer, on the slowest group. phase "dx": of the backward pass, dW included."""
-    seconds, found = priced.seconds, []
+    seconds, stages = priced.seconds, []
     phases = ("forward",) if phase == "forward" else ("dx", "dw")
     kinds = ("dispatch", "experts", "combine") if phase == "forward" else ("combine", "experts", "dispatch")
     for kind in kinds:
@@ -75,12 +75,12 @@ def layer_tables(priced: PricedStep, moe_layers: tuple[int, ...], phase: str) ->
         for layer in moe_layers:
             own = [
                 place
-                for place, one in enumerate(priced.graph.operators)
-                if one.layer == layer and one.kind == kind and one.phase in phases
+                for place, operator in enumerate(priced.graph.operators)
+                if operator.layer == layer and operator.kind == kind and operator.phase in phases
             ]
             rows.append(seconds[own].sum(axis=0).max(axis=1))
-        found.append(np.array(rows))
-    return tuple(found)
+        stages.append(np.array(rows))
+    return tuple(stages)
 
 
 def fitted_lines(first: np.ndarray, experts: np.ndarray, second: np.ndarray, most: int) -> DegreeInstance:
@@ -90,7 +90,7 @@ def fitted_lines(first: np.ndarray, experts: np.ndarray, second: np.ndarray, mos
     numbers = []
     for table in ((first + second) / 2, experts):
         lines = [fit_line(size, np.maximum(row, np.finfo(float).tiny)) for row in table]
-        numbers += [np.array([line.alpha for line in lines]), np.array([line.beta for line in lines]), 1.0]
+        numbers += [np.array([fit.alpha for fit in lines]), np.array([fit.beta for fit in lines]), 1.0]
     return DegreeInstance(*numbers, max_degree=most)
 
 
