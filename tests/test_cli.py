@@ -130,7 +130,7 @@ def test_all_systems_are_ranked_and_the_fastest_is_saved(engine, tmp_path):
     arguments = ["plan", *INPUTS, "--system", "all", "--set", "time_limit=0.3", "--set", "seed=4", "-o", path]
     rows = engine.json(*arguments)["plans"]
     assert sorted(row["system"] for row in rows) == sorted(
-        name for name, one in SYSTEMS.items() if Goal.INFERENCE in one.goals
+        name for name, system in SYSTEMS.items() if Goal.INFERENCE in system.goals
     )
     times = [row["metrics"]["total"] for row in rows]
     assert times == sorted(times) and read_plan(path).id == rows[0]["id"]
@@ -186,20 +186,20 @@ def test_inputs_that_are_not_in_the_data_folder_are_missed_by_name(engine, saved
 
 
 def test_a_cost_profile_is_used_and_named(engine, tmp_path):
-    line = {"alpha": 1e-5, "beta": 1e-12}
+    linear_cost = {"alpha": 1e-5, "beta": 1e-12}
     types = {gpu.type for gpu in Cluster.from_json(CLUSTER.read_bytes(), "").gpus}
     profile = {
         "name": "bench",
         "origin": "test",
-        "gemm": dict.fromkeys(types, line),
-        "memory": dict.fromkeys(types, line),
+        "gemm": dict.fromkeys(types, linear_cost),
+        "memory": dict.fromkeys(types, linear_cost),
     }
     path = tmp_path / "cost.json"
     path.write_text(json.dumps(profile))
     plan = tmp_path / "plan.json"
     engine.json("plan", *INPUTS, "--cost", path, "--system", "linear", "-o", plan)
     assert "bench" in engine.json("simulate", plan, "--cost", path)["cost_source"]
-    path.write_text(json.dumps(profile | {"gemm": {"H100": line}}))
+    path.write_text(json.dumps(profile | {"gemm": {"H100": linear_cost}}))
     assert "no times for" in engine.refused("simulate", plan, "--cost", path)
     path.write_text("{")
     assert "cost.json" in engine.refused("simulate", plan, "--cost", path)
@@ -573,10 +573,10 @@ def test_deepseek_v2_lite_on_eight_mixed_gpus(engine, tmp_path):
         )
     plan = read_plan(plans["aurora"])
     assert plan.placement.layers == 26 and plan.placement.slots.tolist() == [[8] * 8] * 26
-    one = engine.json("simulate", plans["aurora"])
-    assert one["metrics"]["bound"] <= one["metrics"]["total"] == pytest.approx(plan.claim.objective)
+    answer = engine.json("simulate", plans["aurora"])
+    assert answer["metrics"]["bound"] <= answer["metrics"]["total"] == pytest.approx(plan.claim.objective)
     linear, aurora = engine.json("compare", plans["linear"], plans["aurora"])["plans"]
-    assert aurora["metrics"] == one["metrics"] and aurora["speedup"] > 1.1
+    assert aurora["metrics"] == answer["metrics"] and aurora["speedup"] > 1.1
     assert linear["metrics"]["order_bound"] >= aurora["metrics"]["bound"]
     elsewhere = engine.json("compare", *plans.values(), "--workload", f"{DEEPSEEK}::summary")["plans"]
     assert elsewhere[0]["metrics"]["total"] != aurora["metrics"]["total"]

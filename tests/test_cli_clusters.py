@@ -42,7 +42,7 @@ def test_the_command_line_shows_what_would_be_submitted(engine, plan, shared):
     assert f"run folder: {folder}" in errors and errors.count("ok  ") == 10
     assert {path.name for path in folder.iterdir()} == {"spec.json", "trace.npz", "job.json"}
     assert np.load(folder / "trace.npz")["experts_0"].shape[0] == 64
-    found = engine.json(
+    answer = engine.json(
         "launch",
         plan,
         "--on",
@@ -62,12 +62,12 @@ def test_the_command_line_shows_what_would_be_submitted(engine, plan, shared):
         "--memory-per-node",
         20,
     )
-    tasks = yaml.safe_load(found["text"])["spec"]["tasks"]
-    assert len(tasks) == 2 and found["handle"] is None
+    tasks = yaml.safe_load(answer["text"])["spec"]["tasks"]
+    assert len(tasks) == 2 and answer["handle"] is None
     limits = tasks[0]["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "3000m", "memory": f"{20 * 2**30 // 10**6}M"}
     command = tasks[0]["template"]["spec"]["containers"][0]["command"]
-    assert command[command.index("--nproc-per-node") + 1] == "4" and found["seen_as"] == command[-1]
+    assert command[command.index("--nproc-per-node") + 1] == "4" and answer["seen_as"] == command[-1]
 
 
 def test_the_command_line_submits_and_collects(engine, plan, shared, tmp_path, monkeypatch):

@@ -53,16 +53,16 @@ def test_the_usual_step_needs_only_model_and_cluster(engine, tmp_path):
     model, cluster = tmp_path / "model.json", tmp_path / "cluster.json"
     model.write_text(model_presets()["GPT2-S-MoE"].model.to_json())
     cluster.write_text(cluster_presets()["lancet-p4de-2-nodes"].cluster.to_json())
-    found = engine.json("graph", "--model", model, "--cluster", cluster, "--training", "usual")
-    assert "24 × 512" in found["name"]  # 384 sequences on 16 GPUs, as Lancet has them on A100
-    assert {row["phase"] for row in found["rows"]} == {"forward", "dx", "dw", "all_reduce", "update"}
+    answer = engine.json("graph", "--model", model, "--cluster", cluster, "--training", "usual")
+    assert "24 × 512" in answer["name"]  # 384 sequences on 16 GPUs, as Lancet has them on A100
+    assert {row["phase"] for row in answer["rows"]} == {"forward", "dx", "dw", "all_reduce", "update"}
 
 
 def test_operators_are_saved_edited_and_planned_with(engine, inputs, tmp_path):
     path = tmp_path / "graph.json"
-    found = engine.json("graph", *inputs, "-o", path)
+    answer = engine.json("graph", *inputs, "-o", path)
     graph = json.loads(path.read_text())
-    assert len(graph["operators"]) == found["operators"]
+    assert len(graph["operators"]) == answer["operators"]
     plain = engine.json("plan", *inputs, "--system", "deepspeed")["plans"][0]["metrics"]["total"]
     for operator in graph["operators"]:
         if operator["kind"] in ("dispatch", "combine"):
@@ -119,9 +119,9 @@ def test_a_training_plan_is_launched_with_the_step_that_it_was_made_for(engine, 
     path = tmp_path / "plan.json"
     engine.json("plan", *inputs, "--system", "deepspeed", "-o", path)
     assert "leave out --tokens" in engine.refused("launch", path, "--tokens", "5")
-    found = engine.json("launch", path, "--ranks", "2", "--repeats", "1")
-    (one,) = found["runs"]
-    assert one["difference"] <= 1e-4 and {"dx", "dw", "all_reduce"} <= set(one["by_kind"]["kind"])
+    answer = engine.json("launch", path, "--ranks", "2", "--repeats", "1")
+    (run,) = answer["runs"]
+    assert run["difference"] <= 1e-4 and {"dx", "dw", "all_reduce"} <= set(run["by_kind"]["kind"])
 
 
 @pytest.mark.parametrize("option", [["--cost", "silicon"], ["--graph", "graph.json"]])

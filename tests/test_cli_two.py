@@ -28,7 +28,14 @@ class Files:
         for name in ("alpha", "beta"):
             model = json.loads((SAMPLES / f"tiny-moe-{name}.json").read_text()) | {"layers": 2}
             (folder / f"{name}.json").write_text(json.dumps(model))
-        self.one = ["--workload", self.recording("alpha-code"), "--cluster", CLUSTER, "--model", folder / "alpha.json"]
+        self.first = [
+            "--workload",
+            self.recording("alpha-code"),
+            "--cluster",
+            CLUSTER,
+            "--model",
+            folder / "alpha.json",
+        ]
         self.second = ["--workload-b", self.recording("beta-man"), "--model-b", folder / "beta.json"]
 
     def recording(self, name: str) -> Path:
@@ -49,7 +56,7 @@ def engine(capsys) -> CommandLine:
 def pair(engine, files, tmp_path) -> Path:
     """A plan of two models, whose inputs are in the data folder too."""
     path = tmp_path / "pair.json"
-    engine.json("plan", *files.one, *files.second, "--system", "linear", "-o", path)
+    engine.json("plan", *files.first, *files.second, "--system", "linear", "-o", path)
     return path
 
 
@@ -57,7 +64,7 @@ def pair(engine, files, tmp_path) -> Path:
 def coherent(engine, files, tmp_path) -> Path:
     """A plan whose tokens stay where their experts are."""
     path = tmp_path / "coherent.json"
-    engine.json("plan", *files.one, "--system", "exflow", *SHORT, "-o", path)
+    engine.json("plan", *files.first, "--system", "exflow", *SHORT, "-o", path)
     return path
 
 
@@ -66,13 +73,13 @@ def coherent(engine, files, tmp_path) -> Path:
 
 def test_a_plan_of_two_models_is_tried_again_without_its_inputs(engine, files, pair, tmp_path):
     path = tmp_path / "rec.json"
-    (row,) = engine.json("plan", *files.one, *files.second, "--system", "rec", "--set", "seed=3", "-o", path)["plans"]
+    (row,) = engine.json("plan", *files.first, *files.second, "--system", "rec", "--set", "seed=3", "-o", path)["plans"]
     plan = read_plan(path)
     assert plan.placement_b.experts == 16 and plan.send_order_b is not None and plan.id == row["id"]
     assert {"workload", "workload_b", "model", "model_b"} <= set(plan.provenance.inputs)
     assert plan.provenance.inputs["model"] != plan.provenance.inputs["model_b"]
     alone = engine.json("simulate", path)
-    assert alone == engine.json("simulate", path, *files.one, *files.second)
+    assert alone == engine.json("simulate", path, *files.first, *files.second)
     assert alone["metrics"] == row["metrics"] and alone["metrics"]["total"] == pytest.approx(plan.claim.objective)
     first, second = engine.json("compare", pair, path)["plans"]
     assert first["metrics"]["total"] == pytest.approx(read_plan(pair).claim.objective)
@@ -84,7 +91,7 @@ def test_a_plan_of_two_models_is_tried_again_without_its_inputs(engine, files, p
 
 def test_every_system_for_two_models_is_ranked(engine, files, tmp_path):
     path = tmp_path / "best.json"
-    rows = engine.json("plan", *files.one, *files.second, "--system", "all", *SHORT, "-o", path)["plans"]
+    rows = engine.json("plan", *files.first, *files.second, "--system", "all", *SHORT, "-o", path)["plans"]
     assert sorted(row["system"] for row in rows) == sorted(
         name for name in SYSTEMS if Goal.TWO_MODELS in SYSTEMS[name].goals
     )
@@ -94,10 +101,10 @@ def test_every_system_for_two_models_is_ranked(engine, files, tmp_path):
 
 def test_the_second_model_is_the_first_unless_another_is_named(engine, files, tmp_path):
     path = tmp_path / "same.json"
-    engine.json("plan", *files.one, "--workload-b", files.recording("alpha-man"), "--system", "linear", "-o", path)
+    engine.json("plan", *files.first, "--workload-b", files.recording("alpha-man"), "--system", "linear", "-o", path)
     inputs = read_plan(path).provenance.inputs
     assert inputs["model"] == inputs["model_b"] and inputs["workload"] != inputs["workload_b"]
-    line = engine.refused("plan", *files.one, "--workload-b", files.recording("beta-man"), "--system", "linear")
+    line = engine.refused("plan", *files.first, "--workload-b", files.recording("beta-man"), "--system", "linear")
     assert "tiny-moe-alpha" in line and "beta-man" in line and "experts per token" in line
 
 
@@ -124,7 +131,7 @@ def fewer_experts(files: Files, folder: Path) -> list[object]:
 
 def test_what_two_models_cannot_be(engine, files, tmp_path):
     def refused(*more: object, system: str = "aurora") -> str:
-        return engine.refused("plan", *files.one, *more, "--system", system, "-o", tmp_path / "plan.json")
+        return engine.refused("plan", *files.first, *more, "--system", system, "-o", tmp_path / "plan.json")
 
     assert "3 models on one cluster: a GPU is shared by two models at most" in refused(
         *files.second, "--workload-b", files.recording("alpha-prose")
@@ -142,7 +149,7 @@ def test_what_two_models_cannot_be(engine, files, tmp_path):
 
 def test_plans_of_one_model_and_of_two_do_not_mix(engine, files, pair, tmp_path):
     single = tmp_path / "single.json"
-    engine.json("plan", *files.one, "--system", "linear", "-o", single)
+    engine.json("plan", *files.first, "--system", "linear", "-o", single)
     assert "close the second" in engine.refused("simulate", single, *files.second)
     assert "open the second too" in engine.refused("compare", single, pair)
     assert "close the second" in engine.refused("compare", pair, single)
@@ -151,8 +158,8 @@ def test_plans_of_one_model_and_of_two_do_not_mix(engine, files, pair, tmp_path)
 
 def test_a_second_model_that_is_not_in_the_data_folder_is_missed(engine, files, pair, tmp_path, monkeypatch):
     monkeypatch.setenv("SWITCHYARD_DATA", str(tmp_path / "elsewhere"))
-    assert "recording" in engine.refused("simulate", pair, *files.one)
-    assert engine("simulate", pair, *files.one, *files.second)[0] == 0
+    assert "recording" in engine.refused("simulate", pair, *files.first)
+    assert engine("simulate", pair, *files.first, *files.second)[0] == 0
 
 
 # Several recordings
@@ -162,7 +169,7 @@ def test_a_plan_for_several_recordings_remembers_them(engine, files, tmp_path):
     also_served, kept = [files.recording(f"alpha-{name}") for name in ("prose", "man")], {}
     for name, more in (("alone", []), ("robust", ["--also", also_served[0], "--also", also_served[1]])):
         path = tmp_path / f"{name}.json"
-        (row,) = engine.json("plan", *files.one, *more, "--system", "eplb", *SHORT, "-o", path)["plans"]
+        (row,) = engine.json("plan", *files.first, *more, "--system", "eplb", *SHORT, "-o", path)["plans"]
         assert ("worst recording" in row["notes"]["balancedness"]["value"]) == (name == "robust")
         also = {role for role in read_plan(path).provenance.inputs if role.startswith("workload_also")}
         assert also == ({"workload_also_0", "workload_also_1"} if more else set())
@@ -175,9 +182,9 @@ def test_a_plan_for_several_recordings_remembers_them(engine, files, tmp_path):
 
 
 def test_another_recording_must_be_of_the_same_model(engine, files):
-    line = engine.refused("plan", *files.one, "--also", files.recording("beta-man"), "--system", "eplb")
+    line = engine.refused("plan", *files.first, "--also", files.recording("beta-man"), "--system", "eplb")
     assert "tiny-moe-alpha" in line and "beta-man" in line
-    assert "nowhere.npz" in engine.refused("plan", *files.one, "--also", "nowhere.npz", "--system", "eplb")
+    assert "nowhere.npz" in engine.refused("plan", *files.first, "--also", "nowhere.npz", "--system", "eplb")
 
 
 # The plan in use
@@ -186,10 +193,10 @@ def test_another_recording_must_be_of_the_same_model(engine, files):
 @pytest.mark.parametrize("system", ["linear", "eplb"])
 def test_few_experts_move_from_the_plan_in_use(engine, files, tmp_path, system):
     now, new = tmp_path / "now.json", tmp_path / "new.json"
-    engine.json("plan", *files.one, "--system", system, *(SHORT if system == "eplb" else []), "-o", now)
+    engine.json("plan", *files.first, "--system", system, *(SHORT if system == "eplb" else []), "-o", now)
     most = 4 if system == "linear" else 12
-    given = ["plan", *files.one, "--in-use", now, "--system", "joint", "--set", f"max_moves={most}", "-o", new]
-    (row,) = engine.json(*given)["plans"]
+    arguments = ["plan", *files.first, "--in-use", now, "--system", "joint", "--set", f"max_moves={most}", "-o", new]
+    (row,) = engine.json(*arguments)["plans"]
     assert "in_use" in read_plan(new).provenance.inputs
     moves = engine.json("compare", now, new)["plans"][1]["moved_experts"]
     assert 0 < moves <= most
@@ -200,8 +207,8 @@ def test_a_placement_file_in_use(engine, files, tmp_path):
     rows = [f"{layer * 16 + expert},{(expert + layer) % 8}" for layer in range(2) for expert in range(16)]
     (tmp_path / "now.csv").write_text("\n".join(["Expert,Node", *rows]))
     new = tmp_path / "new.json"
-    given = ["plan", *files.one, "--in-use", tmp_path / "now.csv", "--system", "joint", "--set", "max_moves=2"]
-    engine.json(*given, "-o", new)
+    arguments = ["plan", *files.first, "--in-use", tmp_path / "now.csv", "--system", "joint", "--set", "max_moves=2"]
+    engine.json(*arguments, "-o", new)
     placed = read_plan(new).placement.gpu_of_expert
     wanted = (np.arange(16) + np.arange(2)[:, None]) % 8
     assert (placed != wanted).sum() in (0, 2)
@@ -211,12 +218,12 @@ def test_a_plan_in_use_on_other_gpus(engine, files, tmp_path):
     cluster = json.loads(CLUSTER.read_text())
     (tmp_path / "small.json").write_text(json.dumps(cluster | {"nodes": cluster["nodes"][:2]}))
     now = tmp_path / "now.json"
-    small = [*files.one[:2], "--cluster", tmp_path / "small.json", *files.one[4:]]
+    small = [*files.first[:2], "--cluster", tmp_path / "small.json", *files.first[4:]]
     engine.json("plan", *small, "--system", "linear", "-o", now)
-    line = engine.refused("plan", *files.one, "--in-use", now, "--system", "joint")
+    line = engine.refused("plan", *files.first, "--in-use", now, "--system", "joint")
     assert "the placement in use is for 4 GPUs, but there are 8" in line
     assert "nowhere.json" in engine.refused(
-        "plan", *files.one, "--in-use", tmp_path / "nowhere.json", "--system", "joint"
+        "plan", *files.first, "--in-use", tmp_path / "nowhere.json", "--system", "joint"
     )
 
 
@@ -224,9 +231,9 @@ def test_a_plan_in_use_on_other_gpus(engine, files, tmp_path):
 
 
 def test_a_coherent_plan_is_tried_again_without_its_inputs(engine, files, coherent):
-    plan, found = read_plan(coherent), engine.json("simulate", coherent)
-    assert plan.execution == "context-coherent" and "all_gather" in found["metrics"]["seconds"]
-    assert found["metrics"]["total"] == pytest.approx(plan.claim.objective)
+    plan, answer = read_plan(coherent), engine.json("simulate", coherent)
+    assert plan.execution == "context-coherent" and "all_gather" in answer["metrics"]["seconds"]
+    assert answer["metrics"]["total"] == pytest.approx(plan.claim.objective)
 
 
 @pytest.mark.parametrize("which", ["pair", "coherent"])
@@ -262,5 +269,5 @@ def test_another_recording_of_the_second_model_needs_no_model_beside_it(engine, 
 def test_several_recordings_and_a_deployed_plan_are_for_one_model(engine, files, pair):
     for more in (("--also", files.recording("alpha-prose")), ("--in-use", pair)):
         assert "leave out --workload-b" in engine.refused(
-            "plan", *files.one, *files.second, *more, "--system", "aurora"
+            "plan", *files.first, *files.second, *more, "--system", "aurora"
         )

@@ -52,7 +52,7 @@ def page(monkeypatch) -> AppTest:
 
 
 def press(page: AppTest, label: str) -> AppTest:
-    next(one for one in page.button if one.label == label).click()
+    next(button for button in page.button if button.label == label).click()
     page.run()
     assert not page.exception, page.exception
     return page
@@ -67,12 +67,12 @@ def open_cluster(page: AppTest, cluster: Cluster) -> AppTest:
 
 
 def in_use(page: AppTest) -> str:
-    return next(one.value for one in page.caption if one.value.startswith("In use: "))
+    return next(caption.value for caption in page.caption if caption.value.startswith("In use: "))
 
 
 def test_it_starts_what_was_asked_for_and_shows_what_was_found(page, started):
-    next(one for one in page.number_input if one.label == "Ranks that measure").set_value(3)
-    next(one for one in page.checkbox if one.label == "Quick").check()
+    next(number for number in page.number_input if number.label == "Ranks that measure").set_value(3)
+    next(box for box in page.checkbox if box.label == "Quick").check()
     press(page, "Calibrate")
     assert started == [{"ranks": 3, "quick": True, "type": None}]
     table = page.dataframe[-1].value
@@ -85,7 +85,7 @@ def test_it_starts_what_was_asked_for_and_shows_what_was_found(page, started):
     ]
     assert "1,000 GFLOP/s" in set(table["Rate 1/β"])
     assert any(
-        "3 held-out shapes" in one.value and "mean error **15 %**, worst 25 %" in one.value for one in page.markdown
+        "3 held-out shapes" in text.value and "mean error **15 %**, worst 25 %" in text.value for text in page.markdown
     )
     assert "roofline" in in_use(page), "nothing is used before it is asked for"
 
@@ -109,15 +109,15 @@ def test_what_it_does_not_have_comes_from_the_datasheet(page, started):
 def test_it_is_refused_for_a_cluster_of_other_gpus(page, started):
     press(page, "Calibrate")
     press(page, "Use it")
-    assert any("cannot be used" in one.value and "A100" in one.value for one in page.error)
+    assert any("cannot be used" in error.value and "A100" in error.value for error in page.error)
     assert "roofline" in in_use(page)
 
 
 def test_who_may_not_launch_may_not_calibrate(page, started, monkeypatch):
     monkeypatch.setattr(guard, "why_not", lambda context, user: "Launching is off for visitors.")
     page.run()
-    button = next(one for one in page.button if one.label == "Calibrate")
-    assert button.disabled and any("Launching is off" in one.value for one in page.warning)
+    button = next(button for button in page.button if button.label == "Calibrate")
+    assert button.disabled and any("Launching is off" in warning.value for warning in page.warning)
     assert started == [] and runner.jobs(store.data_folder()) == []
 
 

@@ -112,7 +112,7 @@ def wanted(app: AppTest, **more) -> Launch:
 
 
 def button(app: AppTest, label: str):
-    return next(one for one in app.button if one.label == label)
+    return next(button for button in app.button if button.label == label)
 
 
 def place(app: AppTest, name: str) -> AppTest:
@@ -123,7 +123,7 @@ def place(app: AppTest, name: str) -> AppTest:
 
 
 def metrics(app: AppTest) -> dict[str, str]:
-    return {one.label: one.value for one in app.metric}
+    return {metric.label: metric.value for metric in app.metric}
 
 
 # A new launch.
@@ -146,10 +146,10 @@ def test_what_is_chosen_is_what_is_started(app: AppTest):
     press(app, "Start")
     (job,) = launches()
     asked = Launch.from_arguments(job.request.arguments)
-    assert [one.id for one in asked.plans] == [one.id for one in app.plans] and asked.on == "local"
+    assert [plan.id for plan in asked.plans] == [plan.id for plan in app.plans] and asked.on == "local"
     assert (asked.ranks, asked.tokens, asked.repeats, asked.limit, asked.dtype) == (2, 100, 5, 77.0, "bf16")
     assert button(app, "Start").disabled and "one runs at a time" in said(app.caption)
-    assert any(one.label == "Stop" for one in app.button)
+    assert any(button.label == "Stop" for button in app.button)
     # Where a person has gone and come back, the numbers are still there.
     visit(app, "optimise")
     visit(app, "launch")
@@ -172,21 +172,21 @@ def test_what_cannot_run_is_said_before_the_start(app: AppTest, monkeypatch: pyt
     assert "replay fewer tokens or use fewer ranks" in said(app.markdown) and button(app, "Start").disabled
     app.session_state["model"] = model_presets()["Mixtral-8x7B"].model
     app.run()
-    assert "does not fit the recording" in said(app.error) and not any(one.label == "Start" for one in app.button)
+    assert "does not fit the recording" in said(app.error) and not any(button.label == "Start" for button in app.button)
 
 
 def test_two_models_are_launched_together(app: AppTest):
     visit(app, "optimise")
     press(app, "Two models on one cluster")
-    second = next(one for one in app.selectbox if one.label == "Second model's recording")
+    second = next(box for box in app.selectbox if box.label == "Second model's recording")
     second.set_value("tiny-moe/beta-prose.npz")
     app.run()
     digest = app.session_state["second"]
     problem = problem_of(app)
     beside = (store.load_workload(digest), model_of(app, digest))
     problem = make_problem(problem.workload, problem.cluster, problem.model, Datasheet(), beside)
-    (made,) = plan(problem, ANOTHER, "rec")
-    app.session_state["plan_jobs"], app.session_state["plan"] = [ANOTHER, JOB], made.id
+    (rec_plan,) = plan(problem, ANOTHER, "rec")
+    app.session_state["plan_jobs"], app.session_state["plan"] = [ANOTHER, JOB], rec_plan.id
     visit(app, "launch")
     assert "of the two recordings" in said(app.markdown)
     assert app.multiselect[0].disabled  # no other plan is for two models
@@ -220,7 +220,7 @@ def test_a_scale_that_makes_no_sense(app: AppTest, scale: float, part: str):
     place(app, "testbed")
     enter(app, "Scale", scale)
     assert part in said(app.error) + said(app.markdown)
-    assert not any(one.label == "Start" and not one.disabled for one in app.button)
+    assert not any(button.label == "Start" and not button.disabled for button in app.button)
 
 
 def test_without_root_a_testbed_is_refused_before_the_start(app: AppTest, monkeypatch: pytest.MonkeyPatch):
@@ -242,10 +242,10 @@ def test_slurm_from_the_form_to_the_submission(app: AppTest, tmp_path: Path, mon
     assert [field(app, name).value for name in ("Nodes", "GPUs per node", "Ranks per node")] == [4, 2, 2]
     (shared := tmp_path / "shared").mkdir()
     for label, value in {"Shared folder": str(shared), "Partition": "gpu; rm"}.items():
-        next(one for one in app.text_input if one.label == label).set_value(value)
+        next(field for field in app.text_input if field.label == label).set_value(value)
     app.run()
     assert "no partition" in said(app.error)
-    next(one for one in app.text_input if one.label == "Partition").set_value("gpu")
+    next(field for field in app.text_input if field.label == "Partition").set_value("gpu")
     app.run()
     assert "--partition=gpu" in app.code[0].value and f"{shared}/run-JOB" in app.code[0].value
     assert "NCCL: one GPU per rank" in said(app.markdown)
@@ -266,11 +266,11 @@ def test_kubernetes_asks_for_what_it_needs(app: AppTest, tmp_path: Path):
         "Volume claim": "runs",
         "Image": "registry/switchyard:1",
     }.items():
-        next(one for one in app.text_input if one.label == label).set_value(value)
+        next(field for field in app.text_input if field.label == label).set_value(value)
     enter(app, "GPUs per node", 0)
     assert "image: registry/switchyard:1" in app.code[0].value and "Gloo" in said(app.markdown)
     for label, value in {"Shared folder": "relative", "Image": "two words"}.items():
-        next(one for one in app.text_input if one.label == label).set_value(value)
+        next(field for field in app.text_input if field.label == label).set_value(value)
         app.run()
         assert "absolute path" in said(app.error) or "no image" in said(app.error)
 
@@ -305,7 +305,7 @@ def test_a_visitor_from_elsewhere_relaunches_nothing(app: AppTest, from_elsewher
 
 def test_a_visitor_from_elsewhere_submits_and_writes_nothing(app: AppTest, from_elsewhere, tmp_path: Path):
     place(app, "slurm")
-    next(one for one in app.text_input if one.label == "Shared folder").set_value(str(tmp_path))
+    next(field for field in app.text_input if field.label == "Shared folder").set_value(str(tmp_path))
     app.run()
     assert button(app, "Submit").disabled and button(app, "Write the run folder").disabled
 
@@ -328,7 +328,7 @@ def test_a_relaunch_asks_the_guard_again(app: AppTest, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("label", "answers"), [("Submit", 1), ("Write the run folder", 2)])
 def test_a_submission_asks_the_guard_again(app: AppTest, monkeypatch, tmp_path: Path, label: str, answers: int):
     place(app, "slurm")
-    next(one for one in app.text_input if one.label == "Shared folder").set_value(str(tmp_path))
+    next(field for field in app.text_input if field.label == "Shared folder").set_value(str(tmp_path))
     app.run()
     allowed(answers, monkeypatch)
     press(app, label)
@@ -356,7 +356,7 @@ def test_past_launches_are_listed_searched_and_shown(app: AppTest, monkeypatch: 
         "this machine"
     }
     assert table["Ratio"][1] == "1.25× · 1.38×" and table["Ratio"][0] == ""
-    for text, found in {
+    for text, count in {
         "": 2,
         "failed": 1,
         f"{first.name.split()[0].upper()} 2 ranks": 1,
@@ -364,7 +364,7 @@ def test_past_launches_are_listed_searched_and_shown(app: AppTest, monkeypatch: 
         f"{time.strftime('%Y-%m-%d', time.localtime(now - 86_400))} done": 1,
     }.items():
         app.text_input(key="launch-search").set_value(text).run()
-        assert len(app.dataframe[0].value if app.dataframe else ()) == found, text
+        assert len(app.dataframe[0].value if app.dataframe else ()) == count, text
     assert "None of 2 launches" in said(app.caption) or app.dataframe
     app.text_input(key="launch-search").set_value("").run()
     assert not app.metric  # none of these is this session's own
@@ -378,23 +378,23 @@ def test_past_launches_are_listed_searched_and_shown(app: AppTest, monkeypatch: 
 
 def test_hundreds_of_launches_are_read_once_and_their_results_not_at_all(app: AppTest, monkeypatch: pytest.MonkeyPatch):
     root = store.data_folder()
-    one = finish(request_of(replace(wanted(app), plans=app.plans[:1]), root, 1e9), 1.1, monkeypatch)
+    job = finish(request_of(replace(wanted(app), plans=app.plans[:1]), root, 1e9), 1.1, monkeypatch)
     for number in range(1, 300):
-        folder = one.folder.parent / f"20010910T{number:012d}-0123abcd"
-        shutil.copytree(one.folder, folder)
+        folder = job.folder.parent / f"20010910T{number:012d}-0123abcd"
+        shutil.copytree(job.folder, folder)
         (folder / RESULT).write_text("{not to be read}")
     begun = time.perf_counter()
-    found = history.launches()
+    past_launches = history.launches()
     first = time.perf_counter() - begun
-    assert len(found) == 300 and {one.state for one in found} == {State.DONE}
-    for folder in one.folder.parent.glob("20010910T*"):
+    assert len(past_launches) == 300 and {launch.state for launch in past_launches} == {State.DONE}
+    for folder in job.folder.parent.glob("20010910T*"):
         (folder / BRIEF).unlink()
         (folder / REQUEST).write_text("{not to be read again}")
     begun = time.perf_counter()
-    assert history.launches() == found
+    assert history.launches() == past_launches
     again = time.perf_counter() - begun
     assert again < 0.5 * first
-    assert len(history.as_text(found, None)) == 300
+    assert len(history.as_text(past_launches, None)) == 300
 
 
 def test_a_launch_that_is_being_made_is_looked_at_again(app: AppTest):
@@ -469,7 +469,7 @@ def test_a_failed_launch_shows_the_end_of_the_log_of_the_rank_that_failed(app: A
     fail(job, "the launch failed: rank 1 was killed")
     app.session_state["launch_shown"] = job.id
     app.run()
-    chosen = next(one for one in app.segmented_control if one.label == "Log of rank")
+    chosen = next(control for control in app.segmented_control if control.label == "Log of rank")
     assert chosen.value == 1 and "last words of 1" in said(app.code) and "last words of 0" not in said(app.code)
     assert list(app.dataframe[-1].value["Doing"]) == ["layer 0", "layer 1"]
     chosen.set_value(0)
@@ -497,8 +497,8 @@ def test_a_training_step_is_reported_on_its_own_kind_of_timeline(app: AppTest, m
     problem = make_problem(problem.workload, problem.cluster, problem.model, Datasheet(), step=step)
     arguments = problem_arguments(problem) | {"systems": [{"name": "deepspeed"}]}
     (folder := store.data_folder() / "scratch").mkdir()
-    (made,) = tasks.optimise(arguments, Context(folder))["candidates"]
-    predicted = simulate_step(Plan.from_dict(made["plan"], "plan"), problem)
+    (candidate,) = tasks.optimise(arguments, Context(folder))["candidates"]
+    predicted = simulate_step(Plan.from_dict(candidate["plan"], "plan"), problem)
     measured = Timeline(predicted.events, predicted.resources, "measured", "CPU", predicted.labels)
     job = finish(request_of(replace(wanted(app), plans=app.plans[:1]), store.data_folder()), 1.2, monkeypatch)
     result = job.result
@@ -507,4 +507,4 @@ def test_a_training_step_is_reported_on_its_own_kind_of_timeline(app: AppTest, m
     app.session_state["launch_shown"] = job.id
     app.run()
     assert not app.exception
-    assert any(one.label == "Part of the step" for one in app.segmented_control) and not app.slider
+    assert any(control.label == "Part of the step" for control in app.segmented_control) and not app.slider

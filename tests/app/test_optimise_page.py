@@ -24,8 +24,8 @@ def press(app: AppTest, label: str) -> AppTest:
 
 
 def choose(app: AppTest, label: str, value) -> AppTest:
-    found = [*app.selectbox, *app.multiselect, *app.segmented_control]
-    next(one for one in found if one.label == label).set_value(value)
+    widgets = [*app.selectbox, *app.multiselect, *app.segmented_control]
+    next(widget for widget in widgets if widget.label == label).set_value(value)
     app.run()
     assert not app.exception, app.exception
     return app
@@ -47,7 +47,7 @@ def finished(kind: str) -> runner.Job:
 def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     visit(app, "optimise")
     press(app, "Two models on one cluster")
-    assert any("Choose the recording of the second model" in one.value for one in app.info)
+    assert any("Choose the recording of the second model" in info.value for info in app.info)
     choose(app, "Second model's recording", "tiny-moe/beta-prose.npz")
     assert {box.label.split("**")[1] for box in app.checkbox} == {
         "Aurora",
@@ -73,7 +73,7 @@ def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     visit(app, "optimise")
     press(app, "Inference latency of one model")
     visit(app, "timeline")
-    assert any("two models" in one.value for one in app.info)
+    assert any("two models" in info.value for info in app.info)
 
 
 def test_a_second_model_that_does_not_fit_is_refused_with_a_way_out(app: AppTest) -> None:
@@ -96,11 +96,11 @@ def test_what_a_move_costs_counts_from_the_plan_in_use(app: AppTest) -> None:
         "passes"
     )
     ids = {option.split(" · ")[0]: option for option in app.selectbox[0].options}
-    assert any(one.startswith("Aurora") for one in ids)
+    assert any(name.startswith("Aurora") for name in ids)
     deployed = next(box for box in app.selectbox if box.label == "Deployed now")
     plan = runner.jobs(store.data_folder(), "optimise")[0].result["candidates"][0]["plan"]
     assert plan["name"] == "Aurora"
-    deployed.select_index(next(i for i, one in enumerate(deployed.options) if one.startswith("Aurora")))
+    deployed.select_index(next(i for i, option in enumerate(deployed.options) if option.startswith("Aurora")))
     app.run()
     table = app.dataframe[0].value.set_index("Plan")
     assert table.loc["Aurora", "Copies to move"].startswith("0 ")
@@ -111,17 +111,17 @@ def test_the_front_fills_in_and_its_plans_can_be_opened(app: AppTest) -> None:
     open_samples(app, "Alpha on prose", "Alpha on code")
     visit(app, "optimise")
     choose(app, "Show", "Balance against affinity")
-    assert any("No front yet" in one.value for one in app.info)
-    next(one for one in app.number_input if one.label == "Points").set_value(3)
-    next(one for one in app.number_input if one.label == "Seconds").set_value(3)
+    assert any("No front yet" in info.value for info in app.info)
+    next(number for number in app.number_input if number.label == "Points").set_value(3)
+    next(number for number in app.number_input if number.label == "Seconds").set_value(3)
     app.run()
     press(app, "Find the front")
-    found = finished("front").result["candidates"]
+    candidates = finished("front").result["candidates"]
     app.run()
-    assert 1 <= len(found) <= 3
+    assert 1 <= len(candidates) <= 3
     choose(app, "Scored on as well", app.session_state["workload"] and _other(app))
     press(app, "Open this plan")
-    assert app.session_state["plan"] in {one["plan_id"] for one in found}
+    assert app.session_state["plan"] in {candidate["plan_id"] for candidate in candidates}
     choose(app, "Show", "Candidate plans")
     assert any(str(name).startswith("Front at") for name in app.dataframe[0].value["Plan"])
 
@@ -133,7 +133,7 @@ def _other(app: AppTest) -> str:
 def test_plan_on_a_score_on_b(app: AppTest) -> None:
     visit(app, "optimise")
     choose(app, "Show", "Plan on A, score on B")
-    assert any("at least two recordings" in one.value for one in app.info)
+    assert any("at least two recordings" in info.value for info in app.info)
     open_samples(app, "Alpha on prose")
     visit(app, "optimise")
     choose(app, "Show", "Plan on A, score on B")
@@ -154,7 +154,7 @@ def test_lina_at_run_time(app: AppTest) -> None:
     app.run()
     table = app.dataframe[0].value
     assert table["Path length"].tolist() == [1, 3, 6]
-    assert any("scheduling one layer again" in one.value for one in app.caption)
+    assert any("scheduling one layer again" in caption.value for caption in app.caption)
 
 
 def test_studies_of_loads_say_what_they_need(app: AppTest) -> None:
@@ -163,7 +163,7 @@ def test_studies_of_loads_say_what_they_need(app: AppTest) -> None:
     visit(app, "optimise")
     for view in ("Balance against affinity", "Lina at run time"):
         choose(app, "Show", view)
-        assert any("routing log" in one.value for one in app.info) and not app.error
+        assert any("routing log" in info.value for info in app.info) and not app.error
 
 
 def test_a_robust_plan_serves_the_chosen_recordings(app: AppTest) -> None:
@@ -190,12 +190,12 @@ def test_a_system_that_cannot_plan_says_why_and_does_not_hold_up_the_others(app:
     assert list(finished("optimise").result["refused"]) == ["ExFlow"]
     app.run()
     assert app.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
-    assert any("ExFlow" in one.value and "routing log" in one.value for one in app.warning)
+    assert any("ExFlow" in warning.value and "routing log" in warning.value for warning in app.warning)
 
 
 def test_who_may_only_look_starts_nothing(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(roles.SETTING, '{"default": "view"}')
     visit(app, "optimise")
     press(app, "Run")
-    assert any("you may look at plans" in one.value and "make and save plans" in one.value for one in app.error)
+    assert any("you may look at plans" in error.value and "make and save plans" in error.value for error in app.error)
     assert not runner.jobs(store.data_folder(), "optimise")

@@ -151,10 +151,10 @@ def outcome_of(prepared: PreparedLaunch, devices: Devices, backend: str) -> str:
     needs(prepared.instructions.device == "cuda" or not devices.gpus, "the ranks compute on the CPU")
     with temporary_folder() as folder:
         finished = run_here(prepared, folder, never, silent)
-    (one,) = finished.runs
+    (run,) = finished.runs
     return (
-        f"{one.plan.name}, {finished.tokens:,} tokens: {seconds(one.measured.total)} (predicted "
-        f"{seconds(one.predicted.total)}), differs from the unplanned by {one.difference:.1g}"
+        f"{run.plan.name}, {finished.tokens:,} tokens: {seconds(run.measured.total)} (predicted "
+        f"{seconds(run.predicted.total)}), differs from the unplanned by {run.difference:.1g}"
     )
 
 
@@ -174,37 +174,38 @@ def only_first_gpu() -> Iterator[Devices]:
 
 
 def calibrate_quickly() -> str:
-    made = calibrated(quick=True)
+    calibration = calibrated(quick=True)
     return "; ".join(
-        f"{one.dtype} on {one.gpu}: held-out shapes mean {share(one.errors.mean())}, worst {share(one.errors.max())}"
-        for one in made.held_out
+        f"{held_out.dtype} on {held_out.gpu}: held-out shapes mean {share(held_out.errors.mean())}, "
+        f"worst {share(held_out.errors.max())}"
+        for held_out in calibration.held_out
     )
 
 
 def gemms() -> str:
     """Times of a full calibration, read back from its file, against CUDA events round GEMMs of known models: experts and
     routers, by a stopwatch that shares nothing with the calibration's."""
-    made = calibrated(quick=False)
+    calibration = calibrated(quick=False)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
-        write_atomically(path, made.to_json())
+        write_atomically(path, calibration.to_json())
         cost = Profiled(read_costs(path))
     device, figures, failed = torch.device("cuda", 0), [], []
-    gpu = stood_for(made.measured.gemm[0].gpu)
-    for one in made.measured.gemm:
-        if one.gpu != gpu.type:
+    gpu = stood_for(calibration.measured.gemm[0].gpu)
+    for gemm in calibration.measured.gemm:
+        if gemm.gpu != gpu.type:
             continue  # another type of this machine
         shapes = [(m, n, k) for m in ROWS for n, k in model_shapes()]
-        direct = np.array([seconds_of_gemm(m, n, k, TORCH_DTYPE[one.dtype], device) for m, n, k in shapes])
-        told = np.array([float(cost.gemm(gpu, m, n, k, one.dtype)) for m, n, k in shapes])
-        errors = np.abs(told / direct - 1)
+        direct = np.array([seconds_of_gemm(m, n, k, TORCH_DTYPE[gemm.dtype], device) for m, n, k in shapes])
+        predicted = np.array([float(cost.gemm(gpu, m, n, k, gemm.dtype)) for m, n, k in shapes])
+        errors = np.abs(predicted / direct - 1)
         worst = shapes[errors.argmax()]
         figures.append(
-            f"{one.dtype}: mean {share(errors.mean())}, {share((errors <= WITHIN).mean())} of {len(shapes)} shapes within "
+            f"{gemm.dtype}: mean {share(errors.mean())}, {share((errors <= WITHIN).mean())} of {len(shapes)} shapes within "
             f"{share(WITHIN)}, worst {share(errors.max())} at m, n, k = {worst}"
         )
         if errors.mean() > WITHIN:
-            failed.append(one.dtype)
+            failed.append(gemm.dtype)
     needs(not failed, "; ".join(figures))
     return "; ".join(figures)
 
@@ -216,12 +217,12 @@ def calibrated(quick: bool) -> Calibration:
 
 def model_shapes() -> list[tuple[int, int]]:
     """(n, k) of the experts' two GEMMs and of the router, of every model of the catalogue."""
-    found = set()
+    shapes = set()
     for preset in model_presets().values():
         model = preset.model
-        found |= {((model.ffn_matrices - 1) * model.d_ff, model.d_model), (model.d_model, model.d_ff)}
-        found.add((model.experts, model.d_model))
-    return sorted(found)
+        shapes |= {((model.ffn_matrices - 1) * model.d_ff, model.d_model), (model.d_model, model.d_ff)}
+        shapes.add((model.experts, model.d_model))
+    return sorted(shapes)
 
 
 def seconds_of_gemm(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> float:

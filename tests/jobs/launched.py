@@ -21,19 +21,19 @@ from engine.timeline import Timeline
 def simulated(launch: PreparedLaunch, factor: float) -> Run:
     """What a launch would have left, had everything taken `factor` times as long as predicted, of every further plan a tenth
     longer, and its last pass 1.1 times that. The ranks are H100s that meet on a fabric."""
-    one = cluster_presets()["mixed-8"].cluster.gpus[0]
-    nodes = tuple(Node(name=f"rank {rank}", gpus=(one,)) for rank in range(launch.instructions.ranks))
+    gpu = cluster_presets()["mixed-8"].cluster.gpus[0]
+    nodes = tuple(Node(name=f"rank {rank}", gpus=(gpu,)) for rank in range(launch.instructions.ranks))
     problem = make_problem(
         launch.workloads[0], Cluster(name="here", nodes=nodes), launch.instructions.model, Datasheet()
     )
     runs = []
-    for number, (given, plan) in enumerate(zip(launch.plans, launch.instructions.plans, strict=True)):
+    for number, (launched_plan, plan) in enumerate(zip(launch.plans, launch.instructions.plans, strict=True)):
         predicted, longer = simulate(plan, problem), factor * (1 + 0.1 * number)
         events = predicted.events.assign(start=predicted.events["start"] * longer, end=predicted.events["end"] * longer)
         measured = Timeline(events, predicted.resources, "measured", "CPU")
         totals = [measured.total] * launch.instructions.repeats
         totals[-1] *= 1.1
-        runs.append(MeasuredPlan(given, predicted, measured, tuple(totals), 1e-7))
+        runs.append(MeasuredPlan(launched_plan, predicted, measured, tuple(totals), 1e-7))
     profile = CostProfile(name="made up", origin="a test", gemm={"CPU": Line(alpha=0, beta=1)})
     return Run(tuple(runs), "CPU", launch.workloads[0].tokens, profile, 0.0)
 

@@ -50,7 +50,7 @@ def test_a_launch_notes_what_a_list_tells_of_it_before_and_after(job, monkeypatc
     result = launches.launch(job.request.arguments, Context(job.folder))
     assert before == [Brief(plans=("matched", "concurrent"), on="local", ranks=2, tokens=TRACE.tokens)]
     after = brief_of(job)
-    assert after.predicted == tuple(one["predicted_seconds"] for one in result["runs"]) and min(after.predicted) > 0
+    assert after.predicted == tuple(run["predicted_seconds"] for run in result["runs"]) and min(after.predicted) > 0
     assert after.measured == pytest.approx([1.5 * after.predicted[0], 1.65 * after.predicted[1]])
     assert result["preference"]["order"] in ([0, 1], [1, 0])
     assert json.loads(json.dumps(result)) == result
@@ -87,7 +87,7 @@ def on_slurm(tmp_path, monkeypatch):
     return launch_for(where), where, state
 
 
-def told(folder: Path, node: int, done: float, message: str) -> None:
+def print_progress(folder: Path, node: int, done: float, message: str) -> None:
     """A node's ranks print a progress line."""
     with (folder / f"slurm-4242-switchyard-{node}.out").open("a") as file:
         file.write(f"[default0]:{PROGRESS}{json.dumps({'done': done, 'message': message})}\n{PROGRESS}torn\n")
@@ -106,8 +106,8 @@ def test_a_scheduled_launch_is_watched_to_its_end_and_its_results_are_read(on_sl
     def report(done, message, *_) -> None:
         reports.append((done, message))
         if message == f"{HANDLE} is pending":
-            told(run_folder(where.shared), 0, 0.25, "pass 1 of 2")
-            told(run_folder(where.shared), 1, 0.2, "warm-up")
+            print_progress(run_folder(where.shared), 0, 0.25, "pass 1 of 2")
+            print_progress(run_folder(where.shared), 1, 0.2, "warm-up")
             (state / "queue").write_text("RUNNING")
         elif message == f"{HANDLE} is running, pass 1 of 2":
             (state / "accounting").write_text("COMPLETED\nCOMPLETED\n")

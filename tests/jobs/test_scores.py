@@ -58,8 +58,8 @@ def strict(result: dict) -> dict:
 def arguments_of(problem: Problem, **more) -> dict:
     """The arguments of a job on recordings that are kept, by way of JSON."""
     second = [] if problem.second is None else [problem.second.workload]
-    for one in (problem.workload, *problem.others, *second):
-        store.save_workload(one)
+    for recording in (problem.workload, *problem.others, *second):
+        store.save_workload(recording)
     return strict(problem_arguments(problem) | more)
 
 
@@ -124,18 +124,20 @@ def figures(candidate: dict, problem: Problem) -> tuple[float, float]:
 @pytest.mark.parametrize("others", [(), (chained(1, 60, 4, 6, 0.6, "other"),)], ids=["alone", "robust"])
 def test_no_point_of_the_front_beats_another_and_each_is_a_plan(others):
     problem, context = front_problem(*others), FakeContext()
-    found = strict(find_front(arguments_of(problem, **FRONT), context))["candidates"]
-    assert 2 <= len(found) <= 3
-    points = [figures(one, problem) for one in found]
-    for one, (kept, balance) in zip(found, points, strict=True):
-        plan = Plan.from_dict(one["plan"], "plan")
-        assert plan.id == one["plan_id"] and plan.provenance.inputs == input_digests(problem)
-        assert (one["kept_share"], one["balancedness"]) == pytest.approx((kept, balance))
-        assert one["metrics"]["total"] == pytest.approx(check_plan(plan, problem)) == plan.claim.objective
-        assert one["moves"] == (plan.placement.gpu_of_expert != np.arange(6) // 2).sum()
+    candidates = strict(find_front(arguments_of(problem, **FRONT), context))["candidates"]
+    assert 2 <= len(candidates) <= 3
+    points = [figures(candidate, problem) for candidate in candidates]
+    for candidate, (kept, balance) in zip(candidates, points, strict=True):
+        plan = Plan.from_dict(candidate["plan"], "plan")
+        assert plan.id == candidate["plan_id"] and plan.provenance.inputs == input_digests(problem)
+        assert (candidate["kept_share"], candidate["balancedness"]) == pytest.approx((kept, balance))
+        assert candidate["metrics"]["total"] == pytest.approx(check_plan(plan, problem)) == plan.claim.objective
+        assert candidate["moves"] == (plan.placement.gpu_of_expert != np.arange(6) // 2).sum()
         assert not any(a >= kept and b >= balance for a, b in points if (a, b) != (kept, balance))
-    assert len({one["plan_id"] for one in found}) == len(set(points)) == len(found)
-    assert [one["kept_share"] for one in found] == sorted((one["kept_share"] for one in found), reverse=True)
+    assert len({candidate["plan_id"] for candidate in candidates}) == len(set(points)) == len(candidates)
+    assert [candidate["kept_share"] for candidate in candidates] == sorted(
+        (candidate["kept_share"] for candidate in candidates), reverse=True
+    )
 
 
 def test_the_front_keeps_every_point_as_soon_as_it_has_it():
@@ -144,14 +146,14 @@ def test_the_front_keeps_every_point_as_soon_as_it_has_it():
     ids = [[candidate["plan_id"] for candidate in kept["candidates"]] for kept in context.kept]
     assert 2 <= len(ids) <= 3 and [len(row) for row in ids] == list(range(1, len(ids) + 1))
     assert all(later[:-1] == earlier for earlier, later in pairwise(ids))
-    assert set(ids[-1]) & {one["plan_id"] for one in final}
+    assert set(ids[-1]) & {candidate["plan_id"] for candidate in final}
     assert context.said[-1] == (len(ids) / 3, f"{len(ids)} of at most 3 placements")
 
 
 def test_a_stopped_front_has_what_it_found():
     problem, context = front_problem(), FakeContext(enough=1)
-    found = find_front(arguments_of(problem, **FRONT), context)["candidates"]
-    assert len(context.kept) == 1 and found == context.kept[0]["candidates"]
+    candidates = find_front(arguments_of(problem, **FRONT), context)["candidates"]
+    assert len(context.kept) == 1 and candidates == context.kept[0]["candidates"]
 
 
 def test_the_front_stays_near_the_placement_in_use():
@@ -160,11 +162,11 @@ def test_the_front_stays_near_the_placement_in_use():
     replicated = run(SYSTEMS["eplb"], problem).result.solution.placement
     for now, most in ((crowded, 15), (replicated, 14), (run(SYSTEMS["random"], problem).result.solution.placement, 4)):
         near = replace(problem, in_use=now)
-        found = find_front(arguments_of(near, **FRONT | {"max_moves": most}), FakeContext())["candidates"]
-        for one in found:
-            row = Plan.from_dict(one["plan"], "plan").placement.share > 0
-            assert one["moves"] == (row & (now.share == 0)).sum() <= most
-        assert any(one["moves"] for one in found)
+        candidates = find_front(arguments_of(near, **FRONT | {"max_moves": most}), FakeContext())["candidates"]
+        for candidate in candidates:
+            row = Plan.from_dict(candidate["plan"], "plan").placement.share > 0
+            assert candidate["moves"] == (row & (now.share == 0)).sum() <= most
+        assert any(candidate["moves"] for candidate in candidates)
     with pytest.raises(InputError, match=r"at least 12 moves away .* choose max_moves=12 or more"):
         find_front(arguments_of(replace(problem, in_use=crowded), **FRONT | {"max_moves": 11}), FakeContext())
 
@@ -181,29 +183,31 @@ def test_every_plan_is_scored_on_every_recording():
     recordings = [sample(name, 500) for name in ("alpha-code", "alpha-man")]
     problem, context = sample_problem("alpha-code", tokens=500), FakeContext()
     arguments = matrix_arguments("eplb", {"algorithm": "eplb", "redundant": 2}, recordings, problem)
-    found = strict(score_matrix(arguments, context))
-    assert found["names"] == ["alpha-code", "alpha-man"] and found["system"] == "Replication (EPLB)"
+    scores = strict(score_matrix(arguments, context))
+    assert scores["names"] == ["alpha-code", "alpha-man"] and scores["system"] == "Replication (EPLB)"
     for made_on, mine in enumerate(recordings):
         plan = run(SYSTEMS["eplb"], problem.with_workload(mine), arguments["options"]).result.solution
         for scored_on, theirs in enumerate(recordings):
             there = problem.with_workload(theirs)
             wanted = metrics(plan, there, simulate(plan, there))
-            assert found["seconds"][made_on][scored_on] == pytest.approx(check_plan(plan, there))
-            assert found["balancedness"][made_on][scored_on] == wanted.balancedness
-            assert found["kept_local"][made_on][scored_on] == wanted.kept_local
-    assert np.array(found["balancedness"]).argmax(axis=0).tolist() == [0, 1]
+            assert scores["seconds"][made_on][scored_on] == pytest.approx(check_plan(plan, there))
+            assert scores["balancedness"][made_on][scored_on] == wanted.balancedness
+            assert scores["kept_local"][made_on][scored_on] == wanted.kept_local
+    assert np.array(scores["balancedness"]).argmax(axis=0).tolist() == [0, 1]
     filled = [[row[0] is not None for row in kept["seconds"]] for kept in context.kept]
     assert filled == [[True, False], [True, True]]
-    assert context.kept[-1] == found
-    assert context.said == [(turn / 2, f"Replication (EPLB) on {one.name}") for turn, one in enumerate(recordings)]
+    assert context.kept[-1] == scores
+    assert context.said == [
+        (turn / 2, f"Replication (EPLB) on {recording.name}") for turn, recording in enumerate(recordings)
+    ]
 
 
 def test_a_stopped_matrix_has_whole_rows_and_holes():
     recordings = [sample(name, 200) for name in ("alpha-code", "alpha-man")]
     problem = sample_problem("alpha-code", tokens=200)
-    found = score_matrix(matrix_arguments("linear", {}, recordings, problem), FakeContext(enough=1))
+    scores = score_matrix(matrix_arguments("linear", {}, recordings, problem), FakeContext(enough=1))
     for name in ("seconds", "balancedness", "kept_local"):
-        assert found[name][1] == [None, None] and None not in found[name][0]
+        assert scores[name][1] == [None, None] and None not in scores[name][0]
     nothing = score_matrix(matrix_arguments("linear", {}, recordings, problem), FakeContext(enough=0))
     assert nothing["seconds"] == [[None, None], [None, None]]
 
@@ -231,46 +235,50 @@ def lina_problem(**more) -> Problem:
 def test_the_scheduler_is_simulated_for_every_path_that_is_short_enough():
     problem, context = lina_problem(), FakeContext()
     arguments = arguments_of(problem, profile=None, lengths=[3, 1, 9, 4], options=OPTIONS)
-    found = strict(lina_study(arguments, context))
-    assert [one["options"]["path_length"] for one in found["runs"]] == [3, 1]
-    assert found["profile"] == found["served"] == "open"
+    study = strict(lina_study(arguments, context))
+    assert [lina_run["options"]["path_length"] for lina_run in study["runs"]] == [3, 1]
+    assert study["profile"] == study["served"] == "open"
     profile, served = (
         RoutingTrace("open", problem.workload.experts[part], 8, problem.workload.sequence[part])
         for part in (slice(0, 200), slice(200, 400))
     )
-    for one in found["runs"]:
-        length = one["options"]["path_length"]
+    for lina_run in study["runs"]:
+        length = lina_run["options"]["path_length"]
         wanted = two_phase(problem.with_workload(served), profile, TwoPhaseOptions(path_length=length, **OPTIONS))
-        assert one["options"]["top_k"] == 2 and one["batches"] == 4 and one["cost_source"] == problem.cost.source
-        assert one["accuracy_of_layer"][:length] == [None] * length
-        rest = one["accuracy_of_layer"][length:]
-        assert len(rest) == 4 - length and one["accuracy"] == pytest.approx(np.mean(rest))
         assert (
-            one["accuracy"] == pytest.approx(1 - one["fine_tuning_rate"])
-            and one["accuracy_in_order"] <= one["accuracy"]
+            lina_run["options"]["top_k"] == 2
+            and lina_run["batches"] == 4
+            and lina_run["cost_source"] == problem.cost.source
         )
-        assert one["accuracy"] == wanted.accuracy("set")
+        assert lina_run["accuracy_of_layer"][:length] == [None] * length
+        rest = lina_run["accuracy_of_layer"][length:]
+        assert len(rest) == 4 - length and lina_run["accuracy"] == pytest.approx(np.mean(rest))
+        assert (
+            lina_run["accuracy"] == pytest.approx(1 - lina_run["fine_tuning_rate"])
+            and lina_run["accuracy_in_order"] <= lina_run["accuracy"]
+        )
+        assert lina_run["accuracy"] == wanted.accuracy("set")
         ideal = np.median(wanted.schemes["ideal"].layer.sum(axis=1))
-        assert one["ideal_seconds"] == pytest.approx(ideal) and list(one["figures"]) == list(SCHEMES)
-        for scheme, values in one["figures"].items():
+        assert lina_run["ideal_seconds"] == pytest.approx(ideal) and list(lina_run["figures"]) == list(SCHEMES)
+        for scheme, values in lina_run["figures"].items():
             times = np.median(wanted.schemes[scheme].layer.sum(axis=1))
             assert values["median_inference"] == pytest.approx(times / ideal)
-    assert [len(kept["runs"]) for kept in context.kept] == [1, 2] and context.kept[-1] == found
+    assert [len(kept["runs"]) for kept in context.kept] == [1, 2] and context.kept[-1] == study
     assert context.said == [(0.0, "path length 3"), (0.5, "path length 1")]
 
 
 def test_with_a_recording_to_learn_from_the_whole_open_one_is_served():
     profile = store.save_workload(chained(0, 100, 4, 8, 0.8, "before"))
-    found = lina_study(arguments_of(lina_problem(), profile=profile, lengths=[1], options=OPTIONS), FakeContext())
-    assert (found["profile"], found["served"], found["runs"][0]["batches"]) == ("before", "open", 8)
+    study = lina_study(arguments_of(lina_problem(), profile=profile, lengths=[1], options=OPTIONS), FakeContext())
+    assert (study["profile"], study["served"], study["runs"][0]["batches"]) == ("before", "open", 8)
 
 
 def test_a_stopped_study_has_the_runs_it_finished():
     arguments = arguments_of(lina_problem(), profile=None, lengths=[1, 2, 3], options=OPTIONS)
     for enough in (0, 1, 2):
         context = FakeContext(enough)
-        found = lina_study(arguments, context)
-        assert [one["options"]["path_length"] for one in found["runs"]] == [1, 2, 3][:enough]
+        study = lina_study(arguments, context)
+        assert [lina_run["options"]["path_length"] for lina_run in study["runs"]] == [1, 2, 3][:enough]
         assert len(context.kept) == enough
 
 

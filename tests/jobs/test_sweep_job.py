@@ -50,17 +50,19 @@ def test_a_sweep_returns_points_with_plans_that_take_what_they_say(start) -> Non
     problem = problem_of()
     job = start(problem, "degree", [1, 2, 3], orders=["dispatch-first"])
     assert runner.wait(job, 60) is State.DONE, job.log_tail()
-    found = job.result["candidates"]
-    assert len(found) == job.result["of"] == 4
+    candidates = job.result["candidates"]
+    assert len(candidates) == job.result["of"] == 4
     assert job.result["cost_source"] == problem.cost.source
-    for one in found:
-        point, plan = SweepPoint.from_dict(one["point"]), Plan.from_dict(one["plan"], "plan")
+    for candidate in candidates:
+        point, plan = SweepPoint.from_dict(candidate["point"]), Plan.from_dict(candidate["plan"], "plan")
         assert plan.id == point.plan_id and plan.claim.objective == point.total
         assert simulate(plan, problem).total == point.total
-        assert one["status"] == plan.claim.status.value and one["runtime"] > 0
-    assert [one["point"]["value"] for one in found] == [1, 2, 3, None]
+        assert candidate["status"] == plan.claim.status.value and candidate["runtime"] > 0
+    assert [candidate["point"]["value"] for candidate in candidates] == [1, 2, 3, None]
     done = [report.done for report in job.history]
-    assert done == sorted(done) and job.history[-1].incumbent == min(one["point"]["total"] for one in found[:-1])
+    assert done == sorted(done) and job.history[-1].incumbent == min(
+        candidate["point"]["total"] for candidate in candidates[:-1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_a_stopped_sweep_keeps_its_points(start, kind: str, values, settings) ->
     assert runner.wait(job, 20) is State.CANCELLED
     kept = job.result["candidates"]
     assert 2 <= len(kept) < job.result["of"]
-    assert [one["point"]["value"] for one in kept] == list(values)[: len(kept)]
+    assert [candidate["point"]["value"] for candidate in kept] == list(values)[: len(kept)]
 
 
 def test_what_cannot_be_swept_fails_with_one_line(start) -> None:

@@ -20,9 +20,9 @@ from tests.studies.test_what_if import small
 
 @pytest.fixture
 def problem(warm_python: None) -> Problem:
-    found = small()
-    store.save_workload(found.workload)
-    return found
+    sample = small()
+    store.save_workload(sample.workload)
+    return sample
 
 
 def start(kind: str, problem: Problem, **more) -> Job:
@@ -50,16 +50,16 @@ def test_studies_return_what_their_functions_do(problem: Problem) -> None:
             options={},
         ),
     ]
-    found = [done(job) for job in jobs]
-    assert found[0]["points"] == [
-        one.to_dict() for one in sensitivity(plan, problem, 0.25, parameters_of(problem))
-    ] and found[0]["of"] == len(found[0]["points"])
-    assert found[0]["total"] == simulate(plan, problem).total
-    assert found[1]["points"] == [one.to_dict() for one in capacity(problem, part, 1e-9, 8, "linear")]
+    results = [done(job) for job in jobs]
+    assert results[0]["points"] == [
+        point.to_dict() for point in sensitivity(plan, problem, 0.25, parameters_of(problem))
+    ] and results[0]["of"] == len(results[0]["points"])
+    assert results[0]["total"] == simulate(plan, problem).total
+    assert results[1]["points"] == [point.to_dict() for point in capacity(problem, part, 1e-9, 8, "linear")]
 
 
 def test_a_stopped_study_keeps_its_points(problem: Problem) -> None:
-    job = start("imprecision", problem, levels=[one / 20 for one in range(16)], seeds=20, noise="layers")
+    job = start("imprecision", problem, levels=[step / 20 for step in range(16)], seeds=20, noise="layers")
     deadline = time.monotonic() + 60
     while not (job.result and len(job.result["points"]) >= 4):
         assert time.monotonic() < deadline and not job.state.finished, job.log_tail()
@@ -81,11 +81,11 @@ def test_a_plan_for_after_a_change_says_what_it_takes_now_and_then(problem: Prob
             parent="0" * 64,
         )
     )
-    (one,) = result["candidates"]
-    plan = Plan.from_dict(one["plan"], "plan")
-    assert plan.id == one["point"]["plan_id"] and plan.parent == "0" * 64
+    (candidate,) = result["candidates"]
+    plan = Plan.from_dict(candidate["plan"], "plan")
+    assert plan.id == candidate["point"]["plan_id"] and plan.parent == "0" * 64
     assert plan.name == "Aurora, network 0.25×, tokens 4×"
     assert plan.claim.objective == simulate(plan, problem).total
-    assert one["point"]["seconds"] == simulate(plan, changed(problem, change)).total
-    assert one["point"]["bound"] <= one["point"]["seconds"]
+    assert candidate["point"]["seconds"] == simulate(plan, changed(problem, change)).total
+    assert candidate["point"]["bound"] <= candidate["point"]["seconds"]
     assert Change.from_dict(result["change"], "change") == change

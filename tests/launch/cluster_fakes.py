@@ -100,10 +100,10 @@ def as_kubelet_expands(text: str, environment: dict[str, str]) -> str:
     """`$(NAME)` for what is set, `$$` for `$`, all else as it is (kubernetes.io, "Use environment variables to define
     arguments")."""
 
-    def one(match: re.Match) -> str:
+    def expanded(match: re.Match) -> str:
         return "$" if match[0] == "$$" else environment.get(match[1], match[0])
 
-    return re.sub(r"\$\$|\$\(([A-Za-z0-9_.-]*)\)", one, text)
+    return re.sub(r"\$\$|\$\(([A-Za-z0-9_.-]*)\)", expanded, text)
 
 
 class Kubernetes:

@@ -1,5 +1,5 @@
 """One of the ranks of `test_exchange`: `python -m tests.launch.exchange_ranks RANK RANKS FOLDER`. It runs exchanges of rows
-that say where they come from and writes what arrived, and when, as `found-RANK.json`."""
+that say where they come from and writes what arrived, and when, as `outcome-RANK.json`."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ def outgoing_of(counts: np.ndarray, rank: int) -> torch.Tensor:
 
 def main(rank: int, ranks: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    recorder, found = Recorder(rank, torch.device("cpu")), []
+    recorder, exchanges = Recorder(rank, torch.device("cpu")), []
     for seed in range(4):
         counts = counts_of(ranks, seed)
         for mode in MODES:
@@ -52,7 +52,7 @@ def main(rank: int, ranks: int, folder: Path) -> None:
             for way, matrix, incoming, logged in both:
                 way.run(outgoing_of(matrix, rank), incoming)
                 sent = [(piece.src, piece.dst, piece.begin, piece.end) for piece in logged]
-                found.append({"incoming": incoming.tolist(), "logged": sent})
+                exchanges.append({"incoming": incoming.tolist(), "logged": sent})
     counts = counts_of(ranks, 0) + 50
     paced = []
     for links in (None, Links(PACED_RATES)):
@@ -65,7 +65,7 @@ def main(rank: int, ranks: int, folder: Path) -> None:
         way.run(outgoing_of(counts, rank), incoming)
         paced.append([time.monotonic() - begin, incoming.tolist()])
     dist.barrier()
-    (folder / f"found-{rank}.json").write_text(json.dumps({"exchanges": found, "paced": paced}))
+    (folder / f"outcome-{rank}.json").write_text(json.dumps({"exchanges": exchanges, "paced": paced}))
     dist.destroy_process_group()
 
 

@@ -43,14 +43,14 @@ def switched(name: str, count: int, links: int, memory: float = 80 * GIB, genera
     return [Gpu(name, memory, at, generation, links=[SWITCH] * links + [None]) for at in range(count)]
 
 
-def wired(
+def linked(
     name: str, count: int, pairs: list[tuple[int, int, int]], memory: float = 32 * GIB, generation: int = 3
 ) -> list[Gpu]:
-    """GPUs joined by (one, other, number of links)."""
+    """GPUs joined by (GPU, peer, number of links)."""
     gpus = [Gpu(name, memory, at, generation) for at in range(count)]
-    for one, other, links in pairs:
-        gpus[one].links += [other] * links
-        gpus[other].links += [one] * links
+    for gpu, peer, links in pairs:
+        gpus[gpu].links += [peer] * links
+        gpus[peer].links += [gpu] * links
     return gpus
 
 

@@ -117,9 +117,9 @@ def execute(case: Case, rank: int) -> Outcome:
     )
     context = (Double if case.double else RankContext)(instructions, (recording(case),), rank, CPU, Listener(rank))
     executor = StepExecutor(context, case.plan)
-    before = {name: one.value.clone() for name, one in executor.weights.items()}
+    before = {name: weight.value.clone() for name, weight in executor.weights.items()}
     memory = step_of(executor, case.probed)
-    first = {name: one.gradient.clone() for name, one in executor.weights.items()}
+    first = {name: weight.gradient.clone() for name, weight in executor.weights.items()}
     context.recorder.heard.clear()
     exchange = dist.all_to_all_single
 
@@ -129,12 +129,13 @@ def execute(case: Case, rank: int) -> Outcome:
     dist.all_to_all_single = slowly
     step_of(executor)
     dist.all_to_all_single = exchange
-    repeated = all(torch.equal(one.gradient, first[name]) for name, one in executor.weights.items())
+    repeated = all(torch.equal(weight.gradient, first[name]) for name, weight in executor.weights.items())
     updated = all(
         torch.equal(
-            one.value, before[name].to(one.parameter.master).add(one.gradient, alpha=-LEARNING_RATE).to(one.value)
+            weight.value,
+            before[name].to(weight.parameter.master).add(weight.gradient, alpha=-LEARNING_RATE).to(weight.value),
         )
-        for name, one in executor.weights.items()
+        for name, weight in executor.weights.items()
     )
     difference = executor.difference()
     gradient = next(iter(executor.weights.values())).gradient.view(-1)
@@ -171,11 +172,11 @@ def run(cases: Sequence[Case], folder: Path, limit: float = 150.0) -> dict[str, 
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, timeout=limit, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
-    found: dict[str, list[Outcome]] = {}
+    outcomes: dict[str, list[Outcome]] = {}
     for ranks in {case.ranks for case in cases}:
         parts = [json.loads((folder / f"{ranks}-{rank}.json").read_text()) for rank in range(ranks)]
-        found |= {name: [Outcome(**part[name]) for part in parts] for name in parts[0]}
-    return found
+        outcomes |= {name: [Outcome(**part[name]) for part in parts] for name in parts[0]}
+    return outcomes
 
 
 def rank_main(rank: int, cases: list[Case], folder: Path) -> None:

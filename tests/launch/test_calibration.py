@@ -88,9 +88,9 @@ def test_the_command_refuses_before_it_measures(engine, tmp_path, monkeypatch):
     assert "--cluster is for emulated links" in engine.refused("calibrate", "--cluster", CLUSTER, "-o", good)
     assert "--scale is for emulated links" in engine.refused("calibrate", "--scale", 2, "-o", good)
     assert "needs the cluster" in engine.refused("calibrate", "--on", "testbed", "-o", good)
-    bed = ("calibrate", "--on", "testbed", "--cluster", CLUSTER, "-o", good)
-    assert "9 ranks: choose between 1 and 8, the GPUs of mixed-8" in engine.refused(*bed, "--ranks", 9)
-    assert "scale must be a number above 0" in engine.refused(*bed, "--scale", 0)
+    arguments = ("calibrate", "--on", "testbed", "--cluster", CLUSTER, "-o", good)
+    assert "9 ranks: choose between 1 and 8, the GPUs of mixed-8" in engine.refused(*arguments, "--ranks", 9)
+    assert "scale must be a number above 0" in engine.refused(*arguments, "--scale", 0)
     with pytest.raises(SystemExit) as caught:
         engine("calibrate")
     assert caught.value.code == 2 and list(tmp_path.glob("profile*")) == []
@@ -105,17 +105,17 @@ def test_an_unknown_type_is_refused_before_it_measures(tmp_path):
 # What the ranks found
 
 
-def found(*names: str) -> dict:
+def readings_of(*names: str) -> dict:
     """As rank 0 writes it."""
     gemms = [[m, n, k, 1e-9 * m * n * k, 0.1 * m] for m in (1, 2, 3) for n in (8, 64) for k in (8, 64)]
-    one = {
+    computed = {
         "gemm bf16": gemms,
         "held out bf16": [[2, 8, 64, 1.25e-9 * 2 * 8 * 64, 0.0]],
         "memory": [[1e3, 1e-6, 0.0], [1e6, 1e-4, 0.2], [1e7, 1e-3, 0.3]],
     }
     sent = [[1024.0, 1e-5, 0.5], [4096.0, 2e-5, 0.6], [16384.0, 8e-5, 0.7]]
     return {
-        "computed": dict.fromkeys(names, one),
+        "computed": dict.fromkeys(names, computed),
         "devices": list(names),
         "torch": "2.13",
         "cuda": None,
@@ -128,24 +128,27 @@ def found(*names: str) -> dict:
 def test_devices_are_called_what_a_cluster_calls_them():
     sweep = plan_sweep(CARDS, dtypes=["bf16"])
     names = ("NVIDIA H200", "NVIDIA H200", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition")
-    made = read_measured(found(*names), sweep, "local")
-    assert [one.gpu for one in made.measured.gemm] == ["H200", names[2][:40]]
-    assert made.devices == names and made.measured.ranks_of("all_to_all") == [3]
-    chosen = read_measured(found(*names), sweep, "local", "L40S")
-    assert [one.gpu for one in chosen.measured.gemm] == ["H200", "L40S"]
-    host = read_measured(found("CPU", "CPU"), plan_sweep(HOST, dtypes=["bf16"]), "local", "L40S")
-    assert [one.gpu for one in host.measured.memory] == ["CPU"]
+    calibration = read_measured(readings_of(*names), sweep, "local")
+    assert [table.gpu for table in calibration.measured.gemm] == ["H200", names[2][:40]]
+    assert calibration.devices == names and calibration.measured.ranks_of("all_to_all") == [3]
+    chosen = read_measured(readings_of(*names), sweep, "local", "L40S")
+    assert [table.gpu for table in chosen.measured.gemm] == ["H200", "L40S"]
+    host = read_measured(readings_of("CPU", "CPU"), plan_sweep(HOST, dtypes=["bf16"]), "local", "L40S")
+    assert [table.gpu for table in host.measured.memory] == ["CPU"]
 
 
 def test_what_the_ranks_found_becomes_times_fits_and_errors():
-    made = read_measured(found("CPU", "CPU"), plan_sweep(HOST, dtypes=["bf16"]), "the testbed of x")
-    assert made.on == "the testbed of x" and "on the testbed of x, Gloo, PyTorch 2.13" in made.measured.origin
-    assert made.versions == {"PyTorch": "2.13"}
-    assert made.exchange[-1] == (16384.0, 8e-5)
-    spread = {fit.operation: fit.spread for fit in made.fits}
+    calibration = read_measured(readings_of("CPU", "CPU"), plan_sweep(HOST, dtypes=["bf16"]), "the testbed of x")
+    assert (
+        calibration.on == "the testbed of x"
+        and "on the testbed of x, Gloo, PyTorch 2.13" in calibration.measured.origin
+    )
+    assert calibration.versions == {"PyTorch": "2.13"}
+    assert calibration.exchange[-1] == (16384.0, 8e-5)
+    spread = {fit.operation: fit.spread for fit in calibration.fits}
     assert spread == {"gemm": 0.2, "memory": 0.2, "all_to_all": 0.6, "exchange": 0.6, "all_reduce": 0.6}
-    assert made.held_out[0].errors == pytest.approx([0.2])
-    assert [row["operation"] for row in table_of(made)] == [
+    assert calibration.held_out[0].errors == pytest.approx([0.2])
+    assert [row["operation"] for row in table_of(calibration)] == [
         "GEMM bf16 CPU",
         "memory CPU",
         "all-to-all",
@@ -172,16 +175,18 @@ def rank():
 
 
 def test_a_rank_measures_a_whole_grid_and_shapes_beside_it(rank):
-    told = rank.measure()
+    readings = rank.measure()
     assert (
-        told["devices"] == ["CPU"] and told["torch"] == torch.__version__ and not set(told) & {"all_to_all", "exchange"}
+        readings["devices"] == ["CPU"]
+        and readings["torch"] == torch.__version__
+        and not set(readings) & {"all_to_all", "exchange"}
     )
-    made = read_measured(told, rank.sweep, "local")
-    points = made.measured.gemm[0].points
+    calibration = read_measured(readings, rank.sweep, "local")
+    points = calibration.measured.gemm[0].points
     grid = [(grid.m, grid.n, grid.k) for grid in grids()]
     assert tuple(tuple(sorted({int(point[axis]) for point in points})) for axis in range(3)) in grid
-    assert len(made.held_out[0].points) == 5 and len(made.measured.memory[0].points) >= 3
-    assert Profiled(made.measured)._gemm["CPU", "fp32"].table is not None
+    assert len(calibration.held_out[0].points) == 5 and len(calibration.measured.memory[0].points) >= 3
+    assert Profiled(calibration.measured)._gemm["CPU", "fp32"].table is not None
     assert all(seconds > 0 and math.isfinite(seconds) for *_, seconds in points)
 
 
@@ -221,8 +226,8 @@ def test_the_median_of_the_readings_counts_and_the_quartiles_are_told(rank, cloc
 
     rank.sweep = rank.sweep.model_copy(update={"repeats": 2})
     rank.deadline = math.inf
-    told = rank.seconds_of([lambda: work("a"), lambda: work("b")])
-    assert told == [(pytest.approx(3.0), pytest.approx(1 / 3)), (pytest.approx(40.0), pytest.approx(0.25))]
+    medians = rank.seconds_of([lambda: work("a"), lambda: work("b")])
+    assert medians == [(pytest.approx(3.0), pytest.approx(1 / 3)), (pytest.approx(40.0), pytest.approx(0.25))]
 
 
 def test_out_of_time_everything_is_read_once(rank, clock):
@@ -276,19 +281,19 @@ def test_the_command_from_the_devices_to_prices(engine, tmp_path, warm_python):
     pair = cluster_of(card, card)
     for operation in ("all_to_all", "all_reduce"):
         sizes, times = np.array(cost.measured.collective(operation, 2).points).T
-        told = getattr(cost, operation)(pair, sizes)
-        assert len(sizes) >= 3 and told[-1] == pytest.approx(times[-1]) and (np.diff(told) >= 0).all()
+        predicted = getattr(cost, operation)(pair, sizes)
+        assert len(sizes) >= 3 and predicted[-1] == pytest.approx(times[-1]) and (np.diff(predicted) >= 0).all()
     assert 0 < cost.network(pair).send[0] < math.inf
     assert list(store.data_folder().glob("run-*")) == [], "the run folder is gone"
 
 
 def ranks_in(folder: Path) -> list[psutil.Process]:
-    found = []
+    ranks = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if {sweep_rank.__name__, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
-                found.append(process)
-    return found
+                ranks.append(process)
+    return ranks
 
 
 def test_a_job_that_is_cancelled_leaves_no_rank_behind():
@@ -306,7 +311,7 @@ def test_a_job_that_is_cancelled_leaves_no_rank_behind():
 def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
     def run_processes(commands, ranks, limit, folder, stop, report):
         seen.extend(commands)
-        (folder / "measured.json").write_text(json.dumps(found("CPU", "CPU")))
+        (folder / "measured.json").write_text(json.dumps(readings_of("CPU", "CPU")))
 
     seen = []
     monkeypatch.setattr(calibrate, "run_processes", run_processes)
@@ -320,10 +325,12 @@ def test_a_testbed_runs_every_rank_in_its_own_network(tmp_path, monkeypatch):
         def environment(self, rank: int) -> dict[str, str]:
             return {"RANK": str(rank)}
 
-    made = calibrate.calibrate(plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent, testbed=Emulated())
+    calibration = calibrate.calibrate(
+        plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent, testbed=Emulated()
+    )
     own = [sys.executable, "-m", "engine.launch.calibration.sweep_rank", str(tmp_path / "run")]
     assert seen == [([f"in {rank}", *own], {"RANK": str(rank)}) for rank in range(2)]
-    assert made.on == "the testbed of x"
+    assert calibration.on == "the testbed of x"
     seen.clear()
     here = calibrate.calibrate(plan_sweep(HOST, dtypes=["bf16"]), tmp_path / "run", never, silent)
     assert here.on == "local" and "engine.launch.calibration.sweep_rank" in seen[0][0] and len(seen) == 1
@@ -349,7 +356,9 @@ def test_a_job_says_what_it_measured(monkeypatch):
 
     asked = []
     monkeypatch.setattr(device_calibration, "attached", lambda: HOST)
-    monkeypatch.setattr(device_calibration, "calibrate", lambda *given: asked.append(given) or planted.calibration())
+    monkeypatch.setattr(
+        device_calibration, "calibrate", lambda *arguments: asked.append(arguments) or planted.calibration()
+    )
     context = protocol.Context(store.data_folder())
     answer = device_calibration.calibrate_devices(
         {"ranks": 3, "dtypes": ["bf16"], "quick": True, "type": "H200"}, context

@@ -67,13 +67,13 @@ def finish(command: list[str], **more) -> None:
 
 def hold_together(run, launch) -> None:
     """The results are those of this launch, and its ranks computed what one process computes."""
-    (one,) = run.runs
-    assert one.plan == launch.plans[0] and one.difference < 1e-5 and len(one.totals) == 2
+    (measured_plan,) = run.runs
+    assert measured_plan.plan == launch.plans[0] and measured_plan.difference < 1e-5 and len(measured_plan.totals) == 2
     assert run.tokens == launch.workloads[0].tokens == 200 and run.device == "CPU"
-    assert one.measured.resources == one.predicted.resources == ("rank 0", "rank 1")
+    assert measured_plan.measured.resources == measured_plan.predicted.resources == ("rank 0", "rank 1")
     size = launch.instructions.model.bytes_per_token
     traffic = launch.workloads[0].demand(2) @ launch.instructions.plans[0].placement.share
-    events = one.measured.events
+    events = measured_plan.measured.events
     for layer in range(2):
         sent = events[(events["layer"] == layer) & (events["kind"] == "dispatch")]
         across = {
@@ -111,7 +111,7 @@ def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_
     (task,) = yaml.safe_load(dry_run(launch, folder))["spec"]["tasks"]
     (container,) = task["template"]["spec"]["containers"]
     folder.rename(claim / "run")  # the claim's files at the pod's place; this machine's are out of reach
-    own = {one["name"]: one["value"] for one in container["env"]}
+    own = {variable["name"]: variable["value"] for variable in container["env"]}
     python, *words = [as_kubelet_expands(word, own | {"PATH": "/bin"}) for word in container["command"]]
     assert python == "python"
     image = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": "/nowhere", "TMPDIR": str(claim)}
@@ -135,8 +135,12 @@ def test_what_is_submitted_to_slurm_is_what_was_shown(shared, tmp_path, monkeypa
     assert words[:-1] == ["--parsable", f"--chdir={folder}", f"--output={inside}/slurm-%j.out"]
     assert not Path(words[-1]).exists()  # the script lives as long as sbatch reads it
     comment = "# Run with: "
-    for one, other in zip(shown.splitlines(), (state / "script.sh").read_text().splitlines(), strict=True):
-        assert one == other or (one.startswith(comment) and other == f"{one} {words[-1]}")
+    for shown_line, written_line in zip(
+        shown.splitlines(), (state / "script.sh").read_text().splitlines(), strict=True
+    ):
+        assert shown_line == written_line or (
+            shown_line.startswith(comment) and written_line == f"{shown_line} {words[-1]}"
+        )
     (state / "sbatch.json").unlink()
     with pytest.raises(InputError, match=f"submitted as {HANDLE}"):
         clusters.submit(launch, folder)
@@ -165,9 +169,9 @@ def test_how_a_job_on_slurm_stands(tmp_path, monkeypatch, accounting, queue, sta
     for name, text in (("accounting", accounting), ("queue", queue)):
         if text is not None:
             (folder / name).write_text(text)
-    found = clusters.status(HANDLE)
-    assert (found.state, found.over) == (state, over)
-    assert state == "gone" or found.message.split(",")[0] in (accounting or queue)
+    status = clusters.status(HANDLE)
+    assert (status.state, status.over) == (state, over)
+    assert state == "gone" or status.message.split(",")[0] in (accounting or queue)
 
 
 def test_a_job_on_slurm_is_cancelled_once(tmp_path, monkeypatch):

@@ -106,9 +106,9 @@ def coherent(plan: Plan) -> Plan:
 def sent(timeline: Timeline, kind: str, layer: int, ranks: int) -> np.ndarray:
     """float64[src, dst] bytes."""
     events = timeline.events[(timeline.events["kind"] == kind) & (timeline.events["layer"] == layer)]
-    found = np.zeros((ranks, ranks))
-    np.add.at(found, (events["resource"], events["peer"]), events["bytes"])
-    return found
+    traffic = np.zeros((ranks, ranks))
+    np.add.at(traffic, (events["resource"], events["peer"]), events["bytes"])
+    return traffic
 
 
 def test_coherent_plans_of_every_order_beside_a_vanilla_one_on_fewer_ranks(tmp_path):
@@ -129,7 +129,7 @@ def test_coherent_plans_of_every_order_beside_a_vanilla_one_on_fewer_ranks(tmp_p
     for run in carried:
         for layer in range(LAYERS):
             for kind, part in (("dispatch", column), ("combine", 1.0), ("all_gather", 1.0)):
-                measured, predicted = (sent(one, kind, layer, 3) for one in (run.measured, run.predicted))
+                measured, predicted = (sent(timeline, kind, layer, 3) for timeline in (run.measured, run.predicted))
                 np.testing.assert_allclose(measured * part, predicted, rtol=1e-9)
         gathered = sent(run.measured, "all_gather", LAYERS - 1, 3)
         assert gathered.sum() == 2 * routed * launch.instructions.model.bytes_per_token

@@ -32,9 +32,9 @@ OTHER = MODEL.model_copy(update={"name": "other", "experts_per_token": 1, "d_mod
 
 def recording_b() -> RoutingTrace:
     """Of the other model: fewer tokens, one expert each, other experts popular, and padding."""
-    found = recording(150, padding=0.2)
-    experts = np.where(found.experts >= 0, EXPERTS - 1 - found.experts, -1)[:, :, :1]
-    return replace(found, name="b", experts=np.ascontiguousarray(experts, dtype=np.int16))
+    trace = recording(150, padding=0.2)
+    experts = np.where(trace.experts >= 0, EXPERTS - 1 - trace.experts, -1)[:, :, :1]
+    return replace(trace, name="b", experts=np.ascontiguousarray(experts, dtype=np.int16))
 
 
 def pair(first: Plan, second: Plan) -> Plan:
@@ -107,9 +107,9 @@ def of(timeline: Timeline, model: int, kind: str, layer: int):
 def sent(timeline: Timeline, model: int, kind: str, layer: int) -> np.ndarray:
     """float64[src, dst] bytes."""
     events = of(timeline, model, kind, layer)
-    found = np.zeros((RANKS, RANKS))
-    np.add.at(found, (events["resource"], events["peer"]), events["bytes"])
-    return found
+    traffic = np.zeros((RANKS, RANKS))
+    np.add.at(traffic, (events["resource"], events["peer"]), events["bytes"])
+    return traffic
 
 
 def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
@@ -132,7 +132,8 @@ def test_two_models_in_every_order_on_fewer_ranks(tmp_path):
             for layer in range(LAYERS):
                 for kind in ("dispatch", "combine"):
                     rows = [
-                        sent(one, number, kind, layer) / model.bytes_per_token for one in (run.measured, run.predicted)
+                        sent(timeline, number, kind, layer) / model.bytes_per_token
+                        for timeline in (run.measured, run.predicted)
                     ]
                     # Of b, the copies of expert 7 divide over its homes: in half, or in whole rows.
                     assert rows[0].sum() > 0 and np.abs(rows[0] - rows[1]).max() <= (1e-6, 0.5 + 1e-6)[number]

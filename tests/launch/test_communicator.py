@@ -47,7 +47,7 @@ def test_tensors_of_a_gpu_pass_through_host_memory_and_the_copies_are_noted(comm
         swap(a, b)
 
     communicator.carry(exchange, out, into, lambda begin, end: noted.append((begin.when, end.when)))
-    assert not {one.data_ptr() for one in seen} & {out.data_ptr(), into.data_ptr()}
+    assert not {tensor.data_ptr() for tensor in seen} & {out.data_ptr(), into.data_ptr()}
     assert torch.equal(into, out.flip(0)) and len(noted) == 2
     assert all(begin <= end for begin, end in noted) and noted[0][1] <= noted[1][0]
 

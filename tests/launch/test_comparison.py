@@ -55,12 +55,16 @@ def test_a_send_runs_from_its_senders_post_to_its_receivers_end(tmp_path):
         [(1, 0, "gate", 0, 0, -1, 0, 0.0, 100.0, 101.0), (*sender, 102.0, 103.0)],
         [(1, 0, "gate", 0, 1, -1, 0, 0.0, 100.5, 101.5), (*sender, 101.0, 104.0)],
     )
-    ((one,),) = measured_timelines(tmp_path, 2, 1, "two cores")
-    sends = one.events[one.events["kind"] == "dispatch"]
+    ((measured,),) = measured_timelines(tmp_path, 2, 1, "two cores")
+    sends = measured.events[measured.events["kind"] == "dispatch"]
     assert sends[["resource", "peer", "start", "end", "bytes"]].to_numpy().tolist() == [[0, 1, 2.0, 4.0, 640.0]]
-    assert len(one.events) == 3 and one.total == 4.0
-    assert (one.source, one.cost_source, one.resources) == ("measured", "two cores", ("rank 0", "rank 1"))
-    assert one.events["stream"].tolist() == ["compute", "compute", "network"]
+    assert len(measured.events) == 3 and measured.total == 4.0
+    assert (measured.source, measured.cost_source, measured.resources) == (
+        "measured",
+        "two cores",
+        ("rank 0", "rank 1"),
+    )
+    assert measured.events["stream"].tolist() == ["compute", "compute", "network"]
 
 
 def test_passes_pieces_and_directions_are_kept_apart(tmp_path):
@@ -81,21 +85,21 @@ def test_passes_pieces_and_directions_are_kept_apart(tmp_path):
                     at += 3
     write(tmp_path, *files)
     (timelines,) = measured_timelines(tmp_path, 2, 1, "x")
-    found = [
+    sends = [
         (number, row.kind, row.resource, row.peer, row.start, row.end)
-        for number, one in enumerate(timelines, start=1)
-        for row in one.events.itertuples()
+        for number, timeline in enumerate(timelines, start=1)
+        for row in timeline.events.itertuples()
         if row.peer >= 0
     ]
-    assert sorted(found) == sorted(expected)
-    assert all(set(one.events.columns) == set(COLUMNS) for one in timelines)
+    assert sorted(sends) == sorted(expected)
+    assert all(set(timeline.events.columns) == set(COLUMNS) for timeline in timelines)
 
 
 def test_a_single_rank_has_no_sends(tmp_path):
     write(tmp_path, [(1, 0, "gate", 0, 0, -1, 0, 0.0, 3.0, 4.0), (1, 0, "ffn", 0, 0, -1, 0, 0.0, 4.0, 6.5)])
-    ((one,),) = measured_timelines(tmp_path, 1, 1, "x")
-    assert one.total == 3.5 and one.events["stream"].tolist() == ["compute", "compute"]
-    assert one.seconds_of_kind() == {
+    ((measured,),) = measured_timelines(tmp_path, 1, 1, "x")
+    assert measured.total == 3.5 and measured.events["stream"].tolist() == ["compute", "compute"]
+    assert measured.seconds_of_kind() == {
         "gate": 1.0,
         "ffn": 2.5,
         "aggregate": 0.0,
@@ -143,17 +147,17 @@ def test_the_sums_are_those_of_the_steps():
 
 
 def test_steps_of_two_models_that_overlap_count_once_in_the_time_of_a_layer():
-    one = timeline(
+    measured = timeline(
         ("gate", 0, 0, 0, 2), ("gate", 0, 0, 2, 4), ("dispatch", 0, 0, 2, 7), ("ffn", 0, 0, 8, 9), ("ffn", 1, 0, 9, 12)
     )
-    one = replace(one, events=one.events.assign(model=[0, 1, 0, 0, 1]))
-    laid = compare(one, one)
+    measured = replace(measured, events=measured.events.assign(model=[0, 1, 0, 0, 1]))
+    laid = compare(measured, measured)
     assert laid.by_kind.set_index("kind")["measured"].to_dict() == {"gate": 4, "ffn": 4, "dispatch": 5}
     assert laid.by_layer["measured"].tolist() == [8, 3] and laid.waiting == laid.predicted_waiting == 1
 
 
 def test_a_timeline_compared_with_itself_agrees():
-    one = timeline(("gate", 0, 0, 0, 1), ("ffn", 0, 1, 1, 4), ("aggregate", 0, 0, 4, 5))
-    laid = compare(one, one)
+    measured = timeline(("gate", 0, 0, 0, 1), ("ffn", 0, 1, 1, 4), ("aggregate", 0, 0, 4, 5))
+    laid = compare(measured, measured)
     assert laid.ratio == 1 and (laid.by_kind["ratio"] == 1).all() and (laid.by_layer["ratio"] == 1).all()
     assert laid.waiting == 0

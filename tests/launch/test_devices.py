@@ -9,7 +9,7 @@ import torch
 from engine.catalogue import gpu_types
 from engine.errors import InputError
 from engine.launch.places.devices import Accelerator, Devices, attached, cluster_of
-from tests.launch.nvml import GIB, Gpu, plug_in, switched, wired
+from tests.launch.nvml import GIB, Gpu, linked, plug_in, switched
 
 CUBE = [
     (0, 1, 1),
@@ -54,7 +54,7 @@ def test_a_machine_with_a_switch(monkeypatch):
 
 
 def test_gpus_that_are_wired_to_one_another(monkeypatch):
-    plug_in(monkeypatch, wired("Tesla V100-SXM2-32GB", 8, CUBE, memory=32 * GIB, generation=3))
+    plug_in(monkeypatch, linked("Tesla V100-SXM2-32GB", 8, CUBE, memory=32 * GIB, generation=3))
     machine = attached().machine
     assert machine[0].nvlinks == (0, 1, 1, 2, 2, 0, 0, 0) and all(sum(gpu.nvlinks) == 6 for gpu in machine)
     drawn = cluster_of(machine)
@@ -63,7 +63,7 @@ def test_gpus_that_are_wired_to_one_another(monkeypatch):
 
 
 def test_a_container_with_some_of_the_gpus(monkeypatch):
-    plug_in(monkeypatch, wired("Tesla V100-SXM2-32GB", 8, CUBE)[:4])
+    plug_in(monkeypatch, linked("Tesla V100-SXM2-32GB", 8, CUBE)[:4])
     assert attached().machine[0].nvlinks == (0, 1, 1, 2)
 
 

@@ -18,7 +18,7 @@ RANKS, ROOT = 3, Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, warm_process) -> list[dict]:
+def outcomes(tmp_path_factory, warm_process) -> list[dict]:
     """What every rank has found."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [str(warm.PYTHON), "-m", "tests.launch.exchange_ranks"]
@@ -32,7 +32,7 @@ def found(tmp_path_factory, warm_process) -> list[dict]:
     finally:
         for rank in ranks:
             rank.kill()
-    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(RANKS)]
+    return [json.loads((folder / f"outcome-{rank}.json").read_text()) for rank in range(RANKS)]
 
 
 def wanted(counts: np.ndarray, rank: int) -> list[list[int]]:
@@ -40,9 +40,9 @@ def wanted(counts: np.ndarray, rank: int) -> list[list[int]]:
     return [[src, rank, number] for src in range(len(counts)) for number in range(counts[src, rank])]
 
 
-def test_every_row_arrives_in_its_place_in_every_order(found):
-    for rank, one in enumerate(found):
-        exchanges = iter(one["exchanges"])
+def test_every_row_arrives_in_its_place_in_every_order(outcomes):
+    for rank, outcome in enumerate(outcomes):
+        exchanges = iter(outcome["exchanges"])
         for seed in range(4):
             counts = counts_of(RANKS, seed)
             for mode in MODES:
@@ -51,9 +51,9 @@ def test_every_row_arrives_in_its_place_in_every_order(found):
         assert next(exchanges, None) is None
 
 
-def test_every_piece_is_told_once_by_each_of_its_ends(found):
-    for rank, one in enumerate(found):
-        exchanges = iter(one["exchanges"])
+def test_every_piece_is_logged_once_by_each_of_its_ends(outcomes):
+    for rank, outcome in enumerate(outcomes):
+        exchanges = iter(outcome["exchanges"])
         for seed in range(4):
             counts = counts_of(RANKS, seed)
             for mode in MODES:
@@ -67,14 +67,14 @@ def test_every_piece_is_told_once_by_each_of_its_ends(found):
                     assert sorted(next(exchanges)["logged"]) == sorted(mine)
 
 
-def test_a_shared_order_takes_what_its_busiest_link_needs(found):
+def test_a_shared_order_takes_what_its_busiest_link_needs(outcomes):
     counts = counts_of(RANKS, 0) + 50
     moved = np.where(np.eye(RANKS), 0, counts) * 24.0
     needed = max((moved.sum(axis=0) / PACED_RATES).max(), (moved.sum(axis=1) / PACED_RATES).max())
     parts = min(round(needed / SLICE), MOST_SLICES)
     assert parts > 4 and needed < 1
-    for rank, one in enumerate(found):
-        (unpaced, rows), (paced, same) = one["paced"]
+    for rank, outcome in enumerate(outcomes):
+        (unpaced, rows), (paced, same) = outcome["paced"]
         assert rows == same == wanted(counts, rank)
         # The last part is posted when the others have had their time, and these links are really much faster.
         assert needed * (parts - 1) / parts < paced + 0.01 and unpaced < paced

@@ -33,9 +33,9 @@ CAUSE = RankFailure(1, "rank 1 is out of memory", False).line
 def test_what_a_rank_says_of_its_exception(error, message, lost):
     with pytest.raises(Exception) as caught:
         error()
-    told = failure_of(caught.value, 3)
-    assert told.message.startswith(message) and (told.rank, told.lost) == (3, lost)
-    assert read_failure(told.line) == told and "\n" not in told.message
+    failure = failure_of(caught.value, 3)
+    assert failure.message.startswith(message) and (failure.rank, failure.lost) == (3, lost)
+    assert read_failure(failure.line) == failure and "\n" not in failure.message
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ def test_a_port_in_use_is_named(meeting):
     wanted = f"^port {port} of 127.0.0.1, where the ranks meet, is in use by another program$"
     with pytest.raises(InputError, match=wanted), joined("gloo", 0.3):
         pass
-    for one in threading.enumerate():
-        if isinstance(one, threading.Timer):
-            one.join(2)
-            assert not one.is_alive(), "its alarm would end this process later"
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(2)
+            assert not thread.is_alive(), "its alarm would end this process later"
 
 
 def lost_by_gloo() -> None:

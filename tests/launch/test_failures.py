@@ -133,17 +133,20 @@ def test_ctrl_c_leaves_no_rank_and_no_namespace(command, own_data_folder, cold_p
 
     def ranks() -> list[psutil.Process]:
         return [
-            one for folder in own_data_folder.glob("run-*") for one in processes_of(folder) if rank_of(one) is not None
+            process
+            for folder in own_data_folder.glob("run-*")
+            for process in processes_of(folder)
+            if rank_of(process) is not None
         ]
 
     try:
         until(lambda: len(ranks()) == 2, 60)
         os.killpg(engine.pid, signal.SIGINT)  # as a terminal does
-        told = engine.communicate(timeout=20)[1]
+        errors = engine.communicate(timeout=20)[1]
     finally:
         engine.kill()
-    assert engine.returncode == 2 and told.splitlines()[-1] == "error: the launch was ended: stopped"
-    assert "Traceback" not in told and not own_namespaces(engine.pid) and not list(own_data_folder.glob("run-*"))
+    assert engine.returncode == 2 and errors.splitlines()[-1] == "error: the launch was ended: stopped"
+    assert "Traceback" not in errors and not own_namespaces(engine.pid) and not list(own_data_folder.glob("run-*"))
 
 
 # Disks.

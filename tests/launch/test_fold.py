@@ -66,9 +66,11 @@ def test_a_rank_has_the_experts_and_the_sends_of_its_gpus_and_nothing_goes_to_it
     assert Plan.from_dict(folded.model_dump(), "folded plan") == folded
     assert folded.placement.gpus == ranks and folded.placement.experts == plan.placement.experts
     for before, after in zip(plan.placement.experts_of_gpu, folded.placement.experts_of_gpu, strict=True):
-        for one in range(ranks):
-            assert len(set(after[one])) == len(after[one])
-            assert set(after[one]) == {expert for gpu in np.flatnonzero(rank == one) for expert in before[gpu]}
+        for folded_rank in range(ranks):
+            assert len(set(after[folded_rank])) == len(after[folded_rank])
+            assert set(after[folded_rank]) == {
+                expert for gpu in np.flatnonzero(rank == folded_rank) for expert in before[gpu]
+            }
     both = (
         (plan.send_order.dispatch, folded.send_order.dispatch),
         (plan.send_order.combine, folded.send_order.combine),
@@ -85,12 +87,15 @@ def test_a_rank_has_the_experts_and_the_sends_of_its_gpus_and_nothing_goes_to_it
 
 @settings(max_examples=40)
 @given(st.integers(1, 9).flatmap(lambda gpus: st.tuples(plans(gpus), plans(gpus), st.integers(1, gpus))))
-def test_a_second_model_is_folded_as_if_it_were_alone(given):
-    one, other, ranks = given
-    both = one.model_copy(update={"placement_b": other.placement, "send_order_b": other.send_order})
+def test_a_second_model_is_folded_as_if_it_were_alone(case):
+    plan, other, ranks = case
+    both = plan.model_copy(update={"placement_b": other.placement, "send_order_b": other.send_order})
     folded, alone = fold_plan(both, ranks), fold_plan(other, ranks)
     assert (folded.placement_b, folded.send_order_b) == (alone.placement, alone.send_order)
-    assert (folded.placement, folded.send_order) == (fold_plan(one, ranks).placement, fold_plan(one, ranks).send_order)
+    assert (folded.placement, folded.send_order) == (
+        fold_plan(plan, ranks).placement,
+        fold_plan(plan, ranks).send_order,
+    )
     assert Plan.from_dict(folded.model_dump(), "folded plan") == folded
 
 

@@ -28,7 +28,7 @@ def asked(**more) -> Launch:
 
 
 def check(launch, name: str):
-    return next(one for one in launch.checks if one.name == name)
+    return next(check for check in launch.checks if check.name == name)
 
 
 def arguments_of(launch: Launch) -> dict:
@@ -40,9 +40,9 @@ def arguments_of(launch: Launch) -> dict:
 def test_what_is_asked_for_survives_the_way_to_a_job(on, tmp_path):
     where = destination(on, tmp_path) if on in ("slurm", "kubernetes") else None
     numbers = {"ranks": 3, "tokens": 50, "repeats": 2, "limit": 33.0, "dtype": "bf16", "scale": 700.0}
-    one = asked(on=on, destination=where, second=(TRACE, MODEL), **numbers)
+    launch = asked(on=on, destination=where, second=(TRACE, MODEL), **numbers)
     store.save_workload(TRACE)
-    again = Launch.from_arguments(arguments_of(one))
+    again = Launch.from_arguments(arguments_of(launch))
     assert again.plans == PLANS and again.model == MODEL and again.cluster == DRAWN and again.destination == where
     assert again.workload.digest == again.second[0].digest == TRACE.digest and again.second[1] == MODEL
     assert again.on == on and numbers == {name: getattr(again, name) for name in numbers}
@@ -91,8 +91,8 @@ def test_a_testbed_has_the_drawn_links_and_no_gpus():
 
 def test_a_testbed_too_slow_for_its_time_limit_is_found_out_before():
     launch = prepare(asked(on="testbed", ranks=4, scale=100_000.0, repeats=1, limit=900.0), HOST)
-    told = check(launch, "Links")
-    assert told.passed
+    link_check = check(launch, "Links")
+    assert link_check.passed
     # Every send of every layer by hand.
     least = 0.0
     for plan in launch.instructions.plans:
@@ -107,7 +107,7 @@ def test_a_testbed_too_slow_for_its_time_limit_is_found_out_before():
                             into[rank] += share[layer, expert, rank]
             size = launch.instructions.model.bytes_per_token
             least += 2 * max(np.maximum(out, into) * size / launch.testbed.bandwidth)
-    assert place_checks.seconds(least) in told.text and place_checks.seconds(2 * least) in told.text
+    assert place_checks.seconds(least) in link_check.text and place_checks.seconds(2 * least) in link_check.text
     limit = 2 * least / 0.81
     launch = prepare(asked(on="testbed", ranks=4, scale=100_000.0, repeats=1, limit=limit), HOST)
     assert not launch.ready and "replay fewer tokens" in check(launch, "Links").text
@@ -116,10 +116,12 @@ def test_a_testbed_too_slow_for_its_time_limit_is_found_out_before():
 def test_an_order_that_drawn_links_make_slow_is_a_warning_and_no_obstacle(tmp_path):
     slow = replace(asked(), plans=(plan_for(TRACE, "sequential"),))
     launch = prepare(replace(slow, on="testbed", ranks=4), HOST)
-    told = check(launch, "Order")
-    assert told.warning and told.passed and launch.ready and "as long in its all-to-alls" in told.text
+    order_check = check(launch, "Order")
+    assert (
+        order_check.warning and order_check.passed and launch.ready and "as long in its all-to-alls" in order_check.text
+    )
     launch = prepare(replace(slow, on="local", ranks=4), HOST)
-    assert not [one for one in launch.checks if one.warning]
+    assert not [check for check in launch.checks if check.warning]
     where = destination("slurm", tmp_path, nodes=2, ranks_per_node=2, gpus=0)
     launch = prepare(replace(slow, on="slurm", destination=where), HOST)
     assert launch.testbed is None and launch.instructions.ranks == 4

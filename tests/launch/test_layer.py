@@ -63,8 +63,8 @@ def test_grouped_gemms_and_one_expert_after_another_give_what_each_expert_gives(
     alone = expert_ffns(rows, counts, inward, outward, gated)
     ends = torch.tensor(counts).cumsum(0).to(torch.int32)
     together = expert_ffns(rows, counts, inward, outward, gated, ends)
-    for found in (alone, together):
-        assert found.dtype == dtype and relative_difference(found, wanted) <= off
+    for output in (alone, together):
+        assert output.dtype == dtype and relative_difference(output, wanted) <= off
     assert wanted.abs().max() > 0.1
 
 
@@ -103,8 +103,8 @@ def launches(draw) -> tuple[RankInstructions, Tokens]:
     source = draw(hnp.arrays(np.int32, tokens, elements=st.integers(0, ranks - 1)))
     homes = st.lists(st.sets(st.integers(0, ranks - 1), min_size=1), min_size=5, max_size=5)
     rows = tuple(
-        tuple(tuple(e for e in range(5) if rank in found[e]) for rank in range(ranks))
-        for found in draw(st.lists(homes, min_size=layers, max_size=layers))
+        tuple(tuple(e for e in range(5) if rank in homes_of[e]) for rank in range(ranks))
+        for homes_of in draw(st.lists(homes, min_size=layers, max_size=layers))
     )
     plan = Plan(
         name="plan",
@@ -128,5 +128,5 @@ def test_any_placement_computes_what_one_process_computes(launch):
     instructions, tokens = launch
     wanted, ranks = unplanned(instructions, tokens), lockstep.ranks_of(*launch)
     lockstep.run(ranks)
-    for rank, one in enumerate(ranks):
-        torch.testing.assert_close(one.x, wanted[tokens.source == rank], rtol=1e-5, atol=1e-5)
+    for rank, context in enumerate(ranks):
+        torch.testing.assert_close(context.x, wanted[tokens.source == rank], rtol=1e-5, atol=1e-5)

@@ -81,7 +81,9 @@ def plan_for(trace: RoutingTrace, mode: str, where: Placement = EVEN, model: MoE
         return order(matrix, rate, rate, mode).solution
 
     schedules = [] if mode == "concurrent" else [(scheduled(m, 0), scheduled(m.T, 1)) for m in traffic]
-    send_order = SendOrder(mode=mode, dispatch=[one for one, _ in schedules], combine=[other for _, other in schedules])
+    send_order = SendOrder(
+        mode=mode, dispatch=[dispatch for dispatch, _ in schedules], combine=[combine for _, combine in schedules]
+    )
     return Plan(name=mode, placement=where, send_order=send_order, provenance=Provenance(optimiser="test"))
 
 
@@ -94,23 +96,23 @@ def prepare(mode: str = "concurrent", ranks: int | None = 2, **more) -> Prepared
 
 def processes_of(folder: Path) -> list[psutil.Process]:
     """Living processes that name the folder on their command line or in their environment."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             words = [*process.cmdline(), *process.environ().values()]
             if process.pid != os.getpid() and any(str(folder) in word for word in words) and protocol.is_alive(process):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def ranks_of(folder: Path) -> list[psutil.Process]:
     """The living ranks of a launch, without its torchrun."""
-    found = []
+    ranks = []
     for process in processes_of(folder):
         with contextlib.suppress(psutil.Error):
             if "RANK" in process.environ():
-                found.append(process)
-    return found
+                ranks.append(process)
+    return ranks
 
 
 def until(condition: Callable, timeout: float = 30.0):
@@ -253,8 +255,8 @@ def hold_together(launch: PreparedLaunch, whole: Run) -> None:
             assert at_work == {(k, layer, rank) for k in kinds for layer in range(LAYERS) for rank in range(ranks)}
         for before, after in (("gate", "dispatch"), ("dispatch", "ffn"), ("ffn", "combine"), ("combine", "aggregate")):
             for layer in range(LAYERS):
-                one, other = (of(run.measured, kind, layer) for kind in (before, after))
-                assert not len(one) or not len(other) or one["end"].max() <= other["start"].min() + 1e-4
+                earlier, later = (of(run.measured, kind, layer) for kind in (before, after))
+                assert not len(earlier) or not len(later) or earlier["end"].max() <= later["start"].min() + 1e-4
 
 
 def of(timeline: Timeline, kind: str, layer: int):
@@ -285,8 +287,8 @@ def rows_of(launch: PreparedLaunch) -> np.ndarray:
 def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path, warm_python):
     plans = tuple(plan_for(recording(), mode) for mode in MODES)
     launch = inference.prepare_inference(Launch(plans, recording(), MODEL, ranks=2, repeats=3), HOST)
-    told: list[tuple[float, str]] = []
-    whole = run_here(launch, tmp_path / "run", never, lambda done, message, *more: told.append((done, message)))
+    reports: list[tuple[float, str]] = []
+    whole = run_here(launch, tmp_path / "run", never, lambda done, message, *more: reports.append((done, message)))
     hold_together(launch, whole)
     assert [run.plan.name for run in whole.runs] == list(MODES)
     size = launch.instructions.model.bytes_per_token
@@ -297,10 +299,10 @@ def test_two_ranks_compute_what_one_process_computes_in_every_order(tmp_path, wa
             for timeline in (run.measured, run.predicted):
                 np.testing.assert_allclose(bytes_of(timeline, "dispatch", layer, 2), remote, rtol=1e-9)
                 np.testing.assert_allclose(bytes_of(timeline, "combine", layer, 2), remote.T, rtol=1e-9)
-    shares = [done for done, _ in told]
+    shares = [done for done, _ in reports]
     assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
-    assert told[0][1] == "measuring this machine"
-    assert any(message.startswith("pass 3 of 3, concurrent, layer ") for _, message in told)
+    assert reports[0][1] == "measuring this machine"
+    assert any(message.startswith("pass 3 of 3, concurrent, layer ") for _, message in reports)
     assert not processes_of(tmp_path)
 
 
@@ -314,7 +316,9 @@ def test_four_ranks_with_uneven_slots_a_replica_and_padding(tmp_path, warm_pytho
     size = launch.instructions.model.bytes_per_token
     for layer in range(LAYERS):
         for kind in ("dispatch", "combine"):
-            measured, predicted = (bytes_of(one, kind, layer, 4) / size for one in (run.measured, run.predicted))
+            measured, predicted = (
+                bytes_of(timeline, kind, layer, 4) / size for timeline in (run.measured, run.predicted)
+            )
             np.testing.assert_allclose(measured, np.rint(measured), atol=1e-9)
             # The copies of expert 7 divide over its two homes, ranks 0 and 1: in half, or in whole rows.
             assert np.abs(measured - predicted).max() <= 0.5 + 1e-6
@@ -551,8 +555,8 @@ def test_an_optimise_job_that_is_cancelled_halfway_stops_within_two_seconds_and_
     linear, aurora = job.result["candidates"]
     assert aurora["status"] == "CANCELLED"
     problem = Problem(trace, cluster, model, Datasheet())
-    for one in (linear, aurora):
-        plan = Plan.from_dict(one["plan"], "candidate")
-        assert one["metrics"]["total"] == pytest.approx(check_plan(plan, problem), rel=1e-6)
-        assert one["metrics"]["bound"] <= one["metrics"]["total"]
+    for candidate in (linear, aurora):
+        plan = Plan.from_dict(candidate["plan"], "candidate")
+        assert candidate["metrics"]["total"] == pytest.approx(check_plan(plan, problem), rel=1e-6)
+        assert candidate["metrics"]["bound"] <= candidate["metrics"]["total"]
     assert job.error is None and not processes_of(job.folder)

@@ -14,12 +14,12 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 6: 2.571}
 
 
 @dataclass
-class One:
+class TimedPlan:
     """What `prefer` reads of a `Measured`."""
 
     name: str
     totals: tuple[float, ...]
-    foretold: float = 1.0
+    predicted_seconds: float = 1.0
 
     @property
     def plan(self):
@@ -27,13 +27,15 @@ class One:
 
     @property
     def predicted(self):
-        return SimpleNamespace(total=self.foretold)
+        return SimpleNamespace(total=self.predicted_seconds)
 
 
 def test_plans_are_ranked_by_their_median_and_compared_two_by_two():
-    found = prefer([One("slow", (3.0, 3.1, 3.2)), One("quick", (1.0, 1.1, 9.0)), One("middle", (2.0, 2.1, 1.9))])
-    assert found.order == (1, 2, 0)
-    assert [(pair.faster, pair.slower) for pair in found.pairs] == [(1, 2), (1, 0), (2, 0)]
+    preference = prefer(
+        [TimedPlan("slow", (3.0, 3.1, 3.2)), TimedPlan("quick", (1.0, 1.1, 9.0)), TimedPlan("middle", (2.0, 2.1, 1.9))]
+    )
+    assert preference.order == (1, 2, 0)
+    assert [(pair.faster, pair.slower) for pair in preference.pairs] == [(1, 2), (1, 0), (2, 0)]
 
 
 @pytest.mark.parametrize("passes", T_95)
@@ -41,7 +43,7 @@ def test_the_interval_is_students_of_the_logarithms_of_paired_passes(passes):
     rng = np.random.default_rng(passes)
     quick = rng.uniform(1, 2, passes)
     factor = rng.uniform(1.05, 1.15, passes)
-    (pair,) = prefer([One("a", tuple(quick * factor)), One("b", tuple(quick))]).pairs
+    (pair,) = prefer([TimedPlan("a", tuple(quick * factor)), TimedPlan("b", tuple(quick))]).pairs
     ratios = [log(value) for value in factor]
     mean = sum(ratios) / passes
     reach = T_95[passes] * sqrt(sum((value - mean) ** 2 for value in ratios) / (passes - 1) / passes)
@@ -53,7 +55,7 @@ def test_the_interval_is_students_of_the_logarithms_of_paired_passes(passes):
 @pytest.mark.parametrize(("longer", "passes"), [(3, 3), (2, 3), (5, 6), (6, 6), (2, 4)])
 def test_luck_is_that_of_tossed_coins(longer, passes):
     other = (2.0,) * longer + (0.9,) * (passes - longer)
-    (pair,) = prefer([One("a", (1.0,) * passes), One("b", other)]).pairs
+    (pair,) = prefer([TimedPlan("a", (1.0,) * passes), TimedPlan("b", other)]).pairs
     most = max(longer, passes - longer)
     both_sides = 2 * sum(comb(passes, heads) for heads in range(most, passes + 1)) / 2**passes
     assert (pair.agreeing, pair.passes) == (longer, passes)
@@ -63,22 +65,22 @@ def test_luck_is_that_of_tossed_coins(longer, passes):
 def test_what_slows_both_plans_down_is_no_noise():
     drift = np.array([1.0, 1.6, 0.8, 2.5])
     steady = np.array([1.1, 1.11, 1.09, 1.1])
-    found = prefer([One("a", tuple(drift)), One("b", tuple(drift * steady))])
-    assert found.decided and found.pairs[0].times == pytest.approx(1.1, rel=0.01)
-    mixed = prefer([One("a", tuple(drift)), One("b", tuple(drift[::-1] * steady))])
+    preference = prefer([TimedPlan("a", tuple(drift)), TimedPlan("b", tuple(drift * steady))])
+    assert preference.decided and preference.pairs[0].times == pytest.approx(1.1, rel=0.01)
+    mixed = prefer([TimedPlan("a", tuple(drift)), TimedPlan("b", tuple(drift[::-1] * steady))])
     assert not mixed.decided
 
 
 def test_one_pass_decides_nothing_and_equal_passes_do_not_either():
-    (pair,) = prefer([One("a", (1.0,)), One("b", (5.0,))]).pairs
+    (pair,) = prefer([TimedPlan("a", (1.0,)), TimedPlan("b", (5.0,))]).pairs
     assert (pair.low, pair.high, pair.decided) == (None, None, False) and pair.times == pytest.approx(5)
-    (pair,) = prefer([One("a", (1.0, 2.0)), One("b", (1.0, 2.0))]).pairs
+    (pair,) = prefer([TimedPlan("a", (1.0, 2.0)), TimedPlan("b", (1.0, 2.0))]).pairs
     assert (pair.agreeing, pair.chance, pair.decided, pair.times) == (0, 1.0, False, 1.0)
 
 
 def test_predictions_are_held_against_the_ranking_only_where_they_tell_plans_apart():
-    def alike(*foretold: float) -> bool | None:
-        plans = [One(f"plan {at}", (1.0 + at, 1.0 + at), value) for at, value in enumerate(foretold)]
+    def alike(*predictions: float) -> bool | None:
+        plans = [TimedPlan(f"plan {at}", (1.0 + at, 1.0 + at), value) for at, value in enumerate(predictions)]
         return prefer(plans).ranked_alike
 
     near = APART * 0.999
@@ -91,12 +93,12 @@ def test_predictions_are_held_against_the_ranking_only_where_they_tell_plans_apa
 
 def test_it_is_told_in_words():
     runs = [
-        One("slow", (2.0, 2.02, 2.01), 2.2),
-        One("quick", (1.0, 1.01, 1.0), 1.0),
-        One("like quick", (1.02, 1.0, 1.01), 3.0),
+        TimedPlan("slow", (2.0, 2.02, 2.01), 2.2),
+        TimedPlan("quick", (1.0, 1.01, 1.0), 1.0),
+        TimedPlan("like quick", (1.02, 1.0, 1.01), 3.0),
     ]
-    found = prefer(runs)
-    first, *others, ranked = found.lines
+    preference = prefer(runs)
+    first, *others, ranked = preference.lines
     assert first == "measured, quick comes first, which is not decided"
     assert "like quick takes 1.01× as long" in others[0] and others[0].endswith("within the noise")
     assert (
@@ -106,6 +108,6 @@ def test_it_is_told_in_words():
     assert ranked == "slow was predicted to be faster than like quick (1.36×), but is slower"
     assert prefer(runs[:2]).lines[0] == "measured, quick is the fastest"
     assert "the same way" in prefer(runs[:2]).lines[-1]
-    told = found.to_dict()
-    assert told["order"] == [1, 2, 0] and told["lines"] == found.lines and not told["decided"]
-    assert told["pairs"][0]["slower"] == 2 and told["pairs"][2]["foretold"] is False
+    answer = preference.to_dict()
+    assert answer["order"] == [1, 2, 0] and answer["lines"] == preference.lines and not answer["decided"]
+    assert answer["pairs"][0]["slower"] == 2 and answer["pairs"][2]["foretold"] is False

@@ -174,10 +174,12 @@ def test_ranks_on_one_gpu_need_its_memory_together():
         launch = inference.prepare_inference(Launch((plan,), TRACE, large, ranks=4), devices)
         return next(check for check in launch.checks if check.name == "Memory")
 
-    one = float(check(4, 80 * GIB).text.split()[0])
-    assert check(4, 1.5 * one * GIB).passed and not check(1, 1.5 * one * GIB).passed
+    gib_of_rank = float(check(4, 80 * GIB).text.split()[0])
+    assert check(4, 1.5 * gib_of_rank * GIB).passed and not check(1, 1.5 * gib_of_rank * GIB).passed
     assert (
-        not check(2, 2.2 * one * GIB).passed and check(2, 2.6 * one * GIB).passed and check(1, 5.2 * one * GIB).passed
+        not check(2, 2.2 * gib_of_rank * GIB).passed
+        and check(2, 2.6 * gib_of_rank * GIB).passed
+        and check(1, 5.2 * gib_of_rank * GIB).passed
     )
 
 

@@ -35,7 +35,7 @@ def words(folder: Path, rank: int) -> list[str]:
 
 def test_every_rank_has_a_log_of_its_own_and_only_the_first_ones_progress_is_the_launchs(tmp_path, capfd):
     reports = []
-    run_processes(ranks(3), 3, 30.0, tmp_path, never, lambda *told: reports.append(told))
+    run_processes(ranks(3), 3, 30.0, tmp_path, never, lambda *report: reports.append(report))
     for rank in range(3):
         said = words(tmp_path, rank)
         assert said[:2] == [f"hello from {rank}", f"25%  layer {rank}"] and said[-1] == f"bye from {rank}"
@@ -53,7 +53,7 @@ def test_torchrun_says_whose_a_line_is(tmp_path):
     )
     reports = []
     command = [sys.executable, "-c", talk, "1"]
-    run_processes([(command, {})], 2, 30.0, tmp_path, never, lambda *told: reports.append(told))
+    run_processes([(command, {})], 2, 30.0, tmp_path, never, lambda *report: reports.append(report))
     assert words(tmp_path, 1) == ["hello", "25%  layer 1"] and words(tmp_path, 0) == [] and not reports
     assert [step and step.done for step in standing(tmp_path).steps] == [None, 0.25]
 
@@ -61,7 +61,7 @@ def test_torchrun_says_whose_a_line_is(tmp_path):
 def test_the_rank_that_ended_a_launch_is_noted(tmp_path):
     script = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(60)"
     with pytest.raises(InputError, match="rank 1 ended with exit code 3"):
-        run_processes(ranks(2, script), 2, 30.0, tmp_path, never, lambda *told: None)
+        run_processes(ranks(2, script), 2, 30.0, tmp_path, never, lambda *report: None)
     assert (standing(tmp_path).failed, standing(tmp_path).code) == (1, 3)
 
 
@@ -69,7 +69,7 @@ def test_a_launch_that_prints_without_end_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "MOST_PRINTED", 2**22)
     script = "while True: print('x' * 1000)"
     with pytest.raises(InputError, match="printed more than 4 MiB"):
-        run_processes(ranks(1, script), 1, 30.0, tmp_path, never, lambda *told: None)
+        run_processes(ranks(1, script), 1, 30.0, tmp_path, never, lambda *report: None)
     assert log_of(tmp_path, 0).stat().st_size <= LIMIT
 
 

@@ -83,43 +83,43 @@ def cut(first: str, last: str, parts: int) -> PartitionRange:
 
 
 def cases() -> list[Case]:
-    found = [by_system(name) for name in TRAINING]
+    steps = [by_system(name) for name in TRAINING]
     for policy in POLICIES:
         for limit in ("bucket", "micro_op"):
             plan = plan_of(priority=Priority(policy=policy, **{limit: 3e3}), pipeline=pipeline(1, 2, "interleaved"))
-            found.append(Case(f"{policy}, {limit}", plan, MODEL, STEP, slow=SLOW))
+            steps.append(Case(f"{policy}, {limit}", plan, MODEL, STEP, slow=SLOW))
     ranges = (cut("1.projection", "2.dispatch", 3), cut("2.experts_up", "2.combine", 2), cut("2.aggregate", "head", 4))
     overlap = Overlap(ranges=ranges, under=UNDER)
-    found.append(Case("ranges, filled", plan_of(overlap=overlap), MODEL, STEP))
+    steps.append(Case("ranges, filled", plan_of(overlap=overlap), MODEL, STEP))
     irregular = overlap.model_copy(update={"irregular": True})
-    found.append(Case("ranges, irregular", plan_of(overlap=irregular), MODEL, STEP))
-    found.append(Case("moved", plan_of(overlap=Overlap(under=UNDER)), MODEL, STEP, slow=10 * SLOW))
+    steps.append(Case("ranges, irregular", plan_of(overlap=irregular), MODEL, STEP))
+    steps.append(Case("moved", plan_of(overlap=Overlap(under=UNDER)), MODEL, STEP, slow=10 * SLOW))
     many = plan_of(pipeline=pipeline(5, 3))
     loose = STEP.model_copy(update={"capacity_factor": 0.0, "tied_embeddings": False})
-    found.append(Case("no capacity", many, MODEL, loose))
-    found.append(Case("more parts than rows", many, MODEL, STEP.model_copy(update={"batch": 1, "sequence_length": 3})))
+    steps.append(Case("no capacity", many, MODEL, loose))
+    steps.append(Case("more parts than rows", many, MODEL, STEP.model_copy(update={"batch": 1, "sequence_length": 3})))
     whole = STEP.model_copy(update={"gate": "batch-prioritised", "routing": "balanced", "capacity_factor": 1.5})
     behind = plan_of(overlap=Overlap(ranges=(cut("1.dispatch", "2.layer_norm_2", 3),), irregular=True))
-    found.append(Case("whole batch gate", behind, MODEL, whole))
+    steps.append(Case("whole batch gate", behind, MODEL, whole))
     packed = packed_placement(problem(), 4)
     plan = plan_of(packed, pipeline=pipeline(2, 3), overlap=Overlap(under=UNDER, irregular=True))
-    found.append(Case("packed", plan, MODEL, STEP, probed=True))
+    steps.append(Case("packed", plan, MODEL, STEP, probed=True))
     single = packed_placement(problem(), 8)
-    found.append(Case("all experts everywhere", plan_of(single, Priority(policy="fair", bucket=2e4)), MODEL, STEP))
+    steps.append(Case("all experts everywhere", plan_of(single, Priority(policy="fair", bucket=2e4)), MODEL, STEP))
     shared = MODEL.model_copy(update={"shared_experts": 2, "ffn_matrices": 2})
-    found.append(Case("shared experts", plan_of(pipeline=pipeline(2, 2)), shared, STEP))
+    steps.append(Case("shared experts", plan_of(pipeline=pipeline(2, 2)), shared, STEP))
     for dtype in ("fp32", "bf16"):
         model = MODEL.model_copy(update={"dtype": dtype})
-        found.append(Case(dtype, plan_of(pipeline=pipeline(2, 2)), model, STEP, double=False))
+        steps.append(Case(dtype, plan_of(pipeline=pipeline(2, 2)), model, STEP, double=False))
     uneven = Placement.from_gpu_of_expert(np.array([[0, 0, 2, 2, 0, 2, 0, 0], [1, 0, 1, 2, 2, 2, 1, 0]]), 3, (1, 2))
-    found.append(Case("three ranks", plan_of(uneven, pipeline=pipeline(3, 2)), MODEL, STEP))
+    steps.append(Case("three ranks", plan_of(uneven, pipeline=pipeline(3, 2)), MODEL, STEP))
     alone = Placement.from_gpu_of_expert(np.zeros((2, 8), dtype=int), 1, (1, 2))
-    found.append(Case("one rank", plan_of(alone, overlap=overlap), MODEL, STEP))
+    steps.append(Case("one rank", plan_of(alone, overlap=overlap), MODEL, STEP))
     wide = MODEL.model_copy(update={"d_model": 128, "d_ff": 512})
     more = STEP.model_copy(update={"vocabulary": 3000, "sequence_length": 64, "dense_d_ff": 512})
     plan = plan_of(linear_placement(problem(wide, more, 2)), Priority(policy="fair", bucket=1e5))
-    found.append(Case("memory", plan, wide, more, double=False, probed=True))
-    return found
+    steps.append(Case("memory", plan, wide, more, double=False, probed=True))
+    return steps
 
 
 CASES = {case.name: case for case in cases()}
@@ -137,8 +137,8 @@ def test_a_planned_step_has_the_gradients_of_the_unplanned_one(outcomes, name):
         assert first.difference < 1e-12
     else:
         assert 0 < first.difference < TOLERANCE[case.model.dtype]
-    assert all(one.repeated and one.updated for one in outcomes[name])
-    assert all(one.difference is None for one in outcomes[name][1:])
+    assert all(outcome.repeated and outcome.updated for outcome in outcomes[name])
+    assert all(outcome.difference is None for outcome in outcomes[name][1:])
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.probed])
@@ -165,7 +165,7 @@ def test_every_task_of_the_program_is_one_event(outcomes, name):
 
 def test_full_buffers_are_sent_where_they_are_filled_and_real_rows_where_not(outcomes):
     def sent(name: str, label: str) -> list[float]:
-        return [sum(size for *_, size, own in one.events if own.startswith(label)) for one in outcomes[name]]
+        return [sum(size for *_, size, own in outcome.events if own.startswith(label)) for outcome in outcomes[name]]
 
     row = MODEL.d_model * 8
     capacity = STEP.capacity(MODEL)
@@ -194,8 +194,8 @@ def test_micro_ops_give_way_to_all_to_alls_and_announcements_of_them(outcomes):
             assert not started_within(reductions, exchanges) and not started_within(reductions, announced)
     # Without that rule they do meet.
     assert any(
-        started_within(spans(one, "all_reduce"), spans(one, "dispatch", "combine"))
-        for one in outcomes["fair, micro_op"]
+        started_within(spans(outcome, "all_reduce"), spans(outcome, "dispatch", "combine"))
+        for outcome in outcomes["fair, micro_op"]
     )
 
 
@@ -220,7 +220,7 @@ def test_one_queue_has_one_collective_at_a_time(outcomes):
 @pytest.mark.parametrize("name", CASES)
 def test_collectives_have_one_order_on_all_ranks(outcomes, name):
     for kinds in (("dispatch", "combine"), ("all_reduce",)):
-        orders = [[label for _, _, label in sorted(spans(one, *kinds))] for one in outcomes[name]]
+        orders = [[label for _, _, label in sorted(spans(outcome, *kinds))] for outcome in outcomes[name]]
         assert all(order == orders[0] for order in orders) and orders[0]
 
 
@@ -256,8 +256,8 @@ def test_the_systems_plans_are_cut_moved_and_packed():
     assert expert_groups(CASES["all experts everywhere"].plan.placement) == RANKS
 
 
-def test_as_much_memory_as_foretold(outcomes):
+def test_as_much_memory_as_predicted(outcomes):
     case = CASES["memory"]
-    foretold = step_bytes(problem(case.model, case.step, case.ranks), case.plan)
-    for outcome, bytes in zip(outcomes["memory"], foretold, strict=True):
+    predicted = step_bytes(problem(case.model, case.step, case.ranks), case.plan)
+    for outcome, bytes in zip(outcomes["memory"], predicted, strict=True):
         assert 0.6 * bytes < outcome.memory < 1.2 * bytes

@@ -58,14 +58,14 @@ def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_
     assert launch.ready and launch.instructions.step == STEP and launch.tokens == 2 * STEP.tokens
     whole = run_here(launch, tmp_path / "run", never, silent)
     assert whole.tokens == 64 and whole.profile.all_reduce is not None and not processes_of(tmp_path)
-    for one in whole.runs:
-        assert 0 <= one.difference <= 1e-4 and len(one.totals) == 2
+    for measured_plan in whole.runs:
+        assert 0 <= measured_plan.difference <= 1e-4 and len(measured_plan.totals) == 2
         kinds = {"dense", "gate", "ffn", "aggregate", "dispatch", "combine", "dx", "dw", "all_reduce"}
-        assert set(one.measured.events["kind"]) == set(one.predicted.events["kind"]) == kinds
+        assert set(measured_plan.measured.events["kind"]) == set(measured_plan.predicted.events["kind"]) == kinds
         # What was measured are the tasks that were simulated, on every rank.
-        labels = set(one.predicted.labels)
-        assert {label for label in one.measured.labels if label != "update"} >= labels - {"update"}
-        laid = compare(one.predicted, one.measured)
+        labels = set(measured_plan.predicted.labels)
+        assert {label for label in measured_plan.measured.labels if label != "update"} >= labels - {"update"}
+        laid = compare(measured_plan.predicted, measured_plan.measured)
         assert (laid.by_kind["measured"] > 0).all() and 0 <= laid.waiting < laid.measured
         total = laid.by_kind["measured"].sum()
         assert total == pytest.approx(laid.by_layer["measured"].sum()) and total > 0
@@ -75,8 +75,8 @@ def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_
     for result in (REPORT, MACHINE_TIMES, "events-0.npz", "events-1.npz"):
         shutil.copy(tmp_path / "run" / result, tmp_path / "cluster")
     whole = read_run(launch, tmp_path / "run", where.devices.cores)
-    for one, other in zip(whole.runs, clusters.collect(tmp_path / "cluster").runs, strict=True):
-        assert one.totals == other.totals and one.predicted.total == other.predicted.total > 0
+    for measured_plan, other in zip(whole.runs, clusters.collect(tmp_path / "cluster").runs, strict=True):
+        assert measured_plan.totals == other.totals and measured_plan.predicted.total == other.predicted.total > 0
 
 
 def test_what_a_cpu_cannot_do_in_seconds_is_left_out_and_said(monkeypatch):
@@ -134,5 +134,5 @@ def test_recorded_routing_is_replayed(tmp_path):
     cluster = cluster_presets()["lancet-p3dn-2-nodes"].cluster.part([0, 8])
     problem = make_problem(trace, cluster, MODEL, Datasheet(), step=step)
     launch = prepare(plan_by("lancet", problem), step=step, workload=trace, repeats=1)
-    (one,) = run_here(launch, tmp_path / "run", never, silent).runs
-    assert 0 <= one.difference <= 1e-4
+    (measured_plan,) = run_here(launch, tmp_path / "run", never, silent).runs
+    assert 0 <= measured_plan.difference <= 1e-4

@@ -65,9 +65,9 @@ def test_every_kept_copy_arrives_at_its_expert_once_and_comes_back(case, along, 
             sent.append([labels[a:b] for a, b in pairwise(ends)])
         back = [[None] * ranks for _ in range(ranks)]
         for rank, own in enumerate(every):
-            wire = [row for source in range(ranks) for row in sent[source][rank]]
+            transit = [row for source in range(ranks) for row in sent[source][rank]]
             assert [len(sent[source][rank]) for source in range(ranks)] == own.received[part]
-            there = [wire[row] for row in own.to_host[part]]
+            there = [transit[row] for row in own.to_host[part]]
             begin = 0
             for expert, rows in zip(hosted[rank], own.rows[part].counts, strict=True):
                 mine = there[begin : begin + rows]
@@ -77,7 +77,7 @@ def test_every_kept_copy_arrives_at_its_expert_once_and_comes_back(case, along, 
                 begin += rows
             assert begin == len(there) and own.rows[part].ends.tolist() == np.cumsum(own.rows[part].counts).tolist()
             returned = [there[row] for row in own.to_transit[part]]
-            assert returned == wire
+            assert returned == transit
             ends = np.cumsum([0, *own.received[part]])
             for source in range(ranks):
                 back[source][rank] = returned[ends[source] : ends[source + 1]]
@@ -132,11 +132,11 @@ def test_whole_and_cut_reading_agree():
     whole = torch.arange(12.0).view(6, 2)
     scattered = Rows([torch.tensor([4, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([5, 1, 2, 3])])
     cuts = [Slices((0, 6)), Slices((0, 2, 2, 6)), scattered]
-    for made in cuts:
+    for cut in cuts:
         for read in cuts:
             value = Value()
-            for part in range(made.count):
-                value.put(made, part, lambda made=made, part=part: made.part(whole, part).clone())
+            for part in range(cut.count):
+                value.put(cut, part, lambda cut=cut, part=part: cut.part(whole, part).clone())
             for part in range(read.count):
                 assert torch.equal(value.get(read, part), read.part(whole, part))
             assert torch.equal(value.whole(), whole)
@@ -153,12 +153,12 @@ def step_of(**more) -> TrainingStep:
 
 
 def test_balanced_routing_gives_every_expert_as_much():
-    found = choices(MODEL, step_of(capacity_factor=1.0), 4, None)
-    assert len(found) == 2
-    for one in found:
-        counts = [np.bincount(experts.ravel(), minlength=6) for experts in one.experts]
-        assert np.ptp(counts) == 0 and one.kept.all() and one.capacity == 4
-        assert (one.experts[:, :, 0] != one.experts[:, :, 1]).all()
+    choices_of_layer = choices(MODEL, step_of(capacity_factor=1.0), 4, None)
+    assert len(choices_of_layer) == 2
+    for choice in choices_of_layer:
+        counts = [np.bincount(experts.ravel(), minlength=6) for experts in choice.experts]
+        assert np.ptp(counts) == 0 and choice.kept.all() and choice.capacity == 4
+        assert (choice.experts[:, :, 0] != choice.experts[:, :, 1]).all()
 
 
 @pytest.mark.parametrize("gate", ["top-k", "batch-prioritised"])
@@ -167,24 +167,26 @@ def test_recorded_routing_is_replayed_in_order_and_dropped_as_the_gate_serves(ga
     experts = rng.integers(0, 6, (40, 2, 2)).astype(np.int16)
     source = np.repeat([0, 1, 0, 3], 10).astype(np.int32)  # rank 2 has none
     step = step_of(routing="recorded", gate=gate)
-    found = choices(MODEL, step, 4, Tokens(experts, source))
+    choices_of_layer = choices(MODEL, step, 4, Tokens(experts, source))
     balanced = choices(MODEL, step_of(), 4, None)
-    for layer, one in enumerate(found):
+    for layer, choice in enumerate(choices_of_layer):
         own = experts[source == 0][:, layer]
-        assert (one.experts[0] == own[np.arange(12) * 20 // 12]).all()
-        assert (one.experts[1] == experts[10:20, layer][np.arange(12) * 10 // 12]).all()
-        assert (one.experts[2] == balanced[layer].experts[2]).all()
+        assert (choice.experts[0] == own[np.arange(12) * 20 // 12]).all()
+        assert (choice.experts[1] == experts[10:20, layer][np.arange(12) * 10 // 12]).all()
+        assert (choice.experts[2] == balanced[layer].experts[2]).all()
         service = "token" if gate == "top-k" else "choice"
-        assert (one.kept[1] == kept(one.experts[1], 6, 4, service)).all() and not one.kept[1].all()
+        assert (choice.kept[1] == kept(choice.experts[1], 6, 4, service)).all() and not choice.kept[1].all()
     if gate == "top-k":
         for sequences in (1, 2, 3):
             bounds = np.array([part * 3 // sequences * 4 for part in range(sequences + 1)])
-            assert (kept_with_passing(found[0].experts[0], 6, 4, bounds) == found[0].kept[0]).all()
+            assert (
+                kept_with_passing(choices_of_layer[0].experts[0], 6, 4, bounds) == choices_of_layer[0].kept[0]
+            ).all()
 
 
 def test_without_a_capacity_nothing_is_dropped():
     experts = np.zeros((5, 2, 2), dtype=np.int16)
-    found = choices(
+    choices_of_layer = choices(
         MODEL, step_of(routing="recorded", capacity_factor=0.0), 1, Tokens(experts, np.zeros(5, dtype=np.int32))
     )
-    assert found[0].kept.all() and found[0].capacity is None
+    assert choices_of_layer[0].kept.all() and choices_of_layer[0].capacity is None

@@ -83,18 +83,18 @@ def programs(draw):
             edges += [(exchange, task) for exchange in exchanges[-1:]]
             stream.append(ALL_TO_ALL)
             exchanges.append(task)
-    computed = [task for task, one in enumerate(stream) if one == COMPUTE]
+    computed = [task for task, kind in enumerate(stream) if kind == COMPUTE]
     reduced = draw(st.lists(st.sampled_from(computed), min_size=1, max_size=5))
-    for one in reduced:
-        edges.append((one, len(stream)))
+    for reduced_task in reduced:
+        edges.append((reduced_task, len(stream)))
         stream.append(ALL_REDUCE)
     update = len(stream)
-    edges += [(task, update) for task, one in enumerate(stream) if one != COMPUTE]
+    edges += [(task, update) for task, kind in enumerate(stream) if kind != COMPUTE]
     stream.append(COMPUTE)
     turn = -1
-    for one in stream:
-        turn += one == ALL_TO_ALL
-        pair.append(turn // 2 if one == ALL_TO_ALL else -1)
+    for kind in stream:
+        turn += kind == ALL_TO_ALL
+        pair.append(turn // 2 if kind == ALL_TO_ALL else -1)
     seconds = [draw(st.sampled_from((0.0, SHORT, 2 * SHORT))) for _ in stream]
     return tasks_of(stream, edges, pair, holds), seconds
 

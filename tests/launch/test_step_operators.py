@@ -16,25 +16,25 @@ SEEDS = range(3)
 FLOAT = torch.float64
 
 
-def made(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
+def random_tensors(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator, dtype=FLOAT) for shape in shapes]
 
 
 def by_autograd(function: Callable[..., Tensor], dy: Tensor, *inputs: Tensor) -> list[Tensor]:
     """The output and the gradients of all inputs."""
-    leaves = [one.clone().requires_grad_() for one in inputs]
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     y = function(*leaves)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
 
 
-def same(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
+def same(actual: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_layer_norm(seed):
-    x, dy = made(seed, (7, 12), (7, 12))
+    x, dy = random_tensors(seed, (7, 12), (7, 12))
     wanted, dx = by_autograd(lambda x: functional.layer_norm(x, (12,)), dy, x)
     y, mean, rstd = ops.layer_norm(x)
     same(y, wanted)
@@ -44,7 +44,7 @@ def test_layer_norm(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_activation(seed, gated):
-    h, da = made(seed, (6, 16), (6, 8 if gated else 16))
+    h, da = random_tensors(seed, (6, 16), (6, 8 if gated else 16))
 
     def activated(h: Tensor) -> Tensor:
         if not gated:
@@ -59,7 +59,7 @@ def test_activation(seed, gated):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("sequence", "heads"), [(5, 3), (1, 2), (4, 1)])
 def test_attention(seed, sequence, heads):
-    qkv, dy = made(seed, (3 * sequence, 18 * heads), (3 * sequence, 6 * heads))
+    qkv, dy = random_tensors(seed, (3 * sequence, 18 * heads), (3 * sequence, 6 * heads))
 
     def attended(qkv: Tensor) -> Tensor:
         q, k, v = qkv.view(3, sequence, 3, heads, 6).permute(2, 0, 3, 1, 4)
@@ -78,7 +78,7 @@ def test_attention(seed, sequence, heads):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_gate(seed, k):
-    x, router, dweights = made(seed, (9, 6), (6, 5), (9, k))
+    x, router, dweights = random_tensors(seed, (9, 6), (6, 5), (9, k))
     rng = np.random.default_rng(seed)
     chosen = torch.from_numpy(np.argsort(rng.random((9, 5)), axis=1)[:, :k].copy())
     chosen[rng.random(9) < 0.3, k - 1] = -1
@@ -95,8 +95,8 @@ def test_gate(seed, k):
         return picked if k == 1 else picked / picked.sum(dim=1, keepdim=True).clamp(min=1e-300)
 
     wanted, dx, drouter = by_autograd(weights, dweights, x, router)
-    found, scores = ops.gate(x, router, chosen)
-    same(found, wanted)
+    gates, scores = ops.gate(x, router, chosen)
+    same(gates, wanted)
     dlogits = ops.gate_logits_dx(dweights, scores, chosen)
     same(dlogits @ router.t(), dx)
     same(x.t() @ dlogits, drouter)
@@ -116,7 +116,7 @@ def test_rows_of_tokens_and_back(seed, k):
     token_of_row[used] = torch.nonzero(kept)[:, 0]
     copy_of_row[used] = torch.nonzero(kept.reshape(-1))[:, 0]
     padding = torch.tensor([row for row in range(rows) if row not in used.tolist()])
-    x, weights, outputs, dy, drows = made(
+    x, weights, outputs, dy, drows = random_tensors(
         seed, (tokens, width), (tokens, k), (rows, width), (tokens, width), (rows, width)
     )
 
@@ -152,10 +152,10 @@ def test_no_rows_at_all():
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cross_entropy(seed):
-    logits, one = made(seed, (8, 11), ())
+    logits, scalar = random_tensors(seed, (8, 11), ())
     target = torch.from_numpy(np.random.default_rng(seed).integers(0, 11, 8))
     wanted, dlogits = by_autograd(
-        lambda x: functional.cross_entropy(x, target, reduction="sum") / 32, torch.ones_like(one), logits
+        lambda x: functional.cross_entropy(x, target, reduction="sum") / 32, torch.ones_like(scalar), logits
     )
     total, log = ops.cross_entropy(logits, target)
     same(total / 32, wanted)
@@ -164,7 +164,7 @@ def test_cross_entropy(seed):
 
 @pytest.mark.parametrize("counts", [[3, 0, 4], [0, 0, 0], [7, 1, 2]])
 def test_experts(counts):
-    x, w, dy = made(0, (sum(counts), 5), (3, 5, 6), (sum(counts), 6))
+    x, w, dy = random_tensors(0, (sum(counts), 5), (3, 5, 6), (sum(counts), 6))
     share = Share(counts, torch.tensor(counts).cumsum(0, dtype=torch.int32))
 
     def each(x: Tensor, w: Tensor) -> Tensor:

@@ -11,16 +11,16 @@ GPU = Speed(start_up=5e-6, multiply_add=2 / 600e12, bookkeeping=2e-3)
 CPU = Speed(start_up=3e-6, multiply_add=2 / 50e9, bookkeeping=5e-3)
 
 
-def made(**changes) -> Sweep:
-    given = {"ranks": 2, "backend": "gloo", "dtypes": ("fp32",), "seconds": 30.0, "repeats": 7, "held_out": 8}
-    return Sweep(**(given | changes))
+def sweep_of(**changes) -> Sweep:
+    settings = {"ranks": 2, "backend": "gloo", "dtypes": ("fp32",), "seconds": 30.0, "repeats": 7, "held_out": 8}
+    return Sweep(**(settings | changes))
 
 
 def test_the_parts_share_all_of_the_time():
-    two, one = made(), made(ranks=1)
-    assert sum(two.allowance(part) for part in sweep.PARTS) == pytest.approx(30)
-    assert sum(one.allowance(part) for part in sweep.PARTS if part not in sweep.COLLECTIVES) == pytest.approx(30)
-    assert one.allowance("gemm") > two.allowance("gemm")
+    pair, single = sweep_of(), sweep_of(ranks=1)
+    assert sum(pair.allowance(part) for part in sweep.PARTS) == pytest.approx(30)
+    assert sum(single.allowance(part) for part in sweep.PARTS if part not in sweep.COLLECTIVES) == pytest.approx(30)
+    assert single.allowance("gemm") > pair.allowance("gemm")
 
 
 def test_a_fast_device_gets_every_size_and_a_slow_one_what_it_can_do_in_time():
@@ -40,7 +40,7 @@ def test_a_grid_that_does_not_fit_in_memory_is_passed_over():
 def test_time_is_the_sum_over_all_points():
     grid = Grid((1, 100), (8, 1000), (128, 1000))
     each = [max(CPU.start_up, m * n * k * CPU.multiply_add) for m, n, k in product(grid.m, grid.n, grid.k)]
-    work = sum(sweep.WARM_UPS * one + 5 * max(one, sweep.BATCH_SECONDS) for one in each)
+    work = sum(sweep.WARM_UPS * seconds + 5 * max(seconds, sweep.BATCH_SECONDS) for seconds in each)
     assert grid.seconds(CPU, 5) == pytest.approx(work + 4 * CPU.bookkeeping)
 
 
@@ -63,10 +63,10 @@ NARROW = Grid((1, 4), (8, 24), (128, 144))
 
 @pytest.mark.parametrize("grid", [grids()[0], grids()[-1], NARROW], ids=["first", "last", "narrow"])
 def test_held_out_shapes_are_inside_and_new(grid):
-    found = held_out_shapes(grid, 24, seed=3)
-    assert found == held_out_shapes(grid, 24, seed=3) != held_out_shapes(grid, 24, seed=4)
-    assert len(set(found)) == 24 and not set(found) & set(product(grid.m, grid.n, grid.k))
-    for m, n, k in found:
+    shapes = held_out_shapes(grid, 24, seed=3)
+    assert shapes == held_out_shapes(grid, 24, seed=3) != held_out_shapes(grid, 24, seed=4)
+    assert len(set(shapes)) == 24 and not set(shapes) & set(product(grid.m, grid.n, grid.k))
+    for m, n, k in shapes:
         assert grid.m[0] <= m <= grid.m[-1] and grid.n[0] <= n <= grid.n[-1] and grid.k[0] <= k <= grid.k[-1]
         assert n % 8 == 0 and k % 8 == 0
 

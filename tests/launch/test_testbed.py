@@ -103,32 +103,34 @@ with socket.create_connection((sys.argv[1], 5001)) as stream:
 """
 
 
-def rate_between(bed: Testbed, src: int, dst: int, size: float) -> float:
+def rate_between(testbed: Testbed, src: int, dst: int, size: float) -> float:
     """Bytes/s of one TCP stream."""
     with subprocess.Popen(
-        bed.inside(dst, [sys.executable, "-c", RECEIVE]), stdout=subprocess.PIPE, text=True
+        testbed.inside(dst, [sys.executable, "-c", RECEIVE]), stdout=subprocess.PIPE, text=True
     ) as receiver:
         assert receiver.stdout.readline() == "ready\n"
-        subprocess.run(bed.inside(src, [sys.executable, "-c", SEND, bed.address(dst), str(int(size))]), check=True)
+        subprocess.run(
+            testbed.inside(src, [sys.executable, "-c", SEND, testbed.address(dst), str(int(size))]), check=True
+        )
         return float(receiver.stdout.read())
 
 
 @needs_testbed
 def test_every_link_is_as_fast_as_asked_in_both_directions(cold_python):
     asked = np.array([80, 80, 20]) * MBIT
-    with Testbed(asked) as bed:
+    with Testbed(asked) as testbed:
         for src, dst in ((0, 1), (0, 2), (2, 1)):
             slower = min(asked[src], asked[dst])
             # Half a second of data; the 2 ms that pass at once after a pause are below one percent of it.
-            assert rate_between(bed, src, dst, slower / 2) == pytest.approx(slower, rel=0.1)
+            assert rate_between(testbed, src, dst, slower / 2) == pytest.approx(slower, rel=0.1)
 
 
 @needs_testbed
 def test_namespaces_exist_inside_and_the_host_sees_no_link():
     links = host_links()
-    with Testbed(np.full(2, MBIT)) as bed, Testbed(np.full(1, MBIT)) as other:
+    with Testbed(np.full(2, MBIT)) as testbed, Testbed(np.full(1, MBIT)) as other:
         assert host_links() == links
-        assert set(own_namespaces()) >= {bed.namespace(0), bed.namespace(1), other.namespace(0)}
+        assert set(own_namespaces()) >= {testbed.namespace(0), testbed.namespace(1), other.namespace(0)}
         assert len(own_namespaces()) == 5  # with the two bridges'
     assert not own_namespaces()
 
@@ -136,8 +138,8 @@ def test_namespaces_exist_inside_and_the_host_sees_no_link():
 @needs_testbed
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_nothing_is_left_after_an_error_not_even_a_process_inside(error):
-    with pytest.raises(error), Testbed(np.full(2, MBIT)) as bed:
-        inside = subprocess.Popen(bed.inside(1, ["sleep", "60"]))
+    with pytest.raises(error), Testbed(np.full(2, MBIT)) as testbed:
+        inside = subprocess.Popen(testbed.inside(1, ["sleep", "60"]))
         until(lambda: psutil.Process(inside.pid).name() == "sleep")
         raise error
     assert inside.wait(2.0) == -signal.SIGKILL
@@ -244,8 +246,10 @@ def plan_for(trace: RoutingTrace, mode: str, gpus: int = 3) -> Plan:
     )
     traffic = trace.demand(gpus) @ where.share * MODEL.model_copy(update={"dtype": "fp32"}).bytes_per_token
     rate = np.ones(gpus)
-    made = [] if mode == "concurrent" else [[order(m, rate, rate, mode).solution for m in (t, t.T)] for t in traffic]
-    send_order = SendOrder(mode=mode, dispatch=[out for out, _ in made], combine=[back for _, back in made])
+    schedules = (
+        [] if mode == "concurrent" else [[order(m, rate, rate, mode).solution for m in (t, t.T)] for t in traffic]
+    )
+    send_order = SendOrder(mode=mode, dispatch=[out for out, _ in schedules], combine=[back for _, back in schedules])
     return Plan(name=mode, placement=where, send_order=send_order, provenance=Provenance(optimiser="test"))
 
 
@@ -277,13 +281,13 @@ def test_a_prediction_uses_the_links_and_the_start_up_of_a_phase():
     trace, rate = recording(), np.array([40, 10]) * MBIT
     launch = prepare(Launch((plan_for(trace, "concurrent", 2),), trace, MODEL, ranks=2), HOST)
     launch = replace(launch, instructions=launch.instructions.model_copy(update={"bandwidth": tuple(rate.tolist())}))
-    line = Line(alpha=0, beta=1e-12)
+    linear_cost = Line(alpha=0, beta=1e-12)
     profile = CostProfile(
         name="p",
         origin="made up",
-        gemm={"CPU": line},
-        gate={"CPU": line},
-        memory={"CPU": line},
+        gemm={"CPU": linear_cost},
+        gate={"CPU": linear_cost},
+        memory={"CPU": linear_cost},
         network=Line(alpha=7, beta=3),
     )
     for start_up in (0.25, 0.0, -0.1):  # a send may seem faster than its link: a burst passes at once
@@ -330,12 +334,12 @@ def test_a_launch_of_other_ranks_than_the_testbed_has_is_refused():
 
 def workers_of(folder: Path) -> list[psutil.Process]:
     """The living ranks of a launch."""
-    found = []
+    ranks = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if {WORKER, str(folder)} <= set(process.cmdline()) and protocol.is_alive(process):
-                found.append(process)
-    return found
+                ranks.append(process)
+    return ranks
 
 
 @needs_testbed
@@ -390,12 +394,12 @@ def command(tmp_path) -> list[str]:
 @needs_testbed
 def test_the_command_line_tells_the_scale_and_the_links(command, capsys):
     assert main([*command, "--on=testbed", "--repeats=1", "--json"]) == 0
-    out, told = capsys.readouterr()
-    found = json.loads(out)
-    assert found["testbed"]["scale"] == pytest.approx(4000) and found["runs"][0]["difference"] < 1e-5
-    assert found["testbed"]["bandwidth"] == pytest.approx([100 * MBIT, 50 * MBIT])
-    assert "links of the testbed of drawn: 100, 50 Mbit/s each way, the drawn bandwidths / 4,000" in launched(found)
-    assert "netns exec switchyard-" in told and "Warning" not in told
+    out, errors = capsys.readouterr()
+    answer = json.loads(out)
+    assert answer["testbed"]["scale"] == pytest.approx(4000) and answer["runs"][0]["difference"] < 1e-5
+    assert answer["testbed"]["bandwidth"] == pytest.approx([100 * MBIT, 50 * MBIT])
+    assert "links of the testbed of drawn: 100, 50 Mbit/s each way, the drawn bandwidths / 4,000" in launched(answer)
+    assert "netns exec switchyard-" in errors and "Warning" not in errors
 
 
 @pytest.mark.parametrize(
@@ -418,7 +422,7 @@ def test_ranks_do_not_outlive_a_killed_launch_and_the_next_testbed_cleans_up(com
     )
 
     def ranks() -> list[psutil.Process]:
-        return [one for folder in own_data_folder.glob("run-*") for one in workers_of(folder)]
+        return [process for folder in own_data_folder.glob("run-*") for process in workers_of(folder)]
 
     try:
         until(lambda: len(ranks()) == 2)

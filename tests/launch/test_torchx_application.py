@@ -44,7 +44,7 @@ def options(words: list[str]) -> dict[str, str]:
 def sbatch_lines(script: str) -> list[dict[str, str] | None]:
     """Slurm's own lines: the options of every node, None between nodes."""
     lines = [line.split()[1:] for line in script.splitlines() if line.startswith("#SBATCH")]
-    return [None if line == ["hetjob"] else options(line) for line in lines]
+    return [None if words == ["hetjob"] else options(words) for words in lines]
 
 
 @pytest.mark.parametrize("name", ["run-1", *HOSTILE])
@@ -80,11 +80,15 @@ def test_bash_hands_srun_exactly_the_arguments_of_every_node(tmp_path, monkeypat
             str(folder),
         ]
         assert 20000 <= int(port) < 30000 and re.fullmatch(r"switchyard-[0-9a-f]{12}", name)
-        told = options(words[:at])
-        assert told["output"] == f"{folder}/slurm-{JOB_NUMBER}-switchyard-{node}.out".replace("%", "%%")
-        assert (told["chdir"], told["cpus-per-task"], told["kill-on-bad-exit"]) == (str(ROOT), "8", "1")
-        assert told["export"].split(",")[:3] == ["ALL", "OMP_NUM_THREADS=2", "PYTHONUNBUFFERED=1"]
-        assert "error" not in told
+        srun_options = options(words[:at])
+        assert srun_options["output"] == f"{folder}/slurm-{JOB_NUMBER}-switchyard-{node}.out".replace("%", "%%")
+        assert (srun_options["chdir"], srun_options["cpus-per-task"], srun_options["kill-on-bad-exit"]) == (
+            str(ROOT),
+            "8",
+            "1",
+        )
+        assert srun_options["export"].split(",")[:3] == ["ALL", "OMP_NUM_THREADS=2", "PYTHONUNBUFFERED=1"]
+        assert "error" not in srun_options
     assert not list(tmp_path.rglob("owned"))
 
 
@@ -134,11 +138,14 @@ def test_one_node_of_slurm_meets_itself(tmp_path, monkeypatch):
 def test_slurm_in_a_container(tmp_path, monkeypatch):
     where = destination("slurm", tmp_path / "here", image="registry.example#team/switchyard:1", seen_as="/scratch/a b")
     words, _ = groups_given_to_srun(dry_run(launch_for(where), tmp_path / "here" / "run"), tmp_path, monkeypatch)
-    told = options(words)
-    assert told["container-image"] == "registry.example#team/switchyard:1"
-    assert told["container-mounts"] == "/scratch/a b:/scratch/a b" and told["container-workdir"] == IN_IMAGE
-    assert "chdir" not in told and "python" in words and words[-1] == "/scratch/a b/run"
-    assert told["output"].startswith("/scratch/a b/run/")
+    srun_options = options(words)
+    assert srun_options["container-image"] == "registry.example#team/switchyard:1"
+    assert (
+        srun_options["container-mounts"] == "/scratch/a b:/scratch/a b"
+        and srun_options["container-workdir"] == IN_IMAGE
+    )
+    assert "chdir" not in srun_options and "python" in words and words[-1] == "/scratch/a b/run"
+    assert srun_options["output"].startswith("/scratch/a b/run/")
 
 
 # Kubernetes.
@@ -152,7 +159,10 @@ def test_every_pod_gets_exactly_its_arguments(tmp_path, name):
     seen = f"/mnt/$(PATH) x/{name}"
     for node, pod in enumerate(pods):
         (container,) = pod["template"]["spec"]["containers"]
-        environment = {one["name"]: one["value"] for one in container["env"]} | {"PATH": "/bin", "SECRET": "oops"}
+        environment = {variable["name"]: variable["value"] for variable in container["env"]} | {
+            "PATH": "/bin",
+            "SECRET": "oops",
+        }
         words = [as_kubelet_expands(word, environment) for word in container["command"]]
         assert "args" not in container
         variable = "VC_SWITCHYARD_0_HOSTS" if node else "TORCHX_RANK0_HOST"
@@ -202,7 +212,7 @@ def test_kubernetes_gets_what_every_pod_needs(tmp_path):
         limits = {"cpu": "8000m", "memory": f"{16 * 2**30 // 10**6}M", "nvidia.com/gpu": "4"}
         assert container["resources"]["limits"] == limits
         assert container["resources"]["requests"]["nvidia.com/gpu"] == "4"
-        environment = {one["name"]: one["value"] for one in container["env"]}
+        environment = {variable["name"]: variable["value"] for variable in container["env"]}
         assert environment["OMP_NUM_THREADS"] == "2"
         assert environment["TORCHX_JOB_ID"].endswith(job["metadata"]["name"])
         assert container["ports"][0]["containerPort"] == int(container["command"][4])
@@ -246,10 +256,10 @@ def test_nodes_find_the_first_one():
     second = torchrun(["HEAD", "23456", "1", "600", *others], {"HEAD": "node-1.job", "SLURMD_NODENAME": "node-2"})
     for command, head, host in ((first, "localhost", "1"), (second, "node-1.job", "0")):
         assert command[:3] == [sys.executable, "-m", "torch.distributed.run"] and command[-5:] == others
-        told = dict(zip(command[3:-5:2], command[4:-5:2], strict=True))
-        assert told["--rdzv-backend"] == "c10d"
-        assert parse_rendezvous_endpoint(told["--rdzv-endpoint"], 1) == (head, 23456)
-        conf = _parse_rendezvous_config(told["--rdzv-conf"])
+        torchrun_options = dict(zip(command[3:-5:2], command[4:-5:2], strict=True))
+        assert torchrun_options["--rdzv-backend"] == "c10d"
+        assert parse_rendezvous_endpoint(torchrun_options["--rdzv-endpoint"], 1) == (head, 23456)
+        conf = _parse_rendezvous_config(torchrun_options["--rdzv-conf"])
         assert conf == {"is_host": host, "join_timeout": "600", "read_timeout": "600"}
     assert "--local-addr" not in first and second[second.index("--local-addr") + 1] == "node-2"
     with pytest.raises(KeyError, match="HEAD"):

@@ -78,8 +78,8 @@ def test_table_vi_has_what_the_exact_degree_saves():
 def test_the_printed_rule_misses_on_its_own_grid():
     full = table_iv(16)
     few = slice(5, None, 12)
-    lines = [full.alpha_comm, full.beta_comm, full.size_comm, full.alpha_comp, full.beta_comp, full.size_comp]
-    instance = DegreeInstance(*(line[few] for line in lines), MOST_PARTS)
+    columns = [full.alpha_comm, full.beta_comm, full.size_comm, full.alpha_comp, full.beta_comp, full.size_comp]
+    instance = DegreeInstance(*(column[few] for column in columns), MOST_PARTS)
     printed, exact = pipemoe_printed(instance), pipeline_degree(instance)
     assert printed.bound == pytest.approx(exact.objective) and printed.objective > 1.001 * exact.objective
     assert 0 < (printed.solution != exact.solution).mean() < 1

@@ -27,7 +27,7 @@ def orders(mode: str, traffic: tuple, network: Network, seed: int) -> SendOrder:
     """A send order for dispatch and combine float64[layer, src, dst]."""
     if mode == "concurrent":
         return SendOrder(mode=mode)
-    dispatch, combine = (tuple(schedule_for(mode, one, network, seed) for one in part) for part in traffic)
+    dispatch, combine = (tuple(schedule_for(mode, matrix, network, seed) for matrix in part) for part in traffic)
     return SendOrder(mode=mode, dispatch=dispatch, combine=combine)
 
 
@@ -78,7 +78,7 @@ def test_every_rule_of_the_pipeline(case):
     def ends_of(layer: int, kind: str, model: int) -> pd.DataFrame:
         return events[(events["layer"] == layer) & (events["kind"] == kind) & (events["model"] == model)]
 
-    lane, found = np.zeros(network.gpus), 0
+    lane, checked_events = np.zeros(network.gpus), 0
     for layer in range(len(traffic_a[0])):
         arrived, fed = {}, {}
         for step, model_ in (("gate", 0), ("gate", 1), ("ffn", 0), ("ffn", 1), ("aggregate", 0), ("aggregate", 1)):
@@ -92,16 +92,16 @@ def test_every_rule_of_the_pipeline(case):
                 np.testing.assert_allclose(moved, off_diagonal(traffic[model_][which][layer]), rtol=1e-12)
                 assert flows["start"].min() == pytest.approx(fed[before, model_]) if len(flows) else True
                 ready = max(fed[before, model_], flows["end"].max() if len(flows) else 0.0)
-                found += len(flows)
+                checked_events += len(flows)
             start, seconds = np.maximum(lane, ready), compute[model_][step][layer]
             done = ends_of(layer, step, model_)
             some = np.flatnonzero(seconds > 0)
             assert done["resource"].tolist() == some.tolist()
             np.testing.assert_allclose(done["start"], start[some], rtol=1e-12)
             np.testing.assert_allclose(done["end"], (start + seconds)[some], rtol=1e-12)
-            lane, found = start + seconds, found + len(done)
+            lane, checked_events = start + seconds, checked_events + len(done)
             fed[{"gate": "dispatch", "ffn": "combine"}.get(step), model_] = lane.max()
-    assert found == len(events) and set(events["model"]) <= {0, 1}
+    assert checked_events == len(events) and set(events["model"]) <= {0, 1}
     assert all(events.loc[events["stream"] == "compute", "peer"] == -1)
 
 
@@ -118,7 +118,7 @@ def test_the_bound_is_met_where_one_model_has_no_traffic(case):
     linked = np.zeros(network.gpus)
     send = np.full(network.gpus, 1e6)
     network = replace(network, send=send, receive=send, link=linked, latency=0.0, link_latency=linked)
-    silent = tuple(np.zeros_like(one) for one in traffic_b)
+    silent = tuple(np.zeros_like(traffic) for traffic in traffic_b)
     plain = SendOrder(mode="concurrent")
     order_a = orders("matched", traffic_a, network, 0)
     for arguments in (
@@ -178,13 +178,13 @@ def test_table_2_where_no_two_collectives_overlap():
     for _ in range(200):
         compute = {name: float(rng.exponential()) for name in ("Ga", "Gb", "Fa", "Fb", "Aa", "Ab")}
         traffic = {name: rng.exponential(0.3, (1, 3, 3)) * (rng.random() < 0.5) for name in ("Na", "Nb", "Ca", "Cb")}
-        seconds = {name: network.bound(one[0]) for name, one in traffic.items()}
+        seconds = {name: network.bound(matrices[0]) for name, matrices in traffic.items()}
         per_model = [
             {step: np.full((1, 3), compute[letter + which]) for step, letter in zip(STEPS, "GFA", strict=True)}
             for which in "ab"
         ]
         moved = [(traffic["N" + which], traffic["C" + which]) for which in "ab"]
-        order = [orders("matched", one, network, 0) for one in moved]
+        order = [orders("matched", pair, network, 0) for pair in moved]
         events = colocated_timeline(*per_model, *moved, *order, network)
         spans = events[events["stream"] == "network"].groupby(["model", "kind"], observed=True)
         spans = spans.agg(start=("start", "min"), end=("end", "max")).sort_values("start")
@@ -223,8 +223,8 @@ def test_units_and_names_of_gpus_do_not_matter(case, factor, seed):
     before, floor = total(colocated_timeline(*case)), bound_of(case)
 
     slow = replace(network, latency=factor * network.latency, link_latency=factor * network.link_latency)
-    computes = [{step: factor * one for step, one in compute.items()} for compute in (compute_a, compute_b)]
-    traffic = [tuple(factor * one for one in both) for both in (traffic_a, traffic_b)]
+    computes = [{step: factor * seconds for step, seconds in compute.items()} for compute in (compute_a, compute_b)]
+    traffic = [tuple(factor * matrices for matrices in both) for both in (traffic_a, traffic_b)]
     assert total(colocated_timeline(*computes, *traffic, order_a, order_b, slow)) == pytest.approx(factor * before)
     assert colocated_bound(*computes, *traffic, slow) == pytest.approx(factor * floor)
 
@@ -234,8 +234,8 @@ def test_units_and_names_of_gpus_do_not_matter(case, factor, seed):
         network.latency,
         network.link_latency[names],
     )
-    computes = [{step: one[:, names] for step, one in compute.items()} for compute in (compute_a, compute_b)]
-    traffic = [tuple(one[:, names][:, :, names] for one in both) for both in (traffic_a, traffic_b)]
+    computes = [{step: seconds[:, names] for step, seconds in compute.items()} for compute in (compute_a, compute_b)]
+    traffic = [tuple(matrices[:, names][:, :, names] for matrices in both) for both in (traffic_a, traffic_b)]
     assert total(colocated_timeline(*computes, *traffic, order_a, order_b, renamed)) == pytest.approx(before)
     assert colocated_bound(*computes, *traffic, renamed) == pytest.approx(floor)
 
@@ -257,14 +257,16 @@ def expert_seconds(rng: np.random.Generator, gpus: int, experts: int) -> ExpertS
 def test_layer_weight_is_table_2_of_every_triple():
     """Where a GPU sends as much as it receives, two all-to-alls that overlap take as long as one after the other."""
     rng = np.random.default_rng(1)
-    a, b = (replace(one, receive=one.send) for one in (expert_seconds(rng, 3, 4), expert_seconds(rng, 3, 5)))
+    a, b = (
+        replace(seconds, receive=seconds.send) for seconds in (expert_seconds(rng, 3, 4), expert_seconds(rng, 3, 5))
+    )
     weight = layer_weight(a, b)
     assert weight.shape == (3, 4, 5)
     for gpu in range(3):
         for of_a in range(4):
             for of_b in range(5):
                 times = {"Ga": a.gate, "Gb": b.gate, "Aa": a.aggregate, "Ab": b.aggregate}
-                times = {name: one[gpu] for name, one in times.items()}
+                times = {name: seconds[gpu] for name, seconds in times.items()}
                 times |= {"Fa": a.ffn[gpu, of_a], "Fb": b.ffn[gpu, of_b]}
                 times |= {"Na": a.send[gpu, of_a], "Nb": b.send[gpu, of_b]}
                 # Table 2 of no overlap lets N^b wait for both; on one GPU it needs the port, and its own gate.
@@ -284,8 +286,8 @@ def test_layer_weight_of_one_model_alone_and_of_computation_alone():
     alone = a.gate[:, None] + a.aggregate[:, None] + a.ffn + 2 * np.maximum(a.send, a.receive)
     np.testing.assert_allclose(layer_weight(a, nothing), np.repeat(alone[:, :, None], 4, axis=2))
     np.testing.assert_allclose(layer_weight(nothing, a), np.repeat(alone[:, None, :], 4, axis=1))
-    quiet = [replace(one, send=0 * one.send, receive=0 * one.receive) for one in (a, b)]
-    busy = [(one.gate + one.aggregate)[:, None] + one.ffn for one in quiet]
+    quiet = [replace(seconds, send=0 * seconds.send, receive=0 * seconds.receive) for seconds in (a, b)]
+    busy = [(seconds.gate + seconds.aggregate)[:, None] + seconds.ffn for seconds in quiet]
     np.testing.assert_allclose(layer_weight(*quiet), busy[0][:, :, None] + busy[1][:, None, :])
 
 
@@ -298,7 +300,7 @@ def test_layer_weight_never_falls_when_a_time_grows_and_scales(seed):
     for name in ("gate", "aggregate", "ffn", "send", "receive"):
         longer = replace(a, **{name: getattr(a, name) + rng.random(getattr(a, name).shape)})
         assert np.all(layer_weight(longer, b) >= weight)
-    twice = [replace(one, **{name: 2 * getattr(one, name) for name in vars(one)}) for one in (a, b)]
+    twice = [replace(seconds, **{name: 2 * getattr(seconds, name) for name in vars(seconds)}) for seconds in (a, b)]
     np.testing.assert_allclose(layer_weight(*twice), 2 * weight)
 
 

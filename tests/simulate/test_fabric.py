@@ -99,12 +99,12 @@ def test_alone_it_is_all_to_all_send_by_send(case, start):
     alone, wanted = Fabric(network), all_to_all(mode, schedule, traffic, network)
     alone.release("x", start, mode, schedule, traffic)
     assert alone.finish("x") == pytest.approx(start + wanted.seconds, rel=EXACT)
-    found = alone.flows("x")
-    assert found.src.tolist() == wanted.src.tolist() and found.dst.tolist() == wanted.dst.tolist()
-    assert found.bytes.tolist() == wanted.bytes.tolist()
+    flows = alone.flows("x")
+    assert flows.src.tolist() == wanted.src.tolist() and flows.dst.tolist() == wanted.dst.tolist()
+    assert flows.bytes.tolist() == wanted.bytes.tolist()
     close = {"rtol": EXACT, "atol": EXACT * max(wanted.seconds, start)}
-    np.testing.assert_allclose(found.start, start + wanted.start, **close)
-    np.testing.assert_allclose(found.end, start + wanted.end, **close)
+    np.testing.assert_allclose(flows.start, start + wanted.start, **close)
+    np.testing.assert_allclose(flows.end, start + wanted.end, **close)
 
 
 @settings(max_examples=200, deadline=None)
@@ -112,8 +112,8 @@ def test_alone_it_is_all_to_all_send_by_send(case, start):
 def test_together_they_share_as_in_a_naive_simulation(case):
     network, listed = case
     both = run(network, listed)
-    found = [both.finish(str(name)) for name in range(len(listed))]
-    assert found == pytest.approx(naive_ends(network, listed), rel=CLOSE)
+    ends = [both.finish(str(name)) for name in range(len(listed))]
+    assert ends == pytest.approx(naive_ends(network, listed), rel=CLOSE)
 
 
 @settings(max_examples=60, deadline=None)
@@ -124,10 +124,10 @@ def test_neither_the_order_of_questions_nor_a_late_release_changes_anything(case
     late, asked = Fabric(network), []
     for name, (start, *rest) in enumerate(listed):
         # Ask for whatever has ended by then in the run that knew everything from the beginning.
-        asked = [str(one) for one in range(name) if at_once.finish(str(one)) <= start]
+        asked = [str(earlier) for earlier in range(name) if at_once.finish(str(earlier)) <= start]
         random.shuffle(asked)
-        for one in asked:
-            late.finish(one)
+        for collective in asked:
+            late.finish(collective)
         late.release(str(name), start, *rest)
     names = [str(name) for name in range(len(listed))]
     random.shuffle(names)
@@ -155,7 +155,7 @@ def test_bytes_latency_and_the_ports_are_kept(case):
         assert np.all(flows.end - flows.start >= least - 1e-12 * flows.end)  # the clock tells no shorter times apart
     every = [both.flows(str(name)) for name in range(len(listed))]
     columns = (
-        np.concatenate([getattr(one, name) for one in every]) for name in ("src", "dst", "bytes", "start", "end")
+        np.concatenate([getattr(flows, name) for flows in every]) for name in ("src", "dst", "bytes", "start", "end")
     )
     check_flows(Flows(*columns), sum(traffic for *_, traffic in listed), network)
 

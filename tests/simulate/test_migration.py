@@ -23,19 +23,19 @@ def placed(*rows) -> Placement:
 
 def test_staying_is_free(problem):
     same = placed([0, 0, 1, 1], [0, 0, 1, 1])
-    found = migration(same, same, problem, 1.0, 1.0)
-    assert (found.copies, found.bytes, found.seconds, found.steps) == (0, 0, 0, 0)
+    cost = migration(same, same, problem, 1.0, 1.0)
+    assert (cost.copies, cost.bytes, cost.seconds, cost.steps) == (0, 0, 0, 0)
 
 
 def test_a_swap_moves_one_expert_each_way_and_pays_back(problem):
-    found = migration(placed([0, 0, 1, 1], [0, 0, 1, 1]), placed([0, 1, 0, 1], [0, 0, 1, 1]), problem, 1.0, 0.75)
+    cost = migration(placed([0, 0, 1, 1], [0, 0, 1, 1]), placed([0, 1, 0, 1], [0, 0, 1, 1]), problem, 1.0, 0.75)
     size = problem.model.bytes_per_expert
-    assert found.copies == 2 and found.bytes == 2 * size
-    assert found.seconds == pytest.approx(size / 1e9 + problem.cluster.latency)  # both directions at once
-    assert found.bound <= found.seconds
-    assert found.steps == pytest.approx(found.seconds / 0.25)
+    assert cost.copies == 2 and cost.bytes == 2 * size
+    assert cost.seconds == pytest.approx(size / 1e9 + problem.cluster.latency)  # both directions at once
+    assert cost.bound <= cost.seconds
+    assert cost.steps == pytest.approx(cost.seconds / 0.25)
 
 
 def test_a_slower_plan_never_pays(problem):
-    found = migration(placed([0, 0, 1, 1], [0, 0, 1, 1]), placed([1, 1, 0, 0], [0, 0, 1, 1]), problem, 1.0, 1.5)
-    assert found.steps == float("inf")
+    cost = migration(placed([0, 0, 1, 1], [0, 0, 1, 1]), placed([1, 1, 0, 0], [0, 0, 1, 1]), problem, 1.0, 1.5)
+    assert cost.steps == float("inf")

@@ -88,8 +88,8 @@ def planned(draw):
         parts["pipeline"] = degrees(problem, draw(st.integers(1, 4)), draw(st.integers(1, 4)), order)
     else:
         forward = graph_of(problem).of_phase("forward")
-        names = [one.name for one in forward]
-        latest = latest_last([one.kind for one in forward], problem.step.gate)
+        names = [operator.name for operator in forward]
+        latest = latest_last([operator.kind for operator in forward], problem.step.gate)
         first = draw(st.sampled_from(np.flatnonzero(latest > np.arange(len(names))).tolist()))
         last = draw(st.integers(first + 1, int(latest[first])))
         cut = PartitionRange(first=names[first], last=names[last], parts=draw(st.integers(2, 4)))
@@ -333,9 +333,9 @@ def test_parts_of_a_recording_keep_exactly_the_tokens_of_the_whole(parts, capaci
     placement = linear_placement(problem)
     whole = route(problem, placement, irregular=True)
     cut = route_parts(problem, placement, parts)
-    assert sum(one.traffic for one in cut) == pytest.approx(whole.traffic)
-    assert np.nansum([one.rows for one in cut], axis=0) == pytest.approx(np.nan_to_num(whole.rows))
-    assert all(one.traffic.min() >= 0 for one in cut)
+    assert sum(part.traffic for part in cut) == pytest.approx(whole.traffic)
+    assert np.nansum([part.rows for part in cut], axis=0) == pytest.approx(np.nan_to_num(whole.rows))
+    assert all(part.traffic.min() >= 0 for part in cut)
     if capacity == 1 and parts == 8:  # popular experts are full before the last part comes
         assert cut[-1].traffic.sum() < 0.9 * whole.traffic.sum() / 8
 
@@ -478,5 +478,5 @@ def test_parts_send_what_capacity_passing_token_by_token_sends(parts, capacity_f
     for layer, own in itertools.product(range(2), range(gpus)):
         mine = experts[rank == own, layer]
         wanted = sent(mine, kept_with_passing(mine, 4, capacity, bounds), 4, bounds)
-        found = [one.traffic[layer, own] / problem.model.bytes_per_token for one in cut]
-        assert np.array(found) == pytest.approx(wanted)
+        rows_sent = [part.traffic[layer, own] / problem.model.bytes_per_token for part in cut]
+        assert np.array(rows_sent) == pytest.approx(wanted)

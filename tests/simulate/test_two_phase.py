@@ -103,7 +103,7 @@ def test_shapes_shares_and_what_waiting_is_made_of(case, check, packing, renorma
     assert (result.fine_tuned[:, length:] == ~right[:, length:]).all()
     for bare in (result.fine_tuned, result.same_set, result.same_order, result.wrong_rank):
         assert not bare[:, :length].any()
-    waiting = {name: one.waiting for name, one in result.schemes.items()}
+    waiting = {name: scheme.waiting for name, scheme in result.schemes.items()}
     assert not waiting["ideal"].any() and not waiting["baseline"].any()
     assert (waiting["without_estimation"] >= 0.02).all()
     for name in ("lina", "without_fine_tuning"):
@@ -136,13 +136,13 @@ def test_fixed_hostings_take_what_the_plain_simulation_says(case):
         load = np.bincount(trace.experts[:, layer, 0], minlength=experts)
         by_lina = pack_devices(gpus * load / load.sum(), gpus, cap, layer)
         by_best = replicate_devices(load / load.sum(), gpus, cap, exact=False, kicks=0).solution
-        for found, scheme, hosting in (
+        for outcome, scheme, hosting in (
             (result, "baseline", linear),
             (result, "without_estimation", by_lina),
             (best, "without_estimation", by_best),
         ):
             wanted = plain_seconds(hosting, trace.experts[:, layer, 0], trace.rank_of_token(gpus), problem)
-            assert found.schemes[scheme].layer[0, layer] == pytest.approx(wanted, rel=1e-9)
+            assert outcome.schemes[scheme].layer[0, layer] == pytest.approx(wanted, rel=1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -151,11 +151,13 @@ def test_nothing_is_faster_than_ideal_where_all_ranks_hold_alike(case, packing):
     """Every rank holds the same tokens, so no placement can profit from where tokens start."""
     seed, layers, experts, gpus, more = case
     rng = np.random.default_rng(seed)
-    one = np.stack([np.r_[np.arange(experts), rng.integers(0, experts, 12)] for _ in range(layers)], axis=1)
-    everywhere = trace_of(np.tile(one, (gpus, 1)), experts, source_rank=np.repeat(np.arange(gpus), len(one)))
+    rank_experts = np.stack([np.r_[np.arange(experts), rng.integers(0, experts, 12)] for _ in range(layers)], axis=1)
+    everywhere = trace_of(
+        np.tile(rank_experts, (gpus, 1)), experts, source_rank=np.repeat(np.arange(gpus), len(rank_experts))
+    )
     cap = -(-experts // gpus) + more - 1
     options = TwoPhaseOptions(
-        path_length=1, batch_tokens=len(one) * gpus, max_experts_per_device=cap, packing=packing, **FREE
+        path_length=1, batch_tokens=len(rank_experts) * gpus, max_experts_per_device=cap, packing=packing, **FREE
     )
     train = skewed(seed, 60, layers, experts)
     result = two_phase(problem_of(everywhere, gpus), train, options)
@@ -188,7 +190,7 @@ def test_a_wrong_estimate_is_tuned_to_the_actual_choices():
     options = TwoPhaseOptions(path_length=1, batch_tokens=40, check_experts=1, **FREE)
     result = two_phase(problem_of(test, 4), train, options)
     assert result.fine_tuned[:, 1:].all() and result.accuracy() == 0
-    schemes = {name: one.layer[0, 1:] for name, one in result.schemes.items()}
+    schemes = {name: scheme.layer[0, 1:] for name, scheme in result.schemes.items()}
     np.testing.assert_allclose(schemes["lina"], schemes["without_estimation"], rtol=1e-12)
     assert (schemes["lina"] < schemes["baseline"]).all()
     assert (schemes["without_fine_tuning"] > schemes["lina"]).all()
@@ -287,12 +289,12 @@ def test_larger_batches_are_copies_and_the_first_choice_counts():
     double = RoutingTrace("two choices", experts, 6)
     single = RoutingTrace("first", experts[:, :, :1], 6)
     options = TwoPhaseOptions(path_length=1, batch_tokens=30)
-    found = [two_phase(problem_of(trace, 3), trace, options) for trace in (double, single)]
+    results = [two_phase(problem_of(trace, 3), trace, options) for trace in (double, single)]
     for scheme in SCHEMES:
-        np.testing.assert_array_equal(found[0].schemes[scheme].layer, found[1].schemes[scheme].layer)
+        np.testing.assert_array_equal(results[0].schemes[scheme].layer, results[1].schemes[scheme].layer)
     more = two_phase(problem_of(single, 3), single, replace(options, copies=8.0))
-    np.testing.assert_array_equal(more.fine_tuned, found[1].fine_tuned)
-    assert (more.schemes["ideal"].all_to_all > found[1].schemes["ideal"].all_to_all).all()
+    np.testing.assert_array_equal(more.fine_tuned, results[1].fine_tuned)
+    assert (more.schemes["ideal"].all_to_all > results[1].schemes["ideal"].all_to_all).all()
 
 
 def test_concurrent_sends_take_at_least_the_busiest_port():

@@ -32,11 +32,11 @@ def concurrent(problem: Problem) -> Plan:
 def test_the_waits_add_up_to_the_time_step_by_step(system) -> None:
     problem = problem_with(*(make_gpu(kind, 1e6 / (kind + 1)) for kind in range(GPUS)))
     timeline = simulate(run(SYSTEMS[system], problem, {}).result.solution, problem)
-    found = waits(timeline)
-    assert found["seconds"].sum() == pytest.approx(timeline.total) and (found["seconds"] >= 0).all()
+    waiting = waits(timeline)
+    assert waiting["seconds"].sum() == pytest.approx(timeline.total) and (waiting["seconds"] >= 0).all()
     events = timeline.events
-    assert len(found) == len({(itertuple.layer, itertuple.kind) for itertuple in events.itertuples()})
-    for step in found.itertuples():
+    assert len(waiting) == len({(itertuple.layer, itertuple.kind) for itertuple in events.itertuples()})
+    for step in waiting.itertuples():
         mine = events[(events["layer"] == step.layer) & (events["kind"] == step.kind)]
         last = mine[mine["end"] == mine["end"].max()]
         assert step.gpu in {*last["resource"], *last["peer"]} - {-1}
@@ -47,14 +47,14 @@ def test_the_gpu_with_the_slow_port_is_waited_for(way) -> None:
     slow = {"send": 1e6, "receive": 1e6} | {way: 1e5}
     cards = [make_gpu(0, 1e6) for _ in range(GPUS)]
     cards[2] = make_gpu(1, **slow)
-    found = waits(simulate(concurrent(problem := problem_with(*cards)), problem))
-    networked = found[found["kind"].isin(NETWORK_KINDS)]
+    waiting = waits(simulate(concurrent(problem := problem_with(*cards)), problem))
+    networked = waiting[waiting["kind"].isin(NETWORK_KINDS)]
     assert len(networked) == 2 * LAYERS and set(networked["gpu"]) == {2}
 
 
 def test_the_gpu_that_computes_slowly_is_waited_for() -> None:
     cards = [make_gpu(0, flops=2e9) for _ in range(GPUS)]
     cards[1] = make_gpu(1, flops=2e8)
-    found = waits(simulate(concurrent(problem := problem_with(*cards)), problem))
-    assert set(found.loc[found["kind"] == "ffn", "gpu"]) == {1}
-    assert found.groupby("gpu")["seconds"].sum().idxmax() == 1
+    waiting = waits(simulate(concurrent(problem := problem_with(*cards)), problem))
+    assert set(waiting.loc[waiting["kind"] == "ffn", "gpu"]) == {1}
+    assert waiting.groupby("gpu")["seconds"].sum().idxmax() == 1

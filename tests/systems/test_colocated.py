@@ -41,8 +41,8 @@ def pairs(draw, **options) -> Problem:
 
 def plan_of(problem: Problem, placement, placement_b, mode: str) -> Plan:
     orders = [
-        phased_order(one, side, mode, lambda: False)
-        for one, side in ((placement, problem), (placement_b, problem.second))
+        phased_order(model_placement, side, mode, lambda: False)
+        for model_placement, side in ((placement, problem), (placement_b, problem.second))
     ]
     return Plan(
         name="two",
@@ -99,7 +99,7 @@ def pair_of_samples(gpus: int = 4, experts: int = 8) -> Problem:
         for model in range(2)
     ]
     first, second = (
-        RoutingTrace(f"trace {i}", one[:, :, None].astype(np.int16), experts) for i, one in enumerate(chosen)
+        RoutingTrace(f"trace {i}", choices[:, :, None].astype(np.int16), experts) for i, choices in enumerate(chosen)
     )
     model = make_model(2, experts)
     return make_problem(first, cluster_of(*cards), model, Datasheet(), second=(second, model))
@@ -108,10 +108,10 @@ def pair_of_samples(gpus: int = 4, experts: int = 8) -> Problem:
 @settings(max_examples=20, deadline=None)
 @given(pairs(most=3), st.sampled_from(PAIRED), st.integers(0, 3))
 def test_every_system_for_two_models_gives_a_legal_plan_above_its_bound(problem, system, seed):
-    given_options = {"seed": seed} if "seed" in system.options.model_fields else {}
+    options = {"seed": seed} if "seed" in system.options.model_fields else {}
     if "time_limit" in system.options.model_fields:
-        given_options["time_limit"] = 0.2
-    result = run(system, problem, given_options).result
+        options["time_limit"] = 0.2
+    result = run(system, problem, options).result
     plan = result.solution
     assert check_timeline(simulate(plan, problem), plan, problem) == pytest.approx(result.objective)
     assert result.bound <= result.objective * (1 + 1e-9)
@@ -130,16 +130,16 @@ def test_no_placement_or_order_gets_below_auroras_bound(data, problem):
             for _ in range(2)
         ]
         both = []
-        for one, side in zip(rows, (problem, problem.second), strict=True):
-            both.append(to_placement(np.array([row[:experts] for row in one]), side))
+        for layer_rows, side in zip(rows, (problem, problem.second), strict=True):
+            both.append(to_placement(np.array([row[:experts] for row in layer_rows]), side))
         for mode in ("matched", "concurrent"):
             assert simulate(plan_of(problem, *both, mode), problem).total >= bound * (1 - 1e-7)
 
 
 def test_aurora_beats_what_it_is_compared_with_and_the_papers_method():
     problem = pair_of_samples(8, 16)
-    found = {system.name: run(system, problem).result.objective for system in PAIRED}
-    assert min(found, key=found.get) == "aurora", found
+    objectives = {system.name: run(system, problem).result.objective for system in PAIRED}
+    assert min(objectives, key=objectives.get) == "aurora", objectives
     note = run(SYSTEMS["aurora"], problem).notes["paper's method (decoupled), relative to ours"]
     assert note.value >= 1
 
@@ -202,11 +202,14 @@ def test_uneven_slots_share_the_memory_between_both_models():
 def test_a_plan_of_two_models_needs_two_models():
     problem = pair_of_samples()
     alone = make_problem(problem.workload, problem.cluster, problem.model, problem.cost)
-    two, one = run(SYSTEMS["linear"], problem).result.solution, run(SYSTEMS["linear"], alone).result.solution
+    pair_plan, single_plan = (
+        run(SYSTEMS["linear"], problem).result.solution,
+        run(SYSTEMS["linear"], alone).result.solution,
+    )
     with pytest.raises(InputError, match="open the second"):
-        simulate(two, alone)
+        simulate(pair_plan, alone)
     with pytest.raises(InputError, match="close the second"):
-        simulate(one, problem)
+        simulate(single_plan, problem)
     with pytest.raises(ValueError, match="both a placement and a send order"):
-        Plan(**(dict(two) | {"send_order_b": None}))
-    assert SendOrder(mode="concurrent") == two.send_order_b
+        Plan(**(dict(pair_plan) | {"send_order_b": None}))
+    assert SendOrder(mode="concurrent") == pair_plan.send_order_b

@@ -103,9 +103,11 @@ def test_more_hops_stay_than_under_any_baseline_and_the_note_has_their_share(nam
 def test_hops_between_all_choices_or_the_first_listed():
     """Two choices a token: the listed first follow one chain, the second another that no placement can keep as well."""
     rng = np.random.default_rng(0)
-    one, two = rng.permutation(4), rng.permutation(4)
+    chain, other_chain = rng.permutation(4), rng.permutation(4)
     first, second = rng.integers(0, 4, 300), rng.integers(4, 8, 300)
-    rows = np.stack([np.stack([first, second], axis=1), np.stack([one[first], 4 + two[second - 4]], axis=1)], axis=1)
+    rows = np.stack(
+        [np.stack([first, second], axis=1), np.stack([chain[first], 4 + other_chain[second - 4]], axis=1)], axis=1
+    )
     problem = problem_of(RoutingTrace("pairs", rows.astype(np.int16), 8), cluster_of(*[make_gpu()] * 4))
     kept = {}
     for hops in ("all", "first"):
@@ -163,12 +165,12 @@ def test_flat_staged_and_joint_each_minimise_what_they_say():
         trace = walks(np.repeat(np.argwhere(counts[0] >= 0), counts[0].ravel(), axis=0), 4)
         problem = problem_of(trace, in_nodes(4, 2, 2e6))
         hops = {tuple(place.ravel()): check_affinity(place, counts, 4, 2, 0.5, 1.0) for place in places}
-        found = {}
+        figures = {}
         for stages in ("flat", "staged", "joint"):
             outcome = exflow(problem, stages=stages)
             row = outcome.result.solution.placement.gpu_of_expert
-            found[stages] = hops[tuple(row.ravel())]
-            on_gpu, on_node = (1 - sum(found[stages][1:]) / counts.sum(), 1 - found[stages][1] / counts.sum())
+            figures[stages] = hops[tuple(row.ravel())]
+            on_gpu, on_node = (1 - sum(figures[stages][1:]) / counts.sum(), 1 - figures[stages][1] / counts.sum())
             text = outcome.notes["affinity"].value
             assert text.startswith(f"{share(on_gpu)} of hops stay on their GPU (by chance 25 %)")
             assert (f", {share(on_node)} on their node" in text) == (stages != "flat")
@@ -177,10 +179,10 @@ def test_flat_staged_and_joint_each_minimise_what_they_say():
                 if stages == "staged"
                 else "proven optimal"
             )
-        assert sum(found["flat"][1:]) == min(node + gpu for _, node, gpu in hops.values())
-        assert found["staged"][1:] == min((node, gpu) for _, node, gpu in hops.values())
-        assert found["joint"][0] == min(cost for cost, _, _ in hops.values())
-        lost += found["staged"][0] > found["joint"][0]
+        assert sum(figures["flat"][1:]) == min(node + gpu for _, node, gpu in hops.values())
+        assert figures["staged"][1:] == min((node, gpu) for _, node, gpu in hops.values())
+        assert figures["joint"][0] == min(cost for cost, _, _ in hops.values())
+        lost += figures["staged"][0] > figures["joint"][0]
     assert lost
 
 
@@ -197,7 +199,7 @@ def test_nodes_count_only_with_links_of_their_own():
         assert ("on their node" in outcome.notes["affinity"].value) == (name == "linked")
         assert ("is possible (proven)" in outcome.notes["affinity"].value) == (name != "linked")
     counts = transitions(trace.experts, 16)
-    node_hops = {name: check_affinity(one.gpu_of_expert, counts, 8, 4)[1] for name, one in placed.items()}
+    node_hops = {name: check_affinity(placement.gpu_of_expert, counts, 8, 4)[1] for name, placement in placed.items()}
     assert node_hops["linked"] < node_hops["bare"]
 
 
@@ -271,8 +273,8 @@ def test_every_recording_counts_alike_however_long_it_is():
 def test_a_plan_for_three_recordings_serves_the_others_better_than_a_plan_for_one():
     problem = sample_problem("alpha-code", "alpha-prose", "alpha-man")
     kept = {}
-    for name, one in (("robust", problem), ("alone", replace(problem, others=()))):
-        row = exflow(one, time_limit=0.3).result.solution.placement.gpu_of_expert
+    for name, planned_problem in (("robust", problem), ("alone", replace(problem, others=()))):
+        row = exflow(planned_problem, time_limit=0.3).result.solution.placement.gpu_of_expert
         kept[name] = [kept_share(row, trace, 8) for trace in (problem.workload, *problem.others)]
     assert np.mean(kept["robust"]) > np.mean(kept["alone"]) and min(kept["robust"][1:]) > min(kept["alone"][1:])
 

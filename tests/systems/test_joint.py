@@ -86,10 +86,10 @@ def test_the_worst_case_and_the_mean_are_different_plans():
 
 def test_the_weight_leads_from_balance_to_affinity():
     problem = sample_problem("alpha-code")
-    found = {weight: joint(problem, weight=weight) for weight in (0, 0.5, 1)}
-    checks = {weight: figures_on(row_of(outcome), problem.workload, 8) for weight, outcome in found.items()}
-    kept = [checks[weight].kept_share for weight in found]
-    balance = [checks[weight].balancedness for weight in found]
+    outcomes = {weight: joint(problem, weight=weight) for weight in (0, 0.5, 1)}
+    checks = {weight: figures_on(row_of(outcome), problem.workload, 8) for weight, outcome in outcomes.items()}
+    kept = [checks[weight].kept_share for weight in outcomes]
+    balance = [checks[weight].balancedness for weight in outcomes]
     assert kept == sorted(kept) and balance == sorted(balance, reverse=True)
     assert kept[2] > kept[0] + 0.1 and balance[0] > balance[2] + 0.1
     exflow = run(SYSTEMS["exflow"], problem, {"time_limit": SHORT}).result.solution.placement.gpu_of_expert

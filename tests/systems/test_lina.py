@@ -84,12 +84,12 @@ def test_every_recording_counts_alike_however_long_it_is():
 
 
 @pytest.mark.parametrize(
-    ("given", "experts", "room", "cap"),
+    ("max_experts", "experts", "room", "cap"),
     [(0, 8, 100, 4), (0, 16, 100, 8), (0, 32, 100, 16), (3, 8, 100, 3), (0, 16, 5, 5), (9, 16, 5, 5)],
 )
-def test_the_cap_is_as_asked_for_or_twice_an_even_share_and_never_above_the_memory(given, experts, room, cap):
+def test_the_cap_is_as_asked_for_or_twice_an_even_share_and_never_above_the_memory(max_experts, experts, room, cap):
     problem = problem_of(chained(0, 100, 2, experts, 0.5), with_room_for([room] * 4, 2, experts))
-    plan = lina(problem, max_experts=given, path_length=1).result.solution
+    plan = lina(problem, max_experts=max_experts, path_length=1).result.solution
     assert plan.reaction.max_experts_per_device == cap
     largest_loads(plan, problem, cap)
 
@@ -105,8 +105,10 @@ def test_the_plan_carries_the_scheduler():
     assert plan.id != plan.model_copy(update={"reaction": None}).id
 
 
-def foretold(profile: RoutingTrace, served: RoutingTrace, path: int, top_k: int, size: int) -> list[tuple[bool, bool]]:
-    """For every batch and scheduled layer whether the two most popular experts were foretold, as a set and in order."""
+def predicted_hits(
+    profile: RoutingTrace, served: RoutingTrace, path: int, top_k: int, size: int
+) -> list[tuple[bool, bool]]:
+    """For every batch and scheduled layer whether the two most popular experts were predicted, as a set and in order."""
     answers = []
     for begin in range(0, served.tokens - size + 1, size):
         for layer in range(path, served.layers):
@@ -137,7 +139,7 @@ def test_the_notes_are_counted_again():
     profile, served = (
         RoutingTrace("part", trace.experts[part], 8, trace.sequence[part]) for part in (slice(0, 140), slice(140, 300))
     )
-    answers = foretold(profile, served, 2, 2, 50)
+    answers = predicted_hits(profile, served, 2, 2, 50)
     right, in_order = (np.mean(column) for column in zip(*answers, strict=True))
     assert 0 < in_order <= right < 1
     notes = outcome.notes

@@ -222,8 +222,8 @@ def without_latency(problem: Problem) -> Problem:
     """The same problem with no start-up times on the network."""
     cost, profile = problem.cost, getattr(problem.cost, "profile", None)
     if profile and profile.network:
-        line = profile.network.model_copy(update={"alpha": 0.0})
-        cost = replace(cost, profile=profile.model_copy(update={"network": line}))
+        network_cost = profile.network.model_copy(update={"alpha": 0.0})
+        cost = replace(cost, profile=profile.model_copy(update={"network": network_cost}))
     nodes = tuple(node.model_copy(update={"link_latency": 0.0}) for node in problem.cluster.nodes)
     cluster = problem.cluster.model_copy(update={"latency": 0.0, "nodes": nodes})
     return Problem(problem.workload, cluster, problem.model, cost)

@@ -64,17 +64,17 @@ def test_each_system_beats_what_it_is_compared_with(outcomes):
 
 
 @pytest.mark.parametrize(
-    "one",
+    "setting",
     [
         Setting("GPT2-S-MoE", "p3dn.24xlarge", 2),
         Setting("GPT2-L-MoE", "p4de.24xlarge", 2),
         Setting("GPT2-L-MoE", "p3dn.24xlarge", 2),
         Setting("GPT2-S-MoE", "p4de.24xlarge", 2, "batch-prioritised"),
     ],
-    ids=lambda one: f"{one.model}-{one.node}-{one.gate}",
+    ids=lambda setting: f"{setting.model}-{setting.node}-{setting.gate}",
 )
-def test_lancet_exposes_less_than_each_baseline_on_the_papers_models(one):
-    (row,) = evaluate([one])
+def test_lancet_exposes_less_than_each_baseline_on_the_papers_models(setting):
+    (row,) = evaluate([setting])
     for name in ("deepspeed", "tutel", "raf"):
         assert row["exposed_lancet"] < row[f"exposed_{name}"] and row["lancet"] < row[name]
     assert row["planning"] < 60  # the paper: up to 20 minutes
@@ -96,11 +96,11 @@ def test_the_greedy_gap_is_measured_against_a_proven_optimum():
 
 def test_a_gate_that_needs_the_whole_batch_is_never_cut_before_the_moe_layer(paper):
     careful = replace(paper, step=paper.step.model_copy(update={"gate": "batch-prioritised"}))
-    free, kept = (run(TRAINING["lancet"], one).result.solution.overlap.ranges for one in (paper, careful))
+    free, kept = (run(TRAINING["lancet"], problem).result.solution.overlap.ranges for problem in (paper, careful))
     names = [operator.name for operator in graph_of(paper).of_phase("forward")]
 
     def covered(ranges):
-        return {name for one in ranges for name in names[names.index(one.first) : names.index(one.last) + 1]}
+        return {name for span in ranges for name in names[names.index(span.first) : names.index(span.last) + 1]}
 
     assert any(name.endswith(".gate") for name in covered(free))
     assert covered(kept) and not any(name.endswith(".gate") for name in covered(kept))
@@ -120,7 +120,7 @@ def test_lancets_parts_by_themselves(paper):
 def test_a_part_has_at_least_one_sequence():
     problem = problem_of(batch=2)
     ranges = run(TRAINING["lancet"], problem).result.solution.overlap.ranges
-    assert all(one.parts <= 2 for one in ranges)
+    assert all(span.parts <= 2 for span in ranges)
 
 
 def test_pipemoe_chooses_the_best_degree_of_every_layer(paper, outcomes):

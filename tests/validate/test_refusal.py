@@ -37,7 +37,7 @@ CHOICES = [
 ]
 
 
-def made(system: System, problem: Problem, **options) -> Plan:
+def planned(system: System, problem: Problem, **options) -> Plan:
     """What a system plans, as it comes out of a file."""
     known = system.options.model_fields
     chosen = {name: value for name, value in (SHORT | options).items() if name in known}
@@ -52,21 +52,21 @@ def made(system: System, problem: Problem, **options) -> Plan:
 @settings(max_examples=8, deadline=None)
 @given(problem=problems())
 def test_what_a_system_plans_passes(system, problem):
-    refuse_broken(made(system, problem), problem)
+    refuse_broken(planned(system, problem), problem)
 
 
 @pytest.mark.parametrize(("system", "options"), CHOICES, ids=lambda part: getattr(part, "name", None) or str(part))
 @settings(max_examples=4, deadline=None)
 @given(problem=problems())
 def test_what_a_system_plans_passes_whatever_is_chosen(system, options, problem):
-    refuse_broken(made(system, problem, **options), problem)
+    refuse_broken(planned(system, problem, **options), problem)
 
 
 @pytest.mark.parametrize("system", TWO_MODELS, ids=lambda system: system.name)
 @settings(max_examples=8, deadline=None)
 @given(problem=pairs(most=4))
 def test_what_a_system_plans_for_two_models_passes(system, problem):
-    refuse_broken(made(system, problem), problem)
+    refuse_broken(planned(system, problem), problem)
 
 
 def training_problem() -> Problem:
@@ -79,13 +79,13 @@ def training_problem() -> Problem:
 @pytest.mark.parametrize("system", TRAINING.values(), ids=lambda system: system.name)
 def test_what_a_system_plans_for_a_training_step_passes(system):
     problem = training_problem()
-    refuse_broken(made(system, problem), problem)
+    refuse_broken(planned(system, problem), problem)
 
 
 @pytest.mark.parametrize("name", ["eplb", "joint", "aurora", "lina"])
 def test_what_is_planned_for_several_recordings_passes(name):
     problem = sample_problem("alpha-code", "alpha-man")
-    refuse_broken(made(SYSTEMS[name], problem), problem)
+    refuse_broken(planned(SYSTEMS[name], problem), problem)
 
 
 # Plans away from where they were made
@@ -106,8 +106,8 @@ def ordered(request) -> tuple[Plan, Problem]:
     """A plan with sends in some order, and what it was made for."""
     problem = mixed_problem()
     if request.param == "sequential":
-        return made(SYSTEMS["sjf"], problem), problem
-    return made(SYSTEMS["aurora"], problem, order=request.param), problem
+        return planned(SYSTEMS["sjf"], problem), problem
+    return planned(SYSTEMS["aurora"], problem, order=request.param), problem
 
 
 def test_a_plan_may_be_tried_on_what_it_was_not_made_for(ordered):
@@ -207,7 +207,7 @@ def test_a_broken_schedule_is_one_line(ordered, kind, layer, columns, says):
 @pytest.fixture(scope="module")
 def matched() -> tuple[Plan, Problem]:
     problem = mixed_problem()
-    return made(SYSTEMS["aurora"], problem, order="matched"), problem
+    return planned(SYSTEMS["aurora"], problem, order="matched"), problem
 
 
 def in_one_phase(sends: dict) -> list[int]:
@@ -228,7 +228,7 @@ def test_sends_that_are_no_matching(matched):
 @pytest.mark.parametrize("order", ["matched", "shared"])
 def test_a_phase_too_short_for_its_sends(order):
     problem = mixed_problem()
-    plan = made(SYSTEMS["aurora"], problem, order=order)
+    plan = planned(SYSTEMS["aurora"], problem, order=order)
     short = changed(plan, "combine", 0, duration=lambda sends: [seconds / 2 for seconds in sends["duration"]])
     assert "lasts" in refusal(short, problem) and "layer 0, combine: phase 0 lasts" in refusal(short, problem)
     refuse_broken(short, replace(problem, cost=Datasheet(launch=1.0)))
@@ -243,7 +243,7 @@ def test_phases_that_are_listed_out_of_turn(matched):
 def test_shares_of_replicas_that_do_not_add_up():
     """They are equal by definition: what is sent to one replica too much lacks another, and no file can say otherwise."""
     problem = mixed_problem()
-    plan = made(SYSTEMS["eplb"], problem, order="matched", redundant=2)
+    plan = planned(SYSTEMS["eplb"], problem, order="matched", redundant=2)
     assert not plan.placement.single
     refuse_broken(plan, problem)
     layer = int(np.argmax(plan.placement.slots.sum(axis=1)))
@@ -279,7 +279,7 @@ def test_the_second_model_is_looked_at_as_well():
     first = mixed_problem()
     second = (mixed_problem(1).workload, first.model)
     problem = make_problem(first.workload, first.cluster, first.model, first.cost, second=second)
-    plan = made(SYSTEMS["aurora"], problem, order="matched")
+    plan = planned(SYSTEMS["aurora"], problem, order="matched")
     refuse_broken(plan, problem)
     broken = changed(plan, "combine", 1, "send_order_b", bytes=doubled_first("bytes"), duration=doubled)
     assert refusal(broken, problem).startswith("second model, layer 1, combine: GPU ")
@@ -296,7 +296,7 @@ def test_the_second_model_is_looked_at_as_well():
 )
 def test_parts_of_a_training_step_that_it_does_not_have(parts, says):
     problem = training_problem()
-    plan = made(TRAINING["deepspeed"], problem)
+    plan = planned(TRAINING["deepspeed"], problem)
     with pytest.raises(InputError, match=says):
         refuse_broken(plan.model_copy(update={"overlap": None, "pipeline": None} | parts), problem)
 
