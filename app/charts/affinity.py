@@ -13,7 +13,7 @@ LABELLED_EXPERTS = 32
 MOST_LINKS, LABELLED_NODE = 48, 0.04
 """Paths in a Sankey at most; a node carries its name if it has this part of its layer's hops."""
 RARE = 0.1
-"""An expert with less than this part of the mean expert's hops is no finding, however surely it foretells the next."""
+"""An expert with less than this part of the mean expert's hops is no finding, however surely it predicts the next."""
 TOKENS, PAIRS = "tokens", "pairs of choices"
 """What a hop is: a token where only first choices count, else a pair of its choices."""
 

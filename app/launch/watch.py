@@ -72,7 +72,7 @@ def _standing(now: Standing, moment: float) -> None:
                 "Rank": rank,
                 "Done": 100 * step.done if step else 0.0,
                 "Doing": step.message if step else "starting",
-                "Told": age,
+                "Last seen": age,
             }
         )
     column = st.column_config
@@ -85,7 +85,7 @@ def _standing(now: Standing, moment: float) -> None:
             "Rank": column.NumberColumn(width=45),
             "Doing": column.TextColumn(width=230),
             "Done": column.ProgressColumn(format="%.0f %%", min_value=0, max_value=100, width=110),
-            "Told": column.TextColumn(width=80),
+            "Last seen": column.TextColumn(width=90),
         },
     )
 

@@ -19,7 +19,7 @@ class Term:
 
 TERMS = {
     "affinity": Term(
-        "How strongly the expert of one layer foretells the expert of the next: the share of the tokens of expert A that go "
+        "How strongly the expert of one layer predicts the expert of the next: the share of the tokens of expert A that go "
         "on to expert B.",
         "ExFlow §IV-B",
     ),

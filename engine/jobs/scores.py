@@ -121,13 +121,13 @@ def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     problem = problem_from(arguments)
     trace = problem.workload
     if not isinstance(trace, RoutingTrace):
-        raise InputError(f"{trace.name} has no tokens whose paths could foretell anything; use a routing log")
+        raise InputError(f"{trace.name} has no tokens whose paths could predict anything; use a routing log")
     profile, served = trace.halves()
     if arguments.get("profile"):
         profile, served = store.load_workload(arguments["profile"]), trace
         if not isinstance(profile, RoutingTrace):
             raise InputError(
-                f"{profile.name} has no tokens whose paths could foretell anything; learn from a routing log"
+                f"{profile.name} has no tokens whose paths could predict anything; learn from a routing log"
             )
     runs: list[dict[str, Any]] = []
     lengths = [length for length in arguments["lengths"] if length < trace.layers]

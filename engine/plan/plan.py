@@ -22,7 +22,7 @@ contexts of all tokens, so a token goes on from the GPU of its first expert, and
 class Reaction(Frozen):
     """What a scheduler does at run time: Lina's two phases (§5.2). A plan's own placement is what it starts from.
 
-    path_length: layers of a token's path that foretell its next expert; top_k: likeliest experts kept of each estimate;
+    path_length: layers of a token's path that predict its next expert; top_k: likeliest experts kept of each estimate;
     check_experts: most popular experts compared in phase two; max_experts_per_device: slots of a device in a layer.
     """
 

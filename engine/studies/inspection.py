@@ -1,4 +1,4 @@
-"""What a recording says at a glance: sizes, skew per layer, how well one layer's expert foretells the next one's."""
+"""What a recording says at a glance: sizes, skew per layer, how well one layer's expert predicts the next one's."""
 
 from dataclasses import dataclass
 

@@ -28,7 +28,7 @@ DEFAULT = TwoPhaseOptions()
 
 class LinaOptions(Options):
     path_length: int = Field(
-        DEFAULT.path_length, ge=1, le=64, description="layers of a token's path that foretell its next expert"
+        DEFAULT.path_length, ge=1, le=64, description="layers of a token's path that predict its next expert"
     )
     top_k: int = Field(DEFAULT.top_k, ge=1, le=4096, description="likeliest next experts that an estimate keeps")
     packing: Literal["lina", "best"] = Field(
@@ -151,7 +151,7 @@ SYSTEMS = (
     System(
         name="lina",
         title="Lina (inference)",
-        summary="popular experts on several GPUs, foretold from each token's path and put right after the gate",
+        summary="popular experts on several GPUs, predicted from each token's path and put right after the gate",
         paper="Lina §5",
         recipe=lina,
         options=LinaOptions,

@@ -19,7 +19,7 @@ SAMPLES = Path(__file__).parent.parent.parent / "sample_traces" / "tiny-moe"
 
 @st.composite
 def cases(draw) -> dict:
-    """A recording, a batch and what to foretell; some choices missing, some paths of the batch unseen."""
+    """A recording, a batch and what to predict; some choices missing, some paths of the batch unseen."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     experts, depth = draw(st.integers(1, 5)), draw(st.integers(2, 6))
     path_length = draw(st.integers(1, depth - 1))
@@ -106,7 +106,7 @@ def test_ties_unseen_paths_and_truncation_by_hand():
     np.testing.assert_allclose(profile.estimate(np.concatenate([seen, unseen]), 1, 1), [1 / 3, 0, 1 / 4])
 
 
-def test_paths_that_say_everything_foretell_exactly():
+def test_paths_that_say_everything_predict_exactly():
     rng = np.random.default_rng(0)
     paths = np.stack(np.unravel_index(rng.permutation(4**3)[:50], (4, 4, 4)), axis=1)
     train = np.column_stack([paths, rng.integers(0, 4, 50)])

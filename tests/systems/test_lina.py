@@ -166,7 +166,7 @@ def test_the_notes_are_counted_again():
         )
 
 
-def test_what_never_varies_is_always_foretold():
+def test_what_never_varies_is_always_predicted():
     trace = chained(0, 400, 4, 8, 1.0)
     problem = problem_of(trace.spread(400), FOUR)
     notes = lina(problem, path_length=1, batch_tokens=200).notes
