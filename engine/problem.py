@@ -8,7 +8,7 @@ import numpy as np
 from engine.cluster import Cluster
 from engine.costs import CostModel
 from engine.errors import InputError
-from engine.goal import Goal
+from engine.goal import Goal, goal_of
 from engine.model import MoEModel
 from engine.network import Network
 from engine.overlap.operator_graph import OperatorGraph
@@ -84,9 +84,7 @@ class Problem:
     @property
     def goal(self) -> Goal:
         """What is planned for, as what is open says."""
-        if self.step is not None:
-            return Goal.TRAINING
-        return Goal.INFERENCE if self.second is None else Goal.TWO_MODELS
+        return goal_of(training=self.step is not None, two_models=self.second is not None)
 
     def _check_second(self, second: "Problem") -> None:
         for what, mine, theirs in (

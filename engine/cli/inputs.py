@@ -10,6 +10,7 @@ from engine.cluster import Cluster
 from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet, Profiled, Silicon, combine
 from engine.errors import InputError
 from engine.formats.exflow import read_placement
+from engine.goal import Goal
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
 from engine.plan import Placement, Plan, SendOrder
@@ -187,7 +188,7 @@ def drawn_cluster(options: argparse.Namespace, plan: Plan) -> Cluster | None:
 
 def step_of(options: argparse.Namespace, plan: Plan, model: MoEModel) -> TrainingStep | None:
     """The training step that a plan is for, from the options or as it was planned; None of a plan for inference."""
-    if plan.priority is None:
+    if plan.goal is not Goal.TRAINING:
         if options.training:
             raise InputError(f"the plan {plan.name} is for inference; leave out --training")
         return None
@@ -202,9 +203,9 @@ def second_of(options: argparse.Namespace, plan: Plan, model: MoEModel) -> tuple
     """Recording and model of a plan's second model, from the options or those that the plan was made from."""
     inputs = plan.provenance.inputs
     if options.workload_b or options.model_b:
-        remembered = plan.placement_b is not None and not options.model_b
+        remembered = plan.goal is Goal.TWO_MODELS and not options.model_b
         return read_second(options, store.load_document(MoEModel, inputs.get("model_b", "")) if remembered else model)
-    if plan.placement_b is None:
+    if plan.goal is not Goal.TWO_MODELS:
         return None
     return store.load_workload(inputs.get("workload_b", "")), store.load_document(MoEModel, inputs.get("model_b", ""))
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from engine.files import write_atomically
+from engine.goal import Goal
 from engine.launch.rank.coherent import Coherent
 from engine.launch.rank.colocated import Colocated
 from engine.launch.rank.context import Executor, RankContext
@@ -56,7 +57,7 @@ def run(context: RankContext, folder: Path) -> None:
     if context.rank == 0:
         with writing(folder):
             write_atomically(folder / MACHINE_TIMES, json.dumps(measured))
-    if instructions.step is None:
+    if instructions.goal is not Goal.TRAINING:
         context = replace(context, links=links_of(instructions, measured))
     executors = [executor_of(context, plan) for plan in instructions.plans]
     rounds = instructions.repeats + 1
@@ -79,7 +80,7 @@ def run(context: RankContext, folder: Path) -> None:
 
 
 def _measure(context: RankContext) -> dict[str, Any]:
-    if context.instructions.step is None:
+    if context.instructions.goal is not Goal.TRAINING:
         return measure_machine(context)
     from engine.launch.step.measure_machine import measure_machine_for_step
 
@@ -88,12 +89,12 @@ def _measure(context: RankContext) -> dict[str, Any]:
 
 def executor_of(context: RankContext, plan: Plan) -> Executor:
     """What runs a plan."""
-    if context.instructions.step is not None:
+    if context.instructions.goal is Goal.TRAINING:
         # Imported here and above: what a step needs would take every rank of any launch half as long again to start.
         from engine.launch.step.run import StepExecutor
 
         return StepExecutor(context, plan)
-    if plan.placement_b is not None:
+    if plan.goal is Goal.TWO_MODELS:
         return Colocated(context, plan)
     return Coherent(context, plan) if plan.execution == "context-coherent" else Forward(context, plan)
 

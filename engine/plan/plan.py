@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from engine.goal import Goal
+from engine.goal import Goal, goal_of
 from engine.plan.placement import Placement
 from engine.plan.send_order import SendOrder
 from engine.plan.training import Overlap, Pipeline, Priority
@@ -106,9 +106,7 @@ class Plan(Frozen):
     @property
     def goal(self) -> Goal:
         """What the plan is for, told by its parts."""
-        if self.priority is not None:
-            return Goal.TRAINING
-        return Goal.INFERENCE if self.placement_b is None else Goal.TWO_MODELS
+        return goal_of(training=self.priority is not None, two_models=self.placement_b is not None)
 
     @cached_property
     def id(self) -> str:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import relative_gap
@@ -48,10 +49,10 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> M
     """The figures of a plan on a problem. timeline: the simulated one, where it is known already. Raises InputError when the
     plan does not fit the problem."""
     timeline = simulate(plan, problem) if timeline is None else timeline
-    if problem.step is not None:
+    if problem.goal is Goal.TRAINING:
         return _of_step(plan, problem, timeline)
     dispatch = work_of(plan.placement, problem, plan.execution).dispatch
-    if plan.placement_b is not None:
+    if plan.goal is Goal.TWO_MODELS:
         dispatch = np.concatenate([dispatch, work_of(plan.placement_b, problem.second).dispatch])
     everything, stays = dispatch.sum(), np.trace(dispatch, axis1=1, axis2=2).sum()
     order_bound, bound = bound_of_plan(plan, problem), _own_bound(plan, problem)
@@ -134,10 +135,10 @@ def input_digests(problem: Problem) -> dict[str, str]:
         "model": problem.model.digest,
         "cost": problem.cost.digest,
     }
-    if problem.second is not None:
+    if problem.goal is Goal.TWO_MODELS:
         digests |= {"workload_b": problem.second.workload.digest, "model_b": problem.second.model.digest}
     digests |= {f"workload_also_{index}": workload.digest for index, workload in enumerate(problem.others)}
-    if problem.step is not None:
+    if problem.goal is Goal.TRAINING:
         digests["step"] = problem.step.digest
     if problem.graph is not None:
         digests["graph"] = problem.graph.digest

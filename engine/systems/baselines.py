@@ -44,7 +44,7 @@ class SeedOptions(Options):
 
 def linear(problem: Problem, options: SlotOptions, stop: Stop, report: Report) -> Draft:
     """Contiguous blocks of experts and a plain all-to-all: what serving engines do unless told otherwise."""
-    if problem.second is None:
+    if problem.goal is not Goal.TWO_MODELS:
         return Draft(linear_placement(problem, options.slots), SendOrder(mode="concurrent"))
     rows = [linear_placement(model_problem, options.slots) for model_problem in (problem, problem.second)]
     order = SendOrder(mode="concurrent")

@@ -3,6 +3,7 @@ order of sends; what their sends were to each other becomes local."""
 
 import numpy as np
 
+from engine.goal import Goal
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.workload import RoutingTrace
 
@@ -19,7 +20,7 @@ def fold_plan(plan: Plan, ranks: int) -> Plan:
         return plan
     rank = rank_of_gpu(gpus, ranks)
     folded = {"placement": _fold_placement(plan.placement, rank), "send_order": _fold_order(plan.send_order, rank)}
-    if plan.placement_b is not None:
+    if plan.goal is Goal.TWO_MODELS:
         folded["placement_b"] = _fold_placement(plan.placement_b, rank)
         folded["send_order_b"] = _fold_order(plan.send_order_b, rank)
     return plan.model_copy(update=folded | {"claim": None, "parent": plan.id})

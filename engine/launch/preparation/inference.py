@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.launch.places.devices import Devices
 from engine.launch.places.fold import fold_plan, fold_trace
 from engine.launch.preparation.launch import Launch
@@ -29,7 +30,7 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     """Fold the plans of a launch onto its ranks and check that they can run on these devices. Raises InputError when the
     launch makes no sense."""
     for plan in launch.plans:
-        if plan.priority is not None:
+        if plan.goal is Goal.TRAINING:
             raise InputError(f"the plan {plan.name} is for a training step; describe the step too (--training)")
     gpus = gpus_of(launch.plans)
     inputs = ((launch.workload, launch.model), *([launch.second] if launch.second else []))
@@ -97,7 +98,7 @@ def _check_pair(plans: Sequence[Plan], recordings: Sequence[Workload]) -> None:
     """Raise InputError for plans of two models that no simulation predicts, and for those whose second model is not
     known."""
     for plan in plans:
-        if plan.placement_b is None:
+        if plan.goal is not Goal.TWO_MODELS:
             continue
         if len(recordings) < 2:
             raise InputError(f"the plan {plan.name} is for two models; give the second one's recording and model too")

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from engine import store
 from engine.cluster import Cluster
 from engine.errors import InputError
+from engine.goal import Goal, goal_of
 from engine.launch.places.destination import SCHEDULERS, Destination
 from engine.model import MoEModel
 from engine.plan import Plan
@@ -48,6 +49,11 @@ class Launch:
     limit: float = 900.0
     dtype: Literal["fp32", "bf16"] | None = None
     step: TrainingStep | None = None
+
+    @property
+    def goal(self) -> Goal:
+        """What is run, told by its inputs; plans for something else are refused."""
+        return goal_of(training=self.step is not None, two_models=self.second is not None)
 
     def to_arguments(self) -> dict[str, Any]:
         """The arguments of a job, as plain JSON; the recordings must be in the data folder."""

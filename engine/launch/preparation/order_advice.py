@@ -3,6 +3,7 @@ can be slower than a plain all-to-all, because a fast receiver could have served
 
 import numpy as np
 
+from engine.goal import Goal
 from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.rank.links import Links
 from engine.network import Network
@@ -34,7 +35,7 @@ def order_advice(launch: PreparedLaunch, network: Network) -> str | None:
     """
     slow = []
     for asked_for, plan in zip(launch.plans, launch.instructions.plans, strict=True):
-        if plan.send_order.mode == "concurrent" or plan.placement_b is not None or plan.execution != "vanilla":
+        if plan.send_order.mode == "concurrent" or plan.goal is Goal.TWO_MODELS or plan.execution != "vanilla":
             continue
         ordered, plain = _network_seconds(plan, launch, network)
         if ordered > WORTH_SAYING * plain:

@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.cluster import Cluster
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.launch.places.destination import FIRST_PORT, OR, PORTS, Destination
 from engine.launch.places.testbed import PORT, Testbed
 from engine.launch.preparation.order_advice import emulated_network, order_advice
@@ -34,7 +35,7 @@ def place_checks(launch: PreparedLaunch, cluster: Cluster | None) -> Iterator[Ch
             yield from _advice(launch, Network.of(cluster))
     elif launch.testbed is not None:
         yield Check("Port", True, f"{PORT}, in a network of the testbed's own, where nothing else listens")
-        if all(plan.execution == "vanilla" and plan.priority is None for plan in launch.instructions.plans):
+        if all(plan.execution == "vanilla" and plan.goal is not Goal.TRAINING for plan in launch.instructions.plans):
             yield traffic_check(launch, launch.testbed)
         yield from _advice(launch, emulated_network(launch.testbed.bandwidth))
     else:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from engine.goal import Goal
 from engine.launch.places.devices import Devices, attached
 from engine.launch.places.testbed import emulated
 from engine.launch.preparation.inference import prepare_inference
@@ -23,7 +24,7 @@ def prepare(launch: Launch, devices: Devices | None = None) -> PreparedLaunch:
         devices = attached()
     if launch.on == "testbed":
         devices = replace(devices, gpus=(), memory=())  # ranks in namespaces talk over Gloo, from the CPU
-    prepared = prepare_inference(launch, devices) if launch.step is None else prepare_training(launch, devices)
+    prepared = prepare_training(launch, devices) if launch.goal is Goal.TRAINING else prepare_inference(launch, devices)
     prepared = replace(prepared, destination=launch.destination)
     if launch.on == "testbed":
         ranks = prepared.instructions.ranks

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from engine.errors import InputError
 from engine.files import write_atomically
+from engine.goal import Goal, goal_of
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.schema import Frozen
@@ -58,6 +59,11 @@ class RankInstructions(Frozen):
     bandwidth: tuple[float, ...] | None = None
     limit: float = Field(default=900.0, gt=0)
     seed: int = 0
+
+    @property
+    def goal(self) -> Goal:
+        """What the ranks run."""
+        return goal_of(training=self.step is not None, two_models=self.model_b is not None)
 
     @property
     def device(self) -> str:

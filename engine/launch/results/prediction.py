@@ -5,6 +5,7 @@ import pandas as pd
 
 from engine.cluster import Cluster, Gpu, Node
 from engine.costs import AlphaBeta, CostProfile, fit_line
+from engine.goal import Goal
 from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.rank.links import Links, links_of
@@ -39,7 +40,7 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
     measured: as `measure_machine` gives it
     """
     instructions = launch.instructions
-    if instructions.step is not None:
+    if instructions.goal is Goal.TRAINING:
         return _predict_step(launch, plan, profile)
     links = links_of(instructions, measured) or Links(np.ones(1))
     here, names = _machine(profile, links), tuple(f"rank {index}" for index in range(instructions.ranks))

@@ -4,6 +4,7 @@ taken from it, which no time and no bandwidth has a part in."""
 from engine.cluster import any_gpus
 from engine.costs import CostModel, Datasheet
 from engine.errors import InputError
+from engine.goal import Goal
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
@@ -19,7 +20,7 @@ def step_problem(model: MoEModel, step: TrainingStep, ranks: int, cost: CostMode
 def check_step_plan(plan: Plan, model: MoEModel, step: TrainingStep | None) -> int:
     """How many groups of ranks hold all experts each. Raises InputError for what no rank can execute."""
     placement = plan.placement
-    if plan.priority is None:
+    if plan.goal is not Goal.TRAINING:
         raise InputError(f"the plan {plan.name} is for inference; a training step needs a plan for training")
     if step is None:
         raise InputError(f"the plan {plan.name} is for a training step; describe the step too")
