@@ -39,6 +39,26 @@ document.addEventListener("DOMContentLoaded", () => {
 });
 """
 """Nothing moves: without a graphics card every picture of an animation costs a processor's time."""
+NEWS = """
+window.asked = window.answered = window.drawn = 0;
+const send = WebSocket.prototype.send, watched = new WeakSet();
+WebSocket.prototype.send = function (...message) {
+  if (!watched.has(this)) this.addEventListener("message", () => { window.answered = performance.now(); });
+  watched.add(this);
+  window.asked = performance.now();
+  return send.apply(this, message);
+};
+new MutationObserver(() => { window.drawn = performance.now(); })
+  .observe(document, {subtree: true, childList: true, characterData: true, attributes: true});
+"""
+"""When the page last asked the studio for something, was last answered, and last drew anything, in milliseconds."""
+SETTLED = """() => {
+  const app = document.querySelector('[data-testid="stApp"]');
+  return app?.dataset.testScriptState === "notRunning" && window.asked <= window.answered
+      && performance.now() - Math.max(window.answered, window.drawn) > %d;
+}"""
+AT_REST = 250
+"""Milliseconds: a slider tells the studio that it was moved 200 ms later."""
 expect.set_options(timeout=30_000)  # milliseconds, on a machine that does other things too
 
 
@@ -114,6 +134,7 @@ def watched_page(browser: Browser, **options: Any) -> Iterator[Page]:
     context = browser.new_context(accept_downloads=True, **options)
     page = context.new_page()
     page.add_init_script(STILL)
+    page.add_init_script(NEWS)
     page.set_default_timeout(60_000)
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
@@ -144,9 +165,8 @@ def _note_request(url: str, faults: list[str]) -> None:
 
 
 def settle(page: Page) -> None:
-    """Wait until the app has stopped running and what it drew stands still."""
-    page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]')
-    page.wait_for_timeout(600)
+    """Wait until the studio has answered what the page asked, runs nothing, and what it drew stands still."""
+    page.wait_for_function(SETTLED % AT_REST, polling=50)
 
 
 def shoot(page: Page, name: str) -> None:

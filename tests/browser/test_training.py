@@ -72,8 +72,7 @@ def test_training_step_from_the_goal_to_its_exposed_communication(page: Page, st
     page.mouse.down()
     page.mouse.move(handle["x"] - 400, handle["y"] + 10, steps=8)
     page.mouse.up()
-    page.wait_for_timeout(500)
-    assert page.evaluate(shown) < 0.8 * before, "the slider below the chart zooms"
+    page.wait_for_function(f"before => ({shown})() < 0.8 * before", arg=before)  # the slider below the chart zooms
 
     page.get_by_test_id("stTopNav").get_by_role("link", name="Cluster").click()
     settle(page)
@@ -85,7 +84,7 @@ def test_training_step_from_the_goal_to_its_exposed_communication(page: Page, st
     settle(page)
     network = page.get_by_role("combobox", name="Network")
     network.scroll_into_view_if_needed()  # a list that is open closes when the page scrolls
-    page.wait_for_timeout(300)
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     network.click()
     page.get_by_role("option", name="eight (file)").click()
     expect(page.get_by_text("Refused: eight has no all-to-all over 16 GPUs (it has 8)")).to_be_visible()
