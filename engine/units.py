@@ -50,6 +50,7 @@ def digits(value: float) -> str:
     """Three significant digits, no exponent for ordinary sizes, thousands separated."""
     if value == 0:
         return "0"
+    value = float(f"{value:.12g}")  # 0.9375 and what a division leaves just under it read alike
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.2e}"

@@ -104,3 +104,7 @@ def test_a_share_that_is_not_nothing_never_reads_as_nothing(value):
     text = units.share(value)
     assert re.fullmatch(r"(< )?\d+(\.\d)? %", text)
     assert (text == "0.0 %") == (value == 0)
+
+
+def test_round_off_decides_no_digit():
+    assert units.digits(0.9375) == units.digits(15 / 16 - 1e-16) == "0.938"
