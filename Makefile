@@ -7,7 +7,7 @@ PORT ?= 8501
 # Some hundred processes are started by the tests, and each would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: studio test gpu lint pictures clean
+.PHONY: studio test quick gpu lint pictures clean
 
 studio: $(VENV)/.studio
 	$(PYTHON) -m streamlit run app/main.py --server.port $(PORT) -- --sample
@@ -15,6 +15,12 @@ studio: $(VENV)/.studio
 test: $(VENV)/.test
 	./tests/system_packages.sh
 	$(PYTHON) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+# The ninety-second part, for while one works: no browser, and no file of tests that is marked slow because it takes more than
+# two or three seconds. What is collected for nothing is left out (the cases of test_step.py are planned as it is imported).
+quick: $(VENV)/.test
+	$(PYTHON) -m pytest -n auto --dist loadfile -m "not slow and not browser" --ignore tests/browser \
+		--ignore tests/launch/test_step.py
 
 # Everything that needs an NVIDIA GPU, in a short table.
 gpu: $(VENV)/.studio

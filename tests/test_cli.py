@@ -20,6 +20,8 @@ from engine.formats import read_plan
 from engine.goal import Goal
 from engine.systems import SYSTEMS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "sample_traces"
 CLUSTER, MODEL = SAMPLES / "mixed-8.json", SAMPLES / "tiny-moe-alpha.json"

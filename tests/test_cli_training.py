@@ -11,7 +11,7 @@ from engine.systems import TRAINING
 from engine.training import TrainingStep
 from tests.test_cli import CLUSTER, SAMPLES, CommandLine
 
-pytestmark = pytest.mark.usefixtures("warm_python")
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
 
 STEP = {"batch": 4, "sequence_length": 32, "heads": 2, "dense_d_ff": 512, "vocabulary": 100}
 

@@ -44,7 +44,7 @@ ASKED_ONLY = (
 )
 """Commands of ours that need root, a cluster, a quiet machine or a person's own files: their options must exist."""
 
-pytestmark = pytest.mark.usefixtures("warm_python")
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
 
 
 def commands_of(page: Path) -> list[str]:

@@ -9,6 +9,8 @@ from engine.errors import InputError
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, digest_of
 from tests.strategies import seeds
 
+pytestmark = pytest.mark.slow
+
 
 @st.composite
 def recordings(draw, ranks: int | None = None, padding: bool = True):

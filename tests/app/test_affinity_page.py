@@ -15,6 +15,8 @@ from engine.store.problems import problem_arguments
 from engine.workload import ExpertLoad, RoutingTrace, Workload
 from tests.app.test_pages import ROOT, open_sample, visit
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def app(warm_python) -> AppTest:

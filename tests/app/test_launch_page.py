@@ -38,6 +38,8 @@ from tests.app.test_step_page import enter, field, press, said
 from tests.jobs.launched import fail, finish, request_of
 from tests.launch.cluster_fakes import install_slurm
 
+pytestmark = pytest.mark.slow
+
 MAIN = str(ROOT / "app" / "main.py")
 
 

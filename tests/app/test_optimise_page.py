@@ -10,6 +10,8 @@ from engine.jobs import runner
 from engine.workload import ExpertLoad
 from tests.app.test_pages import ROOT, open_sample, plan_the_sample, visit
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def app(warm_python) -> AppTest:

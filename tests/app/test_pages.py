@@ -14,6 +14,8 @@ from engine.errors import InputError
 from engine.jobs import runner
 from engine.workload import RoutingTrace
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGES = ("workload", "cluster", "affinity", "optimise", "timeline", "what_if", "review", "launch")
 

@@ -21,6 +21,8 @@ from engine.training import usual_step
 from engine.workload import RoutingTrace
 from tests.app.test_pages import ROOT
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "</script><script>alert('x')</script><img src=//evil.example/a.png onerror=alert(1)>\u2028&amp;\"'"
 SAMPLES = ROOT / "sample_traces"
 

@@ -34,6 +34,8 @@ from tests.app.test_pages import visit
 from tests.app.test_step_page import press, said
 from tests.jobs.launched import finish, request_of
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<img src=x onerror=alert(1)> **v2** <script>alert(1)</script>"
 
 

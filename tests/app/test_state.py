@@ -15,6 +15,8 @@ from engine.training import usual_step
 from tests.app.conftest import TOKEN
 from tests.app.test_pages import PAGES, ROOT, open_sample, visit
 
+pytestmark = pytest.mark.slow
+
 OF_VERSION_1 = """{
 "workloads": {"ce93b8033b5fad835660358ebf44d4803c807bab6981e3d91fd71ff5493c4b4f": "routing, code",
  "c3c2e0d35c03dcde155f3a6d58f5c83d44ec53aa633c5513cbb1e254d674a0ce": "loads of two"},

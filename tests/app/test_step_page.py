@@ -21,6 +21,8 @@ from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad
 from tests.app.test_pages import ROOT, open_sample, visit
 
+pytestmark = pytest.mark.slow
+
 
 def press(app: AppTest, label: str) -> AppTest:
     next(button for button in app.button if button.label == label).click()

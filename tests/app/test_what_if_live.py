@@ -18,6 +18,8 @@ from tests.app.test_what_if_page import button, choose, titles
 from tests.strategies import cluster_of, make_gpu, make_model
 from tests.studies.test_what_if import small
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def app(warm_python) -> AppTest:

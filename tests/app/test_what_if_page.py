@@ -12,6 +12,8 @@ from engine.training import TrainingStep
 from tests.app.test_pages import ROOT, open_sample, visit
 from tests.strategies import cluster_of, make_gpu, make_model
 
+pytestmark = pytest.mark.slow
+
 STEP = TrainingStep(batch=8, sequence_length=16, heads=4, dense_d_ff=96, vocabulary=2000)
 
 

@@ -72,8 +72,10 @@ def test_the_main_job_by_keyboard_and_no_grave_fault_on_any_page_in_either_theme
         expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
         for theme in RULES:
             page.emulate_media(color_scheme=theme)
+            page.wait_for_function(
+                "theme => getComputedStyle(document.querySelector('.stApp')).colorScheme === theme", arg=theme
+            )
             settle(page)
-            assert page.evaluate("getComputedStyle(document.querySelector('.stApp')).colorScheme") == theme
             violations += faults(page, theme)
     shoot(page, "access-dark")
     assert not violations, "\n".join(violations)

@@ -14,6 +14,8 @@ from engine.formats.huggingface import model_of_config
 from engine.model import MoEModel
 from tests.formats.faults import refused
 
+pytestmark = pytest.mark.slow
+
 MIXTRAL = {
     "model_type": "mixtral",
     "hidden_size": 4096,

@@ -10,6 +10,8 @@ import pytest
 from engine.formats import members, read_workload
 from tests.formats.faults import refused
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared recordings are not here")
 

@@ -25,7 +25,10 @@ from engine.training import TrainingStep
 LAYERS, WIDTH, HEADS, INNER, EXPERTS, VOCABULARY, BATCH, LENGTH = 2, 32, 4, 48, 4, 90, 2, 16
 TOKENS = BATCH * LENGTH
 
-pytestmark = pytest.mark.filterwarnings("ignore:`isinstance\\(treespec:FutureWarning")  # torch, about torch itself
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`isinstance\\(treespec:FutureWarning"),
+    pytest.mark.slow,
+]  # torch, about torch itself
 
 
 class Attention(nn.Module):

@@ -19,6 +19,8 @@ from engine.jobs import protocol, runner
 from engine.jobs.protocol import Context, Progress, Request
 from engine.jobs.runner import Job, State
 
+pytestmark = pytest.mark.slow
+
 WORKER = "tests.jobs.handlers"
 ID = "20250102T030405000006-0123abcd"
 LONG = {"steps": 1000, "pause": 0.05}

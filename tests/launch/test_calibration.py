@@ -31,6 +31,8 @@ from engine.systems.base import silent
 from tests.strategies import cluster_of, make_gpu
 from tests.test_cli import CLUSTER, CommandLine
 
+pytestmark = pytest.mark.slow
+
 HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
 CARDS = replace(HOST, gpus=("NVIDIA H200", "NVIDIA H200", "NVIDIA L40S"), memory=(1e11,) * 3)
 

@@ -21,6 +21,8 @@ from engine.launch.running.torchx_application import ROOT, dry_run
 from tests.launch.cluster_fakes import JOB_NUMBER, Kubernetes, as_kubelet_expands, install_slurm
 from tests.launch.launches_for_clusters import destination, launch_for, shared_folder
 
+pytestmark = pytest.mark.slow
+
 HANDLE = f"slurm://switchyard/{JOB_NUMBER}"
 
 

@@ -26,7 +26,7 @@ from tests.launch import lockstep
 from tests.launch.test_layer import model_of, unplanned
 from tests.launch.test_local import EXPERTS, LAYERS, MODEL, MODES, K, plan_for, recording
 
-pytestmark = pytest.mark.usefixtures("warm_python")
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
 
 HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
 

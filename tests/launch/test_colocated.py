@@ -23,7 +23,7 @@ from engine.workload import RoutingTrace
 from tests.launch import lockstep
 from tests.launch.test_local import EXPERTS, HOST, LAYERS, MODEL, UNEVEN, plan_for, recording
 
-pytestmark = pytest.mark.usefixtures("warm_python")
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
 
 RANKS = 3
 PATIENCE = 20.0

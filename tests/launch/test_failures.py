@@ -37,7 +37,7 @@ from engine.systems.base import silent
 from tests.launch.test_local import MODEL, launch_arguments, prepare, processes_of, until
 from tests.launch.test_testbed import MBIT, ROOT, command, needs_testbed, nothing_left, own_namespaces
 
-pytestmark = pytest.mark.usefixtures("warm_python")
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
 
 __all__ = ["command", "nothing_left"]  # fixtures
 

@@ -10,6 +10,8 @@ from engine.plan import Claim, Placement, Plan, Schedule, SendOrder
 from engine.result import Provenance, Status
 from engine.workload import RoutingTrace
 
+pytestmark = pytest.mark.slow
+
 MODES = ("matched", "shared", "sequential", "concurrent")
 
 

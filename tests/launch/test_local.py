@@ -41,6 +41,8 @@ from engine.timeline import INFERENCE_KINDS, NETWORK_KINDS, Timeline
 from engine.validate import check_plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 
+pytestmark = pytest.mark.slow
+
 STEPS = tuple(kind for kind in INFERENCE_KINDS if kind != "all_gather")
 LAYERS, EXPERTS, K = 3, 8, 2
 MODEL = MoEModel(name="tiny", layers=LAYERS, experts=EXPERTS, experts_per_token=K, d_model=32, d_ff=64)

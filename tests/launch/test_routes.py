@@ -11,6 +11,8 @@ from engine.communication.order import order
 from engine.launch.rank.routes import Piece, Route, combined, pieces, route
 from engine.plan import Placement, Schedule
 
+pytestmark = pytest.mark.slow
+
 MODES = ("matched", "shared", "sequential", "concurrent")
 
 

@@ -26,6 +26,8 @@ from tests.launch.step_ranks import Case, Outcome, run
 from tests.simulate.test_training import problem_of
 from tests.strategies import cluster_of, make_gpu
 
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 SLOW = 0.004
 MODEL = MoEModel(

@@ -28,7 +28,7 @@ from engine.workload import ExpertLoad, RoutingTrace
 from tests.launch.launches_for_clusters import destination
 from tests.launch.test_local import processes_of
 
-pytestmark = pytest.mark.usefixtures("warm_python")
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
 
 MODEL = MoEModel(
     name="tiny", layers=3, dense_layers=(0,), experts=4, experts_per_token=1, d_model=32, d_ff=64, ffn_matrices=2

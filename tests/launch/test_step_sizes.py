@@ -17,6 +17,8 @@ from engine.systems.pieces import linear_placement
 from engine.systems.training.lina import packed_placement
 from engine.training import TrainingStep
 
+pytestmark = pytest.mark.slow
+
 MODEL = MoEModel(name="tiny", layers=4, dense_layers=(0, 2), experts=8, experts_per_token=1, d_model=64, d_ff=96)
 STEP = TrainingStep(batch=16, sequence_length=128, heads=4, dense_d_ff=64, vocabulary=500)
 

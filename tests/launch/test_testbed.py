@@ -37,7 +37,7 @@ from engine.result import Provenance, never
 from engine.systems.base import silent
 from engine.workload import RoutingTrace
 
-pytestmark = pytest.mark.usefixtures("warm_python")
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
 
 ROOT = Path(__file__).parent.parent.parent
 MBIT = 1e6 / 8

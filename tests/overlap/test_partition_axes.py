@@ -21,6 +21,8 @@ from engine.overlap.partition_axes import AxisConstraint, AxisProblem, count_axe
 from engine.result import Status
 from engine.validate import IllegalError, check_axes
 
+pytestmark = pytest.mark.slow
+
 AXES = (-1, 0, 1, "irregular")
 ATTENTION = ("layer_norm", "qkv", "attention", "projection", "residual")
 DENSE = (*ATTENTION, "layer_norm", "dense_ffn", "residual")

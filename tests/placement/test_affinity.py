@@ -20,6 +20,8 @@ from engine.result import Status
 from engine.validate.affinity import check_affinity
 from tests.placement.affinity_cases import counts_of, permutation_affinity, planted_affinity, topic_affinity
 
+pytestmark = pytest.mark.slow
+
 kernel = importlib.import_module("engine.placement.affinity.kernel")
 FAR = 1e9
 

@@ -12,6 +12,8 @@ from engine.placement.affinity.exact import chain_optimum
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from tests.placement.affinity_cases import permutation_affinity, planted_affinity, topic_affinity
 
+pytestmark = pytest.mark.slow
+
 FAR = 1e9
 
 

@@ -21,6 +21,8 @@ from engine.result import Status
 from engine.validate import IllegalError, check_colocation, check_colocation_heterogeneous
 from tests.strategies import seeds
 
+pytestmark = pytest.mark.slow
+
 SPEEDS = np.array([1.0, 0.8, 0.5, 0.4])
 KINDS = ("integer", "float", "skewed")
 

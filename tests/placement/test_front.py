@@ -13,6 +13,8 @@ from engine.placement.joint.kernel import JointInstance, equal_slots, place_join
 from engine.validate.joint import check_joint
 from tests.placement.test_joint import random_instance, random_start, recorded_like
 
+pytestmark = pytest.mark.slow
+
 
 def check_points(points: list[FrontPoint], instance: JointInstance, most: int, worst: bool = True, **limits) -> None:
     """Every figure as the validator sees it, in order, none beaten, no more than asked for."""

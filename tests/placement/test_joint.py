@@ -17,6 +17,8 @@ from engine.placement.joint.state import JointState, JointTerms
 from engine.result import Status, never
 from engine.validate.joint import check_joint
 
+pytestmark = pytest.mark.slow
+
 SLOTS = {"pairs": (2, 2), "three": (2, 1, 1), "single": (1, 1, 1), "uneven": (3, 1), "six": (3, 3), "idle": (2, 2, 0)}
 
 

@@ -16,6 +16,8 @@ from engine.result import Status
 from engine.validate import IllegalError
 from engine.validate.devices import check_devices
 
+pytestmark = pytest.mark.slow
+
 EXACT = 1e-9
 ROUNDED = 1e-8
 """What CP-SAT's rounding to integers may take from a bound for a handful of experts on a device."""

@@ -18,6 +18,8 @@ from engine.timeline import COLUMNS
 from tests.simulate.test_flows import fabric, off_diagonal, schedule_for
 from tests.strategies import networks, seeds
 
+pytestmark = pytest.mark.slow
+
 MODES = ("matched", "sequential", "concurrent")
 STEPS = ("gate", "ffn", "aggregate")
 ROUND_OFF = 1e-8

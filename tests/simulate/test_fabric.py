@@ -15,6 +15,8 @@ from engine.validate import check_flows
 from tests.simulate.test_flows import fabric, naive_rates, off_diagonal, schedule_for
 from tests.strategies import cluster_of, make_gpu, networks, seeds, traffics
 
+pytestmark = pytest.mark.slow
+
 MODES = ("matched", "sequential", "concurrent")
 EXACT, CLOSE = 1e-9, 1e-6
 """Against `all_to_all`, which counts the same events; against a simulation with a tolerance of its own."""

@@ -15,6 +15,8 @@ from engine.simulate.flows import Flows, all_to_all
 from engine.validate import IllegalError, check_flows
 from tests.strategies import networks, seeds, traffics
 
+pytestmark = pytest.mark.slow
+
 MODES = ("matched", "shared", "sequential", "concurrent")
 CLOSE = 1e-7
 

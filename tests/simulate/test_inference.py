@@ -27,6 +27,8 @@ from engine.validate import IllegalError, check_plan
 from engine.workload import RoutingTrace
 from tests.strategies import clusters, make_gpu, make_model, placements, planned_or_skipped, problems
 
+pytestmark = pytest.mark.slow
+
 EXACT = 1e-9
 ONE_MODEL = [system.name for system in SYSTEMS.values() if Goal.INFERENCE in system.goals]
 STEPS = ("gate", "dispatch", "ffn", "combine", "aggregate")

@@ -32,6 +32,8 @@ from engine.workload import ExpertLoad, RoutingTrace
 from tests.overlap.capacity_passing import even_bounds, kept_with_passing, sent
 from tests.strategies import cluster_of, clusters, make_gpu, make_model
 
+pytestmark = pytest.mark.slow
+
 POLICIES = ("fair", "priority", "fifo", "fixed")
 FAIR = Priority(policy="fair", bucket=4e3)
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from engine.plan import Schedule
 from engine.validate import check_assignment, check_schedule
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 COMMON = {"status", "objective", "bound", "runtime"}
 

@@ -22,6 +22,8 @@ from engine.studies.affinity import (
 from engine.studies.held_out import halves, sample
 from engine.workload import RoutingTrace
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DEEPSEEK = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
 BRIEF = 0.1

@@ -20,6 +20,8 @@ from engine.validate import IllegalError, check_timeline
 from engine.workload import RoutingTrace
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, placements, traces
 
+pytestmark = pytest.mark.slow
+
 PAIRED = [system for system in SYSTEMS.values() if Goal.TWO_MODELS in system.goals]
 
 

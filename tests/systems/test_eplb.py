@@ -26,6 +26,8 @@ from engine.validate import check_plan, check_replication
 from tests.strategies import cluster_of, make_gpu, problems
 from tests.systems.samples import chained, problem_of, sample, sample_model, sample_problem, with_room_for
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-r1-loads"
 SHORT = 0.3
 MIXED = cluster_of(*(make_gpu(kind, 1e9, flops=1e12 / 2**kind, memory_bandwidth=1e11) for kind in (0, 1, 2, 3) * 2))

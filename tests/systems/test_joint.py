@@ -23,6 +23,8 @@ from engine.workload import ExpertLoad, RoutingTrace, Workload
 from tests.strategies import cluster_of, make_gpu, problems, seeds
 from tests.systems.samples import chained, every_placement, every_row, problem_of, sample_problem, walks
 
+pytestmark = pytest.mark.slow
+
 TWO, THREE, FOUR = (cluster_of(*[make_gpu()] * count) for count in (2, 3, 4))
 LONG, SHORT = 20.0, 0.2
 """Limits that never decide, for small problems, and for where any plan will do."""

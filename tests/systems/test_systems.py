@@ -28,6 +28,8 @@ from engine.validate import check_assignment, check_plan
 from engine.workload import RoutingTrace
 from tests.strategies import make_gpu, make_model, planned_or_skipped, problems, seeds
 
+pytestmark = pytest.mark.slow
+
 ROUND_OFF = 1 + 1e-9
 ONE_MODEL = [system.name for system in SYSTEMS.values() if Goal.INFERENCE in system.goals]
 EVEN = ("aurora", "aurora-printed", "joint", "linear", "round-robin", "random", "rcs", "sjf", "rga")

@@ -24,6 +24,8 @@ from tests.app.test_step_page import press, said
 from tests.test_cli import CommandLine
 from tests.validate.broken import BROKEN, CLUSTER, MODEL, RECORDING, legal, problem
 
+pytestmark = pytest.mark.slow
+
 INPUTS = ["--workload", RECORDING, "--cluster", CLUSTER, "--model", MODEL]
 KINDS = pytest.mark.parametrize("kind", BROKEN)
 

@@ -25,6 +25,8 @@ from tests.strategies import cluster_of, make_gpu, make_model, planned_or_skippe
 from tests.systems.samples import sample_problem
 from tests.systems.test_colocated import pairs
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"time_limit": 0.2, "seed": 3}
 ONE_MODEL = [system for system in SYSTEMS.values() if Goal.INFERENCE in system.goals]
 TWO_MODELS = [system for system in SYSTEMS.values() if Goal.TWO_MODELS in system.goals]
