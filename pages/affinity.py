@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import cached, header, state, widgets
-from app.affinity import study
+from app.affinity import layers, study
 from app.affinity.figures import Hops
 from app.charts import affinity as charts
 from app.text import plain
@@ -14,7 +14,6 @@ from engine.workload import RoutingTrace
 PACE = 1.5
 """Seconds between two steps of the play button."""
 PATH_LAYERS = 4
-PLAY, LAYERS = "affinity-play", "affinity-layers"
 
 header.show("Affinity", "Where do tokens go next? What stays on its GPU from layer to layer needs no all-to-all.")
 problem = widgets.needed_problem()
@@ -71,35 +70,6 @@ if plan and (reason := widgets.why_not(plan, problem)):
 share, gpu_of_expert = placement.share, placement.gpu_of_expert
 figures = Hops(digest, first_choice, hops_of_pair, placement, problem.cluster, unit)
 
-
-def pause() -> None:
-    """Who moves the slider wants it to stay there."""
-    st.session_state[PLAY] = False
-
-
-def layer_pair(playing: bool) -> tuple[int, int]:
-    """Which two layers are compared; a step further when playing."""
-    last = trace.layers - 1
-    if last == 1:
-        return 0, 1
-    start, (low, high) = state.layers_compared()
-    if high > last:
-        start = low, high = 0, 1
-    if playing:
-        high = max(high, low + 1)
-        start = (low + 1, high + 1) if high < last else (0, high - low)
-    elif f"{LAYERS}-{start}" not in st.session_state:
-        start = low, high
-    # A slider of its own for every step: one that is moved by the program can be drawn at its ends first, and a busy
-    # browser then answers with those.
-    shown = st.slider(
-        "Layers compared", 0, last, start, key=f"{LAYERS}-{start}", on_change=pause, help="any two: from which to which"
-    )
-    state.compare_layers(start, shown)
-    low, high = shown
-    return (low, high) if low < high else (low, low + 1) if low < last else (low - 1, low)
-
-
 st.caption(
     f"Grouped and scored under {whose}."
     + (
@@ -123,17 +93,17 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
         key="affinity-order",
         label_visibility="collapsed",
     )
-    playing = trace.layers > 2 and st.toggle("Play", key=PLAY, help="step through the layers")
+    playing = layers.plays(trace.layers)
 
 
 @st.fragment(run_every=PACE if playing else None)
 def pictures() -> None:
     """The heatmap of two layers, and beside it the figures and the strongest paths from the first of them on."""
-    if playing and not st.session_state.get(PLAY):
+    if playing and layers.was_paused():
         st.rerun()
     left, right = st.columns([11, 9], gap="medium")
     with left:
-        low, high = layer_pair(playing)
+        low, high = layers.choose(trace.layers, playing)
         pair = cached.layer_pair(digest, (low, high), first_choice)
         grouped = order == "Grouped by GPU"
         stays = float(kept_by_pair(share[[low, high]], pair[None])[0]) if grouped else None

@@ -56,7 +56,7 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that wait for browsers and ranks begin first and are spread between those that only compute, so that no
     processor idles in between and none is left alone with a long file at the end."""
-    files = [list(found) for _, found in groupby(items, key=lambda item: item.path)]
+    files = [list(group) for _, group in groupby(items, key=lambda item: item.path)]
     here = Path(__file__).parent
     waiting = [file for file in files if file[0].path.parent in (here / "browser", here / "launch")]
     computing = [file for file in files if file not in waiting]

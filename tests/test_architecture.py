@@ -58,13 +58,13 @@ def child_of(package: str, module: str) -> str | None:
 
 def arrows(package: str) -> dict[tuple[str, str], str]:
     """Which child of a package imports which other one, with an import that does."""
-    found = {}
+    example_of = {}
     for module in modules_under(package):
         for imported in sorted(imports_of(module)):
             pair = child_of(package, module), child_of(package, imported)
             if pair[1] is not None and pair[0] != pair[1]:
-                found.setdefault(pair, f"{module} imports {imported}")
-    return found
+                example_of.setdefault(pair, f"{module} imports {imported}")
+    return example_of
 
 
 def floors() -> list[list[str]]:
@@ -95,10 +95,10 @@ def test_nothing_in_the_engine_imports_through_its_front_door():
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_cycle_inside_a_package(package):
-    found = arrows(package)
-    for cycle in nx.simple_cycles(nx.DiGraph(list(found))):
+    example_of = arrows(package)
+    for cycle in nx.simple_cycles(nx.DiGraph(list(example_of))):
         around = zip(cycle, [*cycle[1:], cycle[0]], strict=True)
-        pytest.fail(f"a cycle in {package}: " + "; ".join(found[pair] for pair in around))
+        pytest.fail(f"a cycle in {package}: " + "; ".join(example_of[pair] for pair in around))
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_no_command_hides_from_the_test(page: Path) -> None:
     text = page.read_text()
     others = [content for kind, content in FENCED.findall(text) if kind != "sh"]
     hidden = re.compile(r"^(    )?(python -m|make|docker) ", re.MULTILINE)
-    assert not [found for content in others for found in hidden.findall(content)]
+    assert not [command for content in others for command in hidden.findall(content)]
     assert not re.findall(r"^    (?:python|make|docker) .*", FENCED.sub("", text), re.MULTILINE)
 
 

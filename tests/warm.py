@@ -73,13 +73,13 @@ def _keep(asking: socket.socket) -> int:
     """Run what is asked for in a fork, tell its exit code, and end it when whoever asks is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, lent, _, _ = socket.recv_fds(asking, 4, 4)
-    told = json.loads(asking.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
+    request = json.loads(asking.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
     child = os.fork()
     if child == 0:
         asking.close()
-        os._exit(_run(lent, **told))
-    for one in lent:
-        os.close(one)
+        os._exit(_run(lent, **request))
+    for descriptor in lent:
+        os.close(descriptor)
     ended = os.pidfd_open(child)
     while asking in select.select([asking, ended], [], [])[0]:
         number = asking.recv(1)

@@ -64,7 +64,7 @@ class SendOrder(Frozen):
         if self.mode != "concurrent" and not self.dispatch:
             raise ValueError(f"a {self.mode} order needs a schedule for every MoE layer")
         if self.mode in ("matched", "shared") and any(
-            one.src and not one.duration for one in self.dispatch + self.combine
+            schedule.src and not schedule.duration for schedule in self.dispatch + self.combine
         ):
             raise ValueError(f"a {self.mode} order needs the duration of every phase")
         return self

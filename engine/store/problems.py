@@ -36,7 +36,7 @@ def save_recordings(problem: Problem) -> None:
 
 def problem_arguments(problem: Problem) -> dict[str, Any]:
     """A problem as the arguments of a job, which needs its recordings in the data folder, see `save_recordings`."""
-    found = {
+    arguments = {
         "workload": problem.workload.digest,
         "cluster": _json(problem.cluster),
         "model": _json(problem.model),
@@ -44,11 +44,11 @@ def problem_arguments(problem: Problem) -> dict[str, Any]:
         "cost": cost_choice.to_dict(problem.cost),
     }
     if problem.goal is Goal.TWO_MODELS:
-        found["second"] = {"workload": problem.second.workload.digest, "model": _json(problem.second.model)}
+        arguments["second"] = {"workload": problem.second.workload.digest, "model": _json(problem.second.model)}
     for role in ("in_use", "step", "graph"):
         if (document := getattr(problem, role)) is not None:
-            found[role] = _json(document)
-    return found
+            arguments[role] = _json(document)
+    return arguments
 
 
 def _json(document: Frozen) -> dict[str, Any]:
