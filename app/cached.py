@@ -36,7 +36,7 @@ from engine.simulate.metrics import metrics as engine_metrics
 from engine.simulate.migration import Migration
 from engine.simulate.migration import migration as engine_migration
 from engine.simulate.waits import waits as engine_waits
-from engine.store import records
+from engine.store import team
 from engine.store.database import database
 from engine.studies.affinity import kept_by_pair as engine_kept_by_pair
 from engine.studies.affinity import sorted_choices as engine_sorted_choices
@@ -284,9 +284,9 @@ def candidates() -> dict[str, Candidate]:
 @st.cache_resource(max_entries=256, show_spinner="Reading a saved plan")
 def _saved(address: str, id: str, number: int | None) -> Candidate:
     """A plan of the team, which never changes; number: of the time that it was saved, None: it is in no workspace."""
-    plan, figures = records.load_plan(database(), id), {}
+    plan, figures = team.load_plan(database(), id), {}
     if number is not None:
-        saved = records.find_saved(database(), number)
+        saved = team.find_saved(database(), number)
         if saved.plan != id:
             raise InputError("another database has another plan under this number")
         plan, figures = plan.model_copy(update={"name": saved.name}), saved.figures

@@ -9,7 +9,7 @@ from engine import catalogue, store, units
 from engine.catalogue.nvidia import type_of
 from engine.cluster import Cluster
 from engine.costs import CostModel, Datasheet, Profiled, choice, combine
-from engine.costs.calibration import Calibration
+from engine.costs.device_profile import DeviceProfile
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.device_calibration import table_of
@@ -89,8 +89,8 @@ def _watch() -> None:
 
 def _show_result(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
     result = job.result
-    calibration = Calibration.from_dict(result["calibration"], "calibration")
-    rows = [{name.capitalize(): cell for name, cell in row.items()} for row in table_of(calibration)]
+    profile = DeviceProfile.from_dict(result["calibration"], "calibration")
+    rows = [{name.capitalize(): cell for name, cell in row.items()} for row in table_of(profile)]
     st.dataframe(rows, hide_index=True, key="calibration-fits")
     for held_out in result["held_out"]:
         st.markdown(
@@ -102,7 +102,7 @@ def _show_result(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
         wanted = st.button("Use it", type="primary", icon=":material/check:", key="use-calibration")
         st.download_button(
             "Save as JSON",
-            calibration.to_json(),
+            profile.to_json(),
             "profile.json",
             "application/json",
             icon=":material/download:",
@@ -112,20 +112,20 @@ def _show_result(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
     if not wanted:
         return
     try:
-        cost = usable(calibration, cluster, model)
+        cost = usable(profile, cluster, model)
     except InputError as error:
         st.error(f"It cannot be used: {plain(str(error))}.", icon=":material/error:")
     else:
-        state.add_cost_source(calibration.measured.name, choice.to_dict(Profiled(calibration.measured)))
+        state.add_cost_source(profile.measured.name, choice.to_dict(Profiled(profile.measured)))
         state.open_cost(choice.to_dict(cost))
         state.notice(f"times come from {choice.short(state.cost())}")
         st.rerun()
 
 
-def usable(calibration: Calibration, cluster: Cluster, model: MoEModel | None) -> CostModel:
-    """The calibration as costs of the cluster; what it does not have of computation or network is the datasheet's. Raises
+def usable(profile: DeviceProfile, cluster: Cluster, model: MoEModel | None) -> CostModel:
+    """The profile as costs of the cluster; what it does not have of computation or network is the datasheet's. Raises
     InputError when it has neither."""
-    measured = Profiled(calibration.measured)
+    measured = Profiled(profile.measured)
     lacks = [why for why in (measured.lacks_computation(cluster), measured.lacks_network(cluster)) if why]
     if len(lacks) == 2:
         raise InputError("; ".join(lacks))

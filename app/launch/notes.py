@@ -11,7 +11,7 @@ from app.text import plain
 from engine.errors import InputError
 from engine.jobs.runner import Job
 from engine.plan import Plan
-from engine.store import records
+from engine.store import team
 from engine.store.database import database
 
 NOBODY = "the command line"
@@ -33,7 +33,7 @@ def _noted(address: str, id: str, _launch: Launched) -> int:
     result = cached.launch_result(job.id, job.folder / "result.json")
     runs = runs_of(job, result, brief.on, brief.ranks, _launch.started)
     for run in runs:
-        records.note_run(database(), **run)
+        team.note_run(database(), **run)
     return len(runs)
 
 

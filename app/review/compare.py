@@ -13,8 +13,8 @@ from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.metrics import Metrics
-from engine.store import records
-from engine.store.records import SavedPlan
+from engine.store import team
+from engine.store.team import SavedPlan
 from engine.workload import digest_of
 
 SESSION, SAVED = "this session", "saved"
@@ -22,7 +22,7 @@ SESSION, SAVED = "this session", "saved"
 
 def show(workspace: str) -> None:
     """The choice of two plans of the workspace and of the session, and their comparison on the first one's inputs."""
-    saved = {f"saved-{saved_plan.number}": saved_plan for saved_plan in records.saved_plans(store.db(), workspace)}
+    saved = {f"saved-{saved_plan.number}": saved_plan for saved_plan in team.saved_plans(store.db(), workspace)}
     saved_ids = {saved_plan.plan for saved_plan in saved.values()}
     plans: dict[str, SavedPlan | Plan] = {**saved}
     plans |= {f"session-{id}": candidate.plan for id, candidate in cached.candidates().items() if id not in saved_ids}

@@ -11,8 +11,8 @@ from app.review.saved import ICONS, QUESTION, STATES, attempt
 from app.text import plain
 from app.visitor import people
 from engine.errors import InputError
-from engine.store import records
-from engine.store.records import Comment, Decision, Review, SavedPlan
+from engine.store import team
+from engine.store.team import Comment, Decision, Review, SavedPlan
 
 EVERY = 3
 """Seconds after which what others said is looked for."""
@@ -62,7 +62,7 @@ def _history(review: Review) -> None:
     @st.fragment(run_every=EVERY)
     def newest() -> None:
         try:
-            now = records.find_review(store.db(), review.id)
+            now = team.find_review(store.db(), review.id)
         except InputError as error:
             st.error(plain(str(error)), icon=":material/error:")
             return
@@ -112,7 +112,7 @@ def _comment(review: Review) -> None:
             key=text,
             placeholder="Seen by everybody who opens this plan",
             height=98,
-            max_chars=records.LONGEST_TEXT,
+            max_chars=team.LONGEST_TEXT,
         )
         st.form_submit_button(
             "Comment",
@@ -129,7 +129,7 @@ def _decide(review: Review) -> None:
     refused, form = people.why_not("plan"), f"decide-{review.id}"
     reason = f"{form}-reason"
     with st.form(form):
-        st.text_area("Reason", key=reason, placeholder="needed to reject", height=98, max_chars=records.LONGEST_TEXT)
+        st.text_area("Reason", key=reason, placeholder="needed to reject", height=98, max_chars=team.LONGEST_TEXT)
         with st.container(horizontal=True):
             for verdict in ("approved", "rejected") if review.state == "open" else ("reopened",):
                 label, icon = BUTTONS[verdict]

@@ -10,8 +10,8 @@ from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
-from engine.store import records
-from engine.store.records import SavedPlan
+from engine.store import team
+from engine.store.team import SavedPlan
 from engine.training import TrainingStep
 
 
@@ -41,11 +41,11 @@ def follow() -> None:
 
 def _find(plan: str, review: str) -> SavedPlan:
     if review:
-        saved = records.find_review(store.db(), review).saved
+        saved = team.find_review(store.db(), review).saved
         if saved.plan == plan:
             return saved
         raise InputError("this link names a plan and the review of another one; ask for it again")
-    saves = records.saves_of(store.db(), [plan])
+    saves = team.saves_of(store.db(), [plan])
     if not saves:
         raise InputError(f"there is no saved plan {plan[:12]!r}; the link may be of another database")
     return saves[0]

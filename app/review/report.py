@@ -31,7 +31,7 @@ from engine.goal import Goal
 from engine.problem import Problem
 from engine.simulate import bound_of_plan
 from engine.simulate.metrics import input_digests
-from engine.store.records import Comment, Review, Run, SavedPlan
+from engine.store.team import Comment, Review, Run, SavedPlan
 from engine.workload import RoutingTrace, Workload
 
 WIDTH = 960

@@ -13,8 +13,8 @@ from engine import units
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.store import records
-from engine.store.records import Review, SavedPlan
+from engine.store import team
+from engine.store.team import Review, SavedPlan
 from engine.workload import digest_of
 
 NO_REVIEW = "no review"
@@ -34,7 +34,7 @@ EVERY = 4
 
 def choose_workspace() -> str | None:
     """The workspace to look at, with a form for a new one; None while there is none."""
-    names = {workspace.id: workspace.name for workspace in records.workspaces(store.db())}
+    names = {workspace.id: workspace.name for workspace in team.workspaces(store.db())}
     chosen = state.workspace() if state.workspace() in names else next(iter(names), None)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if names:
@@ -96,7 +96,7 @@ def _save_open_plan(workspace: str) -> None:
         with st.form(f"saving-{key}", border=False):
             name = st.text_input("Name of the plan", plan.name, max_chars=120)
             note = st.text_area(
-                "Note", placeholder="What is special about it, and why now", height=90, max_chars=records.LONGEST_TEXT
+                "Note", placeholder="What is special about it, and why now", height=90, max_chars=team.LONGEST_TEXT
             )
             question = st.text_input(
                 "Question to the team", QUESTION, help="puts it up for decision; empty: only saved"
@@ -133,12 +133,12 @@ def attempt(write: Callable[[], object]) -> None:
 
 def newest_reviews(workspace: str) -> dict[int, Review]:
     """The newest review of every plan of a workspace that has one, by the plan's number."""
-    return {review.saved.number: review for review in reversed(records.reviews(store.db(), workspace))}
+    return {review.saved.number: review for review in reversed(team.reviews(store.db(), workspace))}
 
 
 def show(workspace: str) -> None:
     """The plans with their states; a selected row is looked at."""
-    saved_plans = records.saved_plans(store.db(), workspace)
+    saved_plans = team.saved_plans(store.db(), workspace)
     if not saved_plans:
         st.info(
             "Nothing is saved here yet. Open a plan in the row above, then save it with a note.", icon=":material/info:"
@@ -167,7 +167,7 @@ def show(workspace: str) -> None:
             format_func=lambda name: f"{ICONS[name]} {name} · {counts[name]}",
         )
     if text.strip():
-        saved_plans = records.saved_plans(store.db(), workspace, text)
+        saved_plans = team.saved_plans(store.db(), workspace, text)
     listed = [saved for saved in saved_plans if not states or state_of.get(saved.number, NO_REVIEW) in states]
     if not listed:
         st.caption("No saved plan has this text and this state.")
@@ -229,22 +229,22 @@ def looked_at(workspace: str) -> tuple[SavedPlan, Review | None] | None:
     number, review_id = state.reviewed() or (None, None)
     if number is None:
         return None
-    saved = records.find_saved(store.db(), number)
+    saved = team.find_saved(store.db(), number)
     if saved.workspace != workspace:
         return None
-    reviews = records.reviews_of(store.db(), number)
+    reviews = team.reviews_of(store.db(), number)
     newest = reviews[0] if reviews else None
     return saved, next((review for review in reviews if review.id == review_id), newest)
 
 
 def watch() -> None:
     """Draw the page again when somebody saves, asks, decides or finishes a launch."""
-    drawn = records.pulse(store.db())
+    drawn = team.pulse(store.db())
 
     @st.fragment(run_every=EVERY)
     def beat() -> None:
         try:
-            now = records.pulse(store.db())
+            now = team.pulse(store.db())
         except InputError:  # said by what needs it
             return
         if now != drawn:

@@ -12,8 +12,8 @@ from app.text import plain
 from engine import units
 from engine.errors import InputError
 from engine.goal import Goal
-from engine.store import records
-from engine.store.records import Review, Run, SavedPlan
+from engine.store import team
+from engine.store.team import Review, Run, SavedPlan
 from engine.workload import digest_of
 
 PLACES = {"local": "one machine", "testbed": "testbed", "slurm": "Slurm", "kubernetes": "Kubernetes"}
@@ -28,7 +28,7 @@ def show(saved: SavedPlan, review: Review | None) -> None:
     plan = store.plan_of(saved)
     state.write_link(saved.plan, review.id if review else "")
     brief, fault = _brief_or_fault(saved)
-    runs = records.runs(store.db(), saved.plan)
+    runs = team.runs(store.db(), saved.plan)
     if brief is None:
         _head(saved, review, None, runs)
         st.warning(
@@ -211,10 +211,10 @@ def _family(saved: SavedPlan) -> None:
     """The plan that this one was derived from, and those derived from it, as buttons that look at them."""
     kin = [
         ("Derived from", [saved.parent] if saved.parent else []),
-        ("Derived plans", records.children(store.db(), saved.plan)),
+        ("Derived plans", team.children(store.db(), saved.plan)),
     ]
     for label, ids in kin:
-        saves = {saved_plan.plan: saved_plan for saved_plan in records.saves_of(store.db(), ids)}
+        saves = {saved_plan.plan: saved_plan for saved_plan in team.saves_of(store.db(), ids)}
         if not ids:
             continue
         with st.container(horizontal=True, vertical_alignment="center"):

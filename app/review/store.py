@@ -16,10 +16,10 @@ from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.metrics import input_digests
-from engine.store import records
+from engine.store import team
 from engine.store.database import Database, database
 from engine.store.problems import problem_arguments, problem_from, save_recordings
-from engine.store.records import Review, SavedPlan, Verdict, Workspace
+from engine.store.team import Review, SavedPlan, Verdict, Workspace
 from engine.workload import digest_of
 
 NAMES, IN_USE = "names", "in_use_plan"
@@ -33,7 +33,7 @@ def db() -> Database:
 
 def add_workspace(name: str) -> Workspace:
     """Make a workspace and look at it."""
-    workspace = records.add_workspace(db(), name, people.writer("plan"))
+    workspace = team.add_workspace(db(), name, people.writer("plan"))
     state.choose_workspace(workspace.id)
     return workspace
 
@@ -42,14 +42,14 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     """Save a plan of this session under a name with what it was made from, and put it up for decision unless there is no
     question. A plan that the workspace has already stays as it was first saved, with its review."""
     by = people.writer("plan")
-    named = Plan.from_dict(plan.model_dump(mode="json") | {"name": records.clean_name(name, "the plan")}, "plan")
-    saves = [saved_plan for saved_plan in records.saves_of(db(), [plan.id]) if saved_plan.workspace == workspace]
+    named = Plan.from_dict(plan.model_dump(mode="json") | {"name": team.clean_name(name, "the plan")}, "plan")
+    saves = [saved_plan for saved_plan in team.saves_of(db(), [plan.id]) if saved_plan.workspace == workspace]
     save_recordings(problem)
-    saved = records.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem))
+    saved = team.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem))
     state.add_saved(saved.plan, saved.number)
-    review = next(iter(records.reviews_of(db(), saved.number)), None)
+    review = next(iter(team.reviews_of(db(), saved.number)), None)
     if review is None and question.strip():
-        review = records.open_review(db(), saved.number, question, by)
+        review = team.open_review(db(), saved.number, question, by)
     state.look_at(saved.number, review.id if review else None)
     if saves:
         state.notice(f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is.")
@@ -61,7 +61,7 @@ def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, 
     inputs = problem_arguments(problem) | {NAMES: _names(problem)}
     candidate, used = cached.candidates().get(plan.id), cached.candidates().get(state.in_use() or "")
     if problem.in_use is not None and used is not None:
-        records.keep_plan(db(), used.plan)
+        team.keep_plan(db(), used.plan)
         inputs[IN_USE] = used.plan.id
     figures = {"metrics": cached.metrics(plan, problem).to_dict()}
     if candidate is not None:
@@ -85,17 +85,17 @@ def _finite(value: Any) -> Any:
 
 def ask(saved: SavedPlan, question: str) -> None:
     """Put a saved plan up for decision."""
-    review = records.open_review(db(), saved.number, question, people.writer("plan"))
+    review = team.open_review(db(), saved.number, question, people.writer("plan"))
     state.look_at(saved.number, review.id)
 
 
 def comment(review: Review, text: str) -> None:
-    records.add_comment(db(), review.id, text, people.writer("plan"))
+    team.add_comment(db(), review.id, text, people.writer("plan"))
 
 
 def decide(review: Review, verdict: Verdict, reason: str) -> None:
     """Decide on a review as it was seen; raises InputError when somebody else has decided since."""
-    records.decide(db(), review.id, verdict, reason, people.writer("plan"), len(review.decisions))
+    team.decide(db(), review.id, verdict, reason, people.writer("plan"), len(review.decisions))
 
 
 def plan_of(saved: SavedPlan) -> Plan:
@@ -105,7 +105,7 @@ def plan_of(saved: SavedPlan) -> Plan:
 
 @st.cache_resource(max_entries=64, show_spinner="Reading the plan")
 def _plan(id: str, name: str) -> Plan:
-    return records.load_plan(db(), id).model_copy(update={"name": name})
+    return team.load_plan(db(), id).model_copy(update={"name": name})
 
 
 def recordings_of(saved: SavedPlan) -> list[str]:

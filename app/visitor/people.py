@@ -13,7 +13,7 @@ from app.text import plain
 from app.visitor import guard, roles
 from app.visitor.roles import Role
 from engine.errors import InputError
-from engine.store import records
+from engine.store import team
 
 SWITCH = "SWITCHYARD_LOGIN"
 
@@ -132,7 +132,7 @@ def _rename(person: Person) -> None:
 
 def checked(name: str) -> str:
     """A typed name as it is kept. Raises InputError for one that cannot be, or that could be taken for a login's."""
-    name = records.clean_name(name, "you")
+    name = team.clean_name(name, "you")
     if "@" in name and _providers():
         raise InputError("a name with an e-mail address belongs to whoever logs in with it; log in or leave it out")
     return name

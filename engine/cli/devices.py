@@ -12,7 +12,7 @@ from engine import formats
 from engine.cli import text
 from engine.cli.command import Commands, add_command
 from engine.cli.output import answer, progress, stopped_by_signals, write
-from engine.costs.calibration import Calibration
+from engine.costs.device_profile import DeviceProfile
 from engine.errors import InputError
 from engine.formats.nvidia_topo import read_topology
 from engine.jobs.device_calibration import describe_calibration, table_of
@@ -93,9 +93,9 @@ def _calibrate(options: argparse.Namespace) -> int:
         progress() as report,
         contextlib.redirect_stdout(sys.stderr),
     ):
-        calibration = calibrate_devices(sweep, folder, stop, report, options.type, testbed)
-    write(options.output, calibration.to_json())
-    answer(options, describe_calibration(calibration) | {"saved": str(options.output)}, _show)
+        profile = calibrate_devices(sweep, folder, stop, report, options.type, testbed)
+    write(options.output, profile.to_json())
+    answer(options, describe_calibration(profile) | {"saved": str(options.output)}, _show)
     return 0
 
 
@@ -135,7 +135,7 @@ def _check_output(path: Path) -> None:
 
 def _show(content: dict[str, Any]) -> str:
     """The answer for people: every fit, how well held-out shapes are met, and what to do with the file."""
-    rows = table_of(Calibration.from_dict(content["calibration"], "calibration"))
+    rows = table_of(DeviceProfile.from_dict(content["calibration"], "calibration"))
     lines = [content["origin"], text.table(list(rows[0]), [list(row.values()) for row in rows])]
     lines += [
         f"held-out shapes ({gemms['dtype']} on {gemms['gpu']}): mean {share(gemms['mean'])}, worst {share(gemms['worst'])} of "

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from engine.cluster import Cluster
 from engine.costs import CostProfile, MeasuredTimes
-from engine.costs.calibration import Calibration
+from engine.costs.device_profile import DeviceProfile
 from engine.errors import InputError
 from engine.formats import huggingface, kineto, measurements, nccl_tests, numpy_files, sglang, tables
 from engine.formats.checks import Finding, check_recording
@@ -121,7 +121,7 @@ def read_costs(path: Path) -> CostProfile | MeasuredTimes:
         if kineto.is_trace(data):
             return kineto.read_kineto(data, path)
         if data.get("kind") == "calibration":
-            return Calibration.from_dict(data, path.name).measured
+            return DeviceProfile.from_dict(data, path.name).measured
         return (MeasuredTimes if "kind" in data else CostProfile).from_dict(data, path.name)
 
 

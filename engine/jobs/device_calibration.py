@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.costs.calibration import Calibration, Fit
+from engine.costs.device_profile import DeviceProfile, Fit
 from engine.jobs.protocol import Context
 from engine.launch.calibration.calibrate import calibrate, plan_sweep
 from engine.launch.places.devices import attached
@@ -31,15 +31,15 @@ def calibrate_devices(arguments: dict[str, Any], context: Context) -> dict[str, 
     )
 
 
-def describe_calibration(calibration: Calibration) -> dict[str, Any]:
-    """A calibration as JSON: the document itself as `calibration`, and its fits and errors as figures for people."""
+def describe_calibration(profile: DeviceProfile) -> dict[str, Any]:
+    """A calibration as JSON: the profile itself as `calibration`, and its fits and errors as figures for people."""
     return {
-        "name": calibration.measured.name,
-        "origin": calibration.measured.origin,
+        "name": profile.measured.name,
+        "origin": profile.measured.origin,
         "fits": [
             fit.model_dump(include={"operation", "gpu", "dtype", "points", "smallest", "largest", "spread"})
             | {"start_up": fit.line.alpha, "rate": fit.rate, "error": fit.line.error}
-            for fit in calibration.fits
+            for fit in profile.fits
         ],
         "held_out": [
             {
@@ -49,13 +49,13 @@ def describe_calibration(calibration: Calibration) -> dict[str, Any]:
                 "mean": float(shapes.errors.mean()),
                 "worst": float(shapes.errors.max()),
             }
-            for shapes in calibration.held_out
+            for shapes in profile.held_out
         ],
-        "calibration": calibration.model_dump(mode="json", exclude_none=True),
+        "calibration": profile.model_dump(mode="json", exclude_none=True),
     }
 
 
-def table_of(calibration: Calibration) -> list[dict[str, str]]:
+def table_of(profile: DeviceProfile) -> list[dict[str, str]]:
     """The fits for people: one row each, by column."""
     return [
         {
@@ -67,7 +67,7 @@ def table_of(calibration: Calibration) -> list[dict[str, str]]:
             "points": str(fit.points),
             "up to": f"m·n·k = {fit.largest:.1e}" if fit.operation == "gemm" else size(fit.largest),
         }
-        for fit in calibration.fits
+        for fit in profile.fits
     ]
 
 

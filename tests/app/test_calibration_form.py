@@ -15,9 +15,9 @@ from engine.errors import InputError
 from engine.jobs import protocol, runner
 from engine.jobs.device_calibration import describe_calibration
 from tests.app.test_pages import ROOT, open_sample, visit
-from tests.costs import calibrations as planted
+from tests.costs import device_profiles as planted
 
-MADE = planted.calibration("H200", ranks=2)
+MADE = planted.device_profile("H200", ranks=2)
 PAIR = Cluster(name="pair", nodes=(Node(name="n", gpus=(gpu("H200"),) * 2),))
 
 

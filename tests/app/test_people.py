@@ -13,7 +13,7 @@ from app import state
 from app.review import store
 from app.visitor import people, roles
 from engine.errors import InputError
-from engine.store import records
+from engine.store import team
 from engine.store.database import database
 from tests.app.test_pages import ROOT, visit
 
@@ -26,7 +26,7 @@ def login(email: str, **more) -> SimpleNamespace:
     return SimpleNamespace(is_logged_in=True, email=email, **more)
 
 
-def team(monkeypatch: pytest.MonkeyPatch, setting: str | dict = TEAM) -> None:
+def configure_team(monkeypatch: pytest.MonkeyPatch, setting: str | dict = TEAM) -> None:
     monkeypatch.setenv(roles.SETTING, setting if isinstance(setting, str) else json.dumps(setting))
 
 
@@ -55,19 +55,19 @@ def test_without_a_setting_everybody_may_do_everything(monkeypatch: pytest.Monke
     ],
 )
 def test_a_role_belongs_to_an_address_that_a_login_vouches_for(user, role, monkeypatch: pytest.MonkeyPatch) -> None:
-    team(monkeypatch)
+    configure_team(monkeypatch)
     assert roles.role_of(user) == role
 
 
 def test_a_setting_may_be_a_file_and_whom_it_does_not_name_may_only_look(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "roles.json").write_text('{"ana@example.org": "plan"}')
-    team(monkeypatch, str(tmp_path / "roles.json"))
+    configure_team(monkeypatch, str(tmp_path / "roles.json"))
     assert roles.role_of(login("ana@example.org")) == "plan" and roles.role_of(login("ben@example.org")) == "view"
 
 
 @pytest.mark.parametrize("setting", ["{", "[]", "/nowhere/roles.json", '{"ana@example.org": "root"}', '["launch"]'])
 def test_a_setting_that_cannot_be_read_gives_nobody_more_than_a_look(setting: str, monkeypatch) -> None:
-    team(monkeypatch, setting)
+    configure_team(monkeypatch, setting)
     with pytest.raises(InputError, match=roles.SETTING) as refused:
         roles.mapping()
     assert "\n" not in str(refused.value)
@@ -151,10 +151,10 @@ def test_nobody_takes_the_name_of_a_login(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_who_may_only_look_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a page has drawn, the writes themselves refuse."""
-    team(monkeypatch)
+    configure_team(monkeypatch)
     typed(monkeypatch, "Eve")
     visitor(monkeypatch)
-    workspace = records.add_workspace(database(), "ours", "Ana")
+    workspace = team.add_workspace(database(), "ours", "Ana")
     for write in (
         lambda: store.add_workspace("mine"),
         lambda: store.save(workspace.id, None, None, "x", "", ""),
@@ -164,13 +164,13 @@ def test_who_may_only_look_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     ):
         with pytest.raises(InputError, match="Your role here is view"):
             write()
-    assert [workspace.name for workspace in records.workspaces(database())] == ["ours"]
+    assert [workspace.name for workspace in team.workspaces(database())] == ["ours"]
 
 
 def test_a_viewer_sees_the_page_and_why_its_buttons_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    team(monkeypatch)
+    configure_team(monkeypatch)
     visitor(monkeypatch)
-    records.add_workspace(database(), "ours", "Ana")
+    team.add_workspace(database(), "ours", "Ana")
     app = visit(AppTest.from_file(MAIN, default_timeout=60).run(), "review")
     assert app.selectbox[0].value and not app.error
     assert not any(button.label == "Save" for button in app.button)

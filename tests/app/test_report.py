@@ -15,7 +15,7 @@ from engine import formats
 from engine.costs import Datasheet
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.store.records import Comment, Decision, Review, Run, SavedPlan
+from engine.store.team import Comment, Decision, Review, Run, SavedPlan
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace

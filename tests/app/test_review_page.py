@@ -23,7 +23,7 @@ from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Prio
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate import simulate
-from engine.store import records
+from engine.store import team
 from engine.store.database import database
 from engine.store.problems import problem_arguments
 from engine.systems import SYSTEMS, TRAINING, run
@@ -54,7 +54,7 @@ def app(session, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     folder, token, plans = session
     shutil.copytree(folder, own_data_folder)
     comes_from(None, monkeypatch)
-    records.add_workspace(database(), "Autumn <b>x</b>", "Ana")
+    team.add_workspace(database(), "Autumn <b>x</b>", "Ana")
     app = AppTest.from_file(MAIN, default_timeout=60)
     app.query_params["session"] = token
     app.plans = plans
@@ -66,12 +66,12 @@ def enter(app: AppTest, label: str, text: str) -> AppTest:
     return app
 
 
-def save(app: AppTest, name: str | None = None, note: str = "", question: str | None = None) -> records.SavedPlan:
+def save(app: AppTest, name: str | None = None, note: str = "", question: str | None = None) -> team.SavedPlan:
     for label, text in (("Name of the plan", name), ("Note", note), ("Question to the team", question)):
         if text is not None:
             enter(app, label, text)
     press(app, "Save")
-    return records.find_saved(database(), app.session_state["reviewed"][0])
+    return team.find_saved(database(), app.session_state["reviewed"][0])
 
 
 def link(**query: str) -> AppTest:
@@ -88,8 +88,8 @@ def table(app: AppTest):
     return app.dataframe[0].value
 
 
-def review_of(saved: records.SavedPlan) -> records.Review:
-    return records.reviews_of(database(), saved.number)[0]
+def review_of(saved: team.SavedPlan) -> team.Review:
+    return team.reviews_of(database(), saved.number)[0]
 
 
 # Saving, saying, deciding.
@@ -137,13 +137,13 @@ def test_what_is_said_of_a_plan_is_what_the_simulation_says(app: AppTest) -> Non
 def test_a_plan_that_is_there_already_stays_as_it_was_first_saved(app: AppTest) -> None:
     first = save(app, "first name")
     again = save(app, "second name", question="really?")
-    assert again == first and len(records.reviews_of(database(), first.number)) == 1
+    assert again == first and len(team.reviews_of(database(), first.number)) == 1
     assert "has saved this plan here already, as first name" in said(app.toast)
 
 
 def test_who_decides_on_what_somebody_else_has_just_decided_is_told(app: AppTest) -> None:
     review = review_of(save(app))
-    records.decide(database(), review.id, "rejected", "no money", "Ben")
+    team.decide(database(), review.id, "rejected", "no money", "Ben")
     enter(app, "Reason", "cheap enough")
     press(app, "Approve")
     assert "Ben has just rejected this" in said(app.error) and len(review_of(review.saved).decisions) == 1
@@ -203,13 +203,13 @@ def test_a_link_opens_the_plan_and_everything_that_it_was_made_from(app: AppTest
 
 def test_a_link_of_a_review_opens_that_review(app: AppTest) -> None:
     saved = save(app, question="first?")
-    newest = records.open_review(database(), saved.number, "second?", "Ben")
+    newest = team.open_review(database(), saved.number, "second?", "Ben")
     assert "first?" in said(link(plan=saved.plan, review=_oldest(saved)).text)
     assert "second?" in said(link(plan=saved.plan, review=newest.id).text)
 
 
-def _oldest(saved: records.SavedPlan) -> str:
-    return records.reviews_of(database(), saved.number)[-1].id
+def _oldest(saved: team.SavedPlan) -> str:
+    return team.reviews_of(database(), saved.number)[-1].id
 
 
 def test_a_reload_does_not_open_the_plan_again_over_what_was_changed_since(app: AppTest) -> None:
@@ -267,8 +267,8 @@ def test_plans_of_steps_and_of_two_models_are_reviewed_too(app: AppTest, kind: s
         )
         plan = run(SYSTEMS["packing"], problem, {}).result.solution
     inputs = problem_arguments(problem) | {review_store.NAMES: {}}
-    room = records.workspaces(database())[0]
-    saved = records.save_plan(database(), room.id, plan, "Ben", "", inputs)
+    room = team.workspaces(database())[0]
+    saved = team.save_plan(database(), room.id, plan, "Ben", "", inputs)
     visitor = link(plan=saved.plan)
     assert not visitor.error and visitor.session_state["plan"] == saved.plan
     assert (visitor.session_state["step"] is not None) == (kind == "step")
@@ -294,7 +294,7 @@ def test_a_database_that_does_not_answer_is_said_and_other_pages_go_on(app: AppT
 def test_parents_and_children_lead_to_each_other(app: AppTest) -> None:
     parent = save(app, "the parent")
     child = Plan.from_dict(app.plans[0].model_dump(mode="json") | {"parent": parent.plan, "name": "the child"}, "plan")
-    records.save_plan(database(), parent.workspace, child, "Ben", "", parent.inputs)
+    team.save_plan(database(), parent.workspace, child, "Ben", "", parent.inputs)
     app.run()
     press(app, f"the child · {child.id[:8]}")
     assert "the child" in said(app.subheader)
@@ -312,9 +312,9 @@ def test_a_finished_launch_is_noted_once_beside_its_plan(app: AppTest, monkeypat
     finish(job, 1.5, monkeypatch)
     app.session_state["launch_jobs"] = [job.id]
     visit(app, "launch")
-    runs = records.runs(database())
+    runs = team.runs(database())
     assert sorted(run.plan for run in runs) == sorted(plan.id for plan in app.plans)
-    (run_of_it,) = records.runs(database(), app.plans[0].id)
+    (run_of_it,) = team.runs(database(), app.plans[0].id)
     assert run_of_it.measured == pytest.approx(1.5 * run_of_it.predicted) and run_of_it.by == "Ben <b>x</b>"
     assert run_of_it.report["ranks"] == 2 and len(run_of_it.report["passes"]) == 3
     visit(app, "review")
@@ -356,7 +356,7 @@ def test_what_cannot_be_compared_is_said(app: AppTest) -> None:
         send_order=SendOrder(mode="concurrent"),
         provenance=Provenance(optimiser="test"),
     )
-    records.save_plan(database(), saved.workspace, other, "Ben")
+    team.save_plan(database(), saved.workspace, other, "Ben")
     app.segmented_control(key="review-view").set_value("Compare")
     app.run()
     beside = next(selectbox for selectbox in app.selectbox if selectbox.label == "Beside")

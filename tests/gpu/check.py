@@ -23,7 +23,7 @@ import torch
 from engine.catalogue import cluster_presets, gpu_types, model_presets
 from engine.cluster import Gpu
 from engine.costs import Datasheet, Profiled
-from engine.costs.calibration import Calibration
+from engine.costs.device_profile import DeviceProfile
 from engine.files import write_atomically
 from engine.formats import read_costs, read_model, read_workload
 from engine.formats.nvidia_topo import read_topology
@@ -174,25 +174,25 @@ def only_first_gpu() -> Iterator[Devices]:
 
 
 def calibrate_quickly() -> str:
-    calibration = calibrated(quick=True)
+    profile = calibrated(quick=True)
     return "; ".join(
         f"{held_out.dtype} on {held_out.gpu}: held-out shapes mean {share(held_out.errors.mean())}, "
         f"worst {share(held_out.errors.max())}"
-        for held_out in calibration.held_out
+        for held_out in profile.held_out
     )
 
 
 def gemms() -> str:
     """Times of a full calibration, read back from its file, against CUDA events round GEMMs of known models: experts and
     routers, by a stopwatch that shares nothing with the calibration's."""
-    calibration = calibrated(quick=False)
+    profile = calibrated(quick=False)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
-        write_atomically(path, calibration.to_json())
+        write_atomically(path, profile.to_json())
         cost = Profiled(read_costs(path))
     device, figures, failed = torch.device("cuda", 0), [], []
-    gpu = stood_for(calibration.measured.gemm[0].gpu)
-    for gemm in calibration.measured.gemm:
+    gpu = stood_for(profile.measured.gemm[0].gpu)
+    for gemm in profile.measured.gemm:
         if gemm.gpu != gpu.type:
             continue  # another type of this machine
         shapes = [(m, n, k) for m in ROWS for n, k in model_shapes()]
@@ -210,7 +210,7 @@ def gemms() -> str:
     return "; ".join(figures)
 
 
-def calibrated(quick: bool) -> Calibration:
+def calibrated(quick: bool) -> DeviceProfile:
     with temporary_folder() as folder:
         return calibrate(plan_sweep(attached(), quick=quick), folder, never, silent)
 

@@ -354,12 +354,12 @@ def test_one_calibration_or_launch_at_a_time(tmp_path):
 
 def test_a_job_says_what_it_measured(monkeypatch):
     from engine.jobs import device_calibration
-    from tests.costs import calibrations as planted
+    from tests.costs import device_profiles as planted
 
     asked = []
     monkeypatch.setattr(device_calibration, "attached", lambda: HOST)
     monkeypatch.setattr(
-        device_calibration, "calibrate", lambda *arguments: asked.append(arguments) or planted.calibration()
+        device_calibration, "calibrate", lambda *arguments: asked.append(arguments) or planted.device_profile()
     )
     context = protocol.Context(store.data_folder())
     answer = device_calibration.calibrate_devices(

@@ -15,7 +15,7 @@ from engine.jobs import launches
 from engine.jobs.protocol import Context
 from engine.launch.preparation.launch import Launch
 from engine.plan import Plan
-from engine.store import records, tables
+from engine.store import tables, team
 from engine.store.database import database
 from engine.store.problems import problem_arguments, save_inputs
 from tests.app.test_launch_page import JOB, MAIN, comes_from, session_with_plans
@@ -99,7 +99,7 @@ def test_the_job_of_a_launch_refuses_a_broken_plan(tmp_path, kind):
 @pytest.fixture
 def workspace(monkeypatch: pytest.MonkeyPatch) -> str:
     comes_from(None, monkeypatch)
-    return records.add_workspace(database(), "Autumn", "Ana").id
+    return team.add_workspace(database(), "Autumn", "Ana").id
 
 
 def saved(workspace: str, plan: dict, name: str) -> str:
@@ -107,7 +107,7 @@ def saved(workspace: str, plan: dict, name: str) -> str:
     inputs = problem()
     save_inputs(inputs)
     fine = Plan.from_dict(legal() | {"name": name}, "plan")
-    records.save_plan(database(), workspace, fine, "Ana", "", problem_arguments(inputs))
+    team.save_plan(database(), workspace, fine, "Ana", "", problem_arguments(inputs))
     changed = json.dumps(plan | {"name": name})
     with database().writing() as connection:
         connection.execute(update(tables.plan).where(tables.plan.c.id == fine.id).values(body=changed))

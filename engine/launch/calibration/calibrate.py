@@ -9,7 +9,7 @@ from typing import Any
 
 from engine import catalogue
 from engine.catalogue.nvidia import type_of
-from engine.costs.calibration import Calibration, fits_of, held_out_of
+from engine.costs.device_profile import DeviceProfile, fits_of, held_out_of
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, MemoryTimes
 from engine.errors import InputError
 from engine.files import write_atomically
@@ -59,7 +59,7 @@ def plan_sweep(devices: Devices, ranks: int | None = None, dtypes: Sequence[str]
 
 def calibrate(
     sweep: Sweep, folder: Path, stop: Stop, report, type: str | None = None, testbed: Testbed | None = None
-) -> Calibration:
+) -> DeviceProfile:
     """Measure with the ranks of a sweep on this machine, or in a testbed. Raises InputError when it fails, is stopped or takes
     too long; what the ranks printed is on standard output.
 
@@ -80,7 +80,7 @@ def calibrate(
     return read_measured(times, sweep, testbed.name if testbed else "local", type)
 
 
-def read_measured(times: Mapping[str, Any], sweep: Sweep, on: str, type: str | None = None) -> Calibration:
+def read_measured(times: Mapping[str, Any], sweep: Sweep, on: str, type: str | None = None) -> DeviceProfile:
     """The calibration from what `sweep_rank` measured."""
     names = {name: _type_name(name, type) for name in times["computed"]}
     spreads: dict[tuple[str, ...], float] = {}
@@ -111,7 +111,7 @@ def read_measured(times: Mapping[str, Any], sweep: Sweep, on: str, type: str | N
         ],
     )
     exchange = _points(sent.get("exchange", []))
-    return Calibration(
+    return DeviceProfile(
         made=moment.isoformat(timespec="seconds"),
         devices=tuple(times["devices"]),
         versions=versions,

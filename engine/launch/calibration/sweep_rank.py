@@ -149,7 +149,7 @@ class SweepRank:
         return self._over_sizes("memory", "passes over memory", sizes, prepared, 2.5, self.on_gpu)
 
     def _collective(self, operation: str) -> list[list[float]]:
-        """[[bytes, seconds, spread], ...]; see `engine.costs.calibration.Fit` for whose bytes."""
+        """[[bytes, seconds, spread], ...]; see `engine.costs.device_profile.Fit` for whose bytes."""
         ranks, rank = self.sweep.ranks, self.rank
 
         def prepared(size: int) -> tuple[float, Work]:

@@ -61,7 +61,7 @@ class HeldOut(Frozen):
         return np.abs(np.array(self.predicted) / np.array(self.points)[:, 3] - 1)
 
 
-class Calibration(Frozen):
+class DeviceProfile(Frozen):
     """A sweep over the attached devices.
 
     made: when, ISO 8601; devices: what each rank ran on, by rank; versions: of the driver, PyTorch, CUDA …; on: the

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from engine.errors import InputError
 from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance
-from engine.store import database, records, tables
+from engine.store import database, tables, team
 from engine.store.database import Database
 
 
@@ -29,8 +29,8 @@ def plan_of(name: str = "a plan", seed: int = 0, parent: str | None = None) -> P
 
 
 @pytest.fixture
-def saved(db: Database) -> records.SavedPlan:
-    return records.save_plan(db, records.add_workspace(db, "Q4", "Ana").id, plan_of(), "Ana")
+def saved(db: Database) -> team.SavedPlan:
+    return team.save_plan(db, team.add_workspace(db, "Q4", "Ana").id, plan_of(), "Ana")
 
 
 def test_the_tables_are_what_the_migrations_make(db):
@@ -39,61 +39,56 @@ def test_the_tables_are_what_the_migrations_make(db):
 
 
 def test_a_plan_comes_back_as_it_was_and_later_opens_see_it(db, url):
-    room = records.add_workspace(db, " Capacity\n 2027 ", "Ana")
+    room = team.add_workspace(db, " Capacity\n 2027 ", "Ana")
     assert room.name == "Capacity 2027"
     inputs = {"workload": {"digest": "d" * 64, "name": "späť"}}
-    saved = records.save_plan(db, room.id, plan_of(), "Ana", "why <b>not</b>", inputs, {"total": 0.25})
+    saved = team.save_plan(db, room.id, plan_of(), "Ana", "why <b>not</b>", inputs, {"total": 0.25})
     again = Database(url)
-    assert records.load_plan(again, saved.plan) == plan_of() and records.workspaces(again) == [room]
-    (seen,) = records.saved_plans(again, room.id)
+    assert team.load_plan(again, saved.plan) == plan_of() and team.workspaces(again) == [room]
+    (seen,) = team.saved_plans(again, room.id)
     assert seen == saved and (seen.inputs, seen.figures, seen.note) == (inputs, {"total": 0.25}, "why <b>not</b>")
     again.close()
 
 
 def test_a_plan_saved_twice_stays_as_it_was_first_saved(db):
-    ours, other = (records.add_workspace(db, name, "Ana").id for name in ("one", "other"))
-    first = records.save_plan(db, ours, plan_of("first name"), "Ana", "first")
-    assert (
-        records.save_plan(db, ours, plan_of("second name"), "Ben", "second") == first
-    )  # the name is not of the content
-    elsewhere = records.save_plan(db, other, plan_of("second name"), "Ben")
+    ours, other = (team.add_workspace(db, name, "Ana").id for name in ("one", "other"))
+    first = team.save_plan(db, ours, plan_of("first name"), "Ana", "first")
+    assert team.save_plan(db, ours, plan_of("second name"), "Ben", "second") == first  # the name is not of the content
+    elsewhere = team.save_plan(db, other, plan_of("second name"), "Ben")
     assert elsewhere.plan == first.plan and elsewhere.name == "second name"
-    assert [len(records.saved_plans(db, room)) for room in (ours, other)] == [1, 1]
+    assert [len(team.saved_plans(db, room)) for room in (ours, other)] == [1, 1]
 
 
 def test_parents_and_children(db, saved):
     child = plan_of(seed=1, parent=saved.plan)
-    records.save_plan(db, saved.workspace, child, "Ben")
+    team.save_plan(db, saved.workspace, child, "Ben")
     grandchild = plan_of(seed=2, parent=child.id)
-    saved_plan = records.save_plan(db, saved.workspace, grandchild, "Ben")
+    saved_plan = team.save_plan(db, saved.workspace, grandchild, "Ben")
     assert saved_plan.parent == child.id and saved.parent is None
-    assert records.children(db, saved.plan) == [child.id] and records.children(db, grandchild.id) == []
+    assert team.children(db, saved.plan) == [child.id] and team.children(db, grandchild.id) == []
 
 
 def test_plans_are_found_by_name_note_author_or_id_and_a_percent_sign_is_a_percent_sign(db, saved):
-    sharp = records.save_plan(db, saved.workspace, plan_of("100% Sharp_one", 1), "Çelik", "for the\nboard")
+    sharp = team.save_plan(db, saved.workspace, plan_of("100% Sharp_one", 1), "Çelik", "for the\nboard")
     parts = ("sharp", "BOARD", "elik", sharp.plan[:9], "%", "_", "no")
     numbers = {
-        part: [saved_plan.number for saved_plan in records.saved_plans(db, saved.workspace, part)] for part in parts
+        part: [saved_plan.number for saved_plan in team.saved_plans(db, saved.workspace, part)] for part in parts
     }
     assert list(numbers.values()) == [[sharp.number]] * 6 + [[]]
-    assert [saved_plan.number for saved_plan in records.saved_plans(db, saved.workspace)] == [
-        sharp.number,
-        saved.number,
-    ]
+    assert [saved_plan.number for saved_plan in team.saved_plans(db, saved.workspace)] == [sharp.number, saved.number]
 
 
 def test_a_review_keeps_everything_that_was_said_in_order(db, saved):
-    review = records.open_review(db, saved.number, "Ship it?", "Ana")
+    review = team.open_review(db, saved.number, "Ship it?", "Ana")
     assert review.state == "open" and review.saved == saved
     for by, what in (("Ben", "too slow"), ("Ana", "<script>alert(1)</script>"), ("Ben", "fine\n\nthen")):
-        records.add_comment(db, review.id, what, by)
+        team.add_comment(db, review.id, what, by)
     states = []
     for verdict, reason in (("rejected", "latency"), ("reopened", ""), ("approved", "")):
-        records.decide(db, review.id, verdict, reason, "Çelik")
-        states.append(records.find_review(db, review.id).state)
+        team.decide(db, review.id, verdict, reason, "Çelik")
+        states.append(team.find_review(db, review.id).state)
     assert states == ["rejected", "open", "approved"]
-    seen = records.find_review(db, review.id)
+    seen = team.find_review(db, review.id)
     assert [(comment.by, comment.text) for comment in seen.comments] == [
         ("Ben", "too slow"),
         ("Ana", "<script>alert(1)</script>"),
@@ -105,93 +100,93 @@ def test_a_review_keeps_everything_that_was_said_in_order(db, saved):
         ("approved", "", "Çelik"),
     ]
     assert [decision.at for decision in seen.decisions] == sorted(decision.at for decision in seen.decisions)
-    second = records.open_review(db, saved.number, "And now?", "Ben")
-    assert [review.id for review in records.reviews(db, saved.workspace)] == [second.id, review.id]
-    assert records.reviews(db, records.add_workspace(db, "other", "Ana").id) == []
+    second = team.open_review(db, saved.number, "And now?", "Ben")
+    assert [review.id for review in team.reviews(db, saved.workspace)] == [second.id, review.id]
+    assert team.reviews(db, team.add_workspace(db, "other", "Ana").id) == []
 
 
 def test_who_decides_on_what_has_changed_meanwhile_is_told(db, saved):
-    review = records.open_review(db, saved.number, "Ship it?", "Ana").id
-    records.decide(db, review, "rejected", "too slow", "Ben", seen=0)
+    review = team.open_review(db, saved.number, "Ship it?", "Ana").id
+    team.decide(db, review, "rejected", "too slow", "Ben", seen=0)
     with pytest.raises(InputError, match="Ben has just rejected this"):
-        records.decide(db, review, "approved", "", "Ana", seen=0)
-    records.decide(db, review, "approved", "", "Ana", seen=1)
-    assert [decision.verdict for decision in records.find_review(db, review).decisions] == ["rejected", "approved"]
+        team.decide(db, review, "approved", "", "Ana", seen=0)
+    team.decide(db, review, "approved", "", "Ana", seen=1)
+    assert [decision.verdict for decision in team.find_review(db, review).decisions] == ["rejected", "approved"]
 
 
 def test_two_who_decide_at_once_on_the_same_state_do_not_both_succeed(db, url, saved):
-    review = records.open_review(db, saved.number, "all at once?", "Ana").id
+    review = team.open_review(db, saved.number, "all at once?", "Ana").id
     refusals = []
 
     def decide(who: int) -> None:
         own = Database(url)
         try:
-            records.decide(own, review, "approved", "", f"judge {who}", seen=0)
+            team.decide(own, review, "approved", "", f"judge {who}", seen=0)
         except InputError as error:
             refusals.append(str(error))
         own.close()
 
     at_once(4, decide)
-    assert len(records.find_review(db, review).decisions) == 1 and len(refusals) == 3
+    assert len(team.find_review(db, review).decisions) == 1 and len(refusals) == 3
 
 
 def test_every_save_of_a_plan_is_found_and_the_pulse_beats_when_anything_is_added_but_comments(db, saved):
-    elsewhere = records.add_workspace(db, "Q5", "Ben")
-    beats = [records.pulse(db)]
-    again = records.save_plan(db, elsewhere.id, plan_of(), "Ben")
-    beats.append(records.pulse(db))
-    assert records.saves_of(db, [saved.plan, "0" * 64]) == [again, saved] and records.saves_of(db, []) == []
-    assert records.find_saved(db, again.number) == again
-    review = records.open_review(db, again.number, "Ship it?", "Ben")
-    beats.append(records.pulse(db))
-    assert records.reviews_of(db, again.number) == [review] and records.reviews_of(db, saved.number) == []
-    records.add_comment(db, review.id, "hm", "Ana")
-    assert records.pulse(db) == beats[-1]
-    records.decide(db, review.id, "approved", "", "Ana")
-    beats.append(records.pulse(db))
-    records.keep_plan(db, plan_of(seed=9, parent=saved.plan))
-    assert records.load_plan(db, plan_of(seed=9, parent=saved.plan).id).parent == saved.plan
-    records.note_run(db, "job-1", plan_of(), "testbed", "Ana", 10.0, 1.5, 1.4, {})
-    beats.append(records.pulse(db))
+    elsewhere = team.add_workspace(db, "Q5", "Ben")
+    beats = [team.pulse(db)]
+    again = team.save_plan(db, elsewhere.id, plan_of(), "Ben")
+    beats.append(team.pulse(db))
+    assert team.saves_of(db, [saved.plan, "0" * 64]) == [again, saved] and team.saves_of(db, []) == []
+    assert team.find_saved(db, again.number) == again
+    review = team.open_review(db, again.number, "Ship it?", "Ben")
+    beats.append(team.pulse(db))
+    assert team.reviews_of(db, again.number) == [review] and team.reviews_of(db, saved.number) == []
+    team.add_comment(db, review.id, "hm", "Ana")
+    assert team.pulse(db) == beats[-1]
+    team.decide(db, review.id, "approved", "", "Ana")
+    beats.append(team.pulse(db))
+    team.keep_plan(db, plan_of(seed=9, parent=saved.plan))
+    assert team.load_plan(db, plan_of(seed=9, parent=saved.plan).id).parent == saved.plan
+    team.note_run(db, "job-1", plan_of(), "testbed", "Ana", 10.0, 1.5, 1.4, {})
+    beats.append(team.pulse(db))
     assert len(set(beats)) == len(beats)
 
 
 def test_runs_are_kept_once(db):
     plan, other = plan_of(), plan_of(seed=1)
-    records.note_run(db, "job-1", plan, "testbed", "Ana", 10.0, 1.5, 1.4, {"tokens": 3})
-    records.note_run(db, "job-1", plan, "testbed", "Ana", 10.0, 9.0, 9.0, {})
-    records.note_run(db, "job-2", other, "local", "Ben", 20.0, None, None, {})
-    assert [run.id for run in records.runs(db)] == ["job-2", "job-1"]
-    (kept,) = records.runs(db, plan.id)
+    team.note_run(db, "job-1", plan, "testbed", "Ana", 10.0, 1.5, 1.4, {"tokens": 3})
+    team.note_run(db, "job-1", plan, "testbed", "Ana", 10.0, 9.0, 9.0, {})
+    team.note_run(db, "job-2", other, "local", "Ben", 20.0, None, None, {})
+    assert [run.id for run in team.runs(db)] == ["job-2", "job-1"]
+    (kept,) = team.runs(db, plan.id)
     assert (kept.predicted, kept.measured, kept.report, kept.at) == (1.5, 1.4, {"tokens": 3}, 10.0)
 
 
 @pytest.mark.parametrize(
     ("do", "says"),
     [
-        (lambda db, saved: records.add_workspace(db, "  ", "Ana"), "name of the workspace"),
-        (lambda db, saved: records.add_workspace(db, "a\x1bb", "Ana"), "name of the workspace"),
-        (lambda db, saved: records.add_workspace(db, "x" * 121, "Ana"), "1 to 120"),
-        (lambda db, saved: records.add_workspace(db, "x", ""), "name of you"),
-        (lambda db, saved: records.save_plan(db, "nowhere", plan_of(), "Ana"), "workspace is not in the database"),
-        (lambda db, saved: records.load_plan(db, "0" * 64), "no saved plan"),
-        (lambda db, saved: records.find_saved(db, saved.number + 7), "saved plan is not"),
-        (lambda db, saved: records.save_plan(db, saved.workspace, plan_of("a\x1bb", 9), "Ana"), "name of the plan"),
-        (lambda db, saved: records.find_review(db, "x'; drop table review; --"), "no review"),
-        (lambda db, saved: records.open_review(db, saved.number + 7, "why", "Ana"), "saved plan is not"),
-        (lambda db, saved: records.open_review(db, saved.number, " \n", "Ana"), "question is empty"),
-        (lambda db, saved: records.add_comment(db, "nowhere", "x", "Ana"), "review is not"),
-        (lambda db, saved: records.add_comment(db, "nowhere", "x\x00y", "Ana"), "NUL"),
-        (lambda db, saved: records.add_comment(db, "nowhere", "x" * 20_001, "Ana"), "20,001 characters"),
-        (lambda db, saved: records.decide(db, "nowhere", "rejected", "", "Ana"), "reason is empty"),
+        (lambda db, saved: team.add_workspace(db, "  ", "Ana"), "name of the workspace"),
+        (lambda db, saved: team.add_workspace(db, "a\x1bb", "Ana"), "name of the workspace"),
+        (lambda db, saved: team.add_workspace(db, "x" * 121, "Ana"), "1 to 120"),
+        (lambda db, saved: team.add_workspace(db, "x", ""), "name of you"),
+        (lambda db, saved: team.save_plan(db, "nowhere", plan_of(), "Ana"), "workspace is not in the database"),
+        (lambda db, saved: team.load_plan(db, "0" * 64), "no saved plan"),
+        (lambda db, saved: team.find_saved(db, saved.number + 7), "saved plan is not"),
+        (lambda db, saved: team.save_plan(db, saved.workspace, plan_of("a\x1bb", 9), "Ana"), "name of the plan"),
+        (lambda db, saved: team.find_review(db, "x'; drop table review; --"), "no review"),
+        (lambda db, saved: team.open_review(db, saved.number + 7, "why", "Ana"), "saved plan is not"),
+        (lambda db, saved: team.open_review(db, saved.number, " \n", "Ana"), "question is empty"),
+        (lambda db, saved: team.add_comment(db, "nowhere", "x", "Ana"), "review is not"),
+        (lambda db, saved: team.add_comment(db, "nowhere", "x\x00y", "Ana"), "NUL"),
+        (lambda db, saved: team.add_comment(db, "nowhere", "x" * 20_001, "Ana"), "20,001 characters"),
+        (lambda db, saved: team.decide(db, "nowhere", "rejected", "", "Ana"), "reason is empty"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_in_a_line_and_leaves_nothing(db, saved, do, says):
     with pytest.raises(InputError, match=says) as refused:
         do(db, saved)
     assert "\n" not in str(refused.value)
-    assert len(records.workspaces(db)) == 1 and records.runs(db) == [] and records.reviews(db, saved.workspace) == []
-    assert [saved_plan.number for saved_plan in records.saved_plans(db, saved.workspace)] == [saved.number]
+    assert len(team.workspaces(db)) == 1 and team.runs(db) == [] and team.reviews(db, saved.workspace) == []
+    assert [saved_plan.number for saved_plan in team.saved_plans(db, saved.workspace)] == [saved.number]
 
 
 def at_once(count: int, work: Callable[[int], None]) -> None:
@@ -201,18 +196,18 @@ def at_once(count: int, work: Callable[[int], None]) -> None:
 
 
 def test_four_who_write_at_once_lose_nothing(db, url, saved):
-    review = records.open_review(db, saved.number, "all at once?", "Ana").id
+    review = team.open_review(db, saved.number, "all at once?", "Ana").id
 
     def write_much(who: int) -> None:
         own = Database(url)
         for index in range(12):
-            records.save_plan(own, saved.workspace, plan_of(f"{who}", 1 + 1000 * who + index), f"writer {who}")
-            records.add_comment(own, review, f"{who} {index}", f"writer {who}")
+            team.save_plan(own, saved.workspace, plan_of(f"{who}", 1 + 1000 * who + index), f"writer {who}")
+            team.add_comment(own, review, f"{who} {index}", f"writer {who}")
         own.close()
 
     at_once(4, write_much)
-    assert len(records.saved_plans(db, saved.workspace)) == 1 + 48
-    texts = [comment.text for comment in records.find_review(db, review).comments]
+    assert len(team.saved_plans(db, saved.workspace)) == 1 + 48
+    texts = [comment.text for comment in team.find_review(db, review).comments]
     assert sorted(texts) == sorted(f"{who} {index}" for who in range(4) for index in range(12))
     for who in range(4):  # of each in the order in which they said it
         assert [comment for comment in texts if comment.startswith(f"{who} ")] == [
@@ -223,7 +218,7 @@ def test_four_who_write_at_once_lose_nothing(db, url, saved):
 def test_many_who_open_a_new_database_at_once_all_find_it_made(url):
     at_once(5, lambda _: Database(url).close())
     db = Database(url)
-    assert records.workspaces(db) == []
+    assert team.workspaces(db) == []
     db.close()
 
 
@@ -231,7 +226,7 @@ def test_a_transaction_that_fails_leaves_nothing(db):
     with pytest.raises(RuntimeError), db.writing() as connection:
         connection.execute(text("insert into workspace (id, name, by, at) values ('a', 'a', 'a', 1)"))
         raise RuntimeError
-    assert records.workspaces(db) == []
+    assert team.workspaces(db) == []
 
 
 def test_a_database_of_a_newer_version_is_left_alone(db, url):
@@ -245,10 +240,10 @@ def test_the_data_folder_has_the_database_and_one_writer_does_not_block_readers(
     monkeypatch.delenv("DATABASE_URL", raising=False)
     db = database.database()
     assert db is database.database() and (own_data_folder / "switchyard.db").is_file()
-    records.add_workspace(db, "seen", "Ana")
+    team.add_workspace(db, "seen", "Ana")
     with db.writing() as connection:
         connection.execute(text("insert into workspace (id, name, by, at) values ('a', 'unseen', 'a', 1)"))
-        assert [workspace.name for workspace in records.workspaces(db)] == ["seen"]
+        assert [workspace.name for workspace in team.workspaces(db)] == ["seen"]
     assert sqlite3.connect(own_data_folder / "switchyard.db").execute("pragma journal_mode").fetchone() == ("wal",)
 
 
@@ -270,11 +265,11 @@ def test_an_address_that_leads_nowhere(address, says, monkeypatch):
 
 def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path):
     db = Database(f"sqlite:///{tmp_path / 'small.db'}")
-    room = records.add_workspace(db, "small", "Ana").id
+    room = team.add_workspace(db, "small", "Ana").id
     with db.reading() as connection:  # of the only connection: as a disk with room for a few more pages would do
         connection.exec_driver_sql("pragma max_page_count=30")
     with pytest.raises(InputError, match="full"):
         for seed in range(200):
-            records.save_plan(db, room, plan_of(seed=seed), "Ana", "x" * 5000)
-    assert len(records.saved_plans(db, room)) > 0
+            team.save_plan(db, room, plan_of(seed=seed), "Ana", "x" * 5000)
+    assert len(team.saved_plans(db, room)) > 0
     db.close()

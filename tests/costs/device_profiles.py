@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from itertools import product
 
 from engine.costs import CollectiveTimes, GemmTimes, Line, MeasuredTimes, MemoryTimes
-from engine.costs.calibration import Calibration, fits_of, held_out_of
+from engine.costs.device_profile import DeviceProfile, fits_of, held_out_of
 
 GEMM, MEMORY, ALL_TO_ALL = Line(alpha=4e-6, beta=2e-12), Line(alpha=3e-6, beta=1e-11), Line(alpha=2e-5, beta=3e-10)
 ALL_REDUCE, EXCHANGE = Line(alpha=5e-5, beta=7e-10), Line(alpha=1e-5, beta=1e-10)
@@ -35,7 +35,7 @@ def measured(gpu: str = "H200", ranks: int = 4, dtype: str = "bf16") -> Measured
     )
 
 
-def calibration(gpu: str = "H200", ranks: int = 4, dtype: str = "bf16") -> Calibration:
+def device_profile(gpu: str = "H200", ranks: int = 4, dtype: str = "bf16") -> DeviceProfile:
     """With three held-out shapes: on the line, and a fifth faster and slower than it."""
     times = measured(gpu, ranks, dtype)
     exchange = [(size, float(EXCHANGE.seconds(size))) for size in SIZES] if ranks > 1 else []
@@ -48,7 +48,7 @@ def calibration(gpu: str = "H200", ranks: int = 4, dtype: str = "bf16") -> Calib
         ("exchange",): 0.04,
         ("all_reduce",): 0.05,
     }
-    return Calibration(
+    return DeviceProfile(
         made=datetime(2026, 1, 2, tzinfo=UTC).isoformat(),
         devices=(gpu,) * ranks,
         versions={"PyTorch": "2"},

@@ -8,14 +8,14 @@ import pytest
 from engine.catalogue import gpu
 from engine.cluster import Cluster, Node
 from engine.costs import AlphaBeta, Profiled, choice, combine, fit_profile
-from engine.costs.calibration import Calibration, fits_of
 from engine.costs.datasheet import Datasheet
+from engine.costs.device_profile import DeviceProfile, fits_of
 from engine.costs.gemm_table import GemmTable
 from engine.costs.silicon_tables import MACHINES, gemm_table
 from engine.errors import InputError
 from engine.formats import read_costs
 from engine.launch.calibration import sweep
-from tests.costs import calibrations as planted
+from tests.costs import device_profiles as planted
 from tests.costs.silicon import needs_tables
 
 CARD = gpu("H200")
@@ -23,7 +23,7 @@ CLUSTER = Cluster(name="four", nodes=(Node(name="n", gpus=(CARD,) * 4, link_band
 
 
 def test_planted_lines_are_recovered():
-    fits = {fit.operation: fit for fit in planted.calibration().fits}
+    fits = {fit.operation: fit for fit in planted.device_profile().fits}
     lines = {
         "gemm": planted.GEMM,
         "memory": planted.MEMORY,
@@ -55,20 +55,20 @@ def test_a_line_through_points_beside_it_tells_its_error():
 
 
 def test_held_out_shapes_tell_the_error_of_what_is_in_between():
-    (held_out,) = planted.calibration().held_out
+    (held_out,) = planted.device_profile().held_out
     # The shape lies on the grid here, so what is predicted is the line itself: the errors are the planted ones.
     assert held_out.errors == pytest.approx([0.0, 0.25, 0.2], abs=1e-6)
 
 
 def test_the_file_comes_back_as_costs_that_price_what_was_measured(tmp_path):
-    calibration, path = planted.calibration(), tmp_path / "profile.json"
-    path.write_text(calibration.to_json(), encoding="utf-8")
-    assert Calibration.from_json(path.read_text(), "x") == calibration
+    profile, path = planted.device_profile(), tmp_path / "profile.json"
+    path.write_text(profile.to_json(), encoding="utf-8")
+    assert DeviceProfile.from_json(path.read_text(), "x") == profile
     cost = Profiled(read_costs(path))
-    for m, n, k, seconds in calibration.measured.gemm[0].points:
+    for m, n, k, seconds in profile.measured.gemm[0].points:
         assert float(cost.gemm(CARD, m, int(n), int(k), "bf16")) == pytest.approx(seconds, rel=1e-9)
     sizes = np.array(planted.SIZES)
-    sent = calibration.measured.collective("all_to_all", 4)
+    sent = profile.measured.collective("all_to_all", 4)
     assert cost.all_to_all(CLUSTER, sizes) == pytest.approx([seconds for _, seconds in sent.points])
     assert cost.all_reduce(CLUSTER, sizes) == pytest.approx(planted.ALL_REDUCE.seconds(sizes))
     assert cost.memory_pass(CARD, sizes) == pytest.approx(planted.MEMORY.seconds(sizes))
@@ -105,16 +105,16 @@ def test_another_number_of_gpus_takes_only_the_computation():
 )
 def test_a_broken_file_is_refused_with_the_place(tmp_path, change, part):
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps(planted.calibration().model_dump(mode="json") | change), encoding="utf-8")
+    path.write_text(json.dumps(planted.device_profile().model_dump(mode="json") | change), encoding="utf-8")
     with pytest.raises(InputError, match=part) as caught:
         read_costs(path)
     assert str(caught.value).startswith("profile.json: ") and "\n" not in str(caught.value)
 
 
 def test_errors_belong_to_their_shapes():
-    held_out = planted.calibration().held_out[0].model_dump()
+    held_out = planted.device_profile().held_out[0].model_dump()
     with pytest.raises(ValueError, match="2 predictions for 3"):
-        type(planted.calibration().held_out[0])(**held_out | {"predicted": held_out["predicted"][:2]})
+        type(planted.device_profile().held_out[0])(**held_out | {"predicted": held_out["predicted"][:2]})
 
 
 # The grid of a calibration
