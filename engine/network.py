@@ -52,7 +52,7 @@ class Network:
 
     def start_up(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """float64[send]: latency of a send."""
-        return np.where(self.linked[src, dst], self.link_latency[src], self.latency)
+        return np.where(self.linked[src, dst], self.link_latency[src], self.latency).astype(np.float64)
 
     def ports(self, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64[send] each: the port a send leaves by and the port it arrives at, as indices into `capacity`."""
@@ -62,7 +62,7 @@ class Network:
     @property
     def capacity(self) -> np.ndarray:
         """float64[4·gpu] bytes/s: fabric out, fabric in, link out, link in."""
-        return np.concatenate([self.send, self.receive, self.link, self.link])
+        return np.concatenate([self.send, self.receive, self.link, self.link]).astype(np.float64)
 
     def fluid_seconds(self, src: np.ndarray, dst: np.ndarray, size: np.ndarray) -> float:
         """Seconds that the busiest port needs for sends of `size` bytes, latency left out: no order can be faster."""
