@@ -5,6 +5,7 @@ its own reach each other over those instead, through a second pair of ports.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class Network:
     def gpus(self) -> int:
         return len(self.send)
 
-    @property
+    @cached_property
     def linked(self) -> np.ndarray:
         """bool[gpu, gpu]: pairs that talk over the links of their node."""
         same = self.node[:, None] == self.node[None, :]
@@ -59,7 +60,7 @@ class Network:
         over_link = np.where(self.linked[src, dst], 2 * self.gpus, 0)
         return src + over_link, dst + self.gpus + over_link
 
-    @property
+    @cached_property
     def capacity(self) -> np.ndarray:
         """float64[4·gpu] bytes/s: fabric out, fabric in, link out, link in."""
         return np.concatenate([self.send, self.receive, self.link, self.link]).astype(np.float64)
@@ -71,12 +72,22 @@ class Network:
         busy = moved > 0
         return float((moved[busy] / self.capacity[busy]).max(initial=0.0))
 
+    def moved(self, traffic: np.ndarray) -> np.ndarray:
+        """float64[4·gpu] bytes that an all-to-all of this traffic (float64[src, dst] bytes, diagonal ignored) moves through
+        every port, as in `capacity`."""
+        traffic = off_diagonal(traffic)
+        fabric, link = np.where(self.linked, 0.0, traffic), np.where(self.linked, traffic, 0.0)
+        return np.concatenate([matrix.sum(axis=axis) for matrix in (fabric, link) for axis in (1, 0)])
+
     def bound(self, traffic: np.ndarray) -> float:
         """Seconds below which no all-to-all of this traffic (float64[src, dst] bytes) can end, one start-up included."""
-        src, dst = np.nonzero(off_diagonal(traffic))
-        if not len(src):
+        moved = self.moved(traffic)
+        busy = np.flatnonzero(moved)
+        if not len(busy):
             return 0.0
-        return self.fluid_seconds(src, dst, traffic[src, dst]) + float(self.start_up(src, dst).min())
+        over_link = np.where(moved[2 * self.gpus : 3 * self.gpus] > 0, self.link_latency, np.inf)
+        start_up = min(over_link.min(), self.latency if moved[: self.gpus].any() else np.inf)
+        return float((moved[busy] / self.capacity[busy]).max()) + float(start_up)
 
 
 def off_diagonal(traffic: np.ndarray) -> np.ndarray:
