@@ -30,6 +30,8 @@ class Timeline:
     bundled: whether sends are folded (see `engine.simulate.events`): an event of the network is then a bundle, a stretch in
         which a GPU sends or receives in an all-to-all without a gap, with the bytes that it sends in it and peer -1. Of the
         GPUs that end a step at the same moment, the one that the others wait for stands first. All figures are the same.
+    exact: whether every end of a send was simulated as an event of its own (see `engine.simulate.flows`)
+    latest: where it was not, seconds at which an exact simulation would end at the latest, if that was proven
     """
 
     events: pd.DataFrame
@@ -38,6 +40,8 @@ class Timeline:
     cost_source: str
     labels: tuple[str, ...] | None = None
     bundled: bool = False
+    exact: bool = True
+    latest: float | None = None
 
     def to_dict(self) -> dict:
         """Plain JSON: the events as columns, times in seconds."""
@@ -49,7 +53,8 @@ class Timeline:
             "events": columns,
         }
         document |= {} if self.labels is None else {"labels": list(self.labels)}
-        return document | ({"bundled": True} if self.bundled else {})
+        document |= {"bundled": True} if self.bundled else {}
+        return document | ({} if self.exact else {"exact": False, "latest": self.latest})
 
     @classmethod
     def from_dict(cls, data: dict) -> "Timeline":
@@ -59,7 +64,7 @@ class Timeline:
         events["kind"] = pd.Categorical(events["kind"], categories=list(KINDS))
         labels = tuple(data["labels"]) if "labels" in data else None
         about = (tuple(data["resources"]), data["source"], data["cost_source"], labels, data.get("bundled", False))
-        return cls(events, *about)
+        return cls(events, *about, data.get("exact", True), data.get("latest"))
 
     def layers(self, first: int, last: int) -> "Timeline":
         """The events of MoE layers first … last, both included, at their times in the whole."""

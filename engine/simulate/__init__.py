@@ -5,20 +5,22 @@ from dataclasses import replace
 from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.colocated import bound_of_colocated, sends_of_colocated, simulate_colocated
 from engine.simulate.inference import bound_of_inference, sends_of_inference, simulate_inference
 from engine.simulate.training import bound_of_step, simulate_step
 from engine.timeline import Timeline
 
 
-def simulate(plan: Plan, problem: Problem) -> Timeline:
-    """The predicted timeline of a plan. Raises InputError when the plan does not fit the problem."""
+def simulate(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched) -> Timeline:
+    """The predicted timeline of a plan. Once `stop` answers True the rest of a large one is simulated in a hurry, less
+    exactly, as the timeline then says. Raises InputError when the plan does not fit the problem."""
     problem.check_plan(plan)
     match problem.goal:
         case Goal.INFERENCE:
-            return simulate_inference(plan, problem)
+            return simulate_inference(plan, problem, stop, advance)
         case Goal.TWO_MODELS:
-            return simulate_colocated(plan, problem)
+            return simulate_colocated(plan, problem, stop, advance)
         case Goal.TRAINING:
             return simulate_step(plan, problem)
 

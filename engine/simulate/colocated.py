@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from engine.network import Network
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem
+from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.events import EventLog, too_many
 from engine.simulate.fabric import Fabric
 from engine.simulate.work import Work, work_of
@@ -28,13 +29,13 @@ Traffic = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Dispatch and combine of one model, float64[layer, src, dst] bytes each, diagonals ignored."""
 
 
-def simulate_colocated(plan: Plan, problem: Problem) -> Timeline:
+def simulate_colocated(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched) -> Timeline:
     """The predicted timeline of a plan for two models, which must fit the problem."""
     works = work_of(plan.placement, problem, plan.execution), work_of(plan.placement_b, problem.second)
     orders = plan.send_order, plan.send_order_b
-    bundled = too_many(*(traffic for work in works for traffic in (work.dispatch, work.combine)))
-    events = colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network, EventLog(bundled))
-    return Timeline(events, problem.cluster.gpu_names, "simulated", problem.cost.source, bundled=bundled)
+    log = EventLog(too_many(*(traffic for work in works for traffic in (work.dispatch, work.combine))))
+    colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network, log, stop=stop, advance=advance)
+    return log.timeline(problem)
 
 
 def sends_of_colocated(plan: Plan, problem: Problem, before: Timeline, first: int, last: int) -> pd.DataFrame:
@@ -78,6 +79,8 @@ def colocated_timeline(
     log: EventLog | None = None,
     stretch: range | None = None,
     free: NDArray[np.float64] | None = None,
+    stop: Stop = never,
+    advance: Advance = unwatched,
 ) -> pd.DataFrame:
     """The events of two models on one cluster, with the columns of `Timeline.events`; `model` is 0 for a, 1 for b.
 
@@ -112,7 +115,9 @@ def colocated_timeline(
         log.network(kind, layer, 0.0, fabric.flows(name), model)
         return end
 
-    for layer in stretch or range(layers):
+    stretch = stretch or range(layers)
+    for layer in stretch:
+        fabric.hurried = stop()
         # Every release comes before the network is simulated up to it: each of the four starts after computation that
         # follows all ends asked for so far.
         dispatch_a = send("dispatch", layer, 0, run("gate", layer, 0, 0.0))
@@ -121,6 +126,7 @@ def colocated_timeline(
         combine_b = send("combine", layer, 1, run("ffn", layer, 1, arrival(dispatch_b, "dispatch", layer, 1)))
         run("aggregate", layer, 0, arrival(combine_a, "combine", layer, 0))
         run("aggregate", layer, 1, arrival(combine_b, "combine", layer, 1))
+        advance((layer + 1 - stretch.start) / len(stretch))
     return log.frame()
 
 

@@ -6,13 +6,16 @@ bundles, a GPU's busy stretches (mostly one a GPU); the sends of chosen layers a
 (`engine.simulate.simulate_layers`).
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from engine.problem import Problem
 from engine.simulate.flows import Flows
 from engine.simulate.waits import waited_for
-from engine.timeline import COLUMNS, KINDS, STREAMS, unions
+from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline, unions
 
 STREAM, KIND = pd.CategoricalDtype(list(STREAMS)), pd.CategoricalDtype(list(KINDS))
 """Made once: a type is checked for doubles whenever it is made."""
@@ -31,10 +34,15 @@ def too_many(*traffic: NDArray[np.float64]) -> bool:
 
 
 class EventLog:
-    """Collects events; every method returns when its step is over on all GPUs. bundled: fold the sends."""
+    """Collects events; every method returns when its step is over on all GPUs.
+
+    bundled: fold the sends; exact: whether all sends so far were simulated exactly; slack: seconds by which the last end is
+    earlier than an exact one could be at the latest, None where that is not proven.
+    """
 
     def __init__(self, bundled: bool = False) -> None:
-        self._bundled = bundled
+        self.bundled, self.exact = bundled, True
+        self.slack: float | None = 0.0
         self._parts: list[dict[str, np.ndarray]] = []
 
     def compute(
@@ -50,11 +58,23 @@ class EventLog:
     def network(self, kind: str, layer: int, start: float, flows: Flows, model: int = 0) -> float:
         """The sends of an all-to-all, on the lane of their sender; the times of the flows count from `start`."""
         sends = Flows(flows.src, flows.dst, flows.bytes, start + flows.start, start + flows.end)
-        if self._bundled and len(sends.src):
+        if self.bundled and len(sends.src):
             self._add("network", kind, layer, model, *_bundles(sends))
         else:
             self._add("network", kind, layer, model, sends.src, sends.start, sends.end, sends.dst, sends.bytes)
+        self.exact = self.exact and flows.exact
+        if not flows.exact:
+            unknown = self.slack is None or flows.latest is None
+            self.slack = None if unknown else self.slack + flows.latest - flows.seconds
         return start + flows.seconds
+
+    def timeline(self, problem: Problem) -> Timeline:
+        """All events as the predicted timeline of a plan for this problem."""
+        timeline = Timeline(
+            self.frame(), problem.cluster.gpu_names, "simulated", problem.cost.source, bundled=self.bundled
+        )
+        latest = None if self.exact or self.slack is None else timeline.total + self.slack
+        return replace(timeline, exact=self.exact, latest=latest)
 
     def _add(self, stream: str, kind: str, layer: int, model: int, resource, start, end, peer, size) -> None:
         same = {"stream": STREAMS.index(stream), "kind": KINDS.index(kind), "layer": layer, "model": model}
@@ -72,8 +92,13 @@ class EventLog:
 def _bundles(sends: Flows) -> tuple[np.ndarray, ...]:
     """resource, start, end, peer and bytes of the bundles, by GPU and time; but the one that ends last on the GPU that all
     others wait for stands first."""
-    count, spans = len(sends.src), np.column_stack([sends.start, sends.end])
-    stretches, gpu, place = unions(np.tile(spans, (2, 1)), np.append(sends.src, sends.dst))
+    count, spans, both = len(sends.src), np.column_stack([sends.start, sends.end]), np.append(sends.src, sends.dst)
+    if np.ptp(sends.start):
+        stretches, gpu, place = unions(np.tile(spans, (2, 1)), both)
+    else:  # all start together, so a GPU has one stretch
+        gpu, place = np.unique(both, return_inverse=True)
+        stretches = np.tile(sends.start[:1], (len(gpu), 2))
+        np.maximum.at(stretches[:, 1], place, np.tile(sends.end, 2))
     size = np.bincount(place[:count], sends.bytes, len(gpu))
     last = sends.end.argmax()
     pair = sends.src[last], sends.dst[last]

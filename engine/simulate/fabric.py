@@ -14,7 +14,7 @@ from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
 from engine.plan.replay import replay
 from engine.simulate import fair_share
-from engine.simulate.flows import EXACT_SENDS, WINDOW, Flows
+from engine.simulate.flows import EXACT_SENDS, HURRIED_WINDOW, WINDOW, Flows
 
 SENDS = ("source", "sink", "size", "latency", "left", "start", "end")
 
@@ -34,10 +34,11 @@ class _Exchange:
 
 
 class Fabric:
-    """A network and what is in flight on it. `now`: the second up to which it has been simulated."""
+    """A network and what is in flight on it. now: the second up to which it has been simulated; hurried: see `all_to_all`."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
+        self.hurried = False
         self.now = 0.0
         self._exchanges: dict[str, _Exchange] = {}
 
@@ -109,7 +110,9 @@ class Fabric:
             capacity=self.network.capacity,
             now=self.now,
             awaited=live.index(awaited),
-            window=0.0 if exact else WINDOW * min(exchange.bound for exchange in live),
+            window=0.0
+            if exact
+            else (HURRIED_WINDOW if self.hurried else WINDOW) * min(exchange.bound for exchange in live),
         )
         cuts = np.cumsum(counts)[:-1]
         for column in ("left", "start", "end"):

@@ -81,6 +81,8 @@ def save_timeline(key: str, timeline: Timeline) -> None:
         "cost_source": timeline.cost_source,
         "labels": timeline.labels,
         "bundled": timeline.bundled,
+        "exact": timeline.exact,
+        "latest": timeline.latest,
     }
     columns = {name: timeline.events[name] for name in COLUMNS}
     for name in CATEGORIES:

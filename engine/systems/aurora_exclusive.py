@@ -47,11 +47,11 @@ def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Repo
     placement = to_placement(gpu_of_expert, problem)
     if cancelled:
         return Draft(placement, SendOrder(mode="concurrent"), bound, notes, cancelled=True)
-    send_order, times = best_order(placement, problem, options.order, stop, report)
-    notes |= {f"with {mode} order": Note(seconds, "s") for mode, seconds in times.items()}
+    ordered = best_order(placement, problem, options.order, stop, report)
+    notes |= ordered.notes
     if not stop():
         notes |= compare_with_printed(gpu_of_expert, problem)
-    return Draft(placement, send_order, bound, notes, cancelled=stop())
+    return Draft(placement, ordered.order, bound, notes, cancelled=stop(), timeline=ordered.timeline)
 
 
 def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
