@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: studio test quick gpu lint pictures clean
 
 studio: $(VENV)/.studio
-	$(PYTHON) -m streamlit run app/main.py --server.port $(PORT) -- --sample
+	OPENBLAS_NUM_THREADS=1 $(PYTHON) -m streamlit run app/main.py --server.port $(PORT) -- --sample
 
 test: $(VENV)/.test
 	./tests/system_packages.sh
