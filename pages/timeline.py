@@ -66,7 +66,9 @@ if problem.goal is Goal.TRAINING:
 figures = cached.metrics(plan, problem)
 whole = figures.total or 1.0  # a recording of nothing but padding takes no time
 with st.container(horizontal=True, gap="large"):
-    st.metric("Total, simulated", units.seconds(figures.total), help=problem.cost.source)
+    st.metric(
+        "Total, simulated", units.seconds(figures.total), help=f"{figures.how_simulated}; costs: {problem.cost.source}"
+    )
     st.metric(
         "Bound for this placement",
         units.seconds(figures.order_bound),
@@ -114,11 +116,12 @@ widgets.chart(charts.gantt(stretches, first, last, title, bounds, drawn), "gantt
 longest = max(figures.seconds, key=figures.seconds.get)
 share = units.share(figures.seconds[longest] / whole)
 most = "" if plan.goal is Goal.TWO_MODELS else f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). "
-bar = "a send; hover tells its receiver"
+bar, how = "a send; hover tells its receiver", figures.how_simulated
 if timelines[plan.name].bundled:
     bar = "the time in which a GPU sends or receives without a gap: there are too many sends to draw"
 st.caption(
-    f"{most}Outlined bars are simulated. A bar on a network lane is {bar}. The line runs through what all GPUs wait for."
+    f"{most}Outlined bars are simulated ({how}). A bar on a network lane is {bar}. "
+    "The line runs through what all GPUs wait for."
 )
 if timelines[plan.name].bundled:
     sends.show(plan, problem)

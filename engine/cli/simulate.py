@@ -7,7 +7,7 @@ from pathlib import Path
 from engine.cli import text
 from engine.cli.command import Commands, add_command
 from engine.cli.inputs import add_inputs, plans_and_problem
-from engine.cli.output import answer, write
+from engine.cli.output import answer, progress, stopped_by_signals, write
 from engine.simulate import simulate
 from engine.simulate.metrics import metrics, speedup
 
@@ -26,13 +26,16 @@ def add(commands: Commands) -> None:
 
 def _simulate(options: argparse.Namespace) -> int:
     (plan,), problem = plans_and_problem(options, [options.plan])
-    timeline = simulate(plan, problem)
+    with stopped_by_signals() as stop, progress() as report:
+        timeline = simulate(plan, problem, stop, lambda share: report(share, "simulating", None, None))
     if options.output:
         write(options.output, json.dumps(timeline.to_dict()))
+    figures = metrics(plan, problem, timeline)
     content = {
         "name": plan.name,
         "id": plan.id,
-        "metrics": metrics(plan, problem, timeline).to_dict(),
+        "metrics": figures.to_dict(),
+        "how_simulated": figures.how_simulated,
         "bound_covers": plan.claim.scope if plan.claim else None,
         "cost_source": timeline.cost_source,
         "events": len(timeline.events),

@@ -107,6 +107,7 @@ def simulated(answer: dict[str, Any]) -> str:
     lines = [f"{answer['name']} ({answer['id'][:12]}): {seconds(figures['total'])} simulated"]
     if figures["decomposition"] is not None:
         return "\n".join([*lines, *_step_figures(figures), f"  costs: {answer['cost_source']}"])
+    lines.append(f"  {answer['how_simulated']}")
     lines.append(f"  no order of sends is below {seconds(figures['order_bound'])} ({share(figures['order_gap'])} away)")
     if figures["bound"] is not None and answer["bound_covers"] != "order":
         lines.append(

@@ -13,17 +13,19 @@ from engine.simulate.training.memory import step_state_bytes
 from engine.simulate.training.routing import route
 from engine.simulate.work import work_of
 from engine.timeline import Timeline, balancedness
+from engine.units import seconds
 from engine.workload import digest_of
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """total, order_bound, exposed_communication, seconds: in seconds; memory: bytes on the fullest GPU; the rest shares.
+    """total, order_bound, exposed_communication, seconds, latest: in seconds; memory: bytes on the fullest GPU; the rest
+    shares.
 
     order_bound: no send order can bring the plan's placement below it. bound: the optimiser's own proven bound over the
     placements it chose from, None when the plan makes no claim. Of a training step, `order_bound` covers every schedule of
     its placement, `memory` is weights, gradients and momentum without activations, `seconds` are busy times by kind and
-    `decomposition` is `Timeline.decomposition`.
+    `decomposition` is `Timeline.decomposition`. exact, latest: of the timeline.
     """
 
     total: float
@@ -40,9 +42,21 @@ class Metrics:
     phases: int
     seconds: dict[str, float]
     decomposition: dict[str, float] | None = None
+    exact: bool = True
+    latest: float | None = None
 
     def to_dict(self) -> dict:
         return asdict(self)
+
+    @property
+    def how_simulated(self) -> str:
+        """How exact the total is, in words."""
+        if self.exact:
+            return "simulated exactly, send by send"
+        words = "sends that end at nearly the same moment were simulated as one event, which hardly shows in the total"
+        if self.latest is None:
+            return words
+        return f"{words} (proven: it lies between {seconds(self.order_bound)} and {seconds(self.latest)})"
 
 
 def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> Metrics:
@@ -72,6 +86,8 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> M
             schedule.phases for order in (plan.send_order, plan.send_order_b) if order for schedule in order.dispatch
         ),
         seconds=timeline.seconds_of_kind(),
+        exact=timeline.exact,
+        latest=timeline.latest,
     )
 
 
