@@ -55,8 +55,9 @@ def assign_groups(
     slots = _checked_slots(slots, instance, exact_slots)
     options = {"exact_slots": exact_slots, "time_limit": time_limit}
     provenance = Provenance(optimiser="assign_groups", options=options, seed=seed, versions=library_versions())
-    if exact_slots and slots.max() == slots.min() == 1:
-        return replace(assign(instance, stop), provenance=provenance)
+    if slots.max() == slots.min() == 1:
+        result = assign(_with_idle_experts(instance), stop)
+        return replace(result, solution=result.solution[: instance.experts], provenance=provenance)
 
     deadline = start + time_limit
     floors = _unavoidable(instance, slots, exact_slots)
@@ -86,6 +87,17 @@ def assign_groups(
     else:
         status = Status.FEASIBLE if beyond_cp_sat else Status.TIME_LIMIT
     return Result(status, objective, min(bound, objective), time.perf_counter() - start, best, provenance)
+
+
+def _with_idle_experts(instance: AssignmentInstance) -> AssignmentInstance:
+    """The instance with experts that nobody asks for, as many as there are GPUs without one: they change no cost."""
+    idle = ((0, 0), (0, instance.gpus - instance.experts))
+    return AssignmentInstance(
+        np.pad(instance.compute, idle),
+        np.pad(instance.receive, idle),
+        instance.send_total,
+        np.pad(instance.send_saved, idle),
+    )
 
 
 def _unavoidable(instance: AssignmentInstance, slots: NDArray[np.int64], exact_slots: bool) -> tuple[float, float]:

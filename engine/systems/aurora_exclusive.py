@@ -5,7 +5,6 @@ Two decisions: which GPU takes which experts, and in which order the bytes of ev
 a proven bound and says how far the printed rules, kept as `exclusive_printed`, are from it.
 """
 
-from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
@@ -20,12 +19,13 @@ from engine.placement.grouped_assignment import PROVEN_GAP, assign_groups
 from engine.plan import SendOrder
 from engine.problem import Problem
 from engine.result import Stop
-from engine.simulate.work import compute_seconds
 from engine.systems.base import Draft, Note, Notes, Report
+from engine.systems.layer_seconds import LayerSeconds, expert_seconds, linked_group, tokens_nearby
 from engine.systems.options import Options, Order, Seed, Slots, TimeLimit
 from engine.systems.pieces import best_order, order_by, slots_of_gpu, spread_evenly, to_placement
 
-EXCHANGES_PER_EXPERT = 60
+EXCHANGES_PER_EXPERT, SECONDS_PER_EXCHANGE = 60, 1e-4
+"""Exchanges tried in a layer, and what one takes on 1024 GPUs, which only divides a time limit."""
 
 MOST_PRINTED_GPUS, MOST_PRINTED_PAIRS = 64, 20_000
 """Algorithm 1 looks at every pair in every phase, half a second a layer of 64 GPUs: it is compared on so many GPUs at most, and
@@ -67,56 +67,31 @@ def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Re
     return Draft(placement, order_by(algorithm1, placement, problem, "matched"))
 
 
-def instance_of_layer(problem: Problem, layer: int) -> AssignmentInstance:
+def instance_of_layer(problem: Problem, layer: int, slots: np.ndarray | None = None) -> AssignmentInstance:
     """The assignment problem of one layer (Aurora §5.1), as a relaxation where needed so that its bound always holds.
 
     Dispatch and combine together take max(sent, received) · (1/send + 1/receive) at a GPU, hence the harmonic mean.
     On nodes with links of their own only what arrives from other nodes is sure to load the fabric, whatever the rest of
-    the placement; a cluster that is one such node uses its links as the fabric.
+    the placement, and what a GPU sends to more experts than its node has `slots` for (int64[gpu]; None: for all); a
+    cluster that is one such node uses its links as the fabric.
     """
-    network, tokens = problem.network, problem.demand[layer]
-    size = tokens * problem.model.bytes_per_token
-    compute = _ffn_seconds(problem, layer)
+    network, bytes_per_token = problem.network, problem.model.bytes_per_token
+    size = problem.demand[layer] * bytes_per_token
+    compute = expert_seconds(problem, layer)
     rate = 2 / (1 / network.send + 1 / network.receive)
-    itself = np.eye(network.gpus, dtype=bool)
-    linked = network.linked[~itself]
+    linked = network.linked[~np.eye(network.gpus, dtype=bool)]
     if not linked.any():
         return AssignmentInstance.from_tokens(size, compute, rate, rate)
     if linked.all():
         return AssignmentInstance.from_tokens(size, compute, network.link, network.link)
-    from_elsewhere = size.sum(axis=0) - np.where(network.linked | itself, 1.0, 0.0) @ size
-    nothing = np.zeros(network.gpus)
-    return AssignmentInstance(compute, from_elsewhere / rate[:, None], nothing, np.zeros_like(size))
-
-
-def _ffn_seconds(problem: Problem, layer: int) -> np.ndarray:
-    """float64[gpu, expert]: what every GPU would need for every expert's tokens."""
-    tokens = problem.demand[layer].sum(axis=0)
-    return np.array([problem.cost.expert_ffn(gpu, tokens, problem.model) for gpu in problem.cluster.gpus])
-
-
-def layer_seconds(problem: Problem, layer: int) -> Callable[[np.ndarray], float]:
-    """What a placement int64[expert] of one layer takes, start-up times left out: the slowest GPU's FFNs, and dispatch
-    and combine each at its busiest port. `instance_of_layer` is this, or where that is not exact a relaxation of it."""
-    network, cost, tokens = problem.network, problem.cost, problem.demand[layer]
-    size = tokens * problem.model.bytes_per_token
-    compute = _ffn_seconds(problem, layer)
-    gpus, experts = tokens.shape
-    away = ~np.eye(gpus, dtype=bool)
-    over_link, over_fabric = network.linked & away, ~network.linked & away
-    link = np.where(network.link > 0, network.link, 1.0)
-
-    def seconds(gpu_of_expert: np.ndarray) -> float:
-        traffic = size @ np.eye(gpus)[gpu_of_expert]
-        fabric, links = traffic * over_fabric, traffic * over_link
-        row, column = fabric.sum(axis=1), fabric.sum(axis=0)
-        within = (np.maximum(links.sum(axis=1), links.sum(axis=0)) / link).max()
-        dispatch = max((row / network.send).max(), (column / network.receive).max(), within)
-        combine = max((column / network.send).max(), (row / network.receive).max(), within)
-        ffn = np.bincount(gpu_of_expert, compute[gpu_of_expert, np.arange(experts)], gpus)
-        return float(cost.together(ffn).max() + dispatch + combine)
-
-    return seconds
+    from_elsewhere = np.maximum(size.sum(axis=0) - tokens_nearby(problem, layer) * bytes_per_token, 0.0)
+    sent = np.zeros(network.gpus)
+    if slots is not None:
+        group = linked_group(problem)
+        room = np.minimum(np.bincount(group, slots)[group].astype(np.int64), size.shape[1])
+        most_near = np.pad(np.cumsum(-np.sort(-size, axis=1), axis=1), ((0, 0), (1, 0)))
+        sent = np.maximum(size.sum(axis=1) - most_near[np.arange(network.gpus), room], 0.0)
+    return AssignmentInstance(compute, from_elsewhere / rate[:, None], sent / rate, np.zeros_like(size))
 
 
 def assign_layers(
@@ -135,7 +110,7 @@ def assign_layers(
     fixed = _fixed_seconds(problem)
     objective, bound, proven = 0.0, float(fixed.sum()), 0
     for layer in range(layers):
-        instance = instance_of_layer(problem, layer)
+        instance = instance_of_layer(problem, layer, slots)
         if stop():
             # Of a layer that was not planned all that is known is what its heaviest expert takes on the best GPU.
             bound += float(instance.compute.min(axis=0).max() + 2 * instance.receive.min(axis=0).max())
@@ -145,16 +120,17 @@ def assign_layers(
             result = assign(instance, stop)
         else:
             result = assign_groups(instance, slots, exact_slots, time_limit / layers, seed, stop)
-        seconds, placed = layer_seconds(problem, layer), result.solution
+        seconds, placed = LayerSeconds(problem, layer), result.solution
         # Where ranks share processors, or links or different rates out and in leave the instance only a relaxation, its
         # optimum is a start for a search on the real objective.
         if seconds(placed) > result.objective * (1 + 1e-9):
-            steps = EXCHANGES_PER_EXPERT * experts
+            steps = min(EXCHANGES_PER_EXPERT * experts, int(time_limit / layers / SECONDS_PER_EXCHANGE))
             placed = exchange_search([placed, start], slots, exact_slots, seconds, steps, seed, stop)
         gpu_of_expert[layer] = placed
-        objective += seconds(placed)
+        needed = seconds.afresh(placed)
+        objective += needed
         bound += result.bound
-        proven += seconds(placed) <= result.bound * (1 + PROVEN_GAP)
+        proven += needed <= result.bound * (1 + PROVEN_GAP)
     said = f"proven optimal in {proven} of {layers} layers (max FFN + 2 · max all-to-all, no start-up times)"
     notes = {"placement": Note(said), "placement objective": Note(objective, "s")}
     return gpu_of_expert, bound, notes, stop()
@@ -162,10 +138,14 @@ def assign_layers(
 
 def fixed_compute(problem: Problem) -> dict[str, np.ndarray]:
     """float64[layer, gpu] seconds of `gate` and `aggregate`, which no placement changes."""
-    home = np.zeros((problem.workload.layers, problem.workload.num_experts), dtype=np.int64)
-    held = problem.tokens_of_rank
-    seconds = compute_seconds(to_placement(home, problem), problem, held, held)
-    return {kind: seconds[kind] for kind in ("gate", "aggregate")}
+    cost, model, held = problem.cost, problem.model, problem.tokens_of_rank
+    seconds = {"gate": np.empty(held.shape), "aggregate": np.empty(held.shape)}
+    gpus = problem.cluster.gpus
+    for kind in dict.fromkeys(gpus):
+        ranks = [rank for rank, gpu in enumerate(gpus) if gpu == kind]
+        seconds["gate"][:, ranks] = cost.gate(kind, held[:, ranks], model)
+        seconds["aggregate"][:, ranks] = cost.aggregate(kind, held[:, ranks], model)
+    return {name: cost.together(step) for name, step in seconds.items()}
 
 
 def _fixed_seconds(problem: Problem) -> np.ndarray:
@@ -187,11 +167,11 @@ def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem) -> Notes:
     notes: Notes = {}
     # With a spare slot, or where equal numbers do not fit the memory, the rule would not be compared on equal terms.
     if held.sum() == problem.workload.num_experts and np.all(held <= problem.expert_slots_of_gpu()):
-        seconds = [layer_seconds(problem, layer) for layer in range(len(load))]
-        ours = sum(objective(row) for objective, row in zip(seconds, gpu_of_expert, strict=True))
-        theirs = sum(
-            objective(sorted_assignment(row, speed, held)) for objective, row in zip(seconds, load, strict=True)
-        )
+        ours = theirs = 0.0
+        for layer, row in enumerate(gpu_of_expert):
+            seconds = LayerSeconds(problem, layer)
+            ours += seconds.afresh(row)
+            theirs += seconds.afresh(sorted_assignment(load[layer], speed, held))
         notes["Theorem 5.1's placement, relative to ours"] = Note(theirs / ours if ours else 1.0, "×")
     if problem.network.gpus > MOST_PRINTED_GPUS:
         return notes

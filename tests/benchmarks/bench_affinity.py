@@ -1,6 +1,7 @@
 """Affinity placement against the usual placement and alternating assignments: `python -m tests.benchmarks.bench_affinity`.
 
-With a number: seconds for each instance of both methods (default 5; the largest instances get twice that).
+With a number: seconds for each instance of both methods (default 5; the largest instances get twice that, and at last a
+minute each, for their gap at production size).
 
 First made-up instances: hops saved under the linear placement, and the proven gap. Then the recordings in
 `../shared/data`: plans made on half of the tokens, scored on the other half, as the share of hops kept on their GPU. Two
@@ -12,16 +13,26 @@ the field are those of the pairs.
 
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.transitions import kept, transitions
+from engine.studies.synthetic import Recipe, synthetic
 from engine.validate.affinity import check_affinity
 from tests.benchmarks.alternating import alternating
 from tests.placement.affinity_cases import permutation_affinity, planted_affinity, topic_affinity
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "deepseek-v2-lite-routing.npz"
+
+
+class ModelOfSize(NamedTuple):
+    """What the generator asks of a model."""
+
+    moe_layers: range
+    experts: int
+    experts_per_token: int
 
 
 def linear(layers: int, experts: int, gpus: int) -> np.ndarray:
@@ -57,6 +68,24 @@ def made_up(seconds: float) -> None:
         print(
             f"{name:34} {usual:11.0f} {opponent:11.1%} {cost / usual - 1:9.1%} {stages:9.1%} {result.gap:7.1%} "
             f"{result.runtime:7.1f}  {result.status}",
+            flush=True,
+        )
+
+
+def production(seconds: float) -> None:
+    """61 layers of 256 experts on 64 GPUs, by the studio's generator too: what is kept, and what no plan can exceed."""
+    print(f"{'61 x 256 on 64':34} {'linear':>7} {'affinity':>9} {'at most':>9} {'gap':>7} {'seconds':>7}  status")
+    shape, made = ModelOfSize(range(61), 256, 8), {"permutation": permutation_affinity(61, 256, 400_000)}
+    made["topic"] = topic_affinity(61, 256, 100_000)
+    for recipe in (Recipe(8192, 0.8, 0.0), Recipe(8192, 0.5, 0.5), Recipe(8192, 0.5, 0.9)):
+        made[recipe.name] = transitions(synthetic(shape, recipe).experts, 256)
+    for name, counts in made.items():
+        instance = AffinityInstance(counts, 64)
+        result = affinity(instance, time_limit=seconds)
+        least = min(result.bound, check_affinity(result.solution, counts, 64)[0])
+        print(
+            f"{name:34.34} {kept(linear(61, 256, 64), counts):7.4f} {kept(result.solution, counts):9.4f} "
+            f"{1 - least / counts.sum():9.4f} {result.gap:7.1%} {result.runtime:7.1f}  {result.status}",
             flush=True,
         )
 
@@ -112,6 +141,7 @@ def main() -> None:
     made_up(seconds)
     planted(seconds)
     recorded(seconds)
+    production(60.0)
 
 
 if __name__ == "__main__":

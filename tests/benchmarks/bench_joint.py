@@ -9,7 +9,11 @@ import numpy as np
 from engine.placement.baselines import linear_assignment
 from engine.placement.joint.front import front
 from engine.placement.joint.kernel import JointInstance, equal_slots, place_jointly
+from engine.placement.joint.state import JointTerms
 from engine.placement.robust import regret, score_matrix, share_of_placement
+from engine.placement.transitions import transitions
+from engine.studies.synthetic import Recipe, synthetic
+from tests.benchmarks.bench_affinity import ModelOfSize
 
 ROOT = Path(__file__).resolve().parents[2]
 DEEPSEEK = ROOT.parent / "shared" / "data" / "deepseek-v2-lite-routing.npz"
@@ -90,7 +94,27 @@ def tiny(model: str) -> None:
     show("planned on the 1st halves of all three, worst case", [pair[0] for pair in halves.values()], scored, 16)
 
 
+def production() -> None:
+    """61 layers of 256 experts by the studio's generator: half a minute for each, from scratch and with 2000 moves."""
+    print("\n61 x 256, weight 0.5, 30 s; the linear placement, the answer, what no placement is below")
+    for recipe in (Recipe(8192, 0.8, 0.0), Recipe(8192, 0.5, 0.9)):
+        trace = synthetic(ModelOfSize(range(61), 256, 8), recipe)
+        hops, load = transitions(trace.experts, 256), trace.load
+        for gpus in (32, 64):
+            instance = JointInstance(hops, load, equal_slots(256, gpus))
+            linear = np.tile(linear_assignment(256, instance.slots), (61, 1))
+            for limits in ({}, {"start": linear, "max_moves": 2000}):
+                result = place_jointly(instance, 0.5, time_limit=30.0, **limits)
+                print(
+                    f"  {recipe.name}, {gpus} GPUs, moves {limits.get('max_moves')}: "
+                    f"{JointTerms(instance, 0.5, True).objective(linear):.4f}, {result.objective:.4f}, {result.bound:.4f} "
+                    f"({result.gap:.1%}), {result.runtime:.1f} s, {result.status}",
+                    flush=True,
+                )
+
+
 def main() -> None:
+    production()
     for model in ("alpha", "beta"):
         tiny(model)
     if DEEPSEEK.is_file():

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from engine.errors import InputError
 from engine.placement.affinity.bounds import affordable, keep_limit, spectral_limits
 from engine.placement.affinity.exact import chain_optimum, chain_work, one_expert_per_gpu
+from engine.placement.affinity.heavy import LARGEST_GROUP, heavy_limit
 from engine.placement.affinity.moves import Prices
 from engine.placement.affinity.search import greedy_chain, search
 from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
@@ -150,11 +151,11 @@ def affinity(
 
     limits = _Bound(instance, prices, stop)
     incumbent = _Incumbent(instance, limits, lexicographic, on_progress)
-    windows = exact and affordable(instance.layers, instance.experts, BOUND_SHARE * time_limit)
-    share, cap = (SEARCH_SHARE, SEARCH_CAP) if windows else (SEARCH_SHARE + BOUND_SHARE, BOUND_CAP)
+    tightens = exact and limits.can_tighten(BOUND_SHARE * time_limit)
+    share, cap = (SEARCH_SHARE, SEARCH_CAP) if tightens else (SEARCH_SHARE + BOUND_SHARE, BOUND_CAP)
     _search_from_starts(incumbent, prices, share * time_limit, start, cap * time_limit, seed, stop)
     best = incumbent.place
-    if windows and relative_gap(instance.cost(best), limits.cost()) > PROVEN_GAP:
+    if tightens and relative_gap(instance.cost(best), limits.cost()) > PROVEN_GAP:
         deadline = start + BOUND_CAP * time_limit
         limits.tighten(BOUND_SHARE * time_limit, deadline, instance.cost(best), stop, incumbent.report)
     bound = limits.cost()
@@ -279,6 +280,7 @@ class _Bound:
 
     def __init__(self, instance: AffinityInstance, prices: Prices, stop: Stop) -> None:
         self.counts, self.total = instance.transitions, float(instance.transitions.sum())
+        self.experts = instance.experts
         self.groups = [(instance.gpus, prices.gpu)]
         if prices.node > 0:
             self.groups.append((instance.nodes, prices.node))
@@ -296,24 +298,36 @@ class _Bound:
         least = full - sum(price * kept for (_, price), kept in zip(self.groups, self.kept, strict=True))
         return max(0.0, float(math.ceil(least - 1e-9 * full)) if self.whole else least)
 
+    def can_tighten(self, seconds: float) -> bool:
+        """Whether `tighten` has a method that is worth so many seconds of work."""
+        few = any(self.experts // groups <= LARGEST_GROUP for groups, _ in self.groups)
+        return few or affordable(len(self.counts) + 1, self.experts, seconds)
+
     def tighten(
         self, seconds: float, deadline: float, target: float, stop: Stop, on_change: Callable[[], None]
     ) -> None:
         """Spend `seconds` of work, at most until `deadline`; where all hops cost the same, until `target` is reached."""
-        for which, (groups, price) in enumerate(self.groups):
-            left = len(self.groups) - which
+        windows = affordable(len(self.counts) + 1, self.experts, seconds)
+        steps = [
+            (which, method)
+            for which, (groups, _) in enumerate(self.groups)
+            for method, pays in ((heavy_limit, self.experts // groups <= LARGEST_GROUP), (keep_limit, windows))
+            if pays
+        ]
+        for step, (which, method) in enumerate(steps):
+            groups, price = self.groups[which]
             now = time.perf_counter()
 
             def on_limit(kept: float, which: int = which) -> None:
                 self.kept[which] = min(self.kept[which], kept)
                 on_change()
 
-            keep_limit(
+            method(
                 self.counts,
                 groups,
                 self.layer_limits[which],
-                seconds / len(self.groups),
-                now + (deadline - now) / left,
+                seconds / len(steps),
+                now + (deadline - now) / (len(steps) - step),
                 self.total - target / price if len(self.groups) == 1 else 0.0,
                 stop,
                 on_limit,

@@ -14,7 +14,7 @@ from engine.result import Stop, never
 
 _known: WeakKeyDictionary[JointInstance, tuple[NDArray[np.float64], NDArray[np.float64]]] = WeakKeyDictionary()
 
-SPECTRUM_EXPERTS = 128
+SPECTRUM_EXPERTS = 512
 """Singular values of larger matrices take longer than a caller that wants to stop should wait."""
 SAFETY = 1e-12
 """Taken off every limit, so that round-off never lifts one above a true optimum."""

@@ -173,8 +173,9 @@ def rename_suffixes(state: JointState) -> None:
 
 def first_placement(terms: JointTerms, stop: Stop = never) -> NDArray[np.int64]:
     """int64[layer, expert]: layer by layer the assignment that keeps most tokens of the layer before, with prices on GPU
-    load that rise where it is high; of the prices tried, those with the best layer. With no weight on hops, heaviest
-    expert first onto the lightest GPU with a free slot, as in all layers still to come when `stop` answers True."""
+    load that rise where it is high; of the prices tried, those with the best layer. Where none is better, with no weight on
+    hops, and in all layers still to come when `stop` answers True: heaviest expert first onto the lightest GPU with a free
+    slot."""
     instance = terms.instance
     place = np.empty((instance.layers, instance.experts), dtype=np.int64)
     column = np.repeat(np.arange(instance.gpus), instance.slots)
@@ -185,13 +186,13 @@ def first_placement(terms: JointTerms, stop: Stop = never) -> NDArray[np.int64]:
             continue
         hop = terms.hop[:, layer - 1].mean(axis=0).T @ terms.distance[place[layer - 1]]
         load, gpu_price = mean[layer] * len(terms.load), np.zeros(instance.gpus)
-        best = np.inf
+        expert = np.arange(instance.experts)
+        best = hop[expert, place[layer]].sum() + np.bincount(place[layer], load, instance.gpus).max()
         for step in range(PRICE_STEPS):
             if stop():
                 break
             cost = hop + load[:, None] * gpu_price
-            expert, slot = linear_sum_assignment(cost[:, column])
-            trial = column[slot]
+            trial = column[linear_sum_assignment(cost[:, column])[1]]
             held = np.bincount(trial, load, instance.gpus)
             value = hop[expert, trial].sum() + held.max()
             if value < best:

@@ -109,28 +109,30 @@ class JointState:
         max_moves are infinite.
         """
         terms, gpu = self.terms, self.place[layer]
-        there = self.cost[:, layer][:, :, gpu]
-        own = there.diagonal(axis1=1, axis2=2)
+        there = self.cost[:, layer].take(gpu, axis=2)
+        there -= there.diagonal(axis1=1, axis2=2)[:, :, None].copy()
         hops = there + there.transpose(0, 2, 1)
-        hops -= own[:, :, None]
-        hops -= own[:, None, :]
         peaks = np.empty((len(terms.load), self.experts, self.experts))
-        uneven = 0.0
+        uneven = np.zeros((self.experts, self.experts))
         for workload, load in enumerate(terms.load[:, layer]):
             now = self.gpu_load[workload, layer]
-            difference = load[:, None] - load
             on = now[gpu]
-            mine = on[:, None] - difference
-            after = np.maximum(mine, mine.T)
-            np.maximum(after, self._largest_elsewhere(now)[gpu[:, None], gpu], out=after)
-            peaks[workload] = after - self.peak[workload, layer]
-            uneven = uneven + difference * (on + difference - on[:, None])
+            difference = load[:, None] - load
+            mine, theirs = on[:, None] - difference, on + difference
+            np.maximum(mine, theirs, out=peaks[workload])
+            elsewhere = self._largest_elsewhere(now).take(gpu, axis=0).take(gpu, axis=1)
+            np.maximum(peaks[workload], elsewhere, out=peaks[workload])
+            peaks[workload] -= self.peak[workload, layer]
+            theirs -= on[:, None]
+            theirs *= difference
+            uneven += theirs
         gain = self._change(hops, self.hops) + self._change(peaks, self.peaks)
         gain += (2 * EVENNESS / terms.unit / (len(terms.load) if terms.worst else 1)) * uneven
         gain[gpu[:, None] == gpu] = np.inf
-        if self.max_moves is not None:
+        left = np.inf if self.max_moves is None else self.max_moves - self.moves
+        if left < 2 or price:  # a swap moves two at most
             moved = self._moves_of_swaps(layer)
-            gain[moved > self.max_moves - self.moves] = np.inf
+            gain[moved > left] = np.inf
             gain += price * moved
         return gain
 
@@ -191,16 +193,16 @@ class JointState:
         share[sums.argmax()] += 0.5
         return share
 
-    def _moves_of_swaps(self, layer: int) -> NDArray[np.int64]:
+    def _moves_of_swaps(self, layer: int) -> NDArray[np.int8]:
         home, place = self.start[layer], self.place[layer]
-        away = (place[None, :] != home[:, None]).astype(np.int64)
+        away = (place[None, :] != home[:, None]).astype(np.int8)  # between -2 and 2 in all
         now = away.diagonal()
         return away + away.T - now[:, None] - now
 
     def _change(self, change: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
         """Change of the guiding objective for changes [scenario, ...] of sums float64[scenario]."""
         if not self.terms.worst:
-            return change.sum(axis=0)
+            return change[0] if len(change) == 1 else change.sum(axis=0)
         after = (change + now[:, None, None]).max(axis=0) - now.max()
         return (1 - self.breadth) * after + self.breadth * change.mean(axis=0)
 
