@@ -70,20 +70,30 @@ class Frozen(BaseModel):
 def _pieces(data: object) -> Iterator[str]:
     """Plain data as JSON with sorted keys and no spaces, piece by piece; together always the text of
     `json.dumps(data, sort_keys=True, separators=(",", ":"))`."""
-    if isinstance(data, dict) and data:
+    if not _has_long_list(data):
+        yield json.dumps(data, sort_keys=True, separators=(",", ":"))
+    elif isinstance(data, dict):
         for turn, key in enumerate(sorted(data)):
             yield f"{',' if turn else '{'}{json.dumps(key)}:"
             yield from _pieces(data[key])
         yield "}"
-    elif isinstance(data, list) and data and isinstance(data[0], dict):
+    elif isinstance(data[0], dict):
         for turn, part in enumerate(data):
             yield "," if turn else "["
             yield from _pieces(part)
         yield "]"
-    elif isinstance(data, list) and len(data) >= LONG and _written_alike(data):
-        yield to_json(data).decode()
     else:
-        yield json.dumps(data, sort_keys=True, separators=(",", ":"))
+        yield (
+            to_json(data).decode() if _written_alike(data) else json.dumps(data, sort_keys=True, separators=(",", ":"))
+        )
+
+
+def _has_long_list(data: object) -> bool:
+    if isinstance(data, dict):
+        return any(map(_has_long_list, data.values()))
+    if isinstance(data, list) and data:
+        return any(map(_has_long_list, data)) if isinstance(data[0], dict) else len(data) >= LONG
+    return False
 
 
 def _written_alike(data: list) -> bool:
