@@ -180,7 +180,7 @@ def sends_of_layer(plan: Plan, problem: Problem, layer: int) -> Timeline:
     return _sends_of_layer(plan.id, _key(problem), layer, plan, problem)
 
 
-@st.cache_resource(max_entries=8, show_spinner="Simulating")
+@st.cache_resource(max_entries=4, show_spinner="Simulating")
 def _sends_of_layer(id: str, key: tuple[str, ...], layer: int, _plan: Plan, _problem: Problem) -> Timeline:
     return simulate_layers(_plan, _problem, simulate(_plan, _problem), layer, layer)
 

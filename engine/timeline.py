@@ -163,6 +163,14 @@ def unions(spans: np.ndarray, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray
     int64[event] the interval that an event lies in. spans: float64[event, 2]; lanes: int64[event]."""
     if not len(spans):
         return np.empty((0, 2)), np.empty(0, np.int64), np.empty(0, np.int64)
+    if (
+        np.ptp(spans[:, 0]) == 0
+    ):  # all start at once, as in a concurrent all-to-all: one interval a lane, nothing to sort
+        there = np.bincount(lanes) > 0
+        place = np.cumsum(there)[lanes] - 1
+        latest = np.full(np.count_nonzero(there), -np.inf)
+        np.maximum.at(latest, place, spans[:, 1])
+        return np.column_stack([np.full(len(latest), spans[0, 0]), latest]), np.flatnonzero(there), place
     order = np.lexsort((spans[:, 0], lanes))
     (start, end), lane = spans[order].T, lanes[order].astype(np.int64)
     by_end = np.argsort(end, kind="stable")

@@ -1,6 +1,7 @@
 """Where experts live: which GPU holds which experts of every MoE layer."""
 
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -63,10 +64,11 @@ class Placement(Frozen):
     @cached_property
     def share(self) -> np.ndarray:
         """float64[layer, expert, gpu]: which part of an expert's tokens each GPU serves; replicas share equally."""
-        slots = np.zeros((self.layers, self.experts, self.gpus))
-        for layer, row in enumerate(self.experts_of_gpu):
-            for gpu, experts in enumerate(row):
-                np.add.at(slots[layer, :, gpu], list(experts), 1.0)
+        held = chain.from_iterable(experts for row in self.experts_of_gpu for experts in row)
+        layer, gpu = np.divmod(np.repeat(np.arange(self.layers * self.gpus), self.slots.ravel()), self.gpus)
+        cell = (layer * self.experts + np.fromiter(held, np.int64, len(layer))) * self.gpus + gpu
+        shape = self.layers, self.experts, self.gpus
+        slots = np.bincount(cell, minlength=self.layers * self.experts * self.gpus).reshape(shape)
         return slots / slots.sum(axis=2, keepdims=True)
 
     @cached_property

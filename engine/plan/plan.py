@@ -1,9 +1,8 @@
 """The plan: what to do, as independent optional parts, immutable and named by its content."""
 
-import hashlib
-import json
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -110,5 +109,11 @@ class Plan(Frozen):
 
     @cached_property
     def id(self) -> str:
-        content = self.model_dump(mode="json", exclude_none=True, exclude={"claim", "name"})
-        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return self.digest_without("claim", "name")
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """See pydantic; with another name or claim it is the same plan."""
+        copied = super().model_copy(update=update, deep=deep)
+        if "id" in vars(self) and set(update or ()) <= {"claim", "name"}:
+            vars(copied)["id"] = self.id
+        return copied
