@@ -169,7 +169,7 @@ class _Elsewhere:
                         break
             yield from self._rest(crew, futures)
         except InputError:
-            yield from _answers(futures, crew)
+            yield from _answers(futures)
             raise
         finally:
             crew.close()
@@ -192,20 +192,16 @@ class _Elsewhere:
     def _rest(self, crew: Crew, futures: dict[int, Future]) -> Iterator[tuple[int, Any]]:
         """What points hand back that were at work when asked to stop."""
         if futures:
-            for future in reversed(
-                futures.values()
-            ):  # those not begun; the last first, lest another one begins meanwhile
-                future.cancel()
             crew.ask_to_stop()
             wait(futures.values(), GRACE)
-        yield from _answers(futures, crew)
+        yield from _answers(futures)
 
 
 def _is_lost(future: Future, crew: Crew) -> bool:
     return future.cancelled() or isinstance(future.exception(), crew.lost)
 
 
-def _answers(futures: dict[int, Future], crew: Crew) -> Iterator[tuple[int, Any]]:
+def _answers(futures: dict[int, Future]) -> Iterator[tuple[int, Any]]:
     """Whatever answers are there, in order."""
     for index, future in futures.items():
         if future.done() and not future.cancelled() and future.exception() is None:

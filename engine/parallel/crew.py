@@ -19,6 +19,10 @@ GRACE = 0.7
 """Seconds that points at work are given to hand back their best; a job is killed a second after it was asked to stop."""
 
 
+class NotBegunError(Exception):
+    """A worker was asked to stop before it came to a point that it had been handed."""
+
+
 class Crew(Protocol):
     """Workers that do points of one study, by a `concurrent.futures.Executor`.
 
@@ -36,7 +40,7 @@ class Crew(Protocol):
         """Raise InputError when nobody is left to do the points; asked several times a second."""
 
     def ask_to_stop(self) -> None:
-        """Make the `Stop` of all points at work true."""
+        """Make the `Stop` of all points at work true, and let no others begin. Harmless to repeat."""
 
     def close(self) -> None:
         """End the workers that were started for the study, at work or not. Harmless to repeat."""
@@ -48,7 +52,9 @@ def parcel(work: Work, common: Any) -> bytes:
 
 
 def do_point(parcel: bytes, index: int, stop: Stop) -> Any:
-    """One point of a parcel, in whatever process this is."""
+    """One point of a parcel, in whatever process this is. Raises `NotBegunError` where nobody waits for it any more."""
+    if stop():
+        raise NotBegunError
     work, common = _opened(parcel)
     return work(common, index, stop, _nobody)
 

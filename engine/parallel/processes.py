@@ -95,11 +95,11 @@ class Processes:
         """The futures of a pool without processes say so themselves."""
 
     def ask_to_stop(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
         self._writer.close()
 
     def close(self) -> None:
         self.ask_to_stop()
-        self._executor.shutdown(wait=False, cancel_futures=True)
         # The engine starts no other processes in this way.
         for process in multiprocessing.active_children():
             process.kill()

@@ -7,7 +7,9 @@ scheduler sees to.
 import logging
 import platform
 import secrets
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any
@@ -27,7 +29,6 @@ POLL = 0.25
 class Remote:
     """See `Crew`. Raises InputError when the cluster cannot be used."""
 
-    lost = (CancelledError,)
     advice = "the Dask cluster lost the same points again and again; look at the logs of its workers"
 
     def __init__(self, address: str, parcel: bytes) -> None:
@@ -38,7 +39,8 @@ class Remote:
                 f"points cannot go to {address}: distributed is not installed; pip install -r requirements-dask.txt"
             ) from None
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it means is said in one line below
-        self._address, self._seen = address, time.monotonic()
+        self.lost = (CancelledError, distributed.KilledWorker)
+        self._address, self._seen, self._asked = address, time.monotonic(), 0.0
         try:
             self._client = distributed.Client(address, timeout=CONNECTING, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
@@ -81,23 +83,34 @@ class Remote:
 
     def check(self) -> None:
         now = time.monotonic()
-        if now - self._seen < 1.0:
+        if now - self._asked < 1.0:
             return
-        with suppress(OSError, CancelledError):  # a scheduler that is gone cancels the futures
-            if self._client.nthreads():
-                self._seen = now
-            elif now - self._seen > WITHOUT_WORKERS:
-                raise InputError(f"the Dask scheduler at {self._address} has lost all its workers")
+        self._asked = now
+        if _briefly(self._client.nthreads):
+            self._seen = now
+        elif now - self._seen > WITHOUT_WORKERS:
+            raise InputError(f"the Dask scheduler at {self._address} has lost all its workers, or hangs")
 
     def ask_to_stop(self) -> None:
-        with suppress(OSError, CancelledError, RuntimeError, ValueError):
-            self._stop.set()
+        _briefly(self._stop.set)
 
     def close(self) -> None:
-        with suppress(OSError, CancelledError, RuntimeError, ValueError):
-            self._executor.shutdown(wait=False)
-        with suppress(OSError, CancelledError, RuntimeError, ValueError):
-            self._client.close(timeout=1)
+        _briefly(lambda: self._executor.shutdown(wait=False))
+        _briefly(self._client.close)
+
+
+def _briefly(call: Callable[[], Any]) -> Any:
+    """What a question to the scheduler answers; None where it fails or takes long, for a scheduler may hang."""
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # a scheduler that is gone cancels the futures, which is how that is noticed
+            answers.append(call())
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(0.3)
+    return answers[0] if answers else None
 
 
 def _versions() -> dict[str, str]:
@@ -114,7 +127,7 @@ class _Asked:
     def __init__(self, name: str) -> None:
         from distributed import Event
 
-        self._event, self._asked, self._looked = Event(name), False, time.monotonic()
+        self._event, self._asked, self._looked = Event(name), False, float("-inf")
 
     def __call__(self) -> bool:
         now = time.monotonic()
