@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -28,6 +27,7 @@ from filelock import FileLock
 from engine.errors import InputError
 from engine.files import tail, write_atomically
 from engine.jobs import queue
+from engine.jobs.processes import MARK, kill, kill_after, processes_of
 from engine.jobs.protocol import (
     CANCELLED,
     ERROR,
@@ -40,7 +40,6 @@ from engine.jobs.protocol import (
     RESUMED,
     Progress,
     Request,
-    is_alive,
     latest_progress,
     lives,
     living_worker,
@@ -50,9 +49,6 @@ from engine.jobs.protocol import (
 
 PROJECT = Path(__file__).resolve().parents[2]
 ID = re.compile(r"\d{8}T\d{12}-[0-9a-f]{8}", re.ASCII)
-
-MARK = "SWITCHYARD_JOB"
-"""Environment variable every process of a job inherits: finds those that outlived the parent that linked them to it."""
 
 _unreaped: set[Path] = set()  # jobs started by this process whose end has not been noted yet
 
@@ -254,7 +250,7 @@ def cancel(job: Job, grace: float = 1.0) -> None:
     """
     if job.state.finished:
         return
-    processes = _processes(job.folder)  # now: once the worker is dead, nothing leads to its children
+    processes = processes_of(job.folder)  # now: once the worker is dead, nothing leads to its children
     with contextlib.suppress(OSError):  # on a full disk it is all the more important that the job ends
         (job.folder / CANCELLED).touch()
     worker = living_worker(job.folder)
@@ -262,7 +258,7 @@ def cancel(job: Job, grace: float = 1.0) -> None:
         with contextlib.suppress(OSError):
             os.killpg(worker.pid, signal.SIGTERM)
     # Not a daemon: a server that shuts down in good order still ends what it was asked to end.
-    threading.Thread(target=_kill_after, args=(job.folder, processes, grace), name=f"cancel {job.id}").start()
+    threading.Thread(target=kill_after, args=(job.folder, processes, grace), name=f"cancel {job.id}").start()
 
 
 def wait(job: Job, timeout: float) -> State:
@@ -277,7 +273,7 @@ def remove(job: Job) -> None:
     """Delete a finished job with all its files; raises InputError when it still runs or cannot be deleted."""
     if not job.state.finished:
         raise InputError(f"job {job.id} is still {job.state}: cancel it first")
-    _kill(job.folder, [])
+    kill(job.folder, [])
     try:
         shutil.rmtree(job.folder)
     except OSError as error:
@@ -309,42 +305,9 @@ def _reap(process: subprocess.Popen[bytes], folder: Path) -> None:
         with contextlib.suppress(OSError):
             write_atomically(folder / EXIT, str(code))
         queue.leave(folder)  # a worker that was killed while it waited has not
-        _kill(folder, [])  # a job's processes end with its worker, also when that was killed
+        kill(folder, [])  # a job's processes end with its worker, also when that was killed
     finally:
         _unreaped.discard(folder)
-
-
-def _processes(folder: Path, known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """The living processes of a job: `known`, the worker, whatever carries the mark, and all their descendants."""
-    worker = living_worker(folder)
-    processes = {*known, worker} if worker is not None else set(known)
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == str(folder):
-                processes.add(process)
-    for process in list(processes):
-        with contextlib.suppress(psutil.Error):
-            processes.update(process.children(recursive=True))
-    return [process for process in processes if is_alive(process)]
-
-
-def _kill_after(folder: Path, processes: list[psutil.Process], grace: float) -> None:
-    # psutil's own waiting would reap the worker and so take its exit code from the thread that writes it down.
-    deadline = time.monotonic() + grace
-    while time.monotonic() < deadline and any(is_alive(process) for process in processes):
-        time.sleep(0.02)
-    _kill(folder, processes)
-
-
-def _kill(folder: Path, processes: list[psutil.Process]) -> None:
-    for _ in range(5):  # again, for what was forked between the look and the blow
-        processes = _processes(folder, processes)
-        if not processes:
-            return
-        for process in processes:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        time.sleep(0.05)
 
 
 def _read(path: Path) -> bytes:
