@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.errors import InputError
 from engine.parallel.crew import GRACE, Crew, Report, Work, parcel
-from engine.parallel.processes import Processes, prepare, processors
+from engine.parallel.processes import Processes, give_up_preparing, prepare, processors
 from engine.parallel.remote import Remote
 from engine.result import Stop, never
 
@@ -80,6 +80,7 @@ class _Helpers:
         self.futures: dict[int, Future] = {}
         self._free, self._lock, self._closed = deque(range(count)), threading.Lock(), threading.Event()
         self._crew: Crew | None = None
+        self._preparing = False
         if count > 1 and processors() > 1:
             self._module = work.__module__
             # Now: later this process would change what is common while the thread packs it.
@@ -102,9 +103,11 @@ class _Helpers:
         return crew, self.futures
 
     def close(self) -> None:
-        """End what was not handed over; what is just being prepared ends by itself."""
+        """End what was not handed over and what is just being prepared."""
         with self._lock:
             self._closed.set()
+            if self._preparing:
+                give_up_preparing()
             if self._crew is not None:
                 self._crew.ask_to_stop()
                 self._crew.close()
@@ -112,8 +115,10 @@ class _Helpers:
     def _take_over(self) -> None:
         if self._closed.wait(PATIENCE):
             return
-        with contextlib.suppress(OSError):  # no more processes or memory: all is done here
+        with contextlib.suppress(OSError, EOFError):  # no more processes or memory, or given up: all is done here
+            self._preparing = True
             prepare(self._module)
+            self._preparing = False
             with self._lock:
                 if not self._closed.is_set() and self._free:
                     self._crew, self.futures = self._started(list(self._free))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -45,11 +45,21 @@ def prepare(module: str) -> None:
     """Start the server and wait until it can fork; `module` and all that it imports is there in every process. Takes as long
     as these imports, and nothing when it was called before."""
     _CONTEXT.set_forkserver_preload([module, __name__])
+    resource_tracker.ensure_running()  # here, for it would lift the ban on signals
     with _untouched_by_signals(), _environment():
         forkserver.ensure_running()
     first = _CONTEXT.Process(target=_nothing)
     first.start()
     first.join()
+
+
+def give_up_preparing() -> None:
+    """End a server that is still importing, which would notice only afterwards that nobody waits for it; `prepare`, in another
+    thread, raises EOFError or OSError."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "multiprocessing.forkserver" in " ".join(child.cmdline()):
+                child.kill()
 
 
 @contextlib.contextmanager

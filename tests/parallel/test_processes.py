@@ -1,10 +1,12 @@
 """Points in processes of this machine: the same answers in order, and nothing left behind, whatever happens to whom."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -63,6 +65,16 @@ def test_workers_use_one_thread_and_signals_to_the_group_are_not_for_them(monkey
     there = [answer for answer in answers if answer[1] != os.getpgid(0)]
     assert there and all(answer[0] == "1" and answer[2] for answer in there)
     assert os.environ["OMP_NUM_THREADS"] == "7"
+
+
+def test_the_server_of_the_processes_leaves_signals_to_this_one():
+    blocked = [
+        int(re.search(r"SigBlk:\t(\w+)", Path(f"/proc/{child.pid}/status").read_text())[1], 16)
+        for child in psutil.Process().children()
+        if "forkserver" in " ".join(child.cmdline())
+    ]
+    assert len(blocked) == 1
+    assert all(blocked[0] >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGINT))
 
 
 def test_what_a_point_raises_is_raised_in_its_place():
@@ -138,6 +150,24 @@ if __name__ == "__main__":
     for index, _ in parallel.in_order(points.square, (list(range(1000)), 0.1), 1000):
         print(index, flush=True)
 """
+
+
+def test_work_that_ends_while_processes_are_prepared_leaves_none(tmp_path):
+    """Nor does the next study miss the server that was given up."""
+    script = SCRIPT.replace("1000", "2").replace("0.1), 2)", "0.03), 2)")
+    script += """
+    import psutil, time
+    time.sleep(0.1)
+    print("left", [" ".join(child.cmdline()) for child in psutil.Process().children() if child.status() != "zombie"])
+    print("next", [index for index, _ in parallel.in_order(points.square, (list(range(40)), 0.1), 40)] == list(range(40)))
+"""
+    (tmp_path / "study.py").write_text(script)
+    environment = os.environ | {"PYTHONPATH": ROOT}
+    study = subprocess.run(
+        [sys.executable, "-m", "study"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    left, again = study.stdout.splitlines()[-2:]
+    assert left.startswith("left") and "forkserver" not in left and again == "next True" and study.stderr == ""
 
 
 def test_workers_do_not_outlive_a_process_that_is_killed(tmp_path):
