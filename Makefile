@@ -44,7 +44,7 @@ $(VENV)/.studio: requirements.txt requirements-no-deps.txt | $(VENV)/bin/python
 	$(PYTHON) -m engine.simulate.compile_ahead
 	touch $@
 
-$(VENV)/.test: requirements-test.txt requirements.txt requirements-no-deps.txt | $(VENV)/bin/python
+$(VENV)/.test: requirements-test.txt requirements.txt requirements-dask.txt requirements-no-deps.txt | $(VENV)/bin/python
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-no-deps.txt
 	$(PYTHON) -m engine.simulate.compile_ahead

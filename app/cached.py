@@ -334,6 +334,12 @@ def _transitions(digest: str, first_choice: bool, _trace: RoutingTrace) -> np.nd
     return engine_transitions(_trace.experts, _trace.num_experts, first_choice)
 
 
+@st.cache_resource(show_spinner=False)
+def resume_jobs() -> None:
+    """Once a server: start the jobs again that waited when the machine went down."""
+    runner.resume(store.data_folder())
+
+
 def jobs(ids: list[str]) -> list[runner.Job]:
     """The jobs of these ids that still exist."""
     existing = []

@@ -10,13 +10,14 @@ if str(ROOT) not in sys.path:
 
 import streamlit as st  # noqa: E402
 
-from app import collector, samples, state  # noqa: E402
+from app import cached, collector, samples, state  # noqa: E402
 from app.text import plain  # noqa: E402
 from app.visitor import people  # noqa: E402
 from engine.errors import InputError  # noqa: E402
 
 st.set_page_config(page_title="Switchyard", page_icon=str(ROOT / "app" / "icon.png"), layout="wide")
 collector.spare()
+cached.resume_jobs()
 people.admit()
 state.restore()
 if "--sample" in sys.argv[1:] and state.is_empty():

@@ -27,6 +27,7 @@ from engine.systems.pieces import linear_placement
 
 STATE_COLOURS = {
     State.STARTING: "gray",
+    State.WAITING: "gray",
     State.RUNNING: "blue",
     State.CANCELLING: "orange",
     State.DONE: "green",
@@ -197,10 +198,17 @@ def _incumbents(job: runner.Job) -> None:
         st.metric("Best so far", units.seconds(best[-1]), chart_data=best, chart_type="area", height="content")
 
 
+def standing_in_words(job: runner.Job, standing: State) -> str:
+    """How a job stands, and of one that waits for its turn how many wait before it."""
+    if standing is not State.WAITING:
+        return standing.value
+    return f"waiting, {job.ahead} before it" if job.ahead else "waiting, next in line"
+
+
 def job_row(job: runner.Job, grace: float = 1.0) -> None:
     """One job: state, progress, a way to stop it, and why it failed. grace: seconds that it is given to stop by itself."""
     standing, progress = job.state, job.progress
-    parts = [f":{STATE_COLOURS[standing]}[{standing.value}]", units.seconds(job.elapsed)]
+    parts = [f":{STATE_COLOURS[standing]}[{standing_in_words(job, standing)}]", units.seconds(job.elapsed)]
     if progress and not standing.finished:
         parts.append(plain(progress.message))
         if progress.incumbent is not None:

@@ -33,7 +33,7 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 OPTION = re.compile(r"--[a-z][a-z-]*")
 
-ELSEWHERE = ("docker ", ".venv/bin/python -m pytest ")
+ELSEWHERE = ("docker ", "dask ", ".venv/bin/python -m pytest ")
 """Commands that no test can run and none of ours answers: taken as they are."""
 ASKED_ONLY = (
     "python -m engine launch plan.json --on testbed",
@@ -41,6 +41,7 @@ ASKED_ONLY = (
     "python -m engine collect /shared/switchyard/RUN",
     "python -m engine calibrate ",
     "python -m engine plan --cost profile.json --workload recording.npz",
+    "python -m engine plan --dask tcp://10.0.0.5:8786",
 )
 """Commands of ours that need root, a cluster, a quiet machine or a person's own files: their options must exist."""
 

@@ -1,10 +1,12 @@
 """`plan` and `graph`: run systems on a problem, and the operators that a training step is planned from."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from engine import parallel
 from engine.cli import text
 from engine.cli.command import Commands, add_command
 from engine.cli.inputs import add_inputs, new_problem, split_setting
@@ -40,6 +42,11 @@ def add(commands: Commands) -> None:
         "--in-use", type=Path, metavar="PLAN", help="the plan that is deployed now, for what a move costs"
     )
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
+    command.add_argument(
+        "--dask",
+        metavar="ADDRESS",
+        help="run the systems on a Dask cluster: the address of its scheduler, tcp://… (default: SWITCHYARD_DASK)",
+    )
     command.add_argument("-o", "--output", type=Path, metavar="plan.json", help="where the (best) plan goes")
 
     command = add_command(commands, "graph", _graph, "the operators of a training step, their sizes and times")
@@ -52,10 +59,17 @@ def _plan(options: argparse.Namespace) -> int:
     problem = new_problem(options)
     choices = _choices(options, problem)
     save_inputs(problem)
-    comparison, plans = Comparison(problem), []
+    comparison, plans, lost = Comparison(problem), [], None
+    if options.dask:
+        os.environ[parallel.ADDRESS] = options.dask
     with stopped_by_signals() as stop, progress() as report:
-        for outcome in comparison.run(choices, stop, report):
-            plans.append(outcome.result.solution)
+        try:
+            for outcome in comparison.run(choices, stop, report):
+                plans.append(outcome.result.solution)
+        except InputError as error:  # a cluster that died half-way costs no plan that was there
+            if not plans:
+                raise
+            lost = error
     for title, reason in comparison.refused.items():
         print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
     if not plans:
@@ -67,6 +81,8 @@ def _plan(options: argparse.Namespace) -> int:
         write(options.output, best.to_json())
     rows = [_row(candidate, plan) for candidate, plan in ranked]
     answer(options, {"plans": rows, "saved": str(options.output) if options.output else None}, text.candidates)
+    if lost:
+        raise lost
     return INFEASIBLE if fastest["status"] == Status.INFEASIBLE.value else 0
 
 

@@ -4,22 +4,26 @@ Whoever can read the folder can tell how the job stands, so nothing else has to 
 """
 
 import contextlib
+import functools
 import json
 import math
 import os
+import socket
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import FileLock, Timeout
 from pydantic import Field, ValidationError
 
 from engine.files import tail, write_atomically
 from engine.schema import Frozen
 
 REQUEST = "request.json"  # what was asked for; a folder without it is not a job
-PID = "pid"  # JSON: the worker's process id, and when it started so that a recycled id is noticed
+PID = "pid"  # JSON: the worker's process id, when it started so that a recycled id is noticed, and on which machine
+ALIVE = "alive"  # locked by the worker as long as it lives, which other machines can tell too
 PROGRESS = "progress.jsonl"  # one Progress a line
 LOG = "log.txt"  # the worker's standard output and standard error
 CANCELLED = "cancelled"  # marker: somebody asked for the job to stop
@@ -27,6 +31,7 @@ RESULT = "result.json"  # the best result so far
 FINAL = "final"  # marker: the result is the complete one
 ERROR = "error.json"  # JSON: the message of the exception that ended the job
 EXIT = "exit"  # the worker's exit code, known only where it was started
+RESUMED = ".resumed"  # locked by the studio that looks whether a job must be started again
 RESERVE = ".reserve"  # room on the disk for `ERROR` and `EXIT`, given up when the worker ends
 
 # The boot time is given in whole seconds and may tick over between the two readings that are compared.
@@ -85,19 +90,43 @@ def _whole_reports(lines: bytes) -> list[Progress]:
 
 def write_pid(folder: Path, pid: int) -> None:
     """Note which process works on the job; raises psutil.NoSuchProcess when it has ended already."""
-    identity = {"pid": pid, "start": _start_since_boot(psutil.Process(pid))}
+    identity = {"pid": pid, "start": _start_since_boot(psutil.Process(pid)), "machine": _machine()}
     write_atomically(folder / PID, json.dumps(identity))
 
 
 def living_worker(folder: Path) -> psutil.Process | None:
-    """The process that works on the job, or None when it is gone or was never noted."""
+    """The process of this machine that works on the job, or None when it is gone, was never noted or is elsewhere."""
     try:
         identity = json.loads((folder / PID).read_text())
+        if identity.get("machine", _machine()) != _machine():
+            return None
         process = psutil.Process(identity["pid"])
         same = abs(_start_since_boot(process) - identity["start"]) < START_TOLERANCE
     except (OSError, ValueError, psutil.Error):
         return None
     return process if same and is_alive(process) else None
+
+
+def lives(folder: Path) -> bool:
+    """Whether some process works on the job, on whatever machine that shares the folder."""
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads((folder / PID).read_text()).get("machine", _machine()) != _machine():
+            try:
+                with FileLock(folder / ALIVE, blocking=False):
+                    return False
+            except Timeout:
+                return True
+    return living_worker(folder) is not None
+
+
+@functools.cache
+def _machine() -> str:
+    """Names whose process ids mean the same: one boot of a machine, and in it one container."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return socket.gethostname()
 
 
 def is_alive(process: psutil.Process) -> bool:

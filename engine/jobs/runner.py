@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -23,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import FileLock
 
 from engine.errors import InputError
 from engine.files import tail, write_atomically
+from engine.jobs import queue
+from engine.jobs.processes import MARK, kill, kill_after, processes_of
 from engine.jobs.protocol import (
     CANCELLED,
     ERROR,
@@ -35,10 +37,11 @@ from engine.jobs.protocol import (
     PID,
     REQUEST,
     RESULT,
+    RESUMED,
     Progress,
     Request,
-    is_alive,
     latest_progress,
+    lives,
     living_worker,
     read_progress,
     write_pid,
@@ -47,16 +50,12 @@ from engine.jobs.protocol import (
 PROJECT = Path(__file__).resolve().parents[2]
 ID = re.compile(r"\d{8}T\d{12}-[0-9a-f]{8}", re.ASCII)
 
-MARK = "SWITCHYARD_JOB"
-"""Environment variable every process of a job inherits: finds those that outlived the parent that linked them to it."""
-
-STARTING_LIMIT = 30.0  # seconds in which a job without a noted process may still be on its way
-
 _unreaped: set[Path] = set()  # jobs started by this process whose end has not been noted yet
 
 
 class State(StrEnum):
     STARTING = "starting"
+    WAITING = "waiting"
     RUNNING = "running"
     CANCELLING = "cancelling"
     DONE = "done"
@@ -81,14 +80,21 @@ class Job:
         """How the job stands."""
         # Liveness first: what a dead worker left can no longer change while it is being read.
         noted = self._has(PID)
-        alive = self.folder in _unreaped or living_worker(self.folder) is not None
-        if alive or (not noted and time.time() - self.request.created < STARTING_LIMIT):
+        alive = self.folder in _unreaped or lives(self.folder)
+        if alive or (not noted and time.time() - self.request.created < queue.STARTING_LIMIT):
             if self._has(CANCELLED):
                 return State.CANCELLING
-            return State.RUNNING if noted else State.STARTING
+            if not noted:
+                return State.STARTING
+            return State.WAITING if queue.waits(self.folder) else State.RUNNING
         if self._has(FINAL):
             return State.DONE
         return State.CANCELLED if self._has(CANCELLED) else State.FAILED
+
+    @property
+    def ahead(self) -> int:
+        """How many jobs wait before this one, while it waits."""
+        return queue.ahead_of(self.folder)
 
     @property
     def request(self) -> Request:
@@ -151,32 +157,65 @@ class Job:
         return (self.folder / name).exists()
 
 
-def start(kind: str, arguments: dict[str, Any], root: Path, module: str = "engine.jobs.worker") -> Job:
-    """Start a job in a new folder under `root`/jobs; `module` is the worker to run. Raises InputError if it cannot."""
+def start(
+    kind: str, arguments: dict[str, Any], root: Path, module: str = "engine.jobs.worker", queued: bool = True
+) -> Job:
+    """Start a job in a new folder under `root`/jobs; `module` is the worker to run. Raises InputError if it cannot.
+
+    queued: it waits for its turn (see `engine.jobs.queue`); False for what only watches work elsewhere
+    """
     now = datetime.now(UTC)
     id = f"{now:%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
     folder = root.resolve() / "jobs" / id
     request = Request(kind=kind, arguments=arguments, created=now.timestamp())
     text = json.dumps(request.model_dump(), allow_nan=False)
-    process = None
-    _unreaped.add(folder)
     try:
         folder.mkdir(parents=True)
         write_atomically(folder / REQUEST, text)
+        if queued:
+            queue.join(folder)
+        _begin(module, folder)
+    except OSError as error:
+        queue.leave(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise InputError(f"the job cannot be started in {folder}: {error.strerror or error}") from None
+    return Job(id, folder)
+
+
+def resume(root: Path, module: str = "engine.jobs.worker") -> list[Job]:
+    """Start the jobs again that waited for their turn when the machine or the container went down; those that had begun have
+    failed. For a studio that starts; several may at once."""
+    resumed = []
+    for folder in queue.everybody(root.resolve() / "jobs"):
+        with contextlib.suppress(InputError, OSError), FileLock(folder / RESUMED):
+            job = Job(folder.name, folder)
+            if not job.state.finished:
+                continue
+            if any((folder / end).exists() for end in (CANCELLED, FINAL, ERROR, EXIT)):
+                queue.leave(folder)
+                continue
+            _begin(module, folder)
+            resumed.append(job)
+    return resumed
+
+
+def _begin(module: str, folder: Path) -> None:
+    """Start the process of a job whose folder is ready; OSError when that cannot be, and then there is none."""
+    process = None
+    _unreaped.add(folder)
+    try:
         process = _spawn(module, folder)
         with contextlib.suppress(psutil.NoSuchProcess):
             # The worker notes itself too, but may die before it gets there.
             write_pid(folder, process.pid)
-    except OSError as error:
+    except OSError:
         if process is not None:
             process.kill()
             process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
         _unreaped.discard(folder)
-        raise InputError(f"the job cannot be started in {folder}: {error.strerror or error}") from None
+        raise
     # A daemon: the job goes on when the server ends.
-    threading.Thread(target=_reap, args=(process, folder), name=f"reap {id}", daemon=True).start()
-    return Job(id, folder)
+    threading.Thread(target=_reap, args=(process, folder), name=f"reap {folder.name}", daemon=True).start()
 
 
 def find(id: str, root: Path) -> Job:
@@ -211,7 +250,7 @@ def cancel(job: Job, grace: float = 1.0) -> None:
     """
     if job.state.finished:
         return
-    processes = _processes(job.folder)  # now: once the worker is dead, nothing leads to its children
+    processes = processes_of(job.folder)  # now: once the worker is dead, nothing leads to its children
     with contextlib.suppress(OSError):  # on a full disk it is all the more important that the job ends
         (job.folder / CANCELLED).touch()
     worker = living_worker(job.folder)
@@ -219,7 +258,7 @@ def cancel(job: Job, grace: float = 1.0) -> None:
         with contextlib.suppress(OSError):
             os.killpg(worker.pid, signal.SIGTERM)
     # Not a daemon: a server that shuts down in good order still ends what it was asked to end.
-    threading.Thread(target=_kill_after, args=(job.folder, processes, grace), name=f"cancel {job.id}").start()
+    threading.Thread(target=kill_after, args=(job.folder, processes, grace), name=f"cancel {job.id}").start()
 
 
 def wait(job: Job, timeout: float) -> State:
@@ -234,7 +273,7 @@ def remove(job: Job) -> None:
     """Delete a finished job with all its files; raises InputError when it still runs or cannot be deleted."""
     if not job.state.finished:
         raise InputError(f"job {job.id} is still {job.state}: cancel it first")
-    _kill(job.folder, [])
+    kill(job.folder, [])
     try:
         shutil.rmtree(job.folder)
     except OSError as error:
@@ -265,42 +304,10 @@ def _reap(process: subprocess.Popen[bytes], folder: Path) -> None:
         code = process.wait()
         with contextlib.suppress(OSError):
             write_atomically(folder / EXIT, str(code))
-        _kill(folder, [])  # a job's processes end with its worker, also when that was killed
+        queue.leave(folder)  # a worker that was killed while it waited has not
+        kill(folder, [])  # a job's processes end with its worker, also when that was killed
     finally:
         _unreaped.discard(folder)
-
-
-def _processes(folder: Path, known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """The living processes of a job: `known`, the worker, whatever carries the mark, and all their descendants."""
-    worker = living_worker(folder)
-    processes = {*known, worker} if worker is not None else set(known)
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == str(folder):
-                processes.add(process)
-    for process in list(processes):
-        with contextlib.suppress(psutil.Error):
-            processes.update(process.children(recursive=True))
-    return [process for process in processes if is_alive(process)]
-
-
-def _kill_after(folder: Path, processes: list[psutil.Process], grace: float) -> None:
-    # psutil's own waiting would reap the worker and so take its exit code from the thread that writes it down.
-    deadline = time.monotonic() + grace
-    while time.monotonic() < deadline and any(is_alive(process) for process in processes):
-        time.sleep(0.02)
-    _kill(folder, processes)
-
-
-def _kill(folder: Path, processes: list[psutil.Process]) -> None:
-    for _ in range(5):  # again, for what was forked between the look and the blow
-        processes = _processes(folder, processes)
-        if not processes:
-            return
-        for process in processes:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        time.sleep(0.05)
 
 
 def _read(path: Path) -> bytes:

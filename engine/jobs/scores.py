@@ -9,19 +9,21 @@ import numpy as np
 from engine import store
 from engine.errors import InputError
 from engine.jobs.protocol import Context
+from engine.parallel import in_order
 from engine.placement.joint.front import FrontPoint, front
 from engine.plan import Claim, SendOrder
 from engine.problem import Problem
-from engine.result import Provenance, Status, library_versions
+from engine.result import Provenance, Status, Stop, library_versions
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.metrics import input_digests, metrics
 from engine.simulate.two_phase import two_phase
 from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions
 from engine.store.problems import problem_from
-from engine.systems import SYSTEMS, run
-from engine.systems.base import Draft
+from engine.systems import SYSTEMS, System, run
+from engine.systems.base import Draft, Report
 from engine.systems.comparison import candidate_of_plan
 from engine.systems.joint import instance_of, moves_left, moves_to, start_of
+from engine.systems.options import Value
 from engine.systems.pieces import to_placement
 from engine.workload import RoutingTrace
 
@@ -96,18 +98,29 @@ def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     count, system = len(problems), SYSTEMS[arguments["system"]]
     tables = {name: [[None] * count for _ in problems] for name in ("seconds", "balancedness", "kept_local")}
     answer = {"names": [recording.name for recording in recordings], "system": system.title} | tables
-    for planned_on, mine in enumerate(problems):
-        if context.stop():
-            break
-        context.report(planned_on / count, f"{system.title} on {recordings[planned_on].name}")
-        plan = run(system, mine, arguments["options"], context.stop).result.solution
-        for scored_on, theirs in enumerate(problems):
-            figures = metrics(plan, theirs)
-            values = {"seconds": figures.total, "balancedness": figures.balancedness, "kept_local": figures.kept_local}
-            for name, value in values.items():
-                tables[name][planned_on][scored_on] = value
+
+    def begun(finished: int, index: int) -> None:
+        context.report(finished / count, f"{system.title} on {recordings[index].name}")
+
+    for planned_on, row in in_order(_score_row, (problems, system, arguments["options"]), count, context.stop, begun):
+        for name, table in tables.items():
+            table[planned_on] = row[name]
         context.keep(answer)
     return answer
+
+
+def _score_row(
+    common: tuple[list[Problem], System, dict[str, Value]], index: int, stop: Stop, report: Report
+) -> dict[str, list[float]]:
+    """The plan made on a recording, scored on all: seconds, balancedness, kept_local, each [scored on]."""
+    problems, system, options = common
+    plan = run(system, problems[index], options, stop).result.solution
+    scores = [metrics(plan, problem) for problem in problems]
+    return {
+        "seconds": [figures.total for figures in scores],
+        "balancedness": [figures.balancedness for figures in scores],
+        "kept_local": [figures.kept_local for figures in scores],
+    }
 
 
 def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -132,26 +145,35 @@ def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     lengths = [length for length in arguments["lengths"] if length < trace.layers]
     if not lengths:
         raise InputError(f"{trace.layers} layers are too few: choose a path length below {trace.layers}")
-    for turn, length in enumerate(lengths):
-        if context.stop():
-            break
-        context.report(turn / len(lengths), f"path length {length}")
-        options = TwoPhaseOptions(path_length=length, **arguments["options"])
-        served_problem = problem.with_workload(served)
-        result = two_phase(served_problem, profile, options, context.stop)
-        layers = result.accuracy_of_layer("set")
-        runs.append(
-            {
-                "options": asdict(options),
-                "batches": result.batches,
-                "cost_source": result.cost_source,
-                "figures": {scheme: asdict(result.figures(scheme)) for scheme in SCHEMES},
-                "accuracy": result.accuracy("set"),
-                "accuracy_in_order": result.accuracy("order"),
-                "accuracy_of_layer": [None if value != value else float(value) for value in layers],
-                "fine_tuning_rate": result.fine_tuning_rate,
-                "ideal_seconds": float(np.median(result.inference_seconds("ideal"))),
-            }
-        )
+
+    def begun(finished: int, index: int) -> None:
+        context.report(finished / len(lengths), f"path length {lengths[index]}")
+
+    common = (
+        problem.with_workload(served),
+        profile,
+        [TwoPhaseOptions(path_length=length, **arguments["options"]) for length in lengths],
+    )
+    for _, run_of_length in in_order(_lina_run, common, len(lengths), context.stop, begun):
+        runs.append(run_of_length)
         context.keep({"runs": runs, "profile": profile.name, "served": served.name})
     return {"runs": runs, "profile": profile.name, "served": served.name}
+
+
+def _lina_run(
+    common: tuple[Problem, RoutingTrace, list[TwoPhaseOptions]], index: int, stop: Stop, report: Report
+) -> dict[str, Any]:
+    problem, profile, choices = common
+    result = two_phase(problem, profile, choices[index], stop)
+    layers = result.accuracy_of_layer("set")
+    return {
+        "options": asdict(choices[index]),
+        "batches": result.batches,
+        "cost_source": result.cost_source,
+        "figures": {scheme: asdict(result.figures(scheme)) for scheme in SCHEMES},
+        "accuracy": result.accuracy("set"),
+        "accuracy_in_order": result.accuracy("order"),
+        "accuracy_of_layer": [None if value != value else float(value) for value in layers],
+        "fine_tuning_rate": result.fine_tuning_rate,
+        "ideal_seconds": float(np.median(result.inference_seconds("ideal"))),
+    }

@@ -11,14 +11,19 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from engine.errors import InputError
 from engine.files import write_atomically
-from engine.jobs.protocol import CANCELLED, ERROR, REQUEST, RESERVE, Context, Request, write_pid
+from engine.jobs import queue
+from engine.jobs.protocol import ALIVE, CANCELLED, ERROR, REQUEST, RESERVE, Context, Request, write_pid
 
 RESERVED = 2**14
 """Bytes of disk that a job holds while it works, so that it can say why it failed when there are no others left."""
@@ -54,14 +59,21 @@ def run(folder: Path, handlers: Mapping[str, str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: context.ask_to_stop())
     faulthandler.enable()
     write_pid(folder, os.getpid())
+    alive = FileLock(folder / ALIVE)  # to the end of the process
     with contextlib.suppress(OSError):
+        alive.acquire()
         (folder / RESERVE).write_bytes(os.urandom(RESERVED))
+    threading.Thread(target=_heed_marker, args=(folder, context), daemon=True).start()
     try:
         request = Request.from_json((folder / REQUEST).read_bytes(), REQUEST)
-        handler = _load(request.kind, handlers)
-        if (folder / CANCELLED).exists():
-            return 0
-        context.finish(handler(request.arguments, context))
+        with queue.turn(folder, context.stop) as my_turn:
+            if not my_turn:
+                (folder / CANCELLED).touch()
+                return 0
+            handler = _load(request.kind, handlers)
+            if (folder / CANCELLED).exists():
+                return 0
+            context.finish(handler(request.arguments, context))
     except InputError as error:
         if context.stop():  # work without a partial result answers a signal from outside like this
             (folder / CANCELLED).touch()
@@ -79,6 +91,13 @@ def run(folder: Path, handlers: Mapping[str, str]) -> int:
         with contextlib.suppress(OSError):
             (folder / RESERVE).unlink(missing_ok=True)
     return 0
+
+
+def _heed_marker(folder: Path, context: Context) -> None:
+    """Stop for whoever asks from another machine, from which no signal comes."""
+    while not (folder / CANCELLED).exists():
+        time.sleep(0.5)
+    context.ask_to_stop()
 
 
 def _load(kind: str, handlers: Mapping[str, str]) -> Handler:

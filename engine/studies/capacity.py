@@ -7,6 +7,7 @@ from typing import Any, Self
 from engine.cluster import Cluster, Node
 from engine.errors import InputError
 from engine.goal import Goal
+from engine.parallel import in_order
 from engine.plan import Claim
 from engine.problem import Problem, make_problem
 from engine.result import Status, Stop, never
@@ -128,27 +129,37 @@ def capacity(
     if not own <= most_gpus <= max(MOST_GPUS, own):
         raise InputError(f"{most_gpus} GPUs: give between {own} (one part) and {max(MOST_GPUS, own)}")
     _unranked(problem.workload)
-    counts, met, best = range(1, most_gpus // own + 1), 0, None
-    for done, count in enumerate(counts):
-        report(done / len(counts), f"planning for {count * own} GPUs", best)
-        if stop():
-            return
-        try:
-            outcome = run(
-                SYSTEMS[system], fitted(problem, grown(problem.cluster, part, count)), dict(options or {}), stop
-            )
-        except InputError as error:
-            yield CapacityPoint(count, count * own, refused=str(error))
+    sizes, met, best = most_gpus // own, 0, None
+
+    def begun(finished: int, index: int) -> None:
+        report(finished / sizes, f"planning for {(index + 1) * own} GPUs", best)
+
+    common = (problem, tuple(part), system, dict(options or {}))
+    for _, point in in_order(_point_of_size, common, sizes, stop, begun):
+        if point is None:
             continue
-        if outcome.result.status is Status.CANCELLED:
-            return
-        claim: Claim = outcome.result.solution.claim
-        point = CapacityPoint(count, count * own, claim.objective, claim.bound, claim.scope)
-        best = point.total if best is None else min(best, point.total)
         yield point
-        met += point.meets(target) or met > 0
-        if met > BEYOND:
-            return
+        if point.total is not None:
+            best = point.total if best is None else min(best, point.total)
+            met += point.meets(target) or met > 0
+            if met > BEYOND:
+                return
+
+
+def _point_of_size(
+    common: tuple[Problem, tuple[Node, ...], str, dict[str, Value]], index: int, stop: Stop, report: Report
+) -> CapacityPoint | None:
+    """The point of `index + 1` parts; None when stopped."""
+    problem, part, system, options = common
+    count, gpus = index + 1, (index + 1) * sum(len(node.gpus) for node in part)
+    try:
+        outcome = run(SYSTEMS[system], fitted(problem, grown(problem.cluster, part, count)), options, stop)
+    except InputError as error:
+        return CapacityPoint(count, gpus, refused=str(error))
+    if outcome.result.status is Status.CANCELLED:
+        return None
+    claim: Claim = outcome.result.solution.claim
+    return CapacityPoint(count, gpus, claim.objective, claim.bound, claim.scope)
 
 
 def smallest(points: Sequence[CapacityPoint], target: float) -> CapacityPoint | None:

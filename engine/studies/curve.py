@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from engine.errors import InputError
+from engine.parallel import in_order
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Status, Stop, never
@@ -59,24 +60,32 @@ def curve(
     """Value by value every plan as it is, then with `anew` (a system and its options) the plan that it makes for that value;
     heuristics may find a slower one. Raises InputError for values that cannot be."""
     changes = changes_of(field, values)
-    for done, change in enumerate(changes):
-        value = getattr(change, field)
-        report(done / len(changes), f"{field} {value:g}")
-        if stop():
-            return
-        for name, plan in plans.items():
-            yield CurvePoint(name, value, _seconds(plan, problem, change))
-        if anew is not None:
-            system, options = anew
-            try:
-                then = changed(problem, change)
-                result = run(system, then, dict(options), stop).result
-            except InputError:
-                yield CurvePoint(ANEW, value, None)
-                continue
-            if result.status is Status.CANCELLED:
-                return
-            yield CurvePoint(ANEW, value, seconds_of(result.solution, then))
+
+    def begun(finished: int, index: int) -> None:
+        report(finished / len(changes), f"{field} {getattr(changes[index], field):g}")
+
+    common = (problem, field, changes, dict(plans), anew and (anew[0], dict(anew[1])))
+    for _, points in in_order(_points_at, common, len(changes), stop, begun):
+        yield from points
+
+
+def _points_at(common: tuple, index: int, stop: Stop, report: Report) -> list[CurvePoint]:
+    """The points of all series at a value; without the plan made for it when stopped before that was there."""
+    problem, field, changes, plans, anew = common
+    change = changes[index]
+    value = getattr(change, field)
+    points = [CurvePoint(name, value, _seconds(plan, problem, change)) for name, plan in plans.items()]
+    if anew is None:
+        return points
+    try:
+        then = changed(problem, change)
+        system, options = anew
+        result = run(system, then, options, stop).result
+    except InputError:
+        return [*points, CurvePoint(ANEW, value, None)]
+    if result.status is Status.CANCELLED:
+        return points
+    return [*points, CurvePoint(ANEW, value, seconds_of(result.solution, then))]
 
 
 def _seconds(plan: Plan, problem: Problem, change: Change) -> float | None:

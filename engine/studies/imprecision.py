@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from engine.errors import InputError
 from engine.goal import Goal
+from engine.parallel import in_order
 from engine.problem import Problem
 from engine.result import Status, Stop, never
 from engine.simulate import simulate
@@ -79,12 +80,22 @@ def imprecision(
     options: of the systems, by name. Raises InputError for what cannot be studied."""
     wanted, systems = check_levels(levels, seeds), systems_of(problem)
     trials = [(level, seed, name) for level in wanted for seed in range(seeds if level else 1) for name in systems]
-    for done, (level, seed, name) in enumerate(trials):
-        report(done / len(trials), f"{SYSTEMS[name].title} on traffic that is {level:.0%} imprecise")
-        if stop():
-            return
-        planned_on = noisy(problem, level, seed, noise)
-        outcome = run(SYSTEMS[name], planned_on, dict((options or {}).get(name, {})), stop)
-        if outcome.result.status is Status.CANCELLED:
-            return
-        yield ImprecisionPoint(name, level, seed, simulate(outcome.result.solution, problem).total)
+    settings = {name: dict((options or {}).get(name, {})) for name in systems}
+
+    def begun(finished: int, index: int) -> None:
+        level, _, name = trials[index]
+        report(finished / len(trials), f"{SYSTEMS[name].title} on traffic that is {level:.0%} imprecise")
+
+    for _, point in in_order(_point_of_trial, (problem, noise, trials, settings), len(trials), stop, begun):
+        if point is not None:
+            yield point
+
+
+def _point_of_trial(common: tuple, index: int, stop: Stop, report: Report) -> ImprecisionPoint | None:
+    """None when stopped."""
+    problem, noise, trials, settings = common
+    level, seed, name = trials[index]
+    outcome = run(SYSTEMS[name], noisy(problem, level, seed, noise), settings[name], stop)
+    if outcome.result.status is Status.CANCELLED:
+        return None
+    return ImprecisionPoint(name, level, seed, simulate(outcome.result.solution, problem).total)

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from engine.errors import InputError
 from engine.goal import Goal
+from engine.parallel import in_order
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Stop, never
@@ -94,9 +95,19 @@ def sensitivity(
     for a share that cannot be, and for a plan that does not fit."""
     if not SHARES[0] <= share <= SHARES[1]:
         raise InputError(f"the share {share:g} is not between {SHARES[0]:g} and {SHARES[1]:g}")
-    for done, parameter in enumerate(parameters):
-        report(done / len(parameters), parameter.title)
-        if stop():
-            return
-        seconds = (seconds_of(plan, changed(problem, parameter.times(factor))) for factor in (1 - share, 1 + share))
-        yield SensitivityPoint(parameter.title, *seconds)
+
+    def begun(finished: int, index: int) -> None:
+        report(finished / len(parameters), parameters[index].title)
+
+    common = (plan, problem, share, tuple(parameters))
+    for _, point in in_order(_point_of_parameter, common, len(parameters), stop, begun):
+        yield point
+
+
+def _point_of_parameter(
+    common: tuple[Plan, Problem, float, tuple[Parameter, ...]], index: int, stop: Stop, report: Report
+) -> SensitivityPoint:
+    plan, problem, share, parameters = common
+    parameter = parameters[index]
+    seconds = (seconds_of(plan, changed(problem, parameter.times(factor))) for factor in (1 - share, 1 + share))
+    return SensitivityPoint(parameter.title, *seconds)

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from engine.errors import InputError
 from engine.goal import Goal
+from engine.parallel import in_order
 from engine.problem import Problem
 from engine.result import Status, Stop, never
 from engine.simulate.training import MAX_PARTS
@@ -124,31 +125,38 @@ def check_values(kind: Kind, values: Sequence[float]) -> list[float]:
 def sweep(
     problem: Problem, trials: Sequence[Trial], stop: Stop = never, report: Report = silent
 ) -> Iterator[tuple[SweepPoint, Outcome]]:
-    """Run the trials one after another; every one that was run to its end comes with its figures. Once `stop` answers
-    True, no more come. Raises InputError when a system cannot plan for the problem."""
-    forward = frozenset(operator.name for operator in operators_of(problem).of_phase("forward"))
+    """Run the trials side by side; every one that was run to its end comes with its figures, in order. Once `stop` answers
+    True, no more begin. Raises InputError when a system cannot plan for the problem."""
     best = None
-    for done, trial in enumerate(trials):
-        report(done / len(trials), _in_words(trial), best)
-        if stop():
-            return
-        outcome = run(trial.system, problem, dict(trial.options), stop)
-        if outcome.result.status is Status.CANCELLED:
-            return
-        result, timeline, slots = outcome.result, outcome.timeline, outcome.result.solution.placement.slots
-        best = result.objective if best is None else min(best, result.objective)
-        point = SweepPoint(
-            trial.series,
-            trial.value,
-            result.objective,
-            result.bound,
-            forward_seconds(timeline, forward),
-            timeline.decomposition(),
-            *_all_reduces(timeline),
-            int(slots.max()),
-            result.solution.id,
-        )
-        yield point, outcome
+
+    def begun(finished: int, index: int) -> None:
+        report(finished / len(trials), _in_words(trials[index]), best)
+
+    for _, (point, outcome) in in_order(_run_trial, (problem, tuple(trials)), len(trials), stop, begun):
+        if outcome.result.status is not Status.CANCELLED:
+            best = point.total if best is None else min(best, point.total)
+            yield point, outcome
+
+
+def _run_trial(
+    common: tuple[Problem, tuple[Trial, ...]], index: int, stop: Stop, report: Report
+) -> tuple[SweepPoint, Outcome]:
+    problem, trials = common
+    trial = trials[index]
+    outcome = run(trial.system, problem, dict(trial.options), stop)
+    result, timeline = outcome.result, outcome.timeline
+    point = SweepPoint(
+        trial.series,
+        trial.value,
+        result.objective,
+        result.bound,
+        forward_seconds(timeline, frozenset(operator.name for operator in operators_of(problem).of_phase("forward"))),
+        timeline.decomposition(),
+        *_all_reduces(timeline),
+        int(result.solution.placement.slots.max()),
+        result.solution.id,
+    )
+    return point, outcome
 
 
 def best_of(points: Sequence[SweepPoint], what: Literal["total", "forward"] = "total") -> SweepPoint | None:
@@ -252,7 +260,7 @@ def _degrees(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]
 
 def _ranges(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]:
     """Lancet with ranges of at most so many operators, beside a compiler that cuts nothing and Tutel."""
-    lancet = _with_gradients_moved_once(TRAINING["lancet"])
+    lancet = replace(TRAINING["lancet"], recipe=_GradientsMovedOnce())
     wanted = settings.pop("parts", (LancetOptions().max_parts,))
     most = [lancet.settings({"max_parts": parts}).max_parts for parts in wanted]
     points = [
@@ -270,15 +278,16 @@ def _ranges(values: list[float], settings: dict[str, Any]) -> tuple[Trial, ...]:
     return (*points, *references)
 
 
-def _with_gradients_moved_once(lancet: System) -> System:
-    """Lancet whose weight gradients, which no partition of the forward pass changes, are moved in the first run only."""
-    moved: list[Draft] = []
+class _GradientsMovedOnce:
+    """Lancet's recipe with the weight gradients, which no partition of the forward pass changes, moved in the first run of a
+    process only."""
 
-    def recipe(problem: Problem, options: LancetOptions, stop: Stop, report: Report) -> Draft:
-        if not moved:
-            moved.append(lancet_recipe(problem, options.model_copy(update={"partition": False}), stop, report))
+    def __init__(self) -> None:
+        self._moved: Draft | None = None
+
+    def __call__(self, problem: Problem, options: LancetOptions, stop: Stop, report: Report) -> Draft:
+        if self._moved is None:
+            self._moved = lancet_recipe(problem, options.model_copy(update={"partition": False}), stop, report)
         cut = lancet_recipe(problem, options.model_copy(update={"weight_gradients": "none"}), stop, report)
-        overlap = cut.overlap.model_copy(update={"under": moved[0].overlap.under})
-        return replace(cut, overlap=overlap, notes=cut.notes | moved[0].notes)
-
-    return replace(lancet, recipe=recipe)
+        overlap = cut.overlap.model_copy(update={"under": self._moved.overlap.under})
+        return replace(cut, overlap=overlap, notes=cut.notes | self._moved.notes)

@@ -1,9 +1,10 @@
-"""Systems run one after another on one problem, and the rows that tell of their plans."""
+"""Systems run side by side on one problem, and the rows that tell of their plans."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.errors import InputError
+from engine.parallel import in_order
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Stop, never
@@ -27,28 +28,45 @@ class Comparison:
         self.refused: dict[str, str] = {}
 
     def run(self, choices: Sequence[Choice], stop: Stop = never, report: Report = silent) -> Iterator[Outcome]:
-        """Run the systems in turn; yields every outcome once it has its row. Asked to stop, the system at work hands back the
-        best it has and no other begins. `report` is told of all systems as one piece of work. Raises InputError when the
-        only system of `choices` refuses; with several, what refuses is noted."""
-        for turn, (system, options) in enumerate(choices):
+        """Run the systems; yields every outcome in their order once it has its row. Asked to stop, systems at work hand back
+        the best they have and no others begin. `report` is told of all systems as one piece of work. Raises InputError when
+        the only system of `choices` refuses; with several, what refuses is noted."""
+
+        def report_of(finished: int, index: int) -> Report:
             fastest = min((row["metrics"]["total"] for row in self.candidates), default=None)
-            report_turn = _report_of_turn(report, turn, len(choices), system, fastest)
-            if turn:
-                report_turn(0.0, "started")
-            try:
-                outcome = run(system, self.problem, options, stop, report_turn)
-            except InputError as error:
+            return _report_of_turn(report, finished, len(choices), choices[index][0], fastest)
+
+        def begun(finished: int, index: int) -> None:
+            if finished:
+                report_of(finished, index)(0.0, "started")
+
+        common = (self.problem, tuple((system, dict(options)) for system, options in choices))
+        answers = in_order(_run_choice, common, len(choices), stop, begun, lambda index: report_of(index, index))
+        for index, answer in answers:
+            if isinstance(answer, InputError):
                 if len(choices) == 1:
-                    raise
-                self.refused[system.title] = str(error)
-                continue
-            self.candidates.append(candidate(outcome, self.problem))
-            yield outcome
-            if stop():
-                return
+                    raise answer
+                self.refused[choices[index][0].title] = str(answer)
+            else:
+                outcome, row = answer
+                self.candidates.append(row)
+                yield outcome
 
     def to_dict(self) -> dict[str, Any]:
         return {"candidates": self.candidates, "refused": self.refused}
+
+
+def _run_choice(
+    common: tuple[Problem, tuple[Choice, ...]], index: int, stop: Stop, report: Report
+) -> tuple[Outcome, dict[str, Any]] | InputError:
+    """The outcome of a system and its row, or why it refuses."""
+    problem, choices = common
+    system, options = choices[index]
+    try:
+        outcome = run(system, problem, options, stop, report)
+    except InputError as error:
+        return error
+    return outcome, candidate(outcome, problem)
 
 
 def _report_of_turn(report: Report, turn: int, turns: int, system: System, fastest: float | None) -> Report:

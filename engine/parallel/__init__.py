@@ -1,0 +1,216 @@
+"""The points of a study side by side, and their answers in the order of the points.
+
+Work that is soon done stays in this process. What proves long goes to processes of this machine, one a processor, or to a Dask
+cluster where `SWITCHYARD_DASK` has the address of its scheduler: the same work, the same answers.
+"""
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+from engine.errors import InputError
+from engine.parallel.crew import GRACE, Crew, Report, Work, parcel
+from engine.parallel.processes import Processes, give_up_preparing, prepare, processors
+from engine.parallel.remote import Remote
+from engine.result import Stop, never
+
+ADDRESS = "SWITCHYARD_DASK"
+"""Environment variable: address of a Dask scheduler, `tcp://…`."""
+
+PATIENCE = 2.0
+"""Seconds of work in this process before others are prepared. That takes about as long, so that nothing takes more than twice
+as long as if it had been known from the start how long it is, and short work no longer than ever."""
+LOST_IN_A_ROW = 3
+"""Times that workers may be lost without a point finished in between."""
+POLL = 0.05
+
+Begun = Callable[[int, int], None]
+"""Told that so many points are finished and which one is waited for."""
+
+
+def _silent(*told: object) -> None:
+    """The `Begun` and the `Report` of work that nobody watches."""
+
+
+def in_order(
+    work: Work,
+    common: Any,
+    count: int,
+    stop: Stop = never,
+    begun: Begun = _silent,
+    report_of: Callable[[int], Report] = lambda index: _silent,
+) -> Iterator[tuple[int, Any]]:
+    """(index, answer) of the points 0 … count - 1, as soon as all before it are there; what a point raises is raised in its
+    place. Asked to stop, points at work hand back what they have and no others begin: then some may be missing.
+
+    report_of: the `Report` of a point that is done in this process. Raises InputError when the workers are gone for good,
+    after all answers that had come.
+    """
+    if address := os.environ.get(ADDRESS) if count > 1 else None:
+        packed = parcel(work, common)
+        yield from _Elsewhere(lambda points: Remote(address, packed), count, 0, stop, begun).of(range(count))
+        return
+    helpers = _Helpers(work, common, count)
+    finished = 0
+    try:
+        while (index := helpers.next_here()) is not None:
+            begun(finished, index)
+            if stop():
+                return
+            yield index, work(common, index, stop, report_of(index))
+            finished += 1
+        if helpers.futures:
+            crew, futures = helpers.hand_over()
+            yield from _Elsewhere(helpers.crew_for, count, finished, stop, begun).collect(crew, futures)
+    finally:
+        helpers.close()
+
+
+class _Helpers:
+    """Processes that take over what this process has not begun, once the work has proved long.
+
+    futures: of the points that they took, in order
+    """
+
+    def __init__(self, work: Work, common: Any, count: int) -> None:
+        self.futures: dict[int, Future] = {}
+        self._free, self._lock, self._closed = deque(range(count)), threading.Lock(), threading.Event()
+        self._crew: Crew | None = None
+        self._preparing = False
+        if count > 1 and processors() > 1:
+            self._module = work.__module__
+            # Now: later this process would change what is common while the thread packs it.
+            self._parcel = parcel(work, common)
+            threading.Thread(target=self._take_over, daemon=True).start()
+
+    def next_here(self) -> int | None:
+        """The next point to do in this process; None when none is left."""
+        with self._lock:
+            return self._free.popleft() if self._free else None
+
+    def crew_for(self, points: int) -> Crew:
+        """Processes for so many points."""
+        prepare(self._module)
+        return Processes(self._parcel, points)
+
+    def hand_over(self) -> tuple[Crew, dict[int, Future]]:
+        """The processes and their points, for whoever waits for these."""
+        crew, self._crew = self._crew, None
+        return crew, self.futures
+
+    def close(self) -> None:
+        """End what was not handed over and what is just being prepared."""
+        with self._lock:
+            self._closed.set()
+            if self._preparing:
+                give_up_preparing()
+            if self._crew is not None:
+                self._crew.ask_to_stop()
+                self._crew.close()
+
+    def _take_over(self) -> None:
+        if self._closed.wait(PATIENCE):
+            return
+        with contextlib.suppress(OSError, EOFError):  # no more processes or memory, or given up: all is done here
+            self._preparing = True
+            prepare(self._module)
+            self._preparing = False
+            with self._lock:
+                if not self._closed.is_set() and self._free:
+                    self._crew, self.futures = self._started(list(self._free))
+                    self._free.clear()
+
+    def _started(self, points: list[int]) -> tuple[Crew, dict[int, Future]]:
+        crew = Processes(self._parcel, len(points))
+        try:
+            return crew, {index: crew.submit(index) for index in points}
+        except OSError:
+            crew.close()
+            raise
+
+
+class _Elsewhere:
+    """Points that a crew does, and another one where that is lost."""
+
+    def __init__(self, crew_for: Callable[[int], Crew], count: int, finished: int, stop: Stop, begun: Begun) -> None:
+        self._crew_for, self._count, self._finished = crew_for, count, finished
+        self._stop, self._begun = stop, begun
+
+    def of(self, points: range) -> Iterator[tuple[int, Any]]:
+        """The answers of these points by a new crew."""
+        self._begun(self._finished, points[0])
+        if self._stop():
+            return
+        crew = self._crew_for(len(points))
+        yield from self.collect(crew, {index: crew.submit(index) for index in points})
+
+    def collect(self, crew: Crew, futures: dict[int, Future]) -> Iterator[tuple[int, Any]]:
+        """The answers of points that a crew has been given, in order."""
+        lost_in_a_row, already = 0, self._finished
+        try:
+            while futures:
+                done = {index: future for index, future in futures.items() if future.done()}
+                gone = [index for index, future in done.items() if _is_lost(future, crew)]
+                if len(done) - len(gone) + already > self._finished:
+                    self._finished, lost_in_a_row = len(done) - len(gone) + already, 0
+                if gone:
+                    lost_in_a_row += 1
+                    crew.close()
+                    if lost_in_a_row == LOST_IN_A_ROW:
+                        raise InputError(f"{crew.advice} ({self._finished} of {self._count} points are done)")
+                    crew = self._crew_again(len(futures) - len(done) + len(gone))
+                    futures |= {index: crew.submit(index) for index in futures if index in gone or index not in done}
+                    continue
+                while futures and (first := next(iter(futures))) in done:
+                    already += 1
+                    yield first, futures.pop(first).result()
+                if futures:
+                    self._begun(self._finished, next(iter(futures)))
+                    if self._wait(crew, futures):
+                        break
+            yield from self._rest(crew, futures)
+        except InputError:
+            yield from _answers(futures)
+            raise
+        finally:
+            crew.close()
+
+    def _crew_again(self, points: int) -> Crew:
+        try:
+            return self._crew_for(points)
+        except InputError as error:
+            raise InputError(f"{error}; {self._finished} of {self._count} points are done") from None
+
+    def _wait(self, crew: Crew, futures: dict[int, Future]) -> bool:
+        """Wait until another point is finished; returns True when asked to stop before."""
+        ahead = [future for future in futures.values() if not future.done()]
+        while not wait(ahead, POLL, FIRST_COMPLETED).done:
+            if self._stop():
+                return True
+            crew.check()
+        return self._stop()
+
+    def _rest(self, crew: Crew, futures: dict[int, Future]) -> Iterator[tuple[int, Any]]:
+        """What points hand back that were at work when asked to stop."""
+        if futures:
+            crew.ask_to_stop()
+            wait(futures.values(), GRACE)
+        yield from _answers(futures)
+
+
+def _is_lost(future: Future, crew: Crew) -> bool:
+    return future.cancelled() or isinstance(future.exception(), crew.lost)
+
+
+def _answers(futures: dict[int, Future]) -> Iterator[tuple[int, Any]]:
+    """Whatever answers are there, in order."""
+    for index, future in futures.items():
+        if future.done() and not future.cancelled() and future.exception() is None:
+            yield index, future.result()
+
+
+__all__ = ["ADDRESS", "in_order"]

@@ -1,0 +1,147 @@
+"""A crew of processes on this machine.
+
+They are forked from a server that is started for it, with the modules that they need imported once for all: a fork of this
+process would copy the locks that the threads of PyTorch, Arrow or a solver hold at that moment and wait for them for ever, and
+a process started from nothing would import everything again for each processor.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+
+from engine.parallel.crew import GRACE, do_point
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+_ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
+"""There is a process for every processor; threads beyond that wait for one another in busy loops."""
+
+
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def workers_for(points: int) -> int:
+    """How many processes to start: one a processor, but no more than fit the memory if each takes as much as this one did."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return max(1, min(processors(), points, int(psutil.virtual_memory().available / peak)))
+
+
+def prepare(module: str) -> None:
+    """Start the server and wait until it can fork; `module` and all that it imports is there in every process. Takes as long
+    as these imports, and nothing when it was called before."""
+    _CONTEXT.set_forkserver_preload([module, __name__])
+    resource_tracker.ensure_running()  # here, for it would lift the ban on signals
+    with _untouched_by_signals(), _environment():
+        forkserver.ensure_running()
+    first = _CONTEXT.Process(target=_nothing)
+    first.start()
+    first.join()
+
+
+def give_up_preparing() -> None:
+    """End a server that is still importing, which would notice only afterwards that nobody waits for it; `prepare`, in another
+    thread, raises EOFError or OSError."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "multiprocessing.forkserver" in " ".join(child.cmdline()):
+                child.kill()
+
+
+@contextlib.contextmanager
+def _untouched_by_signals() -> Iterator[None]:
+    """Whatever is started inside leaves Ctrl-C and a SIGTERM to the process group to this process, which knows what to keep."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """Of the server, which would read it when it is too late for a change, and does not know this process's path."""
+    wanted = _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+class Processes:
+    """See `Crew`. `prepare` comes first."""
+
+    lost = (BrokenProcessPool,)
+    advice = "processes of this machine were killed again and again, perhaps for want of memory; make the study smaller"
+
+    def __init__(self, parcel: bytes, points: int) -> None:
+        # Whoever reads learns that this process asks to stop, and also that it died.
+        self._reader, self._writer = _CONTEXT.Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(workers_for(points), _CONTEXT, _begin, (self._reader, parcel))
+
+    def submit(self, index: int) -> Future:
+        return self._executor.submit(_do, index)
+
+    def check(self) -> None:
+        """The futures of a pool without processes say so themselves."""
+
+    def ask_to_stop(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._writer.close()
+
+    def close(self) -> None:
+        self.ask_to_stop()
+        # The engine starts no other processes in this way.
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
+        self._reader.close()
+
+
+_told = threading.Event()
+_parcel: bytes = b""
+
+
+def _begin(reader: Connection, parcel: bytes) -> None:
+    """The first thing that a process of the pool does."""
+    global _parcel
+    _parcel = parcel
+    os.setpgid(0, 0)  # not in the group of the job or the terminal, whose signals are not for it ...
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # ... but the pool's own are
+    threading.Thread(target=_watch, args=(reader,), daemon=True).start()
+
+
+def _watch(reader: Connection) -> None:
+    """Wait until the process that started this one closes its end or dies, and do not outlive it by much."""
+    with contextlib.suppress(EOFError, OSError):
+        reader.recv_bytes()
+    _told.set()
+    time.sleep(2 * GRACE)
+    os._exit(1)
+
+
+def _do(index: int) -> Any:
+    return do_point(_parcel, index, _told.is_set)
+
+
+def _nothing() -> None:
+    """What the first process does: it is there."""

@@ -1,0 +1,140 @@
+"""A crew of the workers of a Dask cluster (`distributed`, see requirements-dask.txt).
+
+What is common to all points goes to every worker once. A worker that dies costs its points a second attempt, which the
+scheduler sees to.
+"""
+
+import logging
+import platform
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from typing import Any
+
+from engine.errors import InputError
+from engine.parallel.crew import do_point
+from engine.result import library_versions
+
+CONNECTING = 10.0
+"""Seconds in which a scheduler has to answer."""
+WITHOUT_WORKERS = 30.0
+"""Seconds in which a scheduler that lost all its workers may find others."""
+POLL = 0.25
+"""Seconds between two questions of a worker whether its points are still wanted."""
+
+
+class Remote:
+    """See `Crew`. Raises InputError when the cluster cannot be used."""
+
+    advice = "the Dask cluster lost the same points again and again; look at the logs of its workers"
+
+    def __init__(self, address: str, parcel: bytes) -> None:
+        try:
+            import distributed
+        except ImportError:
+            raise InputError(
+                f"points cannot go to {address}: distributed is not installed; pip install -r requirements-dask.txt"
+            ) from None
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it means is said in one line below
+        self.lost = (CancelledError, distributed.KilledWorker)
+        self._address, self._seen, self._asked = address, time.monotonic(), 0.0
+        try:
+            self._client = distributed.Client(address, timeout=CONNECTING, set_as_default=False)
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"no Dask scheduler answers at {address} ({error or type(error).__name__})") from None
+        try:
+            self._client.wait_for_workers(1, timeout=CONNECTING)
+            self._check_versions()
+            self._stop = distributed.Event(f"switchyard-stop-{secrets.token_hex(8)}", client=self._client)
+            self._parcel = self._client.scatter(parcel, broadcast=True, hash=False)
+        except TimeoutError:
+            self._client.close()
+            raise InputError(
+                f"the Dask scheduler at {address} has no workers; start some: dask worker {address}"
+            ) from None
+        except (OSError, CancelledError) as error:
+            self._client.close()
+            raise InputError(f"the Dask scheduler at {address} went away ({type(error).__name__})") from None
+        except InputError:
+            self._client.close()
+            raise
+        self._executor = self._client.get_executor(pure=False)
+
+    def _check_versions(self) -> None:
+        """The same answers need the same libraries."""
+        mine = _versions()
+        for worker, theirs in self._client.run(_versions, on_error="return").items():
+            if isinstance(theirs, Exception):
+                raise InputError(
+                    f"the Dask worker {worker} cannot import the engine ({theirs}); start it in the project's folder"
+                )
+            for name, version in mine.items():
+                if theirs[name] != version:
+                    raise InputError(
+                        f"the Dask worker {worker} has {name} {theirs[name]}, this machine has {version}; the same answers "
+                        "need the same versions"
+                    )
+
+    def submit(self, index: int) -> Future:
+        return self._executor.submit(_do, self._parcel, index, self._stop.name, priority=-index)
+
+    def check(self) -> None:
+        now = time.monotonic()
+        if now - self._asked < 1.0:
+            return
+        self._asked = now
+        if _briefly(self._client.nthreads):
+            self._seen = now
+        elif now - self._seen > WITHOUT_WORKERS:
+            raise InputError(f"the Dask scheduler at {self._address} has lost all its workers, or hangs")
+
+    def ask_to_stop(self) -> None:
+        _briefly(self._stop.set)
+
+    def close(self) -> None:
+        _briefly(lambda: self._executor.shutdown(wait=False))
+        _briefly(self._client.close)
+
+
+def _briefly(call: Callable[[], Any]) -> Any:
+    """What a question to the scheduler answers; None where it fails or takes long, for a scheduler may hang."""
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # a scheduler that is gone cancels the futures, which is how that is noticed
+            answers.append(call())
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(0.3)
+    return answers[0] if answers else None
+
+
+def _versions() -> dict[str, str]:
+    return {"Python": platform.python_version(), **library_versions()}
+
+
+def _do(parcel: bytes, index: int, stop: str) -> Any:
+    return do_point(parcel, index, _Asked(stop))
+
+
+class _Asked:
+    """The `Stop` of a point on a worker: an event of the cluster, looked at now and then."""
+
+    def __init__(self, name: str) -> None:
+        from distributed import Event
+
+        self._event, self._asked, self._looked = Event(name), False, float("-inf")
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if not self._asked and now - self._looked > POLL:
+            self._looked = now
+            try:
+                self._asked = self._event.is_set()
+            except Exception:  # whatever it is, nobody waits for the answer any more
+                self._asked = True
+        return self._asked

@@ -1,0 +1,70 @@
+"""A sweep of 64 points in this process, in processes of this machine and on a Dask cluster of two workers; the sample's eight
+points, which must not wait for any. Run as `python -m tests.benchmarks.bench_side_by_side` on a quiet machine."""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from engine import parallel
+from engine.catalogue import cluster_presets
+from engine.costs import Datasheet
+from engine.model import MoEModel
+from engine.parallel import processes
+from engine.problem import Problem, make_problem
+from engine.studies.sweep import Trial, sweep, trials_of
+from engine.training import balanced_load, usual_step
+
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "tiny-moe-alpha.json"
+HOUR = 3600.0
+
+
+def training(layers: int) -> Problem:
+    """A training step of the sample's model with so many layers."""
+    hardware = cluster_presets()["mixed-8"].cluster
+    model = MoEModel.from_json(SAMPLE.read_bytes(), SAMPLE.name).model_copy(update={"layers": layers})
+    return make_problem(balanced_load(model), hardware, model, Datasheet(), step=usual_step(model, len(hardware.gpus)))
+
+
+def timed(problem: Problem, trials: tuple[Trial, ...], patience: float) -> tuple[float, list]:
+    """Seconds of a sweep and its points. patience: seconds in this process before others are prepared."""
+    parallel.PATIENCE = patience
+    begin = time.perf_counter()
+    points = [point for point, _ in sweep(problem, trials)]
+    return time.perf_counter() - begin, points
+
+
+def main() -> None:
+    default = parallel.PATIENCE
+    begin = time.perf_counter()
+    processes.prepare("engine.studies.sweep")
+    print(f"{'preparing processes':>40} {time.perf_counter() - begin:8.2f} s")
+    for count, layers in ((8, 8), (64, 48)):
+        problem = training(layers)
+        trials = trials_of(problem, "micro_op", [0.1 * (1 + place) for place in range(count - 3)])
+        alone, here = timed(problem, trials, HOUR)
+        print(f"{f'{count} points of {layers} layers in this process':>40} {alone:8.2f} s")
+        seconds, there = timed(problem, trials, default)
+        print(
+            f"{f'{processes.processors()} processes, once it proves long':>40} {seconds:8.2f} s  {alone / seconds:4.2f} ×"
+        )
+        assert there == here
+    try:
+        import distributed
+    except ImportError:
+        print("no Dask cluster: pip install -r requirements-dask.txt")
+        return
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=":0", local_directory=folder
+        ) as cluster,
+    ):
+        os.environ[parallel.ADDRESS] = cluster.scheduler_address
+        seconds, there = timed(problem, trials, default)
+        print(f"{'on a Dask cluster of 2 workers':>40} {seconds:8.2f} s  {alone / seconds:4.2f} ×")
+        assert there == here
+
+
+if __name__ == "__main__":
+    main()

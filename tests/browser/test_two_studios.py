@@ -1,0 +1,75 @@
+"""Two studios on one data folder and one PostgreSQL, as behind a balancer: what is done in one goes on in the other."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from engine.jobs import queue, runner
+from engine.jobs.runner import State
+from tests.app.test_launch_page import session_with_plans
+from tests.browser.conftest import settle, watched_page
+from tests.jobs.test_jobs import LONG, WORKER, until
+from tests.store.conftest import postgres
+
+__all__ = ["postgres"]
+
+
+@pytest.fixture
+def session(data_folder: Path, postgres: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The token of a session of the sample with a plan; one job runs at a time."""
+    monkeypatch.setenv("SWITCHYARD_DATA", str(data_folder))
+    monkeypatch.setenv("DATABASE_URL", postgres)
+    monkeypatch.setenv(queue.JOBS, "1")
+    return session_with_plans(data_folder, 1)[0]
+
+
+@pytest.fixture
+def other(browser: Browser, start_studio) -> Iterator[Page]:
+    with watched_page(browser, viewport={"width": 1440, "height": 900}) as page:
+        yield page
+
+
+def test_sessions_jobs_and_links_work_from_each(
+    page: Page, other: Page, start_studio, session: str, data_folder: Path
+) -> None:
+    first, second = start_studio(), start_studio()
+
+    # A saved plan's link, and what somebody says about it.
+    page.goto(f"{first}/review?session={session}")
+    settle(page)
+    page.get_by_role("button", name="New workspace").click()
+    page.get_by_role("textbox", name="Name of the workspace").fill("Autumn")
+    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Save the open plan").click()
+    page.get_by_role("textbox", name="Name of the plan").fill("The one")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_role("heading", name="The one")).to_be_visible()
+    settle(page)
+    link = page.get_by_test_id("stCode").first.inner_text().strip()
+    assert link.startswith(f"{first}/review?plan=")
+    other.goto(link.replace(first, second))
+    expect(other.get_by_role("heading", name="The one")).to_be_visible()
+    settle(other)
+
+    # A job that waits is seen, and stopped, from the other one.
+    running = runner.start("count", LONG, data_folder, module=WORKER)
+    try:
+        until(lambda: running.progress)
+        page.goto(f"{first}/optimise?session={session}")
+        settle(page)
+        page.get_by_role("button", name="Run", exact=True).click()
+        expect(page.get_by_text("waiting, next in line")).to_be_visible()
+        other.goto(f"{second}/optimise?session={session}")
+        expect(other.get_by_text("waiting, next in line")).to_be_visible()
+        mine = runner.jobs(data_folder, "optimise")[0]
+        assert mine.state is State.WAITING
+        other.get_by_role("button", name="Stop").click()
+        assert runner.wait(mine, 5) is State.CANCELLED
+        expect(page.get_by_text("cancelled", exact=False).first).to_be_visible()
+        settle(page)
+        settle(other)
+    finally:
+        runner.cancel(running, grace=0)
+        assert runner.wait(running, 5).finished

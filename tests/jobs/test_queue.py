@@ -1,0 +1,169 @@
+"""Only so many jobs at once, first come, first served, whoever started them and whoever dies meanwhile."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from app.widgets import standing_in_words
+from engine.errors import InputError
+from engine.jobs import protocol, queue, runner
+from engine.jobs.runner import Job, State
+from tests.jobs.test_jobs import LONG, WORKER, by_hand, in_another_process, start, until
+
+__all__ = ["start"]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(queue.JOBS, "1")
+
+
+def running(job: Job) -> bool:
+    return job.state is State.RUNNING and job.progress is not None
+
+
+def waiting(*jobs: Job) -> bool:
+    return all(job.state is State.WAITING for job in jobs)
+
+
+def test_jobs_wait_their_turn_in_the_order_in_which_they_came(start):
+    first = start("count", LONG)
+    until(lambda: running(first))
+    others = [start("count", {"steps": 5, "pause": 0.05}) for _ in range(3)]
+    until(lambda: waiting(*others))
+    assert [job.ahead for job in others] == [0, 1, 2] and not any(job.progress for job in others)
+    words = [standing_in_words(job, job.state) for job in (first, *others)]
+    assert words == ["running", "waiting, next in line", "waiting, 1 before it", "waiting, 2 before it"]
+    runner.cancel(first)
+    assert {runner.wait(job, 20) for job in others} == {State.DONE}
+    began = [job.history[0].time for job in others]
+    ended = [job.history[-1].time for job in others]
+    assert began == sorted(began) and all(end < begin for end, begin in zip(ended, began[1:], strict=False))
+    assert list((first.folder.parent.parent / "queue" / "places").iterdir()) == []
+
+
+def test_as_many_run_at_once_as_the_limit_says(start, monkeypatch):
+    monkeypatch.setenv(queue.JOBS, "2")
+    jobs = [start("count", LONG) for _ in range(3)]
+    until(lambda: all(map(running, jobs[:2])) and waiting(jobs[2]))
+    runner.cancel(jobs[0])
+    until(lambda: running(jobs[2]))
+    assert running(jobs[1])
+
+
+def test_a_waiting_job_is_stopped_at_once_and_the_next_moves_up(start):
+    first, second, third = (start("count", LONG) for _ in range(3))
+    until(lambda: running(first) and waiting(second, third))
+    assert third.ahead == 1
+    begin = time.monotonic()
+    runner.cancel(second)
+    assert runner.wait(second, 3) is State.CANCELLED and time.monotonic() - begin < 2
+    assert second.result is None and third.ahead == 0 and waiting(third)
+
+
+def test_whoever_is_killed_in_the_queue_keeps_nobody_waiting(start):
+    first, second, third = (start("count", LONG) for _ in range(3))
+    until(lambda: running(first) and waiting(second, third))
+    os.kill(protocol.living_worker(second.folder).pid, signal.SIGKILL)
+    os.kill(protocol.living_worker(first.folder).pid, signal.SIGKILL)
+    until(lambda: running(third))
+    assert second.error == "the worker was killed by signal 9"
+
+
+def test_studios_on_one_data_folder_share_the_limit_and_the_queue_outlives_them(start, tmp_path):
+    mine = start("count", {"steps": 60, "pause": 0.05})
+    until(lambda: running(mine))
+    code = (
+        "import os, sys; from pathlib import Path; from engine.jobs import runner\n"
+        "print(runner.start('count', {'steps': 3, 'pause': 0}, Path(sys.argv[1]), module=sys.argv[2]).id, flush=True)\n"
+        "os._exit(0)"
+    )
+    theirs = runner.find(in_another_process(code, tmp_path, WORKER), tmp_path)
+    until(lambda: waiting(theirs))
+    after = start("count", {"steps": 3, "pause": 0})
+    until(lambda: waiting(after))
+    assert (theirs.ahead, after.ahead) == (0, 1)
+    assert runner.wait(theirs, 15) is State.DONE and runner.wait(after, 15) is State.DONE
+    assert mine.history[-1].time < theirs.history[0].time < after.history[0].time
+
+
+def test_what_only_watches_work_elsewhere_neither_waits_nor_keeps_others_waiting(tmp_path, start):
+    watching = runner.start("count", LONG, tmp_path, module=WORKER, queued=False)
+    try:
+        until(lambda: running(watching))
+        other = start("count", LONG)
+        until(lambda: running(other))
+    finally:
+        runner.cancel(watching, grace=0)
+        assert runner.wait(watching, 5).finished
+
+
+def test_a_studio_that_starts_goes_on_with_the_queue_of_one_that_went_down(tmp_path):
+    """As a container does that is started again: no process of before is left, and no studio noted its end."""
+    waited, cancelled, begun = (by_hand_in_queue(tmp_path, number) for number in "345")
+    (cancelled.folder / protocol.CANCELLED).touch()
+    queue.leave(begun.folder)
+    (waited.folder / protocol.REQUEST).write_text(
+        waited.request.model_copy(update={"arguments": {"steps": 2, "pause": 0}}).to_json()
+    )
+    assert [job.state for job in (waited, cancelled, begun)] == [State.FAILED, State.CANCELLED, State.FAILED]
+    assert runner.resume(tmp_path, module=WORKER) == [waited]
+    assert runner.resume(tmp_path, module=WORKER) == []
+    assert runner.wait(waited, 10) is State.DONE and waited.result["reached"] == 2
+    assert (begun.state, begun.error) == (State.FAILED, "the process is gone")
+
+
+def by_hand_in_queue(root: Path, number: str) -> Job:
+    """A job that joined the queue, whose process is one that is gone."""
+    job = by_hand(root)
+    folder = job.folder.with_name(job.id.replace("20250102", f"2025010{number}"))
+    job.folder.rename(folder)
+    (folder / protocol.PID).write_text(json.dumps({"pid": 2**22 + 1, "start": 0.0}))
+    queue.join(folder)
+    return Job(folder.name, folder)
+
+
+def test_a_job_of_another_machine_is_seen_by_its_lock_and_stopped_by_its_marker(start, monkeypatch):
+    job = start("count", LONG)
+    until(lambda: running(job))
+    runner._unreaped.discard(job.folder)
+    monkeypatch.setattr(protocol, "_machine", lambda: "another")
+    assert protocol.living_worker(job.folder) is None and job.state is State.RUNNING
+    (job.folder / protocol.CANCELLED).touch()
+    assert job.state is State.CANCELLING
+    assert runner.wait(job, 3) is State.CANCELLED and job.result["returned"]
+
+
+def test_a_limit_that_is_none_is_said_by_the_job(start, monkeypatch):
+    for wrong in ("0", "-1", "many", "1.5"):
+        monkeypatch.setenv(queue.JOBS, wrong)
+        with pytest.raises(InputError, match=f"SWITCHYARD_JOBS is '{wrong}'"):
+            queue.limit()
+    job = start("count", LONG)
+    assert runner.wait(job, 8) is State.FAILED and "SWITCHYARD_JOBS is '1.5'" in job.error
+    monkeypatch.delenv(queue.JOBS)
+    assert queue.limit() == len(os.sched_getaffinity(0))
+
+
+def test_a_slot_is_free_again_however_its_holder_ends(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from engine.jobs import queue\n"
+        "slot = queue._free_slot(Path(sys.argv[1])); print(slot is not None, flush=True); time.sleep(60)"
+    )
+    (tmp_path / "queue").mkdir()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "jobs")], cwd=runner.PROJECT, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "True\n" and queue._free_slot(tmp_path / "jobs") is None
+    holder.kill()
+    holder.wait()
+    slot = queue._free_slot(tmp_path / "jobs")
+    assert slot is not None
+    slot.release()

@@ -1,0 +1,64 @@
+"""Work for crews to do: functions of a module, which other processes find."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from engine.errors import InputError
+
+
+def square(common, index, stop, report):
+    """The square of a number and who computed it, after `seconds`; `slow` has those that take longer."""
+    numbers, seconds = common
+    time.sleep(seconds)
+    return numbers[index] ** 2, os.getpid()
+
+
+def refuse_third(common, index, stop, report):
+    time.sleep(common)
+    if index == 2:
+        raise InputError("the third point cannot be")
+    return index
+
+
+def until_stopped(common, index, stop, report):
+    """Polls `stop` as a kernel does; its best is how often it asked."""
+    asked = 0
+    while not stop():
+        asked += 1
+        time.sleep(0.01)
+    return f"best of {index}"
+
+
+def deaf(common, index, stop, report):
+    """Never asks whether to stop."""
+    time.sleep(60)
+
+
+def die_once(common, index, stop, report):
+    """The worker that gets point 3 first dies with it: a note in the folder tells the second one."""
+    folder = Path(common)
+    time.sleep(0.05)
+    note = folder / "died"
+    if index == 3 and not note.exists():
+        note.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    with (folder / f"done-{index}").open("a") as file:
+        file.write("x")
+    return index
+
+
+def die_always(common, index, stop, report):
+    """All but the process of the test die with point 3."""
+    time.sleep(0.05)
+    if index == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return index
+
+
+def threads(common, index, stop, report):
+    """How many threads the linear algebra may use here, and in whose process group it runs."""
+    time.sleep(common)
+    return os.environ.get("OMP_NUM_THREADS"), os.getpgid(0), threading.current_thread() is threading.main_thread()

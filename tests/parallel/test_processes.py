@@ -1,0 +1,197 @@
+"""Points in processes of this machine: the same answers in order, and nothing left behind, whatever happens to whom."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine import parallel
+from engine.errors import InputError
+from engine.parallel import in_order, processes
+from tests.parallel import points
+
+pytestmark = pytest.mark.slow
+ROOT = processes.__file__.split("/engine/")[0]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes, as soon as a first point has been done here."""
+    monkeypatch.setattr(parallel, "PATIENCE", 0.0)
+    for module in (parallel, processes):
+        monkeypatch.setattr(module, "processors", lambda: 2)
+    processes.prepare("tests.parallel.points")
+
+
+def workers() -> list[psutil.Process]:
+    """The processes of pools, of which there are none but in the midst of a study. Forked by the server, not by this one."""
+    return [
+        process
+        for server in psutil.Process().children()
+        for process in server.children()
+        if process.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+def test_answers_come_in_order_from_several_processes_and_none_stays():
+    seen = []
+    numbers = list(range(40))
+    answers = list(in_order(points.square, (numbers, 0.02), 40, begun=lambda *at: seen.append(at)))
+    assert [index for index, _ in answers] == numbers
+    assert [square for _, (square, _) in answers] == [number**2 for number in numbers]
+    by = [process for _, (_, process) in answers]
+    assert by[0] == os.getpid() and len(set(by)) == 3
+    assert not workers()
+    finished = [count for count, _ in seen]
+    assert finished == sorted(finished) and seen[0] == (0, 0) and finished[-1] >= 38
+    assert all(0 <= count <= awaited_for for (count, awaited_for) in seen[:1])
+
+
+def test_short_work_stays_in_this_process(monkeypatch):
+    monkeypatch.setattr(parallel, "PATIENCE", 30.0)
+    answers = list(in_order(points.square, (list(range(8)), 0.001), 8))
+    assert {process for _, (_, process) in answers} == {os.getpid()}
+
+
+def test_workers_use_one_thread_and_signals_to_the_group_are_not_for_them(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    answers = [answer for _, answer in in_order(points.threads, 0.02, 30)]
+    there = [answer for answer in answers if answer[1] != os.getpgid(0)]
+    assert there and all(answer[0] == "1" and answer[2] for answer in there)
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+
+
+def test_the_server_of_the_processes_leaves_signals_to_this_one():
+    blocked = [
+        int(re.search(r"SigBlk:\t(\w+)", Path(f"/proc/{child.pid}/status").read_text())[1], 16)
+        for child in psutil.Process().children()
+        if "forkserver" in " ".join(child.cmdline())
+    ]
+    assert len(blocked) == 1
+    assert all(blocked[0] >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGINT))
+
+
+def test_what_a_point_raises_is_raised_in_its_place():
+    answers = in_order(points.refuse_third, 0.1, 12)
+    assert next(answers) == (0, 0) and next(answers) == (1, 1)
+    with pytest.raises(InputError, match="the third point"):
+        for index, _ in answers:
+            assert index > 2  # done already by others
+    assert not workers()
+
+
+def test_asked_to_stop_points_at_work_hand_back_their_best():
+    begin = time.monotonic()
+    answers = list(in_order(points.until_stopped, None, 20, stop=lambda: time.monotonic() - begin > 1.5))
+    assert time.monotonic() - begin < 3.0
+    assert 2 <= len(answers) <= 3 and answers[0] == (0, "best of 0")
+    assert all(best == f"best of {index}" for index, best in answers)
+    assert not workers()
+
+
+def test_points_that_do_not_listen_are_ended_within_a_second():
+    crew = processes.Processes(parallel.parcel(points.deaf, None), 4)
+    futures = {index: crew.submit(index) for index in range(4)}
+    while len(workers()) < 2:
+        time.sleep(0.01)
+    begin = time.monotonic()
+    run = parallel._Elsewhere(lambda points: None, 4, 0, lambda: True, lambda *at: None)
+    assert list(run.collect(crew, futures)) == []
+    assert time.monotonic() - begin < 1.5
+    assert not workers()
+
+
+def test_a_generator_that_is_left_ends_its_workers():
+    answers = in_order(points.square, (list(range(100)), 0.05), 100)
+    for index, (_, process) in answers:
+        if index > 10 and process != os.getpid():
+            break
+    answers.close()
+    assert not workers()
+
+
+def test_a_killed_worker_costs_its_points_a_second_attempt(tmp_path):
+    answers = list(in_order(points.die_once, tmp_path, 20))
+    assert answers == [(index, index) for index in range(20)]
+    assert (tmp_path / "died").exists()
+
+
+def test_a_point_that_kills_every_worker_is_named_as_a_fault_and_the_others_stay():
+    crew = processes.Processes(parallel.parcel(points.die_always, None), 8)
+    futures = {index: crew.submit(index) for index in range(8)}
+    run = parallel._Elsewhere(
+        lambda points_left: processes.Processes(parallel.parcel(points.die_always, None), points_left),
+        8,
+        0,
+        lambda: False,
+        lambda *at: None,
+    )
+    kept = []
+    with pytest.raises(InputError, match=r"killed again and again.*\d of 8 points are done"):
+        for index, answer in run.collect(crew, futures):
+            kept.append((index, answer))
+    assert kept[:3] == [(0, 0), (1, 1), (2, 2)] and 3 not in dict(kept)
+    assert not workers()
+
+
+SCRIPT = """
+import sys, threading
+from engine import parallel
+from tests.parallel import points
+if __name__ == "__main__":
+    parallel.PATIENCE = 0.0
+    parallel.processors = parallel.processes.processors = lambda: 2
+    for index, _ in parallel.in_order(points.square, (list(range(1000)), 0.1), 1000):
+        print(index, flush=True)
+"""
+
+
+def test_work_that_ends_while_processes_are_prepared_leaves_none(tmp_path):
+    """Nor does the next study miss the server that was given up."""
+    script = SCRIPT.replace("1000", "2").replace("0.1), 2)", "0.03), 2)")
+    script += """
+    import psutil, time
+    time.sleep(0.1)
+    print("left", [" ".join(child.cmdline()) for child in psutil.Process().children() if child.status() != "zombie"])
+    print("next", [index for index, _ in parallel.in_order(points.square, (list(range(40)), 0.1), 40)] == list(range(40)))
+"""
+    (tmp_path / "study.py").write_text(script)
+    environment = os.environ | {"PYTHONPATH": ROOT}
+    study = subprocess.run(
+        [sys.executable, "-m", "study"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    left, again = study.stdout.splitlines()[-2:]
+    assert left.startswith("left") and "forkserver" not in left and again == "next True" and study.stderr == ""
+
+
+def test_workers_do_not_outlive_a_process_that_is_killed(tmp_path):
+    (tmp_path / "study.py").write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": ROOT, "SWITCHYARD_TEST_ORPHANS": str(tmp_path)}
+    study = subprocess.Popen([sys.executable, "-m", "study"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+
+    def left() -> list[psutil.Process]:
+        mine = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("SWITCHYARD_TEST_ORPHANS") == str(tmp_path):
+                    mine.append(process)
+            except psutil.Error:
+                continue
+        return [process for process in mine if process.status() != psutil.STATUS_ZOMBIE]
+
+    deadline = time.monotonic() + 30
+    while len(left()) < 5 and time.monotonic() < deadline:  # the study, its server, its tracker, two workers
+        time.sleep(0.1)
+    assert len(left()) == 5
+    study.send_signal(signal.SIGKILL)
+    study.wait()
+    deadline = time.monotonic() + 4
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left() == []

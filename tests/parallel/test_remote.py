@@ -1,0 +1,186 @@
+"""Points on a Dask cluster: the same answers as here, and no wrong or lost one when workers or the scheduler die."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine import parallel
+from engine.catalogue import cluster_presets
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.model import MoEModel
+from engine.parallel import ADDRESS, in_order, remote
+from engine.problem import make_problem
+from engine.studies.sweep import sweep, trials_of
+from engine.training import balanced_load, usual_step
+from tests.parallel import points
+
+distributed = pytest.importorskip("distributed")
+
+pytestmark = pytest.mark.slow
+ROOT = Path(remote.__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator["distributed.LocalCluster"]:
+    """Two workers of one thread each, which are started again when they die."""
+    folder = tmp_path_factory.mktemp("dask")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=":0", local_directory=str(folder)
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def on_cluster(cluster: "distributed.LocalCluster", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADDRESS, cluster.scheduler_address)
+
+
+def test_a_sweep_of_64_points_gives_the_same_numbers(cluster, monkeypatch):
+    hardware = cluster_presets()["mixed-8"].cluster
+    model = MoEModel.from_json((ROOT / "sample_traces" / "tiny-moe-alpha.json").read_bytes(), "model")
+    step = usual_step(model, len(hardware.gpus))
+    problem = make_problem(balanced_load(model), hardware, model, Datasheet(), step=step)
+    trials = trials_of(problem, "micro_op", [1 + 0.5 * place for place in range(61)])
+    assert len(trials) == 64
+    monkeypatch.setattr(parallel, "PATIENCE", 1e6)
+    here = list(sweep(problem, trials))
+    monkeypatch.setenv(ADDRESS, cluster.scheduler_address)
+    there = list(sweep(problem, trials))
+    assert [point for point, _ in there] == [point for point, _ in here]
+    assert [outcome.result.solution for _, outcome in there] == [outcome.result.solution for _, outcome in here]
+    assert len(here) == 64
+
+
+def test_points_are_done_by_all_workers_and_by_nobody_else(on_cluster):
+    answers = list(in_order(points.square, (list(range(20)), 0.05), 20))
+    assert [(index, square) for index, (square, _) in answers] == [(index, index**2) for index in range(20)]
+    by = {process for _, (_, process) in answers}
+    assert len(by) == 2 and os.getpid() not in by
+
+
+def test_a_single_point_stays_here(on_cluster):
+    assert list(in_order(points.square, ([3], 0.0), 1)) == [(0, (9, os.getpid()))]
+
+
+def test_asked_to_stop_points_at_work_hand_back_their_best(on_cluster):
+    list(in_order(points.square, ([1, 2], 0.0), 2))  # every connection has been made once
+    begin = time.monotonic()
+    answers = list(in_order(points.until_stopped, None, 20, stop=lambda: time.monotonic() - begin > 3.0))
+    assert time.monotonic() - begin < 5.0
+    assert answers == [(0, "best of 0"), (1, "best of 1")]
+
+
+def test_what_a_point_raises_is_raised_in_its_place(on_cluster):
+    answers = in_order(points.refuse_third, 0.05, 6)
+    assert next(answers) == (0, 0) and next(answers) == (1, 1)
+    with pytest.raises(InputError, match="the third point"):
+        list(answers)
+
+
+def test_a_killed_worker_costs_its_points_a_second_attempt(on_cluster, tmp_path):
+    answers = list(in_order(points.die_once, tmp_path, 20))
+    assert answers == [(index, index) for index in range(20)]
+    assert (tmp_path / "died").exists()
+
+
+def test_a_point_that_kills_every_worker_is_refused(on_cluster):
+    kept = []
+    with pytest.raises(InputError, match=r"lost the same points again and again.*5 of 6 points are done"):
+        for index, _ in in_order(points.die_always, None, 6):
+            kept.append(index)
+    assert kept[:3] == [0, 1, 2] and 3 not in kept
+
+
+# A cluster of its own, whose scheduler is a process that can be killed
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, str]]:
+    """The process of a scheduler with one worker, and its address."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    file = tmp_path / "scheduler.json"
+
+    def start(*words: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "distributed.cli.dask_" + words[0], *words[1:]]
+        with (tmp_path / "log.txt").open("ab") as log:
+            return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+    process = start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
+    worker = start("worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-dashboard", "--no-nanny")
+    deadline = time.monotonic() + 20
+    while not file.exists() or not file.read_text().strip():
+        assert time.monotonic() < deadline, (tmp_path / "log.txt").read_text()
+        time.sleep(0.05)
+    yield process, json.loads(file.read_text())["address"]
+    for each in (worker, process):
+        each.kill()
+        each.wait()
+
+
+def test_a_scheduler_that_dies_half_way_costs_one_line_and_no_answer(scheduler, monkeypatch):
+    process, address = scheduler
+    monkeypatch.setattr(remote, "CONNECTING", 3.0)
+    wait_for_worker(address)
+    monkeypatch.setenv(ADDRESS, address)
+    kept = []
+    begin = time.monotonic()
+    with pytest.raises(InputError, match=rf"no Dask scheduler answers at {address}.* of 30 points are done") as caught:
+        for index, (square, _) in in_order(points.square, (list(range(30)), 0.2), 30):
+            assert square == index**2
+            kept.append(index)
+            if index == 4:
+                process.send_signal(signal.SIGKILL)
+    assert "\n" not in str(caught.value)
+    assert kept[:5] == [0, 1, 2, 3, 4] and kept == list(range(len(kept))) and len(kept) < 12
+    assert time.monotonic() - begin < 15
+
+
+def test_stop_works_while_the_scheduler_hangs(scheduler, monkeypatch):
+    process, address = scheduler
+    wait_for_worker(address)
+    monkeypatch.setenv(ADDRESS, address)
+    asked: list[float] = []
+    threading.Timer(1.0, lambda: (process.send_signal(signal.SIGSTOP), asked.append(time.monotonic()))).start()
+    answers = list(in_order(points.deaf, None, 3, stop=lambda: bool(asked)))
+    assert answers == [] and time.monotonic() - asked[0] < 4
+
+
+def wait_for_worker(address: str) -> None:
+    with distributed.Client(address, set_as_default=False) as client:
+        client.wait_for_workers(1, timeout=30)
+
+
+def test_an_address_where_nobody_answers_is_one_clear_line(monkeypatch):
+    monkeypatch.setattr(remote, "CONNECTING", 0.5)
+    monkeypatch.setenv(ADDRESS, "tcp://127.0.0.1:9")
+    with pytest.raises(InputError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9"):
+        list(in_order(points.square, ([1, 2], 0.0), 2))
+    monkeypatch.setenv(ADDRESS, "nonsense://x")
+    with pytest.raises(InputError, match=r"no Dask scheduler answers at nonsense://x"):
+        list(in_order(points.square, ([1, 2], 0.0), 2))
+
+
+def test_workers_with_other_libraries_are_refused(on_cluster, monkeypatch):
+    monkeypatch.setattr(remote, "library_versions", lambda: {"numpy": "0.1"})
+    with pytest.raises(
+        InputError, match=r"has numpy .*, this machine has 0.1; the same answers need the same versions"
+    ):
+        list(in_order(points.square, ([1, 2], 0.0), 2))
+
+
+def test_nothing_is_left_on_the_client(on_cluster):
+    before = threading.active_count()
+    list(in_order(points.square, (list(range(4)), 0.0), 4))
+    deadline = time.monotonic() + 3
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() <= before
