@@ -16,7 +16,7 @@ from engine.jobs.protocol import Context
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
-from engine.simulate import simulate
+from engine.simulate import events, simulate
 from engine.simulate.metrics import simulation_digest
 from engine.store.problems import problem_arguments
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
@@ -208,6 +208,18 @@ def test_a_simulated_timeline_comes_back_as_it_was_and_is_kept_where_it_took_lon
         store.load_timeline("../../etc/passwd")
     (own_data_folder / "timelines" / f"{key}.npz").write_bytes(b"PK torn")
     assert store.load_timeline(key) is None
+
+
+def test_a_timeline_with_bundles_is_kept_however_few_they_are(own_data_folder, monkeypatch):
+    """They are few, but simulating them was not."""
+    problem = kept_problem()
+    monkeypatch.setattr(events, "MOST_SENDS", 0)
+    candidates = tasks.optimise(
+        problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder)
+    )["candidates"]
+    plan = Plan.from_dict(candidates[0]["plan"], "plan")
+    kept = store.load_timeline(simulation_digest(plan, problem))
+    assert kept.bundled and kept.total == simulate(plan, problem).total
 
 
 def test_a_timeline_that_cannot_be_kept_costs_no_plan(own_data_folder, monkeypatch):
