@@ -82,8 +82,8 @@ class Steps:
         return step[order], src[order], dst[order], size[order]
 
     def hops(self) -> pd.DataFrame:
-        """`sends` by whose bytes they are, so many more: columns step, src, dst, bytes, origin and target, the last two the GPUs
-        that the bytes come from and are for."""
+        """`sends` by whose bytes they are, so many more: columns step, src, dst, bytes, origin and target: the last two are
+        the GPUs that the bytes come from and are for."""
         relays, local = self.relays, self._local()
         rows = [(*local, *local[1:3])]
         source, target = self.domains.members[relays.source], self.domains.members[relays.target]
