@@ -56,6 +56,12 @@ class Network:
         GPU without links is alone in its own."""
         return np.where(self.link > 0, self.linked.argmax(axis=1), np.arange(self.gpus))
 
+    @property
+    def direct(self) -> bool:
+        """Whether no GPU can relay for another: there are no links, or no other domain to send to."""
+        domains = len(np.unique(self.domain))
+        return domains in (1, self.gpus)
+
     def start_up(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """float64[send]: latency of a send."""
         return np.where(self.linked[src, dst], self.link_latency[src], self.latency)
@@ -105,7 +111,7 @@ class Network:
             return 0.0
         # What leaves a GPU for another node may begin with a hop over its links.
         relays = (self.linked.sum(axis=1) > 1) & ((moved.sum(axis=0) + moved.sum(axis=1)) > 0)
-        quickest = min(self.start_up(src, dst).min(), self.link_latency[relays].min(initial=np.inf))
+        quickest = np.append(self.start_up(src, dst), self.link_latency[relays]).min()
         return self.relayed_seconds(traffic) + float(quickest)
 
     def bound(self, traffic: np.ndarray) -> float:

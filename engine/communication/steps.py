@@ -23,7 +23,8 @@ class Steps:
     """A two-tier order on its network.
 
     stage, pair: int64[send]; part: float64[send], the part of a pair of domains' bytes that goes in a stage
-    ports, links: float64[step, domain] seconds that the busiest port (link) of a domain needs, latency left out
+    ports: float64[2, step, domain] seconds that the ports of a domain need to send and to receive; links: float64[step, domain]
+    seconds that the busiest link of a domain needs; latency left out of both
     local: float64[step, domain], the part of a domain's own traffic that goes in a step
     """
 
@@ -56,13 +57,15 @@ class Steps:
         part = size / between[source, target]
         ports = _port_seconds(domains, stage, source, target, size)
         relayed = _relay_seconds(network, domains, relays, stage, pair, part)
-        links, local = _with_local(relayed, ports.max(axis=1, initial=0.0), _local_seconds(network, domains, traffic))
+        links, local = _with_local(
+            relayed, ports.max(axis=(0, 2), initial=0.0), _local_seconds(network, domains, traffic)
+        )
         return cls(network, domains, relays, traffic, stage, pair, part, ports, links, local)
 
     @property
     def seconds(self) -> np.ndarray:
         """float64[step]: what its busiest port or link needs, latency left out."""
-        return np.maximum(self.ports, self.links).max(axis=1, initial=0.0)
+        return np.maximum(self.ports.max(axis=0), self.links).max(axis=1, initial=0.0)
 
     def sends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step, src, dst (int64[send] each) and bytes (float64[send]) of all that goes over a port or a link in a step."""
@@ -121,13 +124,12 @@ class Steps:
 def _port_seconds(
     domains: Domains, stage: np.ndarray, source: np.ndarray, target: np.ndarray, size: np.ndarray
 ) -> np.ndarray:
-    """float64[step, domain]: every port of a domain has its share, so all need as long."""
+    """float64[2, step, domain], of sending and receiving: every port of a domain has its share, so all need as long."""
     stages, count = int(stage.max(initial=-1)) + 1, len(domains.first)
-    seconds = np.zeros((stages + SPREAD if stages else 1, count))
-    for domain, rate in ((source, domains.send), (target, domains.receive)):
+    seconds = np.zeros((2, stages + SPREAD if stages else 1, count))
+    for way, (domain, rate) in enumerate(((source, domains.send), (target, domains.receive))):
         moved = np.bincount(stage * count + domain, size, stages * count).reshape(stages, count)
-        crossing = seconds[CROSS : CROSS + stages]
-        np.maximum(crossing, moved / rate, out=crossing)
+        seconds[way, CROSS : CROSS + stages] = moved / rate
     return seconds
 
 

@@ -3,7 +3,7 @@
 Inside the sending domain bytes are balanced over its links, so that each of its ports has an equal share of what goes to each
 other domain; between domains runs an exact order of stages, each a matching of domains in which a pair uses all its ports side
 by side; inside the receiving domain bytes are spread over its links. The idea is that of FAST ("An Efficient Scheduler for
-All-to-All GPU Communication", NSDI'26, arXiv 2505.09764, §4); schedule, pipeline and bound are our own.
+All-to-All GPU Communication", NSDI'26, arXiv 2505.09764); schedule, pipeline and bound are our own.
 
 With ports balanced, time between domains is preemptive open-shop scheduling on the matrix of domains, which `order` solves
 exactly. Links work a step before and a step after the ports (see `steps`), so what is lost is the first balancing and the last

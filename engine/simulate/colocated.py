@@ -58,8 +58,8 @@ def colocated_timeline(
 ) -> pd.DataFrame:
     """The events of two models on one cluster, with the columns of `Timeline.events`; `model` is 0 for a, 1 for b.
 
-    Both models must have as many layers. Raises InputError for a shared order, which two models cannot follow (see
-    `Fabric.release`).
+    Both models must have as many layers. Raises InputError for a shared or a two-tier order, which two models cannot
+    follow (see `Fabric.release`).
     """
     layers = _layers(compute_a, compute_b, traffic_a, traffic_b)
     compute, traffic, order = (compute_a, compute_b), (traffic_a, traffic_b), (order_a, order_b)

@@ -12,6 +12,7 @@ import numpy as np
 from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
 from engine.plan.replay import replay
+from engine.simulate.two_tier import relayed_sends
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +35,14 @@ def all_to_all(mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray, 
     """Run the traffic in the given order. traffic: float64[src, dst] bytes, diagonal ignored.
 
     The schedule may have been made for other traffic: its pairs keep their order and their split over phases, pairs it
-    does not know follow at the end (see `replay`).
+    does not know follow at the end (see `replay`). In a two-tier order bytes go by relays, each hop a send of its own.
     """
     traffic = off_diagonal(traffic)
     if mode == "concurrent":
         src, dst = np.nonzero(traffic)
         return _run(network, src, dst, traffic[src, dst], lane=np.arange(len(src)))
+    if mode == "two-tier":
+        return Flows(*relayed_sends(schedule, traffic, network))
     src, dst, size, phase = replay(schedule, traffic)
     if mode == "sequential":
         return _run(network, src, dst, size, lane=src)

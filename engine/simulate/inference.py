@@ -44,13 +44,15 @@ def events_of_model(work: Work, order: SendOrder, network: Network) -> pd.DataFr
 
 def bound_of_work(work: Work, network: Network) -> np.ndarray:
     """float64[layer]: seconds below which no send order can bring this work: the steps' own maxima, with every
-    all-to-all at the time of its busiest port and one start-up. The all-gather counts to the last layer."""
+    all-to-all at the time of its busiest port (of a node with links its ports together) and one start-up. The all-gather
+    counts to the last layer."""
     seconds = sum(step.max(axis=1) for step in work.compute.values())
     seconds = seconds + [
-        network.bound(out) + network.bound(back) for out, back in zip(work.dispatch, work.combine, strict=True)
+        network.relayed_bound(out) + network.relayed_bound(back)
+        for out, back in zip(work.dispatch, work.combine, strict=True)
     ]
     if work.gather is not None:
-        seconds[-1] += network.bound(work.gather)
+        seconds[-1] += network.relayed_bound(work.gather)
     return seconds
 
 

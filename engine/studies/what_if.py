@@ -172,8 +172,8 @@ def is_quick(problem: Problem) -> bool:
 
 def least(plan: Plan, problem: Problem) -> Outlook:
     """The outlook without simulating a send: every step at its slowest GPU and every all-to-all at the time of its busiest
-    port and one start-up, which no order beats. Total and bound are the same. For one model's inference; raises InputError
-    for anything else and when the plan does not fit."""
+    port (of a node with links its ports together) and one start-up, which no order beats. Total and bound are the same. For
+    one model's inference; raises InputError for anything else and when the plan does not fit."""
     if problem.goal is not Goal.INFERENCE:
         raise InputError(
             "two models on so many GPUs are too much to simulate while a slider moves; use the studies below"
@@ -184,7 +184,7 @@ def least(plan: Plan, problem: Problem) -> Outlook:
     if work.gather is not None:
         sent["all_gather"] = work.gather[None]
     parts = {kind: float(step.max(axis=1).sum()) for kind, step in work.compute.items()}
-    parts |= {kind: sum(network.bound(matrix) for matrix in traffic) for kind, traffic in sent.items()}
+    parts |= {kind: sum(network.relayed_bound(matrix) for matrix in traffic) for kind, traffic in sent.items()}
     layers = bound_of_work(work, network)
     return Outlook(
         total=float(layers.sum()),

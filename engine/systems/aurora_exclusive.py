@@ -68,7 +68,8 @@ def instance_of_layer(problem: Problem, layer: int) -> AssignmentInstance:
 
     Dispatch and combine together take max(sent, received) · (1/send + 1/receive) at a GPU, hence the harmonic mean.
     On nodes with links of their own only what arrives from other nodes is sure to load the fabric, whatever the rest of
-    the placement; a cluster that is one such node uses its links as the fabric.
+    the placement (`_bound_of_layer` says what is sure where GPUs relay for each other); a cluster that is one such node uses
+    its links as the fabric.
     """
     network, tokens = problem.network, problem.demand[layer]
     size = tokens * problem.model.bytes_per_token
@@ -83,6 +84,27 @@ def instance_of_layer(problem: Problem, layer: int) -> AssignmentInstance:
     from_elsewhere = size.sum(axis=0) - np.where(network.linked | itself, 1.0, 0.0) @ size
     nothing = np.zeros(network.gpus)
     return AssignmentInstance(compute, from_elsewhere / rate[:, None], nothing, np.zeros_like(size))
+
+
+def _bound_of_layer(instance: AssignmentInstance, problem: Problem) -> float:
+    """Seconds that no placement of a layer undercuts, whatever the order of its sends: where GPUs relay for each other, what
+    arrives for one of them comes by its port or over its links."""
+    network, receive = problem.network, instance.receive
+    if not network.direct:
+        port, both = (2 / (1 / (network.send + link) + 1 / (network.receive + link)) for link in (0.0, network.link))
+        receive = receive * (port / both)[:, None]
+    return _least_on_busiest(instance.compute) + 2 * _least_on_busiest(receive)
+
+
+def _least_on_busiest(seconds: np.ndarray) -> float:
+    """What the busiest GPU takes at least. seconds: float64[gpu, expert]. Its heaviest expert somewhere, and any weighted mean
+    of all GPUs with every expert where it adds least to that; a GPU that is slow in all weighs less."""
+    total = seconds.sum(axis=1)
+    if not np.all(total > 0):
+        return float(seconds.min(axis=0).max())
+    weight = 1 / total
+    mean = (weight[:, None] * seconds).min(axis=0).sum() / weight.sum()
+    return float(max(seconds.min(axis=0).max(), mean))
 
 
 def _ffn_seconds(problem: Problem, layer: int) -> np.ndarray:
@@ -133,8 +155,7 @@ def assign_layers(
     for layer in range(layers):
         instance = instance_of_layer(problem, layer)
         if stop():
-            # Of a layer that was not planned all that is known is what its heaviest expert takes on the best GPU.
-            bound += float(instance.compute.min(axis=0).max() + 2 * instance.receive.min(axis=0).max())
+            bound += _bound_of_layer(instance, problem)
             continue
         report(0.8 * layer / layers, f"placing layer {layer + 1} of {layers}", None, None)
         if experts == len(slots) and np.all(slots == 1):
@@ -149,7 +170,7 @@ def assign_layers(
             placed = exchange_search([placed, start], slots, exact_slots, seconds, steps, seed, stop)
         gpu_of_expert[layer] = placed
         objective += seconds(placed)
-        bound += result.bound
+        bound += result.bound if problem.network.direct else _bound_of_layer(instance, problem)
         proven += seconds(placed) <= result.bound * (1 + PROVEN_GAP)
     said = f"proven optimal in {proven} of {layers} layers (max FFN + 2 · max all-to-all, no start-up times)"
     notes = {"placement": Note(said), "placement objective": Note(objective, "s")}

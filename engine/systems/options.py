@@ -59,7 +59,7 @@ Slots = Annotated[
     Field(description="experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds"),
 ]
 Order = Annotated[
-    Literal["best", "matched", "shared", "concurrent"],
+    Literal["best", "matched", "shared", "two-tier", "concurrent"],
     Field(description="when bytes move; best: simulate each and take the fastest"),
 ]
 Execution = Annotated[

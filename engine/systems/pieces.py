@@ -1,11 +1,13 @@
 """What recipes share: experts into slots, and the order of an all-to-all's bytes."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from engine.communication.order import order
 from engine.communication.two_networks import Kernel, order_on
+from engine.communication.two_tier import two_tier
 from engine.errors import InputError
 from engine.placement.baselines import linear_assignment
 from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
@@ -68,10 +70,13 @@ def best_order(
     """The send order of a placement and the simulated seconds of every order that was tried.
 
     With equal ports `matched` meets the bound of every order, start-up times aside, and needs no pacing, so `shared` is
-    tried only on mixed ones, where a fast receiver can serve two slow senders at once.
+    tried only on mixed ones, where a fast receiver can serve two slow senders at once. `two-tier` needs GPUs that relay for
+    each other, and others to send to.
     """
     rates = np.concatenate([problem.network.send, problem.network.receive])
     tried = ("matched", "concurrent") if np.all(rates == rates[0]) else ("matched", "shared", "concurrent")
+    if not problem.network.direct:
+        tried += ("two-tier",)
     times, orders = {}, {}
     for step, candidate in enumerate(tried if mode == "best" else (mode,)):
         if times and stop():
@@ -89,17 +94,26 @@ def phased_order(placement: Placement, problem: Problem, mode: str, stop: Stop) 
     """Exact orders for every layer."""
     if mode == "concurrent":
         return SendOrder(mode="concurrent")
+    if mode == "two-tier":
+        return _every_layer(lambda traffic: two_tier(traffic, problem.network, stop).solution, placement, problem, mode)
     return order_by(partial(order, mode=mode, stop=stop), placement, problem, mode)
 
 
 def order_by(kernel: Kernel, placement: Placement, problem: Problem, mode: OrderMode) -> SendOrder:
-    """The kernel's orders for every layer. Combine is dispatch backwards where every port is as fast out as in."""
+    """The kernel's orders for every layer."""
+    return _every_layer(lambda traffic: order_on(problem.network, traffic, kernel)[0], placement, problem, mode)
+
+
+def _every_layer(
+    schedule_of: Callable[[np.ndarray], Schedule], placement: Placement, problem: Problem, mode: OrderMode
+) -> SendOrder:
+    """Schedules for every layer. Combine is dispatch backwards where every port is as fast out as in."""
     network, traffic = problem.network, problem.traffic(placement)
-    dispatch = tuple(order_on(network, matrix, kernel)[0] for matrix in traffic)
+    dispatch = tuple(schedule_of(matrix) for matrix in traffic)
     if np.array_equal(network.send, network.receive):
         combine = tuple(map(reverse, dispatch))
     else:
-        combine = tuple(order_on(network, matrix.T, kernel)[0] for matrix in traffic)
+        combine = tuple(schedule_of(matrix.T) for matrix in traffic)
     return SendOrder(mode=mode, dispatch=dispatch, combine=combine)
 
 

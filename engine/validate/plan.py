@@ -11,7 +11,7 @@ from engine.problem import Problem
 from engine.simulate.flows import all_to_all
 from engine.timeline import Timeline
 from engine.validate.communication import check_flows, check_phases
-from engine.validate.schedules import Ports, Sends
+from engine.validate.schedules import Ports, Sends, between_nodes, node_ports
 
 
 def check_plan(plan: Plan, problem: Problem) -> float:
@@ -151,6 +151,9 @@ def _seconds_of_order(mode: str, schedule: Schedule | None, traffic: np.ndarray,
     if mode in ("sequential", "concurrent"):
         return check_flows(all_to_all(mode, schedule, traffic, network), traffic, network)
     sends = Sends.of(schedule)
+    if mode == "two-tier":
+        check_phases(sends, mode, between_nodes(traffic, network), node_ports(sends, network))
+        return check_flows(all_to_all(mode, schedule, traffic, network), traffic, network, relayed=True)
     src, dst, size, phase = sends.src, sends.dst, sends.bytes, sends.phase
     out, into = network.ports(src, dst)
     ports, seconds = Ports(out, into, network.capacity), 0.0

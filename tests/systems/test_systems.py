@@ -63,7 +63,7 @@ def every_placement(problem: Problem, slots: np.ndarray) -> Iterator[Placement]:
 
 def every_order(placement: Placement, problem: Problem) -> Iterator[SendOrder]:
     """The exact and the plain orders, shortest first, and with one expert to a GPU every sequence of every sender."""
-    for mode in ("matched", "shared", "concurrent"):
+    for mode in ("matched", "shared", "two-tier", "concurrent"):
         yield phased_order(placement, problem, mode, lambda: False)
     (traffic,) = problem.traffic(placement)
     yield SendOrder(mode="sequential", dispatch=(shortest_first(traffic),), combine=(shortest_first(traffic.T),))
@@ -188,7 +188,7 @@ def test_bound_holds_against_random_placements(problem, seed):
     for _ in range(10):
         rows = [rng.permutation(slots)[:experts] for _ in range(problem.workload.layers)]
         placement = to_placement(np.array(rows), problem)
-        for mode in ("matched", "shared", "concurrent"):
+        for mode in ("matched", "shared", "two-tier", "concurrent"):
             order = phased_order(placement, problem, mode, lambda: False)
             assert bound <= simulate(plan_of(placement, order), problem).total * ROUND_OFF
 
@@ -347,6 +347,36 @@ def test_a_stopped_bound_still_holds(experts):
         assert 0 < result.bound <= best * ROUND_OFF
 
 
+def two_nodes(link: float | None, gpus: int = 4) -> Problem:
+    """All tokens of one GPU go to all others, evenly; fast or no links in two nodes."""
+    nodes = tuple(Node(name=name, gpus=(make_gpu(),) * (gpus // 2), link_bandwidth=link) for name in ("left", "right"))
+    chosen = np.tile(np.arange(gpus, dtype=np.int16), 100)[:, None, None]
+    trace = RoutingTrace("from one", chosen, gpus, source_rank=np.zeros(len(chosen), dtype=np.int32))
+    return Problem(trace, Cluster(name="two nodes", nodes=nodes), make_model(1, gpus), Datasheet(launch=0))
+
+
+def test_gpus_with_links_send_for_the_one_that_has_much_to_send():
+    outcome = outcome_of("eplb", two_nodes(1e8), order="best", redundant=0)
+    plan, problem = outcome.result.solution, two_nodes(1e8)
+    assert plan.send_order.mode == "two-tier"
+    times = {
+        mode: simulate(plan_of(plan.placement, phased_order(plan.placement, problem, mode, lambda: False)), problem)
+        for mode in ("matched", "two-tier")
+    }
+    # What GPU 0 has for the other node leaves by two ports, and what is left of the gap are the links.
+    sent = [times[mode].seconds_of_kind()["dispatch"] for mode in times]
+    assert 1.8 < sent[0] / sent[1] <= 2
+    assert check_plan(plan, problem) == pytest.approx(outcome.timeline.total)
+
+
+def test_two_tiers_are_tried_only_where_gpus_can_relay():
+    def tried(problem: Problem) -> set[str]:
+        return {name for name in outcome_of("aurora", problem, order="best").notes if name.startswith("with ")}
+
+    assert tried(two_nodes(1e8)) == {"with matched order", "with concurrent order", "with two-tier order"}
+    assert tried(two_nodes(None)) == tried(two_nodes(1e8, gpus=2)) == {"with matched order", "with concurrent order"}
+
+
 def test_progress_is_reported_and_never_falls():
     for name in ("aurora", "sjf"):
         said = []
@@ -382,7 +412,7 @@ def test_an_option_that_does_not_exist_is_named(name):
         ("time_limit", 0, "not between 0.1 and 3600"),
         ("time_limit", "nan", "not between 0.1 and 3600"),
         ("slots", "odd", "'odd' is not one of even, uneven"),
-        ("order", "fastest", "not one of best, matched, shared, concurrent"),
+        ("order", "fastest", "not one of best, matched, shared, two-tier, concurrent"),
     ],
 )
 def test_wrong_options_are_answered_with_what_is_allowed(option, value, says):
