@@ -90,10 +90,14 @@ class Steps:
         relays, local = self.relays, self._local()
         rows = [(*local, *local[1:3])]
         source, target = self.domains.members[relays.source], self.domains.members[relays.target]
-        # [pair, i, a, b, j], the places of origin, port out, port in and target
-        paths = np.einsum("pij,pia,pab->piabj", relays.traffic, relays.before, relays.across, optimize=True)
-        pair, i, a, b, j = np.nonzero(paths)
-        size, way = paths[pair, i, a, b, j], (source[pair, i], source[pair, a], target[pair, b], target[pair, j])
+        # The places of origin, port out, port in and target: of the many paths only those in use
+        pair, i, a = np.nonzero(relays.before)
+        path, b = np.nonzero(relays.across[pair, a])
+        pair, i, a = pair[path], i[path], a[path]
+        path, j = np.nonzero(relays.traffic[pair, i])
+        pair, i, a, b = pair[path], i[path], a[path], b[path]
+        size = relays.traffic[pair, i, j] * relays.before[pair, i, a] * relays.across[pair, a, b]
+        way = (source[pair, i], source[pair, a], target[pair, b], target[pair, j])
         first, sends_of_pair = np.argsort(self.pair, kind="stable"), np.bincount(self.pair, minlength=len(source))
         begin = np.cumsum(sends_of_pair) - sends_of_pair
         path = np.repeat(np.arange(len(pair)), sends_of_pair[pair])

@@ -4,13 +4,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from engine.communication.steps import Steps
 from engine.errors import IllegalError
 from engine.network import Network
 from engine.plan import Placement, Plan, Schedule
 from engine.problem import Problem
 from engine.simulate.flows import all_to_all
 from engine.timeline import Timeline
-from engine.validate.communication import check_flows, check_phases
+from engine.validate.communication import check_flows, check_phases, check_relayed
 from engine.validate.schedules import Ports, Sends, between_nodes, node_ports
 
 
@@ -153,6 +154,8 @@ def _seconds_of_order(mode: str, schedule: Schedule | None, traffic: np.ndarray,
     sends = Sends.of(schedule)
     if mode == "two-tier":
         check_phases(sends, mode, between_nodes(traffic, network), node_ports(sends, network))
+        steps = Steps.of(schedule, traffic, network)
+        check_relayed(steps.hops(), steps.seconds, traffic, network)
         return check_flows(all_to_all(mode, schedule, traffic, network), traffic, network, relayed=True)
     src, dst, size, phase = sends.src, sends.dst, sends.bytes, sends.phase
     out, into = network.ports(src, dst)
