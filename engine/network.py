@@ -5,6 +5,7 @@ its own reach each other over those instead, through a second pair of ports.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,13 +45,13 @@ class Network:
     def gpus(self) -> int:
         return len(self.send)
 
-    @property
+    @cached_property
     def linked(self) -> np.ndarray:
         """bool[gpu, gpu]: pairs that talk over the links of their node."""
         same = self.node[:, None] == self.node[None, :]
         return same & (self.link > 0)[:, None] & (self.link > 0)[None, :]
 
-    @property
+    @cached_property
     def domain(self) -> np.ndarray:
         """int64[gpu]: the scale-up domain of every GPU, named by its first one: the GPUs of a node with links of its own. A
         GPU without links is alone in its own."""

@@ -13,7 +13,8 @@ def relayed_sends(schedule: Schedule, traffic: np.ndarray, network: Network) -> 
     A step begins when the one before has ended everywhere. In it the sends of a node over its links go at the constant rates
     that its busiest link allows, those between two nodes at the rate of the slower one, and each kind has its own start-up.
     What one GPU sends another over links is a single send, from the first step that has some of it to the end of the last
-    one: in nodes of eight a stage has several times as many relays as sends over ports. traffic: float64[src, dst] bytes, diagonal ignored.
+    one: in nodes of eight a stage has several times as many relays as sends over ports. traffic: float64[src, dst] bytes,
+    diagonal ignored.
     """
     steps = Steps.of(schedule, traffic, network)
     step, src, dst, size = steps.sends()
