@@ -37,9 +37,8 @@ class Domains:
         """The domains of `network.domain`."""
         first, of_gpu, sizes = np.unique(network.domain, return_inverse=True, return_counts=True)
         order = np.argsort(of_gpu, kind="stable")
-        place = np.arange(network.gpus) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         members = np.full((len(first), sizes.max(initial=0)), network.gpus)
-        members[of_gpu[order], place] = order
+        members[of_gpu[order], counted(sizes)] = order
         rates = [np.append(rate, 0.0)[members] for rate in (network.send, network.receive)]
         send, receive = (rate.sum(axis=1) for rate in rates)
         return cls(first, of_gpu, members, send, receive, rates[0] / send[:, None], rates[1] / receive[:, None])
@@ -101,6 +100,11 @@ class Relays:
     def spread(self) -> np.ndarray:
         """float64[pair, b, j] bytes over the links of the target, what stays on its GPU left out."""
         return _away(self.entered)
+
+
+def counted(counts: np.ndarray) -> np.ndarray:
+    """0 … count - 1 for every one of int64[item] counts, one after another."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _corners(supply: np.ndarray, demand: np.ndarray) -> np.ndarray:

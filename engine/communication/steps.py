@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from engine.communication.relays import Domains, Relays
+from engine.communication.relays import Domains, Relays, counted
 from engine.network import Network, off_diagonal
 from engine.plan import Schedule
 from engine.plan.replay import replay
@@ -57,9 +57,8 @@ class Steps:
         part = size / between[source, target]
         ports = _port_seconds(domains, stage, source, target, size)
         relayed = _relay_seconds(network, domains, relays, stage, pair, part)
-        links, local = _with_local(
-            relayed, ports.max(axis=(0, 2), initial=0.0), _local_seconds(network, domains, traffic)
-        )
+        within = _local_seconds(network, domains, traffic)
+        links, local = _with_local(relayed, ports.max(axis=(0, 2), initial=0.0), within)
         return cls(network, domains, relays, traffic, stage, pair, part, ports, links, local)
 
     @property
@@ -98,13 +97,10 @@ class Steps:
         pair, i, a, b = pair[path], i[path], a[path], b[path]
         size = relays.traffic[pair, i, j] * relays.before[pair, i, a] * relays.across[pair, a, b]
         way = (source[pair, i], source[pair, a], target[pair, b], target[pair, j])
-        first, sends_of_pair = np.argsort(self.pair, kind="stable"), np.bincount(self.pair, minlength=len(source))
-        begin = np.cumsum(sends_of_pair) - sends_of_pair
+        # Each path once for every send of its pair
+        by_pair, sends_of_pair = np.argsort(self.pair, kind="stable"), np.bincount(self.pair, minlength=len(source))
         path = np.repeat(np.arange(len(pair)), sends_of_pair[pair])
-        within = np.arange(len(path)) - np.repeat(
-            np.cumsum(sends_of_pair[pair]) - sends_of_pair[pair], sends_of_pair[pair]
-        )
-        send = first[begin[pair[path]] + within]
+        send = by_pair[(np.cumsum(sends_of_pair) - sends_of_pair)[pair[path]] + counted(sends_of_pair[pair])]
         moved = size[path] * self.part[send]
         for offset in (BALANCE, CROSS, SPREAD):
             here, there = way[offset][path], way[offset + 1][path]

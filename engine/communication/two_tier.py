@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.communication.bounds import matched_bound
 from engine.communication.order import as_schedule, checked_traffic, order, status_of
-from engine.communication.relays import Domains
+from engine.communication.relays import Domains, counted
 from engine.communication.steps import Steps
 from engine.network import Network
 from engine.plan import Schedule
@@ -71,8 +71,7 @@ def _in_sequence(schedule: Schedule, domains: Domains) -> Schedule:
     # A stage's sends, once for each of its pieces
     copies = pieces[phase]
     send = np.repeat(np.arange(len(phase)), copies)
-    piece = np.arange(len(send)) - np.repeat(np.cumsum(copies) - copies, copies)
-    at = place[(np.cumsum(pieces) - pieces)[phase[send]] + piece]
+    at = place[(np.cumsum(pieces) - pieces)[phase[send]] + counted(copies)]
     listed = np.argsort(at, kind="stable")
     send, at = send[listed], at[listed]
     first = domains.first

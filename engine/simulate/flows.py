@@ -35,7 +35,8 @@ def all_to_all(mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray, 
     """Run the traffic in the given order. traffic: float64[src, dst] bytes, diagonal ignored.
 
     The schedule may have been made for other traffic: its pairs keep their order and their split over phases, pairs it
-    does not know follow at the end (see `replay`). In a two-tier order bytes go by relays, each hop a send of its own.
+    does not know follow at the end (see `replay`). In a two-tier order bytes go by relays, see
+    `relayed_sends`.
     """
     traffic = off_diagonal(traffic)
     if mode == "concurrent":

@@ -88,8 +88,8 @@ def check_listing(sends: Sends) -> None:
 
 def check_matching(sends: Sends, ports: Ports | None) -> None:
     """In every phase a port (of a two-tier order all of a node's together) sends to at most one peer and receives from at most
-    one. ports: None where it is unknown which
-    GPUs have links of their own; then a GPU may have two peers, one over the fabric and one over its links."""
+    one. ports: None where it is unknown which GPUs have links of their own; then a GPU may have two peers, one over the fabric
+    and one over its links."""
     most = 2 if ports is None else 1
     out, into = (sends.src, sends.dst) if ports is None else (ports.out, ports.into)
     for verb, port, gpu, peer in (
