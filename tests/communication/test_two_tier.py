@@ -119,8 +119,10 @@ def relay_program(traffic: np.ndarray, network: Network) -> float:
         for b in np.flatnonzero(node == node[j])
         if node[i] != node[j] or (a, b) == (i, j)
     ]
+    # In units of the largest transfer and the fastest port, so that all numbers are about 1
+    unit, scale = network.capacity.max(), (traffic * (1 - np.eye(gpus))).max() or 1.0
     rows = np.zeros((4 * gpus, len(paths) + 1))
-    rows[:, -1] = -network.capacity
+    rows[:, -1] = -network.capacity / unit
     pairs = np.zeros((gpus, gpus, len(paths)))
     for column, (i, a, b, j) in enumerate(paths):
         pairs[i, j, column] = 1
@@ -135,16 +137,15 @@ def relay_program(traffic: np.ndarray, network: Network) -> float:
             for column, path in enumerate(paths):
                 a, b = node[path[0]], node[path[3]]
                 if a != b and (a, b)[ends] == name:
-                    seconds[column] = 1 / min(network.send[node == a].sum(), network.receive[node == b].sum())
+                    seconds[column] = unit / min(network.send[node == a].sum(), network.receive[node == b].sum())
             lines.append(seconds)
     wanted = traffic * (1 - np.eye(gpus))
-    scale = wanted.max() or 1.0
     equal = np.hstack([pairs.reshape(gpus * gpus, -1), np.zeros((gpus * gpus, 1))])
-    upper = np.vstack([rows / network.capacity.max(), lines])
+    upper = np.vstack([rows, lines])
     goal = np.eye(len(paths) + 1)[-1]
     best = linprog(goal, upper, np.zeros(len(upper)), equal, wanted.ravel() / scale)
     assert best.status == 0
-    return float(best.fun) * scale
+    return float(best.fun) * scale / unit
 
 
 @settings(max_examples=40, deadline=None)
