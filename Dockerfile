@@ -19,7 +19,8 @@ COPY sample_traces sample_traces
 USER switchyard
 # A cluster starts its ranks with this image too, as whoever wrote the run folder and in whatever folder it likes:
 # `python -m torch.distributed.run … --module engine.launch.worker FOLDER`, or `python -m engine.launch.running.node …`.
-ENV SWITCHYARD_DATA=/data PYTHONUNBUFFERED=1 PYTHONPATH=/switchyard
+ENV SWITCHYARD_DATA=/data OPENBLAS_NUM_THREADS=1 PYTHONUNBUFFERED=1 PYTHONPATH=/switchyard
+RUN python -m engine.simulate.compile_ahead
 VOLUME /data
 EXPOSE 8501
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s \

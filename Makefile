@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: studio test quick gpu lint pictures clean
 
 studio: $(VENV)/.studio
-	$(PYTHON) -m streamlit run app/main.py --server.port $(PORT) -- --sample
+	OPENBLAS_NUM_THREADS=1 $(PYTHON) -m streamlit run app/main.py --server.port $(PORT) -- --sample
 
 test: $(VENV)/.test
 	./tests/system_packages.sh
@@ -41,11 +41,13 @@ $(VENV)/bin/python:
 $(VENV)/.studio: requirements.txt requirements-no-deps.txt | $(VENV)/bin/python
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-no-deps.txt
+	$(PYTHON) -m engine.simulate.compile_ahead
 	touch $@
 
 $(VENV)/.test: requirements-test.txt requirements.txt requirements-no-deps.txt | $(VENV)/bin/python
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-no-deps.txt
+	$(PYTHON) -m engine.simulate.compile_ahead
 	touch $@ $(VENV)/.studio
 
 clean:

@@ -31,6 +31,7 @@ from engine.problem import Problem, make_problem
 from engine.result import Provenance, Status
 from engine.simulate import bound_of_plan as engine_bound
 from engine.simulate import simulate as engine_simulate
+from engine.simulate import simulate_layers
 from engine.simulate.metrics import SCORED_ON, Metrics, input_digests, simulation_digest
 from engine.simulate.metrics import metrics as engine_metrics
 from engine.simulate.migration import Migration
@@ -172,6 +173,16 @@ def simulate(plan: Plan, problem: Problem) -> Timeline:
 @st.cache_resource(max_entries=64, show_spinner="Simulating")
 def _simulate(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Timeline:
     return store.load_timeline(simulation_digest(_plan, _problem)) or engine_simulate(_plan, _problem)
+
+
+def sends_of_layer(plan: Plan, problem: Problem, layer: int) -> Timeline:
+    """One MoE layer of the simulated timeline, with every send."""
+    return _sends_of_layer(plan.id, _key(problem), layer, plan, problem)
+
+
+@st.cache_resource(max_entries=8, show_spinner="Simulating")
+def _sends_of_layer(id: str, key: tuple[str, ...], layer: int, _plan: Plan, _problem: Problem) -> Timeline:
+    return simulate_layers(_plan, _problem, simulate(_plan, _problem), layer, layer)
 
 
 def check_plan(plan: Plan, problem: Problem) -> None:

@@ -65,17 +65,17 @@ class Network:
 
     def start_up(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """float64[send]: latency of a send."""
-        return np.where(self.linked[src, dst], self.link_latency[src], self.latency)
+        return np.where(self.linked[src, dst], self.link_latency[src], self.latency).astype(np.float64)
 
     def ports(self, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64[send] each: the port a send leaves by and the port it arrives at, as indices into `capacity`."""
         over_link = np.where(self.linked[src, dst], 2 * self.gpus, 0)
         return src + over_link, dst + self.gpus + over_link
 
-    @property
+    @cached_property
     def capacity(self) -> np.ndarray:
         """float64[4·gpu] bytes/s: fabric out, fabric in, link out, link in."""
-        return np.concatenate([self.send, self.receive, self.link, self.link])
+        return np.concatenate([self.send, self.receive, self.link, self.link]).astype(np.float64)
 
     def fluid_seconds(self, src: np.ndarray, dst: np.ndarray, size: np.ndarray) -> float:
         """Seconds that the busiest port needs for sends of `size` bytes, latency left out: no order can be faster."""
@@ -115,13 +115,23 @@ class Network:
         quickest = np.append(self.start_up(src, dst), self.link_latency[relays]).min()
         return self.relayed_seconds(traffic) + float(quickest)
 
+    def moved(self, traffic: np.ndarray) -> np.ndarray:
+        """float64[4·gpu] bytes that an all-to-all of this traffic (float64[src, dst] bytes, diagonal ignored) moves through
+        every port, as in `capacity`."""
+        traffic = off_diagonal(traffic)
+        fabric, link = np.where(self.linked, 0.0, traffic), np.where(self.linked, traffic, 0.0)
+        return np.concatenate([matrix.sum(axis=axis) for matrix in (fabric, link) for axis in (1, 0)])
+
     def bound(self, traffic: np.ndarray) -> float:
         """Seconds below which no all-to-all of this traffic (float64[src, dst] bytes) can end in which every byte goes straight
         to its receiver, one start-up included."""
-        src, dst = np.nonzero(off_diagonal(traffic))
-        if not len(src):
+        moved = self.moved(traffic)
+        busy = np.flatnonzero(moved)
+        if not len(busy):
             return 0.0
-        return self.fluid_seconds(src, dst, traffic[src, dst]) + float(self.start_up(src, dst).min())
+        over_link = np.where(moved[2 * self.gpus : 3 * self.gpus] > 0, self.link_latency, np.inf)
+        start_up = min(over_link.min(), self.latency if moved[: self.gpus].any() else np.inf)
+        return float((moved[busy] / self.capacity[busy]).max()) + float(start_up)
 
 
 def off_diagonal(traffic: np.ndarray) -> np.ndarray:

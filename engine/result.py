@@ -22,6 +22,14 @@ def never() -> bool:
     return False
 
 
+Advance = Callable[[float], None]
+"""Told now and then which share of some work is done, 0 … 1."""
+
+
+def unwatched(done: float) -> None:
+    """The `Advance` of work that nobody watches."""
+
+
 class Status(StrEnum):
     OPTIMAL = "OPTIMAL"
     FEASIBLE = "FEASIBLE"

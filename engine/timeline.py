@@ -1,6 +1,6 @@
 """The timeline: what ran where and when. One type for predicted and for measured runs, so that they can be compared."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -27,6 +27,11 @@ class Timeline:
     source: whether the times were simulated or measured
     cost_source: which cost model (or machine) they come from
     labels: for a training step, the operator (and part) of every event, by the row of `events`
+    bundled: whether sends are folded (see `engine.simulate.events`): an event of the network is then a bundle, a stretch in
+        which a GPU sends or receives in an all-to-all without a gap, with the bytes that it sends in it and peer -1. Of the
+        GPUs that end a step at the same moment, the one that the others wait for stands first. All figures are the same.
+    exact: whether every end of a send was simulated as an event of its own (see `engine.simulate.flows`)
+    latest: where it was not, seconds at which an exact simulation would end at the latest, if that was proven
     """
 
     events: pd.DataFrame
@@ -34,6 +39,9 @@ class Timeline:
     source: Literal["simulated", "measured"]
     cost_source: str
     labels: tuple[str, ...] | None = None
+    bundled: bool = False
+    exact: bool = True
+    latest: float | None = None
 
     def to_dict(self) -> dict:
         """Plain JSON: the events as columns, times in seconds."""
@@ -44,7 +52,9 @@ class Timeline:
             "cost_source": self.cost_source,
             "events": columns,
         }
-        return document if self.labels is None else document | {"labels": list(self.labels)}
+        document |= {} if self.labels is None else {"labels": list(self.labels)}
+        document |= {"bundled": True} if self.bundled else {}
+        return document | ({} if self.exact else {"exact": False, "latest": self.latest})
 
     @classmethod
     def from_dict(cls, data: dict) -> "Timeline":
@@ -53,7 +63,15 @@ class Timeline:
         events["stream"] = pd.Categorical(events["stream"], categories=list(STREAMS))
         events["kind"] = pd.Categorical(events["kind"], categories=list(KINDS))
         labels = tuple(data["labels"]) if "labels" in data else None
-        return cls(events, tuple(data["resources"]), data["source"], data["cost_source"], labels)
+        about = (tuple(data["resources"]), data["source"], data["cost_source"], labels, data.get("bundled", False))
+        return cls(events, *about, data.get("exact", True), data.get("latest"))
+
+    def layers(self, first: int, last: int) -> "Timeline":
+        """The events of MoE layers first … last, both included, at their times in the whole."""
+        layer = self.events["layer"].to_numpy()
+        rows = np.flatnonzero((layer >= first) & (layer <= last))
+        labels = None if self.labels is None else tuple(self.labels[row] for row in rows)
+        return replace(self, events=self.events.iloc[rows].reset_index(drop=True), labels=labels)
 
     @property
     def total(self) -> float:
@@ -68,13 +86,17 @@ class Timeline:
         """bool[event]: which events are of a stream."""
         return (self.events["stream"] == stream).to_numpy()
 
+    def _busy(self, on: np.ndarray) -> np.ndarray:
+        """float64[gpu]: seconds in which at least one of these events (bool[event]) occupies a GPU; a send occupies both of
+        its ends."""
+        spans, lanes, peers = self._spans()[on], *(self.events[name].to_numpy()[on] for name in ("resource", "peer"))
+        sends = peers >= 0
+        intervals, lane, _ = unions(np.concatenate([spans, spans[sends]]), np.append(lanes, peers[sends]))
+        return np.bincount(lane, intervals[:, 1] - intervals[:, 0], len(self.resources))
+
     def busy(self, stream: str) -> np.ndarray:
         """float64[gpu]: seconds in which a GPU's stream has at least one event (a send occupies both its ends)."""
-        on = self._on(stream)
-        spans, lanes = self._spans()[on], self.events["resource"].to_numpy()[on]
-        if stream == "network":
-            spans, lanes = np.concatenate([spans, spans]), np.append(lanes, self.events["peer"].to_numpy()[on])
-        return np.array([_covered(spans[lanes == gpu]) for gpu in range(len(self.resources))])
+        return self._busy(self._on(stream))
 
     @property
     def utilisation(self) -> float:
@@ -97,13 +119,8 @@ class Timeline:
 
     def busy_of_kind(self) -> dict[str, float]:
         """Seconds in which a kind runs, mean over the resources."""
-        spans, lanes = self._spans(), self.events["resource"].to_numpy()
-        totals = dict.fromkeys(KINDS, 0.0)
-        for kind in KINDS:
-            mine = (self.events["kind"] == kind).to_numpy()
-            for lane in np.unique(lanes[mine]):
-                totals[kind] += _covered(spans[mine & (lanes == lane)]) / len(self.resources)
-        return totals
+        kinds = self.events["kind"]
+        return {kind: float(self._busy((kinds == kind).to_numpy()).mean()) for kind in KINDS}
 
     def exposed_intervals(self, resource: int) -> np.ndarray:
         """float64[interval, 2]: when a resource's network is busy and it computes nothing."""
@@ -118,17 +135,16 @@ class Timeline:
     def decomposition(self) -> dict[str, float]:
         """Seconds of exposed communication, exposed computation, both at once and neither, mean over the resources
         (Lancet, Figure 13). They add up to the total."""
-        seconds_of = dict.fromkeys(("communication", "computation", "overlapped", "idle"), 0.0)
-        spans, lanes = self._spans(), self.events["resource"].to_numpy()
-        on_network, on_compute = self._on("network"), self._on("compute")
-        for resource in range(len(self.resources)):
-            mine = lanes == resource
-            network, compute = _covered(spans[mine & on_network]), _covered(spans[mine & on_compute])
-            either = _covered(spans[mine])
-            seconds = (either - compute, either - network, network + compute - either, self.total - either)
-            for name, value in zip(seconds_of, seconds, strict=True):
-                seconds_of[name] += max(value, 0.0) / len(self.resources)
-        return seconds_of
+        on_network = self._on("network")
+        network, compute = self._busy(on_network), self._busy(~on_network)
+        either = self._busy(np.ones(len(on_network), dtype=bool))
+        seconds = {
+            "communication": either - compute,
+            "computation": either - network,
+            "overlapped": network + compute - either,
+            "idle": self.total - either,
+        }
+        return {name: float(np.maximum(of_gpu, 0.0).mean()) for name, of_gpu in seconds.items()}
 
     def exposed_communication(self) -> float:
         """Seconds in which some GPU's network is busy and no GPU computes."""
@@ -142,15 +158,27 @@ class Timeline:
         return 1 - self.exposed_communication() / network if network else 0.0
 
 
+def unions(spans: np.ndarray, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The union of the intervals of every lane: float64[interval, 2] by lane and time, int64[interval] their lane, and
+    int64[event] the interval that an event lies in. spans: float64[event, 2]; lanes: int64[event]."""
+    if not len(spans):
+        return np.empty((0, 2)), np.empty(0, np.int64), np.empty(0, np.int64)
+    order = np.lexsort((spans[:, 0], lanes))
+    (start, end), lane = spans[order].T, lanes[order].astype(np.int64)
+    by_end = np.argsort(end, kind="stable")
+    rank = np.empty(len(end), dtype=np.int64)
+    rank[by_end] = np.arange(len(end))
+    # The latest end so far in the same lane: maxima of ranks behind the lane, which only grows.
+    latest = end[by_end[np.maximum.accumulate(lane * len(end) + rank) % len(end)]]
+    first = np.append(True, (lane[1:] != lane[:-1]) | (start[1:] > latest[:-1]))
+    place = np.empty(len(end), dtype=np.int64)
+    place[order] = np.cumsum(first) - 1
+    return np.column_stack([start[first], latest[np.append(first[1:], True)]]), lane[first], place
+
+
 def _union(spans: np.ndarray) -> np.ndarray:
     """float64[interval, 2]: the union of intervals float64[event, 2]."""
-    if not len(spans):
-        return np.empty((0, 2))
-    spans = spans[np.argsort(spans[:, 0], kind="stable")]
-    latest = np.maximum.accumulate(spans[:, 1])
-    first = np.append(True, spans[1:, 0] > latest[:-1])
-    last = np.append(first[1:], True)
-    return np.column_stack([spans[first, 0], latest[last]])
+    return unions(spans, np.zeros(len(spans), dtype=np.int64))[0]
 
 
 def _length(intervals: np.ndarray) -> float:

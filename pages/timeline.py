@@ -4,15 +4,17 @@ import streamlit as st
 
 from app import cached, header, state, widgets
 from app.charts import gantt as charts
-from app.charts import theme
+from app.charts import lanes, theme
 from app.charts import waits as waits_charts
 from app.text import plain
-from app.timeline import step
+from app.timeline import sends, step
 from engine import units
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
 from engine.goal import Goal
-from engine.simulate import bound_of_plan
+
+MOST_GPUS = 32
+"""GPUs of a plan that have a lane; of larger clusters those are drawn that the others wait for, and the busiest."""
 
 header.show("Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis.")
 problem = widgets.needed_problem()
@@ -87,31 +89,39 @@ with st.container(horizontal=True, gap="large"):
     )
 
 last_layer = problem.workload.layers - 1
-fits = charts.layers_that_fit(list(timelines.values()))
 first, last = 0, last_layer
 if last_layer > 0:
-    first, last = st.slider("MoE layers", 0, last_layer, (0, min(last_layer, fits - 1, 1)))
-if last - first + 1 > fits:
+    first, last = st.slider("MoE layers", 0, last_layer, lanes.drawable(timelines, 0, 1, MOST_GPUS))
+asked, (first, last) = last, lanes.drawable(timelines, first, last, MOST_GPUS)
+if last < asked:
     st.warning(
-        f"Showing layers {first} to {first + fits - 1}: more than {charts.MOST_BARS:,} bars would stall the browser. "
+        f"Showing layers {first} to {last}: more than {charts.MOST_BARS:,} bars would stall the browser. "
         "The Perfetto file has everything.",
         icon=":material/warning:",
     )
-    last = first + fits - 1
 others = [timeline.total for name, timeline in timelines.items() if name != plan.name]
 title = f"{theme.plain(plan.name)} takes {units.seconds(figures.total)}"
 if others:
     title += f"; the plans beside it take {' and '.join(units.ratio(other / whole) for other in others)} that"
-bounds = {name: bound_of_plan(plan, problem, first, last) for name, plan in shown.items()}
-widgets.chart(charts.gantt(timelines, first, last, title, bounds), "gantt")
+bounds = {name: cached.bound(plan, problem, first, last) for name, plan in shown.items()}
+parts = {name: lanes.fewer_lanes(timeline, first, last, MOST_GPUS) for name, timeline in timelines.items()}
+drawn = max(count for _, count in parts.values())
+if drawn < len(problem.cluster.gpus):
+    title += f" ({drawn} of {len(problem.cluster.gpus)} GPUs: those that the others wait for, and the busiest)"
+stretches = {name: part for name, (part, _) in parts.items()}
+widgets.chart(charts.gantt(stretches, first, last, title, bounds, drawn), "gantt")
 
 longest = max(figures.seconds, key=figures.seconds.get)
 share = units.share(figures.seconds[longest] / whole)
-most = "" if plan.goal is Goal.TWO_MODELS else "Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). "
+most = "" if plan.goal is Goal.TWO_MODELS else f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). "
+bar = "a send; hover tells its receiver"
+if timelines[plan.name].bundled:
+    bar = "the time in which a GPU sends or receives without a gap: there are too many sends to draw"
 st.caption(
-    f"{most}Outlined bars are simulated. A bar on a "
-    "network lane is a send; hover tells its receiver. The line runs through what all GPUs wait for."
+    f"{most}Outlined bars are simulated. A bar on a network lane is {bar}. The line runs through what all GPUs wait for."
 )
+if timelines[plan.name].bundled:
+    sends.show(plan, problem)
 
 st.subheader("The bottleneck", anchor=False)
 st.caption(

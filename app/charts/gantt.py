@@ -25,17 +25,22 @@ def layers_that_fit(timelines: list[Timeline]) -> int:
 
 
 def gantt(
-    timelines: dict[str, Timeline], first: int, last: int, title: str, bounds: dict[str, float] | None = None
+    timelines: dict[str, Timeline],
+    first: int,
+    last: int,
+    title: str,
+    bounds: dict[str, float] | None = None,
+    lanes: int | None = None,
 ) -> go.Figure:
     """The timelines by name, one above the other, from layer `first` to layer `last` (both included).
 
     Simulated bars are outlined, measured ones solid. bounds: seconds from a timeline's own start of the chosen layers,
-    drawn as a dashed line with its value.
+    drawn as a dashed line with its value; lanes: how many of the GPUs, from the first, are drawn (None: all).
     """
     parts = {name: _stretch(timeline, first, last) for name, timeline in timelines.items()}
     longest = max((events["end"].max() for events in parts.values() if len(events)), default=0.0)
     factor, unit = scale_of(longest, TIME)
-    lanes = max(len(timeline.resources) for timeline in timelines.values())
+    lanes = lanes or max(len(timeline.resources) for timeline in timelines.values())
     figure = make_subplots(
         len(parts),
         1,
@@ -48,7 +53,8 @@ def gantt(
     )
     seen: set[str] = set()
     for row, (name, events) in enumerate(parts.items(), start=1):
-        _draw(figure, row, events, timelines[name], factor, unit, seen)
+        _draw(figure, row, events, timelines[name], factor, seen)
+        _name_lanes(figure, row, timelines[name].resources[:lanes])
         if bounds and name in bounds:
             figure.add_vline(
                 x=bounds[name] / factor,
@@ -77,9 +83,7 @@ def _stretch(timeline: Timeline, first: int, last: int) -> pd.DataFrame:
     return events.assign(start=events["start"] - origin, end=events["end"] - origin)
 
 
-def _draw(
-    figure: go.Figure, row: int, events: pd.DataFrame, timeline: Timeline, factor: float, unit: str, seen: set[str]
-) -> None:
+def _draw(figure: go.Figure, row: int, events: pd.DataFrame, timeline: Timeline, factor: float, seen: set[str]) -> None:
     measured = timeline.source == "measured"
     short = [name.split(" · ")[0] for name in timeline.resources]
     for model, kind in product(range(2), KINDS):
@@ -122,10 +126,13 @@ def _draw(
         col=1,
     )
     seen.add("critical")
+
+
+def _name_lanes(figure: go.Figure, row: int, names: tuple[str, ...]) -> None:
     figure.update_yaxes(
-        tickvals=list(range(len(short))),
-        ticktext=[plain(name) for name in timeline.resources],
-        range=[len(short) - 0.45, -0.55],
+        tickvals=list(range(len(names))),
+        ticktext=[plain(name) for name in names],
+        range=[len(names) - 0.45, -0.55],
         showgrid=False,
         zeroline=False,
         row=row,
@@ -153,6 +160,8 @@ def _hover(events: pd.DataFrame, names: list[str]) -> list[str]:
         where = names[event.resource]
         if event.peer >= 0:
             where = f"{where} → {names[event.peer]} · {size(event.bytes)}"
+        elif event.bytes:
+            where = f"{where} sends {size(event.bytes)}"
         texts.append(
             f"{KIND_TITLES[event.kind]}{SECOND * event.model}, layer {event.layer}<br>{where}<br>{length}, "
             f"from {seconds(event.start)}"

@@ -4,6 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts import gantt as gantt_charts
+from app.charts import lanes as lanes_charts
 from app.charts import step as step_charts
 from app.charts.theme import DIVERGING, MARK, SEQUENTIAL, finish, plain
 from engine.goal import Goal
@@ -14,8 +15,6 @@ from engine.units import ratio, seconds
 
 MOST_GPUS = 16
 """GPUs with a lane of their own; a brief has to be read in one go. The Timeline page has them all."""
-PIXELS = 26
-"""Height of a lane."""
 SPARSE = 2_000
 """Cells of a heatmap that have room for gaps between them."""
 
@@ -110,31 +109,7 @@ def difference(ours: Placement, theirs: Placement, names: tuple[str, str], layer
 
 def drawable(shown: dict[str, Timeline], first: int, last: int) -> tuple[int, int]:
     """As many of these MoE layers, from the first one, as can be drawn as bars."""
-    part = [fewer_lanes(timeline, first, last)[0] for timeline in shown.values()]
-    return first, min(last, first + gantt_charts.layers_that_fit(part) - 1)
-
-
-def fewer_lanes(timeline: Timeline, first: int, last: int) -> tuple[Timeline, int]:
-    """A timeline of many GPUs with the events of those alone that the others wait for in these layers, and then of those
-    that are busy longest; these come first among its resources. And how many they are."""
-    gpus = len(timeline.resources)
-    if gpus <= MOST_GPUS:
-        return timeline, gpus
-    events = timeline.events
-    part = events[(events["layer"] >= first) & (events["layer"] <= last)]
-    waited_for = part.loc[part.groupby(["model", "layer", "kind"], observed=True)["end"].idxmax(), "resource"]
-    busy = (part["end"] - part["start"]).groupby(part["resource"]).sum().reindex(range(gpus), fill_value=0.0)
-    ranked = busy.sort_values(ascending=False, kind="stable").index
-    order = list(dict.fromkeys([*sorted(waited_for.unique()), *ranked]))
-    kept = max(MOST_GPUS, waited_for.nunique())
-    order = [*sorted(order[:kept]), *order[kept:]]
-    place = np.empty(gpus, dtype=np.int64)
-    place[order] = np.arange(gpus)
-    drawn = events[events["resource"].isin(order[:kept])]
-    peer = drawn["peer"].to_numpy()
-    moved = drawn.assign(resource=place[drawn["resource"].to_numpy()], peer=np.where(peer < 0, peer, place[peer]))
-    names = tuple(timeline.resources[resource] for resource in order)
-    return Timeline(moved, names, timeline.source, timeline.cost_source, timeline.labels), kept
+    return lanes_charts.drawable(shown, first, last, MOST_GPUS)
 
 
 def timelines(
@@ -152,16 +127,11 @@ def timelines(
         title += f"; {' and '.join(f'{plain(name)} {ratio(shown[name].total / total)} that' for name in names[1:])}"
     if layers is None:
         return step_charts.step_gantt(shown, parts_of_steps(shown), title)
-    fewer = {name: fewer_lanes(timeline, *layers) for name, timeline in shown.items()}
+    fewer = {name: lanes_charts.fewer_lanes(timeline, *layers, MOST_GPUS) for name, timeline in shown.items()}
     lanes, gpus = max(kept for _, kept in fewer.values()), len(shown[names[0]].resources)
     if lanes < gpus:
         title += f" ({lanes} of {gpus} GPUs: those that the others wait for, and the busiest)"
-    figure = gantt_charts.gantt({name: timeline for name, (timeline, _) in fewer.items()}, *layers, title, bounds)
-    if lanes < gpus:
-        height = figure.layout.height - (gpus - lanes) * PIXELS * len(names)
-        figure.update_yaxes(range=[lanes - 0.45, -0.55])
-        figure.update_layout(height=height, title_y=1 - 6 / height, legend_y=1 - 34 / height)
-    return figure
+    return gantt_charts.gantt({name: timeline for name, (timeline, _) in fewer.items()}, *layers, title, bounds, lanes)
 
 
 def parts_of_steps(shown: dict[str, Timeline]) -> dict[str, step_charts.Stretch]:

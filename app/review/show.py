@@ -82,7 +82,8 @@ def _on_others(brief: Brief) -> Brief:
     others = store.other_recordings(brief.problem)
     if not others:
         return brief
-    if len(others) * len(brief.own.timeline.events) > AT_ONCE:
+    own = brief.own.timeline
+    if own.bundled or len(others) * len(own.events) > AT_ONCE:
         what = f"the other {len(others)} open recordings" if len(others) > 1 else "the other open recording"
         if not st.toggle(f"Score it on {what}, which takes a while", key=f"risks-{brief.own.plan.id[:16]}"):
             return brief

@@ -6,6 +6,8 @@ send, receive are float64[gpu] in bytes/s, one rate per direction.
 
 import numpy as np
 
+from engine.network import Network, off_diagonal
+
 
 def pair_seconds(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> np.ndarray:
     """float64[src, dst]: seconds of every transfer alone, at the slower of its two ends; 0 on the diagonal."""
@@ -32,3 +34,16 @@ def shared_bound(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> 
     moved = np.array(traffic, dtype=np.float64)
     np.fill_diagonal(moved, 0.0)
     return float(max((moved.sum(axis=1) / send).max(initial=0.0), (moved.sum(axis=0) / receive).max(initial=0.0)))
+
+
+def one_peer_bound(network: Network, traffic: np.ndarray) -> float:
+    """Seconds below which no all-to-all ends in which a GPU has one peer at a time on each of its ports, start-ups included:
+    the sends of a port follow one another, each with a start-up of its own."""
+    rate = np.where(network.linked, network.link[:, None], np.minimum(network.send[:, None], network.receive))
+    start_up = np.where(network.linked, network.link_latency[:, None], network.latency)
+    wanted = off_diagonal(traffic)
+    seconds = np.where(wanted > 0, wanted / np.where(rate > 0, rate, 1.0) + start_up, 0.0)
+    lines = (
+        np.where(here, seconds, 0.0).sum(axis=axis) for here in (network.linked, ~network.linked) for axis in (0, 1)
+    )
+    return float(max(line.max(initial=0.0) for line in lines))

@@ -2,10 +2,8 @@
 the same time, so each gets its own exact order and the two run side by side."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 
 from engine.network import Network
 from engine.plan import Schedule
@@ -20,15 +18,22 @@ def order_on(network: Network, traffic: np.ndarray, kernel: Kernel) -> tuple[Sch
 
     Without links this is the kernel's own schedule.
     """
+    results = results_on(network, traffic, kernel)
+    return results[0].solution if len(results) == 1 else _side_by_side(
+        *(result.solution for result in results)
+    ), results
+
+
+def results_on(network: Network, traffic: np.ndarray, kernel: Kernel) -> list[Result[Schedule]]:
+    """The kernel's results for the networks in use: the fabric, and the links where anything is sent over them."""
     linked = network.linked & ~np.eye(network.gpus, dtype=bool)
     over_link = np.where(linked, traffic, 0.0)
     fabric = kernel(np.where(linked, 0.0, traffic), network.send, network.receive)
     if not over_link.any():
-        return fabric.solution, [fabric]
+        return [fabric]
     # GPUs without links have no traffic here; the kernel still wants a positive rate for them.
     rate = np.where(network.link > 0, network.link, 1.0)
-    links = kernel(over_link, rate, rate)
-    return _side_by_side(fabric.solution, links.solution), [fabric, links]
+    return [fabric, kernel(over_link, rate, rate)]
 
 
 def _side_by_side(first: Schedule, second: Schedule) -> Schedule:
@@ -39,15 +44,20 @@ def _side_by_side(first: Schedule, second: Schedule) -> Schedule:
     cuts = np.unique(np.concatenate([[0.0], np.cumsum(first.duration), np.cumsum(second.duration)]))
     # Ends that differ only by round-off would make empty phases.
     cuts = cuts[np.r_[True, np.diff(cuts) > 1e-12 * cuts[-1]]]
-    parts = []
+    length, middle = np.diff(cuts), (cuts[1:] + cuts[:-1]) / 2
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in ("src", "dst", "bytes", "phase")}
     for schedule in (first, second):
-        sends = pd.DataFrame({name: getattr(schedule, name) for name in ("src", "dst", "bytes", "phase")})
-        ends = np.cumsum(schedule.duration)
-        for index, (begin, end) in enumerate(pairwise(cuts)):
-            own = int(np.searchsorted(ends, (begin + end) / 2))
-            here = sends[sends["phase"] == own]
-            if len(here):
-                share = (end - begin) / schedule.duration[own]
-                parts.append(here.assign(bytes=here["bytes"] * share, phase=index))
-    both = pd.concat(parts).sort_values("phase", kind="stable")
-    return Schedule(duration=tuple(np.diff(cuts).tolist()), **{name: tuple(both[name].tolist()) for name in both})
+        # The phase that each piece of time lies in; pieces of a phase stand together.
+        own = np.searchsorted(np.cumsum(schedule.duration), middle)
+        phase = np.array(schedule.phase, dtype=np.int64)
+        begin, pieces = np.searchsorted(own, phase), np.bincount(own, minlength=schedule.phases + 1)[phase]
+        send = np.repeat(np.arange(len(phase)), pieces)
+        piece = begin[send] + np.arange(len(send)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        share = length[piece] / np.array(schedule.duration)[phase[send]]
+        columns["src"].append(np.array(schedule.src)[send])
+        columns["dst"].append(np.array(schedule.dst)[send])
+        columns["bytes"].append(np.array(schedule.bytes)[send] * share)
+        columns["phase"].append(piece)
+    both = {name: np.concatenate(parts) for name, parts in columns.items()}
+    order = np.argsort(both["phase"], kind="stable")
+    return Schedule(duration=length.tolist(), **{name: column[order].tolist() for name, column in both.items()})

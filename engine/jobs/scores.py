@@ -10,7 +10,7 @@ from engine import store
 from engine.errors import InputError
 from engine.jobs.protocol import Context
 from engine.placement.joint.front import FrontPoint, front
-from engine.plan import Claim
+from engine.plan import Claim, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Status, library_versions
 from engine.simulate import bound_of_plan, simulate
@@ -19,10 +19,10 @@ from engine.simulate.two_phase import two_phase
 from engine.simulate.two_phase_result import SCHEMES, TwoPhaseOptions
 from engine.store.problems import problem_from
 from engine.systems import SYSTEMS, run
-from engine.systems.base import Draft, silent
+from engine.systems.base import Draft
 from engine.systems.comparison import candidate_of_plan
 from engine.systems.joint import instance_of, moves_left, moves_to, start_of
-from engine.systems.pieces import best_order, to_placement
+from engine.systems.pieces import to_placement
 from engine.workload import RoutingTrace
 
 
@@ -65,12 +65,11 @@ def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
 
 def _point(point: FrontPoint, problem: Problem, arguments: dict[str, Any]) -> dict[str, Any]:
     placement = to_placement(point.gpu_of_expert, problem)
-    order, _ = best_order(placement, problem, "concurrent", lambda: False, silent)
     options = {"weight": float(point.weight), "over": arguments["over"], "max_moves": int(arguments["max_moves"])}
     provenance = Provenance(
         optimiser="front", options=options, versions=library_versions(), inputs=input_digests(problem)
     )
-    plan = Draft(placement, order).plan(f"Front at {point.weight:.2f}", provenance)
+    plan = Draft(placement, SendOrder(mode="concurrent")).plan(f"Front at {point.weight:.2f}", provenance)
     timeline = simulate(plan, problem)
     seconds = timeline.total
     bound = min(bound_of_plan(plan, problem), seconds)

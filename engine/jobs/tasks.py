@@ -30,7 +30,8 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
         context.report(0.0, f"{system.title}: started")
     for outcome in comparison.run(choices, context.stop, context.report):
         context.keep(comparison.to_dict())
-        if len(outcome.timeline.events) > LONG:
+        long = outcome.timeline.bundled or len(outcome.timeline.events) > LONG
+        if long and not context.stop():  # what was simulated in a hurry is simulated again
             with contextlib.suppress(InputError):  # a full disk: pages simulate it again
                 store.save_timeline(simulation_digest(outcome.result.solution, problem), outcome.timeline)
     if comparison.refused and not comparison.candidates:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from engine.network import Network
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem
-from engine.simulate.events import EventLog
+from engine.result import Advance, Stop, never, unwatched
+from engine.simulate.events import EventLog, too_many
 from engine.simulate.fabric import Fabric
 from engine.simulate.work import Work, work_of
 from engine.timeline import Timeline
@@ -28,12 +29,32 @@ Traffic = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Dispatch and combine of one model, float64[layer, src, dst] bytes each, diagonals ignored."""
 
 
-def simulate_colocated(plan: Plan, problem: Problem) -> Timeline:
+def simulate_colocated(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched) -> Timeline:
     """The predicted timeline of a plan for two models, which must fit the problem."""
     works = work_of(plan.placement, problem, plan.execution), work_of(plan.placement_b, problem.second)
     orders = plan.send_order, plan.send_order_b
-    events = colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network)
-    return Timeline(events, problem.cluster.gpu_names, "simulated", problem.cost.source)
+    log = EventLog(too_many(*(traffic for work in works for traffic in (work.dispatch, work.combine))))
+    colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network, log, stop=stop, advance=advance)
+    return log.timeline(problem)
+
+
+def sends_of_colocated(plan: Plan, problem: Problem, before: Timeline, first: int, last: int) -> pd.DataFrame:
+    """The events of layers first … last with every send, columns as in `Timeline.events`. before: the layers before them."""
+    works = work_of(plan.placement, problem, plan.execution), work_of(plan.placement_b, problem.second)
+    orders = plan.send_order, plan.send_order_b
+    stretch = range(first, last + 1), _lanes_after(before)
+    return colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network, EventLog(), *stretch)
+
+
+def _lanes_after(before: Timeline) -> NDArray[np.float64]:
+    """float64[gpu]: when every GPU is free after whole layers: its own last computation, but not before what feeds the
+    aggregation of b, which ends a layer also on a GPU that has nothing to aggregate."""
+    events = before.events
+    feeds = events["kind"].isin(["gate", "dispatch", "ffn"]) | ((events["kind"] == "combine") & (events["model"] == 1))
+    lane = np.full(len(before.resources), events.loc[feeds, "end"].max() if feeds.any() else 0.0)
+    own = events[events["stream"] == "compute"]
+    np.maximum.at(lane, own["resource"].to_numpy(), own["end"].to_numpy())
+    return lane
 
 
 def bound_of_colocated(plan: Plan, problem: Problem, first: int, last: int) -> float:
@@ -55,16 +76,22 @@ def colocated_timeline(
     order_a: SendOrder,
     order_b: SendOrder,
     network: Network,
+    log: EventLog | None = None,
+    stretch: range | None = None,
+    free: NDArray[np.float64] | None = None,
+    stop: Stop = never,
+    advance: Advance = unwatched,
 ) -> pd.DataFrame:
     """The events of two models on one cluster, with the columns of `Timeline.events`; `model` is 0 for a, 1 for b.
 
-    Both models must have as many layers. Raises InputError for a shared or a two-tier order, which two models cannot
-    follow (see `Fabric.release`).
+    log: what collects them; stretch: the layers that are simulated (None: all), on GPUs that are free from float64[gpu]
+    `free` seconds on (None: 0). Both models must have as many layers. Raises InputError for a shared or a two-tier order,
+    which two models cannot follow (see `Fabric.release`).
     """
     layers = _layers(compute_a, compute_b, traffic_a, traffic_b)
     compute, traffic, order = (compute_a, compute_b), (traffic_a, traffic_b), (order_a, order_b)
-    fabric, log = Fabric(network), EventLog()
-    lane = np.zeros(network.gpus)
+    fabric, log = Fabric(network), log or EventLog()
+    lane = np.zeros(network.gpus) if free is None else free
 
     def run(kind: str, layer: int, model: int, ready: float) -> float:
         """Compute on every GPU, from when it is free, but not before `ready`; the end on the last GPU."""
@@ -88,7 +115,9 @@ def colocated_timeline(
         log.network(kind, layer, 0.0, fabric.flows(name), model)
         return end
 
-    for layer in range(layers):
+    stretch = stretch or range(layers)
+    for layer in stretch:
+        fabric.hurried = stop()
         # Every release comes before the network is simulated up to it: each of the four starts after computation that
         # follows all ends asked for so far.
         dispatch_a = send("dispatch", layer, 0, run("gate", layer, 0, 0.0))
@@ -97,6 +126,7 @@ def colocated_timeline(
         combine_b = send("combine", layer, 1, run("ffn", layer, 1, arrival(dispatch_b, "dispatch", layer, 1)))
         run("aggregate", layer, 0, arrival(combine_a, "combine", layer, 0))
         run("aggregate", layer, 1, arrival(combine_b, "combine", layer, 1))
+        advance((layer + 1 - stretch.start) / len(stretch))
     return log.frame()
 
 

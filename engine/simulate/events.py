@@ -1,20 +1,48 @@
-"""Events of a simulation, collected as columns."""
+"""Events of a simulation, collected as columns, and the sends of large ones folded into bundles.
+
+A pass of 58 MoE layers on 1024 GPUs sends 120 million times. A chart draws a few thousand bars, and every figure of a
+timeline needs of the network only when a GPU is busy and what all wait for. So above `MOST_SENDS` an all-to-all becomes
+bundles, a GPU's busy stretches (mostly one a GPU); the sends of chosen layers are simulated again where they are looked at
+(`engine.simulate.simulate_layers`).
+"""
+
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from engine.problem import Problem
 from engine.simulate.flows import Flows
-from engine.timeline import COLUMNS, KINDS, STREAMS
+from engine.simulate.waits import waited_for
+from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline, unions
 
 STREAM, KIND = pd.CategoricalDtype(list(STREAMS)), pd.CategoricalDtype(list(KINDS))
 """Made once: a type is checked for doubles whenever it is made."""
 
+MOST_SENDS = 200_000
+"""Sends of a whole run that are events of their own; 32 GPUs and 61 MoE layers have 121 000, 64 GPUs 492 000."""
+
+
+def too_many(*traffic: NDArray[np.float64]) -> bool:
+    """Whether a run with these all-to-alls (float64[layer, src, dst] bytes each) gets bundles: by pairs that send, which are
+    known before anything is simulated, so that a timeline has either sends or bundles throughout."""
+    pairs = sum(
+        np.count_nonzero(matrices) - np.count_nonzero(matrices.diagonal(axis1=1, axis2=2)) for matrices in traffic
+    )
+    return bool(pairs > MOST_SENDS)
+
 
 class EventLog:
-    """Collects events; every method returns when its step is over on all GPUs."""
+    """Collects events; every method returns when its step is over on all GPUs.
 
-    def __init__(self) -> None:
+    bundled: fold the sends; exact: whether all sends so far were simulated exactly; slack: seconds by which the last end is
+    earlier than an exact one could be at the latest, None where that is not proven.
+    """
+
+    def __init__(self, bundled: bool = False) -> None:
+        self.bundled, self.exact = bundled, True
+        self.slack: float | None = 0.0
         self._parts: list[dict[str, np.ndarray]] = []
 
     def compute(
@@ -29,9 +57,24 @@ class EventLog:
 
     def network(self, kind: str, layer: int, start: float, flows: Flows, model: int = 0) -> float:
         """The sends of an all-to-all, on the lane of their sender; the times of the flows count from `start`."""
-        begin, end = start + flows.start, start + flows.end
-        self._add("network", kind, layer, model, flows.src, begin, end, flows.dst, flows.bytes)
+        sends = Flows(flows.src, flows.dst, flows.bytes, start + flows.start, start + flows.end)
+        if self.bundled and len(sends.src):
+            self._add("network", kind, layer, model, *_bundles(sends))
+        else:
+            self._add("network", kind, layer, model, sends.src, sends.start, sends.end, sends.dst, sends.bytes)
+        self.exact = self.exact and flows.exact
+        if not flows.exact:
+            unknown = self.slack is None or flows.latest is None
+            self.slack = None if unknown else self.slack + flows.latest - flows.seconds
         return start + flows.seconds
+
+    def timeline(self, problem: Problem) -> Timeline:
+        """All events as the predicted timeline of a plan for this problem."""
+        timeline = Timeline(
+            self.frame(), problem.cluster.gpu_names, "simulated", problem.cost.source, bundled=self.bundled
+        )
+        latest = None if self.exact or self.slack is None else timeline.total + self.slack
+        return replace(timeline, exact=self.exact, latest=latest)
 
     def _add(self, stream: str, kind: str, layer: int, model: int, resource, start, end, peer, size) -> None:
         same = {"stream": STREAMS.index(stream), "kind": KINDS.index(kind), "layer": layer, "model": model}
@@ -44,3 +87,23 @@ class EventLog:
         columns["stream"] = pd.Categorical.from_codes(columns["stream"], dtype=STREAM)
         columns["kind"] = pd.Categorical.from_codes(columns["kind"], dtype=KIND)
         return pd.DataFrame(columns)
+
+
+def _bundles(sends: Flows) -> tuple[np.ndarray, ...]:
+    """resource, start, end, peer and bytes of the bundles, by GPU and time; but the one that ends last on the GPU that all
+    others wait for stands first."""
+    count, spans, both = len(sends.src), np.column_stack([sends.start, sends.end]), np.append(sends.src, sends.dst)
+    if np.ptp(sends.start):
+        stretches, gpu, place = unions(np.tile(spans, (2, 1)), both)
+    else:  # all start together, so a GPU has one stretch
+        gpu, place = np.unique(both, return_inverse=True)
+        stretches = np.tile(sends.start[:1], (len(gpu), 2))
+        np.maximum.at(stretches[:, 1], place, np.tile(sends.end, 2))
+    size = np.bincount(place[:count], sends.bytes, len(gpu))
+    last = sends.end.argmax()
+    pair = sends.src[last], sends.dst[last]
+    awaited = waited_for(sends.src, sends.dst, sends.end - sends.start, pair)
+    first = place[last] if awaited == pair[0] else place[count + last]
+    order = np.append(first, np.delete(np.arange(len(gpu)), first))
+    start, end = stretches[order].T
+    return gpu[order], start, end, np.full(len(gpu), -1), size[order]

@@ -5,54 +5,42 @@ collectives are released one by one, and the simulation never runs ahead of the 
 at once share every port max-min fairly, send by send; one alone takes exactly as long as `network.all_to_all` says.
 """
 
-import heapq
 from dataclasses import dataclass
 
 import numpy as np
 
 from engine.errors import InputError
-from engine.network import Network
+from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
 from engine.plan.replay import replay
-from engine.simulate.flows import Flows, fair_rates
+from engine.simulate import fair_share
+from engine.simulate.flows import EXACT_SENDS, HURRIED_WINDOW, WINDOW, Flows
 
-DONE = 1e-9
-"""Part of its bytes that a send may lack when it has ended: without it, round-off would add endless tiny steps."""
-
-COLUMNS = {"src": int, "dst": int, "out": int, "into": int, "lane": int} | dict.fromkeys(
-    ("size", "left", "latency", "start", "end"), float
-)
+SENDS = ("source", "sink", "size", "latency", "left", "start", "end")
 
 
 @dataclass(eq=False)
-class _Lane:
-    """Groups of sends of one collective (int64[send] each, the next one last): a group starts when the one before has
-    ended. `unfinished` counts the sends in flight."""
+class _Exchange:
+    """One all-to-all. sends: columns by the names in SENDS and src, dst and group (int64[send], ascending), see
+    `fair_share.run`; follower: int64[group]; bound: seconds that it lasts at the least; unfinished: sends that have not
+    ended; end: seconds."""
 
-    collective: "_Collective"
-    groups: list[np.ndarray]
-    unfinished: int = 0
-
-
-@dataclass(eq=False)
-class _Collective:
-    sends: slice
+    sends: dict[str, np.ndarray]
+    follower: np.ndarray
+    bound: float
     unfinished: int
     end: float | None = None
+    exact: bool = True
 
 
 class Fabric:
-    """A network and what is in flight on it. `now`: the second up to which it has been simulated."""
+    """A network and what is in flight on it. now: the second up to which it has been simulated; hurried: see `all_to_all`."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
+        self.hurried = False
         self.now = 0.0
-        self._capacity = network.capacity
-        self._collectives: dict[str, _Collective] = {}
-        self._lanes: list[_Lane] = []
-        self._send = {name: np.empty(0, dtype=kind) for name, kind in COLUMNS.items()}
-        self._arrivals: list[tuple[float, int]] = []  # a heap: when a send's latency is over, the send
-        self._active = np.empty(0, dtype=np.int64)
+        self._exchanges: dict[str, _Exchange] = {}
 
     def release(self, name: str, start: float, mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray) -> None:
         """Let an all-to-all start at `start` seconds, not before `now`.
@@ -64,7 +52,7 @@ class Fabric:
         Raises InputError for a name in use, a start in the past, and the modes `shared` and `two-tier`: their constant rates
         leave no room for a second collective.
         """
-        if name in self._collectives:
+        if name in self._exchanges:
             raise InputError(f"there already is a collective named {name}")
         if not start >= self.now:
             raise InputError(
@@ -75,90 +63,89 @@ class Fabric:
                 f"{name}: a {mode} order gives every send a constant rate of an otherwise idle network, which two "
                 "models do not have; use a matched, sequential or concurrent order"
             )
-        traffic = np.where(np.eye(self.network.gpus, dtype=bool), 0.0, traffic)
-        if mode == "concurrent":
-            src, dst = np.nonzero(traffic)
-            size, lane, group = traffic[src, dst], np.zeros(len(src), dtype=int), np.zeros(len(src), dtype=int)
-        else:
-            src, dst, size, phase = replay(schedule, traffic)
-            lane, group = (src, np.arange(len(src))) if mode == "sequential" else (np.zeros_like(src), phase)
-        first = len(self._send["src"])
-        collective = _Collective(slice(first, first + len(src)), len(src), None if len(src) else start)
-        self._collectives[name] = collective
-        out, into = self.network.ports(src, dst)
-        latency, never = self.network.start_up(src, dst), np.full(len(src), np.nan)
-        new = {"src": src, "dst": dst, "out": out, "into": into, "lane": len(self._lanes) + _ranks(lane), "size": size}
-        new |= {"left": size, "latency": latency, "start": never, "end": never}
-        self._send = {column: np.concatenate([self._send[column], new[column]]) for column in COLUMNS}
-        for lane_id in np.unique(lane):
-            sends = np.flatnonzero(lane == lane_id)
-            sends = sends[np.argsort(group[sends], kind="stable")]
-            cuts = np.flatnonzero(np.diff(group[sends])) + 1
-            self._lanes.append(_Lane(collective, np.split(first + sends, cuts)[::-1]))
-            self._begin(self._lanes[-1], start)
+        sends, follower = _in_groups(mode, schedule, off_diagonal(traffic))
+        src, dst, size = sends["src"], sends["dst"], sends["size"]
+        sends["source"], sends["sink"] = self.network.ports(src, dst)
+        sends |= {"latency": self.network.start_up(src, dst), "left": size.copy(), "end": np.full(len(src), np.nan)}
+        sends["start"] = np.where(np.isin(sends["group"], follower), np.nan, start)
+        ended = None if len(src) else start
+        self._exchanges[name] = _Exchange(sends, follower, self.network.fluid_seconds(src, dst, size), len(src), ended)
 
     def finish(self, name: str) -> float:
         """Simulate until this all-to-all has ended; the second at which it has (its start if it sends nothing)."""
-        collective = self._collectives[name]
-        while collective.end is None:
-            self._step()
-        return collective.end
+        awaited = self._exchanges[name]
+        if awaited.end is None:
+            self._run(awaited)
+        return awaited.end
 
     def flows(self, name: str) -> Flows:
         """The sends of an all-to-all that has ended; their times are seconds of the fabric, not since its start."""
-        collective = self._collectives[name]
-        if collective.end is None:
+        exchange = self._exchanges[name]
+        if exchange.end is None:
             raise ValueError(f"{name} has not ended yet")
-        return Flows(*(self._send[column][collective.sends] for column in ("src", "dst", "size", "start", "end")))
+        listed = np.argsort(exchange.sends["listed"])
+        columns = (exchange.sends[column][listed] for column in ("src", "dst", "size", "start", "end"))
+        return Flows(*columns, exact=exchange.exact)
 
-    def _begin(self, lane: _Lane, at: float) -> None:
-        group = lane.groups.pop()
-        lane.unfinished = len(group)
-        self._send["start"][group] = at
-        for send, ready in zip(group.tolist(), (at + self._send["latency"][group]).tolist(), strict=True):
-            heapq.heappush(self._arrivals, (ready, send))
-
-    def _step(self) -> None:
-        """Advance to the next moment at which a rate changes."""
-        arrived = []
-        while self._arrivals and self._arrivals[0][0] <= self.now:
-            arrived.append(heapq.heappop(self._arrivals)[1])
-        active = np.concatenate([self._active, np.array(arrived, dtype=np.int64)])
-        out, into, lane = (self._send[column][active] for column in ("out", "into", "lane"))
-        left, size = self._send["left"][active], self._send["size"][active]
-        users = np.bincount(out, minlength=len(self._capacity)) + np.bincount(into, minlength=len(self._capacity))
-        if users.max() <= 1:
-            # Nobody shares a port, so the end of a send changes nothing until its lane goes on: one step for many.
-            rate = np.minimum(self._capacity[out], self._capacity[into])
-            ends = self.now + left / rate
-            last = np.full(len(self._lanes), -np.inf)
-            np.maximum.at(last, lane, ends)
-            until = last[lane].min(initial=np.inf)
-        else:
-            rate = fair_rates(out, into, self._capacity)
-            ends = self.now + left / rate
-            until = ends.min(initial=np.inf)
-        until = min(until, self._arrivals[0][0] if self._arrivals else np.inf)
-        left = left - rate * (until - self.now)
-        self.now = float(until)
-        self._send["left"][active] = left
-        # A send may be so short that its end is no later than now in floats: it has ended all the same.
-        ended = (left <= DONE * size) | (ends <= until)
-        self._active = active[~ended]
-        self._send["end"][active[ended]] = np.minimum(ends[ended], self.now)
-        for lane_id in lane[ended].tolist():
-            self._end_send(self._lanes[lane_id])
-
-    def _end_send(self, lane: _Lane) -> None:
-        """Count a send that ended now."""
-        lane.unfinished -= 1
-        lane.collective.unfinished -= 1
-        if not lane.unfinished and lane.groups:
-            self._begin(lane, self.now)
-        if not lane.collective.unfinished:
-            lane.collective.end = self.now
+    def _run(self, awaited: _Exchange) -> None:
+        """Simulate all that is in flight until one of it has ended."""
+        live = [exchange for exchange in self._exchanges.values() if exchange.end is None]
+        counts = [len(exchange.sends["src"]) for exchange in live]
+        groups = np.cumsum([0, *(len(exchange.follower) for exchange in live)])
+        sends = {name: np.concatenate([exchange.sends[name] for exchange in live]) for name in SENDS}
+        group = np.concatenate([exchange.sends["group"] + base for exchange, base in zip(live, groups, strict=False)])
+        follower = [
+            np.where(exchange.follower < 0, -1, exchange.follower + base)
+            for exchange, base in zip(live, groups, strict=False)
+        ]
+        unfinished = np.array([exchange.unfinished for exchange in live])
+        at_once = sum(int(np.bincount(exchange.sends["group"]).max()) for exchange in live)
+        exact = at_once <= EXACT_SENDS
+        self.now = fair_share.run(
+            **{name: sends[name] for name in SENDS},
+            group=group,
+            follower=np.concatenate(follower),
+            exchange=np.repeat(np.arange(len(live)), counts),
+            unfinished=unfinished,
+            capacity=self.network.capacity,
+            now=self.now,
+            awaited=live.index(awaited),
+            window=0.0
+            if exact
+            else (HURRIED_WINDOW if self.hurried else WINDOW) * min(exchange.bound for exchange in live),
+        )
+        cuts = np.cumsum(counts)[:-1]
+        for column in ("left", "start", "end"):
+            for exchange, part in zip(live, np.split(sends[column], cuts), strict=True):
+                exchange.sends[column] = part
+        for exchange, count in zip(live, unfinished.tolist(), strict=True):
+            exchange.unfinished, exchange.exact = count, exchange.exact and exact
+            if not count:
+                exchange.end = float(exchange.sends["end"].max())
+        awaited.end = self.now
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """int64[value]: the place of every value among the different ones."""
-    return np.unique(values, return_inverse=True)[1]
+def _in_groups(
+    mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The sends of an all-to-all (int64 src and dst, float64 size, int64 group, ascending, and `listed`, the place in the
+    order) and the group that follows each group (int64, -1: none): all in one, one of a sender after the other, or phase
+    after phase."""
+    if mode == "concurrent":
+        src, dst = np.nonzero(traffic)
+        size, listed, group, chain = (
+            traffic[src, dst],
+            np.arange(len(src)),
+            np.zeros(len(src), dtype=np.int64),
+            np.zeros(1),
+        )
+    else:
+        src, dst, size, phase = replay(schedule, traffic)
+        listed = np.argsort(src if mode == "sequential" else phase, kind="stable")
+        src, dst, size = src[listed], dst[listed], size[listed]
+        group = np.arange(len(src)) if mode == "sequential" else np.unique(phase[listed], return_inverse=True)[1]
+        chain = src if mode == "sequential" else np.zeros(group.max(initial=-1) + 1)
+    follower = np.full(len(chain), -1)
+    goes_on = np.flatnonzero(chain[1:] == chain[:-1])
+    follower[goes_on] = goes_on + 1
+    return {"src": src, "dst": dst, "size": size.astype(np.float64), "group": group, "listed": listed}, follower

@@ -11,35 +11,49 @@ import pandas as pd
 from engine.network import Network
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem
-from engine.simulate.events import EventLog
+from engine.result import Advance, Stop, never, unwatched
+from engine.simulate.events import EventLog, too_many
+from engine.simulate.exchanges import exchanges
 from engine.simulate.flows import all_to_all
 from engine.simulate.work import Work, work_of
 from engine.timeline import Timeline
 
 
-def simulate_inference(plan: Plan, problem: Problem) -> Timeline:
+def simulate_inference(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched) -> Timeline:
     """The predicted timeline of a plan for one model, which must fit the problem."""
     work = work_of(plan.placement, problem, plan.execution)
-    events = events_of_model(work, plan.send_order, problem.network)
-    return Timeline(events, problem.cluster.gpu_names, "simulated", problem.cost.source)
+    log = EventLog(too_many(work.dispatch, work.combine))
+    log_model(log, work, plan.send_order, problem.network, range(len(work.dispatch)), stop=stop, advance=advance)
+    return log.timeline(problem)
 
 
-def events_of_model(work: Work, order: SendOrder, network: Network) -> pd.DataFrame:
-    """The events of one model's pass, columns as in `Timeline.events`."""
-    log = EventLog()
-    now = 0.0
-    scheduled = order.mode != "concurrent"
-    layers = len(work.dispatch)
-    for layer in range(layers):
-        out, back = (order.dispatch[layer], order.combine[layer]) if scheduled else (None, None)
-        now = log.compute("gate", layer, now, work.compute["gate"][layer])
-        now = log.network("dispatch", layer, now, all_to_all(order.mode, out, work.dispatch[layer], network))
-        now = log.compute("ffn", layer, now, work.compute["ffn"][layer])
-        now = log.network("combine", layer, now, all_to_all(order.mode, back, work.combine[layer], network))
-        now = log.compute("aggregate", layer, now, work.compute["aggregate"][layer])
-    if work.gather is not None:
-        log.network("all_gather", layers - 1, now, all_to_all("concurrent", None, work.gather, network))
+def sends_of_inference(plan: Plan, problem: Problem, before: Timeline, first: int, last: int) -> pd.DataFrame:
+    """The events of layers first … last with every send, columns as in `Timeline.events`. before: the layers before them."""
+    work, log = work_of(plan.placement, problem, plan.execution), EventLog()
+    log_model(log, work, plan.send_order, problem.network, range(first, last + 1), before.total)
     return log.frame()
+
+
+def log_model(
+    log: EventLog,
+    work: Work,
+    order: SendOrder,
+    network: Network,
+    layers: range,
+    now: float = 0.0,
+    stop: Stop = never,
+    advance: Advance = unwatched,
+) -> None:
+    """Log these layers of one model's pass, which start at `now` seconds."""
+    for layer, (dispatch, combine) in zip(layers, exchanges(work, order, network, layers, stop), strict=True):
+        now = log.compute("gate", layer, now, work.compute["gate"][layer])
+        now = log.network("dispatch", layer, now, dispatch)
+        now = log.compute("ffn", layer, now, work.compute["ffn"][layer])
+        now = log.network("combine", layer, now, combine)
+        now = log.compute("aggregate", layer, now, work.compute["aggregate"][layer])
+        if layer == len(work.dispatch) - 1 and work.gather is not None:
+            log.network("all_gather", layer, now, all_to_all("concurrent", None, work.gather, network, stop()))
+        advance((layer + 1 - layers.start) / len(layers))
 
 
 def bound_of_work(work: Work, network: Network) -> np.ndarray:

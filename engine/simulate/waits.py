@@ -16,13 +16,20 @@ def last_of_steps(events: pd.DataFrame) -> pd.DataFrame:
     return last.assign(seconds=np.diff(last["end"].to_numpy(), prepend=begin))
 
 
+def waited_for(src: np.ndarray, dst: np.ndarray, length: np.ndarray, last: tuple[int, int]) -> int:
+    """The GPU that all others wait for in an all-to-all that ends with a send of the pair `last`: the end whose sends, or
+    receipts, lasted longer, all lengths added (a port that others queue for or share); the sender where both lasted alike.
+
+    src, dst: int64[send]; length: float64[send] seconds
+    """
+    # A link has two directions, so what a GPU sends and what it receives count apart.
+    sent, received = length[src == last[0]].sum(), length[dst == last[1]].sum()
+    return int(last[1] if received > sent else last[0])
+
+
 def waits(timeline: Timeline) -> pd.DataFrame:
     """One row a step of a forward pass: `model`, `layer`, `kind`, `gpu` (which all others wait for) and `seconds`, which add
-    up to the timeline's total.
-
-    Of a send that ends last it is the end whose sends, or receipts, lasted longer in that step, all lengths added: a port
-    that others queue for or share. The sender where both lasted alike.
-    """
+    up to the timeline's total. Of a send that ends last, see `waited_for`; bundles have that GPU first."""
     events = timeline.events
     last = last_of_steps(events)
     gpu = last["resource"].to_numpy(copy=True)
@@ -32,9 +39,6 @@ def waits(timeline: Timeline) -> pd.DataFrame:
         if event.peer < 0:
             continue
         step = steps[event.model, event.layer, event.kind]
-        length = (step["end"] - step["start"]).to_numpy()
-        # A link has two directions, so what a GPU sends and what it receives count apart.
-        sender, receiver = (length[(step[end] == getattr(event, end)).to_numpy()].sum() for end in ("resource", "peer"))
-        if receiver > sender:
-            gpu[row] = event.peer
+        src, dst, start, end = (step[name].to_numpy() for name in ("resource", "peer", "start", "end"))
+        gpu[row] = waited_for(src, dst, end - start, (event.resource, event.peer))
     return last.assign(gpu=gpu)[[*STEP, "gpu", "seconds"]].reset_index(drop=True)

@@ -47,7 +47,7 @@ def compute_seconds(
     before, after: float64[layer, gpu], the tokens that a GPU gates and those that it aggregates.
     """
     cost, model = problem.cost, problem.model
-    tokens = np.einsum("lre,leg->lge", problem.demand, placement.share)
+    tokens = (problem.demand.sum(axis=1)[:, :, None] * placement.share).transpose(0, 2, 1)
     seconds = {kind: np.empty(before.shape) for kind in ("gate", "ffn", "aggregate")}
     for rank, gpu in enumerate(problem.cluster.gpus):
         seconds["gate"][:, rank] = cost.gate(gpu, before[:, rank], model)

@@ -80,6 +80,9 @@ def save_timeline(key: str, timeline: Timeline) -> None:
         "source": timeline.source,
         "cost_source": timeline.cost_source,
         "labels": timeline.labels,
+        "bundled": timeline.bundled,
+        "exact": timeline.exact,
+        "latest": timeline.latest,
     }
     columns = {name: timeline.events[name] for name in COLUMNS}
     for name in CATEGORIES:

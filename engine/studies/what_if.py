@@ -200,11 +200,8 @@ def least(plan: Plan, problem: Problem) -> Outlook:
 
 def _port_seconds(network: Network, traffic: np.ndarray) -> np.ndarray:
     """float64[gpu]: what the busiest port of every GPU needs for traffic (float64[src, dst] bytes, diagonal ignored)."""
-    src, dst = np.nonzero(np.where(np.eye(len(traffic), dtype=bool), 0.0, traffic))
-    out, into = network.ports(src, dst)
-    ports = 4 * network.gpus
-    moved = np.bincount(out, traffic[src, dst], ports) + np.bincount(into, traffic[src, dst], ports)
-    seconds = np.divide(moved, network.capacity, out=np.zeros(ports), where=moved > 0)
+    moved = network.moved(traffic)
+    seconds = np.divide(moved, network.capacity, out=np.zeros(len(moved)), where=moved > 0)
     return seconds.reshape(4, network.gpus).max(axis=0)
 
 

@@ -20,11 +20,11 @@ from engine.placement.grouped_assignment import assign_groups
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Stop
-from engine.simulate import simulate
 from engine.simulate.colocated import ExpertSeconds, layer_weight
+from engine.simulate.work import work_of
 from engine.systems.aurora_exclusive import EXCHANGES_PER_EXPERT, AuroraOptions, fixed_compute, instance_of_layer
 from engine.systems.base import Draft, Note, Notes, Report
-from engine.systems.pieces import phased_order, slots_of_gpu, spread_evenly, to_placement
+from engine.systems.pieces import Ordered, fastest_plan, phased_order, slots_of_gpu, spread_evenly, to_placement
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
     if stop():
         order = SendOrder(mode="concurrent")
         return Draft(placements[0], order, bound, cancelled=True, placement_b=placements[1], send_order_b=order)
-    orders, times = best_orders(placements, problem, options.order, stop, report)
+    ordered = best_orders(placements, problem, options.order, stop, report)
     notes: Notes = {
         "matching": Note(
             f"best pairs of bundles proven in {proven} of {layers} layers; exchanges of experts after it are "
@@ -81,35 +81,36 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
         ),
         "paper's method (decoupled), relative to ours": Note(papers / ours if ours else 1.0, "×"),
     }
-    notes |= {f"with {mode} order": Note(seconds, "s") for mode, seconds in times.items()}
     return Draft(
-        placements[0], orders[0], bound, notes, cancelled=stop(), placement_b=placements[1], send_order_b=orders[1]
+        placements[0],
+        ordered.order,
+        bound,
+        notes | ordered.notes,
+        cancelled=stop(),
+        placement_b=placements[1],
+        send_order_b=ordered.plan.send_order_b,
+        timeline=ordered.timeline,
     )
 
 
-def best_orders(
-    placements: list[Placement], problem: Problem, mode: str, stop: Stop, report: Report
-) -> tuple[list[SendOrder], dict[str, float]]:
-    """The send orders of both models and the simulated seconds of every mode that was tried."""
-    times, orders = {}, {}
-    for step, candidate in enumerate(("matched", "concurrent") if mode == "best" else (mode,)):
-        if times and stop():
-            break
-        report(0.8 + 0.1 * step, f"ordering sends: {candidate}", min(times.values(), default=None), None)
-        orders[candidate] = [
-            phased_order(placement, side, candidate, stop)
-            for placement, side in zip(placements, (problem, problem.second), strict=True)
-        ]
-        trial = Plan(
+def best_orders(placements: list[Placement], problem: Problem, mode: str, stop: Stop, report: Report) -> Ordered:
+    """The best send orders of both models, or those of the mode that is wanted."""
+    sides = list(zip(placements, (problem, problem.second), strict=True))
+
+    def plan_with(mode: str) -> Plan:
+        orders = [phased_order(placement, side, mode, stop) for placement, side in sides]
+        return Plan(
             name="trial",
             placement=placements[0],
-            send_order=orders[candidate][0],
+            send_order=orders[0],
             placement_b=placements[1],
-            send_order_b=orders[candidate][1],
+            send_order_b=orders[1],
             provenance=Provenance(optimiser=""),
         )
-        times[candidate] = simulate(trial, problem).total
-    return orders[min(times, key=times.get)], times
+
+    modes = ("matched", "concurrent") if mode == "best" else (mode,)
+    works = [work_of(placement, side) for placement, side in sides]
+    return fastest_plan(modes, plan_with, works, problem, stop, report)
 
 
 def layer_seconds(sides: list[Side], problem: Problem) -> Callable[[np.ndarray, np.ndarray], float]:

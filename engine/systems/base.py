@@ -50,7 +50,8 @@ def proof_of(result: Result) -> str:
 class Draft:
     """What a recipe hands back: the parts of a plan and a bound (None: only the send order was a choice).
 
-    notes: what the recipe found out that a person should read, such as the paper's own rule beside ours.
+    notes: what the recipe found out that a person should read, such as the paper's own rule beside ours; timeline: the
+    predicted one, where the recipe has simulated just these parts.
     """
 
     placement: Placement
@@ -65,6 +66,7 @@ class Draft:
     priority: Priority | None = None
     pipeline: Pipeline | None = None
     overlap: Overlap | None = None
+    timeline: Timeline | None = None
 
     def plan(self, name: str, provenance: Provenance) -> Plan:
         """The plan that these parts make."""
@@ -158,14 +160,16 @@ def run(
         inputs=input_digests(problem),
     )
     plan = draft.plan(system.title, provenance)
-    timeline = simulate(plan, problem)
+    timeline = draft.timeline or simulate(
+        plan, problem, stop, lambda share: report(share, "simulating the plan", None, None)
+    )
     objective = timeline.total
     bound = bound_of_plan(plan, problem) if draft.bound is None else draft.bound
     if bound > objective * (1 + 1e-6):
         raise AssertionError(f"{system.name}: the bound {bound} lies above the simulated time {objective}")
     bound = min(bound, objective)
     proven = Status.OPTIMAL if objective <= bound * (1 + 1e-9) else Status.FEASIBLE
-    status = Status.CANCELLED if draft.cancelled else proven
+    status = Status.CANCELLED if draft.cancelled or stop() else proven
     scope = "order" if draft.bound is None else "placement and order"
     if problem.goal is Goal.TRAINING:
         scope = "schedule"

@@ -53,7 +53,7 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
     placement = Placement.from_slots(
         result.solution, slots_of_gpu, problem.workload.num_experts, problem.model.moe_layers
     )
-    order, times = best_order(placement, problem, options.order, stop, report)
+    ordered = best_order(placement, problem, options.order, stop, report)
     notes: Notes = {
         "balancedness": Note(
             f"{digits(result.objective)} in the worst layer"
@@ -77,8 +77,7 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
             f"balancedness {digits(float(balancedness(greedy.solution, instance).min()))} in {greedy.runtime:.2g} s; "
             f"this one took {result.runtime:.2g} s"
         )
-    notes |= {f"with {mode} order": Note(seconds, "s") for mode, seconds in times.items()}
-    return Draft(placement, order, None, notes, cancelled=stop())
+    return Draft(placement, ordered.order, None, notes | ordered.notes, cancelled=stop(), timeline=ordered.timeline)
 
 
 def slots_per_gpu(problem: Problem, redundant: int, kind: str) -> np.ndarray:

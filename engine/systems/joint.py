@@ -71,9 +71,8 @@ def joint(problem: Problem, options: JointOptions, stop: Stop, report: Report) -
         return Draft(
             placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution="context-coherent"
         )
-    order, times = best_order(placement, problem, options.order, stop, report)
-    notes |= {f"with {mode} order": Note(seconds, "s") for mode, seconds in times.items()}
-    return Draft(placement, order, None, notes, cancelled=stop())
+    ordered = best_order(placement, problem, options.order, stop, report)
+    return Draft(placement, ordered.order, None, notes | ordered.notes, cancelled=stop(), timeline=ordered.timeline)
 
 
 def _in_the_worst(problem: Problem) -> str:

@@ -1,18 +1,21 @@
 """Whole plans: what one model's plan takes, and whether a timeline of two models keeps the rules."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 
 from engine.communication.steps import Steps
 from engine.errors import IllegalError
-from engine.network import Network
+from engine.network import Network, off_diagonal
 from engine.plan import Placement, Plan, Schedule
 from engine.problem import Problem
+from engine.simulate import simulate_layers
 from engine.simulate.flows import all_to_all
-from engine.timeline import Timeline
+from engine.timeline import STREAMS, Timeline
 from engine.validate.communication import check_flows, check_phases, check_relayed
-from engine.validate.schedules import Ports, Sends, between_nodes, node_ports
+from engine.validate.schedules import RELATIVE, Ports, Sends, between_nodes, node_ports
 
 
 def check_plan(plan: Plan, problem: Problem) -> float:
@@ -96,40 +99,78 @@ def _hops(placement: Placement, problem: Problem, layer: int, carrier: list[int]
 
 def check_timeline(timeline: Timeline, plan: Plan, problem: Problem) -> float:
     """Check the timeline of a plan of two models and return its seconds: every all-to-all carries its bytes once, no port
-    and no GPU does two things' worth at a time, and nothing starts before what feeds it has ended."""
-    events, network = timeline.events, problem.network
+    and no GPU does two things' worth at a time, and nothing starts before what feeds it has ended.
+
+    Of a timeline with bundles every layer is simulated again send by send, and its bundles must be those sends.
+    """
     slack = 1e-9 * timeline.total
-    spans = events.groupby(["model", "layer", "kind"], observed=True).agg(start=("start", "min"), end=("end", "max"))
-    steps = ("gate", "dispatch", "ffn", "combine", "aggregate")
-    for model, (placement, model_problem) in enumerate(((plan.placement, problem), (plan.placement_b, problem.second))):
-        for layer in range(placement.layers):
-            for earlier, later in pairwise(steps):
-                pair = [(model, layer, step) for step in (earlier, later)]
-                if all(key in spans.index for key in pair) and (
-                    spans.loc[pair[1], "start"] < spans.loc[pair[0], "end"] - slack
-                ):
-                    raise IllegalError(f"model {model}, layer {layer}: {later} starts before {earlier} has ended")
-            traffic = _traffic(placement, model_problem, layer)
-            for kind, wanted in (("dispatch", traffic), ("combine", traffic.T)):
-                sends = events[(events["model"] == model) & (events["layer"] == layer) & (events["kind"] == kind)]
-                moved = np.zeros_like(wanted)
-                np.add.at(moved, (sends["resource"].to_numpy(int), sends["peer"].to_numpy(int)), sends["bytes"])
-                if np.abs(moved - wanted * (1 - np.eye(len(wanted)))).max() > 1e-6 * max(wanted.max(), 1):
-                    raise IllegalError(f"model {model}, layer {layer}: {kind} does not carry its bytes")
-            ffn = events[(events["model"] == model) & (events["layer"] == layer) & (events["kind"] == "ffn")]
-            took = np.zeros(network.gpus)
-            np.add.at(took, ffn["resource"].to_numpy(int), (ffn["end"] - ffn["start"]).to_numpy())
-            if (
-                np.abs(took - problem.cost.together(_ffn_seconds(placement, model_problem, layer))).max()
-                > slack + 1e-12
-            ):
-                raise IllegalError(f"model {model}, layer {layer}: an FFN takes other than its time")
-    for gpu in range(network.gpus):
-        lane = events[(events["stream"] == "compute") & (events["resource"] == gpu)].sort_values("start")
-        if np.any(lane["start"].to_numpy()[1:] < lane["end"].to_numpy()[:-1] - slack):
-            raise IllegalError(f"GPU {gpu} computes two things at once")
-    _check_ports(events[events["stream"] == "network"], network)
+    parts = ((plan.placement, problem), (plan.placement_b, problem.second))
+    _check_lanes(timeline, slack)
+    used_until = 0.0
+    for layer in range(plan.placement.layers):
+        whole = simulate_layers(plan, problem, timeline, layer, layer)
+        if timeline.bundled:
+            _check_bundles(timeline.layers(layer, layer), whole, layer, slack)
+        for model, (placement, model_problem) in enumerate(parts):
+            events = whole.events[whole.events["model"] == model]
+            _check_steps(events, layer, placement, model_problem, f"model {model}, layer {layer}", slack)
+        sends = whole.events[whole.events["stream"] == "network"]
+        if (sends["start"] < used_until - slack).any():
+            raise IllegalError(f"layer {layer} sends before the layer before it has received everything")
+        used_until = max(used_until, sends["end"].max()) if len(sends) else used_until
+        _check_ports(sends, problem.network)
     return timeline.total
+
+
+def _check_lanes(timeline: Timeline, slack: float) -> None:
+    computed = timeline.events[timeline.events["stream"] == "compute"].sort_values(["resource", "start"])
+    gpu, start, end = (computed[name].to_numpy() for name in ("resource", "start", "end"))
+    early = (gpu[1:] == gpu[:-1]) & (start[1:] < end[:-1] - slack)
+    if early.any():
+        raise IllegalError(f"GPU {gpu[1:][early][0]} computes two things at once")
+
+
+def _check_bundles(bundles: Timeline, whole: Timeline, layer: int, slack: float) -> None:
+    """Every step of a layer takes place when its own sends do, occupies every GPU as long, and sends as much from it."""
+    steps = [dict(iter(timeline.events.groupby(["model", "kind"], observed=True))) for timeline in (bundles, whole)]
+    if set(steps[0]) != set(steps[1]):
+        raise IllegalError(f"layer {layer} has other steps than its sends")
+    for (model, kind), events in steps[0].items():
+        pair = [replace(whole, events=part) for part in (events, steps[1][model, kind])]
+        begin, end = (
+            [step.events[name].agg(pick) for step in pair] for name, pick in (("start", "min"), ("end", "max"))
+        )
+        busy = [sum(step.busy(stream) for stream in STREAMS) for step in pair]
+        sent = [np.bincount(step.events["resource"], step.events["bytes"], len(whole.resources)) for step in pair]
+        late = max(abs(begin[0] - begin[1]), abs(end[0] - end[1]), np.abs(busy[0] - busy[1]).max())
+        if late > slack or np.abs(sent[0] - sent[1]).max() > RELATIVE * sent[1].max():
+            raise IllegalError(f"model {model}, layer {layer}: the bundles of {kind} are not its sends")
+
+
+def _check_steps(
+    events: pd.DataFrame, layer: int, placement: Placement, problem: Problem, where: str, slack: float
+) -> None:
+    """One model's part of a layer: its steps in order, its bytes, and the seconds of its experts."""
+    step_of = dict(iter(events.groupby("kind", observed=True)))
+    steps = [kind for kind in ("gate", "dispatch", "ffn", "combine", "aggregate") if kind in step_of]
+    for earlier, later in pairwise(steps):
+        if step_of[later]["start"].min() < step_of[earlier]["end"].max() - slack:
+            raise IllegalError(f"{where}: {later} starts before {earlier} has ended")
+    traffic = _traffic(placement, problem, layer)
+    for kind, wanted in (("dispatch", traffic), ("combine", traffic.T)):
+        moved = np.zeros_like(wanted)
+        if kind in step_of:
+            sends = step_of[kind]
+            np.add.at(moved, (sends["resource"].to_numpy(int), sends["peer"].to_numpy(int)), sends["bytes"])
+        if np.abs(moved - off_diagonal(wanted)).max() > 1e-6 * max(wanted.max(), 1):
+            raise IllegalError(f"{where}: {kind} does not carry its bytes")
+    took = np.zeros(problem.network.gpus)
+    if "ffn" in step_of:
+        ffn = step_of["ffn"]
+        np.add.at(took, ffn["resource"].to_numpy(int), (ffn["end"] - ffn["start"]).to_numpy())
+    wanted = problem.cost.together(_ffn_seconds(placement, problem, layer))
+    if np.abs(took - wanted).max() > slack + 1e-12:
+        raise IllegalError(f"{where}: an FFN takes other than its time")
 
 
 def _check_ports(sends, network: Network) -> None:

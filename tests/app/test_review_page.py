@@ -12,6 +12,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.charts import review as charts
+from app.charts.lanes import fewer_lanes
 from app.launch import notes
 from app.review import store as review_store
 from app.review.brief import brief_of, risk_in_words, with_risks
@@ -411,7 +412,7 @@ def test_of_many_gpus_those_are_drawn_that_the_others_wait_for(app: AppTest, pro
     )
     problem = make_problem(problem.workload, many, problem.model, Datasheet())
     whole = run(SYSTEMS["linear"], problem, {}).timeline
-    part, kept = charts.fewer_lanes(whole, 2, 3)
+    part, kept = fewer_lanes(whole, 2, 3, charts.MOST_GPUS)
     assert kept == charts.MOST_GPUS and len(part.resources) == 40 and sorted(part.resources) == sorted(whole.resources)
     lanes = [whole.resources.index(name) for name in part.resources]
     was = whole.events.loc[part.events.index]
@@ -428,7 +429,7 @@ def test_of_many_gpus_those_are_drawn_that_the_others_wait_for(app: AppTest, pro
     figure = charts.timelines({"a": whole, "b": whole}, (2, 3))
     assert "16 of 40 GPUs" in figure.layout.title.text and figure.layout.height < 1200
     small = simulate(app.plans[0], problem_of(app))
-    assert charts.fewer_lanes(small, 0, 1) == (small, 8)
+    assert fewer_lanes(small, 0, 1, charts.MOST_GPUS) == (small, 8)
 
 
 def test_the_difference_of_two_placements() -> None:

@@ -247,13 +247,16 @@ def test_matched_order_on_equal_ports_meets_the_bound_of_every_order(problem):
 def test_best_order_is_the_best_of_those_tried(problem):
     outcome = outcome_of("aurora", problem)
     tried = {about: note.value for about, note in outcome.notes.items() if about.startswith("with ")}
-    assert outcome.result.objective == min(tried.values())
+    assert outcome.result.objective == min(value for value in tried.values() if not isinstance(value, str))
     for mode in ("matched", "shared", "concurrent"):
         label = f"with {mode} order"
         if label in tried:
             order = phased_order(outcome.result.solution.placement, problem, mode, lambda: False)
             again = simulate(plan_of(outcome.result.solution.placement, order), problem).total
-            assert tried[label] == pytest.approx(again, rel=1e-12)
+            if isinstance(tried[label], str):  # ruled out by its bound
+                assert again > outcome.result.objective
+            else:
+                assert tried[label] == pytest.approx(again, rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(12))

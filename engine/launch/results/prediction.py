@@ -1,5 +1,7 @@
 """What a launch should have taken: the simulation of exactly what its ranks ran, with costs measured on their machine."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
@@ -49,7 +51,8 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
         second = Problem(launch.workloads[1], here, instructions.model_b, cost)
     timeline = simulate(plan, Problem(launch.workloads[0], here, instructions.model, cost, second))
     events = timeline.events if second else with_meetings(timeline.events, *(gap for _, gap in measured["meetings"]))
-    return Timeline(events, names, timeline.source, f"{AlphaBeta(profile).source}; {links.text}")
+    source = f"{AlphaBeta(profile).source}; {links.text}"
+    return replace(timeline, events=events, resources=names, cost_source=source)
 
 
 def _predict_step(launch: PreparedLaunch, plan: Plan, profile: CostProfile) -> Timeline:

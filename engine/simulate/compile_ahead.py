@@ -1,0 +1,25 @@
+"""Compile the simulation, so that nobody waits for it later: `python -m engine.simulate.compile_ahead`, once after installing.
+
+The machine code is kept beside the sources, or where those cannot be written in the cache folder of the user (numba's rule),
+and is compiled anew when a source changes.
+"""
+
+import numpy as np
+
+from engine.network import Network
+from engine.plan import Schedule
+from engine.simulate import flows
+
+
+def compile_ahead() -> None:
+    """Run every compiled function once, with the types that it always has."""
+    gpus = 64  # enough sends for windows
+    alike, nothing = np.ones(gpus), np.zeros(gpus)
+    network = Network(alike, alike, nothing, np.arange(gpus), 0.0, nothing)
+    flows.all_to_all("concurrent", None, np.ones((gpus, gpus)), network)
+    in_turn = Schedule(src=(0, 0), dst=(1, 2), bytes=(1.0, 1.0), phase=(0, 0))
+    flows.all_to_all("sequential", in_turn, np.eye(gpus, k=1) + np.eye(gpus, k=2), network)
+
+
+if __name__ == "__main__":
+    compile_ahead()

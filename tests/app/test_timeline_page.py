@@ -1,0 +1,123 @@
+"""The Timeline page of plans with more sends than can be drawn: bundles, and the sends of a chosen layer and GPUs."""
+
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+from app.charts import gantt, lanes
+from engine.catalogue import cluster_presets
+from engine.costs import Datasheet
+from engine.problem import make_problem
+from engine.simulate import events, simulate, simulate_layers
+from engine.systems import SYSTEMS, run
+from engine.timeline import Timeline
+from engine.workload import RoutingTrace
+from tests.app.test_launch_page import MAIN, problem_of, session_with_plans
+from tests.app.test_pages import visit
+from tests.strategies import make_model
+
+pytestmark = pytest.mark.slow
+
+LAYERS = 40
+
+
+@pytest.fixture
+def app(own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    """The sample with two plans on the Timeline page, simulated with bundles."""
+    token, plans = session_with_plans(own_data_folder, 0)
+    st.cache_resource.clear()  # other tests have simulated the same plans
+    monkeypatch.setattr(events, "MOST_SENDS", 0)
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    app.query_params["session"] = token
+    app.plans = plans
+    yield visit(app, "timeline")
+    st.cache_resource.clear()
+
+
+def drawn(app: AppTest) -> list[dict]:
+    """The Gantt charts on the page."""
+    specs = [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
+    return [spec for spec in specs if any(trace.get("name") == "Critical path" for trace in spec["data"])]
+
+
+def bars(spec: dict) -> list[str]:
+    """What hovering the bars of a chart says."""
+    return [text for trace in spec["data"] if trace["type"] == "bar" for text in trace["customdata"]]
+
+
+def test_bundles_are_drawn_and_sends_once_a_layer_and_gpus_are_chosen(app: AppTest) -> None:
+    problem, plan = problem_of(app), app.plans[0]
+    (overview,) = drawn(app)
+    assert " → " not in "".join(bars(overview)) and any("GPU 0 sends" in text for text in bars(overview))
+    assert "without a gap" in " ".join(caption.value for caption in app.caption)
+    app.toggle[0].set_value(True).run()
+    assert not app.exception
+    next(slider for slider in app.slider if slider.label == "MoE layer").set_value(3).run()
+    next(choice for choice in app.multiselect if choice.label == "GPUs").set_value([5, 2]).run()
+    assert not app.exception
+    chosen = drawn(app)[-1]
+    sends = [text for text in bars(chosen) if " → " in text]
+    layer = simulate_layers(plan, problem, simulate(plan, problem), 3, 3).events
+    wanted = layer[layer["resource"].isin([2, 5]) & (layer["peer"] >= 0)]
+    assert len(sends) == len(wanted) and len(bars(chosen)) == layer["resource"].isin([2, 5]).sum()
+    pairs = zip(wanted["resource"], wanted["peer"], strict=True)
+    assert sorted(text.split("<br>")[1].split(" · ")[0] for text in sends) == sorted(
+        f"GPU {src} → GPU {dst}" for src, dst in pairs
+    )
+    assert "send by send, on 2 of 8 GPUs" in chosen["layout"]["title"]["text"]
+
+
+@pytest.fixture(scope="module")
+def large() -> tuple[Timeline, Timeline]:
+    """40 layers on 48 GPUs, with bundles and with every send."""
+    cluster = cluster_presets()["mixed-8"].cluster
+    nodes = tuple(
+        node.model_copy(update={"name": f"{node.name} {turn}"}) for turn, node in product(range(6), cluster.nodes)
+    )
+    cluster = cluster.model_copy(update={"nodes": nodes})
+    gpus = len(cluster.gpus)
+    experts = np.random.default_rng(2).integers(0, gpus, (2000, LAYERS, 1)).astype(np.int16)
+    problem = make_problem(RoutingTrace("log", experts, gpus), cluster, make_model(LAYERS, gpus), Datasheet())
+    plan = run(SYSTEMS["linear"], problem).result.solution
+    whole = simulate(plan, problem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(events, "MOST_SENDS", 0)
+        return simulate(plan, problem), whole
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, LAYERS - 1), (7, 9), (5, 5)])
+def test_never_more_bars_than_a_browser_can_draw(large, first: int, last: int) -> None:
+    shown = {f"plan {number}": large[0] for number in range(3)}
+    layers = lanes.drawable(shown, first, last, 32)
+    assert layers[0] == first <= layers[1] <= last
+    parts = {name: lanes.fewer_lanes(timeline, *layers, 32) for name, timeline in shown.items()}
+    count = max(kept for _, kept in parts.values())
+    figure = gantt.gantt({name: part for name, (part, _) in parts.items()}, *layers, "title", lanes=count)
+    assert 0 < sum(len(trace.x) for trace in figure.data if trace.type == "bar") <= gantt.MOST_BARS
+    assert figure.layout.height == (26 * count + 60) * 3 + 110
+
+
+def test_of_chosen_gpus_every_send_is_drawn_under_their_own_names(large) -> None:
+    whole = replace(large[1], events=large[1].layers(4, 4).events)
+    part, count = lanes.only(whole, [3, 40])
+    assert count == 2 and part.resources[:2] == (whole.resources[3], whole.resources[40])
+    assert sorted(part.resources) == sorted(whole.resources)
+    named = [
+        [(timeline.resources[event.resource], timeline.resources[event.peer]) for event in own.itertuples()]
+        for timeline, own in ((part, part.events), (whole, whole.events[whole.events["resource"].isin([3, 40])]))
+    ]
+    assert named[0] == named[1] and len(named[0]) > 10
+
+
+@pytest.mark.parametrize("gpus", [8, 64, 320, 1024])
+@pytest.mark.parametrize("models", [1, 2])
+def test_the_sends_of_so_many_gpus_can_be_drawn(gpus: int, models: int) -> None:
+    count = lanes.gpus_with_sends(gpus, models)
+    assert count >= 1 and (count == 1 or count * models * (2 * (gpus - 1) + 3) <= gantt.MOST_BARS)
+    assert (count + 1) * models * (2 * (gpus - 1) + 3) > gantt.MOST_BARS

@@ -1,0 +1,186 @@
+"""Sends folded into bundles lose nothing that a figure needs, and the sends of a layer come back as they were."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from engine.plan import Plan, SendOrder
+from engine.problem import Problem
+from engine.result import Provenance
+from engine.simulate import events, simulate, simulate_layers
+from engine.simulate.metrics import metrics
+from engine.simulate.waits import waits
+from engine.store import load_timeline, save_timeline
+from engine.studies.what_if import outlook
+from engine.systems import SYSTEMS, run
+from engine.timeline import Timeline, unions
+from engine.validate import IllegalError, check_timeline
+from tests.simulate.test_inference import planned
+from tests.strategies import placements, problems, seeds
+from tests.systems.test_colocated import pair_of_samples, planned_pairs
+
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def bundling() -> Iterator[None]:
+    """However few sends there are."""
+    with mock.patch.object(events, "MOST_SENDS", -1):
+        yield
+
+
+@st.composite
+def coherent(draw) -> tuple[Plan, Problem]:
+    """A pass that ends with an all-gather."""
+    problem = draw(problems())
+    sizes = (problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus))
+    placement = draw(placements(*sizes, replicas=False))
+    order, provenance = SendOrder(mode="concurrent"), Provenance(optimiser="test")
+    execution = "context-coherent"
+    return Plan(name="test", placement=placement, send_order=order, execution=execution, provenance=provenance), problem
+
+
+cases = st.one_of(planned(), coherent(), planned_pairs())
+
+
+def both(plan: Plan, problem: Problem) -> tuple[Timeline, Timeline]:
+    """The timeline with every send, and with bundles."""
+    whole = simulate(plan, problem)
+    with bundling():
+        return whole, simulate(plan, problem)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases)
+def test_no_figure_tells_bundles_from_sends(case):
+    whole, folded = both(*case)
+    assert folded.bundled and not whole.bundled and (folded.events["peer"] == -1).all()
+    for stream in ("compute", "network"):
+        assert folded.busy(stream).tolist() == whole.busy(stream).tolist()
+    for figure in ("total", "utilisation", "overlap"):
+        assert getattr(folded, figure) == getattr(whole, figure)
+    for figure in ("seconds_of_kind", "exposed_communication", "decomposition", "busy_of_kind"):
+        assert getattr(folded, figure)() == getattr(whole, figure)()
+    assert metrics(*case, folded) == metrics(*case, whole)
+    pd.testing.assert_frame_equal(waits(folded), waits(whole), check_exact=True)
+    with bundling():
+        quick = outlook(*case)
+    slow = outlook(*case)
+    assert quick.layers.tolist() == slow.layers.tolist() and quick.parts == slow.parts
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases)
+def test_a_bundle_is_a_stretch_without_a_gap_and_bytes_are_kept(case):
+    whole, folded = both(*case)
+    keys, gpus = ["model", "layer", "kind"], len(whole.resources)
+    sends = whole.events[whole.events["stream"] == "network"]
+    bundles = folded.events[folded.events["stream"] == "network"]
+    steps = dict(iter(bundles.groupby(keys, observed=True)))
+    for key, own in sends.groupby(keys, observed=True):
+        for gpu in range(gpus):
+            mine = steps[key][steps[key]["resource"] == gpu].sort_values("start")
+            at_gpu = own[(own["resource"] == gpu) | (own["peer"] == gpu)]
+            assert mine["bytes"].sum() == pytest.approx(at_gpu.loc[at_gpu["resource"] == gpu, "bytes"].sum())
+            assert (mine["start"].to_numpy()[1:] > mine["end"].to_numpy()[:-1]).all()
+            inside = [((mine["start"] <= send.start) & (mine["end"] >= send.end)).sum() for send in at_gpu.itertuples()]
+            assert set(inside) <= {1} and len(mine) <= len(at_gpu)
+            edges = {*at_gpu["start"], *at_gpu["end"]}
+            assert edges >= {*mine["start"], *mine["end"]}
+        if case[0].send_order.mode == "concurrent" and case[0].placement_b is None:
+            assert len(steps[key]) == steps[key]["resource"].nunique()
+    assert len(steps) == sends.groupby(keys, observed=True).ngroups
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases, st.data())
+def test_the_sends_of_chosen_layers_are_those_of_the_whole(case, data):
+    plan, problem = case
+    whole, folded = both(plan, problem)
+    layers = problem.workload.layers
+    first = data.draw(st.integers(0, layers - 1))
+    last = data.draw(st.integers(first, layers - 1))
+    wanted, again = whole.layers(first, last), simulate_layers(plan, problem, folded, first, last)
+    assert not again.bundled and again.resources == whole.resources
+    pd.testing.assert_frame_equal(
+        simulate_layers(plan, problem, whole, first, last).events, wanted.events, check_exact=True
+    )
+    pd.testing.assert_frame_equal(
+        again.events, wanted.events, rtol=1e-12, atol=1e-15, check_dtype=len(wanted.events) > 0
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(planned_pairs())
+def test_bundles_of_two_models_are_checked_send_by_send(case):
+    _, folded = both(*case)
+    assert check_timeline(folded, *case) == folded.total
+
+
+@pytest.mark.parametrize("change", ["late", "lost", "short", "missing"])
+def test_bundles_that_are_not_the_sends_are_noticed(change):
+    problem = pair_of_samples()
+    plan = run(SYSTEMS["linear"], problem).result.solution
+    _, folded = both(plan, problem)
+    check_timeline(folded, plan, problem)
+    table = folded.events.copy()
+    row = table.index[(table["kind"] == "dispatch") & (table["layer"] == 1)][1]
+    if change == "late":
+        table.loc[row, ["start", "end"]] += 0.01 * folded.total
+    elif change == "lost":
+        table.loc[row, "bytes"] *= 0.5
+    elif change == "short":
+        table.loc[row, "end"] = table.loc[row, "start"] + 0.5 * (table.loc[row, "end"] - table.loc[row, "start"])
+    else:
+        table = table.drop(index=row)
+    with pytest.raises(IllegalError, match="the bundles of dispatch are not its sends"):
+        check_timeline(replace(folded, events=table), plan, problem)
+
+
+def test_bundles_begin_above_a_stated_number_of_pairs():
+    problem = pair_of_samples()
+    plan = run(SYSTEMS["linear"], problem).result.solution
+    pairs = int((simulate(plan, problem).events["stream"] == "network").sum())
+    with mock.patch.object(events, "MOST_SENDS", pairs):
+        assert not simulate(plan, problem).bundled
+    with mock.patch.object(events, "MOST_SENDS", pairs - 1):
+        assert simulate(plan, problem).bundled
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases)
+def test_timelines_with_bundles_survive_json_and_the_data_folder(case):
+    _, folded = both(*case)
+    assume(len(folded.events))
+    save_timeline("b" * 64, folded)
+    for again in (Timeline.from_dict(json.loads(json.dumps(folded.to_dict()))), load_timeline("b" * 64)):
+        assert again.bundled
+        pd.testing.assert_frame_equal(again.events, folded.events, check_dtype=False)
+    assert "bundled" not in simulate(*case).to_dict()
+
+
+@settings(max_examples=200, deadline=None)
+@given(seeds, st.integers(0, 40), st.integers(1, 5))
+def test_unions_are_those_of_every_lane_on_its_own(seed, count, lanes):
+    rng = np.random.default_rng(seed)
+    start = rng.integers(0, 30, count).astype(float)  # many that touch or start together
+    spans, lane = np.column_stack([start, start + rng.integers(0, 6, count)]), rng.integers(0, lanes, count)
+    intervals, whose, place = unions(spans, lane)
+    for number in range(lanes):
+        merged: list[list[float]] = []
+        for begin, end in sorted(spans[lane == number].tolist()):
+            if merged and begin <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], end)
+            else:
+                merged.append([begin, end])
+        assert intervals[whose == number].tolist() == merged
+    assert (whose[place] == lane).all()
+    assert (intervals[place, 0] <= spans[:, 0]).all() and (intervals[place, 1] >= spans[:, 1]).all()
