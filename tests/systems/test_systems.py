@@ -21,9 +21,10 @@ from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Status
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
+from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.systems.aurora_exclusive import instance_of_layer
-from engine.systems.pieces import phased_order, slots_of_gpu, spread_evenly, to_placement
+from engine.systems.pieces import least_seconds, phased_order, slots_of_gpu, spread_evenly, to_placement
 from engine.validate import check_assignment, check_plan
 from engine.workload import RoutingTrace
 from tests.strategies import make_gpu, make_model, planned_or_skipped, problems, seeds
@@ -370,6 +371,17 @@ def test_gpus_with_links_send_for_the_one_that_has_much_to_send():
     sent = [times[mode].seconds_of_kind()["dispatch"] for mode in times]
     assert 1.8 < sent[0] / sent[1] <= 2
     assert check_plan(plan, problem) == pytest.approx(outcome.timeline.total)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), seeds, st.sampled_from(("matched", "shared", "two-tier", "concurrent")))
+def test_no_order_of_a_mode_beats_what_it_is_left_out_by(problem, seed, mode):
+    gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
+    homes = np.random.default_rng(seed).integers(0, gpus, (problem.workload.layers, experts))
+    placement = to_placement(homes, problem)
+    order = phased_order(placement, problem, mode, lambda: False)
+    least = least_seconds([work_of(placement, problem)], problem.network, mode)
+    assert least <= simulate(plan_of(placement, order), problem).total * (1 + 1e-7)
 
 
 def test_two_tiers_are_tried_only_where_gpus_can_relay():
