@@ -51,6 +51,18 @@ class Network:
         same = self.node[:, None] == self.node[None, :]
         return same & (self.link > 0)[:, None] & (self.link > 0)[None, :]
 
+    @cached_property
+    def domain(self) -> np.ndarray:
+        """int64[gpu]: the scale-up domain of every GPU, named by its first one: the GPUs of a node with links of its own. A
+        GPU without links is alone in its own."""
+        return np.where(self.link > 0, self.linked.argmax(axis=1), np.arange(self.gpus))
+
+    @property
+    def direct(self) -> bool:
+        """Whether no GPU can relay for another: there are no links, or no other domain to send to."""
+        domains = len(np.unique(self.domain))
+        return domains in (1, self.gpus)
+
     def start_up(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """float64[send]: latency of a send."""
         return np.where(self.linked[src, dst], self.link_latency[src], self.latency).astype(np.float64)
@@ -72,6 +84,37 @@ class Network:
         busy = moved > 0
         return float((moved[busy] / self.capacity[busy]).max(initial=0.0))
 
+    def relayed_seconds(self, traffic: np.ndarray) -> float:
+        """Seconds that no all-to-all of this traffic (float64[src, dst] bytes) can undercut, latency left out, even when GPUs
+        of a scale-up domain relay for each other (see `engine.communication.two_tier`).
+
+        All that leaves (enters) a domain crosses its own ports, which together carry the sum of their rates. All that leaves
+        (enters) a GPU crosses its port or its links, and what stays in the domain the links alone.
+        """
+        domain = self.domain
+        inside = domain[:, None] == domain[None, :]
+        moved = off_diagonal(traffic)
+        seconds = [0.0]
+        for axis, rate in ((1, self.send), (0, self.receive)):
+            local, away = np.where(inside, moved, 0.0).sum(axis=axis), np.where(inside, 0.0, moved).sum(axis=axis)
+            ports = np.bincount(domain, rate)
+            seconds.append((np.bincount(domain, away)[ports > 0] / ports[ports > 0]).max(initial=0.0))
+            seconds.append(((local + away) / (self.link + rate)).max(initial=0.0))
+            seconds.append((local[local > 0] / self.link[local > 0]).max(initial=0.0))
+        return float(max(seconds))
+
+    def relayed_bound(self, traffic: np.ndarray) -> float:
+        """Seconds below which no all-to-all of this traffic (float64[src, dst] bytes) can end, whoever relays for whom, one
+        start-up included. Never above `bound`, and the same without links."""
+        moved = off_diagonal(traffic)
+        src, dst = np.nonzero(moved)
+        if not len(src):
+            return 0.0
+        # What leaves a GPU for another node may begin with a hop over its links.
+        relays = (self.linked.sum(axis=1) > 1) & ((moved.sum(axis=0) + moved.sum(axis=1)) > 0)
+        quickest = np.append(self.start_up(src, dst), self.link_latency[relays]).min()
+        return self.relayed_seconds(traffic) + float(quickest)
+
     def moved(self, traffic: np.ndarray) -> np.ndarray:
         """float64[4·gpu] bytes that an all-to-all of this traffic (float64[src, dst] bytes, diagonal ignored) moves through
         every port, as in `capacity`."""
@@ -80,7 +123,8 @@ class Network:
         return np.concatenate([matrix.sum(axis=axis) for matrix in (fabric, link) for axis in (1, 0)])
 
     def bound(self, traffic: np.ndarray) -> float:
-        """Seconds below which no all-to-all of this traffic (float64[src, dst] bytes) can end, one start-up included."""
+        """Seconds below which no all-to-all of this traffic (float64[src, dst] bytes) can end in which every byte goes straight
+        to its receiver, one start-up included."""
         moved = self.moved(traffic)
         busy = np.flatnonzero(moved)
         if not len(busy):

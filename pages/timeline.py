@@ -72,7 +72,8 @@ with st.container(horizontal=True, gap="large"):
     st.metric(
         "Bound for this placement",
         units.seconds(figures.order_bound),
-        help="no order of sends can be faster: every all-to-all at the time of its busiest port",
+        help="no order can be faster in which bytes go straight to their receivers (in a two-tier order: over relays of their "
+        "node): every all-to-all at the time of its busiest port",
     )
     if figures.bound is not None and plan.claim.scope != "order":
         st.metric(

@@ -10,6 +10,8 @@ from engine.units import seconds, size
 ORDERS = {
     "matched": "in {phases} phases a layer: in each, a GPU sends to at most one other and receives from at most one",
     "shared": "in {phases} phases a layer: in each, a GPU serves several others at once, each at a constant rate",
+    "two-tier": "in {phases} phases a layer: in each, a node sends to at most one other over all its ports, and its GPUs relay "
+    "for each other over their links",
     "sequential": "one after another: every GPU works through its own list of receivers",
     "concurrent": "all at once, a plain all-to-all",
 }

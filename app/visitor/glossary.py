@@ -167,6 +167,12 @@ TERMS = {
     "traffic matrix": Term(
         "Bytes that every GPU sends to every other one in an all-to-all.", "Aurora §3, §4.2", ("traffic matrices",)
     ),
+    "two-tier order": Term(
+        "Sends in phases in which each node sends to one other over all its ports at once. Its GPUs balance the bytes over "
+        "their links before, and spread them after.",
+        "FAST, NSDI'26",
+        ("two-tier",),
+    ),
     "weight gradient": Term(
         "dW, what training changes a layer's weights by. Nothing waits for it before the update, so it can be computed while "
         "an all-to-all runs.",
@@ -198,6 +204,7 @@ PAGES = {
         "REC",
         "matched order",
         "shared order",
+        "two-tier order",
         "context-coherent",
         "colocation",
         "bound",

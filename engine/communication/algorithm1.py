@@ -39,7 +39,12 @@ def algorithm1(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> Re
     schedule = matched_schedule(traffic, send, receive, _phases(seconds, _first_fit(seconds, SLIVER * bound), bound))
     provenance = Provenance(optimiser="order/algorithm1", versions=library_versions())
     return Result(
-        status_of(schedule, bound), schedule.makespan, bound, time.perf_counter() - started, schedule, provenance
+        status_of(schedule.makespan, bound),
+        schedule.makespan,
+        bound,
+        time.perf_counter() - started,
+        schedule,
+        provenance,
     )
 
 

@@ -72,7 +72,7 @@ def order(
         bound = matched_bound(traffic, send, receive)
         phases, stopped = _critical_steps(pair_seconds(traffic, send, receive), stop)
         schedule = matched_schedule(traffic, send, receive, phases)
-        status = Status.CANCELLED if stopped else status_of(schedule, bound)
+        status = Status.CANCELLED if stopped else status_of(schedule.makespan, bound)
     else:
         raise InputError(f'mode must be "matched" or "shared", not {mode!r}')
     provenance = Provenance(optimiser=f"order/{mode}", versions=library_versions())
@@ -213,6 +213,6 @@ def as_schedule(
     )
 
 
-def status_of(schedule: Schedule, bound: float) -> Status:
+def status_of(makespan: float, bound: float) -> Status:
     """OPTIMAL when the makespan is the bound to within rounding, else FEASIBLE."""
-    return Status.OPTIMAL if schedule.makespan <= bound * (1 + MEETS) else Status.FEASIBLE
+    return Status.OPTIMAL if makespan <= bound * (1 + MEETS) else Status.FEASIBLE

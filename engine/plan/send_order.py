@@ -38,7 +38,7 @@ class Schedule(Frozen):
         return float(sum(self.duration))
 
 
-OrderMode = Literal["matched", "shared", "sequential", "concurrent"]
+OrderMode = Literal["matched", "shared", "two-tier", "sequential", "concurrent"]
 
 
 class SendOrder(Frozen):
@@ -47,6 +47,10 @@ class SendOrder(Frozen):
     matched: phases in which a GPU sends to at most one peer and receives from at most one (over the fabric; the links
         inside a node are a second network with a matching of their own)
     shared: phases in which a GPU serves several peers at once, each at a constant rate
+    two-tier: phases in which a node with links of its own sends to at most one other and receives from at most one, over all
+        its ports side by side; its GPUs relay for each other over the links. src and dst of the schedules are such nodes, each
+        named by its first GPU, or single GPUs without links; what GPUs do follows (see `engine.communication.steps`), and what
+        stays in a node is not listed
     sequential: every sender sends to one peer after another and receivers share their bandwidth (RCS, SJF)
     concurrent: everything at once (a plain all-to-all); needs no schedules
     """
@@ -63,7 +67,7 @@ class SendOrder(Frozen):
             raise ValueError("a concurrent order has no schedules")
         if self.mode != "concurrent" and not self.dispatch:
             raise ValueError(f"a {self.mode} order needs a schedule for every MoE layer")
-        if self.mode in ("matched", "shared") and any(
+        if self.mode in ("matched", "shared", "two-tier") and any(
             schedule.src and not schedule.duration for schedule in self.dispatch + self.combine
         ):
             raise ValueError(f"a {self.mode} order needs the duration of every phase")

@@ -85,8 +85,8 @@ def colocated_timeline(
     """The events of two models on one cluster, with the columns of `Timeline.events`; `model` is 0 for a, 1 for b.
 
     log: what collects them; stretch: the layers that are simulated (None: all), on GPUs that are free from float64[gpu]
-    `free` seconds on (None: 0). Both models must have as many layers. Raises InputError for a shared order, which two models
-    cannot follow (see `Fabric.release`).
+    `free` seconds on (None: 0). Both models must have as many layers. Raises InputError for a shared or a two-tier order,
+    which two models cannot follow (see `Fabric.release`).
     """
     layers = _layers(compute_a, compute_b, traffic_a, traffic_b)
     compute, traffic, order = (compute_a, compute_b), (traffic_a, traffic_b), (order_a, order_b)

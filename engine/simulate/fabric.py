@@ -49,8 +49,8 @@ class Fabric:
         phases of the schedule one after another. traffic: float64[src, dst] bytes, diagonal ignored; the schedule may
         have been made for other traffic (see `replay`).
 
-        Raises InputError for a name in use, a start in the past, and the mode `shared`: its constant rates leave no
-        room for a second collective.
+        Raises InputError for a name in use, a start in the past, and the modes `shared` and `two-tier`: their constant rates
+        leave no room for a second collective.
         """
         if name in self._exchanges:
             raise InputError(f"there already is a collective named {name}")
@@ -58,9 +58,9 @@ class Fabric:
             raise InputError(
                 f"{name}: starts at {start:g} s, but the network is simulated up to {self.now:g} s already"
             )
-        if mode == "shared":
+        if mode in ("shared", "two-tier"):
             raise InputError(
-                f"{name}: a shared order gives every send a constant rate of an otherwise idle network, which two "
+                f"{name}: a {mode} order gives every send a constant rate of an otherwise idle network, which two "
                 "models do not have; use a matched, sequential or concurrent order"
             )
         sends, follower = _in_groups(mode, schedule, off_diagonal(traffic))

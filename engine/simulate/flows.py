@@ -12,6 +12,7 @@ from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
 from engine.plan.replay import replay
 from engine.simulate import fair_share, sequences
+from engine.simulate.two_tier import relayed_sends
 
 EXACT_SENDS = 1024
 """Up to so many sends that share ports, every end is an event of its own (32 GPUs where all pairs differ)."""
@@ -54,13 +55,16 @@ def all_to_all(
     """Run the traffic in the given order. traffic: float64[src, dst] bytes, diagonal ignored.
 
     The schedule may have been made for other traffic: its pairs keep their order and their split over phases, pairs it
-    does not know follow at the end (see `replay`). hurried: with wider windows, where there are any: ten times as fast, and
-    some per cent late at most, as the interval that comes with it says.
+    does not know follow at the end (see `replay`). In a two-tier order bytes go by relays, see `relayed_sends`. hurried: with
+    wider windows, where there are any: ten times as fast, and some per cent late at most, as the interval that comes with it
+    says.
     """
     traffic = off_diagonal(traffic)
     if mode == "concurrent":
         src, dst = np.nonzero(traffic)
         return _side_by_side(network, src, dst, traffic[src, dst], HURRIED_WINDOW if hurried else WINDOW)
+    if mode == "two-tier":
+        return Flows(*relayed_sends(schedule, traffic, network))
     src, dst, size, phase = replay(schedule, traffic)
     if mode == "sequential":
         return _one_by_one(network, src, dst, size)

@@ -56,13 +56,13 @@ def log_model(
         advance((layer + 1 - layers.start) / len(layers))
 
 
-def bound_of_work(work: Work, network: Network) -> np.ndarray:
-    """float64[layer]: seconds below which no send order can bring this work: the steps' own maxima, with every
-    all-to-all at the time of its busiest port and one start-up. The all-gather counts to the last layer."""
+def bound_of_work(work: Work, network: Network, relayed: bool = False) -> np.ndarray:
+    """float64[layer]: seconds below which no send order can bring this work: the steps' own maxima, with every all-to-all at
+    the time of its busiest port and one start-up. The all-gather counts to the last layer. relayed: GPUs of a node may send
+    for each other (two-tier orders), so that its ports count together; else every byte goes straight to its receiver."""
+    bound = network.relayed_bound if relayed else network.bound
     seconds = sum(step.max(axis=1) for step in work.compute.values())
-    seconds = seconds + [
-        network.bound(out) + network.bound(back) for out, back in zip(work.dispatch, work.combine, strict=True)
-    ]
+    seconds = seconds + [bound(out) + bound(back) for out, back in zip(work.dispatch, work.combine, strict=True)]
     if work.gather is not None:
         seconds[-1] += network.bound(work.gather)
     return seconds
@@ -70,6 +70,6 @@ def bound_of_work(work: Work, network: Network) -> np.ndarray:
 
 def bound_of_inference(plan: Plan, problem: Problem, first: int, last: int) -> float:
     """Seconds below which no send order can bring the placement and execution of a plan for one model in layers first …
-    last, both included."""
+    last, both included: of those with relays if the plan's has, else of those without."""
     work = work_of(plan.placement, problem, plan.execution).stretch(first, last)
-    return float(bound_of_work(work, problem.network).sum())
+    return float(bound_of_work(work, problem.network, plan.send_order.mode == "two-tier").sum())

@@ -16,6 +16,7 @@ from engine.solve import (
     priority,
     replicate,
     replicate_devices,
+    two_tier,
     weight_gradients,
 )
 from engine.solve.instance import Face, Options
@@ -26,6 +27,7 @@ KERNELS |= pipeline_degree.KERNELS
 KERNELS |= partition.KERNELS
 KERNELS |= priority.KERNELS
 KERNELS |= weight_gradients.KERNELS
+KERNELS |= two_tier.KERNELS
 
 __all__ = ["KERNELS", "Options", "solve"]
 

@@ -172,20 +172,22 @@ def is_quick(problem: Problem) -> bool:
 
 def least(plan: Plan, problem: Problem) -> Outlook:
     """The outlook without simulating a send: every step at its slowest GPU and every all-to-all at the time of its busiest
-    port and one start-up, which no order beats. Total and bound are the same. For one model's inference; raises InputError
-    for anything else and when the plan does not fit."""
+    port (of relayed ones the ports of a node together) and one start-up, which no such order beats. Total and bound are the
+    same. For one model's inference; raises InputError for anything else and when the plan does not fit."""
     if problem.goal is not Goal.INFERENCE:
         raise InputError(
             "two models on so many GPUs are too much to simulate while a slider moves; use the studies below"
         )
     problem.check_plan(plan)
     work, network = work_of(plan.placement, problem, plan.execution), problem.network
+    relayed = plan.send_order.mode == "two-tier"
+    bound = network.relayed_bound if relayed else network.bound
     sent = {"dispatch": work.dispatch, "combine": work.combine}
     if work.gather is not None:
         sent["all_gather"] = work.gather[None]
     parts = {kind: float(step.max(axis=1).sum()) for kind, step in work.compute.items()}
-    parts |= {kind: sum(network.bound(matrix) for matrix in traffic) for kind, traffic in sent.items()}
-    layers = bound_of_work(work, network)
+    parts |= {kind: sum(bound(matrix) for matrix in traffic) for kind, traffic in sent.items()}
+    layers = bound_of_work(work, network, relayed)
     return Outlook(
         total=float(layers.sum()),
         bound=float(layers.sum()),

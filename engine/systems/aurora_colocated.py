@@ -46,8 +46,10 @@ class Side:
 
 def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Report) -> Draft:
     """Both scenarios; on equal GPUs the paper's decoupled method is its Theorem 6.1, on mixed ones its §7.2."""
-    if options.order == "shared":
-        raise InputError("two models cannot follow a shared order, whose rates are constant; use matched or concurrent")
+    if options.order in ("shared", "two-tier"):
+        raise InputError(
+            f"two models cannot follow a {options.order} order, whose rates are constant; use matched or concurrent"
+        )
     pair = (problem, problem.second)
     slots = shared_slots(pair, options.slots)
     layers = problem.workload.layers

@@ -55,7 +55,9 @@ def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Repo
     notes |= ordered.notes
     if not stop():
         notes |= compare_with_printed(gpu_of_expert, problem)
-    return Draft(placement, ordered.order, bound, notes, cancelled=stop(), timeline=ordered.timeline)
+    # The bound on placements is for bytes that go straight to their receivers.
+    proven = None if ordered.order.mode == "two-tier" else bound
+    return Draft(placement, ordered.order, proven, notes, cancelled=stop(), timeline=ordered.timeline)
 
 
 def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:

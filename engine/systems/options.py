@@ -59,8 +59,11 @@ Slots = Annotated[
     Field(description="experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds"),
 ]
 Order = Annotated[
-    Literal["best", "matched", "shared", "concurrent"],
-    Field(description="when bytes move; best: simulate each and take the fastest"),
+    Literal["best", "matched", "shared", "two-tier", "concurrent"],
+    Field(
+        description="when bytes move; best: the fastest of all but two-tier, in which the GPUs of a node relay for each other "
+        "over their links, and which a launch cannot carry out yet"
+    ),
 ]
 Execution = Annotated[
     Literal["context-coherent", "vanilla"],

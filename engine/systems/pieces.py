@@ -9,6 +9,7 @@ import numpy as np
 from engine.communication.bounds import one_peer_bound
 from engine.communication.order import order
 from engine.communication.two_networks import Kernel, order_on
+from engine.communication.two_tier import two_tier
 from engine.errors import InputError
 from engine.network import Network
 from engine.placement.baselines import linear_assignment
@@ -16,7 +17,6 @@ from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Stop
 from engine.simulate import simulate
-from engine.simulate.inference import bound_of_work
 from engine.simulate.work import Work, work_of
 from engine.systems.base import Note, Notes, Report
 from engine.timeline import Timeline
@@ -90,7 +90,8 @@ def best_order(placement: Placement, problem: Problem, mode: str, stop: Stop, re
     """The best send order of a placement, or the one of the mode that is wanted.
 
     With equal ports `matched` meets the bound of every order, start-up times aside, and needs no pacing, so `shared` is
-    tried only on mixed ones, where a fast receiver can serve two slow senders at once.
+    tried only on mixed ones, where a fast receiver can serve two slow senders at once. `two-tier` is
+    not among them: launches cannot carry it out.
     """
     rates = np.concatenate([problem.network.send, problem.network.receive])
     tried = ("matched", "concurrent") if np.all(rates == rates[0]) else ("matched", "shared", "concurrent")
@@ -113,8 +114,8 @@ def fastest_plan(
 ) -> Ordered:
     """The fastest plan of those with an order of each mode, the first of equally fast ones. works: of each model.
 
-    The last mode, a plain all-to-all where there are several, comes first, because it needs no schedule; one whose bound is
-    above the best time so far is neither made nor simulated.
+    The last mode, a plain all-to-all where there are several, comes first, because it needs no schedule; one whose
+    bound is above the best time so far is neither made nor simulated.
     """
     plans: dict[str, Plan] = {}
     timelines: dict[str, Timeline] = {}
@@ -143,11 +144,10 @@ def _advance(report: Report, begin: float, width: float, message: str, fastest: 
 
 def least_seconds(works: Sequence[Work], network: Network, mode: str) -> float:
     """Seconds below which no orders of this mode can bring the pass of the slowest of these models."""
-    if mode != "matched":
-        return max(float(bound_of_work(work, network).sum()) for work in works)
+    bound = {"matched": partial(one_peer_bound, network), "two-tier": network.relayed_bound}.get(mode, network.bound)
     return max(
         sum(float(step.max(axis=1).sum()) for step in work.compute.values())
-        + sum(one_peer_bound(network, matrix) for matrix in (*work.dispatch, *work.combine))
+        + sum(bound(matrix) for matrix in (*work.dispatch, *work.combine))
         for work in works
     )
 
@@ -156,17 +156,26 @@ def phased_order(placement: Placement, problem: Problem, mode: str, stop: Stop) 
     """Exact orders for every layer."""
     if mode == "concurrent":
         return SendOrder(mode="concurrent")
+    if mode == "two-tier":
+        return _every_layer(lambda traffic: two_tier(traffic, problem.network, stop).solution, placement, problem, mode)
     return order_by(partial(order, mode=mode, stop=stop), placement, problem, mode)
 
 
 def order_by(kernel: Kernel, placement: Placement, problem: Problem, mode: OrderMode) -> SendOrder:
-    """The kernel's orders for every layer. Combine is dispatch backwards where every port is as fast out as in."""
+    """The kernel's orders for every layer."""
+    return _every_layer(lambda traffic: order_on(problem.network, traffic, kernel)[0], placement, problem, mode)
+
+
+def _every_layer(
+    schedule_of: Callable[[np.ndarray], Schedule], placement: Placement, problem: Problem, mode: OrderMode
+) -> SendOrder:
+    """Schedules for every layer. Combine is dispatch backwards where every port is as fast out as in."""
     network, traffic = problem.network, problem.traffic(placement)
-    dispatch = tuple(order_on(network, matrix, kernel)[0] for matrix in traffic)
+    dispatch = tuple(schedule_of(matrix) for matrix in traffic)
     if np.array_equal(network.send, network.receive):
         combine = tuple(map(reverse, dispatch))
     else:
-        combine = tuple(order_on(network, matrix.T, kernel)[0] for matrix in traffic)
+        combine = tuple(schedule_of(matrix.T) for matrix in traffic)
     return SendOrder(mode=mode, dispatch=dispatch, combine=combine)
 
 

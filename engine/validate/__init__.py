@@ -9,7 +9,7 @@ from engine.errors import IllegalError
 from engine.validate.affinity import check_affinity
 from engine.validate.assignment import check_assignment
 from engine.validate.colocation import check_colocation, check_colocation_heterogeneous
-from engine.validate.communication import check_flows, check_schedule
+from engine.validate.communication import check_flows, check_relayed, check_schedule
 from engine.validate.devices import check_devices, check_popularity
 from engine.validate.joint import check_joint
 from engine.validate.partition import check_axes, check_partition
@@ -35,6 +35,7 @@ __all__ = [
     "check_pipeline",
     "check_plan",
     "check_popularity",
+    "check_relayed",
     "check_replication",
     "check_schedule",
     "check_step",

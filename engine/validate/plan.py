@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
+from engine.communication.steps import Steps
 from engine.errors import IllegalError
 from engine.network import Network, off_diagonal
 from engine.plan import Placement, Plan, Schedule
@@ -13,8 +14,8 @@ from engine.problem import Problem
 from engine.simulate import simulate_layers
 from engine.simulate.flows import all_to_all
 from engine.timeline import STREAMS, Timeline
-from engine.validate.communication import check_flows, check_phases
-from engine.validate.schedules import RELATIVE, Ports, Sends
+from engine.validate.communication import check_flows, check_phases, check_relayed
+from engine.validate.schedules import RELATIVE, Ports, Sends, between_nodes, node_ports
 
 
 def check_plan(plan: Plan, problem: Problem) -> float:
@@ -192,6 +193,11 @@ def _seconds_of_order(mode: str, schedule: Schedule | None, traffic: np.ndarray,
     if mode in ("sequential", "concurrent"):
         return check_flows(all_to_all(mode, schedule, traffic, network), traffic, network)
     sends = Sends.of(schedule)
+    if mode == "two-tier":
+        check_phases(sends, mode, between_nodes(traffic, network), node_ports(sends, network))
+        steps = Steps.of(schedule, traffic, network)
+        check_relayed(steps.hops(), steps.seconds, traffic, network)
+        return check_flows(all_to_all(mode, schedule, traffic, network), traffic, network, relayed=True)
     src, dst, size, phase = sends.src, sends.dst, sends.bytes, sends.phase
     out, into = network.ports(src, dst)
     ports, seconds = Ports(out, into, network.capacity), 0.0

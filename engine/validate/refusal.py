@@ -24,11 +24,14 @@ from engine.training import TrainingStep
 from engine.validate.schedules import (
     Ports,
     Sends,
+    between_nodes,
     check_bytes,
     check_durations,
     check_listing,
     check_matching,
+    check_names,
     check_sends,
+    node_ports,
 )
 from engine.workload import Workload
 
@@ -36,10 +39,10 @@ from engine.workload import Workload
 def refuse_broken(plan: Plan, problem: Problem, source: str = "", drawn: bool = True) -> None:
     """Raise InputError, one line that says what and where, unless the plan is legal on the problem.
 
-    Always checked: sizes, memory, that sends leave their GPU in the order of their phases and a matched phase is a matching,
-    and what a training step cuts and moves. A plan may be tried on another recording than it was made for, which its orders
-    then carry scaled; so that their bytes are the traffic's is checked where recording and model are the plan's own, and that
-    its phases are long enough where cluster and costs are too.
+    Always checked: sizes, memory, that sends leave their GPU in the order of their phases, that a phase of a matched or
+    two-tier order is a matching, and what a training step cuts and moves. A plan may be tried on another recording than it was
+    made for, which its orders then carry scaled; so that their bytes are the traffic's is checked where recording and model
+    are the plan's own, and that its phases are long enough where cluster and costs are too.
 
     source: where the plan comes from, such as a file's name; its own name unless given
     drawn: whether the problem's cluster is one that was drawn, or only stands for so many GPUs of any kind
@@ -111,7 +114,7 @@ def _check_order(part: _Part, plan: Plan, problem: Problem, drawn: bool) -> None
     if mode == "concurrent":
         return
     known = drawn and plan.provenance.inputs.get("cluster", problem.cluster.digest) == problem.cluster.digest
-    phased = mode in ("matched", "shared")
+    phased, tiers = mode in ("matched", "shared", "two-tier"), mode == "two-tier"
     timed = phased and drawn and has_inputs_of(plan, problem, ("cluster", "cost"))
     # Costs decide how fast ports are, but not which there are; where the plan was made with others, they need not know any.
     network = problem.network if timed else Network.of(problem.cluster)
@@ -121,14 +124,19 @@ def _check_order(part: _Part, plan: Plan, problem: Problem, drawn: bool) -> None
         for layer, schedule in enumerate(schedules):
             sends = Sends.of(schedule)
             ports = Ports(*network.ports(sends.src, sends.dst), network.capacity) if known else None
+            if tiers:  # what a node is, is known only of the plan's own cluster, but never has one of them two peers
+                ports = node_ports(sends, network)
             try:
                 check_sends(sends)
+                if tiers and known:
+                    check_names(sends, network)
                 if phased:
                     check_listing(sends)
-                if mode == "matched":
+                if mode in ("matched", "two-tier"):
                     check_matching(sends, ports)
-                if traffic is not None:
-                    _check_carried(sends, traffic[kind][layer], bool(placement.slots[layer].sum() > placement.experts))
+                if traffic is not None and (known or not tiers):
+                    carried = between_nodes(traffic[kind][layer], network) if tiers else traffic[kind][layer]
+                    _check_carried(sends, carried, bool(placement.slots[layer].sum() > placement.experts))
                 if timed:
                     check_durations(sends, mode, ports)
             except IllegalError as error:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.errors import IllegalError
+from engine.network import Network
 from engine.plan import OrderMode, Schedule
 
 RELATIVE = 1e-9
@@ -45,12 +46,37 @@ class Ports:
         return Ports(self.out[here], self.into[here], self.capacity)
 
 
+def node_ports(sends: Sends, network: Network) -> Ports:
+    """The ports of a two-tier order: all of a node's together, under the number of its first GPU. (A node here is GPUs that
+    reach each other over links; a GPU without them counts as one.)"""
+    rates = [np.bincount(network.domain, rate, network.gpus) for rate in (network.send, network.receive)]
+    return Ports(sends.src, sends.dst + network.gpus, np.concatenate(rates))
+
+
+def between_nodes(traffic: np.ndarray, network: Network) -> np.ndarray:
+    """float64[src, dst] bytes between nodes, each under the number of its first GPU; 0 inside them. traffic: float64[src, dst]
+    bytes."""
+    summed, node = np.zeros_like(traffic), network.domain
+    np.add.at(summed, (node[:, None], node[None, :]), traffic)
+    return np.where(np.eye(len(traffic), dtype=bool), 0.0, summed)
+
+
 def check_sends(sends: Sends) -> None:
     """Every send goes to another GPU and carries something."""
     if (own := np.flatnonzero(sends.src == sends.dst)).size:
         raise IllegalError(f"GPU {sends.src[own[0]]} sends to itself")
     if (empty := np.flatnonzero(sends.bytes <= 0)).size:
         raise IllegalError(f"GPU {sends.src[empty[0]]} sends no bytes to GPU {sends.dst[empty[0]]}")
+
+
+def check_names(sends: Sends, network: Network) -> None:
+    """The sends of a two-tier order are between nodes, each named by its first GPU."""
+    ends = np.concatenate([sends.src, sends.dst])
+    if (other := np.flatnonzero(network.domain[ends] != ends)).size:
+        gpu = ends[other[0]]
+        raise IllegalError(
+            f"a two-tier order names nodes by their first GPU, but GPU {gpu} is of GPU {network.domain[gpu]}'s"
+        )
 
 
 def check_listing(sends: Sends) -> None:
@@ -61,8 +87,9 @@ def check_listing(sends: Sends) -> None:
 
 
 def check_matching(sends: Sends, ports: Ports | None) -> None:
-    """In every phase a port sends to at most one peer and receives from at most one. ports: None where it is unknown which
-    GPUs have links of their own; then a GPU may have two peers, one over the fabric and one over its links."""
+    """In every phase a port (of a two-tier order all of a node's together) sends to at most one peer and receives from at most
+    one. ports: None where it is unknown which GPUs have links of their own; then a GPU may have two peers, one over the fabric
+    and one over its links."""
     most = 2 if ports is None else 1
     out, into = (sends.src, sends.dst) if ports is None else (ports.out, ports.into)
     for verb, port, gpu, peer in (
@@ -94,11 +121,11 @@ def check_bytes(sends: Sends, traffic: np.ndarray) -> None:
 
 
 def check_durations(sends: Sends, mode: OrderMode, ports: Ports) -> None:
-    """Every phase is long enough for its sends: of a matched order for each at the slower of its two ports' rates, of a
-    shared one for all that a port moves."""
+    """Every phase is long enough for its sends: of a shared order for all that a port moves, of others for each at the slower
+    of its two ports' rates."""
     duration, capacity = sends.duration, ports.capacity
     slack = duration * (1 + RELATIVE) + RELATIVE * duration.sum() * 1e-3
-    if mode == "matched":
+    if mode != "shared":
         needed = sends.bytes / np.minimum(capacity[ports.out], capacity[ports.into])
         if (short := np.flatnonzero(needed > slack[sends.phase])).size:
             first = short[0]

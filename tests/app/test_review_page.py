@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from engine import store
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
 from engine.launch.preparation.launch import Launch
-from engine.plan import Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, SendOrder
+from engine.plan import OrderMode, Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, Schedule, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate import simulate
@@ -449,6 +450,12 @@ def test_every_part_of_a_plan_has_its_sentence() -> None:
     )
     assert "1 of 2 with replicas (up to 2 copies); a GPU holds 1 to 2 a layer" in words(base, None)[0]
     assert "a plain all-to-all" in words(base, None)[1]
+    phased = Schedule(src=(0,), dst=(1,), bytes=(1.0,), phase=(0,), duration=(1.0,))
+    for mode in set(get_args(OrderMode)) - {"concurrent"}:
+        order = SendOrder(mode=mode, dispatch=(phased,), combine=(phased,))
+        assert words(base.model_copy(update={"send_order": order}), None)[1].startswith(
+            "Sends the bytes of every dispatch"
+        )
     step = base.model_copy(
         update={
             "priority": Priority(policy="priority", micro_op=3e7),

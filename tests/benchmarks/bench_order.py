@@ -1,4 +1,4 @@
-"""Matched orders: distance from the bound, phases, seconds. Run `python -m tests.benchmarks.bench_order`."""
+"""Matched and two-tier orders: distance from the bound, phases, seconds. Run `python -m tests.benchmarks.bench_order`."""
 
 import time
 
@@ -6,11 +6,14 @@ import numpy as np
 
 from engine.communication.algorithm1 import algorithm1
 from engine.communication.order import order
+from engine.communication.two_tier import two_tier
+from engine.network import Network
 
 KINDS = ("uniform", "zipf")
 SIZES = (8, 40, 64, 128, 256)
 LARGEST_PRINTED_RULE = 64
 BANDWIDTH = 50e9
+NODES, GPUS_PER_NODE, LINK_BANDWIDTH = (8, 40, 128), 8, 450e9
 
 
 def instance(n: int, kind: str) -> np.ndarray:
@@ -19,6 +22,21 @@ def instance(n: int, kind: str) -> np.ndarray:
     if kind == "zipf":
         traffic /= np.arange(1, n + 1)
     return traffic
+
+
+def tiers() -> None:
+    """Two-tier orders on H100 nodes, beside what the busiest single port would need."""
+    print(f"\n{'GPUs':>4} {'kind':<8} {'two-tier/bound':>14} {'busiest port/bound':>18} {'phases':>7} {'seconds':>8}")
+    for nodes in NODES:
+        gpus = nodes * GPUS_PER_NODE
+        rate, node = np.full(gpus, BANDWIDTH), np.repeat(np.arange(nodes), GPUS_PER_NODE)
+        network = Network(rate, rate, np.full(gpus, LINK_BANDWIDTH), node, 0.0, np.zeros(gpus))
+        for kind in KINDS:
+            traffic = instance(gpus, kind)
+            result = two_tier(traffic, network)
+            port = network.bound(traffic) / result.bound
+            figures = f"{result.objective / result.bound:>14.4f} {port:>18.4f} {result.solution.phases:>7}"
+            print(f"{gpus:>4} {kind:<8} {figures} {result.runtime:>8.4f}", flush=True)
 
 
 def main() -> None:
@@ -36,6 +54,7 @@ def main() -> None:
                 printed = algorithm1(traffic, rate, rate)
                 row += f"   {printed.objective / printed.bound:.3f}, {printed.runtime:.3f}"
             print(row, flush=True)
+    tiers()
 
 
 if __name__ == "__main__":

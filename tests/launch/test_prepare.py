@@ -94,6 +94,16 @@ def test_a_shared_order_is_refused_for_two_models():
         assert "\n" not in str(caught.value)
 
 
+def test_a_two_tier_order_is_refused():
+    tiers = plan_for(TRACE, "matched")
+    tiers = tiers.model_copy(update={"send_order": tiers.send_order.model_copy(update={"mode": "two-tier"})})
+    with pytest.raises(
+        InputError, match="has a two-tier order, in which GPUs relay for each other, and ranks do not"
+    ) as caught:
+        prepare(plan=tiers)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_second_recording_that_does_not_fit():
     loads = ExpertLoad("loads", np.ones((LAYERS, EXPERTS)), tuple(range(LAYERS)))
     with pytest.raises(InputError, match="loads has no tokens"):

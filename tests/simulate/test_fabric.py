@@ -210,8 +210,9 @@ def test_misuse_is_named():
     both.release("a", 0.0, "concurrent", None, traffic)
     with pytest.raises(InputError, match="already is a collective named a"):
         both.release("a", 0.0, "concurrent", None, traffic)
-    with pytest.raises(InputError, match="shared order"):
-        both.release("b", 0.0, "shared", None, traffic)
+    for mode in ("shared", "two-tier"):
+        with pytest.raises(InputError, match=f"{mode} order"):
+            both.release("b", 0.0, mode, None, traffic)
     with pytest.raises(ValueError, match="not ended"):
         both.flows("a")
     both.finish("a")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.communication.baselines import random_order, shortest_first
 from engine.communication.order import order
+from engine.communication.two_tier import two_tier
 from engine.network import Network
 from engine.plan import Schedule
 from engine.simulate.flows import Flows, all_to_all
@@ -17,7 +18,7 @@ from tests.strategies import networks, seeds, traffics
 
 pytestmark = pytest.mark.slow
 
-MODES = ("matched", "shared", "sequential", "concurrent")
+MODES = ("matched", "shared", "two-tier", "sequential", "concurrent")
 CLOSE = 1e-7
 
 
@@ -49,6 +50,8 @@ def schedule_for(mode: str, traffic: np.ndarray, network: Network, seed: int = 0
         return None
     if mode == "sequential":
         return random_order(traffic, seed)
+    if mode == "two-tier":
+        return two_tier(traffic, network).solution
     # The rates of the fabric, also for pairs with links: the simulator must take any order.
     return order(traffic, network.send, network.receive, mode).solution
 
@@ -132,8 +135,12 @@ def test_sequential_equals_a_naive_simulation(loaded, seed):
 def test_flows_are_legal_and_not_below_the_bound(loaded, mode, seed):
     network, traffic = loaded
     flows = all_to_all(mode, schedule_for(mode, traffic, network, seed), traffic, network)
-    assert check_flows(flows, traffic, network) == flows.seconds
-    assert flows.seconds >= network.bound(traffic) * (1 - CLOSE)
+    relayed = mode == "two-tier"
+    assert check_flows(flows, traffic, network, relayed) == flows.seconds
+    bound = network.relayed_bound(traffic) if relayed else network.bound(traffic)
+    assert flows.seconds >= bound * (1 - CLOSE) and network.relayed_bound(traffic) <= network.bound(traffic) * (
+        1 + CLOSE
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -143,7 +150,7 @@ def test_a_schedule_for_other_traffic_delivers_everything(loaded, mode, seed, ot
     rng = np.random.default_rng(other_seed)
     other = traffic * rng.integers(0, 3, traffic.shape) + (rng.random(traffic.shape) < 0.2) * 77.0
     flows = all_to_all(mode, schedule_for(mode, other, network, seed), traffic, network)
-    check_flows(flows, traffic, network)
+    check_flows(flows, traffic, network, relayed=mode == "two-tier")
 
 
 @settings(max_examples=200, deadline=None)

@@ -171,8 +171,9 @@ def test_three_models_unequal_experts_and_lone_systems_are_refused():
         run(SYSTEMS["rcs"], problem)
     with pytest.raises(InputError, match="open a second recording"):
         run(SYSTEMS["rec"], make_problem(problem.workload, problem.cluster, problem.model, problem.cost))
-    with pytest.raises(InputError, match="shared"):
-        run(SYSTEMS["aurora"], problem, {"order": "shared"})
+    for order in ("shared", "two-tier"):
+        with pytest.raises(InputError, match=f"cannot follow a {order} order"):
+            run(SYSTEMS["aurora"], problem, {"order": order})
 
 
 def test_two_models_that_do_not_fit_the_memory_together():

@@ -21,9 +21,10 @@ from engine.problem import MEMORY_SHARE, Problem
 from engine.result import Provenance, Status
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.metrics import metrics
+from engine.simulate.work import work_of
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.systems.aurora_exclusive import instance_of_layer
-from engine.systems.pieces import phased_order, slots_of_gpu, spread_evenly, to_placement
+from engine.systems.pieces import least_seconds, phased_order, slots_of_gpu, spread_evenly, to_placement
 from engine.validate import check_assignment, check_plan
 from engine.workload import RoutingTrace
 from tests.strategies import make_gpu, make_model, planned_or_skipped, problems, seeds
@@ -350,6 +351,55 @@ def test_a_stopped_bound_still_holds(experts):
         assert 0 < result.bound <= best * ROUND_OFF
 
 
+def two_nodes(link: float | None, gpus: int = 4) -> Problem:
+    """All tokens of one GPU go to all others, evenly; fast or no links in two nodes."""
+    nodes = tuple(Node(name=name, gpus=(make_gpu(),) * (gpus // 2), link_bandwidth=link) for name in ("left", "right"))
+    chosen = np.tile(np.arange(gpus, dtype=np.int16), 100)[:, None, None]
+    trace = RoutingTrace("from one", chosen, gpus, source_rank=np.zeros(len(chosen), dtype=np.int32))
+    return Problem(trace, Cluster(name="two nodes", nodes=nodes), make_model(1, gpus), Datasheet(launch=0))
+
+
+def test_gpus_with_links_send_for_the_one_that_has_much_to_send():
+    outcome = outcome_of("eplb", two_nodes(1e8), order="two-tier", redundant=0)
+    plan, problem = outcome.result.solution, two_nodes(1e8)
+    assert plan.send_order.mode == "two-tier"
+    times = {
+        mode: simulate(plan_of(plan.placement, phased_order(plan.placement, problem, mode, lambda: False)), problem)
+        for mode in ("matched", "two-tier")
+    }
+    # What GPU 0 has for the other node leaves by two ports, and what is left of the gap are the links.
+    sent = [times[mode].seconds_of_kind()["dispatch"] for mode in times]
+    assert 1.8 < sent[0] / sent[1] <= 2
+    assert check_plan(plan, problem) == pytest.approx(outcome.timeline.total)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), seeds, st.sampled_from(("matched", "shared", "two-tier", "concurrent")))
+def test_no_order_of_a_mode_beats_what_it_is_left_out_by(problem, seed, mode):
+    gpus, experts = len(problem.cluster.gpus), problem.workload.num_experts
+    homes = np.random.default_rng(seed).integers(0, gpus, (problem.workload.layers, experts))
+    placement = to_placement(homes, problem)
+    order = phased_order(placement, problem, mode, lambda: False)
+    least = least_seconds([work_of(placement, problem)], problem.network, mode)
+    assert least <= simulate(plan_of(placement, order), problem).total * (1 + 1e-7)
+
+
+def test_a_two_tier_plan_may_beat_the_bound_of_straight_bytes_and_keeps_its_own():
+    for system in ("aurora", "eplb"):
+        outcomes = {order: outcome_of(system, two_nodes(1e8), order=order) for order in ("best", "two-tier")}
+        assert outcomes["best"].result.solution.send_order.mode != "two-tier"
+        relayed, straight = outcomes["two-tier"].result, outcomes["best"].result
+        assert relayed.bound <= relayed.objective < straight.bound <= straight.objective
+        assert relayed.solution.claim.scope == "order"
+
+
+def tried(problem: Problem) -> set[str]:
+        return {name for name in outcome_of("aurora", problem, order="best").notes if name.startswith("with ")}
+
+    assert tried(two_nodes(1e8)) == {"with matched order", "with concurrent order", "with two-tier order"}
+    assert tried(two_nodes(None)) == tried(two_nodes(1e8, gpus=2)) == {"with matched order", "with concurrent order"}
+
+
 def test_progress_is_reported_and_never_falls():
     for name in ("aurora", "sjf"):
         said = []
@@ -385,7 +435,7 @@ def test_an_option_that_does_not_exist_is_named(name):
         ("time_limit", 0, "not between 0.1 and 3600"),
         ("time_limit", "nan", "not between 0.1 and 3600"),
         ("slots", "odd", "'odd' is not one of even, uneven"),
-        ("order", "fastest", "not one of best, matched, shared, concurrent"),
+        ("order", "fastest", "not one of best, matched, shared, two-tier, concurrent"),
     ],
 )
 def test_wrong_options_are_answered_with_what_is_allowed(option, value, says):

@@ -103,7 +103,7 @@ def mixed_problem(trace_seed: int = 0) -> Problem:
     return Problem(RoutingTrace("skewed", chosen, 8), cluster, make_model(2, 8), Datasheet())
 
 
-@pytest.fixture(scope="module", params=["matched", "shared", "sequential"])
+@pytest.fixture(scope="module", params=["matched", "shared", "two-tier", "sequential"])
 def ordered(request) -> tuple[Plan, Problem]:
     """A plan with sends in some order, and what it was made for."""
     problem = mixed_problem()
@@ -210,6 +210,15 @@ def test_a_broken_schedule_is_one_line(ordered, kind, layer, columns, says):
 def matched() -> tuple[Plan, Problem]:
     problem = mixed_problem()
     return planned(SYSTEMS["aurora"], problem, order="matched"), problem
+
+
+def test_a_two_tier_order_names_nodes_by_their_first_gpu():
+    problem = mixed_problem()
+    plan = planned(SYSTEMS["aurora"], problem, order="two-tier")
+    other = {0: 1, 2: 2}
+    renamed = {name: lambda sends, name=name: [other[gpu] for gpu in sends[name]] for name in ("src", "dst")}
+    said = refusal(changed(plan, "dispatch", 0, **renamed), problem)
+    assert said == "layer 0, dispatch: a two-tier order names nodes by their first GPU, but GPU 1 is of GPU 0's"
 
 
 def in_one_phase(sends: dict) -> list[int]:

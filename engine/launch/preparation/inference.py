@@ -32,6 +32,11 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     for plan in launch.plans:
         if plan.goal is Goal.TRAINING:
             raise InputError(f"the plan {plan.name} is for a training step; describe the step too (--training)")
+        if "two-tier" in {order.mode for order in (plan.send_order, plan.send_order_b) if order}:
+            raise InputError(
+                f"the plan {plan.name} has a two-tier order, in which GPUs relay for each other, and ranks do not; launch a "
+                "plan with a matched, shared, sequential or concurrent order"
+            )
     gpus = gpus_of(launch.plans)
     inputs = ((launch.workload, launch.model), *([launch.second] if launch.second else []))
     for number, (recording, model) in enumerate(inputs):

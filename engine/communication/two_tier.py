@@ -1,0 +1,78 @@
+"""Send orders in two tiers, for nodes with links of their own: every node's ports work as one.
+
+Inside the sending domain bytes are balanced over its links, so that each of its ports has an equal share of what goes to each
+other domain; between domains runs an exact order of stages, each a matching of domains in which a pair uses all its ports side
+by side; inside the receiving domain bytes are spread over its links. The idea is that of FAST ("An Efficient Scheduler for
+All-to-All GPU Communication", NSDI'26, arXiv 2505.09764); schedule, pipeline and bound are our own.
+
+With ports balanced, time between domains is preemptive open-shop scheduling on the matrix of domains, which `order` solves
+exactly. Links work a step before and a step after the ports (see `steps`), so what is lost is the first balancing and the last
+spreading, and steps in which links need longer than ports. Any sequence of the stages has the same time at the ports; growing
+and then shrinking stages keep both losses small: short ones come first and last, and neighbours are about as long.
+"""
+
+import time
+
+import numpy as np
+
+from engine.communication.bounds import matched_bound
+from engine.communication.order import as_schedule, checked_traffic, order, status_of
+from engine.communication.relays import Domains, counted
+from engine.communication.steps import Steps
+from engine.network import Network
+from engine.plan import Schedule
+from engine.result import Provenance, Result, Status, Stop, library_versions, never
+
+FEWEST_PARTS = 16
+"""A stage longer than this part of the order is cut: the first balancing and the last spreading wait for a whole stage."""
+
+
+def two_tier(traffic: np.ndarray, network: Network, stop: Stop = never) -> Result[Schedule]:
+    """An order of one all-to-all in which the GPUs of a scale-up domain (`Network.domain`) relay for each other.
+
+    traffic: float64[src, dst] bytes, diagonal ignored. In the schedule src and dst are domains, each named by its first GPU;
+    `Steps.of` makes of it what every port and link does. Without links every GPU is a domain, and the order is `order`'s.
+
+    `objective` and `bound` are seconds without start-up latency; status OPTIMAL when they are equal. `bound` is the larger of
+
+    * `matched_bound` of the domains' traffic at the rates of all their ports together: a byte crosses the fabric once, so the
+      transfers of a domain share its ports and follow one another;
+    * `Network.relayed_seconds`: what leaves (enters) a GPU takes its port or its links, so no less than bytes / (port + link);
+      what stays in its domain the links alone.
+
+    `stop` is `order`'s. Raises InputError for shapes that do not fit together and traffic that is negative or not finite.
+    """
+    started = time.perf_counter()
+    traffic, _, _ = checked_traffic(traffic, network.send, network.receive)
+    domains = Domains.of(network)
+    between = domains.between(traffic)
+    result = order(between, domains.send, domains.receive, "matched", stop)
+    schedule = _in_sequence(result.solution, domains)
+    bound = max(matched_bound(between, domains.send, domains.receive), network.relayed_seconds(traffic))
+    objective = float(Steps.of(schedule, traffic, network).seconds.sum())
+    status = Status.CANCELLED if result.status is Status.CANCELLED else status_of(objective, bound)
+    provenance = Provenance(optimiser="order/two-tier", versions=library_versions())
+    return Result(status, objective, bound, time.perf_counter() - started, schedule, provenance)
+
+
+def _in_sequence(schedule: Schedule, domains: Domains) -> Schedule:
+    """The stages of a schedule between numbered domains, cut where they are long and sorted to grow and then shrink; domains
+    named by their first GPUs."""
+    duration = np.array(schedule.duration)
+    if not len(duration) or len(domains.first) == len(domains.of_gpu):
+        return schedule  # nobody relays: nothing waits for a whole stage
+    pieces = np.maximum(np.ceil(duration * FEWEST_PARTS / duration.sum() * (1 - 1e-9)).astype(np.int64), 1)
+    stage = np.repeat(np.arange(len(duration)), pieces)
+    length = (duration / pieces)[stage]
+    by_length = np.argsort(length, kind="stable")
+    place = np.empty(len(stage), dtype=np.int64)
+    place[np.concatenate([by_length[::2], by_length[1::2][::-1]])] = np.arange(len(stage))
+    src, dst, size, phase = (np.array(getattr(schedule, name)) for name in ("src", "dst", "bytes", "phase"))
+    # A stage's sends, once for each of its pieces
+    copies = pieces[phase]
+    send = np.repeat(np.arange(len(phase)), copies)
+    at = place[(np.cumsum(pieces) - pieces)[phase[send]] + counted(copies)]
+    listed = np.argsort(at, kind="stable")
+    send, at = send[listed], at[listed]
+    first = domains.first
+    return as_schedule(first[src[send]], first[dst[send]], (size / copies)[send], at, length[np.argsort(place)])

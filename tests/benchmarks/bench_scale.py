@@ -1,0 +1,118 @@
+"""DeepSeek-R1 on 8 to 1024 H100: seconds and peak memory of reading, planning, simulating, ordering and saving.
+
+`python -m tests.benchmarks.bench_scale [GPUS …]`. The recording is made by the studio's own generator (skew 0.6, affinity
+0.3, seed 0): 16,384 tokens through 58 MoE layers of 256 experts, top-8. Nodes have eight GPUs, links of 450 GB/s and ports of
+50 GB/s. Every size runs in a process of its own, so that its peak memory is its own.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from engine.catalogue import gpu, model_presets
+from engine.cli.text import table
+from engine.cluster import Cluster, Node
+from engine.communication.two_tier import two_tier
+from engine.costs import Datasheet
+from engine.formats import read_plan, read_workload, write_workload
+from engine.plan import Plan
+from engine.problem import Problem, make_problem
+from engine.simulate import simulate
+from engine.studies.synthetic import Recipe, synthetic
+from engine.systems import SYSTEMS, run
+from engine.units import seconds, size
+from engine.validate import refuse_broken
+
+SIZES = (8, 32, 64, 128, 320, 1024)
+SYSTEMS_UP_TO = {"linear": 1024, "eplb": 1024, "aurora": 64, "exflow": 64}
+RECIPE = Recipe(tokens=16_384, skew=0.6, affinity=0.3)
+MODEL = model_presets()["DeepSeek-R1"].model
+ROOM = 4
+"""Times the memory of an H100, so that the whole model fits eight of them; nothing else depends on it."""
+
+
+def cluster_of(gpus: int) -> Cluster:
+    card = gpu("H100", 50e9)
+    card = card.model_copy(update={"memory": card.memory * ROOM})
+    nodes = tuple(
+        Node(name=f"node {index}", gpus=(card,) * 8, link_bandwidth=450e9, link_latency=2e-6)
+        for index in range(gpus // 8)
+    )
+    return Cluster(name=f"{gpus} H100", nodes=nodes, latency=5e-6)
+
+
+def measure(gpus: int, folder: Path) -> dict[str, float | str]:
+    """Seconds by what was done, and the peak memory in bytes."""
+    times: dict[str, Any] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        answer = work()
+        times[name] = time.perf_counter() - begin
+        return answer
+
+    simulate_nothing()  # the compiled code is loaded once a process
+    trace = timed("read the log", partial(read_workload, folder / "log.npz"))
+    problem = timed("problem", partial(make_problem, trace, cluster_of(gpus), MODEL, Datasheet()))
+    plan = None
+    for system, most in SYSTEMS_UP_TO.items():
+        if gpus <= most:
+            outcome = timed(f"plan {system}", partial(run, SYSTEMS[system], problem))
+            plan = outcome.result.solution if system == "eplb" else plan
+    timed("simulate", partial(simulate, plan, problem))
+    timed("check", partial(refuse_broken, plan, problem))
+    timed("save and open the plan", partial(save_and_open, plan, folder / f"plan-{gpus}.json"))
+    if gpus > 8:
+        timed("two-tier, a matrix", partial(order_two_tier, plan, problem))
+    times["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return times
+
+
+def simulate_nothing() -> None:
+    from engine.simulate.compile_ahead import compile_ahead
+
+    compile_ahead()
+
+
+def save_and_open(plan: Plan, path: Path) -> None:
+    path.write_text(plan.to_json(), encoding="utf-8")
+    assert read_plan(path).id == plan.id
+
+
+def order_two_tier(plan: Plan, problem: Problem) -> None:
+    two_tier(problem.traffic(plan.placement)[0], problem.network)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        print(json.dumps(measure(int(sys.argv[2]), Path(sys.argv[3]))))
+        return
+    sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
+    with tempfile.TemporaryDirectory() as folder:
+        write_workload(synthetic(MODEL, RECIPE), Path(folder) / "log.npz")
+        columns = []
+        for gpus in sizes:
+            command = [sys.executable, "-m", "tests.benchmarks.bench_scale", "--child", str(gpus), folder]
+            answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            columns.append(json.loads(answer.stdout.splitlines()[-1]))
+            print(f"{gpus} GPUs: done", file=sys.stderr, flush=True)
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    rows = [
+        [
+            name,
+            *((size if name == "memory" else seconds)(column[name]) if name in column else "–" for column in columns),
+        ]
+        for name in names
+    ]
+    print(table(["", *(f"{gpus} GPUs" for gpus in sizes)], rows))
+
+
+if __name__ == "__main__":
+    main()
