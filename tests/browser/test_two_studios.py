@@ -65,6 +65,7 @@ def test_sessions_jobs_and_links_work_from_each(
         expect(other.get_by_text("waiting, next in line")).to_be_visible()
         mine = runner.jobs(data_folder, "optimise")[0]
         assert mine.state is State.WAITING
+        expect(other.get_by_role("button", name="Stop")).to_have_count(1)  # once the page before it has gone
         other.get_by_role("button", name="Stop").click()
         assert runner.wait(mine, 5) is State.CANCELLED
         expect(page.get_by_text("cancelled", exact=False).first).to_be_visible()
