@@ -393,13 +393,6 @@ def test_a_two_tier_plan_may_beat_the_bound_of_straight_bytes_and_keeps_its_own(
         assert relayed.solution.claim.scope == "order"
 
 
-def tried(problem: Problem) -> set[str]:
-        return {name for name in outcome_of("aurora", problem, order="best").notes if name.startswith("with ")}
-
-    assert tried(two_nodes(1e8)) == {"with matched order", "with concurrent order", "with two-tier order"}
-    assert tried(two_nodes(None)) == tried(two_nodes(1e8, gpus=2)) == {"with matched order", "with concurrent order"}
-
-
 def test_progress_is_reported_and_never_falls():
     for name in ("aurora", "sjf"):
         said = []
