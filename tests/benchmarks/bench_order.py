@@ -9,16 +9,19 @@ from engine.communication.order import order
 from engine.communication.two_tier import two_tier
 from engine.network import Network
 
-KINDS = ("uniform", "zipf")
-SIZES = (8, 40, 64, 128, 256)
+KINDS = ("uniform", "zipf", "tokens")
+SIZES = (8, 40, 64, 128, 256, 512)
 LARGEST_PRINTED_RULE = 64
 BANDWIDTH = 50e9
 NODES, GPUS_PER_NODE, LINK_BANDWIDTH = (8, 40, 128), 8, 450e9
 
 
 def instance(n: int, kind: str) -> np.ndarray:
-    """float64[n, n] bytes: all pairs alike, or receivers with Zipf popularity."""
-    traffic = np.random.default_rng(n).random((n, n)) * 1e6
+    """float64[n, n] bytes: all pairs alike, receivers with Zipf popularity, or rows of tokens dealt out at random."""
+    rng = np.random.default_rng(n)
+    if kind == "tokens":
+        return rng.multinomial(4096 * n, np.full(n * n, 1 / n**2)).reshape(n, n) * 7168.0
+    traffic = rng.random((n, n)) * 1e6
     if kind == "zipf":
         traffic /= np.arange(1, n + 1)
     return traffic
