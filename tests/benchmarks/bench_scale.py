@@ -16,12 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from engine.catalogue import gpu, model_presets
 from engine.cli.text import table
 from engine.cluster import Cluster, Node
 from engine.communication.two_tier import two_tier
 from engine.costs import Datasheet
-from engine.formats import read_plan, read_workload, write_workload
+from engine.formats import read_plan, read_workload
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
@@ -96,7 +98,8 @@ def main() -> None:
         return
     sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
     with tempfile.TemporaryDirectory() as folder:
-        write_workload(synthetic(MODEL, RECIPE), Path(folder) / "log.npz")
+        trace = synthetic(MODEL, RECIPE)
+        np.savez_compressed(Path(folder) / "log.npz", experts=trace.experts, sequence=trace.sequence)
         columns = []
         for gpus in sizes:
             command = [sys.executable, "-m", "tests.benchmarks.bench_scale", "--child", str(gpus), folder]
