@@ -1,12 +1,14 @@
 """Jobs that plan. Arguments and results are plain JSON."""
 
 import contextlib
+import threading
 from typing import Any
 
 from engine import store
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs.protocol import Context
+from engine.simulate.compile_ahead import compile_ahead
 from engine.simulate.metrics import simulation_digest
 from engine.store.problems import problem_from
 from engine.systems import SYSTEMS, TRAINING
@@ -26,6 +28,8 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     registry = TRAINING if problem.goal is Goal.TRAINING else SYSTEMS
     choices = [(registry[choice["name"]], choice.get("options", {})) for choice in arguments["systems"]]
     comparison = Comparison(problem)
+    # Loading the compiled simulation takes half a second, which whoever stops a job should not wait for.
+    threading.Thread(target=compile_ahead, daemon=True).start()
     for system, _ in choices[:1]:
         context.report(0.0, f"{system.title}: started")
     for outcome in comparison.run(choices, context.stop, context.report):
