@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from engine.errors import InputError
-from engine.parallel.crew import GRACE, Crew, Report, Work, parcel
+from engine.parallel.crew import GRACE, Batch, Crew, Report, Work
 from engine.parallel.processes import Processes, give_up_preparing, prepare, processors
 from engine.parallel.remote import Remote
 from engine.result import Stop, never
@@ -29,10 +29,10 @@ LOST_IN_A_ROW = 3
 POLL = 0.05
 
 Begun = Callable[[int, int], None]
-"""Told that so many points are finished and which one is waited for."""
+"""Called with how many points are finished and which one is waited for."""
 
 
-def _silent(*told: object) -> None:
+def _silent(*progress: object) -> None:
     """The `Begun` and the `Report` of work that nobody watches."""
 
 
@@ -51,8 +51,8 @@ def in_order(
     after all answers that had come.
     """
     if address := os.environ.get(ADDRESS) if count > 1 else None:
-        packed = parcel(work, common)
-        yield from _Elsewhere(lambda points: Remote(address, packed), count, 0, stop, begun).of(range(count))
+        batch = Batch(work, common)
+        yield from _Elsewhere(lambda points: Remote(address, batch), count, 0, stop, begun).of(range(count))
         return
     helpers = _Helpers(work, common, count)
     finished = 0
@@ -83,8 +83,8 @@ class _Helpers:
         self._preparing = False
         if count > 1 and processors() > 1:
             self._module = work.__module__
-            # Now: later this process would change what is common while the thread packs it.
-            self._parcel = parcel(work, common)
+            # Now: later this process would change what is common while the thread hands it out.
+            self._batch = Batch(work, common).detached()
             threading.Thread(target=self._take_over, daemon=True).start()
 
     def next_here(self) -> int | None:
@@ -95,7 +95,7 @@ class _Helpers:
     def crew_for(self, points: int) -> Crew:
         """Processes for so many points."""
         prepare(self._module)
-        return Processes(self._parcel, points)
+        return Processes(self._batch, points)
 
     def hand_over(self) -> tuple[Crew, dict[int, Future]]:
         """The processes and their points, for whoever waits for these."""
@@ -125,7 +125,7 @@ class _Helpers:
                     self._free.clear()
 
     def _started(self, points: list[int]) -> tuple[Crew, dict[int, Future]]:
-        crew = Processes(self._parcel, len(points))
+        crew = Processes(self._batch, len(points))
         try:
             return crew, {index: crew.submit(index) for index in points}
         except OSError:

@@ -1,15 +1,15 @@
 """Who does the points of a study beside this process, and what a worker does with one of them."""
 
-import pickle
+import copy
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.result import Stop
 
 Report = Callable[..., None]
-"""Told how far the work within a point is: share done, message, best objective so far, bound so far."""
+"""Called with how far the work within a point is: share done, message, best objective so far, bound so far."""
 
 Work = Callable[[Any, int, Stop, Report], Any]
 """A point of a study: of what all points have in common, the point's index, a `Stop` and a `Report` its answer. A function of a
@@ -46,24 +46,23 @@ class Crew(Protocol):
         """End the workers that were started for the study, at work or not. Harmless to repeat."""
 
 
-def parcel(work: Work, common: Any) -> bytes:
+@dataclass(frozen=True)
+class Batch:
     """What every worker gets once: the work and what its points have in common."""
-    return pickle.dumps((work, common), pickle.HIGHEST_PROTOCOL)
+
+    work: Work
+    common: Any
+
+    def detached(self) -> "Batch":
+        """A copy that shares nothing with this one: it can go to other processes while this one works."""
+        return Batch(self.work, copy.deepcopy(self.common))
+
+    def do(self, index: int, stop: Stop) -> Any:
+        """A point, in a worker. Raises `NotBegunError` where nobody waits for it any more."""
+        if stop():
+            raise NotBegunError
+        return self.work(self.common, index, stop, _ignore)
 
 
-def do_point(parcel: bytes, index: int, stop: Stop) -> Any:
-    """One point of a parcel, in whatever process this is. Raises `NotBegunError` where nobody waits for it any more."""
-    if stop():
-        raise NotBegunError
-    work, common = _opened(parcel)
-    return work(common, index, stop, _nobody)
-
-
-@lru_cache(maxsize=1)
-def _opened(parcel: bytes) -> tuple[Work, Any]:
-    # Kept from point to point: what was computed of the problem for one serves the next.
-    return pickle.loads(parcel)
-
-
-def _nobody(*told: object) -> None:
+def _ignore(*progress: object) -> None:
     """The `Report` of a point in another process: progress moves by the point there."""

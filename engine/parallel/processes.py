@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from engine.parallel.crew import GRACE, do_point
+from engine.parallel.crew import GRACE, Batch
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -93,10 +93,10 @@ class Processes:
     lost = (BrokenProcessPool,)
     advice = "processes of this machine were killed again and again, perhaps for want of memory; make the study smaller"
 
-    def __init__(self, parcel: bytes, points: int) -> None:
+    def __init__(self, batch: Batch, points: int) -> None:
         # Whoever reads learns that this process asks to stop, and also that it died.
         self._reader, self._writer = _CONTEXT.Pipe(duplex=False)
-        self._executor = ProcessPoolExecutor(workers_for(points), _CONTEXT, _begin, (self._reader, parcel))
+        self._executor = ProcessPoolExecutor(workers_for(points), _CONTEXT, _begin, (self._reader, batch))
 
     def submit(self, index: int) -> Future:
         return self._executor.submit(_do, index)
@@ -117,14 +117,14 @@ class Processes:
         self._reader.close()
 
 
-_told = threading.Event()
-_parcel: bytes = b""
+_stop_asked = threading.Event()
+_batch: Batch
 
 
-def _begin(reader: Connection, parcel: bytes) -> None:
+def _begin(reader: Connection, batch: Batch) -> None:
     """The first thing that a process of the pool does."""
-    global _parcel
-    _parcel = parcel
+    global _batch
+    _batch = batch
     os.setpgid(0, 0)  # not in the group of the job or the terminal, whose signals are not for it ...
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # ... but the pool's own are
     threading.Thread(target=_watch, args=(reader,), daemon=True).start()
@@ -134,13 +134,13 @@ def _watch(reader: Connection) -> None:
     """Wait until the process that started this one closes its end or dies, and do not outlive it by much."""
     with contextlib.suppress(EOFError, OSError):
         reader.recv_bytes()
-    _told.set()
+    _stop_asked.set()
     time.sleep(2 * GRACE)
     os._exit(1)
 
 
 def _do(index: int) -> Any:
-    return do_point(_parcel, index, _told.is_set)
+    return _batch.do(index, _stop_asked.is_set)
 
 
 def _nothing() -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from engine.errors import InputError
-from engine.parallel.crew import do_point
+from engine.parallel.crew import Batch
 from engine.result import library_versions
 
 CONNECTING = 10.0
@@ -31,7 +31,7 @@ class Remote:
 
     advice = "the Dask cluster lost the same points again and again; look at the logs of its workers"
 
-    def __init__(self, address: str, parcel: bytes) -> None:
+    def __init__(self, address: str, batch: Batch) -> None:
         try:
             import distributed
         except ImportError:
@@ -40,7 +40,7 @@ class Remote:
             ) from None
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it means is said in one line below
         self.lost = (CancelledError, distributed.KilledWorker)
-        self._address, self._seen, self._asked = address, time.monotonic(), 0.0
+        self._address, self._had_workers, self._checked = address, time.monotonic(), 0.0
         try:
             self._client = distributed.Client(address, timeout=CONNECTING, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
@@ -49,7 +49,7 @@ class Remote:
             self._client.wait_for_workers(1, timeout=CONNECTING)
             self._check_versions()
             self._stop = distributed.Event(f"switchyard-stop-{secrets.token_hex(8)}", client=self._client)
-            self._parcel = self._client.scatter(parcel, broadcast=True, hash=False)
+            self._batch = self._client.scatter(batch, broadcast=True, hash=False)
         except TimeoutError:
             self._client.close()
             raise InputError(
@@ -79,16 +79,16 @@ class Remote:
                     )
 
     def submit(self, index: int) -> Future:
-        return self._executor.submit(_do, self._parcel, index, self._stop.name, priority=-index)
+        return self._executor.submit(_do, self._batch, index, self._stop.name, priority=-index)
 
     def check(self) -> None:
         now = time.monotonic()
-        if now - self._asked < 1.0:
+        if now - self._checked < 1.0:
             return
-        self._asked = now
+        self._checked = now
         if _briefly(self._client.nthreads):
-            self._seen = now
-        elif now - self._seen > WITHOUT_WORKERS:
+            self._had_workers = now
+        elif now - self._had_workers > WITHOUT_WORKERS:
             raise InputError(f"the Dask scheduler at {self._address} has lost all its workers, or hangs")
 
     def ask_to_stop(self) -> None:
@@ -117,24 +117,24 @@ def _versions() -> dict[str, str]:
     return {"Python": platform.python_version(), **library_versions()}
 
 
-def _do(parcel: bytes, index: int, stop: str) -> Any:
-    return do_point(parcel, index, _Asked(stop))
+def _do(batch: Batch, index: int, stop: str) -> Any:
+    return batch.do(index, _RemoteStop(stop))
 
 
-class _Asked:
+class _RemoteStop:
     """The `Stop` of a point on a worker: an event of the cluster, looked at now and then."""
 
     def __init__(self, name: str) -> None:
         from distributed import Event
 
-        self._event, self._asked, self._looked = Event(name), False, float("-inf")
+        self._event, self._set, self._looked = Event(name), False, float("-inf")
 
     def __call__(self) -> bool:
         now = time.monotonic()
-        if not self._asked and now - self._looked > POLL:
+        if not self._set and now - self._looked > POLL:
             self._looked = now
             try:
-                self._asked = self._event.is_set()
+                self._set = self._event.is_set()
             except Exception:  # whatever it is, nobody waits for the answer any more
-                self._asked = True
-        return self._asked
+                self._set = True
+        return self._set

@@ -1,5 +1,6 @@
 """Work for crews to do: functions of a module, which other processes find."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ from engine.errors import InputError
 
 
 def square(common, index, stop, report):
-    """The square of a number and who computed it, after `seconds`; `slow` has those that take longer."""
+    """The square of a number and who computed it, after `seconds`."""
     numbers, seconds = common
     time.sleep(seconds)
     return numbers[index] ** 2, os.getpid()
@@ -44,17 +45,17 @@ def die_once(common, index, stop, report):
     note = folder / "died"
     if index == 3 and not note.exists():
         note.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+        _die()
     with (folder / f"done-{index}").open("a") as file:
         file.write("x")
     return index
 
 
 def die_always(common, index, stop, report):
-    """All but the process of the test die with point 3."""
+    """Every worker that gets point 3 dies with it."""
     time.sleep(0.05)
     if index == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
+        _die()
     return index
 
 
@@ -62,3 +63,8 @@ def threads(common, index, stop, report):
     """How many threads the linear algebra may use here, and in whose process group it runs."""
     time.sleep(common)
     return os.environ.get("OMP_NUM_THREADS"), os.getpgid(0), threading.current_thread() is threading.main_thread()
+
+
+def _die():
+    assert multiprocessing.parent_process() is not None, "the process of the test must not end"
+    os.kill(os.getpid(), signal.SIGKILL)
