@@ -108,12 +108,12 @@ def counted(counts: np.ndarray) -> np.ndarray:
 def _corners(supply: np.ndarray, demand: np.ndarray) -> np.ndarray:
     """float64[pair, i, j]: who gives to whom when supplies and demands (float64[pair, place], of equal sums) are served in
     order (the north-west corner rule: fewer entries than places of both together)."""
-    given, taken = supply.cumsum(axis=1), demand.cumsum(axis=1)
-    until = np.minimum(given[:, :, None], taken[:, None, :])
-    since = np.maximum(_before(given)[:, :, None], _before(taken)[:, None, :])
+    supplied, demanded = supply.cumsum(axis=1), demand.cumsum(axis=1)
+    until = np.minimum(supplied[:, :, None], demanded[:, None, :])
+    since = np.maximum(_before(supplied)[:, :, None], _before(demanded)[:, None, :])
     overlap = until - since
     # No supply may vanish as round-off altogether: the largest entry of a row is at least its mean.
-    least = np.minimum(SLIVER * given[:, -1:], supply / (2 * supply.shape[1]))
+    least = np.minimum(SLIVER * supplied[:, -1:], supply / (2 * supply.shape[1]))
     return np.where(overlap > least[:, :, None], overlap, 0.0)
 
 

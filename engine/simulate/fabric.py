@@ -101,18 +101,12 @@ class Fabric:
         unfinished = np.array([exchange.unfinished for exchange in live])
         at_once = sum(int(np.bincount(exchange.sends["group"]).max()) for exchange in live)
         exact = at_once <= EXACT_SENDS
+        window = HURRIED_WINDOW if self.hurried else WINDOW
+        window = 0.0 if exact else window * min(exchange.bound for exchange in live)
+        exchange = np.repeat(np.arange(len(live)), counts)
+        columns = fair_share.Sends(group=group, exchange=exchange, **sends)
         self.now = fair_share.run(
-            **{name: sends[name] for name in SENDS},
-            group=group,
-            follower=np.concatenate(follower),
-            exchange=np.repeat(np.arange(len(live)), counts),
-            unfinished=unfinished,
-            capacity=self.network.capacity,
-            now=self.now,
-            awaited=live.index(awaited),
-            window=0.0
-            if exact
-            else (HURRIED_WINDOW if self.hurried else WINDOW) * min(exchange.bound for exchange in live),
+            columns, np.concatenate(follower), unfinished, self.network.capacity, self.now, live.index(awaited), window
         )
         cuts = np.cumsum(counts)[:-1]
         for column in ("left", "start", "end"):

@@ -50,8 +50,8 @@ def _network(instance: TwoTierInstance, gpus: int) -> Network:
         raise InputError(f"gpus_per_node must list nodes of at least 1 GPU, {gpus} in all, not {sum(sizes)}")
     rates = {}
     for name in ("bandwidth", "link_bandwidth"):
-        given = getattr(instance, name)
-        rates[name] = np.full(gpus, given) if isinstance(given, float) else np.array(given)
+        rate = getattr(instance, name)
+        rates[name] = np.full(gpus, rate) if isinstance(rate, float) else np.array(rate)
         if len(rates[name]) != gpus or not np.all(rates[name] > 0):
             raise InputError(f"{name} must be a positive number, or one for each of {gpus} GPUs")
     rate, link = rates["bandwidth"], rates["link_bandwidth"]

@@ -27,6 +27,7 @@ from engine.formats import read_plan, read_workload
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
+from engine.simulate.compile_ahead import compile_ahead
 from engine.studies.synthetic import Recipe, synthetic
 from engine.systems import SYSTEMS, run
 from engine.units import seconds, size
@@ -60,7 +61,7 @@ def measure(gpus: int, folder: Path) -> dict[str, float | str]:
         times[name] = time.perf_counter() - begin
         return answer
 
-    simulate_nothing()  # the compiled code is loaded once a process
+    compile_ahead()  # the compiled code is loaded once a process
     trace = timed("read the log", partial(read_workload, folder / "log.npz"))
     problem = timed("problem", partial(make_problem, trace, cluster_of(gpus), MODEL, Datasheet()))
     plan = None
@@ -75,12 +76,6 @@ def measure(gpus: int, folder: Path) -> dict[str, float | str]:
         timed("two-tier, a matrix", partial(order_two_tier, plan, problem))
     times["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return times
-
-
-def simulate_nothing() -> None:
-    from engine.simulate.compile_ahead import compile_ahead
-
-    compile_ahead()
 
 
 def save_and_open(plan: Plan, path: Path) -> None:

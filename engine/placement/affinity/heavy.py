@@ -112,7 +112,7 @@ def _connected(shared: NDArray[np.bool_], size: int) -> NDArray[np.int64] | None
     """Connected sets of 2 … size experts of a graph bool[expert, expert]: int64[set, size], filled up with `experts`; None
     where they are too many."""
     experts = len(shared)
-    sets, found = np.arange(experts)[:, None], [np.empty((0, size), dtype=np.int64)]
+    sets, listed = np.arange(experts)[:, None], [np.empty((0, size), dtype=np.int64)]
     for members in range(2, size + 1):
         if len(sets) * experts > 32 * MOST_SETS:
             return None
@@ -124,8 +124,8 @@ def _connected(shared: NDArray[np.bool_], size: int) -> NDArray[np.int64] | None
         grown = np.sort(np.column_stack([sets[row], joins]), axis=1)
         key = grown @ (experts ** np.arange(members, dtype=np.int64))
         sets = grown[np.unique(key, return_index=True)[1]]
-        found.append(np.pad(sets, ((0, 0), (0, size - members)), constant_values=experts))
-    sets = np.concatenate(found)
+        listed.append(np.pad(sets, ((0, 0), (0, size - members)), constant_values=experts))
+    sets = np.concatenate(listed)
     return sets if len(sets) <= MOST_SETS else None
 
 
