@@ -25,10 +25,9 @@ def refuse_third(common, index, stop, report):
 
 
 def until_stopped(common, index, stop, report):
-    """Polls `stop` as a kernel does; its best is how often it asked."""
-    asked = 0
+    """Polls `stop` as a kernel does. common: a folder, in which it notes that it has begun."""
+    (common / f"begun-{index}").touch()
     while not stop():
-        asked += 1
         time.sleep(0.01)
     return f"best of {index}"
 

@@ -99,20 +99,18 @@ def test_what_a_point_raises_is_raised_in_its_place():
     assert not workers()
 
 
-def test_asked_to_stop_points_at_work_hand_back_their_best():
-    begin = []
-
-    def begun(finished: int, index: int) -> None:
-        let_workers_begin(finished, index)
-        begin.append(time.monotonic())
+def test_asked_to_stop_points_at_work_hand_back_their_best(tmp_path):
+    asked = []
 
     def stop() -> bool:
-        return bool(begin) and time.monotonic() - begin[0] > 1.5
+        """Once two workers are at work beside the process of the test."""
+        if not asked and all((tmp_path / f"begun-{index}").exists() for index in (0, 1, 2)):
+            asked.append(time.monotonic())
+        return bool(asked)
 
-    answers = list(in_order(points.until_stopped, None, 20, stop, begun))
-    assert time.monotonic() - begin[0] < 3.5
-    assert 2 <= len(answers) <= 3 and answers[0] == (0, "best of 0")
-    assert all(best == f"best of {index}" for index, best in answers)
+    answers = list(in_order(points.until_stopped, tmp_path, 20, stop, let_workers_begin))
+    assert time.monotonic() - asked[0] < 2.0
+    assert answers == [(index, f"best of {index}") for index in range(3)]
     assert not workers()
 
 
