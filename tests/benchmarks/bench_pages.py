@@ -1,8 +1,9 @@
-"""How long every page takes to answer a click: `python -m tests.benchmarks.bench_pages`.
+"""How long every page takes to answer a click: `python -m tests.benchmarks.bench_pages [GPUS …]` (default 64 320).
 
-On the sample and on a routing log of 5 million (token, layer) rows that is uploaded, each without and with a plan. A browser's
-protocol is spoken over a real websocket; what the browser needs to draw is not in the figures. Wall time and, since it does
-not depend on what else the machine does, the server's CPU time; the slower of two visits each.
+On the sample, on a routing log of 5 million (token, layer) rows and on `deepseek`'s for each number of GPUs, uploaded and with
+plans (of the default systems; for `deepseek` the linear placement and EPLB). A browser's protocol is spoken over a real
+websocket; what the browser needs to draw is not in the figures. Wall time and, since it does not depend on what else the
+machine does, the server's CPU time: of the first visit, which computes what later ones find, and the slower of two later ones.
 """
 
 import io
@@ -20,9 +21,15 @@ from engine.formats import read_model
 from engine.jobs import runner
 from engine.units import seconds
 from tests.benchmarks.bench_sessions import SAMPLES, Session, start
+from tests.benchmarks.deepseek import MODEL, cluster_of, routing_log
 
 LAYERS, EXPERTS, ROWS = 24, 64, 5_000_000
-UPLOAD, VISITS = "upload, check and show", 2
+SIZES = (64, 320)
+UPLOAD, PLAN, VISITS = "upload, check and show", "plan (a job)", 2
+SHORT_SYSTEMS = ("Linear placement", "EPLB")
+
+Times = tuple[float, float]
+"""Wall and CPU seconds."""
 
 
 def long_log() -> bytes:
@@ -56,63 +63,86 @@ class Clock:
         times = self.server.cpu_times()
         return times.user + times.system
 
-    def visit(self) -> dict[str, tuple[float, float]]:
-        """Every page: the slower of two visits, which both find what an earlier one has computed."""
-        slowest = {}
-        for number in range(1 + VISITS):
+    def visit(self) -> dict[str, list[Times]]:
+        """Every page: its first visit and the slower of two later ones."""
+        times: dict[str, list[Times]] = {}
+        for _ in range(1 + VISITS):
             for page in self.session.pages:
                 began = self.cpu()
                 self.session.run(page)
-                if number:
-                    now = (self.session.times[page], self.cpu() - began)
-                    slowest[page or "workload"] = max(now, slowest.get(page or "workload", now))
-        return slowest
+                times.setdefault(page or "workload", []).append((self.session.times[page], self.cpu() - began))
+        return {page: [first, max(later)] for page, (first, *later) in times.items()}
 
-    def upload(self) -> tuple[float, float]:
+    def upload(self, files: dict[str, bytes], cluster: bytes | None) -> Times:
+        """Wall and CPU seconds of the recording's upload."""
+        if cluster is not None:
+            self.session.run("cluster")
+            self.session.upload("cluster", self._labelled("Or open a cluster"), {"cluster.json": cluster})
         self.session.run("")
-        label = next(widget for widget in self.session.widgets if widget.startswith("Routing logs"))
-        content, began, cpu = long_log(), time.perf_counter(), self.cpu()
-        self.session.upload("", label, {"long.npz": content, "long.json": model()})
+        label, began, cpu = self._labelled("Routing logs"), time.perf_counter(), self.cpu()
+        self.session.upload("", label, files)
         return time.perf_counter() - began, self.cpu() - cpu
 
-    def plan(self, folder: Path) -> None:
-        """Run the default systems and draw Optimise again, as its watcher does."""
+    def plan(self, folder: Path, systems: tuple[str, ...] | None) -> Times:
+        """Run systems (None: the default ones) and draw Optimise again, as its watcher does; seconds of the job."""
+        self.session.run("optimise")
+        if systems is not None:
+            for label, ticked in list(self.session.ticked.items()):
+                if label.startswith("**") and ticked != any(system in label for system in systems):
+                    self.session.tick("optimise", label, not ticked)
+        began = time.perf_counter()
         self.session.press("optimise", "Run")
         newest = runner.jobs(folder, "optimise")[0]
-        if runner.wait(newest, 300) is not runner.State.DONE:
+        if runner.wait(newest, 600) is not runner.State.DONE:
             raise RuntimeError(newest.log_tail())
+        took = time.perf_counter() - began
         self.session.run("optimise")
+        return took, 0.0
+
+    def _labelled(self, begin: str) -> str:
+        return next(label for label in self.session.widgets if label.startswith(begin))
 
 
 def main() -> int:
+    sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
+    log = routing_log()
+    uploads = {"5 million rows": ({"long.npz": long_log(), "long.json": model()}, None, None)}
+    uploads |= {
+        f"R1, {gpus} GPUs": (
+            {"r1.npz": log, "r1.json": MODEL.to_json().encode()},
+            cluster_of(gpus).to_json().encode(),
+            SHORT_SYSTEMS,
+        )
+        for gpus in sizes
+    }
+    columns: dict[str, dict[str, list[Times]]] = {}
+    faults: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         server, port = start(folder)
         try:
-            with ExitStack() as open:
-                sessions = [Session(port, number, open) for number in range(2)]
-                short, long = (Clock(session, psutil.Process(server.pid)) for session in sessions)
-                for session in sessions:
+            for number, case in enumerate(["sample", *uploads]):
+                with ExitStack() as open:
+                    session = Session(port, number, open)
+                    clock = Clock(session, psutil.Process(server.pid))
                     session.press("", "Open the sample")
-                columns = {"sample": short.visit()}
-                short.plan(folder)
-                columns["sample, planned"] = short.visit()
-                columns["5 million rows"] = {UPLOAD: long.upload()} | long.visit()
-                long.plan(folder)
-                columns["5 million rows, planned"] = long.visit()
+                    files, cluster, systems = uploads.get(case, ({}, None, None))
+                    columns[case] = {UPLOAD: [clock.upload(files, cluster)]} if files else {}
+                    columns[case] |= {PLAN: [clock.plan(folder, systems)]} | clock.visit()
+                    faults += session.faults
+                print(f"{case}: done", file=sys.stderr, flush=True)
         finally:
             server.terminate()
             server.wait(10)
-    pages = [UPLOAD, *columns["sample"]]
-    cells = [[page, *(_both(column.get(page)) for column in columns.values())] for page in pages]
-    print(table(["wall (CPU)", *columns], cells))
-    faults = [fault for session in sessions for fault in session.faults]
+    rows = list(dict.fromkeys(row for column in columns.values() for row in column))
+    cells = [[row, *(_cell(column.get(row, [])) for column in columns.values())] for row in rows]
+    print(table(["wall (CPU), first visit; later ones", *columns], cells))
     print("\n".join(faults) or "no errors")
     return 1 if faults else 0
 
 
-def _both(times: tuple[float, float] | None) -> str:
-    return f"{seconds(times[0])} ({seconds(times[1])})" if times else ""
+def _cell(times: list[Times]) -> str:
+    return "; ".join(f"{seconds(wall)} ({seconds(cpu)})" if cpu else seconds(wall) for wall, cpu in times)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """DeepSeek-R1 on 8 to 1024 H100: seconds and peak memory of reading, planning, simulating, ordering and saving.
 
-`python -m tests.benchmarks.bench_scale [GPUS …]`. The recording is made by the studio's own generator (skew 0.6, affinity
-0.3, seed 0): 16,384 tokens through 58 MoE layers of 256 experts, top-8. Nodes have eight GPUs, links of 450 GB/s and ports of
-50 GB/s. Every size runs in a process of its own, so that its peak memory is its own.
+`python -m tests.benchmarks.bench_scale [GPUS …]`; model, recording and clusters are those of `deepseek`. Every size runs in a
+process of its own, so that its peak memory is its own.
 """
 
 import json
@@ -16,11 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from engine.catalogue import gpu, model_presets
 from engine.cli.text import table
-from engine.cluster import Cluster, Node
 from engine.communication.two_tier import two_tier
 from engine.costs import Datasheet
 from engine.formats import read_plan, read_workload
@@ -28,27 +23,13 @@ from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
 from engine.simulate.compile_ahead import compile_ahead
-from engine.studies.synthetic import Recipe, synthetic
 from engine.systems import SYSTEMS, run
 from engine.units import seconds, size
 from engine.validate import refuse_broken
+from tests.benchmarks.deepseek import MODEL, cluster_of, routing_log
 
 SIZES = (8, 32, 64, 128, 320, 1024)
 SYSTEMS_UP_TO = {"linear": 1024, "eplb": 1024, "aurora": 64, "exflow": 64}
-RECIPE = Recipe(tokens=16_384, skew=0.6, affinity=0.3)
-MODEL = model_presets()["DeepSeek-R1"].model
-ROOM = 4
-"""Times the memory of an H100, so that the whole model fits eight of them; nothing else depends on it."""
-
-
-def cluster_of(gpus: int) -> Cluster:
-    card = gpu("H100", 50e9)
-    card = card.model_copy(update={"memory": card.memory * ROOM})
-    nodes = tuple(
-        Node(name=f"node {index}", gpus=(card,) * 8, link_bandwidth=450e9, link_latency=2e-6)
-        for index in range(gpus // 8)
-    )
-    return Cluster(name=f"{gpus} H100", nodes=nodes, latency=5e-6)
 
 
 def measure(gpus: int, folder: Path) -> dict[str, float | str]:
@@ -93,8 +74,7 @@ def main() -> None:
         return
     sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
     with tempfile.TemporaryDirectory() as folder:
-        trace = synthetic(MODEL, RECIPE)
-        np.savez_compressed(Path(folder) / "log.npz", experts=trace.experts, sequence=trace.sequence)
+        (Path(folder) / "log.npz").write_bytes(routing_log())
         columns = []
         for gpus in sizes:
             command = [sys.executable, "-m", "tests.benchmarks.bench_scale", "--child", str(gpus), folder]

@@ -50,6 +50,7 @@ class Session:
         self.http = requests.Session()
         self.pages: dict[str, str] = {}
         self.widgets: dict[str, str] = {}
+        self.ticked: dict[str, bool] = {}
         self.known: dict[str, bytes] = {}
         self.sent: list[bytes] = []
         self.query, self.session, self.times, self.faults = "", "", {}, []
@@ -105,15 +106,28 @@ class Session:
         kind = element.WhichOneof("type")
         if kind == "exception" or (kind == "alert" and element.alert.format == element.alert.ERROR):
             self.faults.append(str(element)[:300])
-        if kind in ("button", "file_uploader"):
+        if kind in ("button", "checkbox", "file_uploader"):
             self.widgets[getattr(element, kind).label] = getattr(element, kind).id
+        if kind == "checkbox":
+            self.ticked[element.checkbox.label] = element.checkbox.default
 
     def press(self, page: str, label: str) -> None:
         def change(message: BackMsg) -> None:
+            self._send_ticks(message)
             state = message.rerun_script.widget_states.widgets.add()
             state.id, state.trigger_value = self.widgets[label], True
 
         self.run(page, change)
+
+    def tick(self, page: str, label: str, ticked: bool) -> None:
+        """Set a checkbox. A browser sends the state of all of them each time; so does this, for those of the page."""
+        self.ticked[label] = ticked
+        self.run(page, self._send_ticks)
+
+    def _send_ticks(self, message: BackMsg) -> None:
+        for label, ticked in self.ticked.items():
+            state = message.rerun_script.widget_states.widgets.add()
+            state.id, state.bool_value = self.widgets[label], ticked
 
     def upload(self, page: str, label: str, files: dict[str, bytes]) -> None:
         """Give files to an uploader as a browser does: ask where to, put them there, then say so."""
