@@ -14,7 +14,7 @@ from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
 from engine.plan.replay import replay
 from engine.simulate import fair_share
-from engine.simulate.flows import EXACT_SENDS, HURRIED_WINDOW, WINDOW, Flows
+from engine.simulate.flows import EXACT_SENDS, WINDOW, Flows
 
 SENDS = ("source", "sink", "size", "latency", "left", "start", "end")
 
@@ -34,11 +34,12 @@ class _Exchange:
 
 
 class Fabric:
-    """A network and what is in flight on it. now: the second up to which it has been simulated; hurried: see `all_to_all`."""
+    """A network and what is in flight on it. now: the second up to which it has been simulated; part: float64[1], see
+    `all_to_all`."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.hurried = False
+        self.part = np.array([WINDOW])
         self.now = 0.0
         self._exchanges: dict[str, _Exchange] = {}
 
@@ -101,12 +102,18 @@ class Fabric:
         unfinished = np.array([exchange.unfinished for exchange in live])
         at_once = sum(int(np.bincount(exchange.sends["group"]).max()) for exchange in live)
         exact = at_once <= EXACT_SENDS
-        window = HURRIED_WINDOW if self.hurried else WINDOW
-        window = 0.0 if exact else window * min(exchange.bound for exchange in live)
+        bound = 0.0 if exact else min(exchange.bound for exchange in live)
         exchange = np.repeat(np.arange(len(live)), counts)
         columns = fair_share.Sends(group=group, exchange=exchange, **sends)
         self.now = fair_share.run(
-            columns, np.concatenate(follower), unfinished, self.network.capacity, self.now, live.index(awaited), window
+            columns,
+            np.concatenate(follower),
+            unfinished,
+            self.network.capacity,
+            self.now,
+            live.index(awaited),
+            self.part,
+            bound,
         )
         cuts = np.cumsum(counts)[:-1]
         for column in ("left", "start", "end"):

@@ -77,13 +77,14 @@ def run(
     capacity: np.ndarray,
     now: float,
     awaited: int,
-    window: float,
+    part: np.ndarray,
+    bound: float,
 ) -> float:
     """Advance from `now` until the exchange `awaited` has ended; returns the second up to which the network has been simulated.
 
     Sends with a `start` are under way; a group begins when the one that has it as its `follower` (int64[group], -1: none) has
-    ended. unfinished: int64[exchange], sends that have not ended, written; capacity: float64[port] bytes/s; window: seconds,
-    see above.
+    ended. unfinished: int64[exchange], sends that have not ended, written; capacity: float64[port] bytes/s. A window is as wide
+    as that part (float64[1], which another thread may raise meanwhile) of `bound` seconds.
     """
     total, ports = len(sends.size), len(capacity)
     first = np.searchsorted(sends.group, np.arange(len(follower) + 1))
@@ -108,6 +109,7 @@ def run(
     waits, count = _list_waiting(sends, pending, waiting), 0
     next_arrival, latest, changed = -np.inf, np.inf, True
     while unfinished[awaited] > 0:
+        window = part[0] * bound
         if next_arrival <= now:
             before = count
             waits, count, next_arrival = _admit(sends, waiting, waits, moving, count, now)

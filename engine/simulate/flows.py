@@ -50,43 +50,44 @@ class Flows:
 
 
 def all_to_all(
-    mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray, network: Network, hurried: bool = False
+    mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray, network: Network, part: np.ndarray | None = None
 ) -> Flows:
     """Run the traffic in the given order. traffic: float64[src, dst] bytes, diagonal ignored.
 
     The schedule may have been made for other traffic: its pairs keep their order and their split over phases, pairs it
-    does not know follow at the end (see `replay`). In a two-tier order bytes go by relays, see `relayed_sends`. hurried: with
-    wider windows, where there are any: ten times as fast, and some per cent late at most, as the interval that comes with it
-    says.
+    does not know follow at the end (see `replay`). In a two-tier order bytes go by relays, see `relayed_sends`. part:
+    float64[1], the part of the bound that a window is wide, where there are any (None: WINDOW); whoever wants the simulation to
+    end sets it to HURRIED_WINDOW, at any time: that is ten times as fast, and some per cent late at most, as the interval that
+    comes with it says.
     """
     traffic = off_diagonal(traffic)
-    window = HURRIED_WINDOW if hurried else WINDOW
+    part = np.array([WINDOW]) if part is None else part
     if mode == "concurrent":
         src, dst = np.nonzero(traffic)
-        return _side_by_side(network, src, dst, traffic[src, dst], window)
+        return _side_by_side(network, src, dst, traffic[src, dst], part)
     if mode == "two-tier":
         return Flows(*relayed_sends(schedule, traffic, network))
     src, dst, size, phase = replay(schedule, traffic)
     if mode == "sequential":
         return _one_by_one(network, src, dst, size)
-    return _in_phases(network, src, dst, size, phase, mode == "shared", window)
+    return _in_phases(network, src, dst, size, phase, mode == "shared", part)
 
 
-def _side_by_side(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, part: float) -> Flows:
-    """All sends at once. part: of the bound, the width of a window."""
+def _side_by_side(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, part: np.ndarray) -> Flows:
+    """All sends at once. part: float64[1], see `all_to_all`."""
     out, into = network.ports(src, dst)
     capacity, latency = network.capacity, network.start_up(src, dst)
     count = len(src)
     start, end = np.zeros(count), np.full(count, np.nan)
     if len(np.unique(out)) == len(np.unique(into)) == count:  # nobody meets anybody
         return Flows(src, dst, size, start, latency + size / np.minimum(capacity[out], capacity[into]))
-    window = part * network.fluid_seconds(src, dst, size) if count > EXACT_SENDS else 0.0
+    bound = network.fluid_seconds(src, dst, size) if count > EXACT_SENDS else 0.0
     together, size = np.zeros(count, dtype=np.int64), size.astype(np.float64)
     sends = fair_share.Sends(out, into, size, latency, together, together, size.copy(), start, end)
-    fair_share.run(sends, np.array([-1]), np.array([count]), capacity, 0.0, 0, window)
-    if not window:
+    fair_share.run(sends, np.array([-1]), np.array([count]), capacity, 0.0, 0, part, bound)
+    if not bound:
         return Flows(src, dst, size, start, end)
-    latest = fair_share.latest_end(sends, capacity, window / part * max(part, PROOF_WINDOW))
+    latest = fair_share.latest_end(sends, capacity, max(part[0], PROOF_WINDOW) * bound)
     return Flows(src, dst, size, start, end, False, max(latest, float(end.max())))
 
 

@@ -65,9 +65,12 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> M
     timeline = simulate(plan, problem) if timeline is None else timeline
     if problem.goal is Goal.TRAINING:
         return _of_step(plan, problem, timeline)
-    dispatch = work_of(plan.placement, problem, plan.execution).dispatch
+    if plan.execution == "vanilla":
+        dispatch = problem.traffic(plan.placement)
+    else:
+        dispatch = work_of(plan.placement, problem, plan.execution).dispatch
     if plan.goal is Goal.TWO_MODELS:
-        dispatch = np.concatenate([dispatch, work_of(plan.placement_b, problem.second).dispatch])
+        dispatch = np.concatenate([dispatch, problem.second.traffic(plan.placement_b)])
     everything, stays = dispatch.sum(), np.trace(dispatch, axis1=1, axis2=2).sum()
     order_bound, bound = bound_of_plan(plan, problem), _own_bound(plan, problem)
     return Metrics(

@@ -1,9 +1,11 @@
 """What one pass through a model's MoE layers asks of every GPU and of the network, under a placement."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from engine.cluster import Gpu
 from engine.errors import InputError
 from engine.plan import Execution, Placement
 from engine.problem import Problem
@@ -47,13 +49,23 @@ def compute_seconds(
     before, after: float64[layer, gpu], the tokens that a GPU gates and those that it aggregates.
     """
     cost, model = problem.cost, problem.model
-    tokens = (problem.demand.sum(axis=1)[:, :, None] * placement.share).transpose(0, 2, 1)
-    seconds = {kind: np.empty(before.shape) for kind in ("gate", "ffn", "aggregate")}
-    for rank, gpu in enumerate(problem.cluster.gpus):
-        seconds["gate"][:, rank] = cost.gate(gpu, before[:, rank], model)
-        seconds["ffn"][:, rank] = cost.expert_ffn(gpu, tokens[:, rank, :], model).sum(axis=1)
-        seconds["aggregate"][:, rank] = cost.aggregate(gpu, after[:, rank], model)
+    layer, expert, host = np.nonzero(placement.share)
+    tokens = problem.demand.sum(axis=1)[layer, expert] * placement.share[layer, expert, host]
+    seconds = {kind: np.zeros(before.shape) for kind in ("gate", "ffn", "aggregate")}
+    for gpu, ranks in _ranks_of_kinds(problem.cluster.gpus):
+        mine = np.isin(host, ranks)
+        seconds["gate"][:, ranks] = cost.gate(gpu, before[:, ranks], model)
+        np.add.at(seconds["ffn"], (layer[mine], host[mine]), cost.expert_ffn(gpu, tokens[mine], model))
+        seconds["aggregate"][:, ranks] = cost.aggregate(gpu, after[:, ranks], model)
     return {kind: cost.together(step) for kind, step in seconds.items()}
+
+
+def _ranks_of_kinds(gpus: Sequence[Gpu]) -> Iterable[tuple[Gpu, list[int]]]:
+    """Every kind of GPU and its ranks."""
+    ranks: dict[Gpu, list[int]] = {}
+    for rank, gpu in enumerate(gpus):
+        ranks.setdefault(gpu, []).append(rank)
+    return ranks.items()
 
 
 def carriers(trace: RoutingTrace, placement: Placement, ranks: int) -> np.ndarray:
