@@ -8,5 +8,9 @@ class InputError(ValueError):
     """
 
 
+class StoppedError(InputError):
+    """Work was asked to stop before there was anything to keep."""
+
+
 class IllegalError(ValueError):
     """An answer breaks a rule of its problem."""

@@ -73,7 +73,7 @@ def _plan(options: argparse.Namespace) -> int:
     for title, reason in comparison.refused.items():
         print(f"{title} cannot plan for this: {one_line(reason)}", file=sys.stderr)
     if not plans:
-        raise InputError("no system can plan for this")
+        raise InputError("stopped before there was a plan" if stop() else "no system can plan for this")
     ranked = sorted(zip(comparison.candidates, plans, strict=True), key=lambda pair: pair[0]["metrics"]["total"])
     fastest, best = ranked[0]
     if options.output:

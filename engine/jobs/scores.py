@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine import store
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.jobs.protocol import Context
 from engine.parallel import in_order
 from engine.placement.joint.front import FrontPoint, front
@@ -155,6 +155,8 @@ def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
         [TwoPhaseOptions(path_length=length, **arguments["options"]) for length in lengths],
     )
     for _, run_of_length in in_order(_lina_run, common, len(lengths), context.stop, begun):
+        if run_of_length is None:
+            continue
         runs.append(run_of_length)
         context.keep({"runs": runs, "profile": profile.name, "served": served.name})
     return {"runs": runs, "profile": profile.name, "served": served.name}
@@ -162,9 +164,13 @@ def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
 
 def _lina_run(
     common: tuple[Problem, RoutingTrace, list[TwoPhaseOptions]], index: int, stop: Stop, report: Report
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
+    """The figures of a path length; None when stopped before a batch was simulated."""
     problem, profile, choices = common
-    result = two_phase(problem, profile, choices[index], stop)
+    try:
+        result = two_phase(problem, profile, choices[index], stop)
+    except StoppedError:
+        return None
     layers = result.accuracy_of_layer("set")
     return {
         "options": asdict(choices[index]),

@@ -19,7 +19,6 @@ from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.events import EventLog, too_many
 from engine.simulate.fabric import Fabric
-from engine.simulate.flows import HURRIED_WINDOW
 from engine.simulate.work import Work, work_of
 from engine.timeline import Timeline
 
@@ -118,8 +117,7 @@ def colocated_timeline(
 
     stretch = stretch or range(layers)
     for layer in stretch:
-        if stop():
-            fabric.part[:] = HURRIED_WINDOW
+        fabric.hurry[:] = stop()
         # Every release comes before the network is simulated up to it: each of the four starts after computation that
         # follows all ends asked for so far.
         dispatch_a = send("dispatch", layer, 0, run("gate", layer, 0, 0.0))

@@ -10,7 +10,7 @@ import numpy as np
 from engine.network import Network
 from engine.plan import SendOrder
 from engine.result import Stop
-from engine.simulate.flows import EXACT_SENDS, HURRIED_WINDOW, WINDOW, Flows, all_to_all
+from engine.simulate.flows import EXACT_SENDS, Flows, all_to_all
 from engine.simulate.work import Work
 
 POLL = 0.05
@@ -23,17 +23,17 @@ def exchanges(
     work: Work, order: SendOrder, network: Network, layers: Sequence[int], stop: Stop
 ) -> Iterator[tuple[Flows, Flows]]:
     """Dispatch and combine of each of these layers, in turn. Once `stop` answers True the rest is simulated in a hurry (see
-    `all_to_all`), what is at work included."""
+    `all_to_all`), what is at work included; raises StoppedError for a sequential order of that size."""
     mirrored = order.mode == "concurrent" and _is_symmetric(network)
-    part = np.array([WINDOW])
+    hurry = np.zeros(1, dtype=bool)
 
     def of_layer(layer: int) -> tuple[Flows, Flows]:
         there, back = work.dispatch[layer], work.combine[layer]
         schedules = (None, None) if order.mode == "concurrent" else (order.dispatch[layer], order.combine[layer])
-        dispatch = all_to_all(order.mode, schedules[0], there, network, part)
+        dispatch = all_to_all(order.mode, schedules[0], there, network, hurry)
         if mirrored and np.array_equal(there.T, back):
             return dispatch, dispatch.mirrored()
-        return dispatch, all_to_all(order.mode, schedules[1], back, network, part)
+        return dispatch, all_to_all(order.mode, schedules[1], back, network, hurry)
 
     if network.gpus * (network.gpus - 1) <= EXACT_SENDS:  # a thread would cost more than it saves
         yield from map(of_layer, layers)
@@ -42,8 +42,7 @@ def exchanges(
 
     def awaited(future: Future[tuple[Flows, Flows]]) -> tuple[Flows, Flows]:
         while not wait([future], POLL).done:
-            if stop():
-                part[:] = HURRIED_WINDOW
+            hurry[:] = stop()
         return future.result()
 
     with ThreadPoolExecutor(cores) as threads:

@@ -14,7 +14,7 @@ from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
 from engine.plan.replay import replay
 from engine.simulate import fair_share
-from engine.simulate.flows import EXACT_SENDS, WINDOW, Flows
+from engine.simulate.flows import EXACT_SENDS, HURRIED_WINDOW, WINDOW, Flows
 
 SENDS = ("source", "sink", "size", "latency", "left", "start", "end")
 
@@ -34,12 +34,12 @@ class _Exchange:
 
 
 class Fabric:
-    """A network and what is in flight on it. now: the second up to which it has been simulated; part: float64[1], see
+    """A network and what is in flight on it. now: the second up to which it has been simulated; hurry: bool[1], see
     `all_to_all`."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.part = np.array([WINDOW])
+        self.hurry = np.zeros(1, dtype=bool)
         self.now = 0.0
         self._exchanges: dict[str, _Exchange] = {}
 
@@ -112,8 +112,8 @@ class Fabric:
             self.network.capacity,
             self.now,
             live.index(awaited),
-            self.part,
-            bound,
+            (WINDOW * bound, HURRIED_WINDOW * bound),
+            self.hurry,
         )
         cuts = np.cumsum(counts)[:-1]
         for column in ("left", "start", "end"):

@@ -77,14 +77,14 @@ def run(
     capacity: np.ndarray,
     now: float,
     awaited: int,
-    part: np.ndarray,
-    bound: float,
+    windows: tuple[float, float],
+    hurry: np.ndarray,
 ) -> float:
     """Advance from `now` until the exchange `awaited` has ended; returns the second up to which the network has been simulated.
 
     Sends with a `start` are under way; a group begins when the one that has it as its `follower` (int64[group], -1: none) has
-    ended. unfinished: int64[exchange], sends that have not ended, written; capacity: float64[port] bytes/s. A window is as wide
-    as that part (float64[1], which another thread may raise meanwhile) of `bound` seconds.
+    ended. unfinished: int64[exchange], sends that have not ended, written; capacity: float64[port] bytes/s. windows: seconds,
+    the second of them once `hurry` (bool[1]) is set, which another thread may do meanwhile.
     """
     total, ports = len(sends.size), len(capacity)
     first = np.searchsorted(sends.group, np.arange(len(follower) + 1))
@@ -109,7 +109,7 @@ def run(
     waits, count = _list_waiting(sends, pending, waiting), 0
     next_arrival, latest, changed = -np.inf, np.inf, True
     while unfinished[awaited] > 0:
-        window = part[0] * bound
+        window = windows[1] if hurry[0] else windows[0]
         if next_arrival <= now:
             before = count
             waits, count, next_arrival = _admit(sends, waiting, waits, moving, count, now)

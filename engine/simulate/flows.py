@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from engine.errors import StoppedError
 from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
 from engine.plan.replay import replay
@@ -17,7 +18,7 @@ from engine.simulate.two_tier import relayed_sends
 EXACT_SENDS = 1024
 """Up to so many sends that share ports, every end is an event of its own (32 GPUs where all pairs differ)."""
 
-WINDOW, PROOF_WINDOW, HURRIED_WINDOW = 2e-3, 6e-3, 5e-2
+WINDOW, PROOF_WINDOW, HURRIED_WINDOW = 2e-3, 6e-3, 0.2
 """Above that the ends within this part of the all-to-all's bound are one event. The whole is then late by less than 0.2 % and
 a send by less than 1 % of the whole, as the tests hold against exact runs on 64 GPUs; on more, what is said of a timeline is
 the interval that is proven for it. That proof takes wider windows, because it only has to be safe, and so does a simulation
@@ -50,31 +51,31 @@ class Flows:
 
 
 def all_to_all(
-    mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray, network: Network, part: np.ndarray | None = None
+    mode: OrderMode, schedule: Schedule | None, traffic: np.ndarray, network: Network, hurry: np.ndarray | None = None
 ) -> Flows:
     """Run the traffic in the given order. traffic: float64[src, dst] bytes, diagonal ignored.
 
     The schedule may have been made for other traffic: its pairs keep their order and their split over phases, pairs it
-    does not know follow at the end (see `replay`). In a two-tier order bytes go by relays, see `relayed_sends`. part:
-    float64[1], the part of the bound that a window is wide, where there are any (None: WINDOW); whoever wants the simulation to
-    end sets it to HURRIED_WINDOW, at any time: that is ten times as fast, and some per cent late at most, as the interval that
-    comes with it says.
+    does not know follow at the end (see `replay`). In a two-tier order bytes go by relays, see `relayed_sends`. hurry:
+    bool[1], which whoever wants the simulation to end sets, at any time (None: nobody). Windows are wider from then on: ten
+    times as fast, and some per cent late at most, as the interval that comes with it says. A sequential order, which has none,
+    raises StoppedError.
     """
     traffic = off_diagonal(traffic)
-    part = np.array([WINDOW]) if part is None else part
+    hurry = np.zeros(1, dtype=bool) if hurry is None else hurry
     if mode == "concurrent":
         src, dst = np.nonzero(traffic)
-        return _side_by_side(network, src, dst, traffic[src, dst], part)
+        return _side_by_side(network, src, dst, traffic[src, dst], hurry)
     if mode == "two-tier":
         return Flows(*relayed_sends(schedule, traffic, network))
     src, dst, size, phase = replay(schedule, traffic)
     if mode == "sequential":
-        return _one_by_one(network, src, dst, size)
-    return _in_phases(network, src, dst, size, phase, mode == "shared", part)
+        return _one_by_one(network, src, dst, size, hurry)
+    return _in_phases(network, src, dst, size, phase, mode == "shared", hurry)
 
 
-def _side_by_side(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, part: np.ndarray) -> Flows:
-    """All sends at once. part: float64[1], see `all_to_all`."""
+def _side_by_side(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, hurry: np.ndarray) -> Flows:
+    """All sends at once. hurry: see `all_to_all`."""
     out, into = network.ports(src, dst)
     capacity, latency = network.capacity, network.start_up(src, dst)
     count = len(src)
@@ -84,14 +85,16 @@ def _side_by_side(network: Network, src: np.ndarray, dst: np.ndarray, size: np.n
     bound = network.fluid_seconds(src, dst, size) if count > EXACT_SENDS else 0.0
     together, size = np.zeros(count, dtype=np.int64), size.astype(np.float64)
     sends = fair_share.Sends(out, into, size, latency, together, together, size.copy(), start, end)
-    fair_share.run(sends, np.array([-1]), np.array([count]), capacity, 0.0, 0, part, bound)
+    fair_share.run(
+        sends, np.array([-1]), np.array([count]), capacity, 0.0, 0, (WINDOW * bound, HURRIED_WINDOW * bound), hurry
+    )
     if not bound:
         return Flows(src, dst, size, start, end)
-    latest = fair_share.latest_end(sends, capacity, max(part[0], PROOF_WINDOW) * bound)
+    latest = fair_share.latest_end(sends, capacity, (HURRIED_WINDOW if hurry[0] else PROOF_WINDOW) * bound)
     return Flows(src, dst, size, start, end, False, max(latest, float(end.max())))
 
 
-def _one_by_one(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray) -> Flows:
+def _one_by_one(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, hurry: np.ndarray) -> Flows:
     """Every sender works through its own sends in the order in which they stand."""
     out, into = network.ports(src, dst)
     order = np.argsort(src, kind="stable")
@@ -99,15 +102,23 @@ def _one_by_one(network: Network, src: np.ndarray, dst: np.ndarray, size: np.nda
     follower = np.full(len(src), -1)
     follower[order[:-1][same_sender]] = order[1:][same_sender]
     start, end = sequences.run(
-        out, into, size.astype(np.float64), network.start_up(src, dst), follower, network.capacity
+        out, into, size.astype(np.float64), network.start_up(src, dst), follower, network.capacity, hurry
     )
+    if np.isnan(end).any():
+        raise StoppedError("stopped before the order was simulated")
     return Flows(src, dst, size, start, end)
 
 
 def _in_phases(
-    network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, phase: np.ndarray, paced: bool, part: float
+    network: Network,
+    src: np.ndarray,
+    dst: np.ndarray,
+    size: np.ndarray,
+    phase: np.ndarray,
+    paced: bool,
+    hurry: np.ndarray,
 ) -> Flows:
-    """Phases one after another, each until its last send has ended. part: see `_side_by_side`."""
+    """Phases one after another, each until its last send has ended. hurry: see `all_to_all`."""
     if not len(src):
         return Flows(src, dst, size, np.zeros(0), np.zeros(0))
     out, into = network.ports(src, dst)
@@ -122,7 +133,7 @@ def _in_phases(
             latency = network.start_up(src[here], dst[here]).max()
             seconds[here] = latency + network.fluid_seconds(src[here], dst[here], size[here])
         else:
-            meeting = _side_by_side(network, src[here], dst[here], size[here], part)
+            meeting = _side_by_side(network, src[here], dst[here], size[here], hurry)
             seconds[here], exact = meeting.end, exact and meeting.exact
     begin = np.r_[0.0, np.cumsum(np.maximum.reduceat(seconds, first))[:-1]][number]
     return Flows(src, dst, size, begin, begin + seconds, exact)

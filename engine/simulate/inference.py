@@ -14,7 +14,7 @@ from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.events import EventLog, too_many
 from engine.simulate.exchanges import exchanges
-from engine.simulate.flows import HURRIED_WINDOW, WINDOW, all_to_all
+from engine.simulate.flows import all_to_all
 from engine.simulate.work import Work, work_of
 from engine.timeline import Timeline
 
@@ -52,8 +52,8 @@ def log_model(
         now = log.network("combine", layer, now, combine)
         now = log.compute("aggregate", layer, now, work.compute["aggregate"][layer])
         if layer == len(work.dispatch) - 1 and work.gather is not None:
-            part = np.array([HURRIED_WINDOW if stop() else WINDOW])
-            log.network("all_gather", layer, now, all_to_all("concurrent", None, work.gather, network, part))
+            gather = all_to_all("concurrent", None, work.gather, network, np.array([stop()]))
+            log.network("all_gather", layer, now, gather)
         advance((layer + 1 - layers.start) / len(layers))
 
 

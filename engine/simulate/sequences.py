@@ -19,15 +19,17 @@ def run(
     latency: np.ndarray,
     follower: np.ndarray,
     capacity: np.ndarray,
+    hurry: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(start, end), float64[send] seconds each, exact.
 
     source, sink: int64[send] ports, of which no source has two sends under way at once; size: float64[send] bytes; latency:
     float64[send] seconds; follower: int64[send], the send that begins when this one has ended, -1: none; a send that follows
-    none begins at 0. capacity: float64[port] bytes/s.
+    none begins at 0. capacity: float64[port] bytes/s; hurry: bool[1], which another thread may set meanwhile: then some ends
+    are nan, for this cannot be hurried, only given up.
     """
     sends = len(size)
-    start, end, left, rate = np.zeros(sends), np.zeros(sends), size.copy(), np.zeros(sends)
+    start, end, left, rate = np.zeros(sends), np.full(sends, np.nan), size.copy(), np.zeros(sends)
     follows = np.zeros(sends, dtype=np.bool_)
     follows[follower[follower >= 0]] = True
     # The sends that a receiver has under way are a list: its newest, and of every send the one before and after it.
@@ -37,7 +39,7 @@ def run(
     # (moment, send that arrives or -1, receiver at which a send ends, its version when that was known)
     events = [(latency[send], send, sink[send], 0) for send in range(sends) if not follows[send]]
     heapq.heapify(events)
-    while len(events):
+    while len(events) and not hurry[0]:
         now, arriving, port, known = heapq.heappop(events)
         if arriving < 0 and known != version[port]:
             continue

@@ -18,26 +18,30 @@ a recording with several choices the first counts, which is the likeliest where 
 import numpy as np
 
 from engine.cluster import Gpu
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.model import MoEModel
 from engine.placement.baselines import linear_assignment
 from engine.placement.devices.first_fit import Hosting, check_slots, pack_devices
 from engine.placement.devices.kernel import replicate_devices
 from engine.placement.popularity import most_popular, profile_paths
 from engine.problem import Problem
-from engine.result import Stop, never
+from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.flows import all_to_all
 from engine.simulate.two_phase_result import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult
 from engine.workload import RoutingTrace
 
 
 def two_phase(
-    problem: Problem, profile: RoutingTrace, options: TwoPhaseOptions | None = None, stop: Stop = never
+    problem: Problem,
+    profile: RoutingTrace,
+    options: TwoPhaseOptions | None = None,
+    stop: Stop = never,
+    advance: Advance = unwatched,
 ) -> TwoPhaseResult:
     """Simulate all schemes on the recording of `problem`, with estimates learnt from `profile`.
 
     Tokens start on the ranks of `RoutingTrace.rank_of_token`, applied to each batch on its own. When `stop` answers
-    True the batches done so far are returned, at least one.
+    True the batches done so far are returned; raises StoppedError when there are none. advance: called with the share done.
 
     Raises InputError when the problem has no routing trace, when the two recordings differ in layers or experts, when
     the recording is shorter than a batch or the path too long for its layers, and when the experts do not fit.
@@ -50,15 +54,31 @@ def two_phase(
     seconds = {scheme: np.zeros((3, batches, trace.layers)) for scheme in SCHEMES}
     tuned, same_set, same_order = np.zeros((3, batches, trace.layers), dtype=bool)
     wrong_rank = np.zeros((batches, trace.layers), dtype=np.int64)
+
+    def result_of(done: int) -> TwoPhaseResult:
+        """Of so many batches."""
+        if not done:
+            raise StoppedError("stopped before a batch was simulated")
+        return TwoPhaseResult(
+            options=options,
+            cost_source=problem.cost.source,
+            schemes={scheme: SchemeSeconds(*parts[:, :done]) for scheme, parts in seconds.items()},
+            fine_tuned=tuned[:done],
+            same_set=same_set[:done],
+            same_order=same_order[:done],
+            wrong_rank=wrong_rank[:done],
+        )
+
     done = 0
     for batch in range(batches):
-        if stop() and batch:
-            break
         chosen = slice(batch * options.batch_tokens, (batch + 1) * options.batch_tokens)
         experts = trace.experts[chosen, :, 0].astype(np.int64)
         demand = _part(trace, chosen).demand(len(problem.cluster.gpus)) * options.copies
         window = dict.fromkeys(SCHEMES, 0.0)
         for layer in range(trace.layers):
+            if stop():
+                return result_of(done)
+            advance((batch + layer / trace.layers) / batches)
             here = demand[layer]
             seed = options.seed + batch * trace.layers + layer
             load = here.sum(axis=0)
@@ -75,15 +95,7 @@ def two_phase(
                 seconds[scheme][:, batch, layer] = sum(steps.values()) + waiting, steps["all_to_all"], waiting
                 window[scheme] = sum(steps.values()) - steps["gate"] + options.other_seconds
         done += 1
-    return TwoPhaseResult(
-        options=options,
-        cost_source=problem.cost.source,
-        schemes={scheme: SchemeSeconds(*parts[:, :done]) for scheme, parts in seconds.items()},
-        fine_tuned=tuned[:done],
-        same_set=same_set[:done],
-        same_order=same_order[:done],
-        wrong_rank=wrong_rank[:done],
-    )
+    return result_of(done)
 
 
 def _checked_trace(problem: Problem, profile: RoutingTrace, options: TwoPhaseOptions) -> RoutingTrace:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.parallel import in_order
 from engine.plan import Plan
 from engine.problem import Problem
@@ -46,6 +46,8 @@ class Comparison:
             if isinstance(answer, InputError):
                 if len(choices) == 1:
                     raise answer
+                if isinstance(answer, StoppedError):
+                    continue
                 self.refused[choices[index][0].title] = str(answer)
             else:
                 outcome, row = answer

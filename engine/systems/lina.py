@@ -5,13 +5,14 @@ The plan holds the hosting for the recording as a whole, which is where the run-
 scheduler's settings; what the scheduler does batch by batch is simulated by `engine.simulate.two_phase`.
 """
 
+import contextlib
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.placement.devices.kernel import replicate_devices
 from engine.plan import Placement, Reaction, SendOrder
 from engine.problem import Problem
@@ -92,7 +93,8 @@ def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> 
     )
     notes: Notes = {"largest device load": Note(f"{ratio(worst)} the mean in the worst layer, {proof}")}
     if isinstance(problem.workload, RoutingTrace) and not stop():
-        notes |= run_time_notes(problem, reaction, options, stop, report)
+        with contextlib.suppress(StoppedError):
+            notes |= run_time_notes(problem, reaction, options, stop, report)
     return Draft(placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), reaction=reaction)
 
 
@@ -105,7 +107,6 @@ def run_time_notes(problem: Problem, reaction: Reaction, options: LinaOptions, s
         return {"at run time": Note(f"not simulated: {layers} too few for a path of {reaction.path_length}; {advice}")}
     if trace.tokens < 4:
         return {"at run time": Note(f"not simulated: {trace.tokens} tokens are too few to learn from half of them")}
-    report(0.7, "simulating both phases batch by batch", None, None)
     profile, served = trace.halves()
     at_run_time = TwoPhaseOptions(
         path_length=reaction.path_length,
@@ -117,7 +118,12 @@ def run_time_notes(problem: Problem, reaction: Reaction, options: LinaOptions, s
         copies=options.copies,
         seed=options.seed,
     )
-    return notes_of(two_phase(replace(problem, workload=served, others=(), in_use=None), profile, at_run_time, stop))
+    served_problem = replace(problem, workload=served, others=(), in_use=None)
+
+    def advance(done: float) -> None:
+        report(0.6 + 0.4 * done, "simulating both phases batch by batch", None, None)
+
+    return notes_of(two_phase(served_problem, profile, at_run_time, stop, advance))
 
 
 def notes_of(result: TwoPhaseResult) -> Notes:

@@ -10,7 +10,7 @@ from engine.communication.bounds import one_peer_bound
 from engine.communication.order import order
 from engine.communication.two_networks import Kernel, order_on
 from engine.communication.two_tier import two_tier
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.network import Network
 from engine.placement.baselines import linear_assignment
 from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
@@ -130,7 +130,12 @@ def fastest_plan(
             continue
         plans[mode] = plan_with(mode)
         watched = (report, 0.8 + 0.2 * step / len(modes), 0.2 / len(modes), f"simulating the {mode} order", fastest)
-        timelines[mode] = simulate(plans[mode], problem, stop, partial(_advance, *watched))
+        try:
+            timelines[mode] = simulate(plans[mode], problem, stop, partial(_advance, *watched))
+        except StoppedError:
+            if not timelines:
+                raise
+            break
         notes[mode] = Note(timelines[mode].total, "s")
     best = min((mode for mode in modes if mode in timelines), key=lambda mode: timelines[mode].total)
     in_turn = {f"with {mode} order": notes[mode] for mode in modes if mode in notes}

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.communication.baselines import random_order, shortest_first
+from engine.errors import StoppedError
 from engine.network import Network
 from engine.plan.replay import replay
 from engine.simulate import fabric as fabric_module
@@ -135,6 +136,22 @@ def test_320_gpus_are_never_ahead_of_the_bound_and_inside_the_interval():
     assert not windowed.exact
     assert network.bound(traffic) * (1 - 1e-9) <= windowed.seconds <= windowed.latest
     assert windowed.seconds <= network.bound(traffic) * 1.01
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sparse"])  # whose few sends are exact anyway
+def test_whoever_wants_it_to_end_gets_a_wider_interval_that_still_holds(kind):
+    traffic, network = traffic_of(kind, 64, 4), network_of(64, False, 4)
+    usual = all_to_all("concurrent", None, traffic, network)
+    hurried = all_to_all("concurrent", None, traffic, network, np.array([True]))
+    assert check_flows(hurried, traffic, network) == hurried.seconds
+    assert network.bound(traffic) * (1 - 1e-9) <= usual.seconds <= hurried.latest
+    assert hurried.seconds <= hurried.latest and not hurried.exact
+
+
+def test_a_sequential_order_cannot_be_hurried_only_given_up():
+    traffic, network = traffic_of("replicated", 64, 4), network_of(64, False, 4)
+    with pytest.raises(StoppedError, match="before the order was simulated"):
+        all_to_all("sequential", shortest_first(traffic), traffic, network, np.array([True]))
 
 
 def windowed_and_exact(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.formats import read_workload
 from engine.placement.devices.first_fit import pack_devices
 from engine.placement.devices.kernel import replicate_devices
@@ -318,8 +318,12 @@ def test_missing_choices_and_layers_without_any():
 
 def test_stopping_keeps_whole_batches():
     trace = skewed(1, 60, 3, 4)
-    result = two_phase(problem_of(trace, 2), trace, TwoPhaseOptions(path_length=1, batch_tokens=20), stop=lambda: True)
+    problem, options, shares = problem_of(trace, 2), TwoPhaseOptions(path_length=1, batch_tokens=20), []
+    result = two_phase(problem, trace, options, lambda: len(shares) == 5, shares.append)
     assert result.batches == 1 and result.schemes["lina"].layer.shape == (1, 3)
+    assert shares == pytest.approx([0, 1 / 9, 2 / 9, 3 / 9, 4 / 9])
+    with pytest.raises(StoppedError, match="before a batch"):
+        two_phase(problem, trace, options, lambda: True)
 
 
 def recording(name: str, part: int | None = None) -> RoutingTrace:
