@@ -149,7 +149,7 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
     )
     names = [plain(name) for name in shown.resources]
     short = [name.split(" · ")[0].removeprefix("GPU ") for name in names]
-    across, step = np.arange(len(names)), -(-len(names) // 16)
+    across, step = np.arange(len(names)), -(-len(names) // 12)
     figure = go.Figure()
     for values, title, colour in ((shown.compute, "computes", COMPUTES), (shown.network, "sends or receives", SENDS)):
         figure.add_bar(

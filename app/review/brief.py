@@ -12,7 +12,7 @@ from engine.result import Provenance
 from engine.simulate import simulate
 from engine.simulate.metrics import Metrics, metrics, speedup
 from engine.simulate.migration import Migration, migration
-from engine.systems import SYSTEMS, TRAINING, run
+from engine.systems import SYSTEMS, TRAINING, usual_plan
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
 from engine.units import ratio, seconds, share, size
@@ -103,8 +103,8 @@ def baseline_of(problem: Problem, simulate: Simulate = simulate) -> Scored:
     training step DeepSpeed's."""
     if problem.in_use is None:
         system = TRAINING[DEEPSPEED] if problem.goal is Goal.TRAINING else SYSTEMS[LINEAR]
-        outcome = run(system, problem, {})
-        return _scored(outcome.result.solution, problem, outcome.timeline)
+        plan, timeline = usual_plan(system, problem)
+        return _scored(plan, problem, timeline or simulate(plan, problem))
     order, origin = SendOrder(mode="concurrent"), Provenance(optimiser="in use")
     plan = Plan(name="Placement in use", placement=problem.in_use, send_order=order, provenance=origin)
     return _scored(plan, problem, simulate(plan, problem))

@@ -105,21 +105,24 @@ def transfers(
     if not len(dst):
         return Transfers(source, np.zeros((gpus, gpus)), 0.0, 0.0)
 
-    kinds, kind_of_copy, copies = np.unique(
-        np.column_stack([dst, held_now[layer, expert]]), axis=0, return_inverse=True, return_counts=True
-    )
+    holders = held_now[layer, expert]
+    # Bytes that sort as receiver and holders do; rows of many columns would be compared number by number.
+    key = np.hstack([dst.astype(">i8")[:, None].view(np.uint8), np.packbits(holders, axis=1)])
+    key = np.ascontiguousarray(key).view(f"S{key.shape[1]}").ravel()
+    _, first, kind_of_copy, copies = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    dst_of_kind = dst[first]
     # One variable for each kind of copy and each GPU that can send it.
-    kind, src = np.nonzero(kinds[:, 1:])
-    part, busiest = _divided(kind, src, kinds[:, 0], copies, network)
-    chosen = _whole(kind, src, kinds[:, 0], copies, part, network)
+    kind, src = np.nonzero(holders[first])
+    part, busiest = _divided(kind, src, dst_of_kind, copies, network)
+    chosen = _whole(kind, src, dst_of_kind, copies, part, network)
 
-    by_kind = np.argsort(kind_of_copy.ravel(), kind="stable")
+    by_kind = np.argsort(kind_of_copy, kind="stable")
     sender = np.repeat(src, chosen)
     source[layer[by_kind], expert[by_kind], dst[by_kind]] = sender
     traffic = np.zeros((gpus, gpus))
-    np.add.at(traffic, (src, kinds[kind, 0]), chosen * float(bytes_per_expert))
+    np.add.at(traffic, (src, dst_of_kind[kind]), chosen * float(bytes_per_expert))
     seconds = network.bound(traffic)
-    start_up = float(network.start_up(src, kinds[kind, 0]).min()) if bytes_per_expert else 0.0
+    start_up = float(network.start_up(src, dst_of_kind[kind]).min()) if bytes_per_expert else 0.0
     bound = busiest * bytes_per_expert * (1 - 10 * FABRIC_PRICE) + start_up
     return Transfers(source, traffic, seconds, min(bound, seconds))
 

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from engine.goal import Goal
 from engine.problem import Problem
-from engine.systems.base import Outcome, System, run
+from engine.systems.base import Outcome, System, run, usual_plan
 
 FILES = (
     # One a line.
@@ -45,4 +45,4 @@ def proposed_for(problem: Problem) -> System:
     return next(iter(systems_for(problem).values()))
 
 
-__all__ = ["SYSTEMS", "TRAINING", "Outcome", "System", "proposed_for", "run", "systems_for"]
+__all__ = ["SYSTEMS", "TRAINING", "Outcome", "System", "proposed_for", "run", "systems_for", "usual_plan"]

@@ -152,14 +152,7 @@ def run(
     if problem.goal not in system.goals:
         raise InputError(_wrong_goal(system, problem.goal))
     draft = system.recipe(problem, settings, stop, report)
-    provenance = Provenance(
-        optimiser=system.name,
-        options=settings.model_dump(),
-        seed=getattr(settings, "seed", 0),
-        versions=library_versions(),
-        inputs=input_digests(problem),
-    )
-    plan = draft.plan(system.title, provenance)
+    plan = draft.plan(system.title, _provenance(system, settings, problem))
     timeline = draft.timeline or simulate(
         plan, problem, stop, lambda share: report(share, "simulating the plan", None, None)
     )
@@ -174,5 +167,23 @@ def run(
     if problem.goal is Goal.TRAINING:
         scope = "schedule"
     plan = plan.model_copy(update={"claim": Claim(status=status, objective=objective, bound=bound, scope=scope)})
-    result = Result(status, objective, bound, time.perf_counter() - begin, plan, provenance)
+    result = Result(status, objective, bound, time.perf_counter() - begin, plan, plan.provenance)
     return Outcome(result, draft.notes, timeline)
+
+
+def usual_plan(system: System, problem: Problem) -> tuple[Plan, Timeline | None]:
+    """The plan of a quick system with its default options, without a claim: the one that `run` would make, for those who may
+    have its timeline already. The timeline, where the recipe has simulated the plan."""
+    settings = system.settings({})
+    draft = system.recipe(problem, settings, never, silent)
+    return draft.plan(system.title, _provenance(system, settings, problem)), draft.timeline
+
+
+def _provenance(system: System, settings: Options, problem: Problem) -> Provenance:
+    return Provenance(
+        optimiser=system.name,
+        options=settings.model_dump(),
+        seed=getattr(settings, "seed", 0),
+        versions=library_versions(),
+        inputs=input_digests(problem),
+    )
