@@ -68,8 +68,8 @@ def _predict_step(launch: PreparedLaunch, plan: Plan, profile: CostProfile) -> T
 
 
 def _machine(profile: CostProfile, links: Links) -> Cluster:
-    """The ranks as a cluster of one GPU a node. Of a GPU only the type, the memory and the bandwidths are read: times of
-    computation come from the profile."""
+    """The ranks as a cluster, of one GPU a node where they have no links of their own. Of a GPU only the type, the memory and
+    the bandwidths are read: times of computation come from the profile."""
     device = next(iter(profile.gemm))
 
     def gpu(rate: float) -> Gpu:
@@ -83,8 +83,13 @@ def _machine(profile: CostProfile, links: Links) -> Cluster:
             receive_bandwidth=rate,
         )
 
-    nodes = tuple(Node(name=f"rank {index}", gpus=(gpu(rate),)) for index, rate in enumerate(links.rates.tolist()))
-    return Cluster(name="this machine", nodes=nodes, latency=links.start_up)
+    network, nodes = links.network, []
+    for domain in np.unique(network.domain):
+        ranks = np.flatnonzero(network.domain == domain)
+        gpus, near = tuple(gpu(rate) for rate in links.rates[ranks].tolist()), float(network.link[domain])
+        node = Node(name=f"rank {domain}", gpus=gpus, link_bandwidth=near or None, link_latency=links.start_up)
+        nodes.append(node)
+    return Cluster(name="this machine", nodes=tuple(nodes), latency=links.start_up)
 
 
 def with_meetings(events: pd.DataFrame, within: float, between: float) -> pd.DataFrame:
