@@ -1,6 +1,6 @@
 """What a launch knows of the links between its ranks: how fast each is, and what a send takes beside its bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,15 +51,26 @@ def links_of(instructions: RankInstructions, measured: dict[str, list]) -> Links
     """
     if not measured["network"]:
         return None
-    tiers, sent, took = instructions.tiers, *np.array(measured["phases"]).T
-    if instructions.bandwidth is not None:
-        rates, near = np.array(instructions.bandwidth), tiers and np.array(tiers.link)
-    else:
-        between, inside = measured.get("between nodes"), measured.get("inside nodes")
-        rates = np.full(instructions.ranks, _rate(between or measured["network"]))
-        near = tiers and np.where(np.array(tiers.link) > 0, _rate(inside) if inside else 0.0, 0.0)
-    start_up = max(0.0, float(np.median(took - sent / rates.min())))
-    return Links(rates, start_up, tiers and np.array(tiers.node), near)
+    links = _measured(instructions, measured) if instructions.bandwidth is None else known_links(instructions)
+    sent, took = np.array(measured["phases"]).T
+    return replace(links, start_up=max(0.0, float(np.median(took - sent / links.rates.min()))))
+
+
+def known_links(instructions: RankInstructions, start_up: float = 0.0) -> Links:
+    """The links of a testbed."""
+    rates, tiers = np.array(instructions.bandwidth), instructions.tiers
+    return (
+        Links(rates, start_up) if tiers is None else Links(rates, start_up, np.array(tiers.node), np.array(tiers.link))
+    )
+
+
+def _measured(instructions: RankInstructions, measured: dict[str, list]) -> Links:
+    if "inside nodes" not in measured:
+        return Links(np.full(instructions.ranks, _rate(measured["network"])))
+    linked = np.array(instructions.tiers.link) > 0
+    near = np.where(linked, _rate(measured["inside nodes"]), 0.0)
+    rates = np.full(instructions.ranks, _rate(measured["between nodes"]))
+    return Links(rates, node=np.array(instructions.tiers.node), near=near)
 
 
 def _rate(measured: list[list[float]]) -> float:

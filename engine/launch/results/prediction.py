@@ -10,7 +10,7 @@ from engine.costs import AlphaBeta, CostProfile, fit_line
 from engine.goal import Goal
 from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.rank.instructions import RankInstructions
-from engine.launch.rank.links import Links, links_of
+from engine.launch.rank.links import Links, known_links, links_of
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate import simulate
@@ -61,7 +61,7 @@ def _predict_step(launch: PreparedLaunch, plan: Plan, profile: CostProfile) -> T
     instructions, cost = launch.instructions, AlphaBeta(profile)
     links = Links(np.ones(instructions.ranks))
     if instructions.bandwidth is not None and profile.network is not None:
-        links = Links(np.array(instructions.bandwidth), profile.network.alpha)
+        links = known_links(instructions, profile.network.alpha)
         cost = AlphaBeta(profile.model_copy(update={"network": None}))
     problem = Problem(launch.workloads[0], _machine(profile, links), instructions.model, cost, step=instructions.step)
     return simulate(plan, problem)
