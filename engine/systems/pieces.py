@@ -9,7 +9,7 @@ import numpy as np
 from engine.communication.bounds import one_peer_bound
 from engine.communication.order import order
 from engine.communication.two_networks import Kernel, order_on
-from engine.communication.two_tier import two_tier
+from engine.communication.two_tier import fewest_seconds, two_tier
 from engine.errors import InputError
 from engine.network import Network
 from engine.placement.baselines import linear_assignment
@@ -75,11 +75,13 @@ def linear_placement(problem: Problem, kind: str = "even") -> Placement:
 
 @dataclass(frozen=True)
 class Ordered:
-    """The fastest of the plans that differ in their send orders, its timeline, and what of each order there is to say."""
+    """The fastest of the plans that differ in their send orders, its timeline, what of each order there is to say, and whether
+    orders in which GPUs relay for each other were among them (see `Draft.relayed`)."""
 
     plan: Plan
     timeline: Timeline
     notes: Notes
+    relayed: bool
 
     @property
     def order(self) -> SendOrder:
@@ -87,21 +89,26 @@ class Ordered:
 
 
 def best_order(placement: Placement, problem: Problem, mode: str, stop: Stop, report: Report) -> Ordered:
-    """The best send order of a placement, or the one of the mode that is wanted.
-
-    With equal ports `matched` meets the bound of every order, start-up times aside, and needs no pacing, so `shared` is
-    tried only on mixed ones, where a fast receiver can serve two slow senders at once. `two-tier` is
-    not among them: launches cannot carry it out.
-    """
-    rates = np.concatenate([problem.network.send, problem.network.receive])
-    tried = ("matched", "concurrent") if np.all(rates == rates[0]) else ("matched", "shared", "concurrent")
+    """The best send order of a placement, or the one of the mode that is wanted (see `modes_of`)."""
 
     def plan_with(mode: str) -> Plan:
         send_order = phased_order(placement, problem, mode, stop)
         return Plan(name="trial", placement=placement, send_order=send_order, provenance=Provenance(optimiser=""))
 
-    modes = tried if mode == "best" else (mode,)
-    return fastest_plan(modes, plan_with, [work_of(placement, problem)], problem, stop, report)
+    return fastest_plan(modes_of(mode, problem), plan_with, [work_of(placement, problem)], problem, stop, report)
+
+
+def modes_of(wanted: str, problem: Problem) -> tuple[str, ...]:
+    """The modes of orders to choose from: the one that is wanted, or for "best" all that can be the best.
+
+    With equal ports `matched` meets the bound of every order, start-up times aside, and needs no pacing, so `shared` is
+    tried only on mixed ones, where a fast receiver can serve two slow senders at once, and `two-tier` only where the GPUs of a
+    node can relay for each other.
+    """
+    rates = np.concatenate([problem.network.send, problem.network.receive])
+    choices = {"two-tier": not problem.network.direct, "matched": True, "shared": np.any(rates != rates[0])}
+    tried = (*(mode for mode, worthwhile in choices.items() if worthwhile), "concurrent")
+    return tried if wanted == "best" else (wanted,)
 
 
 def fastest_plan(
@@ -134,7 +141,7 @@ def fastest_plan(
         notes[mode] = Note(timelines[mode].total, "s")
     best = min((mode for mode in modes if mode in timelines), key=lambda mode: timelines[mode].total)
     in_turn = {f"with {mode} order": notes[mode] for mode in modes if mode in notes}
-    return Ordered(plans[best], timelines[best], in_turn)
+    return Ordered(plans[best], timelines[best], in_turn, "two-tier" in modes)
 
 
 def _advance(report: Report, begin: float, width: float, message: str, fastest: float | None, share: float) -> None:
@@ -144,7 +151,8 @@ def _advance(report: Report, begin: float, width: float, message: str, fastest: 
 
 def least_seconds(works: Sequence[Work], network: Network, mode: str) -> float:
     """Seconds below which no orders of this mode can bring the pass of the slowest of these models."""
-    bound = {"matched": partial(one_peer_bound, network), "two-tier": network.relayed_bound}.get(mode, network.bound)
+    bounds = {"matched": partial(one_peer_bound, network), "two-tier": partial(fewest_seconds, network=network)}
+    bound = bounds.get(mode, network.bound)
     return max(
         sum(float(step.max(axis=1).sum()) for step in work.compute.values())
         + sum(bound(matrix) for matrix in (*work.dispatch, *work.combine))

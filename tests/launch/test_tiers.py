@@ -8,9 +8,11 @@ import pytest
 from engine.cluster import Cluster, Node
 from engine.communication.two_tier import two_tier
 from engine.errors import InputError
+from engine.launch.places.destination import Slurm
 from engine.launch.places.fold import fold_tiers
 from engine.launch.preparation.inference import prepare_inference
 from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.place_checks import relay_checks
 from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.rank.hops import hops
 from engine.launch.rank.measure_machine import tier_peers
@@ -88,6 +90,17 @@ def test_a_two_tier_order_needs_the_nodes():
     assert (
         prepare().ready and prepare(ranks=2).ready and prepare(plan=CONCURRENT, cluster=None).instructions.tiers is None
     )
+
+
+def test_relays_of_a_job_on_other_nodes_are_warned_of():
+    def warned(nodes: int, each: int) -> list[str]:
+        sizes = {"gpus_per_node": 0, "cpus_per_node": 4, "memory_per_node": 2.0**33, "shared": "/shared"}
+        job = Slurm(nodes=nodes, ranks_per_node=each, **sizes)
+        return [check.text for check in relay_checks(prepare(nodes * each), job)]
+
+    assert not warned(2, 2)
+    (text,) = warned(1, 4)
+    assert text == "the nodes of a two-tier order have 2 ranks, those of the job 4: ranks would relay over the fabric"
 
 
 def test_links_are_measured_where_ranks_relay_over_them():

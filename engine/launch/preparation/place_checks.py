@@ -31,6 +31,7 @@ def place_checks(launch: PreparedLaunch, cluster: Cluster | None) -> Iterator[Ch
     yield slots_check(launch)
     if launch.destination is not None:
         yield from destination_checks(launch.destination)
+        yield from relay_checks(launch, launch.destination)
         if cluster is not None and len(cluster.gpus) == launch.instructions.ranks:
             yield from _advice(launch, Network.of(cluster))
     elif launch.testbed is not None:
@@ -64,6 +65,18 @@ def destination_checks(destination: Destination) -> Iterator[Check]:
         last = FIRST_PORT + PORTS - 1
         port = f"the nodes meet on the first one, at a port between {FIRST_PORT} and {last} of the job's own"
     yield Check("Port", True, port)
+
+
+def relay_checks(launch: PreparedLaunch, destination: Destination) -> Iterator[Check]:
+    """Whether the ranks that relay for each other will be on one node of the job."""
+    tiers, each = launch.instructions.tiers, destination.ranks_per_node
+    if tiers is None:
+        return
+    sizes = {tiers.node.count(node) for node in tiers.node}
+    if sizes != {each}:
+        drawn = " or ".join(map(str, sorted(sizes)))
+        text = f"the nodes of a two-tier order have {drawn} ranks, those of the job {each}: ranks would relay over the fabric"
+        yield Check("Relays", True, text, warning=True)
 
 
 def _advice(launch: PreparedLaunch, network: Network) -> Iterator[Check]:
