@@ -61,8 +61,8 @@ def hops(schedule: Schedule, counts: np.ndarray, network: Network) -> Hops:
     away = domain[rows.origin] != domain[rows.target]
     moves = [_local(rows.of(~away), steps), *_relayed(rows.of(away), steps)]
     step, src, dst, number = (np.concatenate(column) for column in zip(*moves, strict=True))
-    real = src != dst
-    step, src, dst, number = (column[real] for column in (step, src, dst, number))
+    moves_on = src != dst
+    step, src, dst, number = (column[moves_on] for column in (step, src, dst, number))
     by_pair = np.lexsort((number, step, dst, src))
     step, pair = step[by_pair], (src * ranks + dst)[by_pair]
     passed = np.bincount(pair, minlength=ranks * ranks)
@@ -159,24 +159,11 @@ def _in_stages(rows: _Rows, steps: Steps) -> tuple[_Rows, np.ndarray]:
     pair_of = np.full((len(domains.first),) * 2, -1)
     pair_of[relays.source, relays.target] = np.arange(len(relays.source))
     pair = pair_of[domains.of_gpu[rows.origin], domains.of_gpu[rows.target]]
-    rows = rows.of(np.lexsort((rows.origin, rows.place, pair)))
-    totals = np.bincount(pair, minlength=len(relays.source))
+    order = np.lexsort((rows.origin, rows.place, pair))
+    rows, pair, totals = rows.of(order), pair[order], np.bincount(pair, minlength=len(relays.source))
     by_stage = np.lexsort((steps.stage, steps.pair))
-    until = np.rint(_running(steps.part[by_stage], steps.pair[by_stage]) * totals[steps.pair[by_stage]]).astype(
-        np.int64
-    )
-    last = np.r_[np.diff(steps.pair[by_stage]) != 0, True][: len(until)]
-    until[last] = totals[steps.pair[by_stage]][last]
-    carried = np.diff(until, prepend=0)
-    carried[1:][last[:-1]] = until[1:][last[:-1]]
-    send = np.repeat(by_stage, carried)
+    # The parts of a pair add up to 1: so do those of all before it, to as many as they are.
+    until = np.cumsum(steps.part[by_stage])
+    send = by_stage[np.searchsorted(until, pair + (counted(totals) + 0.5) / totals[pair])]
     by_send = np.argsort(send, kind="stable")
     return rows.of(by_send), send[by_send]
-
-
-def _running(values: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Running sums of float64[item] that begin anew with every group, 1 at most."""
-    total = np.cumsum(values)
-    begin = np.flatnonzero(np.r_[True, np.diff(group) != 0])[: len(values)]
-    before = (total - values)[begin]
-    return np.minimum(total - np.repeat(before, np.diff(np.r_[begin, len(values)])), 1.0)
