@@ -1,10 +1,12 @@
 """Plans with a two-tier order, launched: the nodes of their ranks, what is refused, and what four ranks in two nodes do."""
 
+import json
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from engine.cli import main
 from engine.cluster import Cluster, Node
 from engine.communication.two_tier import two_tier
 from engine.errors import InputError
@@ -144,6 +146,20 @@ def test_four_ranks_in_two_nodes_compute_the_same_and_show_what_they_relay(tmp_p
 def test_ranks_that_stand_for_whole_nodes_need_no_relays(tmp_path, warm_python):
     whole = run_here(prepare(ranks=2, repeats=1), tmp_path / "run", never, silent)
     assert whole.runs[0].difference <= 1e-5
+
+
+@pytest.mark.slow
+def test_the_command_line_takes_the_nodes_from_the_cluster(tmp_path, capsys, own_data_folder, warm_python):
+    np.savez(tmp_path / "trace.npz", experts=TRACE.experts)
+    for name, document in (("plan", TIERED), ("model", MODEL), ("cluster", TWO_NODES)):
+        (tmp_path / f"{name}.json").write_text(document.to_json())
+    command = ["launch", f"{tmp_path}/plan.json", f"--workload={tmp_path}/trace.npz", f"--model={tmp_path}/model.json"]
+    command += ["--ranks=4", "--repeats=1", "--tokens=100", "--json"]
+    assert main(command) == 2
+    assert "say which nodes there are (--cluster)" in capsys.readouterr().err
+    assert main([*command, f"--cluster={tmp_path}/cluster.json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["difference"] < 1e-5 and "inside nodes" in run["predicted"]["cost_source"]
 
 
 def test_other_modes_need_no_cluster():
