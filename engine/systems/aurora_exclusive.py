@@ -102,7 +102,7 @@ def assign_layers(
     problem: Problem, kind: str, time_limit: float, seed: int, stop: Stop, report: Report
 ) -> tuple[np.ndarray, float, Notes, bool]:
     """Experts to GPUs for every layer: (int64[layer, expert], proven bound on the total seconds of any such plan with
-    any order, notes, cancelled). Layers not reached before a stop keep contiguous blocks.
+    any order in which bytes go straight, notes, cancelled). Layers not reached before a stop keep contiguous blocks.
 
     kind: see `slots_of_gpu`; time_limit: seconds for all layers together.
     """

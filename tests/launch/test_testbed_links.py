@@ -65,6 +65,12 @@ def test_a_prediction_knows_the_links_of_a_testbed():
     assert network.start_up(np.array([0, 0]), np.array([1, 2])).tolist() == pytest.approx([0.25, 0.25])
 
 
+def test_a_node_alone_is_as_slow_as_its_links():
+    launch = prepare(cluster=cluster_of((4, 8e9)), plan=CONCURRENT).on_testbed(linked(20, 160, (0, 0, 0, 0)))
+    measured = {"network": [[1.0, 1.0]], "phases": [[1e6, 1e6 / (160 * MBIT) + 0.25]]}
+    assert links_of(launch.instructions, measured).start_up == pytest.approx(0.25)
+
+
 @needs_testbed
 def test_relayed_rows_go_over_links(tmp_path):
     launch = prepare(repeats=1, beside=(CONCURRENT,))

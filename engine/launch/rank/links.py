@@ -29,6 +29,13 @@ class Links:
         return Network(self.rates, self.rates, near, node, self.start_up, np.full(ranks, self.start_up))
 
     @property
+    def slowest(self) -> float:
+        """Bytes/s between the two ranks that need longest for as many bytes."""
+        network = self.network
+        out, into = network.ports(*np.nonzero(~np.eye(network.gpus, dtype=bool)))
+        return float(network.capacity[np.concatenate([out, into])].min())
+
+    @property
     def text(self) -> str:
         """What a prediction takes from them, in words."""
         said = f"links of {_range(self.rates)} Mbit/s"
@@ -53,7 +60,7 @@ def links_of(instructions: RankInstructions, measured: dict[str, list]) -> Links
         return None
     links = _measured(instructions, measured) if instructions.bandwidth is None else known_links(instructions)
     sent, took = np.array(measured["phases"]).T
-    return replace(links, start_up=max(0.0, float(np.median(took - sent / links.rates.min()))))
+    return replace(links, start_up=max(0.0, float(np.median(took - sent / links.slowest))))
 
 
 def known_links(instructions: RankInstructions, start_up: float = 0.0) -> Links:
