@@ -99,6 +99,8 @@ def _launch_asked(options: argparse.Namespace) -> Launch:
     if options.on == "testbed":
         digest = plans[0].provenance.inputs.get("cluster", "")
         cluster = formats.read_cluster(options.cluster) if options.cluster else store.load_document(Cluster, digest)
+    elif "two-tier" in {plan.send_order.mode for plan in plans}:
+        cluster = drawn_cluster(options, plans[0])
     return Launch(
         plans,
         workload,

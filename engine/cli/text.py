@@ -166,6 +166,9 @@ def launched(answer: dict[str, Any]) -> str:
         lines.append(
             f"links of {testbed['name']}: {rates} Mbit/s each way, the drawn bandwidths / {digits(testbed['scale'])}"
         )
+        if near := sorted({rate for rate in testbed.get("near", ()) if rate}):
+            inside = ", ".join(digits(rate * 8 / 1e6) for rate in near)
+            lines[-1] += f"; inside nodes {inside} Mbit/s"
     return "\n".join(lines)
 
 

@@ -55,6 +55,16 @@ def two_tier(traffic: np.ndarray, network: Network, stop: Stop = never) -> Resul
     return Result(status, objective, bound, time.perf_counter() - started, schedule, provenance)
 
 
+def fewest_seconds(traffic: np.ndarray, network: Network) -> float:
+    """Seconds, start-ups included, below which no order of `two_tier` brings this traffic (float64[src, dst] bytes): the stages
+    between domains follow one another, each with a start-up of its own, and where anybody relays they are many."""
+    domains = Domains.of(network)
+    between = domains.between(traffic)
+    stages = 0 if not between.any() else 1 if len(domains.first) == network.gpus else FEWEST_PARTS
+    crossing = matched_bound(between, domains.send, domains.receive) + stages * network.latency
+    return max(network.relayed_bound(traffic), crossing)
+
+
 def _in_sequence(schedule: Schedule, domains: Domains) -> Schedule:
     """The stages of a schedule between numbered domains, cut where they are long and sorted to grow and then shrink; domains
     named by their first GPUs."""

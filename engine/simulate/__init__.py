@@ -35,14 +35,17 @@ def simulate_layers(plan: Plan, problem: Problem, timeline: Timeline, first: int
     return replace(timeline, events=events, bundled=False)
 
 
-def bound_of_plan(plan: Plan, problem: Problem, first: int = 0, last: int | None = None) -> float:
+def bound_of_plan(
+    plan: Plan, problem: Problem, first: int = 0, last: int | None = None, relayed: bool = False
+) -> float:
     """Seconds below which no send order can bring the placement (and execution) of a plan, in layers first … last. Of a
-    training step: the whole step, and any schedule."""
+    training step: the whole step, and any schedule. relayed: of one model, see `bound_of_inference`."""
     if problem.goal is Goal.TRAINING:
         return bound_of_step(problem, plan.placement)
     last = problem.workload.layers - 1 if last is None else last
-    bound = bound_of_colocated if plan.goal is Goal.TWO_MODELS else bound_of_inference
-    return bound(plan, problem, first, last)
+    if plan.goal is Goal.TWO_MODELS:
+        return bound_of_colocated(plan, problem, first, last)
+    return bound_of_inference(plan, problem, first, last, relayed)
 
 
 __all__ = ["bound_of_plan", "simulate", "simulate_layers"]

@@ -19,7 +19,7 @@ from engine.placement.exchange_search import exchange_search
 from engine.placement.grouped_assignment import assign_groups
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import MEMORY_SHARE, Problem
-from engine.result import Provenance, Stop
+from engine.result import Advance, Provenance, Stop
 from engine.simulate.colocated import ExpertSeconds, layer_weight
 from engine.simulate.work import work_of
 from engine.systems.aurora_exclusive import EXCHANGES_PER_EXPERT, AuroraOptions, fixed_compute, instance_of_layer
@@ -97,8 +97,11 @@ def best_orders(placements: list[Placement], problem: Problem, mode: str, stop: 
     """The best send orders of both models, or those of the mode that is wanted."""
     sides = list(zip(placements, (problem, problem.second), strict=True))
 
-    def plan_with(mode: str) -> Plan:
-        orders = [phased_order(placement, side, mode, stop) for placement, side in sides]
+    def plan_with(mode: str, advance: Advance) -> Plan:
+        orders = [
+            phased_order(placement, side, mode, stop, lambda share, number=number: advance((number + share) / 2))
+            for number, (placement, side) in enumerate(sides)
+        ]
         return Plan(
             name="trial",
             placement=placements[0],

@@ -22,7 +22,7 @@ from engine.result import Stop
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.systems.layer_seconds import LayerSeconds, expert_seconds, linked_group, tokens_nearby
 from engine.systems.options import Options, Order, Seed, Slots, TimeLimit
-from engine.systems.pieces import best_order, order_by, slots_of_gpu, spread_evenly, to_placement
+from engine.systems.pieces import best_order, modes_of, order_by, slots_of_gpu, spread_evenly, to_placement
 
 EXCHANGES_PER_EXPERT, SECONDS_PER_EXCHANGE = 60, 1e-4
 """Exchanges tried in a layer, and what one takes on 1024 GPUs, which only divides a time limit."""
@@ -49,15 +49,15 @@ def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Repo
         problem, options.slots, options.time_limit, options.seed, stop, report
     )
     placement = to_placement(gpu_of_expert, problem)
+    if "two-tier" in modes_of(options.order, problem):
+        bound = relayed_bound(problem)  # the one so far is for bytes that go straight to their receivers
     if cancelled:
         return Draft(placement, SendOrder(mode="concurrent"), bound, notes, cancelled=True)
     ordered = best_order(placement, problem, options.order, stop, report)
     notes |= ordered.notes
     if not stop():
         notes |= compare_with_printed(gpu_of_expert, problem)
-    # The bound on placements is for bytes that go straight to their receivers.
-    proven = None if ordered.order.mode == "two-tier" else bound
-    return Draft(placement, ordered.order, proven, notes, cancelled=stop(), timeline=ordered.timeline)
+    return Draft(placement, ordered.order, bound, notes, cancelled=stop(), timeline=ordered.timeline)
 
 
 def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
@@ -100,7 +100,7 @@ def assign_layers(
     problem: Problem, kind: str, time_limit: float, seed: int, stop: Stop, report: Report
 ) -> tuple[np.ndarray, float, Notes, bool]:
     """Experts to GPUs for every layer: (int64[layer, expert], proven bound on the total seconds of any such plan with
-    any order, notes, cancelled). Layers not reached before a stop keep contiguous blocks.
+    any order in which bytes go straight, notes, cancelled). Layers not reached before a stop keep contiguous blocks.
 
     kind: see `slots_of_gpu`; time_limit: seconds for all layers together.
     """
@@ -136,6 +136,20 @@ def assign_layers(
     said = f"proven optimal in {proven} of {layers} layers (max FFN + 2 · max all-to-all, no start-up times)"
     notes = {"placement": Note(said), "placement objective": Note(objective, "s")}
     return gpu_of_expert, bound, notes, stop()
+
+
+def relayed_bound(problem: Problem) -> float:
+    """Seconds below which no plan with one copy of every expert is, also when the GPUs of a node relay for each other: the mean
+    GPU's experts, or the heaviest one on the best GPU, and of the bytes that must change nodes wherever their experts are
+    the mean port's."""
+    network, bytes_per_token = problem.network, problem.model.bytes_per_token
+    bound = float(_fixed_seconds(problem).sum())
+    for layer, demand in enumerate(problem.demand):
+        quickest = expert_seconds(problem, layer).min(axis=0)
+        bound += max(float(quickest.max()), float(quickest.sum()) / network.gpus)
+        must_cross = np.maximum(demand.sum(axis=0) - tokens_nearby(problem, layer), 0.0).min(axis=0).sum()
+        bound += must_cross * bytes_per_token * (1 / network.send.sum() + 1 / network.receive.sum())
+    return bound
 
 
 def fixed_compute(problem: Problem) -> dict[str, np.ndarray]:

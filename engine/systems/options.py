@@ -61,8 +61,7 @@ Slots = Annotated[
 Order = Annotated[
     Literal["best", "matched", "shared", "two-tier", "concurrent"],
     Field(
-        description="when bytes move; best: the fastest of all but two-tier, in which the GPUs of a node relay for each other "
-        "over their links, and which a launch cannot carry out yet"
+        description="when bytes move; two-tier: the GPUs of a node relay for each other over their links; best: the fastest"
     ),
 ]
 Execution = Annotated[

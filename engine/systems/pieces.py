@@ -9,13 +9,13 @@ import numpy as np
 from engine.communication.bounds import one_peer_bound
 from engine.communication.order import order
 from engine.communication.two_networks import Kernel, order_on
-from engine.communication.two_tier import two_tier
+from engine.communication.two_tier import fewest_seconds, two_tier
 from engine.errors import InputError, StoppedError
 from engine.network import Network
 from engine.placement.baselines import linear_assignment
 from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
 from engine.problem import Problem
-from engine.result import Provenance, Stop
+from engine.result import Advance, Provenance, Stop, never, unwatched
 from engine.simulate import simulate
 from engine.simulate.work import Work, work_of
 from engine.systems.base import Note, Notes, Report
@@ -75,11 +75,13 @@ def linear_placement(problem: Problem, kind: str = "even") -> Placement:
 
 @dataclass(frozen=True)
 class Ordered:
-    """The fastest of the plans that differ in their send orders, its timeline, and what of each order there is to say."""
+    """The fastest of the plans that differ in their send orders, its timeline, what of each order there is to say, and whether
+    orders in which GPUs relay for each other were among them (see `Draft.relayed`)."""
 
     plan: Plan
     timeline: Timeline
     notes: Notes
+    relayed: bool
 
     @property
     def order(self) -> SendOrder:
@@ -87,32 +89,38 @@ class Ordered:
 
 
 def best_order(placement: Placement, problem: Problem, mode: str, stop: Stop, report: Report) -> Ordered:
-    """The best send order of a placement, or the one of the mode that is wanted.
+    """The best send order of a placement, or the one of the mode that is wanted (see `modes_of`)."""
 
-    With equal ports `matched` meets the bound of every order, start-up times aside, and needs no pacing, so `shared` is
-    tried only on mixed ones, where a fast receiver can serve two slow senders at once. `two-tier` is
-    not among them: launches cannot carry it out.
-    """
-    rates = np.concatenate([problem.network.send, problem.network.receive])
-    tried = ("matched", "concurrent") if np.all(rates == rates[0]) else ("matched", "shared", "concurrent")
-
-    def plan_with(mode: str) -> Plan:
-        send_order = phased_order(placement, problem, mode, stop)
+    def plan_with(mode: str, advance: Advance) -> Plan:
+        send_order = phased_order(placement, problem, mode, stop, advance)
         return Plan(name="trial", placement=placement, send_order=send_order, provenance=Provenance(optimiser=""))
 
-    modes = tried if mode == "best" else (mode,)
-    return fastest_plan(modes, plan_with, [work_of(placement, problem)], problem, stop, report)
+    return fastest_plan(modes_of(mode, problem), plan_with, [work_of(placement, problem)], problem, stop, report)
+
+
+def modes_of(wanted: str, problem: Problem) -> tuple[str, ...]:
+    """The modes of orders to choose from: the one that is wanted, or for "best" all that can be the best.
+
+    With equal ports `matched` meets the bound of every order, start-up times aside, and needs no pacing, so `shared` is
+    tried only on mixed ones, where a fast receiver can serve two slow senders at once, and `two-tier` only where the GPUs of a
+    node can relay for each other.
+    """
+    rates = np.concatenate([problem.network.send, problem.network.receive])
+    choices = {"two-tier": not problem.network.direct, "matched": True, "shared": np.any(rates != rates[0])}
+    tried = (*(mode for mode, worthwhile in choices.items() if worthwhile), "concurrent")
+    return tried if wanted == "best" else (wanted,)
 
 
 def fastest_plan(
     modes: Sequence[str],
-    plan_with: Callable[[str], Plan],
+    plan_with: Callable[[str, Advance], Plan],
     works: Sequence[Work],
     problem: Problem,
     stop: Stop,
     report: Report,
 ) -> Ordered:
-    """The fastest plan of those with an order of each mode, the first of equally fast ones. works: of each model.
+    """The fastest plan of those with an order of each mode, the first of equally fast ones. works: of each model; plan_with:
+    calls what it is handed with the share of the orders that is there.
 
     The last mode, a plain all-to-all where there are several, comes first, because it needs no schedule; one whose
     bound is above the best time so far is neither made nor simulated.
@@ -124,14 +132,17 @@ def fastest_plan(
         if timelines and stop():
             break
         fastest = min((timeline.total for timeline in timelines.values()), default=None)
-        report(0.8 + 0.2 * step / len(modes), f"ordering sends: {mode}", fastest, None)
+        begin, half = 0.8 + 0.2 * step / len(modes), 0.1 / len(modes)
+        report(begin, f"ordering sends: {mode}", fastest, None)
         if fastest is not None and (least := least_seconds(works, problem.network, mode)) > fastest * (1 + TIE):
             notes[mode] = Note(f"{seconds(least)} at the least (proven), so it was not simulated")
             continue
-        plans[mode] = plan_with(mode)
-        watched = (report, 0.8 + 0.2 * step / len(modes), 0.2 / len(modes), f"simulating the {mode} order", fastest)
+        give_up = stop if timelines else never
+        ordering = partial(_advance, report, begin, half, f"ordering sends: {mode}", fastest, give_up)
+        simulating = partial(_advance, report, begin + half, half, f"simulating the {mode} order", fastest, never)
         try:
-            timelines[mode] = simulate(plans[mode], problem, stop, partial(_advance, *watched))
+            plans[mode] = plan_with(mode, ordering)
+            timelines[mode] = simulate(plans[mode], problem, stop, simulating)
         except StoppedError:
             if not timelines:
                 raise
@@ -139,17 +150,23 @@ def fastest_plan(
         notes[mode] = Note(timelines[mode].total, "s")
     best = min((mode for mode in modes if mode in timelines), key=lambda mode: timelines[mode].total)
     in_turn = {f"with {mode} order": notes[mode] for mode in modes if mode in notes}
-    return Ordered(plans[best], timelines[best], in_turn)
+    return Ordered(plans[best], timelines[best], in_turn, "two-tier" in modes)
 
 
-def _advance(report: Report, begin: float, width: float, message: str, fastest: float | None, share: float) -> None:
-    """Report a share of a piece of work that begins when `begin` of the whole is done and is `width` of it."""
+def _advance(
+    report: Report, begin: float, width: float, message: str, fastest: float | None, give_up: Stop, share: float
+) -> None:
+    """Report a share of a piece of work that begins when `begin` of the whole is done and is `width` of it. Raises
+    StoppedError once `give_up` answers True."""
     report(begin + width * share, message, fastest, None)
+    if give_up():
+        raise StoppedError("stopped before all layers had an order")
 
 
 def least_seconds(works: Sequence[Work], network: Network, mode: str) -> float:
     """Seconds below which no orders of this mode can bring the pass of the slowest of these models."""
-    bound = {"matched": partial(one_peer_bound, network), "two-tier": network.relayed_bound}.get(mode, network.bound)
+    bounds = {"matched": partial(one_peer_bound, network), "two-tier": partial(fewest_seconds, network=network)}
+    bound = bounds.get(mode, network.bound)
     return max(
         sum(float(step.max(axis=1).sum()) for step in work.compute.values())
         + sum(bound(matrix) for matrix in (*work.dispatch, *work.combine))
@@ -157,31 +174,44 @@ def least_seconds(works: Sequence[Work], network: Network, mode: str) -> float:
     )
 
 
-def phased_order(placement: Placement, problem: Problem, mode: str, stop: Stop) -> SendOrder:
-    """Exact orders for every layer."""
+def phased_order(
+    placement: Placement, problem: Problem, mode: str, stop: Stop, advance: Advance = unwatched
+) -> SendOrder:
+    """Exact orders for every layer. advance: called with the share that is done."""
     if mode == "concurrent":
         return SendOrder(mode="concurrent")
     if mode == "two-tier":
-        return _every_layer(lambda traffic: two_tier(traffic, problem.network, stop).solution, placement, problem, mode)
-    return order_by(partial(order, mode=mode, stop=stop), placement, problem, mode)
+        return _every_layer(
+            lambda traffic: two_tier(traffic, problem.network, stop).solution, placement, problem, mode, advance
+        )
+    return order_by(partial(order, mode=mode, stop=stop), placement, problem, mode, advance)
 
 
-def order_by(kernel: Kernel, placement: Placement, problem: Problem, mode: OrderMode) -> SendOrder:
+def order_by(
+    kernel: Kernel, placement: Placement, problem: Problem, mode: OrderMode, advance: Advance = unwatched
+) -> SendOrder:
     """The kernel's orders for every layer."""
-    return _every_layer(lambda traffic: order_on(problem.network, traffic, kernel)[0], placement, problem, mode)
+    return _every_layer(
+        lambda traffic: order_on(problem.network, traffic, kernel)[0], placement, problem, mode, advance
+    )
 
 
 def _every_layer(
-    schedule_of: Callable[[np.ndarray], Schedule], placement: Placement, problem: Problem, mode: OrderMode
+    schedule_of: Callable[[np.ndarray], Schedule],
+    placement: Placement,
+    problem: Problem,
+    mode: OrderMode,
+    advance: Advance,
 ) -> SendOrder:
     """Schedules for every layer. Combine is dispatch backwards where every port is as fast out as in."""
     network, traffic = problem.network, problem.traffic(placement)
-    dispatch = tuple(schedule_of(matrix) for matrix in traffic)
-    if np.array_equal(network.send, network.receive):
-        combine = tuple(map(reverse, dispatch))
-    else:
-        combine = tuple(schedule_of(matrix.T) for matrix in traffic)
-    return SendOrder(mode=mode, dispatch=dispatch, combine=combine)
+    alike = np.array_equal(network.send, network.receive)
+    dispatch, combine = [], []
+    for layer, matrix in enumerate(traffic):
+        advance(layer / len(traffic))
+        dispatch.append(schedule_of(matrix))
+        combine.append(reverse(dispatch[-1]) if alike else schedule_of(matrix.T))
+    return SendOrder(mode=mode, dispatch=tuple(dispatch), combine=tuple(combine))
 
 
 def reverse(schedule: Schedule) -> Schedule:

@@ -3,7 +3,9 @@
 Eight ranks whose links have the rates of Aurora's heterogeneous cluster (`sample_traces/mixed-8.json`) at a thousandth:
 100/100/80/80/50/50/40/40 Mbit/s. The recording `alpha-code`, whose traffic is skewed, on one placement for all: random and
 shortest-first orders, everything at once, matched and shared phases. All five run in turn in one job; RUNS jobs (default 3)
-of PASSES timed passes (default 5). Needs root. Nothing else should run on the machine: the load is printed with every job.
+of PASSES timed passes (default 5). Then, with experts in contiguous blocks, two nodes of two H100 with links nine times as fast
+as their ports (400 and 44.4 Mbit/s): everything at once, matched phases, and a two-tier order. Needs root. Nothing else should
+run on the machine: the load is printed with every job.
 """
 
 import sys
@@ -12,11 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.catalogue import cluster_presets
 from engine.cli.text import table
+from engine.cluster import Cluster
 from engine.costs import Datasheet
 from engine.formats import read_cluster, read_model, read_workload
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
+from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.results.comparison import compare
 from engine.launch.results.preference import prefer
 from engine.launch.running.local import Run, run_here
@@ -25,6 +30,7 @@ from engine.problem import Problem, make_problem
 from engine.result import never
 from engine.systems import SYSTEMS
 from engine.systems.base import run, silent
+from engine.systems.pieces import phased_order
 from engine.units import ratio, seconds
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -49,15 +55,43 @@ def plans_of(problem: Problem) -> list[Plan]:
     return plans
 
 
+def two_nodes() -> Cluster:
+    """Two nodes of two H100 with links of their own."""
+    node = cluster_presets()["hgx-h100-4-nodes"].cluster.nodes[0]
+    nodes = tuple(node.model_copy(update={"name": name, "gpus": node.gpus[:2]}) for name in ("left", "right"))
+    return Cluster(name="two nodes", nodes=nodes)
+
+
+def tiered_plans_of(problem: Problem) -> list[Plan]:
+    """Everything at once, matched and two-tier, all with the same placement."""
+    linear = run(SYSTEMS["linear"], problem, {}).result.solution
+    orders = {
+        mode: phased_order(linear.placement, problem, mode, never) for mode in ("concurrent", "matched", "two-tier")
+    }
+    return [
+        linear.model_copy(update={"name": mode, "send_order": order, "claim": None}) for mode, order in orders.items()
+    ]
+
+
 def main(jobs: int = 3, passes: int = 5) -> None:
     model = read_model(SAMPLES / "tiny-moe-alpha.json")
     trace = read_workload(SAMPLES / "tiny-moe" / "alpha-code.npz", num_experts=model.experts)
-    cluster = read_cluster(SAMPLES / "mixed-8.json")
-    plans = plans_of(make_problem(trace, cluster, model, Datasheet()))
-    launch = prepare(Launch(tuple(plans), trace, model, cluster, on="testbed", ranks=8, repeats=passes))
+    for cluster, plans_for, scale in (
+        (read_cluster(SAMPLES / "mixed-8.json"), plans_of, None),
+        (two_nodes(), tiered_plans_of, 9000.0),
+    ):
+        plans = tuple(plans_for(make_problem(trace, cluster, model, Datasheet())))
+        print(f"\n{cluster.name}")
+        ranks = len(cluster.gpus)
+        launch = Launch(plans, trace, model, cluster, on="testbed", ranks=ranks, scale=scale, repeats=passes)
+        measure(prepare(launch), jobs)
+
+
+def measure(launch: PreparedLaunch, jobs: int) -> None:
+    """Run a launch so often, and print every job and how far its plans were from their predictions."""
     for check in launch.checks:
         print(f"{check.name}: {check.text}")
-    factors = {plan.name: [] for plan in plans}
+    factors = {plan.name: [] for plan in launch.plans}
     for job in range(jobs):
         before = load()
         with tempfile.TemporaryDirectory() as folder:

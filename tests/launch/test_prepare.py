@@ -87,21 +87,14 @@ def test_several_plans_of_two_models_share_a_launch_and_none_of_one():
         inference.prepare_inference(Launch(two, TRACE, MODEL, ranks=2), HOST)
 
 
-def test_a_shared_order_is_refused_for_two_models():
-    for modes in (("shared", "matched"), ("matched", "shared")):
-        with pytest.raises(InputError, match="shared order") as caught:
-            prepare(plan=pair_of(*modes, TRACE, TRACE_B), second=(TRACE_B, OTHER))
+@pytest.mark.parametrize("mode", ["shared", "two-tier"])
+def test_an_order_for_one_model_alone_is_refused_for_two_models(mode):
+    for name in ("send_order", "send_order_b"):
+        plan = both()
+        order = getattr(plan, name).model_copy(update={"mode": mode})
+        with pytest.raises(InputError, match=f"has a {mode} order") as caught:
+            prepare(plan=plan.model_copy(update={name: order}), second=(TRACE_B, OTHER))
         assert "\n" not in str(caught.value)
-
-
-def test_a_two_tier_order_is_refused():
-    tiers = plan_for(TRACE, "matched")
-    tiers = tiers.model_copy(update={"send_order": tiers.send_order.model_copy(update={"mode": "two-tier"})})
-    with pytest.raises(
-        InputError, match="has a two-tier order, in which GPUs relay for each other, and ranks do not"
-    ) as caught:
-        prepare(plan=tiers)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_second_recording_that_does_not_fit():

@@ -3,7 +3,10 @@ order of sends; what their sends were to each other becomes local."""
 
 import numpy as np
 
+from engine.cluster import Cluster
 from engine.goal import Goal
+from engine.launch.rank.tiers import Tiers
+from engine.network import Network
 from engine.plan import Placement, Plan, Schedule, SendOrder
 from engine.workload import RoutingTrace
 
@@ -30,6 +33,23 @@ def fold_trace(trace: RoutingTrace, gpus: int, ranks: int) -> RoutingTrace:
     """The trace with the source rank of every token written down, folded like the plan."""
     source = rank_of_gpu(gpus, ranks)[trace.rank_of_token(gpus)].astype(np.int32)
     return RoutingTrace(trace.name, trace.experts, trace.num_experts, trace.sequence, source)
+
+
+def fold_tiers(cluster: Cluster, ranks: int) -> Tiers | None:
+    """The nodes of a drawn cluster as nodes of ranks. A rank that stands for several GPUs has their ports together, and their
+    links; a port that sends and receives at different rates counts with the slower one. None where a rank would stand for
+    GPUs of several nodes, whose links it cannot have."""
+    network = Network.of(cluster)
+    rank = rank_of_gpu(network.gpus, ranks)
+    first = np.searchsorted(rank, np.arange(ranks))
+    node = network.domain[first]
+    linked = network.link > 0
+    if ((network.domain != node[rank]) & (linked | linked[first[rank]])).any():
+        return None
+    port, link = (np.bincount(rank, rate, ranks) for rate in (np.minimum(network.send, network.receive), network.link))
+    _, node, size = np.unique(node, return_inverse=True, return_counts=True)
+    link[size[node] == 1] = 0.0
+    return Tiers(node=tuple(node.tolist()), port=tuple(port.tolist()), link=tuple(link.tolist()))
 
 
 def _fold_placement(placement: Placement, rank: np.ndarray) -> Placement:

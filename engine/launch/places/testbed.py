@@ -1,5 +1,6 @@
 """The drawn cluster, emulated on one Linux machine: a network namespace per rank, joined by a bridge, every link shaped
-in both directions. It gives a measured all-to-all before there is a cluster.
+in both directions; ranks of a node with links of its own reach each other over a second one. It gives a measured all-to-all
+before there is a cluster.
 
 Everything lives in namespaces of its own (also the bridge), so that nothing of the machine's network is touched. The
 names of the namespaces say which process made them: what a killed process left behind is removed by the next testbed.
@@ -21,16 +22,20 @@ import psutil
 
 from engine.cluster import Cluster
 from engine.errors import InputError
-from engine.launch.places.fold import rank_of_gpu
+from engine.launch.places.fold import fold_tiers, rank_of_gpu
+from engine.launch.rank.tiers import Tiers
 from engine.plan import Plan
 
 FASTEST = 100e6 / 8
 """Bytes/s of the fastest port unless a scale is given: a rate that two cores can carry for eight ranks."""
 
+FASTEST_LINK = 4 * FASTEST
+"""Bytes/s of a link inside a node at most, whatever the scale: the more there are, the less two cores can keep up with."""
+
 SLOWEST = 10e3
 """Bytes/s below which a launch would spend its time on handshakes."""
 
-PREFIX, LINK, PORT = "switchyard", "link0", 29500
+PREFIX, LINK, NEAR, PORT = "switchyard", "link0", "link1", 29500
 NAME = re.compile(rf"{PREFIX}-\d+-\d+-[0-9a-f]{{6}}-(\d+|switch)")
 """Of a namespace: process id and start of its maker, a token of the testbed, and the rank."""
 
@@ -61,38 +66,46 @@ def emulated(plan: Plan, cluster: Cluster, ranks: int, scale: float | None = Non
 def emulated_cluster(cluster: Cluster, ranks: int, scale: float | None = None) -> "Testbed":
     """A drawn cluster as a testbed of `ranks` ranks, as many as it has GPUs or fewer.
 
-    A rank that stands for several GPUs has their ports together. A port that sends and receives at different rates
-    counts with the slower one, and all ranks meet on the fabric: links inside nodes are not emulated.
-    scale: drawn / emulated bandwidth; None for what brings the fastest port to `FASTEST`. Raises InputError when the
-    scale makes no sense.
+    A rank that stands for several GPUs has their ports together, and their links. A port that sends and receives at
+    different rates counts with the slower one. Where a rank would stand for GPUs of several nodes, no links are emulated and
+    all ranks meet on the fabric.
+    scale: drawn / emulated bandwidth; None for what brings the fastest port to `FASTEST`. Links inside nodes are never
+    faster than `FASTEST_LINK`. Raises InputError when the scale makes no sense.
     """
     drawn = np.minimum(cluster.values("send_bandwidth"), cluster.values("receive_bandwidth"))
     folded = np.bincount(rank_of_gpu(len(drawn), ranks), drawn, ranks)
     scale = float(folded.max()) / FASTEST if scale is None else scale
     if not 0 < scale < np.inf:  # a NaN compares false
         raise InputError(f"the scale must be a number above 0, not {scale:g}")
-    return Testbed(folded / scale, f"the testbed of {cluster.name}", scale)
+    if (tiers := fold_tiers(cluster, ranks)) is not None:
+        rates = {"port": tuple((folded / scale).tolist())}
+        rates["link"] = tuple(min(rate / scale, FASTEST_LINK) for rate in tiers.link)
+        tiers = tiers.model_copy(update=rates)
+    return Testbed(folded / scale, f"the testbed of {cluster.name}", scale, tiers)
 
 
 class Testbed:
     """A context manager: inside it the namespaces exist, after it they do not, however it is left.
 
     bandwidth: float64[rank] bytes/s of TCP data, in each direction; name: what messages call it; scale: how much
-    slower that is than what was drawn, for reports. No latency is added to what the kernel and Gloo take by themselves,
-    which is measured at the start of a launch.
+    slower that is than what was drawn, for reports; tiers: the nodes of the ranks and their links, if they have any. No
+    latency is added to what the kernel and Gloo take by themselves, which is measured at the start of a launch.
     Raises InputError when the machine cannot do it, saying what is missing.
     """
 
     __test__ = False  # a class called Test… is not a test for pytest
 
-    def __init__(self, bandwidth: np.ndarray, name: str = "the testbed", scale: float = 1.0) -> None:
+    def __init__(
+        self, bandwidth: np.ndarray, name: str = "the testbed", scale: float = 1.0, tiers: Tiers | None = None
+    ) -> None:
         self.bandwidth = np.asarray(bandwidth, dtype=np.float64)
-        self.name, self.scale = name, scale
+        self.name, self.scale, self.tiers = name, scale, tiers
         if self.bandwidth.ndim != 1 or not 1 <= len(self.bandwidth) <= 1024:
             raise InputError(f"{name}: 1 to 1024 ranks need one bandwidth each")
-        if not np.isfinite(self.bandwidth).all() or self.bandwidth.min() < SLOWEST:
+        rates = np.append(self.bandwidth, self.near[self.near > 0])
+        if not np.isfinite(rates).all() or rates.min() < SLOWEST:
             raise InputError(
-                f"{name}: a link of {self.bandwidth.min() / 1e3:.3g} kB/s is too slow to run anything on (the least is "
+                f"{name}: a link of {rates.min() / 1e3:.3g} kB/s is too slow to run anything on (the least is "
                 f"{SLOWEST / 1e3:g} kB/s); use a smaller scale"
             )
         self._token = f"{PREFIX}-{os.getpid()}-{_start_of(os.getpid())}-{secrets.token_hex(3)}"
@@ -100,6 +113,18 @@ class Testbed:
     @property
     def ranks(self) -> int:
         return len(self.bandwidth)
+
+    @property
+    def near(self) -> np.ndarray:
+        """float64[rank] bytes/s to the other ranks of the node in each direction, 0 where they meet on the fabric."""
+        return np.zeros(self.ranks) if self.tiers is None else np.array(self.tiers.link)
+
+    def mates(self, rank: int) -> list[int]:
+        """The other ranks that a rank reaches over links."""
+        if not self.near[rank]:
+            return []
+        node = self.tiers.node
+        return [mate for mate in range(self.ranks) if mate != rank and node[mate] == node[rank]]
 
     def namespace(self, rank: int) -> str:
         """The name of a rank's network namespace."""
@@ -132,54 +157,48 @@ class Testbed:
                 _remove_namespace(name)
 
     def _build(self) -> None:
-        switch = f"{self._token}-switch"
-        _ip("netns", "add", switch)
-        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", switch, "link", "set", "bridge", "addrgenmode", "none", "up")
+        _ip("netns", "add", f"{self._token}-switch")
+        self._add_bridge("bridge")
+        for node in sorted({self.tiers.node[rank] for rank in range(self.ranks) if self.mates(rank)}):
+            self._add_bridge(f"node{node}")
         for rank, rate in enumerate(self.bandwidth):
-            own, port = self.namespace(rank), f"port{rank}"
+            own = self.namespace(rank)
             _ip("netns", "add", own)
-            _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", LINK, "netns", own)
-            _ip("-n", own, "addr", "add", f"{self.address(rank)}/16", "dev", LINK)
-            _shape(own, LINK, rate)
-            _shape(switch, port, rate)
-            _ip("-n", switch, "link", "set", port, "master", "bridge")
-            # Without IPv6, so that Gloo finds one address on the link.
-            _ip("-n", switch, "link", "set", port, "addrgenmode", "none", "up")
             _ip("-n", own, "link", "set", "lo", "addrgenmode", "none", "up")
-            _ip("-n", own, "link", "set", LINK, "addrgenmode", "none", "up")
-            self._restrain(rank)
+            self._connect(rank, LINK, f"port{rank}", "bridge", rate)
+            _ip("-n", own, "addr", "add", f"{self.address(rank)}/16", "dev", LINK)
+            self._route(rank, SUBNET, LINK, float(self.bandwidth.max()))
+            if mates := self.mates(rank):
+                self._connect(rank, NEAR, f"near{rank}", f"node{self.tiers.node[rank]}", self.near[rank])
+            for mate in mates:
+                self._route(rank, f"{self.address(mate)}/32", NEAR, float(self.near.max()))
+            buffer = max(2**15, round(float(self.bandwidth.max()) * HANDED_OVER))
+            _ip("netns", "exec", own, "tee", "/proc/sys/net/ipv4/tcp_wmem", standard_input=f"4096 16384 {buffer}")
 
-    def _restrain(self, rank: int) -> None:
-        """Keep what TCP has on its way short and the same on every machine, whatever the machine's own settings are. Reno,
-        because every kernel has it; where nothing is lost, it only differs from others in that it does not pace."""
-        fastest = float(self.bandwidth.max())
-        window, buffer = str(max(8, round(fastest * IN_FLIGHT / PAYLOAD))), max(2**15, round(fastest * HANDED_OVER))
-        own, address = self.namespace(rank), self.address(rank)
-        _ip(
-            "-n",
-            own,
-            "route",
-            "replace",
-            SUBNET,
-            "dev",
-            LINK,
-            "proto",
-            "kernel",
-            "scope",
-            "link",
-            "src",
-            address,
-            "initcwnd",
-            window,
-            "cwnd",
-            "lock",
-            window,
-            "congctl",
-            "lock",
-            "reno",
-        )
-        _ip("netns", "exec", own, "tee", "/proc/sys/net/ipv4/tcp_wmem", standard_input=f"4096 16384 {buffer}")
+    def _add_bridge(self, name: str) -> None:
+        switch = f"{self._token}-switch"
+        _ip("-n", switch, "link", "add", name, "type", "bridge")
+        _ip("-n", switch, "link", "set", name, "addrgenmode", "none", "up")
+
+    def _connect(self, rank: int, link: str, port: str, bridge: str, rate: float) -> None:
+        """A link from a rank's namespace to a bridge, shaped at both ends."""
+        own, switch = self.namespace(rank), f"{self._token}-switch"
+        _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", link, "netns", own)
+        _shape(own, link, rate)
+        _shape(switch, port, rate)
+        _ip("-n", switch, "link", "set", port, "master", bridge)
+        # Without IPv6, so that Gloo finds one address on the link.
+        _ip("-n", switch, "link", "set", port, "addrgenmode", "none", "up")
+        _ip("-n", own, "link", "set", link, "addrgenmode", "none", "up")
+
+    def _route(self, rank: int, to: str, link: str, fastest: float) -> None:
+        """Send what is for these addresses by a link. What TCP has on its way is kept short and the same on every machine,
+        whatever the machine's own settings are. Reno, because every kernel has it; where nothing is lost, it only differs
+        from others in that it does not pace. fastest: bytes/s of links of this kind"""
+        window, place = str(max(8, round(fastest * IN_FLIGHT / PAYLOAD))), ("-n", self.namespace(rank))
+        source = ("proto", "kernel", "scope", "link", "src", self.address(rank))
+        lasting = ("initcwnd", window, "cwnd", "lock", window, "congctl", "lock", "reno")
+        _ip(*place, "route", "replace", to, "dev", link, *source, *lasting)
 
     def environment(self, rank: int) -> dict[str, str]:
         """What a rank finds in its environment in place of what torchrun would put there."""
@@ -195,7 +214,8 @@ class Testbed:
 
     def to_dict(self) -> dict[str, Any]:
         """What a report of a run has to say of it."""
-        return {"name": self.name, "scale": self.scale, "bandwidth": self.bandwidth.tolist()}
+        report = {"name": self.name, "scale": self.scale, "bandwidth": self.bandwidth.tolist()}
+        return report | ({"near": self.near.tolist()} if self.near.any() else {})
 
 
 def remove_remains() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.places.devices import Devices
-from engine.launch.places.fold import fold_plan, fold_trace
+from engine.launch.places.fold import fold_plan, fold_tiers, fold_trace
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepared import Check, PreparedLaunch
 from engine.launch.preparation.settled import (
@@ -18,6 +18,7 @@ from engine.launch.preparation.settled import (
     ranks_of,
 )
 from engine.launch.rank.instructions import POOL_STRIDE, TOLERANCE, RankInstructions
+from engine.launch.rank.tiers import Tiers
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.workload import RoutingTrace, Workload
@@ -32,17 +33,13 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     for plan in launch.plans:
         if plan.goal is Goal.TRAINING:
             raise InputError(f"the plan {plan.name} is for a training step; describe the step too (--training)")
-        if "two-tier" in {order.mode for order in (plan.send_order, plan.send_order_b) if order}:
-            raise InputError(
-                f"the plan {plan.name} has a two-tier order, in which GPUs relay for each other, and ranks do not; launch a "
-                "plan with a matched, shared, sequential or concurrent order"
-            )
     gpus = gpus_of(launch.plans)
     inputs = ((launch.workload, launch.model), *([launch.second] if launch.second else []))
     for number, (recording, model) in enumerate(inputs):
         _check_recording(recording, model, launch.plans, number)
     _check_pair(launch.plans, [recording for recording, _ in inputs])
     ranks = ranks_of(launch.ranks, gpus, devices)
+    tiers = _tiers(launch, ranks)
     shared = min(len(devices.gpus), ranks)
     models = [computed_in(model, launch.dtype, bool(shared)) for _, model in inputs]
     replayed = _replayed_tokens(launch, inputs, ranks, bool(shared))
@@ -56,6 +53,7 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
         gpus=shared,
         repeats=launch.repeats,
         limit=launch.limit,
+        tiers=tiers,
     )
     traces = tuple(
         fold_trace(recording, gpus, ranks).spread(max(1, round(recording.tokens * replayed / launch.workload.tokens)))
@@ -63,6 +61,25 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     )
     checks = tuple(_checks(instructions, traces, devices, gpus))
     return PreparedLaunch(tuple(launch.plans), instructions, traces, launch.limit, checks)
+
+
+def _tiers(launch: Launch, ranks: int) -> Tiers | None:
+    """The ranks' nodes, where a plan lets them relay for each other. Raises InputError when they are not known, or no
+    nodes."""
+    plan = next((plan for plan in launch.plans if plan.send_order.mode == "two-tier"), None)
+    if plan is None:
+        return None
+    asked = f"the plan {plan.name} has a two-tier order, in which the GPUs of a node relay for each other"
+    if launch.cluster is None:
+        raise InputError(f"{asked}; say which nodes there are (--cluster)")
+    if len(launch.cluster.gpus) != plan.placement.gpus:
+        raise InputError(
+            f"{asked}: it is for {plan.placement.gpus} GPUs, {launch.cluster.name} has {len(launch.cluster.gpus)}"
+        )
+    tiers = fold_tiers(launch.cluster, ranks)
+    if tiers is None:
+        raise InputError(f"{asked}; on {ranks} ranks one would stand for GPUs of several nodes: choose another number")
+    return tiers
 
 
 def _replayed_tokens(launch: Launch, inputs: Sequence[tuple[Workload, MoEModel]], ranks: int, on_gpus: bool) -> int:
@@ -107,11 +124,12 @@ def _check_pair(plans: Sequence[Plan], recordings: Sequence[Workload]) -> None:
             continue
         if len(recordings) < 2:
             raise InputError(f"the plan {plan.name} is for two models; give the second one's recording and model too")
-        if "shared" in (plan.send_order.mode, plan.send_order_b.mode):
-            raise InputError(
-                f"the plan {plan.name} has a shared order, whose rates need the network for one model alone; launch a plan "
-                "with a matched, sequential or concurrent order for two"
-            )
+        for mode in ("shared", "two-tier"):
+            if mode in (plan.send_order.mode, plan.send_order_b.mode):
+                raise InputError(
+                    f"the plan {plan.name} has a {mode} order, whose rates need the network for one model alone; launch a "
+                    "plan with a matched, sequential or concurrent order for two"
+                )
     if len({(recording.layers, recording.num_experts) for recording in recordings}) > 1:
         first, other = recordings
         raise InputError(
@@ -152,7 +170,9 @@ def _bytes_of_rank(plan: Plan, instructions: RankInstructions, traces: Sequence[
         received = float((demand.sum(axis=1)[:, None, :] @ placement.share).max())
         sent = float(demand.sum(axis=2).max()) if plan.execution == "vanilla" else received
         total += float(placement.slots.max()) * model.bytes_per_expert
-        total += 6.0 * (sent + received) * model.bytes_per_token
+        # What is passed on for others lies in a pool: in each of two hops about as much as a rank sends or receives itself.
+        copies = 9.0 if plan.send_order.mode == "two-tier" else 6.0
+        total += copies * (sent + received) * model.bytes_per_token
         total += received * model.ffn_matrices * model.d_ff * model.bytes_per_number
         # All tokens, as they are made, and after the all-gather of a context-coherent pass.
         total += trace.tokens * model.d_model * (4 + model.bytes_per_number * (1 if plan.execution == "vanilla" else 3))

@@ -5,7 +5,8 @@ import numpy as np
 
 from engine.goal import Goal
 from engine.launch.preparation.prepared import PreparedLaunch
-from engine.launch.rank.links import Links
+from engine.launch.rank.instructions import RankInstructions
+from engine.launch.rank.links import known_links
 from engine.network import Network
 from engine.plan import Plan
 from engine.simulate.flows import all_to_all
@@ -21,10 +22,9 @@ MOST_SENDS = 20_000
 """Sends simulated for an order. With more, every so many layers stand for the others."""
 
 
-def emulated_network(bandwidth: np.ndarray) -> Network:
-    """The network of links that are known before a launch, with a typical start-up. bandwidth: float64[rank] bytes/s each
-    way."""
-    return Links(np.asarray(bandwidth, dtype=np.float64), START_UP).network
+def emulated_network(instructions: RankInstructions) -> Network:
+    """The network of links that are known before a launch, with a typical start-up."""
+    return known_links(instructions, START_UP).network
 
 
 def order_advice(launch: PreparedLaunch, network: Network) -> str | None:

@@ -31,13 +31,14 @@ def place_checks(launch: PreparedLaunch, cluster: Cluster | None) -> Iterator[Ch
     yield slots_check(launch)
     if launch.destination is not None:
         yield from destination_checks(launch.destination)
+        yield from relay_checks(launch, launch.destination)
         if cluster is not None and len(cluster.gpus) == launch.instructions.ranks:
             yield from _advice(launch, Network.of(cluster))
     elif launch.testbed is not None:
         yield Check("Port", True, f"{PORT}, in a network of the testbed's own, where nothing else listens")
         if all(plan.execution == "vanilla" and plan.goal is not Goal.TRAINING for plan in launch.instructions.plans):
-            yield traffic_check(launch, launch.testbed)
-        yield from _advice(launch, emulated_network(launch.testbed.bandwidth))
+            yield traffic_check(launch)
+        yield from _advice(launch, emulated_network(launch.instructions))
     else:
         yield port_check()
 
@@ -64,6 +65,18 @@ def destination_checks(destination: Destination) -> Iterator[Check]:
         last = FIRST_PORT + PORTS - 1
         port = f"the nodes meet on the first one, at a port between {FIRST_PORT} and {last} of the job's own"
     yield Check("Port", True, port)
+
+
+def relay_checks(launch: PreparedLaunch, destination: Destination) -> Iterator[Check]:
+    """Whether the ranks that relay for each other will be on one node of the job."""
+    tiers, each = launch.instructions.tiers, destination.ranks_per_node
+    if tiers is None:
+        return
+    sizes = {tiers.node.count(node) for node in tiers.node}
+    if sizes != {each}:
+        drawn = " or ".join(map(str, sorted(sizes)))
+        text = f"the nodes of a two-tier order have {drawn} ranks, those of the job {each}: ranks would relay over the fabric"
+        yield Check("Relays", True, text, warning=True)
 
 
 def _advice(launch: PreparedLaunch, network: Network) -> Iterator[Check]:
@@ -97,15 +110,15 @@ def port_check() -> Check:
     return Check("Port", True, "torchrun picks a free one on localhost by itself")
 
 
-def traffic_check(launch: PreparedLaunch, testbed: Testbed) -> Check:
+def traffic_check(launch: PreparedLaunch) -> Check:
     """Whether the emulated links carry all passes through the layers within the time limit: no order of sends is faster
     than the busiest port, and of two models each has its own sends."""
-    instructions, least = launch.instructions, 0.0
+    instructions, least, network = launch.instructions, 0.0, emulated_network(launch.instructions)
     models = (instructions.model, instructions.model_b or instructions.model)
     for plan in instructions.plans:
         placements = (plan.placement, plan.placement_b)
         sent = zip(launch.workloads, models, placements, strict=False)
-        least += max(_port_seconds(workload, model, placement, testbed) for workload, model, placement in sent)
+        least += max(_port_seconds(workload, model, placement, network) for workload, model, placement in sent)
     whole = least * (instructions.repeats + 1)
     which = "all plans" if len(launch.plans) > 1 else "the plan"
     text = f"they need {seconds(least)} or more for a pass of {which}, {seconds(whole)} in all"
@@ -114,8 +127,7 @@ def traffic_check(launch: PreparedLaunch, testbed: Testbed) -> Check:
     return Check("Links", False, f"{text}, but the time limit is {launch.limit:g} s: replay fewer tokens")
 
 
-def _port_seconds(workload: Workload, model: MoEModel, placement: Placement, testbed: Testbed) -> float:
-    """Seconds that the busiest port needs for the dispatches and combines of all layers."""
-    traffic = workload.demand(testbed.ranks) @ placement.share * model.bytes_per_token * (1 - np.eye(testbed.ranks))
-    ports = np.maximum(traffic.sum(axis=1), traffic.sum(axis=2)) / testbed.bandwidth
-    return 2 * float(ports.max(axis=1).sum())
+def _port_seconds(workload: Workload, model: MoEModel, placement: Placement, network: Network) -> float:
+    """Seconds that the busiest port needs for the dispatches and combines of all layers, whoever relays for whom."""
+    traffic = workload.demand(network.gpus) @ placement.share * model.bytes_per_token
+    return 2 * sum(network.relayed_seconds(matrix) for matrix in traffic)

@@ -67,5 +67,8 @@ class PreparedLaunch:
                 f"{testbed.name} has links for {testbed.ranks} ranks on CPUs, the launch is of {instructions.ranks} ranks on "
                 f"{instructions.backend.upper()}"
             )
-        with_bandwidth = instructions.model_copy(update={"bandwidth": tuple(testbed.bandwidth.tolist())})
-        return replace(self, instructions=with_bandwidth, testbed=testbed)
+        relayed = [plan.name for plan in instructions.plans if plan.send_order.mode == "two-tier"]
+        if relayed and testbed.tiers is None:
+            raise InputError(f"{testbed.name} has no nodes, in which the ranks of {relayed[0]} relay for each other")
+        known = {"bandwidth": tuple(testbed.bandwidth.tolist()), "tiers": testbed.tiers}
+        return replace(self, instructions=instructions.model_copy(update=known), testbed=testbed)

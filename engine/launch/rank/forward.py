@@ -15,6 +15,7 @@ import torch.distributed as dist
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.exchange import Exchange
+from engine.launch.rank.hops import Hops, hops
 from engine.launch.rank.layer import (
     aggregate,
     expert_ffns,
@@ -25,8 +26,9 @@ from engine.launch.rank.layer import (
     uses_grouped_gemms,
 )
 from engine.launch.rank.recorder import Mark
+from engine.launch.rank.relayed import RelayedExchange
 from engine.launch.rank.routes import Piece, Route, combined, pieces, route
-from engine.plan import Plan
+from engine.plan import Plan, Schedule
 
 NETWORK = ("dispatch", "combine")
 
@@ -72,15 +74,21 @@ class Layers:
         self.weights = context.weights(self.model, self.layers)
         self.home = self.homes(placement.gpu_of_expert)
         self.routes: dict[str, list[Route]] = {kind: [] for kind in NETWORK}
-        self.order: dict[str, list[list[Piece]]] = {kind: [] for kind in NETWORK}
+        self.order: dict[str, list[list[Piece] | Hops]] = {kind: [] for kind in NETWORK}
         for layer in range(self.layers):
             out = route(self.experts[:, layer], self.home[layer], placement.share[layer])
             for kind, way in zip(NETWORK, (out, combined(out, self.home[layer + 1])), strict=True):
                 schedule = None if order.mode == "concurrent" else getattr(order, kind)[layer]
                 self.routes[kind].append(way)
-                self.order[kind].append(pieces(order.mode, schedule, way.counts))
+                self.order[kind].append(self._ordered(schedule, way.counts))
         self.x: torch.Tensor | None = None
         """[token held, d_model], by the tokens' numbers: at first what enters the first layer, at last the output."""
+
+    def _ordered(self, schedule: Schedule | None, counts: np.ndarray) -> list[Piece] | Hops:
+        """All sends of an exchange. counts: int64[src, dst] rows"""
+        if self.mode == "two-tier":
+            return hops(schedule, counts, self.context.instructions.tiers.network)
+        return pieces(self.mode, schedule, counts)
 
     @property
     def width(self) -> int:
@@ -171,17 +179,10 @@ class Layers:
                 bytes=(piece.end - piece.begin) * row_bytes,
             )
 
-        return Exchange(
-            rank,
-            self.mode,
-            self.order[kind][layer],
-            self.routes[kind][layer].counts,
-            log,
-            recorder,
-            self.communicator.group,
-            self.context.links,
-            channel,
-        )
+        order, counts, group = self.order[kind][layer], self.routes[kind][layer].counts, self.communicator.group
+        if isinstance(order, Hops):
+            return RelayedExchange(rank, order, counts, log, recorder, group, channel)
+        return Exchange(rank, self.mode, order, counts, log, recorder, group, self.context.links, channel)
 
     def exchange(self, kind: str, layer: int) -> None:
         """The dispatch or combine of a layer. The ranks have to have met."""

@@ -11,6 +11,7 @@ from pydantic import Field
 from engine.errors import InputError
 from engine.files import write_atomically
 from engine.goal import Goal, goal_of
+from engine.launch.rank.tiers import Tiers
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.schema import Frozen
@@ -45,6 +46,7 @@ class RankInstructions(Frozen):
     model_b: of a second model that shares the ranks; step: a training step instead of a forward pass through the MoE layers
     gpus: how many the ranks compute on, in turn where they are fewer than the ranks; 0: all compute on the CPU
     bandwidth: bytes/s that every rank's link has in each direction, where that is known beforehand (a testbed)
+    tiers: the ranks' nodes, for plans in which they relay for each other, and of a testbed whose nodes have links of their own
     limit: seconds for which a rank waits for another
     """
 
@@ -57,6 +59,7 @@ class RankInstructions(Frozen):
     gpus: int = Field(default=0, ge=0)
     repeats: int = Field(default=3, ge=1, le=MAX_REPEATS)
     bandwidth: tuple[float, ...] | None = None
+    tiers: Tiers | None = None
     limit: float = Field(default=900.0, gt=0)
     seed: int = 0
 

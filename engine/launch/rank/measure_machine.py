@@ -11,6 +11,7 @@ import torch.distributed as dist
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.exchange import Exchange
+from engine.launch.rank.instructions import RankInstructions
 from engine.launch.rank.layer import aggregate, expert_ffns, gate, uses_grouped_gemms
 from engine.launch.rank.routes import Piece
 from engine.plan import OrderMode
@@ -24,14 +25,16 @@ processor shows."""
 
 
 def measure_machine(context: RankContext) -> dict[str, list]:
-    """Median seconds: {"gemm" | "gate" | "memory" | "network" | "phases" | "meetings": [[size, seconds], ...]}.
+    """Median seconds: {"gemm" | "gate" | "memory" | "network" | "phases" | "meetings": [[size, seconds], ...]}, and where
+    ranks relay for each other over links of which nothing is known beforehand, "inside nodes" and "between nodes".
 
     gemm: the mean rank's experts one after another, each on m rows; seconds of one of the two GEMMs of one expert, taken
     to be equal, size = m·n·k; gate: the router on m rows, size = m·n·k; memory: one aggregation, size in bytes; network:
     every rank sends to every other one at once, size in bytes that one rank sends; phases: every rank sends to one after
-    another in a rotation, seconds of one phase, size in bytes of one send; meetings: what passes between the end of a
-    step on the last rank and the start of the next one on the first, size 0 within a layer and 1 between two layers
-    (where the clocks have been stopped in the meantime).
+    another in a rotation, seconds of one phase, size in bytes of one send; inside nodes, between nodes: as network, but only
+    to the ranks of its own node (of the others), size in bytes of the rank that sends most; meetings: what passes between
+    the end of a step on the last rank and the start of the next one on the first, size 0 within a layer and 1 between two
+    layers (where the clocks have been stopped in the meantime).
     """
     instructions = context.instructions
     measured = {"gemm": [], "gate": [], "memory": [], "network": [], "phases": [], "meetings": []}
@@ -44,8 +47,22 @@ def measure_machine(context: RankContext) -> dict[str, list]:
             measured["network"].append([size * (instructions.ranks - 1), seconds])
             size, seconds = _exchange(context, times, "matched", SHORT_REPEATS)
             measured["phases"].append([size, seconds / (instructions.ranks - 1)])
+        for kind, peers in tier_peers(instructions).items():
+            size, seconds = _exchange(context, times, "concurrent", REPEATS, peers)
+            measured.setdefault(kind, []).append([size * int(peers.sum(axis=1).max()), seconds])
     measured["meetings"] = [[0, _meeting(context, False)], [1, _meeting(context, True)]]
     return measured
+
+
+def tier_peers(instructions: RankInstructions) -> dict[str, np.ndarray]:
+    """The pairs (bool[src, dst]) inside nodes with links of their own and those between nodes, where there are both and a
+    launch has to measure them."""
+    if instructions.tiers is None or instructions.bandwidth is not None:
+        return {}
+    network = instructions.tiers.network
+    pairs = ~np.eye(network.gpus, dtype=bool)
+    peers = {"inside nodes": pairs & network.linked, "between nodes": pairs & ~network.linked}
+    return peers if all(some.any() for some in peers.values()) else {}
 
 
 def _gemm(context: RankContext, times: float) -> list[float]:
@@ -85,14 +102,18 @@ def _memory(context: RankContext, times: float) -> list[float]:
     return [rows * (k + 1) * model.bytes_per_token, seconds]
 
 
-def _exchange(context: RankContext, times: float, mode: OrderMode, repeats: int) -> tuple[int, float]:
+def _exchange(
+    context: RankContext, times: float, mode: OrderMode, repeats: int, peers: np.ndarray | None = None
+) -> tuple[int, float]:
     """The size of one send and the seconds of an exchange in which every rank sends as much to every other one: all at
-    once, or matched in as many phases as there are others."""
-    rows, exchange, expect = _uniform(context, times, mode)
+    once, or matched in as many phases as there are others. peers: bool[src, dst], who sends to whom if not all."""
+    rows, exchange, expect = _uniform(context, times, mode, peers)
     return rows * context.instructions.model.bytes_per_token, seconds_of(exchange, context, repeats, expect)
 
 
-def _uniform(context: RankContext, times: float, mode: OrderMode) -> tuple[int, Callable[[], None], Callable[[], None]]:
+def _uniform(
+    context: RankContext, times: float, mode: OrderMode, peers: np.ndarray | None = None
+) -> tuple[int, Callable[[], None], Callable[[], None]]:
     """Rows of a send, such an exchange, and what prepares it."""
     model, ranks = context.instructions.model, context.ranks
     rows = rows_of(times, len(context.tokens[0].experts) * model.experts_per_token / ranks**2)
@@ -100,6 +121,7 @@ def _uniform(context: RankContext, times: float, mode: OrderMode) -> tuple[int, 
         Piece(0 if mode == "concurrent" else shift, src, (src + shift) % ranks, 0, rows)
         for shift in range(1, ranks)
         for src in range(ranks)
+        if peers is None or peers[src, (src + shift) % ranks]
     ]
     way = Exchange(
         context.rank, mode, order, np.full((ranks, ranks), rows), lambda piece, begin: None, context.recorder

@@ -10,7 +10,7 @@ from engine.costs import AlphaBeta, CostProfile, fit_line
 from engine.goal import Goal
 from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.rank.instructions import RankInstructions
-from engine.launch.rank.links import Links, links_of
+from engine.launch.rank.links import Links, known_links, links_of
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate import simulate
@@ -61,15 +61,15 @@ def _predict_step(launch: PreparedLaunch, plan: Plan, profile: CostProfile) -> T
     instructions, cost = launch.instructions, AlphaBeta(profile)
     links = Links(np.ones(instructions.ranks))
     if instructions.bandwidth is not None and profile.network is not None:
-        links = Links(np.array(instructions.bandwidth), profile.network.alpha)
+        links = known_links(instructions, profile.network.alpha)
         cost = AlphaBeta(profile.model_copy(update={"network": None}))
     problem = Problem(launch.workloads[0], _machine(profile, links), instructions.model, cost, step=instructions.step)
     return simulate(plan, problem)
 
 
 def _machine(profile: CostProfile, links: Links) -> Cluster:
-    """The ranks as a cluster of one GPU a node. Of a GPU only the type, the memory and the bandwidths are read: times of
-    computation come from the profile."""
+    """The ranks as a cluster, of one GPU a node where they have no links of their own. Of a GPU only the type, the memory and
+    the bandwidths are read: times of computation come from the profile."""
     device = next(iter(profile.gemm))
 
     def gpu(rate: float) -> Gpu:
@@ -83,8 +83,13 @@ def _machine(profile: CostProfile, links: Links) -> Cluster:
             receive_bandwidth=rate,
         )
 
-    nodes = tuple(Node(name=f"rank {index}", gpus=(gpu(rate),)) for index, rate in enumerate(links.rates.tolist()))
-    return Cluster(name="this machine", nodes=nodes, latency=links.start_up)
+    network, nodes = links.network, []
+    for domain in np.unique(network.domain):
+        ranks = np.flatnonzero(network.domain == domain)
+        gpus, near = tuple(gpu(rate) for rate in links.rates[ranks].tolist()), float(network.link[domain])
+        node = Node(name=f"rank {domain}", gpus=gpus, link_bandwidth=near or None, link_latency=links.start_up)
+        nodes.append(node)
+    return Cluster(name="this machine", nodes=tuple(nodes), latency=links.start_up)
 
 
 def with_meetings(events: pd.DataFrame, within: float, between: float) -> pd.DataFrame:

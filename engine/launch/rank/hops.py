@@ -1,0 +1,169 @@
+"""A two-tier order in whole rows: which rows every rank passes on to whom, in every step.
+
+`engine.communication.steps` divides bytes; here every row of a pair gets one stage, one port out and one port in, so that
+the numbers come as near to those parts as whole rows allow. All of it follows from the counts of rows and the drawn network,
+so that every rank finds the same hops by itself.
+
+Rows are numbered in the order of (origin, target), those that stay on their rank included.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from engine.communication.relays import counted
+from engine.communication.steps import BALANCE, CROSS, SPREAD, Steps
+from engine.launch.rank.routes import Piece
+from engine.network import Network, off_diagonal
+from engine.plan import Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Hops:
+    """order: all pieces by step; a piece has the rows [begin, end) of all that src passes on to dst, its own or others'
+    counts: int64[src, dst] rows that src passes on to dst
+    rows: int64[hop], the rows by (src, dst, step), of which a pair's begin at first[src, dst]
+    """
+
+    order: list[Piece]
+    counts: np.ndarray
+    rows: np.ndarray
+    first: np.ndarray
+
+    def between(self, src: int, dst: int) -> np.ndarray:
+        """int64[row]: what src passes on to dst."""
+        return self.rows[self.first[src, dst] : self.first[src, dst] + self.counts[src, dst]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """All rows that leave their rank. number: int64[row], as in `Hops`; origin, target: int64[row] ranks; place:
+    float64[row], 0 to 1, where a row stands among its origin's rows for the target's node, with those for different targets
+    mixed in proportion."""
+
+    number: np.ndarray
+    origin: np.ndarray
+    target: np.ndarray
+    place: np.ndarray
+
+    def of(self, which: np.ndarray) -> "_Rows":
+        return _Rows(self.number[which], self.origin[which], self.target[which], self.place[which])
+
+
+def hops(schedule: Schedule, counts: np.ndarray, network: Network) -> Hops:
+    """How `counts` (int64[src, dst] rows) go by a schedule between scale-up domains. In each of its stages the rows of a
+    domain are a mix of all that its ranks have, in proportion."""
+    ranks = len(counts)
+    steps = Steps.of(schedule, counts.astype(np.float64), network)
+    domain = steps.domains.of_gpu
+    rows = _rows(counts, domain)
+    away = domain[rows.origin] != domain[rows.target]
+    moves = [_local(rows.of(~away), steps), *_relayed(rows.of(away), steps)]
+    step, src, dst, number = (np.concatenate(column) for column in zip(*moves, strict=True))
+    moves_on = src != dst
+    step, src, dst, number = (column[moves_on] for column in (step, src, dst, number))
+    by_pair = np.lexsort((number, step, dst, src))
+    step, pair = step[by_pair], (src * ranks + dst)[by_pair]
+    passed = np.bincount(pair, minlength=ranks * ranks)
+    first = np.cumsum(passed) - passed
+    ends = np.flatnonzero(np.r_[True, (np.diff(pair) != 0) | (np.diff(step) != 0), True]) if len(pair) else [0]
+    order = [
+        Piece(
+            int(step[here]),
+            *divmod(int(pair[here]), ranks),
+            int(here - first[pair[here]]),
+            int(end - first[pair[here]]),
+        )
+        for here, end in pairwise(ends)
+    ]
+    order.sort(key=lambda piece: piece.phase)
+    return Hops(order, passed.reshape(ranks, ranks), number[by_pair], first.reshape(ranks, ranks))
+
+
+def _rows(counts: np.ndarray, domain: np.ndarray) -> _Rows:
+    size = off_diagonal(counts).ravel().astype(np.int64)
+    pair = np.repeat(np.arange(size.size), size)
+    origin, target = np.divmod(pair, len(counts))
+    within = counted(size)
+    number = (np.cumsum(counts.ravel()) - counts.ravel())[pair] + within
+    # Every origin begins with another target, so that where a pair has few rows not all stand at the same place.
+    turn = (target - origin) % len(counts)
+    group = origin * len(counts) + domain[target]
+    place = _shares(group, np.lexsort((turn, (within + 0.5) / size[pair], group)))
+    return _Rows(number, origin, target, place)
+
+
+def _shares(group: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """float64[row], 0 to 1: where a row stands in its group. order: int64[row], the rows by group, and in it as they go."""
+    sizes = np.unique(group[order], return_counts=True)[1]
+    place = np.empty(len(group))
+    place[order] = (counted(sizes) + 0.5) / np.repeat(sizes, sizes)
+    return place
+
+
+def _dealt(parts: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """int64[group, part]: whole numbers of sum `totals` (int64[group]), in proportion to float64[group, part] that add up to
+    1 in every group."""
+    until = np.rint(np.minimum(np.cumsum(parts, axis=1), 1.0) * totals[:, None]).astype(np.int64)
+    until[:, -1:] = totals[:, None]
+    return np.diff(until, axis=1, prepend=0)
+
+
+def _takers(room: np.ndarray) -> np.ndarray:
+    """int64[row]: for rows in the order of their groups the part that each falls to, when group g's parts take room[g, part]
+    (int64) of them in turn."""
+    return np.repeat(np.tile(np.arange(room.shape[1]), len(room)), room.ravel())
+
+
+def _local(rows: _Rows, steps: Steps) -> tuple[np.ndarray, ...]:
+    """Step, src, dst and number (int64[hop] each) of rows that stay in their domain."""
+    order = np.lexsort((rows.place, rows.origin))
+    rows = rows.of(order)
+    totals = np.bincount(rows.origin, minlength=len(steps.domains.of_gpu))
+    step = _takers(_dealt(steps.local.T[steps.domains.of_gpu], totals))
+    return step, rows.origin, rows.target, rows.number
+
+
+def _relayed(rows: _Rows, steps: Steps) -> list[tuple[np.ndarray, ...]]:
+    """Step, src, dst and number (int64[hop] each) of rows for other domains: balanced, across, and spread. A hop from a rank
+    to itself stands for a row that is there already."""
+    domains = steps.domains
+    width = domains.members.shape[1]
+    seat = np.empty(len(domains.of_gpu), dtype=np.int64)
+    seat[domains.members[domains.members < len(seat)]] = np.nonzero(domains.members < len(seat))[1]
+    rows, send = _in_stages(rows, steps)
+    source, target = steps.relays.source[steps.pair], steps.relays.target[steps.pair]
+    totals = np.bincount(send, minlength=len(source))
+    leaves = _dealt(domains.send_share[source], totals)
+    held = np.bincount(send * width + seat[rows.origin], minlength=leaves.size).reshape(leaves.shape)
+    stays = np.minimum(held, leaves)
+    # As in `Relays`: what is above a port's share moves, in turn, to the ports that have room.
+    by_origin = np.lexsort((seat[rows.origin], send))
+    rows, send = rows.of(by_origin), send[by_origin]
+    spare = counted(held.ravel()) >= np.repeat(stays.ravel(), held.ravel())
+    port = seat[rows.origin]
+    port[spare] = _takers(leaves - stays)
+    relay = domains.members[source[send], port]
+    moves = [(steps.stage[send] + BALANCE, rows.origin, relay, rows.number)]
+    by_port = np.lexsort((rows.place, port, send))
+    rows, send, relay = rows.of(by_port), send[by_port], relay[by_port]
+    entry = domains.members[target[send], _takers(_dealt(domains.receive_share[target], totals))]
+    moves.append((steps.stage[send] + CROSS, relay, entry, rows.number))
+    return [*moves, (steps.stage[send] + SPREAD, entry, rows.target, rows.number)]
+
+
+def _in_stages(rows: _Rows, steps: Steps) -> tuple[_Rows, np.ndarray]:
+    """The rows by the send between domains that carries them, and int64[row], the number of that send."""
+    domains, relays = steps.domains, steps.relays
+    pair_of = np.full((len(domains.first),) * 2, -1)
+    pair_of[relays.source, relays.target] = np.arange(len(relays.source))
+    pair = pair_of[domains.of_gpu[rows.origin], domains.of_gpu[rows.target]]
+    order = np.lexsort((rows.origin, rows.place, pair))
+    rows, pair, totals = rows.of(order), pair[order], np.bincount(pair, minlength=len(relays.source))
+    by_stage = np.lexsort((steps.stage, steps.pair))
+    # The parts of a pair add up to 1: so do those of all before it, to as many as they are.
+    until = np.cumsum(steps.part[by_stage])
+    send = by_stage[np.searchsorted(until, pair + (counted(totals) + 0.5) / totals[pair])]
+    by_send = np.argsort(send, kind="stable")
+    return rows.of(by_send), send[by_send]
