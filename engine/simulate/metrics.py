@@ -53,10 +53,10 @@ class Metrics:
         """How exact the total is, in words."""
         if self.exact:
             return "simulated exactly, send by send"
-        words = "sends that end at nearly the same moment were simulated as one event, which hardly shows in the total"
+        words = "simulated with sends that end at nearly the same moment as one event"
         if self.latest is None:
             return words
-        return f"{words} (proven: it lies between {seconds(self.order_bound)} and {seconds(self.latest)})"
+        return f"{words}; an exact total is proven to lie between {seconds(self.order_bound)} and {seconds(self.latest)}"
 
 
 def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> Metrics:
