@@ -18,18 +18,23 @@ from typing import Any
 from engine.cli.text import table
 from engine.communication.two_tier import two_tier
 from engine.costs import Datasheet
+from engine.errors import InputError
 from engine.formats import read_plan, read_workload
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
 from engine.simulate.compile_ahead import compile_ahead
-from engine.systems import SYSTEMS, run
+from engine.systems import run, systems_for
 from engine.units import seconds, size
 from engine.validate import refuse_broken
 from tests.benchmarks.deepseek import MODEL, cluster_of, routing_log
 
 SIZES = (8, 32, 64, 128, 320, 1024)
-SYSTEMS_UP_TO = {"linear": 1024, "eplb": 1024, "aurora": 64, "exflow": 64}
+EVERY_SYSTEM_UP_TO = 64
+LARGE = {"linear": 1024, "eplb": 1024, "joint": 320, "lina": 320}
+"""Systems that are tried on more GPUs, and on how many at most."""
+MATRICES = 8
+"""Layers whose all-to-all is ordered."""
 
 
 def measure(gpus: int, folder: Path) -> dict[str, float | str]:
@@ -46,15 +51,19 @@ def measure(gpus: int, folder: Path) -> dict[str, float | str]:
     trace = timed("read the log", partial(read_workload, folder / "log.npz"))
     problem = timed("problem", partial(make_problem, trace, cluster_of(gpus), MODEL, Datasheet()))
     plan = None
-    for system, most in SYSTEMS_UP_TO.items():
-        if gpus <= most:
-            outcome = timed(f"plan {system}", partial(run, SYSTEMS[system], problem))
-            plan = outcome.result.solution if system == "eplb" else plan
+    fitting = systems_for(problem)
+    for system in fitting if gpus <= EVERY_SYSTEM_UP_TO else [name for name in LARGE if gpus <= LARGE[name]]:
+        try:
+            outcome = timed(f"plan {system}", partial(run, fitting[system], problem))
+        except InputError:  # such as a system that wants an expert on every GPU
+            continue
+        plan = outcome.result.solution if system == "eplb" else plan
     timed("simulate", partial(simulate, plan, problem))
     timed("check", partial(refuse_broken, plan, problem))
     timed("save and open the plan", partial(save_and_open, plan, folder / f"plan-{gpus}.json"))
     if gpus > 8:
         timed("two-tier, a matrix", partial(order_two_tier, plan, problem))
+        times["two-tier, a matrix"] /= MATRICES
     times["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return times
 
@@ -65,7 +74,8 @@ def save_and_open(plan: Plan, path: Path) -> None:
 
 
 def order_two_tier(plan: Plan, problem: Problem) -> None:
-    two_tier(problem.traffic(plan.placement)[0], problem.network)
+    for matrix in problem.traffic(plan.placement)[:MATRICES]:
+        two_tier(matrix, problem.network)
 
 
 def main() -> None:
