@@ -11,7 +11,7 @@ import numpy as np
 from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
 from engine.plan.replay import replay
-from engine.simulate import fair_share, sequences
+from engine.simulate import equal_shares, fair_share, sequences
 from engine.simulate.two_tier import relayed_sends
 
 EXACT_SENDS = 1024
@@ -86,7 +86,7 @@ def _side_by_side(network: Network, src: np.ndarray, dst: np.ndarray, size: np.n
     fair_share.run(sends, np.array([-1]), np.array([count]), capacity, 0.0, 0, window)
     if not window:
         return Flows(src, dst, size, start, end)
-    latest = fair_share.latest_end(sends, capacity, window / part * max(part, PROOF_WINDOW))
+    latest = equal_shares.latest_end(sends, capacity, window / part * max(part, PROOF_WINDOW))
     return Flows(src, dst, size, start, end, False, max(latest, float(end.max())))
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.cluster import Gpu
 from engine.errors import InputError
 from engine.plan import Execution, Placement
 from engine.problem import Problem
@@ -49,10 +50,19 @@ def compute_seconds(
     cost, model = problem.cost, problem.model
     tokens = (problem.demand.sum(axis=1)[:, :, None] * placement.share).transpose(0, 2, 1)
     seconds = {kind: np.empty(before.shape) for kind in ("gate", "ffn", "aggregate")}
+    ranks_of_gpu: dict[Gpu, list[int]] = {}
     for rank, gpu in enumerate(problem.cluster.gpus):
-        seconds["gate"][:, rank] = cost.gate(gpu, before[:, rank], model)
-        seconds["ffn"][:, rank] = cost.expert_ffn(gpu, tokens[:, rank, :], model).sum(axis=1)
-        seconds["aggregate"][:, rank] = cost.aggregate(gpu, after[:, rank], model)
+        ranks_of_gpu.setdefault(gpu, []).append(rank)
+    for gpu, ranks in ranks_of_gpu.items():
+        seconds["gate"][:, ranks] = cost.gate(gpu, before[:, ranks], model)
+        held = tokens[:, ranks, :]
+        expert_seconds, served = (
+            np.zeros(held.shape),
+            held > 0,
+        )  # most experts are elsewhere, and no tokens take no time
+        expert_seconds[served] = cost.expert_ffn(gpu, held[served], model)
+        seconds["ffn"][:, ranks] = expert_seconds.sum(axis=2)
+        seconds["aggregate"][:, ranks] = cost.aggregate(gpu, after[:, ranks], model)
     return {kind: cost.together(step) for kind, step in seconds.items()}
 
 
