@@ -14,9 +14,10 @@ def latest_end(sends: Sends, capacity: np.ndarray, window: float) -> float:
     Max-min fairness gives a send at least the lower of the equal shares of its two ports. Here it gets just that, of ports that
     divide by all sends that have not ended here, which are at least those that have not ended there: so none ends earlier here.
     """
-    source, sink, size, latency = sends.source, sends.sink, sends.size, sends.latency
+    source, sink = sends.source.astype(np.uint32), sends.sink.astype(np.uint32)  # no compiled look for negative indices
+    size, latency = sends.size, sends.latency
     total, ports = len(size), len(capacity)
-    users, active, left = np.zeros(ports, dtype=np.int64), np.arange(total), size.copy()
+    users, active, left = np.zeros(ports, dtype=np.int64), np.arange(total).astype(np.uint32), size.copy()
     for send in range(total):
         users[source[send]] += 1
         users[sink[send]] += 1
