@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import state
+from app import simulations, state
 from engine import store
 from engine.costs import choice as cost_choice
 from engine.errors import InputError
@@ -30,7 +30,6 @@ from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance, Status
 from engine.simulate import bound_of_plan as engine_bound
-from engine.simulate import simulate as engine_simulate
 from engine.simulate import simulate_layers
 from engine.simulate.metrics import SCORED_ON, Metrics, input_digests, simulation_digest
 from engine.simulate.metrics import metrics as engine_metrics
@@ -172,7 +171,7 @@ def simulate(plan: Plan, problem: Problem) -> Timeline:
 
 @st.cache_resource(max_entries=64, show_spinner="Simulating")
 def _simulate(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Timeline:
-    return store.load_timeline(simulation_digest(_plan, _problem)) or engine_simulate(_plan, _problem)
+    return store.load_timeline(simulation_digest(_plan, _problem)) or simulations.timeline(_plan, _problem)
 
 
 def sends_of_layer(plan: Plan, problem: Problem, layer: int) -> Timeline:

@@ -8,36 +8,40 @@ if str(ROOT) not in sys.path:
     # `streamlit run app/main.py` puts app/ on the path; everything is imported from the project's root.
     sys.path.insert(0, str(ROOT))
 
-import streamlit as st  # noqa: E402
+# Streamlit's name of this script. New processes, which read the main script again under another name, have nothing to do here.
+if __name__ == "__main__":
+    import streamlit as st
 
-from app import cached, collector, samples, state  # noqa: E402
-from app.text import plain  # noqa: E402
-from app.visitor import people  # noqa: E402
-from engine.errors import InputError  # noqa: E402
+    from app import cached, collector, samples, state
+    from app.text import plain
+    from app.visitor import people
+    from engine.errors import InputError
 
-st.set_page_config(page_title="Switchyard", page_icon=str(ROOT / "app" / "icon.png"), layout="wide")
-collector.spare()
-cached.resume_jobs()
-people.admit()
-state.restore()
-if "--sample" in sys.argv[1:] and state.is_empty():
-    samples.open_sample()
+    st.set_page_config(page_title="Switchyard", page_icon=str(ROOT / "app" / "icon.png"), layout="wide")
+    collector.spare()
+    cached.resume_jobs()
+    people.admit()
+    state.restore()
+    if "--sample" in sys.argv[1:] and state.is_empty():
+        samples.open_sample()
 
-PAGES = ROOT / "pages"
-page = st.navigation(
-    [
-        st.Page(PAGES / "workload.py", title="Workload", icon=":material/database:", url_path="workload", default=True),
-        st.Page(PAGES / "cluster.py", title="Cluster", icon=":material/dns:", url_path="cluster"),
-        st.Page(PAGES / "affinity.py", title="Affinity", icon=":material/hub:", url_path="affinity"),
-        st.Page(PAGES / "optimise.py", title="Optimise", icon=":material/tune:", url_path="optimise"),
-        st.Page(PAGES / "timeline.py", title="Timeline", icon=":material/view_timeline:", url_path="timeline"),
-        st.Page(PAGES / "what_if.py", title="What-if", icon=":material/experiment:", url_path="what-if"),
-        st.Page(PAGES / "review.py", title="Review", icon=":material/rate_review:", url_path="review"),
-        st.Page(PAGES / "launch.py", title="Launch", icon=":material/rocket_launch:", url_path="launch"),
-    ],
-    position="top",
-)
-try:
-    page.run()
-except InputError as error:
-    st.error(plain(str(error)), icon=":material/error:")
+    PAGES = ROOT / "pages"
+    page = st.navigation(
+        [
+            st.Page(
+                PAGES / "workload.py", title="Workload", icon=":material/database:", url_path="workload", default=True
+            ),
+            st.Page(PAGES / "cluster.py", title="Cluster", icon=":material/dns:", url_path="cluster"),
+            st.Page(PAGES / "affinity.py", title="Affinity", icon=":material/hub:", url_path="affinity"),
+            st.Page(PAGES / "optimise.py", title="Optimise", icon=":material/tune:", url_path="optimise"),
+            st.Page(PAGES / "timeline.py", title="Timeline", icon=":material/view_timeline:", url_path="timeline"),
+            st.Page(PAGES / "what_if.py", title="What-if", icon=":material/experiment:", url_path="what-if"),
+            st.Page(PAGES / "review.py", title="Review", icon=":material/rate_review:", url_path="review"),
+            st.Page(PAGES / "launch.py", title="Launch", icon=":material/rocket_launch:", url_path="launch"),
+        ],
+        position="top",
+    )
+    try:
+        page.run()
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")

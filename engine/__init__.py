@@ -20,7 +20,7 @@ above; `tests/test_architecture.py` reads this list and holds every import again
     catalogue, network, plan, routing_recorder, training: the nouns that build on others
     model, timeline: the model, and what happened when
     cluster, workload: the hardware, and what was recorded on it
-    parallel: the points of a study side by side, in processes or on a Dask cluster
+    parallel: the points of a study side by side, in processes or on a Dask cluster, and a pool for single questions
     solver: CP-SAT that can be stopped
     result: what kernels return
     schema: how documents are checked and saved

@@ -58,7 +58,7 @@ class RoutingTrace:
     @cached_property
     def load(self) -> np.ndarray:
         """float64[layer, expert]: token copies that every expert receives."""
-        return self.demand(1)[:, 0, :]
+        return self._count(1)[:, 0, :]
 
     def rank_of_token(self, ranks: int) -> np.ndarray:
         """int64[token]: the source rank when the tokens live on `ranks` ranks.
@@ -78,7 +78,16 @@ class RoutingTrace:
         return unit % ranks
 
     def demand(self, ranks: int) -> np.ndarray:
-        """float64[layer, rank, expert]: token copies from every source rank for every expert."""
+        """float64[layer, rank, expert]: token copies from every source rank for every expert. Read-only, and kept until it is
+        asked for with another number of ranks: problems that differ in costs alone have it in common."""
+        counted_ranks, counts = vars(self).get("_counted", (None, None))
+        if counted_ranks != ranks:
+            counts = self._count(ranks)
+            counts.flags.writeable = False
+            vars(self)["_counted"] = ranks, counts
+        return counts
+
+    def _count(self, ranks: int) -> np.ndarray:
         rank = np.broadcast_to(self.rank_of_token(ranks)[:, None], (self.tokens, self.k)) if ranks > 1 else 0
         counts = np.empty((self.layers, ranks, self.num_experts))
         for layer in range(self.layers):

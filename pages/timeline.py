@@ -121,8 +121,7 @@ bar, how = "a send; hover tells its receiver", figures.how_simulated
 if timelines[plan.name].bundled:
     bar = "the time in which a GPU sends or receives without a gap: there are too many sends to draw"
 st.caption(
-    f"{most}Outlined bars are {how}. A bar on a network lane is {bar}. "
-    "The line runs through what all GPUs wait for."
+    f"{most}Outlined bars are {how}. A bar on a network lane is {bar}. The line runs through what all GPUs wait for."
 )
 if timelines[plan.name].bundled:
     sends.show(plan, problem)

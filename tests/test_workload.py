@@ -45,6 +45,9 @@ def test_demand_counts_every_choice_once(case):
     np.testing.assert_array_equal(demand, counted(trace, ranks))
     np.testing.assert_array_equal(demand.sum(axis=1), trace.load)
     assert demand.sum() == np.count_nonzero(trace.experts >= 0)
+    assert trace.demand(ranks) is demand and not demand.flags.writeable
+    np.testing.assert_array_equal(trace.demand(ranks + 1), counted(trace, ranks + 1))
+    np.testing.assert_array_equal(trace.demand(ranks), demand)
 
 
 @settings(max_examples=60, deadline=None)

@@ -42,6 +42,7 @@ from app.state.moment import (
     count_written,
     drawn,
     edit_round,
+    end_if_left,
     first_time,
     keep_run_folder,
     keep_table_base,

@@ -148,3 +148,8 @@ def say_left_out(text: str) -> None:
 def take_left_out() -> str | None:
     """What of the stored session could not be opened and was not said yet."""
     return st.session_state.pop(_LEFT_OUT, None)
+
+
+def end_if_left() -> None:
+    """End the run here if its page was left meanwhile: Streamlit does that wherever a run looks at its session."""
+    _NOTICE in st.session_state  # noqa: B015

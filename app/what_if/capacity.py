@@ -10,7 +10,7 @@ from app import state, widgets
 from app.charts import what_if_studies as charts
 from app.text import plain
 from app.what_if import jobs
-from app.what_if.live import outlook_of, plan_to_study
+from app.what_if.live import outlooks_of, plan_to_study
 from engine import units
 from engine.errors import InputError
 from engine.plan import Plan
@@ -34,7 +34,7 @@ def capacity(problem: Problem) -> None:
         return
     try:
         plan, _ = plan_to_study(problem)
-        now = outlook_of(plan, problem).total
+        now = outlooks_of(problem, [plan])[plan.id].total
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         return

@@ -1,12 +1,12 @@
 """The upper half of the What-if page: sliders, and what the open plan and a baseline then take."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import streamlit as st
 
-from app import cached, state, widgets
+from app import cached, simulations, state, widgets
 from app.charts import what_if as charts
 from app.text import plain
 from engine import units
@@ -18,7 +18,7 @@ from engine.problem import Problem
 from engine.result import Provenance, never
 from engine.simulate.metrics import input_digests
 from engine.store.problems import problem_arguments
-from engine.studies.what_if import Change, Outlook, changed, is_quick, least, outlook
+from engine.studies.what_if import Change, Outlook, is_quick
 from engine.systems import SYSTEMS, proposed_for, systems_for
 from engine.systems.base import silent
 from engine.workload import RoutingTrace
@@ -276,13 +276,13 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
     after: dict[str, Outlook] = {}
     try:
         if not change.is_none:
-            then = changed(problem, change)
-            after = {plan.id: outlook_of(plan, then) for plan in plans.values() if plan is not None}
+            after = outlooks_of(problem, [plan for plan in plans.values() if plan is not None], change)
     except InputError as error:
         st.error(f"This change cannot be: {plain(str(error))}", icon=":material/error:")
     shown = [plan for plan in (plans["open"], plans["beside"]) if plan is not None]
     try:
-        cases = [charts.Case(plan.name, outlook_of(plan, problem), after.get(plan.id)) for plan in shown]
+        now = outlooks_of(problem, shown)
+        cases = [charts.Case(plan.name, now[plan.id], after.get(plan.id)) for plan in shown]
     except InputError as error:
         widgets.cost_fault(str(error))
     again = plans["replanned"]
@@ -323,10 +323,27 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
     return " ".join([*parts, f"Costs: {plain(problem.cost.source)}."])
 
 
-def outlook_of(plan: Plan, problem: Problem) -> Outlook:
-    return _outlook(plan.id, tuple(input_digests(problem).values()), plan, problem)
+NO_CHANGE = Change()
+
+
+def outlooks_of(problem: Problem, plans: Sequence[Plan], change: Change = NO_CHANGE) -> dict[str, Outlook]:
+    """What plans take after a change, by plan id. Raises InputError when the change cannot be or a plan does not fit."""
+    key = tuple(input_digests(problem).values())
+    kept = {plan.id: _kept(plan.id, key, change.digest) for plan in plans}
+    missing = [plan for plan in plans if kept[plan.id].outlook is None]
+    if missing:
+        for plan, outlook in zip(missing, simulations.outlooks(problem, missing, change), strict=True):
+            kept[plan.id].outlook = outlook
+    return {id: place.outlook for id, place in kept.items()}
+
+
+@dataclass
+class _Kept:
+    """Where an outlook is kept: several are simulated at once, and a cached function gives one."""
+
+    outlook: Outlook | None = None
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
-def _outlook(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Outlook:
-    return outlook(_plan, _problem) if is_quick(_problem) else least(_plan, _problem)
+def _kept(id: str, key: tuple[str, ...], change: str) -> _Kept:
+    return _Kept()

@@ -1,4 +1,4 @@
-"""A crew of processes on this machine.
+"""Processes on this machine: of a crew for one study, or of a pool for as long as this process lives.
 
 They are forked from a server that is started for it, with the modules that they need imported once for all: a fork of this
 process would copy the locks that the threads of PyTorch, Arrow or a solver hold at that moment and wait for them for ever, and
@@ -13,11 +13,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 import psutil
@@ -87,6 +88,45 @@ def _environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
+class Workers:
+    """An executor of processes that leave the signals of this one to it, and end when it closes them or dies. `prepare` comes
+    first.
+
+    begin: what every process does before its first work, with `arguments`
+    """
+
+    def __init__(self, count: int, begin: Callable[..., None], *arguments: Any) -> None:
+        self._context = _RememberingContext()
+        # Whoever reads learns that this process asks to stop, and also that it died.
+        self._reader, self._writer = self._context.Pipe(duplex=False)
+        own = (self._reader, begin, arguments)
+        self.executor = ProcessPoolExecutor(count, self._context, _begin, own)
+
+    def ask_to_stop(self) -> None:
+        self.executor.shutdown(wait=False, cancel_futures=True)
+        self._writer.close()
+
+    def close(self) -> None:
+        """End the processes, at work or not. Harmless to repeat."""
+        self.ask_to_stop()
+        for process in self._context.started:
+            process.kill()
+            process.join()
+        self._reader.close()
+
+
+class _RememberingContext(ForkServerContext):
+    """started: the processes that were started in it, which an executor does not tell."""
+
+    def __init__(self) -> None:
+        self.started: list[multiprocessing.process.BaseProcess] = []
+
+    def Process(self, *arguments: Any, **options: Any) -> multiprocessing.process.BaseProcess:  # noqa: N802
+        process = ForkServerContext.Process(*arguments, **options)
+        self.started.append(process)
+        return process
+
+
 class Processes:
     """See `Crew`. `prepare` comes first."""
 
@@ -94,40 +134,31 @@ class Processes:
     advice = "processes of this machine were killed again and again, perhaps for want of memory; make the study smaller"
 
     def __init__(self, batch: Batch, points: int) -> None:
-        # Whoever reads learns that this process asks to stop, and also that it died.
-        self._reader, self._writer = _CONTEXT.Pipe(duplex=False)
-        self._executor = ProcessPoolExecutor(workers_for(points), _CONTEXT, _begin, (self._reader, batch))
+        self._workers = Workers(workers_for(points), _take, batch)
 
     def submit(self, index: int) -> Future:
-        return self._executor.submit(_do, index)
+        return self._workers.executor.submit(_do, index)
 
     def check(self) -> None:
         """The futures of a pool without processes say so themselves."""
 
     def ask_to_stop(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        self._writer.close()
+        self._workers.ask_to_stop()
 
     def close(self) -> None:
-        self.ask_to_stop()
-        # The engine starts no other processes in this way.
-        for process in multiprocessing.active_children():
-            process.kill()
-            process.join()
-        self._reader.close()
+        self._workers.close()
 
 
 _stop_asked = threading.Event()
 _batch: Batch
 
 
-def _begin(reader: Connection, batch: Batch) -> None:
-    """The first thing that a process of the pool does."""
-    global _batch
-    _batch = batch
+def _begin(reader: Connection, begin: Callable[..., None], arguments: tuple) -> None:
+    """The first thing that a process does."""
     os.setpgid(0, 0)  # not in the group of the job or the terminal, whose signals are not for it ...
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # ... but the pool's own are
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # ... but its executor's are
     threading.Thread(target=_watch, args=(reader,), daemon=True).start()
+    begin(*arguments)
 
 
 def _watch(reader: Connection) -> None:
@@ -137,6 +168,11 @@ def _watch(reader: Connection) -> None:
     _stop_asked.set()
     time.sleep(2 * GRACE)
     os._exit(1)
+
+
+def _take(batch: Batch) -> None:
+    global _batch
+    _batch = batch
 
 
 def _do(index: int) -> Any:

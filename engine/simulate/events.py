@@ -96,10 +96,8 @@ def _bundles(sends: Flows) -> tuple[np.ndarray, ...]:
     if np.ptp(sends.start):
         stretches, gpu, place = unions(np.tile(spans, (2, 1)), both)
     else:  # all start together, so a GPU has one stretch
-        gpu = np.flatnonzero(np.bincount(both))
-        place = np.empty(gpu[-1] + 1, dtype=np.int64)
-        place[gpu] = np.arange(len(gpu))
-        place = place[both]
+        busy = np.bincount(both) > 0
+        gpu, place = np.flatnonzero(busy), np.cumsum(busy)[both] - 1
         stretches = np.tile(sends.start[:1], (len(gpu), 2))
         np.maximum.at(stretches[:, 1], place, np.tile(sends.end, 2))
     size = np.bincount(place[:count], sends.bytes, len(gpu))

@@ -84,7 +84,8 @@ class Fabric:
         exchange = self._exchanges[name]
         if exchange.end is None:
             raise ValueError(f"{name} has not ended yet")
-        listed = np.argsort(exchange.sends["listed"])
+        listed = np.empty_like(exchange.sends["listed"])
+        listed[exchange.sends["listed"]] = np.arange(len(listed))
         columns = (exchange.sends[column][listed] for column in ("src", "dst", "size", "start", "end"))
         return Flows(*columns, exact=exchange.exact)
 

@@ -43,27 +43,30 @@ class Sends(NamedTuple):
 
 
 class _Moving(NamedTuple):
-    """What moves at the moment, in the order of the sources, in the first places of each column: which send it is (int64), its
-    two ports (int64), bytes that are left and the second at which it would end at the present rate (float64)."""
+    """What moves at the moment, source by source, each with as many places as it had sends when the last one began: which send
+    it is, its sink, bytes that are left, with how many it counts as ended, and the second at which it would end at the present
+    rate (float64 but for the first two). Indices are unsigned, so that compiled code need not look for negative ones."""
 
     send: np.ndarray
-    source: np.ndarray
     sink: np.ndarray
     left: np.ndarray
+    least: np.ndarray
     end: np.ndarray
 
 
 class _Ports(NamedTuple):
     """Columns of ports. level: see above; room: bytes/s that are not given away yet; share: of that, what each send of the
     port could have; credit: bytes of the last window that can still be carried; users: sends that are not held up elsewhere;
-    source_first, sink_first: int64[port + 1], where the sends of a port begin among those in the order of the sources and
-    among those in the order of the sinks; sources_of_sink: int64[send], the sources of the latter."""
+    out, into: int64[port], sends that move; source_first, sink_first: int64[port], where the places of a port begin among those
+    of the sources and those of the sinks; sources_of_sink: uint32[send], the sources of the latter."""
 
     level: np.ndarray
     room: np.ndarray
     share: np.ndarray
     credit: np.ndarray
     users: np.ndarray
+    out: np.ndarray
+    into: np.ndarray
     source_first: np.ndarray
     sink_first: np.ndarray
     sources_of_sink: np.ndarray
@@ -90,9 +93,9 @@ def run(
     first = np.searchsorted(sends.group, np.arange(len(follower) + 1))
     pending, waiting = np.zeros(len(follower), dtype=np.int64), np.empty(total, dtype=np.int64)
     moving = _Moving(
-        np.empty(total, dtype=np.int64),
-        np.empty(total, dtype=np.int64),
-        np.empty(total, dtype=np.int64),
+        np.empty(total, dtype=np.uint32),
+        np.empty(total, dtype=np.uint32),
+        np.empty(total),
         np.empty(total),
         np.empty(total),
     )
@@ -102,48 +105,36 @@ def run(
         np.empty(ports),
         np.zeros(ports),
         np.empty(ports, dtype=np.int64),
-        np.empty(ports + 1, dtype=np.int64),
-        np.empty(ports + 1, dtype=np.int64),
-        np.empty(total, dtype=np.int64),
+        np.zeros(ports, dtype=np.int64),
+        np.zeros(ports, dtype=np.int64),
+        np.zeros(ports, dtype=np.int64),
+        np.zeros(ports, dtype=np.int64),
+        np.empty(total, dtype=np.uint32),
     )
+    ended = np.empty(total, dtype=np.int64)
     waits, count = _list_waiting(sends, pending, waiting), 0
-    next_arrival, latest, changed = -np.inf, np.inf, True
+    next_arrival, latest = -np.inf, np.inf
     while unfinished[awaited] > 0:
         window = windows[1] if hurry[0] else windows[0]
         if next_arrival <= now:
-            before = count
-            waits, count, next_arrival = _admit(sends, waiting, waits, moving, count, now)
-            changed = changed or count > before
+            waits, count, next_arrival = _admit(sends, waiting, waits, moving, count, at, now)
         if not count:
             now = next_arrival
             continue
-        if changed:
-            _group(moving, count, at)
         width = min(window, max(NARROWEST * window, LAST_STRETCH * (latest - now)), next_arrival - now)
         owed = _open(at, capacity, width)
         _fill(at, moving.sink)
-        earliest, latest = _predict(moving, count, at.level, now)
+        earliest, latest = _predict(moving, at, now)
         # Ports that carry what they owe do so for one window only.
         until = min(now + width if owed else max(earliest, now + width), next_arrival)
-        before = count
-        count = _move(sends, moving, count, at, now, until, window)
-        changed = count < before
-        if changed:
+        over = _move(sends, moving, at, now, until, window, ended)
+        if over:
+            count -= over
             waits, next_arrival = _follow(
-                sends,
-                moving.send[count:before],
-                pending,
-                unfinished,
-                follower,
-                first,
-                waiting,
-                waits,
-                until,
-                next_arrival,
+                sends, ended[:over], pending, unfinished, follower, first, waiting, waits, until, next_arrival
             )
         now = until
-    for place in range(count):
-        sends.left[moving.send[place]] = moving.left[place]
+    _write_left(sends, moving, at)
     return now
 
 
@@ -161,44 +152,60 @@ def _list_waiting(sends, pending, waiting):
 
 
 @njit(cache=True, nogil=True)
-def _admit(sends, waiting, waits, moving, count, now):
+def _admit(sends, waiting, waits, moving, count, at, now):
     """Let those move whose latency is over; returns how many wait, how many move and when the next one will."""
-    next_arrival, still, before = np.inf, 0, count
+    _write_left(sends, moving, at)
+    chosen, before = np.empty(count + waits, dtype=np.int64), count
+    count = 0
+    for source in range(len(at.out)):
+        for place in range(at.source_first[source], at.source_first[source] + at.out[source]):
+            chosen[count] = moving.send[place]
+            count += 1
+    next_arrival, still = np.inf, 0
     for place in range(waits):
         send = waiting[place]
         if sends.start[send] + sends.latency[send] <= now:
-            moving.send[count] = send
+            chosen[count] = send
             count += 1
         else:
             waiting[still] = send
             still += 1
             next_arrival = min(next_arrival, sends.start[send] + sends.latency[send])
     if count > before:
-        for place in range(before):
-            sends.left[moving.send[place]] = moving.left[place]
-        moving.send[:count] = moving.send[:count][np.argsort(sends.source[moving.send[:count]], kind="mergesort")]
-        for place in range(count):
-            send = moving.send[place]
-            moving.source[place], moving.sink[place] = sends.source[send], sends.sink[send]
-            moving.left[place] = sends.left[send]
+        _arrange(sends, chosen[:count], moving, at)
     return still, count, next_arrival
 
 
 @njit(cache=True, nogil=True)
-def _group(moving, count, at):
-    """Write where the sends of every port begin, and the sources in the order of the sinks (counting sort)."""
-    at.source_first[:] = 0
-    at.sink_first[:] = 0
-    for place in range(count):
-        at.source_first[moving.source[place] + 1] += 1
-        at.sink_first[moving.sink[place] + 1] += 1
-    for port in range(1, len(at.source_first)):
-        at.source_first[port] += at.source_first[port - 1]
-        at.sink_first[port] += at.sink_first[port - 1]
+def _arrange(sends, chosen, moving, at):
+    """Give these sends (int64[send]) their places: by source, and the sources by sink (counting sorts)."""
+    at.out[:], at.into[:] = 0, 0
+    for send in chosen:
+        at.out[sends.source[send]] += 1
+        at.into[sends.sink[send]] += 1
+    at.source_first[0], at.sink_first[0] = 0, 0
+    for port in range(1, len(at.out)):
+        at.source_first[port] = at.source_first[port - 1] + at.out[port - 1]
+        at.sink_first[port] = at.sink_first[port - 1] + at.into[port - 1]
+    free = at.source_first.copy()
+    for send in chosen:
+        place = free[sends.source[send]]
+        free[sends.source[send]] += 1
+        moving.send[place], moving.sink[place] = send, sends.sink[send]
+        moving.left[place], moving.least[place] = sends.left[send], DONE * sends.size[send]
     free = at.sink_first.copy()
-    for place in range(count):
-        at.sources_of_sink[free[moving.sink[place]]] = moving.source[place]
-        free[moving.sink[place]] += 1
+    for source in range(len(at.out)):
+        for place in range(at.source_first[source], at.source_first[source] + at.out[source]):
+            at.sources_of_sink[free[moving.sink[place]]] = source
+            free[moving.sink[place]] += 1
+
+
+@njit(cache=True, nogil=True)
+def _write_left(sends, moving, at):
+    """Write the bytes that are left of what moves."""
+    for source in range(len(at.out)):
+        for place in range(at.source_first[source], at.source_first[source] + at.out[source]):
+            sends.left[moving.send[place]] = moving.left[place]
 
 
 @njit(cache=True, nogil=True)
@@ -213,38 +220,55 @@ def _open(at, capacity, width):
 
 
 @njit(cache=True, nogil=True)
-def _predict(moving, count, level, now):
+def _predict(moving, at, now):
     """Write when every send would end at its rate; returns the first and the last of these moments."""
     earliest, latest = np.inf, now
-    for place in range(count):
-        rate = min(level[moving.source[place]], level[moving.sink[place]])
-        moving.end[place] = now + moving.left[place] / rate
-        earliest, latest = min(earliest, moving.end[place]), max(latest, moving.end[place])
+    for source in range(len(at.out)):
+        level = at.level[source]
+        for place in range(at.source_first[source], at.source_first[source] + at.out[source]):
+            end = now + moving.left[place] / min(level, at.level[moving.sink[place]])
+            moving.end[place] = end
+            earliest, latest = min(earliest, end), max(latest, end)
     return earliest, latest
 
 
 @njit(cache=True, nogil=True)
-def _move(sends, moving, count, at, now, until, window):
-    """Carry bytes until that second and write what has ended, which stands behind what still moves then; returns how many do
-    that."""
-    still, ended = 0, np.empty(count, dtype=np.int64)
-    for place in range(count):
-        send, source, sink = moving.send[place], moving.source[place], moving.sink[place]
-        rate = min(at.level[source], at.level[sink])
-        left = moving.left[place] - rate * (until - now)
-        # A send may be so short that its end is no later than now in floats: it has ended all the same.
-        if moving.end[place] > until and left > DONE * sends.size[send]:
-            moving.send[still], moving.source[still], moving.sink[still] = send, source, sink
-            moving.left[still] = left
-            still += 1
-            continue
-        sends.end[send], sends.left[send] = min(moving.end[place], until), 0.0
-        ended[place - still] = send
-        if window > 0:
-            at.credit[source] += rate * (until - sends.end[send])
-            at.credit[sink] += rate * (until - sends.end[send])
-    moving.send[still:count] = ended[: count - still]
-    return still
+def _move(sends, moving, at, now, until, window, ended):
+    """Carry bytes until that second; writes which sends have ended and returns how many."""
+    over = 0
+    for source in range(len(at.out)):
+        level, still = at.level[source], at.source_first[source]
+        for place in range(at.source_first[source], at.source_first[source] + at.out[source]):
+            send, sink = moving.send[place], moving.sink[place]
+            rate = min(level, at.level[sink])
+            left = moving.left[place] - rate * (until - now)
+            # A send may be so short that its end is no later than now in floats: it has ended all the same.
+            if moving.end[place] > until and left > moving.least[place]:
+                moving.send[still], moving.sink[still] = send, sink
+                moving.left[still], moving.least[still] = left, moving.least[place]
+                still += 1
+                continue
+            sends.end[send], sends.left[send] = min(moving.end[place], until), 0.0
+            ended[over] = send
+            over += 1
+            if window > 0:
+                at.credit[source] += rate * (until - sends.end[send])
+                at.credit[sink] += rate * (until - sends.end[send])
+        at.out[source] = still - at.source_first[source]
+    for send in ended[:over]:
+        _leave(at, sends.source[send], sends.sink[send])
+    return over
+
+
+@njit(cache=True, nogil=True)
+def _leave(at, source, sink):
+    """Take a send of this source out of the places of its sink."""
+    at.into[sink] -= 1
+    place, last = at.sink_first[sink], at.sink_first[sink] + at.into[sink]
+    while at.sources_of_sink[place] != source:
+        place += 1
+    for later in range(place, last):
+        at.sources_of_sink[later] = at.sources_of_sink[later + 1]
 
 
 @njit(cache=True, nogil=True)
@@ -272,23 +296,21 @@ def _fill(at, sinks_of_source):
     open_sources, open_sinks = 0, 0
     for port in range(ports):
         at.level[port] = np.inf
-        out = at.source_first[port + 1] - at.source_first[port]
-        into = at.sink_first[port + 1] - at.sink_first[port]
-        at.users[port] = out + into
-        if out:
+        at.users[port] = at.out[port] + at.into[port]
+        if at.out[port]:
             sources[open_sources] = port
             open_sources += 1
-        elif into:
+        elif at.into[port]:
             sinks[open_sinks] = port
             open_sinks += 1
     least_source, least_sink = _shares(sources, open_sources, at), _shares(sinks, open_sinks, at)
     while open_sources and open_sinks:
         if least_source <= least_sink:
-            open_sources = _freeze(sources, open_sources, least_sink, at, sinks_of_source, at.source_first)
+            open_sources = _freeze(sources, open_sources, least_sink, at, sinks_of_source, at.source_first, at.out)
             open_sinks = _drop_idle(sinks, open_sinks, at.users)
             least_source, least_sink = _least(sources, open_sources, at.share), _shares(sinks, open_sinks, at)
         else:
-            open_sinks = _freeze(sinks, open_sinks, least_source, at, at.sources_of_sink, at.sink_first)
+            open_sinks = _freeze(sinks, open_sinks, least_source, at, at.sources_of_sink, at.sink_first, at.into)
             open_sources = _drop_idle(sources, open_sources, at.users)
             least_sink, least_source = _least(sinks, open_sinks, at.share), _shares(sources, open_sources, at)
 
@@ -324,9 +346,9 @@ def _drop_idle(ports, count, users):
 
 
 @njit(cache=True, nogil=True)
-def _freeze(ports, count, most, at, other_ends, first):
+def _freeze(ports, count, most, at, other_ends, first, sends):
     """Freeze the open ports of one side whose share is at most `most`; returns how many stay open. other_ends: the other port
-    of every send, in the order of this side; first: where those of a port begin."""
+    of every send, in the order of this side; first, sends: where those of a port begin, and how many it has."""
     still = 0
     for place in range(count):
         port = ports[place]
@@ -335,55 +357,9 @@ def _freeze(ports, count, most, at, other_ends, first):
             still += 1
             continue
         at.level[port] = at.share[port]
-        for index in range(first[port], first[port + 1]):
+        for index in range(first[port], first[port] + sends[port]):
             other = other_ends[index]
             if at.level[other] == np.inf:
                 at.room[other] = max(at.room[other] - at.share[port], 0.0)
                 at.users[other] -= 1
     return still
-
-
-@njit(cache=True, nogil=True)
-def latest_end(sends: Sends, capacity: np.ndarray, window: float) -> float:
-    """Seconds at which sends that all start at 0 have ended at the latest, however wide the windows of `run`. Arguments as
-    there; of the sends nothing is written.
-
-    Max-min fairness gives a send at least the lower of the equal shares of its two ports. Here it gets just that, of ports that
-    divide by all sends that have not ended here, which are at least those that have not ended there: so none ends earlier here.
-    """
-    source, sink, size, latency = sends.source, sends.sink, sends.size, sends.latency
-    total, ports = len(size), len(capacity)
-    users, active, left = np.zeros(ports, dtype=np.int64), np.arange(total), size.copy()
-    for send in range(total):
-        users[source[send]] += 1
-        users[sink[send]] += 1
-    share = np.empty(ports)
-    now, last, moving = 0.0, 0.0, total
-    while moving:
-        for port in range(ports):
-            share[port] = capacity[port] / max(users[port], 1)
-        earliest, next_arrival = np.inf, np.inf
-        for place in range(moving):
-            send = active[place]
-            if latency[send] > now:
-                next_arrival = min(next_arrival, latency[send])
-            else:
-                earliest = min(earliest, now + left[send] / min(share[source[send]], share[sink[send]]))
-        until = min(max(earliest, now + window), next_arrival)
-        still = 0
-        for place in range(moving):
-            send = active[place]
-            active[still] = send
-            still += 1
-            if latency[send] > now:
-                continue
-            rate = min(share[source[send]], share[sink[send]])
-            ends = now + left[send] / rate
-            left[send] -= rate * (until - now)
-            if ends <= until or left[send] <= DONE * size[send]:
-                last = max(last, ends)
-                users[source[send]] -= 1
-                users[sink[send]] -= 1
-                still -= 1
-        now, moving = until, still
-    return last

@@ -12,7 +12,7 @@ from engine.errors import StoppedError
 from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
 from engine.plan.replay import replay
-from engine.simulate import fair_share, sequences
+from engine.simulate import equal_shares, fair_share, sequences
 from engine.simulate.two_tier import relayed_sends
 
 EXACT_SENDS = 1024
@@ -90,7 +90,7 @@ def _side_by_side(network: Network, src: np.ndarray, dst: np.ndarray, size: np.n
     )
     if not bound:
         return Flows(src, dst, size, start, end)
-    latest = fair_share.latest_end(sends, capacity, (HURRIED_WINDOW if hurry[0] else PROOF_WINDOW) * bound)
+    latest = equal_shares.latest_end(sends, capacity, (HURRIED_WINDOW if hurry[0] else PROOF_WINDOW) * bound)
     return Flows(src, dst, size, start, end, False, max(latest, float(end.max())))
 
 

@@ -56,7 +56,9 @@ class Metrics:
         words = "simulated with sends that end at nearly the same moment as one event"
         if self.latest is None:
             return words
-        return f"{words}; an exact total is proven to lie between {seconds(self.order_bound)} and {seconds(self.latest)}"
+        return (
+            f"{words}; an exact total is proven to lie between {seconds(self.order_bound)} and {seconds(self.latest)}"
+        )
 
 
 def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> Metrics:

@@ -163,6 +163,13 @@ def outlook(plan: Plan, problem: Problem) -> Outlook:
     )
 
 
+def outlook_after(problem: Problem, plan: Plan, change: Change) -> Outlook:
+    """What a plan takes after a change: simulated where that `is_quick`, otherwise see `least`. Raises InputError as `changed`
+    and `outlook` do."""
+    then = problem if change.is_none else changed(problem, change)
+    return outlook(plan, then) if is_quick(then) else least(plan, then)
+
+
 def _busy_of_kind(timeline: Timeline) -> dict[str, float]:
     return {kind: seconds for kind, seconds in timeline.busy_of_kind().items() if seconds > 0}
 

@@ -41,7 +41,7 @@ LIMIT = 120.0
 class Session:
     """One browser: what it was sent last for each page, and how long that took."""
 
-    def __init__(self, port: int, number: int, open: ExitStack) -> None:
+    def __init__(self, port: int, number: int, open: ExitStack, query: str = "") -> None:
         self.number, self.server = number, f"http://127.0.0.1:{port}"
         address = f"ws://127.0.0.1:{port}/_stcore/stream"
         self.socket = open.enter_context(
@@ -53,7 +53,7 @@ class Session:
         self.ticked: dict[str, bool] = {}
         self.known: dict[str, bytes] = {}
         self.sent: list[bytes] = []
-        self.query, self.session, self.times, self.faults = "", "", {}, []
+        self.query, self.session, self.times, self.faults = query, "", {}, []
         self.run("")
 
     def run(self, page: str, change: Callable[[BackMsg], None] | None = None) -> None:

@@ -67,3 +67,44 @@ def threads(common, index, stop, report):
 def _die():
     assert multiprocessing.parent_process() is not None, "the process of the test must not end"
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+# Questions of a pool
+
+
+class Sent:
+    """Counts how often it has come to this process."""
+
+    times = 0
+
+    def __setstate__(self, state):
+        Sent.times += 1
+
+    def __getstate__(self):
+        return {"something": True}
+
+
+def times_sent(large, seconds=0.0):
+    time.sleep(seconds)
+    return Sent.times, os.getpid()
+
+
+def refuse(text):
+    raise InputError(text)
+
+
+def die_first(note):
+    """The worker that is asked first dies."""
+    if not Path(note).exists():
+        Path(note).touch()
+        _die()
+    return "alive"
+
+
+def die(_):
+    _die()
+
+
+def leave_note(folder, name, seconds):
+    time.sleep(seconds)
+    (Path(folder) / name).touch()

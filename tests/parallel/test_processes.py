@@ -194,23 +194,27 @@ def test_workers_do_not_outlive_a_process_that_is_killed(tmp_path):
     environment = os.environ | {"PYTHONPATH": ROOT, "SWITCHYARD_TEST_ORPHANS": str(tmp_path)}
     study = subprocess.Popen([sys.executable, "-m", "study"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
 
-    def left() -> list[psutil.Process]:
-        mine = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("SWITCHYARD_TEST_ORPHANS") == str(tmp_path):
-                    mine.append(process)
-            except psutil.Error:
-                continue
-        return [process for process in mine if process.status() != psutil.STATUS_ZOMBIE]
-
     deadline = time.monotonic() + 30
-    while len(left()) < 5 and time.monotonic() < deadline:  # the study, its server, its tracker, two workers
+    while (
+        len(left(str(tmp_path))) < 5 and time.monotonic() < deadline
+    ):  # the study, its server, its tracker, two workers
         time.sleep(0.1)
-    assert len(left()) == 5
+    assert len(left(str(tmp_path))) == 5
     study.send_signal(signal.SIGKILL)
     study.wait()
     deadline = time.monotonic() + 4
-    while left() and time.monotonic() < deadline:
+    while left(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert left() == []
+    assert left(str(tmp_path)) == []
+
+
+def left(mark: str) -> list[psutil.Process]:
+    """The processes whose environment has the mark of a test."""
+    mine = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SWITCHYARD_TEST_ORPHANS") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                mine.append(process)
+        except psutil.Error:
+            continue
+    return mine

@@ -1,0 +1,60 @@
+"""Simulations that pages wait for, in processes beside the one that serves everybody.
+
+What is soon done stays here as long as nobody else simulates here: threads of one process wait for one another at every step
+of a simulation, so that twenty at once take several times as long as one after another.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from app import state
+from engine.goal import Goal
+from engine.parallel.pool import Pool, Question
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.simulate import simulate
+from engine.simulate.compile_ahead import compile_ahead
+from engine.simulate.metrics import input_digests
+from engine.studies.what_if import Change, Outlook, outlook_after
+from engine.timeline import Timeline
+from engine.workload import digest_of
+
+FEW_SENDS = 10_000
+"""About 20 ms of simulation: 8 GPUs and 150 MoE layers."""
+
+_pool = Pool("engine.studies.what_if", compile_ahead)
+_here = threading.Lock()
+
+
+def outlooks(problem: Problem, plans: Sequence[Plan], change: Change) -> list[Outlook]:
+    """What these plans take after a change. Raises InputError as `outlook_after` does."""
+    key = _digest(problem)
+    return _answers(problem, [Question(outlook_after, {key: problem, plan.id: plan}, (change,)) for plan in plans])
+
+
+def timeline(plan: Plan, problem: Problem) -> Timeline:
+    """The simulated timeline of a plan. Raises InputError when the plan does not fit the problem."""
+    return _answers(problem, [Question(simulate, {plan.id: plan, _digest(problem): problem})])[0]
+
+
+def _digest(problem: Problem) -> str:
+    return digest_of(*(f"{role} {digest}" for role, digest in input_digests(problem).items()))
+
+
+def _answers(problem: Problem, questions: list[Question]) -> list[Any]:
+    alone = _here.acquire(blocking=False)
+    try:
+        if not (alone and _is_small(problem)):
+            _pool.start()
+            if _pool.ready:
+                return _pool.answers(questions, state.end_if_left)
+        return [question.work(*question.large.values(), *question.small) for question in questions]
+    finally:
+        if alone:
+            _here.release()
+
+
+def _is_small(problem: Problem) -> bool:
+    sends = problem.workload.layers * len(problem.cluster.gpus) ** 2
+    return sends * (2 if problem.goal is Goal.TWO_MODELS else 1) <= FEW_SENDS

@@ -1,0 +1,140 @@
+"""The What-if page at 64 GPUs: `python -m tests.benchmarks.bench_what_if [SESSIONS]` (default 20).
+
+DeepSeek-R1 on eight nodes of eight H100 as in `bench_scale`, one model and two, every session with a recording of its own. For
+one session alone and for all at once: how long the first look at the page takes, and how long a slider. Meanwhile a bystander
+looks at the Cluster page again and again.
+"""
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from streamlit.proto.BackMsg_pb2 import BackMsg
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+
+from app.state.session import Session as Opened
+from app.state.session import write
+from app.what_if.live import FASTER
+from engine import store, units
+from engine.cli.text import table
+from engine.studies.synthetic import synthetic
+from engine.units import seconds
+from engine.workload import RoutingTrace
+from tests.benchmarks.bench_scale import MODEL, RECIPE, cluster_of
+from tests.benchmarks.bench_sessions import Session, at_once, start, times
+
+GPUS = 64
+PAGE, SLIDER = "what-if", "Network bandwidth"
+FIRST, MOVED = "first look", "a slider"
+
+
+class Visitor(Session):
+    """A browser at the address of a stored session."""
+
+    def __init__(self, port: int, number: int, open: ExitStack, token: str) -> None:
+        self.sliders: dict[str, str] = {}
+        super().__init__(port, number, open, f"session={token}")
+        self.position = FASTER.index(1.0)
+
+    def look_at(self, message: ForwardMsg) -> None:
+        super().look_at(message)
+        element = message.delta.new_element
+        if element.WhichOneof("type") == "slider":
+            self.sliders[element.slider.label] = element.slider.id
+
+    def look(self) -> None:
+        self.run(PAGE)
+        self.times[FIRST] = self.times[PAGE]
+
+    def move(self) -> None:
+        """The slider, to where it has not been yet."""
+        self.position += 1
+
+        def change(message: BackMsg) -> None:
+            state = message.rerun_script.widget_states.widgets.add()
+            state.id = self.sliders[SLIDER]
+            state.string_array_value.data.append(units.ratio(FASTER[self.position]))
+
+        self.run(PAGE, change)
+        self.times[MOVED] = self.times[PAGE]
+
+
+def rolled(trace: RoutingTrace, by: int) -> RoutingTrace:
+    """The same tokens in another order: a recording of its own, as hard as the first."""
+    return replace(trace, name=f"log {by}", experts=np.roll(trace.experts, by, axis=0))
+
+
+def stored(trace: RoutingTrace, number: int, two: bool) -> str:
+    """Put a session with these recordings into the data folder; returns its token."""
+    own = [rolled(trace, number + 1), rolled(trace, -number - 1)][: 1 + two]
+    digests = [store.save_workload(recording) for recording in own]
+    opened = Opened(
+        workloads={digest: recording.name for digest, recording in zip(digests, own, strict=True)},
+        workload=digests[0],
+        cluster=cluster_of(GPUS),
+        model=MODEL,
+        model_of=dict.fromkeys(digests, MODEL),
+        second=digests[1] if two else None,
+    )
+    token = f"visitor-{'two' if two else 'one'}-{number}"
+    store.save_session(token, write(opened))
+    return token
+
+
+def bystander(session: Visitor, ended: threading.Event) -> list[float]:
+    """How long the Cluster page takes, again and again."""
+    took = []
+    while not ended.is_set():
+        session.run("cluster")
+        took.append(session.times["cluster"])
+        time.sleep(0.1)
+    return took
+
+
+def measure(trace: RoutingTrace, two: bool, count: int, port: int) -> list[list[str]]:
+    with ExitStack() as open:
+        visitors = [Visitor(port, number, open, stored(trace, number, two)) for number in range(count + 2)]
+        alone, watching, *others = visitors
+        alone.look()
+        for _ in range(3):  # by then the processes beside the studio have started
+            time.sleep(2)
+            alone.move()
+        rows, ended, took = [], threading.Event(), []
+        thread = threading.Thread(target=lambda: took.extend(bystander(watching, ended)))
+        thread.start()
+        for act, name in ((Visitor.look, FIRST), (Visitor.move, MOVED)):
+            at_once(others, act)
+            rows.append(
+                [f"{'two models' if two else 'one model'}, {name}", seconds(alone.times[name]), times(others, name)]
+            )
+        ended.set()
+        thread.join()
+        rows.append(
+            ["  meanwhile the Cluster page", "", f"{seconds(float(np.median(took)))}, slowest {seconds(max(took))}"]
+        )
+        faults = [f"{visitor.number}: {fault}" for visitor in visitors for fault in visitor.faults]
+        print("\n".join(faults), file=sys.stderr)
+    return rows
+
+
+def main(count: int = 20) -> None:
+    trace = synthetic(MODEL, RECIPE)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["SWITCHYARD_DATA"] = folder
+        server, port = start(Path(folder))
+        try:
+            rows = [row for two in (False, True) for row in measure(trace, two, count, port)]
+        finally:
+            server.terminate()
+            server.wait(30)
+    print(table(["", "alone", f"median of {count} at once"], rows))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
