@@ -48,9 +48,9 @@ def sends_of_colocated(plan: Plan, problem: Problem, before: Timeline, first: in
 
 def _lanes_after(before: Timeline) -> NDArray[np.float64]:
     """float64[gpu]: when every GPU is free after whole layers: its own last computation, but not before what feeds the
-    aggregation of b, which ends a layer also on a GPU that has nothing to aggregate."""
+    aggregations of a and b, which end a layer also on a GPU that has nothing to aggregate."""
     events = before.events
-    feeds = events["kind"].isin(["gate", "dispatch", "ffn"]) | ((events["kind"] == "combine") & (events["model"] == 1))
+    feeds = events["kind"] != "aggregate"
     lane = np.full(len(before.resources), events.loc[feeds, "end"].max() if feeds.any() else 0.0)
     own = events[events["stream"] == "compute"]
     np.maximum.at(lane, own["resource"].to_numpy(), own["end"].to_numpy())
