@@ -12,8 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from engine.costs import Datasheet
 from engine.plan import Plan, SendOrder
-from engine.problem import Problem
+from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate import events, simulate, simulate_layers
 from engine.simulate.metrics import metrics
@@ -21,11 +22,13 @@ from engine.simulate.waits import waits
 from engine.store import load_timeline, save_timeline
 from engine.studies.what_if import outlook
 from engine.systems import SYSTEMS, run
+from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline, unions
 from engine.validate import IllegalError, check_timeline
+from engine.workload import RoutingTrace
 from tests.simulate.test_inference import planned
-from tests.strategies import placements, problems, seeds
-from tests.systems.test_colocated import pair_of_samples, planned_pairs
+from tests.strategies import cluster_of, make_gpu, make_model, placements, problems, seeds
+from tests.systems.test_colocated import pair_of_samples, plan_of, planned_pairs
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +119,23 @@ def test_the_sends_of_chosen_layers_are_those_of_the_whole(case, data):
     pd.testing.assert_frame_equal(
         again.events, wanted.events, rtol=1e-12, atol=1e-15, check_dtype=len(wanted.events) > 0
     )
+
+
+def test_a_gpu_that_aggregates_nothing_waits_for_the_combine_of_the_first_model():
+    """Also where the second model sends nothing, so that the first one's combine ends last."""
+    ranks = np.array([0, 1], np.int32)
+    # [token, layer]: the first model's token crosses over; the second's stay, and the one on GPU 1 skips the first layer.
+    chosen = [[1, 1], [-1, -1]], [[0, 0], [-1, 1]]
+    routed = [
+        RoutingTrace("drawn", np.array(experts, np.int16)[:, :, None], 2, source_rank=ranks) for experts in chosen
+    ]
+    model = make_model(2, 2, 1)
+    problem = make_problem(routed[0], cluster_of(make_gpu(), make_gpu()), model, Datasheet(), second=(routed[1], model))
+    plan = plan_of(problem, *[linear_placement(side) for side in (problem, problem.second)], "concurrent")
+    whole, folded = both(plan, problem)
+    assert set(whole.events.loc[whole.events["stream"] == "network", "model"]) == {0}
+    again = simulate_layers(plan, problem, folded, 1, 1)
+    pd.testing.assert_frame_equal(again.events, whole.layers(1, 1).events, rtol=1e-12, atol=1e-15)
 
 
 @settings(max_examples=40, deadline=None)
