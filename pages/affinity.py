@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, header, state, widgets
+from app import cached, header, layer_hops, state, widgets
 from app.affinity import layers, study
 from app.affinity.figures import Hops
 from app.charts import affinity as charts
@@ -37,7 +37,7 @@ if trace.layers == 1:
 
 first_choice = True
 if trace.k > 1:
-    by_id = cached.sorted_choices(digest)
+    by_id = layer_hops.sorted_choices(digest)
     hops = widgets.segments(
         "Hops",
         ["First choices", "All choices"],
@@ -54,7 +54,7 @@ if trace.k > 1:
             "mostly a low id, which flatters contiguous blocks."
         )
 unit = charts.TOKENS if first_choice else charts.PAIRS
-counts = cached.transitions(digest, first_choice)
+counts = layer_hops.transitions(digest, first_choice)
 hops_of_pair = counts.sum(axis=(1, 2))
 if not hops_of_pair.any():
     st.info(
@@ -104,7 +104,7 @@ def pictures() -> None:
     left, right = st.columns([11, 9], gap="medium")
     with left:
         low, high = layers.choose(trace.layers, playing)
-        pair = cached.layer_pair(digest, (low, high), first_choice)
+        pair = layer_hops.layer_pair(digest, (low, high), first_choice)
         grouped = order == "Grouped by GPU"
         stays = float(kept_by_pair(share[[low, high]], pair[None])[0]) if grouped else None
         groups = (gpu_of_expert[low], gpu_of_expert[high]) if grouped else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import streamlit as st
 
-from app import cached, widgets
+from app import layer_hops, widgets
 from app.charts import affinity as charts
 from engine import units
 from engine.cluster import Cluster
@@ -32,12 +32,12 @@ class Hops:
         )
         if not (self.placement.single and len(np.unique(self.placement.slots)) == 1):
             covers += "; the placement shown is not one of them"
-        kept = cached.kept_by_pair(self.digest, self.first_choice, self.placement, tuple(range(gpus)))
+        kept = layer_hops.kept_by_pair(self.digest, self.first_choice, self.placement, tuple(range(gpus)))
         limit, chance = self._limits(gpus), self._by_chance(np.arange(gpus))
         self._metrics("GPU", kept, limit, chance, covers)
         if gpus > nodes > 1:
             node_of_gpu = self.cluster.node_of_gpu
-            stays = cached.kept_by_pair(self.digest, self.first_choice, self.placement, tuple(node_of_gpu.tolist()))
+            stays = layer_hops.kept_by_pair(self.digest, self.first_choice, self.placement, tuple(node_of_gpu.tolist()))
             equal = len({len(node.gpus) for node in self.cluster.nodes}) == 1
             most = self._limits(nodes) if equal else None
             self._metrics("node", stays, most, self._by_chance(node_of_gpu), covers)
@@ -56,7 +56,7 @@ class Hops:
         """float64[layer - 1]: no placement keeps a larger share in `groups` equal groups; None where there are none."""
         if self.placement.experts % groups:
             return None
-        most = cached.keep_limits(self.digest, self.first_choice, groups)
+        most = layer_hops.keep_limits(self.digest, self.first_choice, groups)
         return np.divide(most, self.hops, out=np.full(len(most), np.nan), where=self.hops > 0)
 
     def _metrics(self, what: str, kept: np.ndarray, limit: np.ndarray | None, chance: np.ndarray, covers: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import cached, state, widgets
+from app import cached, layer_hops, state, widgets
 from app.charts import optimise as charts
 from app.text import plain
 from engine import units
@@ -139,7 +139,7 @@ def _scores(plans: list, digest: str) -> list[tuple[float, float]]:
         return []
     if not isinstance(workload, RoutingTrace):
         return []
-    hops = cached.transitions(digest, False)
+    hops = layer_hops.transitions(digest, False)
     scores = score_matrix([plan.placement.share for plan in plans], [workload.load], [hops])
     return list(zip(scores.kept_share[:, 0].tolist(), scores.balancedness[:, 0].tolist(), strict=True))
 
