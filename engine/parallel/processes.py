@@ -103,7 +103,6 @@ class Workers:
         self.executor = ProcessPoolExecutor(count, self._context, _begin, own)
 
     def ask_to_stop(self) -> None:
-        self.executor.shutdown(wait=False, cancel_futures=True)
         self._writer.close()
 
     def close(self) -> None:
@@ -112,6 +111,8 @@ class Workers:
         for process in self._context.started:
             process.kill()
             process.join()
+        # Waits for its thread, which would otherwise give its semaphores back while the interpreter may be ending.
+        self.executor.shutdown(wait=True, cancel_futures=True)
         self._reader.close()
 
 
