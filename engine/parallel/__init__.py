@@ -170,7 +170,7 @@ class _Elsewhere:
                     yield first, futures.pop(first).result()
                 if futures:
                     self._begun(self._finished, next(iter(futures)))
-                    if self._wait(crew, futures):
+                    if self._wait(crew, [future for index, future in futures.items() if index not in done]):
                         break
             yield from self._rest(crew, futures)
         except InputError:
@@ -185,9 +185,9 @@ class _Elsewhere:
         except InputError as error:
             raise InputError(f"{error}; {self._finished} of {self._count} points are done") from None
 
-    def _wait(self, crew: Crew, futures: dict[int, Future]) -> bool:
-        """Wait until another point is finished; returns True when asked to stop before."""
-        ahead = [future for future in futures.values() if not future.done()]
+    def _wait(self, crew: Crew, ahead: list[Future]) -> bool:
+        """Wait until one of these is finished, which were not when last looked at; returns True when asked to stop before. Some
+        may be finished by now, for whoever takes the answers may take long."""
         while not wait(ahead, POLL, FIRST_COMPLETED).done:
             if self._stop():
                 return True

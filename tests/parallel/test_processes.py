@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import psutil
@@ -124,6 +125,26 @@ def test_points_that_do_not_listen_are_ended_within_a_second():
     assert list(run.collect(crew, futures)) == []
     assert time.monotonic() - begin < 1.5
     assert not workers()
+
+
+def test_a_point_that_is_finished_while_an_answer_is_taken_is_not_waited_for():
+    class Nobody:
+        lost, advice = (), ""
+
+        def nothing(self) -> None:
+            pass
+
+        check = ask_to_stop = close = nothing
+
+    futures = {index: Future() for index in range(2)}
+    futures[0].set_result("first")
+    begin = time.monotonic()
+    run = parallel._Elsewhere(lambda points: None, 2, 0, lambda: time.monotonic() - begin > 10, lambda *at: None)
+    answers = run.collect(Nobody(), dict(futures))
+    assert next(answers) == (0, "first")
+    futures[1].set_result("second")
+    assert list(answers) == [(1, "second")]
+    assert time.monotonic() - begin < 5
 
 
 def test_a_generator_that_is_left_ends_its_workers():
