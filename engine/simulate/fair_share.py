@@ -89,28 +89,10 @@ def run(
     ended. unfinished: int64[exchange], sends that have not ended, written; capacity: float64[port] bytes/s. windows: seconds,
     the second of them once `hurry` (bool[1]) is set, which another thread may do meanwhile.
     """
-    total, ports = len(sends.size), len(capacity)
+    total = len(sends.size)
     first = np.searchsorted(sends.group, np.arange(len(follower) + 1))
     pending, waiting = np.zeros(len(follower), dtype=np.int64), np.empty(total, dtype=np.int64)
-    moving = _Moving(
-        np.empty(total, dtype=np.uint32),
-        np.empty(total, dtype=np.uint32),
-        np.empty(total),
-        np.empty(total),
-        np.empty(total),
-    )
-    at = _Ports(
-        np.empty(ports),
-        np.empty(ports),
-        np.empty(ports),
-        np.zeros(ports),
-        np.empty(ports, dtype=np.int64),
-        np.zeros(ports, dtype=np.int64),
-        np.zeros(ports, dtype=np.int64),
-        np.zeros(ports, dtype=np.int64),
-        np.zeros(ports, dtype=np.int64),
-        np.empty(total, dtype=np.uint32),
-    )
+    moving, at = _nothing_moves(total, len(capacity))
     ended = np.empty(total, dtype=np.int64)
     waits, count = _list_waiting(sends, pending, waiting), 0
     next_arrival, latest = -np.inf, np.inf
@@ -136,6 +118,31 @@ def run(
         now = until
     _write_left(sends, moving, at)
     return now
+
+
+@njit(cache=True, nogil=True)
+def _nothing_moves(total, ports):
+    """Columns for so many sends and ports."""
+    moving = _Moving(
+        np.empty(total, dtype=np.uint32),
+        np.empty(total, dtype=np.uint32),
+        np.empty(total),
+        np.empty(total),
+        np.empty(total),
+    )
+    at = _Ports(
+        np.empty(ports),
+        np.empty(ports),
+        np.empty(ports),
+        np.zeros(ports),
+        np.empty(ports, dtype=np.int64),
+        np.zeros(ports, dtype=np.int64),
+        np.zeros(ports, dtype=np.int64),
+        np.zeros(ports, dtype=np.int64),
+        np.zeros(ports, dtype=np.int64),
+        np.empty(total, dtype=np.uint32),
+    )
+    return moving, at
 
 
 @njit(cache=True, nogil=True)

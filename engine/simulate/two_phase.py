@@ -69,17 +69,15 @@ def two_phase(
             wrong_rank=wrong_rank[:done],
         )
 
-    done = 0
     for batch in range(batches):
         chosen = slice(batch * options.batch_tokens, (batch + 1) * options.batch_tokens)
         experts = trace.experts[chosen, :, 0].astype(np.int64)
         demand = _part(trace, chosen).demand(len(problem.cluster.gpus)) * options.copies
         window = dict.fromkeys(SCHEMES, 0.0)
-        for layer in range(trace.layers):
+        for layer, here in enumerate(demand):
             if stop():
-                return result_of(done)
+                return result_of(batch)
             advance((batch + layer / trace.layers) / batches)
-            here = demand[layer]
             seed = options.seed + batch * trace.layers + layer
             load = here.sum(axis=0)
             estimate = None
@@ -94,8 +92,7 @@ def two_phase(
                 steps = machine.steps(here, hosting)
                 seconds[scheme][:, batch, layer] = sum(steps.values()) + waiting, steps["all_to_all"], waiting
                 window[scheme] = sum(steps.values()) - steps["gate"] + options.other_seconds
-        done += 1
-    return result_of(done)
+    return result_of(batches)
 
 
 def _checked_trace(problem: Problem, profile: RoutingTrace, options: TwoPhaseOptions) -> RoutingTrace:

@@ -77,15 +77,7 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
             f"balancedness {digits(float(balancedness(greedy.solution, instance).min()))} in {greedy.runtime:.2g} s; "
             f"this one took {result.runtime:.2g} s"
         )
-    return Draft(
-        placement,
-        ordered.order,
-        None,
-        notes | ordered.notes,
-        cancelled=stop(),
-        timeline=ordered.timeline,
-        relayed=ordered.relayed,
-    )
+    return ordered.draft(notes, stop())
 
 
 def slots_per_gpu(problem: Problem, redundant: int, kind: str) -> np.ndarray:

@@ -72,15 +72,7 @@ def joint(problem: Problem, options: JointOptions, stop: Stop, report: Report) -
             placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution="context-coherent"
         )
     ordered = best_order(placement, problem, options.order, stop, report)
-    return Draft(
-        placement,
-        ordered.order,
-        None,
-        notes | ordered.notes,
-        cancelled=stop(),
-        timeline=ordered.timeline,
-        relayed=ordered.relayed,
-    )
+    return ordered.draft(notes, stop())
 
 
 def _in_the_worst(problem: Problem) -> str:

@@ -18,7 +18,7 @@ from engine.problem import Problem
 from engine.result import Advance, Provenance, Stop, never, unwatched
 from engine.simulate import simulate
 from engine.simulate.work import Work, work_of
-from engine.systems.base import Note, Notes, Report
+from engine.systems.base import Draft, Note, Notes, Report
 from engine.timeline import Timeline
 from engine.units import seconds
 
@@ -86,6 +86,18 @@ class Ordered:
     @property
     def order(self) -> SendOrder:
         return self.plan.send_order
+
+    def draft(self, notes: Notes, cancelled: bool) -> Draft:
+        """Of one model, whose placement has no bound of its own; notes: on the placement."""
+        return Draft(
+            self.plan.placement,
+            self.order,
+            None,
+            notes | self.notes,
+            cancelled=cancelled,
+            timeline=self.timeline,
+            relayed=self.relayed,
+        )
 
 
 def best_order(placement: Placement, problem: Problem, mode: str, stop: Stop, report: Report) -> Ordered:

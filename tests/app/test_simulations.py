@@ -43,8 +43,10 @@ def beside() -> Iterator[None]:
 
 
 def two_models() -> Problem:
-    one = small()
-    return make_problem(one.workload, one.cluster, one.model, one.cost, (one.workload, one.model))
+    problem = small()
+    return make_problem(
+        problem.workload, problem.cluster, problem.model, problem.cost, (problem.workload, problem.model)
+    )
 
 
 def same(mine: Outlook, other: Outlook) -> bool:
