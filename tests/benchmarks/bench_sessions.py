@@ -109,7 +109,7 @@ class Session:
         if kind in ("button", "checkbox", "file_uploader"):
             self.widgets[getattr(element, kind).label] = getattr(element, kind).id
         if kind == "checkbox":
-            self.ticked[element.checkbox.label] = element.checkbox.default
+            self.ticked.setdefault(element.checkbox.label, element.checkbox.default)
 
     def press(self, page: str, label: str) -> None:
         def change(message: BackMsg) -> None:
