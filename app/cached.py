@@ -272,10 +272,8 @@ def candidates() -> dict[str, Candidate]:
     by_id: dict[str, Candidate] = {}
     front = state.study_job("front")
     for job in jobs([*state.plan_jobs(), *([front] if front else [])]):
-        path = job.folder / "result.json"
-        if path.exists():
-            for candidate in _candidates(job.id, path.stat().st_mtime_ns, path):
-                by_id.setdefault(candidate.plan.id, candidate)
+        for candidate in answer_of(job).candidates:
+            by_id.setdefault(candidate.plan.id, candidate)
     for id, name in state.taken().items():
         for job in jobs([name]):
             by_id.setdefault(id, _taken(id, job.folder / "result.json"))
@@ -310,9 +308,33 @@ def _taken(id: str, path: Path) -> Candidate:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a job that plans has kept so far. refused: systems that cannot plan for this, by title, with the reason."""
+
+    candidates: list[Candidate]
+    refused: dict[str, str]
+
+
+def answer_of(job: runner.Job) -> Answer:
+    """What a job that plans has kept so far."""
+    return _answer(job.id, written, job) if (written := job.result_written) else Answer([], {})
+
+
 @st.cache_resource(max_entries=64, show_spinner="Reading plans")
-def _candidates(id: str, written: int, _path: Path) -> list[Candidate]:
-    return [_candidate(candidate) for candidate in json.loads(_path.read_bytes())["candidates"]]
+def _answer(id: str, written: int, _job: runner.Job) -> Answer:
+    result = _job.result
+    return Answer([_candidate(candidate) for candidate in result["candidates"]], result.get("refused", {}))
+
+
+def result_of(job: runner.Job) -> dict | None:
+    """What a study has kept so far; None while it is nothing. Not to be changed: other runs and sessions share it."""
+    return _result(job.id, written, job) if (written := job.result_written) else None
+
+
+@st.cache_resource(max_entries=16, show_spinner="Reading results")
+def _result(id: str, written: int, _job: runner.Job) -> dict:
+    return _job.result
 
 
 def _candidate(data: dict) -> Candidate:

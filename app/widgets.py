@@ -147,11 +147,6 @@ def option_input(system: str, options: type[Options], name: str, default: Value 
     return st.number_input(label, low, high, kind(value), key=key, help=schema["description"], width=180)
 
 
-def plans_of(job: runner.Job) -> list[Plan]:
-    """The plans that a finished job found."""
-    return [Plan.from_dict(candidate["plan"], "plan") for candidate in (job.result or {"candidates": []})["candidates"]]
-
-
 def usual_baselines(plans: dict[str, Plan], plan: Plan) -> list[str]:
     """Ids of the newest plans of the papers' baselines, which a plan is looked at beside unless a person chooses others."""
     usual = {system.name for system in (*SYSTEMS.values(), *TRAINING.values()) if system.shown_beside}
@@ -231,8 +226,6 @@ def job_row(job: runner.Job, grace: float = 1.0) -> None:
             st.error(plain(job.error or "it failed"), icon=":material/error:")
             st.caption("The end of its log:")
             st.code(job.log_tail() or "(empty)", language=None)
-        for title, reason in ((job.result or {}).get("refused") or {}).items():
-            st.warning(f"**{plain(title)}** cannot plan for this: {plain(reason)}", icon=":material/warning:")
         if standing is State.CANCELLED:
-            kept = "What was found until then is kept." if job.result else "It had found nothing yet."
+            kept = "What was found until then is kept." if job.result_written else "It had found nothing yet."
             st.caption(f"Stopped. {kept}")

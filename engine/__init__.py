@@ -23,7 +23,7 @@ above; `tests/test_architecture.py` reads this list and holds every import again
     parallel: the points of a study side by side, in processes or on a Dask cluster, and a pool for single questions
     solver: CP-SAT that can be stopped
     result: what kernels return
-    schema: how documents are checked and saved
+    columns, schema: how documents are checked and saved
     errors, files, goal, units: the ground
 """
 

@@ -73,9 +73,11 @@ def watch() -> None:
     ended = [job for job in jobs if job.state.finished]
     for job in [*(job for job in jobs if not job.state.finished), *ended[:1]]:
         widgets.job_row(job)
+        for title, reason in cached.answer_of(job).refused.items():
+            st.warning(f"**{plain(title)}** cannot plan for this: {plain(reason)}", icon=":material/warning:")
     for job in jobs:
         if state.newly_finished(job.id, job.state.finished):
-            plans = widgets.plans_of(job)
+            plans = [candidate.plan for candidate in cached.answer_of(job).candidates]
             if plans and widgets.why_not(cached.open_plan(), problem):
                 state.open_plan(min(plans, key=lambda plan: plan.claim.objective).id)
             st.rerun()

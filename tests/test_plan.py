@@ -139,7 +139,7 @@ def test_parts_of_a_plan_must_fit_each_other():
     with pytest.raises(ValueError, match="the order covers 2 MoE layers, the placement 1"):
         plan_of(send_order=SendOrder(mode="matched", dispatch=(TWO, TWO), combine=(TWO, TWO)))
     for ends in ({"dst": (1, 2)}, {"src": (-1, 1)}):
-        astray = TWO.model_copy(update=ends)
+        astray = Schedule.model_validate(TWO.model_dump() | ends)
         with pytest.raises(ValueError, match="outside 0 … 1"):
             plan_of(send_order=SendOrder(mode="matched", dispatch=(TWO,), combine=(astray,)))
 

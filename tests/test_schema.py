@@ -72,6 +72,13 @@ def test_long_lists_keep_every_digit_there_and_back(seed, kind):
     assert Document.from_json(document.to_json(), "again").also == document.also
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=20), st.sampled_from(["", "x" * LONG, "é" * LONG, "\x7f" * LONG, '"\\' * LONG]))
+def test_long_texts_are_written_as_python_writes_them(text, more):
+    document = Document(data={"": more + text, text: [more]})
+    assert document.to_json() == as_python_writes(document)
+
+
 def test_a_plan_of_many_sends_is_named_by_pythons_json():
     gpus = 20
     src, dst = np.nonzero(~np.eye(gpus, dtype=bool))

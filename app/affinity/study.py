@@ -126,8 +126,8 @@ def _watch(job: runner.Job, wanted: dict[str, Any]) -> None:
                 "This study was about another recording, number of GPUs or choice of hops; run it again for what is open.",
                 icon=":material/info:",
             )
-        elif job.result:
-            _show(job.result, job.id)
+        elif result := cached.result_of(job):
+            _show(result, job.id)
         if running and finished:
             st.rerun()
 

@@ -38,8 +38,8 @@ def watch(kind: str, show: Callable[[dict[str, Any]], None], empty: str) -> None
     def newest() -> None:
         if job.state is not runner.State.DONE:
             widgets.job_row(job)
-        if job.result:
-            show(job.result)
+        if result := cached.result_of(job):
+            show(result)
         if running and job.state.finished:
             st.rerun()
 

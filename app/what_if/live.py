@@ -240,8 +240,7 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     if job.state is not runner.State.DONE:
         _watch(job)
         return None
-    candidate = job.result["candidates"][0]
-    again = Plan.from_dict(candidate["plan"], "plan")
+    again = cached.answer_of(job).candidates[0].plan
     if st.button(
         "Open the new plan", icon=":material/open_in_new:", width="stretch", disabled=again.id == state.plan_id()
     ):

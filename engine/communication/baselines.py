@@ -20,6 +20,4 @@ def _by_key(traffic: np.ndarray, key: np.ndarray) -> Schedule:
     src, dst = np.nonzero(np.where(np.eye(len(traffic), dtype=bool), 0.0, traffic))
     order = np.lexsort((dst, key[src, dst], src))
     src, dst = src[order], dst[order]
-    return Schedule(
-        src=tuple(src.tolist()), dst=tuple(dst.tolist()), bytes=tuple(traffic[src, dst].tolist()), phase=(0,) * len(src)
-    )
+    return Schedule(src=src, dst=dst, bytes=traffic[src, dst], phase=np.zeros(len(src), dtype=np.int64))

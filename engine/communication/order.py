@@ -66,7 +66,7 @@ def order(
         bound = shared_bound(traffic, send, receive)
         src, dst = np.nonzero(traffic)
         duration = np.full(1 if len(src) else 0, bound)
-        schedule = as_schedule(src, dst, traffic[src, dst], np.zeros_like(src), duration)
+        schedule = Schedule(src=src, dst=dst, bytes=traffic[src, dst], phase=np.zeros_like(src), duration=duration)
         status = Status.OPTIMAL
     elif mode == "matched":
         bound = matched_bound(traffic, send, receive)
@@ -201,16 +201,8 @@ def matched_schedule(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray,
     volume = traffic[src, dst] * (part / total[src, dst])
     first = np.cumsum([0, *sizes[:-1]])
     duration = np.maximum.reduceat(volume / np.minimum(send[src], receive[dst]), first)
-    return as_schedule(src, dst, volume, np.repeat(np.arange(len(sizes)), sizes), duration)
-
-
-def as_schedule(
-    src: np.ndarray, dst: np.ndarray, volume: np.ndarray, phase: np.ndarray, duration: np.ndarray
-) -> Schedule:
-    """A `Schedule` of equally long columns (int64, int64, float64, int64) and float64[phase] seconds."""
-    return Schedule(
-        src=src.tolist(), dst=dst.tolist(), bytes=volume.tolist(), phase=phase.tolist(), duration=duration.tolist()
-    )
+    phase = np.repeat(np.arange(len(sizes)), sizes)
+    return Schedule(src=src, dst=dst, bytes=volume, phase=phase, duration=duration)
 
 
 def status_of(makespan: float, bound: float) -> Status:

@@ -9,6 +9,9 @@ from engine.network import Network
 from engine.plan import Schedule
 from engine.result import Result
 
+COLUMNS = "src", "dst", "bytes", "phase"
+"""The columns of a schedule that have a row for every send."""
+
 Kernel = Callable[[np.ndarray, np.ndarray, np.ndarray], Result[Schedule]]
 """Traffic, send and receive bandwidths to a phased order, such as `order` with its mode given."""
 
@@ -39,25 +42,25 @@ def results_on(network: Network, traffic: np.ndarray, kernel: Kernel) -> list[Re
 def _side_by_side(first: Schedule, second: Schedule) -> Schedule:
     """Two schedules as one, cut wherever a phase of either ends; bytes divide in proportion to time."""
     if first.phases == second.phases == 1:  # nothing waits for anything: a cut would only cost a start-up
-        columns = {name: getattr(first, name) + getattr(second, name) for name in ("src", "dst", "bytes", "phase")}
-        return Schedule(duration=max(first.duration, second.duration), **columns)
+        columns = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in COLUMNS}
+        return Schedule(duration=np.maximum(first.duration, second.duration), **columns)
     cuts = np.unique(np.concatenate([[0.0], np.cumsum(first.duration), np.cumsum(second.duration)]))
     # Ends that differ only by round-off would make empty phases.
     cuts = cuts[np.r_[True, np.diff(cuts) > 1e-12 * cuts[-1]]]
     length, middle = np.diff(cuts), (cuts[1:] + cuts[:-1]) / 2
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in ("src", "dst", "bytes", "phase")}
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
     for schedule in (first, second):
         # The phase that each piece of time lies in; pieces of a phase stand together.
         own = np.searchsorted(np.cumsum(schedule.duration), middle)
-        phase = np.array(schedule.phase, dtype=np.int64)
+        phase = schedule.phase
         begin, pieces = np.searchsorted(own, phase), np.bincount(own, minlength=schedule.phases + 1)[phase]
         send = np.repeat(np.arange(len(phase)), pieces)
         piece = begin[send] + np.arange(len(send)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        share = length[piece] / np.array(schedule.duration)[phase[send]]
-        columns["src"].append(np.array(schedule.src)[send])
-        columns["dst"].append(np.array(schedule.dst)[send])
-        columns["bytes"].append(np.array(schedule.bytes)[send] * share)
+        share = length[piece] / schedule.duration[phase[send]]
+        columns["src"].append(schedule.src[send])
+        columns["dst"].append(schedule.dst[send])
+        columns["bytes"].append(schedule.bytes[send] * share)
         columns["phase"].append(piece)
     both = {name: np.concatenate(parts) for name, parts in columns.items()}
     order = np.argsort(both["phase"], kind="stable")
-    return Schedule(duration=length.tolist(), **{name: column[order].tolist() for name, column in both.items()})
+    return Schedule(duration=length, **{name: column[order] for name, column in both.items()})

@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from engine.communication.bounds import matched_bound
-from engine.communication.order import as_schedule, checked_traffic, order, status_of
+from engine.communication.order import checked_traffic, order, status_of
 from engine.communication.relays import Domains, counted
 from engine.communication.steps import Steps
 from engine.network import Network
@@ -68,7 +68,7 @@ def fewest_seconds(traffic: np.ndarray, network: Network) -> float:
 def _in_sequence(schedule: Schedule, domains: Domains) -> Schedule:
     """The stages of a schedule between numbered domains, cut where they are long and sorted to grow and then shrink; domains
     named by their first GPUs."""
-    duration = np.array(schedule.duration)
+    duration = schedule.duration
     if not len(duration) or len(domains.first) == len(domains.of_gpu):
         return schedule  # nobody relays: nothing waits for a whole stage
     pieces = np.maximum(np.ceil(duration * FEWEST_PARTS / duration.sum() * (1 - 1e-9)).astype(np.int64), 1)
@@ -77,7 +77,7 @@ def _in_sequence(schedule: Schedule, domains: Domains) -> Schedule:
     by_length = np.argsort(length, kind="stable")
     place = np.empty(len(stage), dtype=np.int64)
     place[np.concatenate([by_length[::2], by_length[1::2][::-1]])] = np.arange(len(stage))
-    src, dst, size, phase = (np.array(getattr(schedule, name)) for name in ("src", "dst", "bytes", "phase"))
+    src, dst, phase = schedule.src, schedule.dst, schedule.phase
     # A stage's sends, once for each of its pieces
     copies = pieces[phase]
     send = np.repeat(np.arange(len(phase)), copies)
@@ -85,4 +85,10 @@ def _in_sequence(schedule: Schedule, domains: Domains) -> Schedule:
     listed = np.argsort(at, kind="stable")
     send, at = send[listed], at[listed]
     first = domains.first
-    return as_schedule(first[src[send]], first[dst[send]], (size / copies)[send], at, length[np.argsort(place)])
+    return Schedule(
+        src=first[src[send]],
+        dst=first[dst[send]],
+        bytes=(schedule.bytes / copies)[send],
+        phase=at,
+        duration=length[np.argsort(place)],
+    )

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 from pydantic import Field, ValidationError
+from pydantic_core import to_json
 
 from engine.files import tail, write_atomically
 from engine.schema import Frozen
@@ -186,7 +187,7 @@ class Context:
         self._store(result, closing=True)
 
     def _store(self, result: dict[str, Any], closing: bool) -> None:
-        text = json.dumps(result)
+        text = to_json(result, inf_nan_mode="constants").decode()  # plans may have millions of sends
         with self._lock:
             if self._closed:  # a thread that was left behind must not overwrite the final result
                 return

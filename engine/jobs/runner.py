@@ -117,6 +117,14 @@ class Job:
         return json.loads(_read(self.folder / RESULT)) if self._has(RESULT) else None
 
     @property
+    def result_written(self) -> int | None:
+        """When the result was last written, in nanoseconds since the epoch; None while there is none."""
+        try:
+            return (self.folder / RESULT).stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+    @property
     def error(self) -> str | None:
         """One line that says why the job failed; None unless it did."""
         if self.state is not State.FAILED:

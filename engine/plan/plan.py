@@ -59,8 +59,8 @@ def _order_fits(order: SendOrder, placement: Placement) -> None:
     if scheduled and scheduled != placement.layers:
         raise ValueError(f"the order covers {scheduled} MoE layers, the placement {placement.layers}")
     for schedule in order.dispatch + order.combine:
-        ends = schedule.src + schedule.dst
-        if ends and not (min(ends) >= 0 and max(ends) < placement.gpus):
+        ends = schedule.src, schedule.dst
+        if schedule.sends and not all(end.min() >= 0 and end.max() < placement.gpus for end in ends):
             raise ValueError(f"a send names a GPU outside 0 … {placement.gpus - 1}")
 
 

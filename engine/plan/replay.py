@@ -13,14 +13,13 @@ def replay(schedule: Schedule, traffic: np.ndarray) -> tuple[np.ndarray, np.ndar
     not know go last, all in one phase of their own. Sends without bytes disappear.
     """
     n = len(traffic)
-    src, dst = np.array(schedule.src, dtype=np.int64), np.array(schedule.dst, dtype=np.int64)
-    planned = np.array(schedule.bytes)
+    src, dst, planned = schedule.src.astype(np.int64), schedule.dst.astype(np.int64), schedule.bytes
     pair = src * n + dst
     total = np.bincount(pair, planned, n * n)
     size = planned / np.where(total > 0, total, 1.0)[pair] * traffic[src, dst]
     unknown_src, unknown_dst = np.nonzero((traffic > 0) & (total.reshape(n, n) == 0))
     src, dst = np.concatenate([src, unknown_src]), np.concatenate([dst, unknown_dst])
     size = np.concatenate([size, traffic[unknown_src, unknown_dst]])
-    phase = np.concatenate([np.array(schedule.phase, dtype=np.int64), np.full(len(unknown_src), schedule.phases)])
+    phase = np.concatenate([schedule.phase, np.full(len(unknown_src), schedule.phases)])
     real = size > 0
     return src[real], dst[real], size[real], phase[real]

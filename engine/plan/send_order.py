@@ -2,31 +2,45 @@
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, model_validator
+import numpy as np
+from pydantic import Field, model_validator
 
+from engine.columns import Amounts, Integers
 from engine.schema import Frozen
 
 
 class Schedule(Frozen):
     """The sends of one all-to-all, in order, as columns of equal length.
 
+    src, dst, phase: int32[send]; bytes: float64[send]; duration: float64[phase]; all read-only
+
     In a phased order `phase` groups sends that run side by side, and `duration[phase]` is the planned time of a phase
     in seconds without start-up latency. In a sequential order every sender works through its own sends as listed.
     """
 
-    src: tuple[int, ...] = ()
-    dst: tuple[int, ...] = ()
-    bytes: tuple[NonNegativeFloat, ...] = ()
-    phase: tuple[int, ...] = ()
-    duration: tuple[NonNegativeFloat, ...] = ()
+    # Validated, so that the defaults are arrays too.
+    src: Integers = Field(default=(), validate_default=True)
+    dst: Integers = Field(default=(), validate_default=True)
+    bytes: Amounts = Field(default=(), validate_default=True)
+    phase: Integers = Field(default=(), validate_default=True)
+    duration: Amounts = Field(default=(), validate_default=True)
 
     @model_validator(mode="after")
     def _columns_agree(self) -> "Schedule":
         if len({len(self.src), len(self.dst), len(self.bytes), len(self.phase)}) > 1:
             raise ValueError("src, dst, bytes and phase must have one entry per send")
-        if self.phase and (min(self.phase) < 0 or max(self.phase) >= max(len(self.duration), 1)):
+        if len(self.phase) and (self.phase.min() < 0 or self.phase.max() >= max(self.phases, 1)):
             raise ValueError("a send names a phase that has no duration")
         return self
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in Schedule.model_fields)
+
+    @property
+    def sends(self) -> int:
+        return len(self.src)
 
     @property
     def phases(self) -> int:
@@ -35,7 +49,7 @@ class Schedule(Frozen):
     @property
     def makespan(self) -> float:
         """Seconds of all phases, start-up latency left out."""
-        return float(sum(self.duration))
+        return float(sum(self.duration.tolist()))
 
 
 OrderMode = Literal["matched", "shared", "two-tier", "sequential", "concurrent"]
@@ -68,7 +82,7 @@ class SendOrder(Frozen):
         if self.mode != "concurrent" and not self.dispatch:
             raise ValueError(f"a {self.mode} order needs a schedule for every MoE layer")
         if self.mode in ("matched", "shared", "two-tier") and any(
-            schedule.src and not schedule.duration for schedule in self.dispatch + self.combine
+            schedule.sends and not schedule.phases for schedule in self.dispatch + self.combine
         ):
             raise ValueError(f"a {self.mode} order needs the duration of every phase")
         return self

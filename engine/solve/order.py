@@ -27,8 +27,9 @@ def _order(instance: OrderInstance, options: Options, stop: Stop) -> tuple[Resul
 
 def phases(schedule: Schedule) -> list[dict[str, Any]]:
     """A schedule as [{duration, sends: [{src, dst, bytes}]}]."""
-    listed: list[dict[str, Any]] = [{"duration": duration, "sends": []} for duration in schedule.duration]
-    for src, dst, size, phase in zip(schedule.src, schedule.dst, schedule.bytes, schedule.phase, strict=True):
+    listed: list[dict[str, Any]] = [{"duration": duration, "sends": []} for duration in schedule.duration.tolist()]
+    columns = (column.tolist() for column in (schedule.src, schedule.dst, schedule.bytes, schedule.phase))
+    for src, dst, size, phase in zip(*columns, strict=True):
         listed[phase]["sends"].append({"src": src, "dst": dst, "bytes": size})
     return listed
 

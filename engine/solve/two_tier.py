@@ -29,7 +29,7 @@ def _two_tier(instance: TwoTierInstance, options: Options, stop: Stop) -> tuple[
     network = _network(instance, len(traffic))
     result = two_tier(traffic, network, stop)
     steps, node = Steps.of(result.solution, traffic, network), network.node
-    renamed = {name: tuple(node[list(getattr(result.solution, name))].tolist()) for name in ("src", "dst")}
+    renamed = {name: node[getattr(result.solution, name)] for name in ("src", "dst")}
     return result, {
         "phases": phases(result.solution.model_copy(update=renamed)),
         "relays": _relays(steps),

@@ -25,8 +25,8 @@ class Sends:
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Sends":
-        src, dst, phase = (np.array(column, np.int64) for column in (schedule.src, schedule.dst, schedule.phase))
-        return cls(src, dst, np.array(schedule.bytes, np.float64), phase, np.array(schedule.duration, np.float64))
+        src, dst, phase = (column.astype(np.int64) for column in (schedule.src, schedule.dst, schedule.phase))
+        return cls(src, dst, schedule.bytes, phase, schedule.duration)
 
     def only(self, here: np.ndarray) -> "Sends":
         """Some of the sends, bool[send], in the same phases."""

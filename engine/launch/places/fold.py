@@ -69,12 +69,8 @@ def _fold_order(order: SendOrder, rank: np.ndarray) -> SendOrder:
 
 
 def _fold_schedule(schedule: Schedule, rank: np.ndarray) -> Schedule:
-    src, dst = rank[np.array(schedule.src, dtype=np.int64)], rank[np.array(schedule.dst, dtype=np.int64)]
+    src, dst = rank[schedule.src], rank[schedule.dst]
     keep = src != dst
     return Schedule(
-        src=tuple(src[keep].tolist()),
-        dst=tuple(dst[keep].tolist()),
-        bytes=tuple(np.array(schedule.bytes)[keep].tolist()),
-        phase=tuple(np.array(schedule.phase, dtype=np.int64)[keep].tolist()),
-        duration=schedule.duration,
+        src=src[keep], dst=dst[keep], bytes=schedule.bytes[keep], phase=schedule.phase[keep], duration=schedule.duration
     )
