@@ -200,7 +200,7 @@ def standing_in_words(job: runner.Job, standing: State) -> str:
     return f"waiting, {job.ahead} before it" if job.ahead else "waiting, next in line"
 
 
-def job_row(job: runner.Job, grace: float = 1.0) -> None:
+def job_row(job: runner.Job, grace: float = runner.GRACE) -> None:
     """One job: state, progress, a way to stop it, and why it failed. grace: seconds that it is given to stop by itself."""
     standing, progress = job.state, job.progress
     parts = [f":{STATE_COLOURS[standing]}[{standing_in_words(job, standing)}]", units.seconds(job.elapsed)]

@@ -50,6 +50,9 @@ from engine.jobs.protocol import (
 PROJECT = Path(__file__).resolve().parents[2]
 ID = re.compile(r"\d{8}T\d{12}-[0-9a-f]{8}", re.ASCII)
 
+GRACE = 1.8
+"""Seconds that a job is given to stop by itself, with the best that it has: people are promised an end within two."""
+
 _unreaped: set[Path] = set()  # jobs started by this process whose end has not been noted yet
 
 
@@ -251,7 +254,7 @@ def jobs(root: Path, kind: str | None = None) -> list[Job]:
     return readable
 
 
-def cancel(job: Job, grace: float = 1.0) -> None:
+def cancel(job: Job, grace: float = GRACE) -> None:
     """Ask the job to stop, and make it stop after `grace` seconds. Returns at once; harmless to repeat.
 
     Should the server be killed in between, the job shows as cancelling while it lives, and can be cancelled again.

@@ -151,7 +151,7 @@ def fastest_plan(
             continue
         give_up = stop if timelines else never
         ordering = partial(_advance, report, begin, half, f"ordering sends: {mode}", fastest, give_up)
-        simulating = partial(_advance, report, begin + half, half, f"simulating the {mode} order", fastest, never)
+        simulating = partial(_advance, report, begin + half, half, f"simulating the {mode} order", fastest, give_up)
         try:
             plans[mode] = plan_with(mode, ordering)
             timelines[mode] = simulate(plans[mode], problem, stop, simulating)
