@@ -12,5 +12,9 @@ class StoppedError(InputError):
     """Work was asked to stop before there was anything to keep."""
 
 
+class UndecidedError(InputError):
+    """What was left open has no usual answer: a person has to choose. The message says between what."""
+
+
 class IllegalError(ValueError):
     """An answer breaks a rule of its problem."""

@@ -1,6 +1,7 @@
 """A new launch: where, which plans, how much, whether it can, and the exact command."""
 
 import shlex
+from collections.abc import Sequence
 
 import streamlit as st
 
@@ -10,14 +11,16 @@ from app.launch import clusters, start
 from app.launch.history import Launched
 from app.text import plain
 from engine import store
-from engine.errors import InputError
+from engine.cluster import Cluster
+from engine.errors import InputError, UndecidedError
 from engine.goal import Goal
 from engine.jobs.launches import RUN
 from engine.launch.places.destination import Destination
-from engine.launch.places.devices import Devices
+from engine.launch.places.devices import MOST_RANKS, Devices
 from engine.launch.preparation.launch import Launch, On
 from engine.launch.preparation.prepare import prepare
 from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.preparation.settled import usual_ranks
 from engine.launch.rank.instructions import MAX_PLANS, MAX_REPEATS
 from engine.launch.running.local import command_of
 from engine.plan import Plan
@@ -29,8 +32,6 @@ WHERE = {
     "slurm": ":material/dns: Slurm",
     "kubernetes": ":material/sailing: Kubernetes",
 }
-MOST_RANKS = 8
-"""Ranks of a testbed unless a person wants more: each is a process on this machine."""
 USUAL_LIMIT, USUAL = 900, "as usual"
 
 
@@ -65,6 +66,9 @@ def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
     try:
         prepared = prepare(launch, devices)
         cached.check_launch(launch)
+    except UndecidedError as undecided:
+        st.info(plain(str(undecided)), icon=":material/info:")
+        return
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         return
@@ -110,7 +114,7 @@ def _chosen(place: On, destination: Destination | None, problem: Problem, plan: 
     ranks = scale = None
     with st.container(horizontal=True):
         if place not in clusters.FORMS:
-            ranks = _ranks(place, plan.placement.gpus, devices)
+            ranks = _ranks(place, (plan, *compared), problem.cluster, devices)
         tokens = _tokens(place, plan.goal is Goal.TRAINING)
         repeats, limit = _passes()
         dtype = _dtype()
@@ -154,15 +158,22 @@ def _compared(plan: Plan) -> list[Plan]:
     return [others[id] for id in compared]
 
 
-def _ranks(place: On, gpus: int, devices: Devices) -> int:
-    usual = min(gpus, MOST_RANKS) if place == "testbed" else devices.default_ranks(gpus)
+def _ranks(place: On, plans: Sequence[Plan], cluster: Cluster, devices: Devices) -> int | None:
+    """How many ranks; None while a person has to say it."""
+    gpus = plans[0].placement.gpus
+    suitable = min(gpus, MOST_RANKS) if place == "testbed" else devices.default_ranks(gpus)
+    try:
+        usual = usual_ranks(plans, cluster, suitable)
+    except UndecidedError:
+        usual = None
     return st.number_input(
         "Ranks",
         1,
         gpus,
         usual,
         width=140,
-        key=f"launch-ranks-{place}-{gpus}",
+        placeholder="how many?",
+        key=f"launch-ranks-{place}-{gpus}-{usual}",  # of another plan that needs another number, the field starts anew
         persist_state="session",
         help="with fewer ranks than GPUs, neighbouring GPUs of the plan share a rank",
     )

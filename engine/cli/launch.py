@@ -44,7 +44,12 @@ def add(commands: Commands) -> None:
         metavar="S",
         help="testbed: links S times as slow as drawn (default: what brings the fastest to 100 Mbit/s)",
     )
-    command.add_argument("--ranks", type=int, metavar="N", help="default: one per attached GPU, at most 4 on a CPU")
+    command.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="default: one per attached GPU, at most 4 on a CPU (of a two-tier plan the nearest number that keeps its nodes)",
+    )
     command.add_argument("--tokens", type=int, metavar="N", help="tokens to replay (default: what takes some seconds)")
     command.add_argument(
         "--dtype", choices=["fp32", "bf16"], help="of all numbers (default: on GPUs the model's own, on CPUs fp32)"

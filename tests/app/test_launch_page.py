@@ -18,6 +18,7 @@ from app.launch import history, report
 from app.visitor import guard
 from engine import store
 from engine.catalogue import model_presets
+from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
 from engine.files import write_atomically
 from engine.jobs import runner, tasks
@@ -37,6 +38,7 @@ from tests.app.test_pages import ROOT, open_sample, visit
 from tests.app.test_step_page import enter, field, press, said
 from tests.jobs.launched import fail, finish, request_of
 from tests.launch.cluster_fakes import install_slurm
+from tests.strategies import make_gpu
 
 pytestmark = pytest.mark.slow
 
@@ -48,11 +50,13 @@ def problem_of(app: AppTest) -> Problem:
     return make_problem(store.load_workload(session["workload"]), session["cluster"], session["model"], Datasheet())
 
 
-def plan(problem: Problem, name: str, *systems: str) -> list[Plan]:
-    """Make plans as an optimisation does, in the job of that name."""
+def plan(problem: Problem, name: str, *systems: str | dict) -> list[Plan]:
+    """Make plans as an optimisation does, in the job of that name. systems: names, or dictionaries with options too."""
     folder = store.data_folder() / "jobs" / name
     folder.mkdir(parents=True)
-    arguments = problem_arguments(problem) | {"systems": [{"name": name} for name in systems]}
+    arguments = problem_arguments(problem) | {
+        "systems": [{"name": system} if isinstance(system, str) else system for system in systems]
+    }
     write_atomically(folder / REQUEST, Request(kind="optimise", arguments=arguments, created=time.time()).to_json())
     context = Context(folder)
     context.finish(tasks.optimise(arguments, context))
@@ -198,6 +202,31 @@ def test_two_models_are_launched_together(app: AppTest):
 
 def model_of(app: AppTest, digest: str) -> MoEModel:
     return app.session_state["model_of"][digest]
+
+
+def open_two_tier(app: AppTest, nodes: int) -> AppTest:
+    """The page with an open plan of a two-tier order on so many nodes of two GPUs."""
+    pairs = [Node(name=f"node {at}", gpus=(make_gpu(),) * 2, link_bandwidth=1e12) for at in range(nodes)]
+    app.session_state["cluster"] = Cluster(name="pairs", nodes=pairs)
+    (tiered,) = plan(problem_of(app), ANOTHER, {"name": "eplb", "options": {"order": "two-tier"}})
+    app.session_state["plan_jobs"], app.session_state["plan"] = [ANOTHER], tiered.id
+    return visit(app, "launch")
+
+
+def test_a_two_tier_plan_is_offered_on_ranks_that_can_carry_it_out(app: AppTest):
+    assert field(app, "Ranks").value == 4
+    open_two_tier(app, 6)
+    assert not app.error and field(app, "Ranks").value == 6 and not button(app, "Start").disabled
+    enter(app, "Ranks", 5)
+    assert "on 5 ranks one would stand for GPUs of several nodes: choose 6" in said(app.error)
+
+
+def test_a_two_tier_plan_of_many_nodes_says_how_many_ranks_it_takes(app: AppTest):
+    open_two_tier(app, 9)
+    assert not app.error and "takes at least 9 ranks" in said(app.info) and field(app, "Ranks").value is None
+    assert not any(button.label == "Start" for button in app.button)
+    enter(app, "Ranks", 9)
+    assert not app.error and not button(app, "Start").disabled and "folded onto 9 ranks" in said(app.markdown)
 
 
 # On a testbed.

@@ -9,9 +9,9 @@ import pytest
 from engine.cli import main
 from engine.cluster import Cluster, Node
 from engine.communication.two_tier import two_tier
-from engine.errors import InputError
+from engine.errors import InputError, UndecidedError
 from engine.launch.places.destination import Slurm
-from engine.launch.places.fold import fold_tiers
+from engine.launch.places.fold import fold_tiers, nearest_ranks
 from engine.launch.preparation.inference import prepare_inference
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.place_checks import relay_checks
@@ -21,7 +21,7 @@ from engine.launch.rank.measure_machine import tier_peers
 from engine.launch.rank.routes import combined, route
 from engine.launch.running.local import run_here
 from engine.network import Network
-from engine.plan import Plan, SendOrder
+from engine.plan import Placement, Plan, SendOrder
 from engine.result import never
 from engine.systems.base import silent
 from tests.launch.test_local import EVEN, HOST, LAYERS, MODEL, MODES, hold_together, of, plan_for, recording
@@ -77,7 +77,38 @@ def test_a_rank_is_never_of_two_nodes_with_links():
     assert mixed.link == (8e9, 8e9, 0.0, 0.0) and mixed.network.domain.tolist() == [0, 0, 2, 3]
 
 
+def test_plans_run_on_the_nearest_number_of_ranks_that_keeps_nodes_whole():
+    def nearest(ranks: int, *nodes: tuple[int, float | None], order: SendOrder = TIERED.send_order) -> int:
+        cluster = cluster_of(*nodes)
+        row = ((0,), *((),) * (len(cluster.gpus) - 1))
+        placed = {"placement": Placement(experts=1, experts_of_gpu=(row,), model_layers=(0,))}
+        plans = [CONCURRENT.model_copy(update=placed), TIERED.model_copy(update=placed | {"send_order": order})]
+        return nearest_ranks(plans, cluster, ranks)
+
+    eight = ((8, 9e9),) * 8
+    assert [nearest(ranks, *eight) for ranks in (1, 4, 8, 15, 16, 31, 64)] == [8, 8, 8, 8, 16, 24, 64]
+    assert nearest(4, *((8, 9e9),) * 3) == 3 and nearest(4, (8, 9e9)) == 4 and nearest(2, (5, 9e9), (2, 9e9)) == 3
+    assert nearest(3, *((2, None),) * 4) == 3, "without links there is nothing to keep"
+    assert nearest(4, *eight, order=CONCURRENT.send_order) == 4
+    assert nearest_ranks([TIERED], None, 3) == 3 and nearest_ranks([TIERED], cluster_of(*eight), 3) == 3
+
+
 # Before anything runs.
+
+
+def test_the_usual_number_of_ranks_can_carry_out_a_two_tier_order():
+    def tiered_on(nodes: int) -> PreparedLaunch:
+        cluster, row = cluster_of(*((2, 8e9),) * nodes), tuple((expert,) for expert in range(8))
+        spread = Placement(
+            experts=8, experts_of_gpu=((*row, *((),) * (2 * nodes - 8)),) * LAYERS, model_layers=range(LAYERS)
+        )
+        return prepare(None, cluster, tiered(CONCURRENT.model_copy(update={"placement": spread}), cluster))
+
+    assert tiered_on(4).instructions.ranks == 4 and tiered_on(6).instructions.ranks == 6
+    with pytest.raises(
+        UndecidedError, match=r"^the plan two-tier .* takes at least 9 ranks, each a process: say how many$"
+    ):
+        tiered_on(9)
 
 
 def test_a_two_tier_order_needs_the_nodes():
@@ -88,7 +119,7 @@ def test_a_two_tier_order_needs_the_nodes():
 
     refused(r"say which nodes there are \(--cluster\)", cluster=None)
     refused("it is for 4 GPUs, drawn has 3", cluster=cluster_of((3, 8e9)))
-    refused("on 2 ranks one would stand for GPUs of several nodes", ranks=2, cluster=cluster_of((1, None), (3, 8e9)))
+    refused("on 2 ranks .* several nodes: choose 4", ranks=2, cluster=cluster_of((1, None), (3, 8e9)))
     assert (
         prepare().ready and prepare(ranks=2).ready and prepare(plan=CONCURRENT, cluster=None).instructions.tiers is None
     )

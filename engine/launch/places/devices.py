@@ -14,6 +14,9 @@ from engine import catalogue
 from engine.catalogue.nvidia import PCIE_LANE, Drawn, draw, type_of
 from engine.errors import InputError
 
+MOST_RANKS = 8
+"""Ranks that a machine with fewer GPUs runs unless a person wants more: each is a process."""
+
 
 @dataclass(frozen=True)
 class Accelerator:

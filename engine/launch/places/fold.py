@@ -1,6 +1,8 @@
 """A plan for many GPUs on fewer ranks: neighbouring GPUs share a rank, which keeps the experts, the sources and the
 order of sends; what their sends were to each other becomes local."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from engine.cluster import Cluster
@@ -35,17 +37,36 @@ def fold_trace(trace: RoutingTrace, gpus: int, ranks: int) -> RoutingTrace:
     return RoutingTrace(trace.name, trace.experts, trace.num_experts, trace.sequence, source)
 
 
+def keeps_nodes(network: Network, ranks: int) -> bool:
+    """Whether no rank stands for GPUs of several nodes, whose links it cannot have. Nodes without links do not matter."""
+    rank = rank_of_gpu(network.gpus, ranks)
+    first = np.searchsorted(rank, np.arange(ranks))[rank]
+    linked = network.link > 0
+    return not ((network.domain != network.domain[first]) & (linked | linked[first])).any()
+
+
+def nearest_ranks(plans: Sequence[Plan], cluster: Cluster | None, ranks: int) -> int:
+    """The number of ranks nearest to `ranks` that plans for one cluster can be folded onto: the most below it, or else the
+    fewest above. Only two-tier orders leave some out, see `keeps_nodes`; where their nodes are not known, `ranks` itself."""
+    gpus = plans[0].placement.gpus
+    tiered = any(plan.send_order.mode == "two-tier" for plan in plans)
+    if not tiered or cluster is None or len(cluster.gpus) != gpus:
+        return ranks
+    network = Network.of(cluster)
+    return next(
+        number for number in (*range(ranks, 0, -1), *range(ranks + 1, gpus + 1)) if keeps_nodes(network, number)
+    )
+
+
 def fold_tiers(cluster: Cluster, ranks: int) -> Tiers | None:
     """The nodes of a drawn cluster as nodes of ranks. A rank that stands for several GPUs has their ports together, and their
-    links; a port that sends and receives at different rates counts with the slower one. None where a rank would stand for
-    GPUs of several nodes, whose links it cannot have."""
+    links; a port that sends and receives at different rates counts with the slower one. None where nodes are split, see
+    `keeps_nodes`."""
     network = Network.of(cluster)
-    rank = rank_of_gpu(network.gpus, ranks)
-    first = np.searchsorted(rank, np.arange(ranks))
-    node = network.domain[first]
-    linked = network.link > 0
-    if ((network.domain != node[rank]) & (linked | linked[first[rank]])).any():
+    if not keeps_nodes(network, ranks):
         return None
+    rank = rank_of_gpu(network.gpus, ranks)
+    node = network.domain[np.searchsorted(rank, np.arange(ranks))]
     port, link = (np.bincount(rank, rate, ranks) for rate in (np.minimum(network.send, network.receive), network.link))
     _, node, size = np.unique(node, return_inverse=True, return_counts=True)
     link[size[node] == 1] = 0.0

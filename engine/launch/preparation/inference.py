@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.places.devices import Devices
-from engine.launch.places.fold import fold_plan, fold_tiers, fold_trace
+from engine.launch.places.fold import fold_plan, fold_tiers, fold_trace, nearest_ranks
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepared import Check, PreparedLaunch
 from engine.launch.preparation.settled import (
@@ -16,6 +16,7 @@ from engine.launch.preparation.settled import (
     memory_check,
     rank_check,
     ranks_of,
+    relays_of,
 )
 from engine.launch.rank.instructions import POOL_STRIDE, TOLERANCE, RankInstructions
 from engine.launch.rank.tiers import Tiers
@@ -38,7 +39,7 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     for number, (recording, model) in enumerate(inputs):
         _check_recording(recording, model, launch.plans, number)
     _check_pair(launch.plans, [recording for recording, _ in inputs])
-    ranks = ranks_of(launch.ranks, gpus, devices)
+    ranks = ranks_of(launch, devices)
     tiers = _tiers(launch, ranks)
     shared = min(len(devices.gpus), ranks)
     models = [computed_in(model, launch.dtype, bool(shared)) for _, model in inputs]
@@ -69,7 +70,7 @@ def _tiers(launch: Launch, ranks: int) -> Tiers | None:
     plan = next((plan for plan in launch.plans if plan.send_order.mode == "two-tier"), None)
     if plan is None:
         return None
-    asked = f"the plan {plan.name} has a two-tier order, in which the GPUs of a node relay for each other"
+    asked = relays_of(plan)
     if launch.cluster is None:
         raise InputError(f"{asked}; say which nodes there are (--cluster)")
     if len(launch.cluster.gpus) != plan.placement.gpus:
@@ -78,7 +79,8 @@ def _tiers(launch: Launch, ranks: int) -> Tiers | None:
         )
     tiers = fold_tiers(launch.cluster, ranks)
     if tiers is None:
-        raise InputError(f"{asked}; on {ranks} ranks one would stand for GPUs of several nodes: choose another number")
+        nearest = nearest_ranks(launch.plans, launch.cluster, ranks)
+        raise InputError(f"{asked}; on {ranks} ranks one would stand for GPUs of several nodes: choose {nearest}")
     return tiers
 
 

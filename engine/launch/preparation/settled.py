@@ -3,8 +3,11 @@ lines of the pre-flight check on them."""
 
 from collections.abc import Sequence
 
-from engine.errors import InputError
-from engine.launch.places.devices import Devices
+from engine.cluster import Cluster
+from engine.errors import InputError, UndecidedError
+from engine.launch.places.devices import MOST_RANKS, Devices
+from engine.launch.places.fold import nearest_ranks
+from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepared import Check
 from engine.launch.rank.instructions import MAX_PLANS, MAX_REPEATS, RankInstructions
 from engine.model import MoEModel
@@ -24,12 +27,33 @@ def gpus_of(plans: Sequence[Plan]) -> int:
     return plans[0].placement.gpus
 
 
-def ranks_of(ranks: int | None, gpus: int, devices: Devices) -> int:
-    """How many ranks a plan for so many GPUs runs on, by default what suits the devices."""
-    ranks = devices.default_ranks(gpus) if ranks is None else ranks
-    if not 1 <= ranks <= gpus:
-        raise InputError(f"{ranks} ranks: choose between 1 and {gpus}, the GPUs of the plan")
+def ranks_of(launch: Launch, devices: Devices) -> int:
+    """How many ranks a launch runs on, by default what suits the devices. Raises InputError for a number that no plan for so
+    many GPUs has, and UndecidedError where none that suits the devices can carry out the plans."""
+    gpus = gpus_of(launch.plans)
+    if launch.ranks is None:
+        return usual_ranks(launch.plans, launch.cluster, devices.default_ranks(gpus))
+    if not 1 <= launch.ranks <= gpus:
+        raise InputError(f"{launch.ranks} ranks: choose between 1 and {gpus}, the GPUs of the plan")
+    return launch.ranks
+
+
+def usual_ranks(plans: Sequence[Plan], cluster: Cluster | None, suitable: int) -> int:
+    """How many ranks plans for one cluster run on unless a person says otherwise: as many as suit the place, or the nearest
+    number that they can be folded onto. Raises UndecidedError when that is far more."""
+    ranks = nearest_ranks(plans, cluster, suitable)
+    if ranks > max(suitable, MOST_RANKS):
+        plan = next(plan for plan in plans if plan.send_order.mode == "two-tier")
+        raise UndecidedError(
+            f"{relays_of(plan)}, so that no rank can stand for GPUs of several nodes; that takes at least {ranks} ranks, "
+            "each a process: say how many"
+        )
     return ranks
+
+
+def relays_of(plan: Plan) -> str:
+    """What a two-tier order asks of ranks, as the beginning of a sentence."""
+    return f"the plan {plan.name} has a two-tier order, in which the GPUs of a node relay for each other"
 
 
 def check_passes(repeats: int, limit: float) -> None:

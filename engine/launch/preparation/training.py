@@ -41,7 +41,7 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
             raise InputError(
                 f"the plan {plan.name} was made for imported operators, which the ranks cannot compute; plan without a graph"
             )
-    ranks = ranks_of(launch.ranks, gpus, devices)
+    ranks = ranks_of(launch, devices)
     check_passes(launch.repeats, launch.limit)
     recorded = step.routing == "recorded"
     if recorded and not isinstance(workload, RoutingTrace):
