@@ -7,7 +7,7 @@ from app.charts import gantt as charts
 from app.charts import lanes, theme
 from app.charts import waits as waits_charts
 from app.text import plain
-from app.timeline import sends, step
+from app.timeline import bounds, sends, step
 from engine import units
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
@@ -69,12 +69,7 @@ with st.container(horizontal=True, gap="large"):
     st.metric(
         "Total, simulated", units.seconds(figures.total), help=f"{figures.how_simulated}; costs: {problem.cost.source}"
     )
-    st.metric(
-        "Bound for this placement",
-        units.seconds(figures.order_bound),
-        help="no order can be faster in which bytes go straight to their receivers (in a two-tier order: over relays of their "
-        "node): every all-to-all at the time of its busiest port",
-    )
+    bounds.show(plan, problem, figures)
     if figures.bound is not None and plan.claim.scope != "order":
         st.metric(
             "Bound for any placement",
@@ -106,13 +101,13 @@ others = [timeline.total for name, timeline in timelines.items() if name != plan
 title = f"{theme.plain(plan.name)} takes {units.seconds(figures.total)}"
 if others:
     title += f"; the plans beside it take {' and '.join(units.ratio(other / whole) for other in others)} that"
-bounds = {name: cached.bound(plan, problem, first, last) for name, plan in shown.items()}
+lines = {name: cached.bound(plan, problem, first, last, relayed=True) for name, plan in shown.items()}
 parts = {name: lanes.fewer_lanes(timeline, first, last, MOST_GPUS) for name, timeline in timelines.items()}
 drawn = max(count for _, count in parts.values())
 if drawn < len(problem.cluster.gpus):
     title += f" ({drawn} of {len(problem.cluster.gpus)} GPUs: those that the others wait for, and the busiest)"
 stretches = {name: part for name, (part, _) in parts.items()}
-widgets.chart(charts.gantt(stretches, first, last, title, bounds, drawn), "gantt")
+widgets.chart(charts.gantt(stretches, first, last, title, lines, drawn), "gantt")
 
 longest = max(figures.seconds, key=figures.seconds.get)
 share = units.share(figures.seconds[longest] / whole)

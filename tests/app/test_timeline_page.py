@@ -11,16 +11,18 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from app.charts import gantt, lanes
+from engine import units
 from engine.catalogue import cluster_presets
+from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
 from engine.problem import make_problem
-from engine.simulate import events, simulate, simulate_layers
+from engine.simulate import bound_of_plan, events, simulate, simulate_layers
 from engine.systems import SYSTEMS, run
 from engine.timeline import Timeline
 from engine.workload import RoutingTrace
-from tests.app.test_launch_page import MAIN, problem_of, session_with_plans
-from tests.app.test_pages import visit
-from tests.strategies import make_model
+from tests.app.test_launch_page import JOB, MAIN, plan, problem_of, session_with_plans
+from tests.app.test_pages import open_sample, visit
+from tests.strategies import make_gpu, make_model
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +73,28 @@ def test_bundles_are_drawn_and_sends_once_a_layer_and_gpus_are_chosen(app: AppTe
         f"GPU {src} → GPU {dst}" for src, dst in pairs
     )
     assert "send by send, on 2 of 8 GPUs" in chosen["layout"]["title"]["text"]
+
+
+@pytest.mark.parametrize(("order", "straight"), [("concurrent", True), ("two-tier", False), ("best", True)])
+def test_a_placement_is_held_against_orders_with_relays(own_data_folder: Path, order: str, straight: bool) -> None:
+    app = open_sample(AppTest.from_file(MAIN, default_timeout=60).run())
+    pairs = [Node(name=f"node {at}", gpus=(make_gpu(),) * 2, link_bandwidth=2e9) for at in range(4)]
+    # With long start-ups the many steps of a two-tier order do not pay, although its bound is lower.
+    app.session_state["cluster"] = Cluster(name="pairs", nodes=pairs, latency=1e-3 if order == "best" else 0.0)
+    problem = problem_of(app)
+    (eplb,) = plan(problem, JOB, {"name": "eplb", "options": {"order": order}})
+    assert (eplb.send_order.mode != "two-tier") is straight
+    app.session_state["plan_jobs"], app.session_state["plan"] = [JOB], eplb.id
+    shown = {metric.label: metric.value for metric in visit(app, "timeline").metric}
+    least, without = (bound_of_plan(eplb, problem, relayed=relayed) for relayed in (True, False))
+    assert shown["Bound for this placement"] == units.seconds(least)
+    assert simulate(eplb, problem).total >= least
+    assert shown.get("Bound without relays") == (units.seconds(without) if straight else None)
+    assert not straight or units.seconds(least) != units.seconds(without)
+    assert order != "best" or eplb.claim.bound == pytest.approx(least)
+    (line,) = [note["text"] for note in drawn(app)[0]["layout"]["annotations"] if note["text"].startswith("bound ")]
+    first, last = next(slider for slider in app.slider if slider.label == "MoE layers").value
+    assert line == f"bound {units.seconds(bound_of_plan(eplb, problem, first, last, relayed=True))}"
 
 
 @pytest.fixture(scope="module")
