@@ -40,25 +40,32 @@ def affinity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any
     # A plan of the second study takes as long as one of the first, which makes about a dozen.
     part = 12 / (12 + len(traces))
 
-    def on_sample(study: TokensEnough, done: float) -> None:
+    def on_sample(study: TokensEnough) -> None:
         result["tokens"] = study.to_dict()
         context.keep(result)
-        context.report(
-            part * done, f"planned from {study.points[-1].tokens if study.points else study.held_out:,} tokens"
-        )
 
-    def on_plan(study: OutOfDistribution, done: float) -> None:
+    def on_plan(study: OutOfDistribution) -> None:
         result["others"] = study.to_dict()
         context.keep(result)
-        context.report(part + (1 - part) * done, f"planned on {study.names[len(study.kept) - 1]}")
 
     context.report(0.0, "planning from samples of tokens")
     study = tokens_enough(
-        traces[0], sizes=arguments.get("sizes"), seeds=arguments.get("seeds", SEEDS), on_point=on_sample, **common
+        traces[0],
+        sizes=arguments.get("sizes"),
+        seeds=arguments.get("seeds", SEEDS),
+        report=lambda done, message: context.report(part * done, message),
+        on_point=on_sample,
+        **common,
     )
     result["tokens"] = study.to_dict()
     if not context.stop():
-        result["others"] = out_of_distribution(traces, on_point=on_plan, **common).to_dict()
+        study = out_of_distribution(
+            traces,
+            report=lambda done, message: context.report(part + (1 - part) * done, message),
+            on_point=on_plan,
+            **common,
+        )
+        result["others"] = study.to_dict()
     return result
 
 

@@ -13,18 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
+from engine.parallel import in_order
 from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.placement.robust import score_matrix
 from engine.placement.transitions import kept, transitions
 from engine.result import Stop, never
 from engine.studies.held_out import halves, sample
+from engine.systems.base import Report, silent
 from engine.workload import RoutingTrace
 
 FIRST_SIZE, SIZE_STEPS, LAST_STEP = 100, (1, 3), 0.7
 """Default sizes: 100, 300, 1 000, 3 000, … below this part of the half, and the whole half."""
 SEEDS = 3
 LEAST_SECONDS, MOST_SECONDS, SECONDS_PER_ENTRY = 0.3, 10.0, 1e-5
+CLOCK = 10.0
+"""Times the seconds of work that a search is given after which the clock ends it."""
 SORTED = 0.75
 
 
@@ -144,18 +148,19 @@ def tokens_enough(
     first_choice: bool = True,
     time_limit: float | None = None,
     stop: Stop = never,
-    on_point: Callable[[TokensEnough, float], None] | None = None,
+    report: Report = silent,
+    on_point: Callable[[TokensEnough], None] | None = None,
 ) -> TokensEnough:
     """Plans from samples of one half of a recording, scored on the other (ExFlow figure 13).
 
     sizes: tokens of the samples, at most those of the half; default: see `default_sizes`. A sample is made of whole
         sequences in random order, the last one cut to the size, or of single tokens where no sequences are known.
-    seeds: samples of each size; there is only one of the whole half. time_limit: seconds of search a plan, by default
-        according to the size of the problem.
-    on_point: called after every plan with what is known so far and the share of the work done.
+    seeds: samples of each size; there is only one of the whole half. time_limit: seconds of search a plan on an ordinary
+        processor, by default according to the size of the problem.
+    on_point: called after every plan with what is known so far.
 
-    Once `stop` answers True, what is known is returned. Raises InputError for a recording without hops or too short to be
-    halved, and if the experts cannot be spread equally over the GPUs.
+    The plans are made side by side. Once `stop` answers True, what is known is returned. Raises InputError for a recording
+    without hops or too short to be halved, and if the experts cannot be spread equally over the GPUs.
     """
     plan_on, score_on, unit = halves(trace)
     counts = _counts(score_on, first_choice)
@@ -174,25 +179,39 @@ def tokens_enough(
         linear=kept(_linear(instance), counts),
         limit=keep_limit(counts, gpus),
     )
-    # The whole half first, then one sample of each size: the shape of the curve is seen long before its spread.
-    jobs = [(whole, 0)] * (whole in wanted)
-    jobs += [(size, seed) for seed in range(seeds) for size in wanted if size < whole]
+    # The ceiling and the whole half first, then one sample of each size: the shape of the curve is seen long before its spread.
+    samples = [None] + [(whole, 0)] * (whole in wanted)
+    samples += [(size, seed) for seed in range(seeds) for size in wanted if size < whole]
 
-    report = on_point or (lambda curve, share: None)
-    ceiling = affinity(instance, time_limit=time_limit, exact=False, stop=stop).solution
-    if stop():
-        return curve
-    curve = replace(curve, ceiling=kept(ceiling, counts))
-    report(curve, 1 / (len(jobs) + 1))
-    for done, (size, seed) in enumerate(jobs, start=2):
-        drawn = AffinityInstance(transitions(sample(plan_on, size, seed), trace.num_experts, first_choice), gpus)
-        place = affinity(drawn, time_limit=time_limit, seed=seed, exact=False, stop=stop).solution
-        if stop():
-            return curve
-        points = (*curve.points, SamplePoint(size, seed, kept(place, counts)))
-        curve = replace(curve, points=points, complete=done == len(jobs) + 1)
-        report(curve, done / (len(jobs) + 1))
+    def begun(finished: int, index: int) -> None:
+        tokens = f"{samples[index][0]:,} tokens" if samples[index] else "the held-out half itself"
+        report(finished / len(samples), f"planning from {tokens}")
+
+    common = (plan_on, instance, first_choice, time_limit, samples)
+    for index, share in in_order(_kept_by_sample, common, len(samples), stop, begun):
+        if share is None:
+            continue
+        if samples[index] is None:
+            curve = replace(curve, ceiling=share)
+        else:
+            curve = replace(curve, points=(*curve.points, SamplePoint(*samples[index], share)))
+        known = (curve.ceiling is not None) + len(curve.points)
+        curve = replace(curve, complete=known == len(samples))
+        if on_point:
+            on_point(curve)
     return curve
+
+
+def _kept_by_sample(common: tuple, index: int, stop: Stop, report: Report) -> float | None:
+    """Share of held-out hops that the plan of a sample keeps, or that of the held-out half itself; None when stopped."""
+    plan_on, held_out, first_choice, time_limit, samples = common
+    instance, seed = held_out, 0
+    if samples[index] is not None:
+        size, seed = samples[index]
+        counts = transitions(sample(plan_on, size, seed), held_out.experts, first_choice)
+        instance = AffinityInstance(counts, held_out.gpus)
+    place = _plan(instance, time_limit, seed, stop)
+    return None if stop() else kept(place, held_out.transitions)
 
 
 def out_of_distribution(
@@ -202,11 +221,12 @@ def out_of_distribution(
     time_limit: float | None = None,
     seed: int = 0,
     stop: Stop = never,
-    on_point: Callable[[OutOfDistribution, float], None] | None = None,
+    report: Report = silent,
+    on_point: Callable[[OutOfDistribution], None] | None = None,
 ) -> OutOfDistribution:
     """A plan from one half of every recording, scored on the other half of every recording (ExFlow Table III).
 
-    time_limit, stop, on_point: as for `tokens_enough`; a point is a row. Raises InputError as it does, and if the
+    time_limit, stop, report, on_point: as for `tokens_enough`; a point is a row. Raises InputError as it does, and if the
     recordings differ in layers or experts.
     """
     if not traces:
@@ -230,14 +250,25 @@ def out_of_distribution(
         tuple(kept(_linear(plans[0]), count) for count in counts),
     )
     time_limit = time_limit or seconds_of_plan(traces[0])
-    for done, plan in enumerate(plans, start=1):
-        place = affinity(plan, time_limit=time_limit, seed=seed, exact=False, stop=stop).solution
-        if stop():
-            return table
-        table = replace(table, kept=(*table.kept, tuple(kept(place, count) for count in counts)))
+
+    def begun(finished: int, index: int) -> None:
+        report(finished / len(plans), f"planning on {traces[index].name}")
+
+    common = (plans, counts, time_limit, seed)
+    for index, row in in_order(_kept_on_recordings, common, len(plans), stop, begun):
+        if row is None or index > len(table.kept):  # rows after one that a stop left out would be taken for it
+            break
+        table = replace(table, kept=(*table.kept, row))
         if on_point:
-            on_point(table, done / len(plans))
+            on_point(table)
     return table
+
+
+def _kept_on_recordings(common: tuple, index: int, stop: Stop, report: Report) -> tuple[float, ...] | None:
+    """Share of the held-out hops of every recording that the plan made on one of them keeps; None when stopped."""
+    plans, counts, time_limit, seed = common
+    place = _plan(plans[index], time_limit, seed, stop)
+    return None if stop() else tuple(kept(place, count) for count in counts)
 
 
 def default_sizes(tokens: int) -> list[int]:
@@ -286,6 +317,12 @@ def sorted_choices(trace: RoutingTrace) -> bool:
     here, there = trace.experts[:, :, :-1], trace.experts[:, :, 1:]
     both = (here >= 0) & (there >= 0)
     return bool(both.any() and (there > here)[both].mean() > SORTED)
+
+
+def _plan(instance: AffinityInstance, time_limit: float, seed: int, stop: Stop) -> NDArray[np.int64]:
+    """gpu_of_expert int64[layer, expert], the same however busy the processors are with other plans."""
+    wall_limit = CLOCK * time_limit
+    return affinity(instance, time_limit=time_limit, seed=seed, exact=False, stop=stop, wall_limit=wall_limit).solution
 
 
 def _counts(trace: RoutingTrace, first_choice: bool) -> NDArray[np.float64]:

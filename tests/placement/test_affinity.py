@@ -295,11 +295,9 @@ def test_copies_of_tokens_double_the_optimum_and_keep_the_plan():
 
 @pytest.mark.parametrize("nodes", [None, 2])
 def test_same_seed_same_answer_whatever_the_clock(monkeypatch, nodes):
-    monkeypatch.setattr(kernel, "SEARCH_CAP", FAR)
-    monkeypatch.setattr(kernel, "BOUND_CAP", FAR)
     instance = AffinityInstance(permutation_affinity(5, 16, 3000), 4, nodes, 1.0, 3.0 if nodes else 1.0)
     monkeypatch.setattr(kernel, "EXACT_WORK", 0)
-    first, second = (affinity(instance, time_limit=0.7, seed=5) for _ in range(2))
+    first, second = (affinity(instance, time_limit=0.7, seed=5, wall_limit=FAR) for _ in range(2))
     assert first.status is second.status is Status.FEASIBLE
     np.testing.assert_array_equal(first.solution, second.solution)
     assert first.bound == second.bound

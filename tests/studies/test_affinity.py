@@ -1,13 +1,18 @@
 """The affinity studies: against every placement of a tiny recording, planted affinity, and recordings of real models."""
 
 import json
+import time
 from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from engine import parallel
 from engine.errors import InputError
+from engine.parallel import processes
+from engine.placement.affinity import kernel
+from engine.placement.affinity.kernel import affinity
 from engine.placement.transitions import transitions
 from engine.studies import affinity as study
 from engine.studies.affinity import (
@@ -21,6 +26,7 @@ from engine.studies.affinity import (
 )
 from engine.studies.held_out import halves, sample
 from engine.workload import RoutingTrace
+from tests.parallel.test_processes import workers
 
 pytestmark = pytest.mark.slow
 
@@ -138,28 +144,74 @@ def test_the_same_seed_gives_the_same_answer_and_survives_json() -> None:
 
 def test_points_arrive_one_by_one_and_a_stop_keeps_them() -> None:
     seen, done = [], []
-
-    def note(curve: TokensEnough, part: float) -> None:
-        seen.append(curve)
-        done.append(part)
-
     curve = tokens_enough(
-        planted(0), 4, sizes=[50, 2000], seeds=3, time_limit=BRIEF, stop=lambda: len(seen) >= 3, on_point=note
+        planted(0),
+        4,
+        sizes=[50, 2000],
+        seeds=3,
+        time_limit=BRIEF,
+        stop=lambda: len(seen) >= 3,
+        report=lambda share, message: done.append((pytest.approx(share), message)),
+        on_point=seen.append,
     )
     assert [len(curve_so_far.points) for curve_so_far in seen] == [0, 1, 2] and seen[0].ceiling is not None
-    assert done == pytest.approx([0.2, 0.4, 0.6])
+    named = ["the held-out half itself", "2,000 tokens", "50 tokens", "50 tokens"]
+    assert done == [(place / 5, f"planning from {name}") for place, name in enumerate(named)]
     assert curve == seen[-1] and not curve.complete and curve.enough() is None
     nothing = tokens_enough(planted(0), 4, time_limit=BRIEF, stop=lambda: True)
     assert nothing.ceiling is None and nothing.points == ()
     rows: list[OutOfDistribution] = []
     moved = out_of_distribution(
-        [planted(0), planted(1), planted(2)],
-        4,
-        time_limit=BRIEF,
-        stop=lambda: len(rows) == 2,
-        on_point=lambda table, part: rows.append(table),
+        [planted(0), planted(1), planted(2)], 4, time_limit=BRIEF, stop=lambda: len(rows) == 2, on_point=rows.append
     )
     assert not moved.complete and np.isnan(moved.matrix()).all(axis=1).tolist() == [False, False, True]
+
+
+def test_plans_are_made_side_by_side_with_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, traces, here = planted(2), [planted(seed, name=f"planted {seed}") for seed in range(6)], []
+
+    def both() -> tuple[TokensEnough, OutOfDistribution, int]:
+        here.clear()
+        curve = tokens_enough(trace, 4, sizes=[50, 500], seeds=4, time_limit=BRIEF)
+        return curve, out_of_distribution(traces, 4, time_limit=BRIEF), len(here)
+
+    def slow_here(*arguments, **options):
+        here.append(arguments)
+        until = time.monotonic() + 60
+        while parallel.PATIENCE == 0.0 and not workers() and time.monotonic() < until:
+            time.sleep(0.005)
+        return affinity(*arguments, **options)
+
+    monkeypatch.setattr(study, "affinity", slow_here)
+    monkeypatch.setattr(parallel, "PATIENCE", 1e6)
+    curve, moved, plans = both()
+    assert curve.complete and moved.complete and plans == 9 + 6
+    monkeypatch.setattr(parallel, "PATIENCE", 0.0)
+    for module in (parallel, processes):
+        monkeypatch.setattr(module, "processors", lambda: 2)
+    again, moved_again, plans = both()
+    assert (again, moved_again) == (curve, moved) and plans < 9 + 6
+    assert not workers()
+
+
+def test_a_busy_processor_changes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where others leave a search a fifth of its processor; optima of small problems take no search."""
+    monkeypatch.setattr(kernel, "EXACT_WORK", 0)
+    clock, curves = time.perf_counter, []
+    for slower in (1, 5):
+        monkeypatch.setattr(time, "perf_counter", lambda slower=slower: slower * clock())
+        curves.append(tokens_enough(tiny_moe("alpha-code"), 8, sizes=[300, 3000], seeds=1))
+    assert curves[0] == curves[1]
+
+
+def test_a_stop_leaves_no_row_in_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of points side by side a later one may be there when an earlier one is not."""
+    row = (0.1, 0.2, 0.3)
+    monkeypatch.setattr(study, "in_order", lambda *_: iter([(0, row), (2, row)]))
+    assert out_of_distribution([planted(seed) for seed in range(3)], 4, time_limit=BRIEF).kept == (row,)
+    monkeypatch.setattr(study, "in_order", lambda *_: iter([(0, None), (1, 0.4), (2, 0.5)]))
+    curve = tokens_enough(planted(0), 4, sizes=[50, 2000], seeds=1, time_limit=BRIEF)
+    assert curve.ceiling is None and [point.kept for point in curve.points] == [0.4, 0.5] and not curve.complete
 
 
 def test_enough_is_the_smallest_size_from_which_on_all_suffice() -> None:
