@@ -235,17 +235,17 @@ def _metrics(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> M
     return engine_metrics(_plan, _problem, simulate(_plan, _problem))
 
 
-def bound(plan: Plan, problem: Problem, first: int, last: int, relayed: bool = False) -> float:
-    """Seconds below which no send order brings the plan's placement in these MoE layers; unless `relayed`, a plan whose own
-    order has no relays is compared only with such orders."""
-    return _bound(plan.id, _key(problem), first, last, relayed, plan, problem)
+def bound(plan: Plan, problem: Problem, first: int, last: int, straight: bool = False) -> float:
+    """Seconds below which no send order brings the plan's placement in these MoE layers; straight: no order without relays,
+    unless the plan's own has some."""
+    return _bound(plan.id, _key(problem), first, last, straight, plan, problem)
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
 def _bound(
-    id: str, key: tuple[str, ...], first: int, last: int, relayed: bool, _plan: Plan, _problem: Problem
+    id: str, key: tuple[str, ...], first: int, last: int, straight: bool, _plan: Plan, _problem: Problem
 ) -> float:
-    return engine_bound(_plan, _problem, first, last, relayed)
+    return engine_bound(_plan, _problem, first, last, straight)
 
 
 def migration(plan: Plan, problem: Problem) -> Migration | None:

@@ -101,7 +101,7 @@ others = [timeline.total for name, timeline in timelines.items() if name != plan
 title = f"{theme.plain(plan.name)} takes {units.seconds(figures.total)}"
 if others:
     title += f"; the plans beside it take {' and '.join(units.ratio(other / whole) for other in others)} that"
-lines = {name: cached.bound(plan, problem, first, last, relayed=True) for name, plan in shown.items()}
+lines = {name: cached.bound(plan, problem, first, last) for name, plan in shown.items()}
 parts = {name: lanes.fewer_lanes(timeline, first, last, MOST_GPUS) for name, timeline in timelines.items()}
 drawn = max(count for _, count in parts.values())
 if drawn < len(problem.cluster.gpus):

@@ -15,17 +15,17 @@ SAME = 1e-9
 def show(plan: Plan, problem: Problem, figures: Metrics) -> None:
     """The bound of a plan's placement, which holds for every order, and also, where GPUs could relay for each other but in the
     plan's own order do not, the closer one of the orders without relays."""
-    any_order = cached.bound(plan, problem, 0, problem.workload.layers - 1, relayed=True)
     st.metric(
         "Bound for this placement",
-        units.seconds(any_order),
+        units.seconds(figures.order_bound),
         help="no order of sends can be faster, not even one in which the GPUs of a node relay for each other where they have "
         "links: every all-to-all at the time of its busiest port",
     )
-    if any_order < figures.order_bound * (1 - SAME):
+    without = cached.bound(plan, problem, 0, problem.workload.layers - 1, straight=True)
+    if without > figures.order_bound * (1 + SAME):
         st.metric(
             "Bound without relays",
-            units.seconds(figures.order_bound),
+            units.seconds(without),
             help="no order can be faster in which bytes go straight to their receivers, as in this plan; one with relays "
             "might be",
         )

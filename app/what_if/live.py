@@ -309,7 +309,7 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
     else:
         parts.append(
             "Too large to simulate every send while a slider moves: each all-to-all takes what its busiest port "
-            "needs, which no order beats. Orders make no difference here; the Timeline simulates them."
+            "needs, which no order without relays beats. Orders make no difference here; the Timeline simulates them."
         )
     if problem.graph is not None:
         parts.append("Operators imported with measured times keep them.")

@@ -10,18 +10,19 @@ import numpy as np
 
 from engine.communication.bounds import matched_bound, pair_seconds
 from engine.communication.order import Sends, checked_traffic, matched_schedule, rotation, status_of
+from engine.errors import StoppedError
 from engine.plan import Schedule
-from engine.result import Provenance, Result, library_versions
+from engine.result import Provenance, Result, Stop, library_versions, never
 
 SLIVER = 1e-12
 """Times that differ by less than this share of the bound differ by rounding."""
 
 
-def algorithm1(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> Result[Schedule]:
+def algorithm1(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray, stop: Stop = never) -> Result[Schedule]:
     """A matched order by Algorithm 1 of Aurora (§4.2), first-fit on volumes in place of token slots.
 
     traffic: float64[src, dst] bytes, diagonal ignored; send, receive: float64[gpu] bytes/s. Status OPTIMAL when the
-    makespan meets `matched_bound`, else FEASIBLE. Raises InputError like `order`.
+    makespan meets `matched_bound`, else FEASIBLE. Raises InputError like `order`, and StoppedError once `stop` answers True.
 
     The printed text leaves five things open; this is the reading taken:
 
@@ -36,7 +37,9 @@ def algorithm1(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> Re
     traffic, send, receive = checked_traffic(traffic, send, receive)
     bound = matched_bound(traffic, send, receive)
     seconds = pair_seconds(traffic, send, receive)
-    schedule = matched_schedule(traffic, send, receive, _phases(seconds, _first_fit(seconds, SLIVER * bound), bound))
+    schedule = matched_schedule(
+        traffic, send, receive, _phases(seconds, _first_fit(seconds, SLIVER * bound, stop), bound)
+    )
     provenance = Provenance(optimiser="order/algorithm1", versions=library_versions())
     return Result(
         status_of(schedule.makespan, bound),
@@ -48,7 +51,7 @@ def algorithm1(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> Re
     )
 
 
-def _first_fit(seconds: np.ndarray, sliver: float) -> np.ndarray:
+def _first_fit(seconds: np.ndarray, sliver: float, stop: Stop) -> np.ndarray:
     """float64[piece, 4]: src, dst, start and end of every piece of every transfer, gaps below `sliver` left unused."""
     n = len(seconds)
     free = np.array([[0.0, np.inf]])
@@ -74,6 +77,8 @@ def _first_fit(seconds: np.ndarray, sliver: float) -> np.ndarray:
     if n:
         handle(int(np.argmax(load())))
         for gpu in np.argsort(-load(), kind="stable"):
+            if stop():
+                raise StoppedError("stopped before Algorithm 1 had ordered all sends")
             handle(int(gpu))
     return np.array(pieces).reshape(-1, 4)
 

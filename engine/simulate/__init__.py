@@ -36,16 +36,16 @@ def simulate_layers(plan: Plan, problem: Problem, timeline: Timeline, first: int
 
 
 def bound_of_plan(
-    plan: Plan, problem: Problem, first: int = 0, last: int | None = None, relayed: bool = False
+    plan: Plan, problem: Problem, first: int = 0, last: int | None = None, straight: bool = False
 ) -> float:
     """Seconds below which no send order can bring the placement (and execution) of a plan, in layers first … last. Of a
-    training step: the whole step, and any schedule. relayed: of one model, see `bound_of_inference`."""
+    training step: the whole step, and any schedule. straight: of one model, see `bound_of_inference`."""
     if problem.goal is Goal.TRAINING:
         return bound_of_step(problem, plan.placement)
     last = problem.workload.layers - 1 if last is None else last
     if plan.goal is Goal.TWO_MODELS:
         return bound_of_colocated(plan, problem, first, last)
-    return bound_of_inference(plan, problem, first, last, relayed)
+    return bound_of_inference(plan, problem, first, last, straight)
 
 
 __all__ = ["bound_of_plan", "simulate", "simulate_layers"]

@@ -69,8 +69,8 @@ def bound_of_work(work: Work, network: Network, relayed: bool = False) -> np.nda
     return seconds
 
 
-def bound_of_inference(plan: Plan, problem: Problem, first: int, last: int, relayed: bool = False) -> float:
+def bound_of_inference(plan: Plan, problem: Problem, first: int, last: int, straight: bool = False) -> float:
     """Seconds below which no send order can bring the placement and execution of a plan for one model in layers first …
-    last, both included. relayed: not even one with relays, which is meant anyway where the plan's own has some."""
+    last, both included, whoever relays for whom. straight: no order without relays, unless the plan's own has some."""
     work = work_of(plan.placement, problem, plan.execution).stretch(first, last)
-    return float(bound_of_work(work, problem.network, relayed or plan.send_order.mode == "two-tier").sum())
+    return float(bound_of_work(work, problem.network, not straight or plan.send_order.mode == "two-tier").sum())

@@ -22,11 +22,10 @@ class Metrics:
     """total, order_bound, exposed_communication, seconds, latest: in seconds; memory: bytes on the fullest GPU; the rest
     shares.
 
-    order_bound: no send order can bring the plan's placement below it, or where the plan's own has no relays, none without.
-    bound: the optimiser's own proven bound over the placements it chose from, None when the plan makes no claim. Of a
-    training step, `order_bound` covers every schedule of its placement, `memory` is weights, gradients and momentum without
-    activations, `seconds` are busy times by kind and `decomposition` is `Timeline.decomposition`. exact, latest: of the
-    timeline.
+    order_bound: no send order can bring the plan's placement below it. bound: the optimiser's own proven bound over the
+    placements it chose from, None when the plan makes no claim. Of a training step, `order_bound` covers every schedule of
+    its placement, `memory` is weights, gradients and momentum without activations, `seconds` are busy times by kind and
+    `decomposition` is `Timeline.decomposition`. exact, latest: of the timeline.
     """
 
     total: float

@@ -184,8 +184,8 @@ def is_quick(problem: Problem) -> bool:
 
 def least(plan: Plan, problem: Problem) -> Outlook:
     """The outlook without simulating a send: every step at its slowest GPU and every all-to-all at the time of its busiest
-    port (of relayed ones the ports of a node together) and one start-up, which no such order beats. Total and bound are the
-    same. For one model's inference; raises InputError for anything else and when the plan does not fit."""
+    port (of relayed ones the ports of a node together) and one start-up, which no such order beats; the bound holds for orders
+    with relays too. For one model's inference; raises InputError for anything else and when the plan does not fit."""
     if problem.goal is not Goal.INFERENCE:
         raise InputError(
             "two models on so many GPUs are too much to simulate while a slider moves; use the studies below"
@@ -202,7 +202,7 @@ def least(plan: Plan, problem: Problem) -> Outlook:
     layers = bound_of_work(work, network, relayed)
     return Outlook(
         total=float(layers.sum()),
-        bound=float(layers.sum()),
+        bound=float(bound_of_work(work, network, relayed=True).sum()),
         parts={kind: seconds for kind, seconds in parts.items() if seconds > 0},
         compute=sum(step.sum(axis=0) for step in work.compute.values()),
         network=sum(_port_seconds(network, matrix) for traffic in sent.values() for matrix in traffic),

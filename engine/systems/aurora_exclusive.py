@@ -5,6 +5,8 @@ Two decisions: which GPU takes which experts, and in which order the bytes of ev
 a proven bound and says how far the printed rules, kept as `exclusive_printed`, are from it.
 """
 
+import contextlib
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -12,17 +14,18 @@ from pydantic import Field
 
 from engine.communication.algorithm1 import algorithm1
 from engine.communication.two_networks import results_on
+from engine.errors import StoppedError
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.placement.baselines import linear_assignment, sorted_assignment
 from engine.placement.exchange_search import exchange_search
 from engine.placement.grouped_assignment import PROVEN_GAP, assign_groups
 from engine.plan import SendOrder
 from engine.problem import Problem
-from engine.result import Stop
+from engine.result import Stop, never
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.systems.layer_seconds import LayerSeconds, expert_seconds, linked_group, tokens_nearby
 from engine.systems.options import Options, Order, Seed, Slots, TimeLimit
-from engine.systems.pieces import best_order, modes_of, order_by, slots_of_gpu, spread_evenly, to_placement
+from engine.systems.pieces import best_order, order_by, slots_of_gpu, spread_evenly, to_placement
 
 EXCHANGES_PER_EXPERT, SECONDS_PER_EXCHANGE = 60, 1e-4
 """Exchanges tried in a layer, and what one takes on 1024 GPUs, which only divides a time limit."""
@@ -49,14 +52,15 @@ def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Repo
         problem, options.slots, options.time_limit, options.seed, stop, report
     )
     placement = to_placement(gpu_of_expert, problem)
-    if "two-tier" in modes_of(options.order, problem):
+    if not problem.network.direct:
         bound = relayed_bound(problem)  # the one so far is for bytes that go straight to their receivers
     if cancelled:
         return Draft(placement, SendOrder(mode="concurrent"), bound, notes, cancelled=True)
     ordered = best_order(placement, problem, options.order, stop, report)
     notes |= ordered.notes
     if not stop():
-        notes |= compare_with_printed(gpu_of_expert, problem)
+        with contextlib.suppress(StoppedError):
+            notes |= compare_with_printed(gpu_of_expert, problem, stop)
     return Draft(placement, ordered.order, bound, notes, cancelled=stop(), timeline=ordered.timeline)
 
 
@@ -66,7 +70,12 @@ def exclusive_printed(problem: Problem, options: Options, stop: Stop, report: Re
     load = problem.demand.sum(axis=1)
     speed = problem.cluster.values("flops_fp16")
     placement = to_placement(np.array([sorted_assignment(row, speed, slots) for row in load]), problem)
-    return Draft(placement, order_by(algorithm1, placement, problem, "matched"))
+    kernel = partial(algorithm1, stop=stop)
+
+    def advance(done: float) -> None:
+        report(done, "ordering sends by Algorithm 1", None, None)
+
+    return Draft(placement, order_by(kernel, placement, problem, "matched", advance))
 
 
 def instance_of_layer(problem: Problem, layer: int, slots: np.ndarray | None = None) -> AssignmentInstance:
@@ -149,7 +158,7 @@ def relayed_bound(problem: Problem) -> float:
         bound += max(float(quickest.max()), float(quickest.sum()) / network.gpus)
         must_cross = np.maximum(demand.sum(axis=0) - tokens_nearby(problem, layer), 0.0).min(axis=0).sum()
         bound += must_cross * bytes_per_token * (1 / network.send.sum() + 1 / network.receive.sum())
-    return bound
+    return float(bound)
 
 
 def fixed_compute(problem: Problem) -> dict[str, np.ndarray]:
@@ -175,9 +184,9 @@ def _fixed_seconds(problem: Problem) -> np.ndarray:
     return seconds["gate"].max(axis=1) + seconds["aggregate"].max(axis=1) + 2 * must_leave * quickest
 
 
-def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem) -> Notes:
+def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem, stop: Stop = never) -> Notes:
     """How far the paper's rules are from ours on this problem: Theorem 5.1 by the placement objective, Algorithm 1 by
-    the makespan of the dispatches of our placement."""
+    the makespan of the dispatches of our placement. Raises StoppedError once `stop` answers True."""
     load, speed = problem.demand.sum(axis=1), problem.cluster.values("flops_fp16")
     held = np.full(len(speed), -(-problem.workload.num_experts // len(speed)))
     notes: Notes = {}
@@ -195,7 +204,7 @@ def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem) -> Notes:
     layers = len(gpu_of_expert)
     compared = min(layers, max(1, MOST_PRINTED_PAIRS // problem.network.gpus**2))
     traffic = problem.traffic(to_placement(gpu_of_expert, problem))[np.arange(compared) * layers // compared]
-    printed = [results_on(problem.network, matrix, algorithm1) for matrix in traffic]
+    printed = [results_on(problem.network, matrix, partial(algorithm1, stop=stop)) for matrix in traffic]
     best = sum(max(result.bound for result in results) for results in printed)
     makespan = sum(max(result.objective for result in results) for results in printed)
     about = "" if compared == layers else f" (in {compared} of {layers} layers)"

@@ -51,8 +51,7 @@ class Draft:
     """What a recipe hands back: the parts of a plan and a bound (None: only the send order was a choice).
 
     notes: what the recipe found out that a person should read, such as the paper's own rule beside ours; timeline: the
-    predicted one, where the recipe has simulated just these parts; relayed: orders in which GPUs relay for each other were a
-    choice too, so that a bound has to hold for them (one that is given does).
+    predicted one, where the recipe has simulated just these parts.
     """
 
     placement: Placement
@@ -68,7 +67,6 @@ class Draft:
     pipeline: Pipeline | None = None
     overlap: Overlap | None = None
     timeline: Timeline | None = None
-    relayed: bool = False
 
     def plan(self, name: str, provenance: Provenance) -> Plan:
         """The plan that these parts make."""
@@ -159,7 +157,7 @@ def run(
         plan, problem, stop, lambda share: report(share, "simulating the plan", None, None)
     )
     objective = timeline.total
-    bound = bound_of_plan(plan, problem, relayed=draft.relayed) if draft.bound is None else draft.bound
+    bound = bound_of_plan(plan, problem) if draft.bound is None else draft.bound
     if bound > objective * (1 + 1e-6):
         raise AssertionError(f"{system.name}: the bound {bound} lies above the simulated time {objective}")
     bound = min(bound, objective)

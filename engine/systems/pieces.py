@@ -75,13 +75,11 @@ def linear_placement(problem: Problem, kind: str = "even") -> Placement:
 
 @dataclass(frozen=True)
 class Ordered:
-    """The fastest of the plans that differ in their send orders, its timeline, what of each order there is to say, and whether
-    orders in which GPUs relay for each other were among them (see `Draft.relayed`)."""
+    """The fastest of the plans that differ in their send orders, its timeline, and what of each order there is to say."""
 
     plan: Plan
     timeline: Timeline
     notes: Notes
-    relayed: bool
 
     @property
     def order(self) -> SendOrder:
@@ -90,13 +88,7 @@ class Ordered:
     def draft(self, notes: Notes, cancelled: bool) -> Draft:
         """Of one model, whose placement has no bound of its own; notes: on the placement."""
         return Draft(
-            self.plan.placement,
-            self.order,
-            None,
-            notes | self.notes,
-            cancelled=cancelled,
-            timeline=self.timeline,
-            relayed=self.relayed,
+            self.plan.placement, self.order, None, notes | self.notes, cancelled=cancelled, timeline=self.timeline
         )
 
 
@@ -162,7 +154,7 @@ def fastest_plan(
         notes[mode] = Note(timelines[mode].total, "s")
     best = min((mode for mode in modes if mode in timelines), key=lambda mode: timelines[mode].total)
     in_turn = {f"with {mode} order": notes[mode] for mode in modes if mode in notes}
-    return Ordered(plans[best], timelines[best], in_turn, "two-tier" in modes)
+    return Ordered(plans[best], timelines[best], in_turn)
 
 
 def _advance(

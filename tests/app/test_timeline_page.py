@@ -86,15 +86,15 @@ def test_a_placement_is_held_against_orders_with_relays(own_data_folder: Path, o
     assert (eplb.send_order.mode != "two-tier") is straight
     app.session_state["plan_jobs"], app.session_state["plan"] = [JOB], eplb.id
     shown = {metric.label: metric.value for metric in visit(app, "timeline").metric}
-    least, without = (bound_of_plan(eplb, problem, relayed=relayed) for relayed in (True, False))
+    least, without = (bound_of_plan(eplb, problem, straight=only) for only in (False, True))
     assert shown["Bound for this placement"] == units.seconds(least)
     assert simulate(eplb, problem).total >= least
     assert shown.get("Bound without relays") == (units.seconds(without) if straight else None)
     assert not straight or units.seconds(least) != units.seconds(without)
-    assert order != "best" or eplb.claim.bound == pytest.approx(least)
+    assert eplb.claim.bound == pytest.approx(least)
     (line,) = [note["text"] for note in drawn(app)[0]["layout"]["annotations"] if note["text"].startswith("bound ")]
     first, last = next(slider for slider in app.slider if slider.label == "MoE layers").value
-    assert line == f"bound {units.seconds(bound_of_plan(eplb, problem, first, last, relayed=True))}"
+    assert line == f"bound {units.seconds(bound_of_plan(eplb, problem, first, last))}"
 
 
 @pytest.fixture(scope="module")
