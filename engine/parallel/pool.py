@@ -81,6 +81,8 @@ class Pool:
         try:
             while awaited:
                 done = wait(awaited.values(), POLL, FIRST_COMPLETED).done
+                if not done and (workers := self._workers):
+                    workers.check()
                 still_wanted()
                 for index in [index for index, future in awaited.items() if future in done]:
                     try:

@@ -19,6 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 import psutil
@@ -105,22 +106,38 @@ class Workers:
     def ask_to_stop(self) -> None:
         self._writer.close()
 
-    def close(self) -> None:
-        """End the processes, at work or not. Harmless to repeat."""
-        self.ask_to_stop()
+    def check(self) -> None:
+        """End all processes once one of them has died: an executor that has read half of its answer would wait for the rest."""
+        if not all(process.is_alive() for process in self._context.started):
+            self._kill()
+
+    def _kill(self) -> None:
         for process in self._context.started:
             process.kill()
             process.join()
+        for answers in self._context.answers:  # the end of what was half sent comes when nobody could write any more
+            answers._writer.close()
+
+    def close(self) -> None:
+        """End the processes, at work or not. Harmless to repeat."""
+        self.ask_to_stop()
+        self._kill()
         # Waits for its thread, which would otherwise give its semaphores back while the interpreter may be ending.
         self.executor.shutdown(wait=True, cancel_futures=True)
         self._reader.close()
 
 
 class _RememberingContext(ForkServerContext):
-    """started: the processes that were started in it, which an executor does not tell."""
+    """started, answers: the processes that were started in it and the queue that they write to, which an executor does not
+    tell."""
 
     def __init__(self) -> None:
         self.started: list[multiprocessing.process.BaseProcess] = []
+        self.answers: list[SimpleQueue] = []
+
+    def SimpleQueue(self) -> SimpleQueue:  # noqa: N802
+        self.answers.append(ForkServerContext.SimpleQueue(self))
+        return self.answers[-1]
 
     def Process(self, *arguments: Any, **options: Any) -> multiprocessing.process.BaseProcess:  # noqa: N802
         process = ForkServerContext.Process(*arguments, **options)
@@ -141,7 +158,7 @@ class Processes:
         return self._workers.executor.submit(_do, index)
 
     def check(self) -> None:
-        """The futures of a pool without processes say so themselves."""
+        self._workers.check()
 
     def ask_to_stop(self) -> None:
         self._workers.ask_to_stop()

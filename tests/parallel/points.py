@@ -1,10 +1,13 @@
 """Work for crews to do: functions of a module, which other processes find."""
 
+import gc
 import multiprocessing
 import os
 import signal
+import struct
 import threading
 import time
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 from engine.errors import InputError
@@ -62,6 +65,29 @@ def threads(common, index, stop, report):
     """How many threads the linear algebra may use here, and in whose process group it runs."""
     time.sleep(common)
     return os.environ.get("OMP_NUM_THREADS"), os.getpgid(0), threading.current_thread() is threading.main_thread()
+
+
+def die_in_the_midst_of_an_answer(common, index, stop, report):
+    """The worker that gets point 3 first dies when it has sent the length of its answer."""
+    time.sleep(0.05)
+    note = Path(common) / "died"
+    if index == 3 and not note.exists():
+        note.touch()
+        _send_half_an_answer()
+        _die()
+    return index
+
+
+def send_half_an_answer(common, index, stop, report):
+    """Is killed at any time after that."""
+    _send_half_an_answer()
+    (common / f"sent-{index}").touch()
+    time.sleep(60)
+
+
+def _send_half_an_answer():
+    (answers,) = (part for part in gc.get_objects() if isinstance(part, SimpleQueue))
+    os.write(answers._writer.fileno(), struct.pack("!i", 1000))
 
 
 def _die():

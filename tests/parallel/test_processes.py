@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -160,6 +161,24 @@ def test_a_killed_worker_costs_its_points_a_second_attempt(tmp_path):
     answers = list(in_order(points.die_once, tmp_path, 20, begun=let_workers_begin))
     assert answers == [(index, index) for index in range(20)]
     assert (tmp_path / "died").exists()
+
+
+def test_a_worker_killed_in_the_midst_of_its_answer_costs_no_more(tmp_path):
+    answers = list(in_order(points.die_in_the_midst_of_an_answer, tmp_path, 20, begun=let_workers_begin))
+    assert answers == [(index, index) for index in range(20)]
+    assert (tmp_path / "died").exists()
+
+
+def test_workers_are_ended_also_while_they_send_their_answers(tmp_path):
+    crew = processes.Processes(parallel.Batch(points.send_half_an_answer, tmp_path), 1)
+    crew.submit(0)
+    while not (tmp_path / "sent-0").exists():
+        time.sleep(0.01)
+    closing = threading.Thread(target=crew.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert not workers()
 
 
 def test_a_point_that_kills_every_worker_is_named_as_a_fault_and_the_others_stay():
