@@ -6,6 +6,7 @@ It exits with 0 when the work returned, 2 on bad input and 1 on any other except
 import contextlib
 import errno
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -115,4 +116,6 @@ def _leave_error(folder: Path, message: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    code = main(Path(sys.argv[1]))
+    gc.freeze()  # or the interpreter looks for half a second through what ends with it anyway
+    sys.exit(code)
