@@ -3,9 +3,12 @@
 import gc
 import sys
 
-from engine.cli import main
-
 if __name__ == "__main__":
-    code = main()
+    try:
+        from engine.cli import main  # which takes a second, in which one may press Ctrl-C
+
+        code = main()
+    except KeyboardInterrupt:
+        code = 130
     gc.freeze()  # or the interpreter looks for half a second through what ends with it anyway
     sys.exit(code)

@@ -57,6 +57,11 @@ class Network:
         GPU without links is alone in its own."""
         return np.where(self.link > 0, self.linked.argmax(axis=1), np.arange(self.gpus))
 
+    @cached_property
+    def inside(self) -> np.ndarray:
+        """bool[gpu, gpu]: pairs of one scale-up domain."""
+        return self.domain[:, None] == self.domain[None, :]
+
     @property
     def direct(self) -> bool:
         """Whether no GPU can relay for another: there are no links, or no other domain to send to."""
@@ -91,14 +96,13 @@ class Network:
         All that leaves (enters) a domain crosses its own ports, which together carry the sum of their rates. All that leaves
         (enters) a GPU crosses its port or its links, and what stays in the domain the links alone.
         """
-        domain = self.domain
-        inside = domain[:, None] == domain[None, :]
         moved = off_diagonal(traffic)
+        within, between = np.where(self.inside, moved, 0.0), np.where(self.inside, 0.0, moved)
         seconds = [0.0]
         for axis, rate in ((1, self.send), (0, self.receive)):
-            local, away = np.where(inside, moved, 0.0).sum(axis=axis), np.where(inside, 0.0, moved).sum(axis=axis)
-            ports = np.bincount(domain, rate)
-            seconds.append((np.bincount(domain, away)[ports > 0] / ports[ports > 0]).max(initial=0.0))
+            local, away = within.sum(axis=axis), between.sum(axis=axis)
+            ports = np.bincount(self.domain, rate)
+            seconds.append((np.bincount(self.domain, away)[ports > 0] / ports[ports > 0]).max(initial=0.0))
             seconds.append(((local + away) / (self.link + rate)).max(initial=0.0))
             seconds.append((local[local > 0] / self.link[local > 0]).max(initial=0.0))
         return float(max(seconds))
@@ -106,14 +110,15 @@ class Network:
     def relayed_bound(self, traffic: np.ndarray) -> float:
         """Seconds below which no all-to-all of this traffic (float64[src, dst] bytes) can end, whoever relays for whom, one
         start-up included. Never above `bound`, and the same without links."""
-        moved = off_diagonal(traffic)
-        src, dst = np.nonzero(moved)
-        if not len(src):
+        sends = off_diagonal(traffic) > 0
+        out, into = sends.any(axis=1), sends.any(axis=0)
+        if not out.any():
             return 0.0
-        # What leaves a GPU for another node may begin with a hop over its links.
-        relays = (self.linked.sum(axis=1) > 1) & ((moved.sum(axis=0) + moved.sum(axis=1)) > 0)
-        quickest = np.append(self.start_up(src, dst), self.link_latency[relays]).min()
-        return self.relayed_seconds(traffic) + float(quickest)
+        # What leaves a GPU for another node may begin with a hop over its links, what stays does.
+        start_ups = self.link_latency[(self.linked.sum(axis=1) > 1) & (out | into)]
+        if (sends & ~self.linked).any():
+            start_ups = np.append(start_ups, self.latency)
+        return self.relayed_seconds(traffic) + float(start_ups.min())
 
     def moved(self, traffic: np.ndarray) -> np.ndarray:
         """float64[4·gpu] bytes that an all-to-all of this traffic (float64[src, dst] bytes, diagonal ignored) moves through

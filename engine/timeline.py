@@ -185,8 +185,13 @@ def unions(spans: np.ndarray, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _union(spans: np.ndarray) -> np.ndarray:
-    """float64[interval, 2]: the union of intervals float64[event, 2]."""
-    return unions(spans, np.zeros(len(spans), dtype=np.int64))[0]
+    """float64[interval, 2]: the union of intervals float64[event, 2], ascending."""
+    if not len(spans):
+        return np.empty((0, 2))
+    start, end = spans[np.argsort(spans[:, 0], kind="stable")].T
+    latest = np.maximum.accumulate(end)
+    first = np.append(True, start[1:] > latest[:-1])
+    return np.column_stack([start[first], latest[np.append(first[1:], True)]])
 
 
 def _length(intervals: np.ndarray) -> float:

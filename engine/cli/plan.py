@@ -16,7 +16,7 @@ from engine.formats.source import one_line
 from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.result import Status
+from engine.result import Status, Stop
 from engine.store.problems import save_inputs
 from engine.studies.operators import describe_graph, operators_of
 from engine.systems import SYSTEMS, TRAINING, System, systems_for
@@ -59,10 +59,15 @@ def _plan(options: argparse.Namespace) -> int:
     problem = new_problem(options)
     choices = _choices(options, problem)
     save_inputs(problem)
-    comparison, plans, lost = Comparison(problem), [], None
     if options.dask:
         os.environ[parallel.ADDRESS] = options.dask
-    with stopped_by_signals() as stop, progress() as report:
+    with stopped_by_signals() as stop:  # to the end: who hurries twice still gets the plan that is there
+        return _run_and_answer(options, problem, choices, stop)
+
+
+def _run_and_answer(options: argparse.Namespace, problem: Problem, choices: list[Choice], stop: Stop) -> int:
+    comparison, plans, lost = Comparison(problem), [], None
+    with progress() as report:
         try:
             for outcome in comparison.run(choices, stop, report):
                 plans.append(outcome.result.solution)
