@@ -155,7 +155,7 @@ class Timeline:
     def overlap(self) -> float:
         """Share of the network's busy time that is hidden under computation."""
         network = _covered(self._spans()[self._on("network")])
-        return 1 - self.exposed_communication() / network if network else 0.0
+        return max(0.0, 1 - self.exposed_communication() / network) if network else 0.0  # rounding takes it below
 
 
 def unions(spans: np.ndarray, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
