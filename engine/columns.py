@@ -1,7 +1,7 @@
 """Columns of numbers in documents: arrays in memory; in JSON lists, or text where they are long.
 
-A send order of 320 GPUs has up to twelve million sends in its 58 layers. As lists those of a plan took twelve seconds to read, as
-base64 of the numbers' own bytes twelve million take less than two.
+A send order of 320 GPUs has up to twelve million sends in its 58 layers. As lists those of a plan took twelve seconds to read;
+as base64 of the numbers' own bytes twelve million take less than two.
 """
 
 import base64
