@@ -40,13 +40,13 @@ def pack_devices(
             f"are; the sum is {wanted.sum():g}"
         )
     held: list[list[int]] = [[] for _ in range(devices)]
-    filled = [0.0] * devices
-    homeless = len(wanted)
-    slots = devices * max_experts_per_device
+    filled, free = np.zeros(devices), np.full(devices, max_experts_per_device)
+    homeless, slots = len(wanted), devices * max_experts_per_device
 
     def put(expert: int, device: int, size: float) -> None:
         held[device].append(expert)
         filled[device] += size
+        free[device] -= 1
 
     pieces = np.maximum(np.ceil(wanted - ROUND_OFF), 1.0).astype(np.int64)
     size_of_expert = wanted / pieces
@@ -55,26 +55,22 @@ def pack_devices(
         if size <= 0:
             continue
         homeless -= 1
+        able = free > 0
         for _ in range(int(pieces[expert])):
-            if slots - sum(map(len, held)) <= homeless:
+            if slots <= homeless or not able.any():
                 break
-            able = [
-                device
-                for device in range(devices)
-                if len(held[device]) < max_experts_per_device and expert not in held[device]
-            ]
-            if not able:
-                break
-            fits = (device for device in able if filled[device] + size <= 1 + ROUND_OFF)
-            put(expert, next(fits, min(able, key=filled.__getitem__)), size)
+            fits = able & (filled + size <= 1 + ROUND_OFF)
+            device = int(fits.argmax() if fits.any() else np.where(able, filled, np.inf).argmin())
+            put(expert, device, size)
+            able[device] = False  # for another piece of this expert
+            slots -= 1
     empty = [device for device in range(devices) if not held[device]]
     rng = np.random.default_rng(seed)
     for turn, expert in enumerate(np.flatnonzero(size_of_expert <= 0).tolist()):
         if turn < len(empty) * max_experts_per_device:
             put(expert, empty[turn % len(empty)], 0.0)
         else:
-            able = [device for device in range(devices) if len(held[device]) < max_experts_per_device]
-            put(expert, int(rng.choice(able)), 0.0)
+            put(expert, int(rng.choice(np.flatnonzero(free))), 0.0)
     return tuple(tuple(sorted(experts)) for experts in held)
 
 
