@@ -9,6 +9,7 @@ if __name__ == "__main__":
 
         code = main()
     except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
         code = 130
     gc.freeze()  # or the interpreter looks for half a second through what ends with it anyway
     sys.exit(code)

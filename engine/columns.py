@@ -62,7 +62,7 @@ def _decoded(text: str) -> np.ndarray:
     try:
         return np.frombuffer(base64.b64decode(encoded), dtype=f"<{dtype}")
     except ValueError:
-        raise ValueError(f"is base64 that ends within a {dtype} number") from None
+        raise ValueError(f"is base64 that ends within a number of {dtype}") from None
 
 
 def _written(column: np.ndarray, info: SerializationInfo) -> np.ndarray | list[float] | str:

@@ -1,7 +1,7 @@
 """The command line: everything a page does, in scripts and on a login node.
 
 Answers go to standard output (`--json`: one JSON object), progress and logs to standard error. Exit 0: done, 2: bad
-input (one line says where and why), 3: infeasible.
+input (one line says where and why), 3: infeasible, 130: broken off before there was an answer.
 """
 
 import argparse

@@ -41,10 +41,10 @@ def exchanges(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def awaited(future: Future[tuple[Flows, Flows]]) -> tuple[Flows, Flows]:
-        hurry[:] = stop()  # also where whoever logs the sends is slower than the simulation
-        while not wait([future], POLL).done:
-            hurry[:] = stop()
-        return future.result()
+        while True:
+            hurry[:] = stop()  # also where whoever logs the sends is slower than the simulation
+            if wait([future], POLL).done:
+                return future.result()
 
     with ThreadPoolExecutor(cores) as threads:
         begun: deque[Future[tuple[Flows, Flows]]] = deque()

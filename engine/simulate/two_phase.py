@@ -15,6 +15,8 @@ asks for them, over a link of the device's own, and are forgotten after the laye
 a recording with several choices the first counts, which is the likeliest where the recorder kept the router's order.
 """
 
+from itertools import product
+
 import numpy as np
 
 from engine.cluster import Gpu
@@ -42,7 +44,6 @@ def two_phase(
 
     Tokens start on the ranks of `RoutingTrace.rank_of_token`, applied to each batch on its own. When `stop` answers
     True the batches done so far are returned; raises StoppedError when there are none. advance: called with the share done.
-
     Raises InputError when the problem has no routing trace, when the two recordings differ in layers or experts, when
     the recording is shorter than a batch or the path too long for its layers, and when the experts do not fit.
     """
@@ -55,8 +56,7 @@ def two_phase(
     tuned, same_set, same_order = np.zeros((3, batches, trace.layers), dtype=bool)
     wrong_rank = np.zeros((batches, trace.layers), dtype=np.int64)
 
-    def result_of(done: int) -> TwoPhaseResult:
-        """Of so many batches."""
+    def result_of_batches(done: int) -> TwoPhaseResult:
         if not done:
             raise StoppedError("stopped before a batch was simulated")
         return TwoPhaseResult(
@@ -69,32 +69,30 @@ def two_phase(
             wrong_rank=wrong_rank[:done],
         )
 
-    for batch in range(batches):
-        chosen = slice(batch * options.batch_tokens, (batch + 1) * options.batch_tokens)
-        experts = trace.experts[chosen, :, 0].astype(np.int64)
-        if stop():  # before the counting, which takes a third of a second at 320 GPUs
-            return result_of(batch)
-        demand = _part(trace, chosen).demand(len(problem.cluster.gpus)) * options.copies
-        window = dict.fromkeys(SCHEMES, 0.0)
-        for layer, here in enumerate(demand):
-            if stop():
-                return result_of(batch)
-            advance((batch + layer / trace.layers) / batches)
-            seed = options.seed + batch * trace.layers + layer
-            load = here.sum(axis=0)
-            estimate = None
-            if layer >= options.path_length:
-                estimate = paths.estimate(experts[:, layer - options.path_length : layer], layer - 1, options.top_k)
-                at = batch, layer
-                same_set[at], same_order[at], wrong_rank[at] = _compare(estimate, load, options.check_experts)
-                right = same_set if options.check == "set" else same_order
-                tuned[at] = not right[at]
-            waits = machine.hostings(load, estimate, bool(tuned[batch, layer]), window, seed)
-            for scheme, (hosting, waiting) in waits.items():
-                steps = machine.steps(here, hosting)
-                seconds[scheme][:, batch, layer] = sum(steps.values()) + waiting, steps["all_to_all"], waiting
-                window[scheme] = sum(steps.values()) - steps["gate"] + options.other_seconds
-    return result_of(batches)
+    for batch, layer in product(range(batches), range(trace.layers)):
+        if stop():
+            return result_of_batches(batch)
+        advance((batch + layer / trace.layers) / batches)
+        if layer == 0:
+            chosen = slice(batch * options.batch_tokens, (batch + 1) * options.batch_tokens)
+            experts = trace.experts[chosen, :, 0].astype(np.int64)
+            demand = _part(trace, chosen).demand(len(problem.cluster.gpus)) * options.copies
+            window = dict.fromkeys(SCHEMES, 0.0)
+        here = demand[layer]
+        load = here.sum(axis=0)
+        estimate = None
+        if layer >= options.path_length:
+            estimate = paths.estimate(experts[:, layer - options.path_length : layer], layer - 1, options.top_k)
+            at = batch, layer
+            same_set[at], same_order[at], wrong_rank[at] = _compare(estimate, load, options.check_experts)
+            tuned[at] = not (same_set if options.check == "set" else same_order)[at]
+        seed = options.seed + batch * trace.layers + layer
+        waits = machine.hostings(load, estimate, bool(tuned[batch, layer]), window, seed)
+        for scheme, (hosting, waiting) in waits.items():
+            steps = machine.steps(here, hosting)
+            seconds[scheme][:, batch, layer] = sum(steps.values()) + waiting, steps["all_to_all"], waiting
+            window[scheme] = sum(steps.values()) - steps["gate"] + options.other_seconds
+    return result_of_batches(batches)
 
 
 def _checked_trace(problem: Problem, profile: RoutingTrace, options: TwoPhaseOptions) -> RoutingTrace:

@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from engine.communication.algorithm1 import algorithm1
 from engine.communication.bounds import matched_bound, shared_bound
 from engine.communication.order import order
-from engine.errors import InputError
+from engine.errors import InputError, StoppedError
 from engine.result import Status
 from engine.validate import check_schedule
 
@@ -136,6 +136,11 @@ def test_algorithm_1_is_legal(instance):
     assert makespan >= bound * (1 - EXACT)
     assert result.objective == pytest.approx(makespan, rel=1e-12)
     assert result.status == (Status.OPTIMAL if makespan <= bound * (1 + EXACT) else Status.FEASIBLE)
+
+
+def test_algorithm_1_can_be_stopped():
+    with pytest.raises(StoppedError):
+        algorithm1(np.ones((3, 3)), np.ones(3), np.ones(3), lambda: True)
 
 
 def test_algorithm_1_misses_the_bound():

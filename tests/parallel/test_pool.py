@@ -75,6 +75,11 @@ def test_a_killed_worker_costs_a_second_attempt(pool, tmp_path):
     assert answers[0] == "alive" and answers[1][0] == 1 and (tmp_path / "note").exists()
 
 
+def test_a_worker_killed_in_the_midst_of_its_answer_costs_a_second_attempt(pool, tmp_path):
+    question = Question(points.die_first_in_the_midst_of_an_answer, small=(str(tmp_path / "note"),))
+    assert pool.answers([question]) == ["alive"] and (tmp_path / "note").exists()
+
+
 def test_workers_that_are_killed_while_nobody_asks_are_replaced(pool):
     for worker in workers():
         worker.kill()

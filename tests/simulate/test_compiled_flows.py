@@ -5,18 +5,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.cluster import Cluster, Node
 from engine.communication.baselines import random_order, shortest_first
 from engine.errors import StoppedError
 from engine.network import Network
+from engine.plan import SendOrder
 from engine.plan.replay import replay
+from engine.result import never
 from engine.simulate import fabric as fabric_module
 from engine.simulate import flows as flows_module
+from engine.simulate.exchanges import exchanges
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import Flows, all_to_all
+from engine.simulate.work import Work
 from engine.validate import check_flows
 from tests.simulate import reference
 from tests.simulate.test_flows import off_diagonal
-from tests.strategies import networks, seeds
+from tests.strategies import make_gpu, networks, seeds
 
 pytestmark = pytest.mark.slow
 
@@ -163,3 +168,16 @@ def windowed_and_exact(
         patch.setattr(flows_module, "EXACT_SENDS", exact_sends)
         runs.append(all_to_all("concurrent", None, traffic, network))
     return runs[0], runs[1]
+
+
+def test_sequential_orders_that_are_simulated_in_no_time_are_stopped_too():
+    gpus, layers = 40, 6
+    network = Network.of(Cluster(name="even", nodes=(Node(name="node", gpus=(make_gpu(),) * gpus),)))
+    traffic = np.random.default_rng(0).random((layers, gpus, gpus))
+    orders = tuple(random_order(matrix, layer) for layer, matrix in enumerate(traffic))
+    order = SendOrder(mode="sequential", dispatch=orders, combine=orders)
+    work = Work(traffic, traffic.copy(), {})
+    whole = list(exchanges(work, order, network, range(layers), never))  # whatever is compiled is there from now on
+    assert len(whole) == layers
+    with pytest.raises(StoppedError):
+        list(exchanges(work, order, network, range(layers), lambda: True))

@@ -255,3 +255,18 @@ def test_a_plan_for_other_sizes_is_refused(case):
         )
         with pytest.raises(InputError, match=f"for {sizes[place] + 1} {what}, but there are {sizes[place]}"):
             simulate(plan.model_copy(update={"placement": other}), problem)
+
+
+@settings(max_examples=20, deadline=None)
+@given(planned())
+def test_traffic_is_that_of_the_placement_asked_for_and_computed_once(case):
+    plan, problem = case
+    traffic = problem.traffic(plan.placement)
+    assert problem.traffic(plan.placement) is traffic and not traffic.flags.writeable
+    again = plan.placement.model_copy()
+    np.testing.assert_array_equal(problem.traffic(again), traffic)
+    reversed_gpus = plan.placement.model_copy(
+        update={"experts_of_gpu": tuple(row[::-1] for row in plan.placement.experts_of_gpu)}
+    )
+    np.testing.assert_array_equal(problem.traffic(reversed_gpus), traffic[:, :, ::-1])
+    np.testing.assert_array_equal(problem.traffic(plan.placement), traffic)

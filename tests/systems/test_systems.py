@@ -325,6 +325,18 @@ def test_a_stop_after_some_questions_leaves_a_legal_plan(name, asked):
     assert result.bound <= solve("aurora", problem).objective * ROUND_OFF or name != "aurora"
 
 
+def test_a_second_order_is_given_up_when_asked_to_stop_while_it_is_simulated():
+    asked = []
+
+    def report(done: float, message: str, incumbent: float | None, bound: float | None) -> None:
+        asked.append(message == "simulating the two-tier order")
+
+    outcome = run(SYSTEMS["aurora"], two_nodes(1e8), {}, lambda: any(asked), report)
+    assert any(asked) and outcome.result.status is Status.CANCELLED
+    assert outcome.result.solution.send_order.mode != "two-tier"
+    assert "with two-tier order" not in outcome.notes and "with matched order" in outcome.notes
+
+
 @pytest.mark.parametrize("wait", [0.0, 0.6, 1.5])
 def test_aurora_stops_soon_in_whatever_it_does(wait):
     problem = big_problem()

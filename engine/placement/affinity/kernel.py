@@ -128,8 +128,7 @@ def affinity(
     time_limit: wall seconds; the work is limited beforehand, so that it seldom decides. With `exact=False`, or where
         the limit is too short for better bounds, all of it goes into the search and the bound is the fast spectral one.
     on_progress: called with (objective, bound) after improvements of either.
-    wall_limit: wall seconds after which the clock decides, where that is not to be the time limit: later, a busy machine
-        changes no answer.
+    wall_limit: seconds after which the clock decides, by default the time limit; later, a busy machine changes no answer.
 
     Status OPTIMAL if proven (for `staged`: no plan with as few hops between nodes, the fewest possible, has fewer between
     GPUs), TIME_LIMIT if the clock ended a step, FEASIBLE if the work allotted was done, CANCELLED if `stop` answered True.
