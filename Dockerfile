@@ -24,8 +24,10 @@ ENV SWITCHYARD_DATA=/data OPENBLAS_NUM_THREADS=1 PYTHONUNBUFFERED=1 PYTHONPATH=/
 RUN python -m engine.simulate.compile_ahead
 VOLUME /data
 EXPOSE 8501
-HEALTHCHECK --interval=30s --timeout=5s --start-period=30s \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8501/_stcore/health', timeout=4)"]
+# Whether the studio answers, its disk has room and its database is there.
+HEALTHCHECK --interval=120s --timeout=40s --start-period=30s \
+    CMD python -c "import urllib.request as u; u.urlopen('http://127.0.0.1:8501/_stcore/health', timeout=4)" \
+    && python -m engine health
 ENTRYPOINT ["tini", "--"]
 # Inside the container every interface is the container's own; publish the port on 127.0.0.1 of the host.
 CMD ["streamlit", "run", "app/main.py", "--server.address", "0.0.0.0", "--server.port", "8501", "--", "--sample"]

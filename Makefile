@@ -3,24 +3,32 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 PORT ?= 8501
+SECONDS ?= 600
+KERNELS := $(wildcard engine/simulate/*.py engine/placement/coactivation/*.py)
+COMPILED := engine/simulate/__pycache__/.compiled
 
 # Some hundred processes are started by the tests, and each would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: studio test quick gpu lint pictures clean
+.PHONY: studio test quick fuzz gpu lint pictures clean
 
 studio: $(VENV)/.studio
 	OPENBLAS_NUM_THREADS=1 $(PYTHON) -m streamlit run app/main.py --server.port $(PORT) -- --sample
 
-test: $(VENV)/.test
+# Half as many processes again as there are processors: browsers, ranks and schedulers let theirs wait as long as they let it work.
+test: $(VENV)/.test $(COMPILED)
 	./tests/system_packages.sh
-	$(PYTHON) -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(PYTHON) -m pytest -n $$(( $$(nproc) * 3 / 2 )) --dist loadfile --no-loadscope-reorder
 
 # The ninety-second part, for while one works: no browser, and no file of tests that is marked slow because it takes more than
 # two or three seconds. What is collected for nothing is left out (the cases of test_step.py are planned as it is imported).
-quick: $(VENV)/.test
+quick: $(VENV)/.test $(COMPILED)
 	$(PYTHON) -m pytest -n auto --dist loadfile -m "not slow and not browser" --ignore tests/browser \
 		--ignore tests/launch/test_step.py
+
+# All readers and kernels with inputs that nobody has tried before, for so many seconds.
+fuzz: $(VENV)/.test $(COMPILED)
+	$(PYTHON) -m tests.fuzz --seconds $(SECONDS)
 
 # Everything that needs an NVIDIA GPU, in a short table.
 gpu: $(VENV)/.studio
@@ -49,6 +57,12 @@ $(VENV)/.test: requirements-test.txt requirements.txt requirements-dask.txt requ
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-no-deps.txt
 	$(PYTHON) -m engine.simulate.compile_ahead
 	touch $@ $(VENV)/.studio
+
+# Kernels whose sources have changed since, as in another checkout: else every test process compiles them, all at once and
+# while the clocks of tests run.
+$(COMPILED): $(KERNELS) | $(VENV)/bin/python
+	$(PYTHON) -m engine.simulate.compile_ahead
+	touch $@
 
 clean:
 	rm -rf $(VENV) .switchyard .pytest_cache .ruff_cache .hypothesis

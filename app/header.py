@@ -2,20 +2,23 @@
 
 import streamlit as st
 
-from app import cached, samples, state
+from app import cached, model_catalogue, samples, state
 from app.optimise import step as step_form
+from app.serving import form as serving_form
+from app.serving.model import routing_is_assumed
 from app.text import plain
 from app.visitor import glossary, people, tour
 from engine import units
 from engine.costs import choice
-from engine.errors import InputError
 from engine.workload import RoutingTrace, TrafficMatrix
 
 
 def show(title: str, question: str) -> None:
     """The strip, then what this page is for."""
     step_form.follow_model()
+    serving_form.follow_model()
     _remember_model()
+    _say_what_is_not_kept()
     strip()
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
         st.header(title, anchor=False, width="content")
@@ -30,16 +33,30 @@ def show(title: str, question: str) -> None:
         st.toast(plain(text), icon=":material/warning:", duration="infinite")
 
 
+def _say_what_is_not_kept() -> None:
+    """What a person does here that a reload would not find again, and the ways out."""
+    if state.is_overtaken():
+        with st.container(horizontal=True, vertical_alignment="center", key="overtaken"):
+            st.warning(
+                "This session was changed in another tab. What is changed in this one is not kept until you choose.",
+                icon=":material/tab:",
+            )
+            st.button("Open what the other tab has", icon=":material/sync:", on_click=state.open_newer)
+            st.button("Keep what this tab has", icon=":material/save:", on_click=state.keep_older)
+    elif reason := state.not_stored():
+        with st.container(horizontal=True, vertical_alignment="center", key="not-stored"):
+            st.error(f"What you change stays in this tab only: {plain(reason)}.", icon=":material/error:")
+            st.button("Try again", icon=":material/sync:", on_click=state.store_again)
+
+
 def _remember_model() -> None:
     """A recording that is open with a model that fits it counts as made with that model."""
     recording, model = cached.workload(), state.model()
     if recording is None or model is None:
         return
-    if not isinstance(recording, TrafficMatrix):  # which fits every model
-        try:
-            model.check_recording(recording.layers, recording.num_experts, recording.k, recording.name)
-        except InputError:
-            return
+    fits = isinstance(recording, TrafficMatrix) or cached.model_fault(recording, model) is None
+    if not fits:  # a traffic matrix fits every model
+        return
     state.remember_model(state.workload_digest(), model)
 
 
@@ -59,7 +76,8 @@ def strip() -> None:
 def _workload_popover() -> None:
     workload = cached.workload()
     step = state.step()
-    balanced = step is not None and step.routing == "balanced"
+    assumed = routing_is_assumed()
+    balanced = assumed or (step is not None and step.routing == "balanced")
     name = "Balanced routing" if balanced else plain(workload.name) if workload else "No workload"
     with st.popover(name, icon=":material/database:", width="stretch"):
         for digest, known in state.workloads().items():
@@ -70,6 +88,8 @@ def _workload_popover() -> None:
     if step:
         how = "assumed" if balanced else "routed as recorded"
         st.caption(f"training step: {step.batch:,} × {step.sequence_length:,} tokens on each GPU, {how}")
+    elif assumed:
+        st.caption("assumed: no recording of this model is open")
     elif workload:
         tokens = f"{workload.tokens:,} tokens × " if isinstance(workload, RoutingTrace) else ""
         beside = f" · beside {plain(state.workloads().get(state.second(), ''))}" if state.second() else ""
@@ -97,6 +117,7 @@ def _model_popover() -> None:
             if st.button(plain(name), key=f"strip-model-{name}"):
                 state.open_model(preset.model)
                 st.rerun()
+        model_catalogue.search("strip")
         st.page_link("../pages/workload.py", label="Upload a config.json", icon=":material/upload:")
     if model:
         st.caption(
@@ -116,4 +137,6 @@ def _plan_popover() -> None:
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
     if plan and plan.claim:
         gap = units.share(candidates[plan.id].plan.claim.objective / plan.claim.bound - 1) if plan.claim.bound else "—"
-        st.caption(f"{units.seconds(plan.claim.objective)} simulated · {gap} above its bound")
+        st.caption(
+            f"{units.seconds(plan.claim.objective)} simulated · {gap} above its bound, by its optimiser's account"
+        )

@@ -1,5 +1,6 @@
 """The studio: path, page config, navigation, run."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -12,20 +13,24 @@ if str(ROOT) not in sys.path:
 if __name__ == "__main__":
     import streamlit as st
 
-    from app import cached, collector, samples, state
-    from app.text import plain
-    from app.visitor import people
+    from app import cached, collector, failing, samples, state
+    from app.visitor import guard, people, presence
+    from engine import logs
     from engine.errors import InputError
 
     st.set_page_config(page_title="Switchyard", page_icon=str(ROOT / "app" / "icon.png"), layout="wide")
+    logs.configure()
     collector.spare()
-    cached.resume_jobs()
+    with contextlib.suppress(InputError, OSError):  # said by whatever needs the data folder
+        cached.resume_jobs()
     people.admit()
     state.restore()
-    if "--sample" in sys.argv[1:] and state.is_empty():
-        samples.open_sample()
 
     PAGES = ROOT / "pages"
+    operating = []
+    if guard.may_operate(st.context, st.user):  # reached from the corner with one's name
+        icon = ":material/monitor_heart:"
+        operating = [st.Page(PAGES / "operate.py", title="Operate", icon=icon, url_path="operate", visibility="hidden")]
     page = st.navigation(
         [
             st.Page(
@@ -38,10 +43,12 @@ if __name__ == "__main__":
             st.Page(PAGES / "what_if.py", title="What-if", icon=":material/experiment:", url_path="what-if"),
             st.Page(PAGES / "review.py", title="Review", icon=":material/rate_review:", url_path="review"),
             st.Page(PAGES / "launch.py", title="Launch", icon=":material/rocket_launch:", url_path="launch"),
+            *operating,
         ],
         position="top",
     )
-    try:
-        page.run()
-    except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
+    presence.note(page.title)
+    steps = [samples.open_sample] if "--sample" in sys.argv[1:] and state.is_empty() else []
+    for step in (*steps, page.run):
+        with failing.in_a_line():
+            step()

@@ -37,9 +37,10 @@ RECORDINGS = (
 def open_recording(sample: Sample) -> None:
     """Open a shipped recording and its model."""
     model = formats.read_model(FOLDER / sample.model)
-    state.open_model(model)
     path = FOLDER / sample.file
+    # First what a full disk refuses, or half a sample would be open.
     state.open_workload(formats.read_workload(path, num_experts=model.experts, bytes_per_token=model.bytes_per_token))
+    state.open_model(model)
 
 
 def open_sample() -> None:

@@ -6,6 +6,7 @@ of a simulation, so that twenty at once take several times as long as one after 
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from app import state
@@ -13,9 +14,14 @@ from engine.goal import Goal
 from engine.parallel.pool import Pool, Question
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.serving.choice import choose_operators
+from engine.serving.operators import OperatorSource
+from engine.serving.sizes import TransformerSizes
+from engine.serving.step import ServingStep
 from engine.simulate import simulate
 from engine.simulate.compile_ahead import compile_ahead
 from engine.simulate.metrics import input_digests
+from engine.simulate.serving import ServedStep, serve_as_measured
 from engine.studies.what_if import Change, Outlook, outlook_after
 from engine.timeline import Timeline
 from engine.workload import digest_of
@@ -36,6 +42,22 @@ def outlooks(problem: Problem, plans: Sequence[Plan], change: Change) -> list[Ou
 def timeline(plan: Plan, problem: Problem) -> Timeline:
     """The simulated timeline of a plan. Raises InputError when the plan does not fit the problem."""
     return _answers(problem, [Question(simulate, {plan.id: plan, _digest(problem): problem})])[0]
+
+
+def operators(
+    problem: Problem, config: Path, sizes: TransformerSizes, step: ServingStep
+) -> tuple[OperatorSource, list[str]]:
+    """What times the operators of a serving step of a model with this `config.json`, and why it is not the measured source."""
+    small = (config, problem.model, sizes, problem.cluster.gpus[0], step)
+    return _answers(problem, [Question(choose_operators, small=small)])[0]
+
+
+def served(
+    plan: Plan, problem: Problem, step: ServingStep, source: OperatorSource, sizes: TransformerSizes
+) -> ServedStep:
+    """A plan in a whole serving step. Raises InputError as `serve` does."""
+    large = {plan.id: plan, _digest(problem): problem}
+    return _answers(problem, [Question(serve_as_measured, large, (step, source, sizes))])[0]
 
 
 def _digest(problem: Problem) -> str:

@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -59,8 +59,12 @@ def problem_or_advice() -> Problem | None:
     ]
     if state.step() is not None and state.step().routing == "balanced" and "workload" in missing:
         missing.remove("workload")
+    if state.serving() is not None and state.model() is not None and "workload" in missing:
+        missing.remove("workload")
     if missing:
-        else_ = " A training step with balanced routing needs no workload." if missing == ["workload"] else ""
+        else_ = (
+            " A training or serving step with balanced routing needs no workload." if missing == ["workload"] else ""
+        )
         st.info(f"Open a {' and a '.join(missing)} first, or start from the sample.{else_}", icon=":material/info:")
         sample_button()
         return None
@@ -76,6 +80,15 @@ def problem_or_advice() -> Problem | None:
             state.open_step(state.step().model_copy(update={"routing": "balanced"}))
             st.rerun()
         return None
+
+
+def say_inference_only() -> None:
+    """On pages that know no serving step: what they show instead."""
+    if state.serving() is not None:
+        st.caption(
+            ":material/info: The goal is a serving step; this page shows the plan's MoE layers as inference. The whole step is "
+            "on Optimise and Timeline."
+        )
 
 
 def cost_fault(reason: str) -> NoReturn:
@@ -104,6 +117,28 @@ def placement_to_show(plan: Plan | None, problem: Problem) -> tuple[Placement, s
         st.error(plain(str(error)), icon=":material/error:")
         st.page_link("../pages/cluster.py", label="Change the cluster", icon=":material/dns:")
         st.stop()
+
+
+def comparable(problem: Problem) -> Iterator[tuple[str, cached.Candidate]]:
+    """The candidates that stand beside each other for what is open, by id. A front has a chart of its own, of which only the
+    open plan counts; plans whose tokens travel otherwise have another engine's times; others do not fit."""
+    for id, candidate in cached.candidates().items():
+        if candidate.plan.provenance.optimiser == "front" and id != state.plan_id():
+            continue
+        if candidate.plan.travel == problem.travel and not why_not(candidate.plan, problem):
+            yield id, candidate
+
+
+def fitting_recordings(problem: Problem) -> dict[str, str]:
+    """Names of the session's recordings that the problem can be posed on, the open one too, by digest."""
+    names = {}
+    for digest, name in state.workloads().items():
+        try:
+            problem.with_workload(cached.recording(digest))
+        except InputError:
+            continue
+        names[digest] = name
+    return names
 
 
 def why_not(plan: Plan | None, problem: Problem) -> str:

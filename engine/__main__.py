@@ -1,9 +1,12 @@
 """`python -m engine`: the studio's engine without a browser."""
 
 import gc
+import signal
 import sys
 
 if __name__ == "__main__":
+    # Whoever ends a command politely is answered as Ctrl-C is: what is being written is put away, and a line says so.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         from engine.cli import main  # which takes a second, in which one may press Ctrl-C
 

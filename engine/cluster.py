@@ -1,32 +1,50 @@
 """The cluster: nodes of GPUs of any mix of types on one non-blocking fabric, with optional faster links in a node."""
 
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from engine.efficiency import Efficiency
+from engine.ranges import Memory, Rate, StartUp
 from engine.schema import Frozen
 
 MOST_GPUS = 4096
 """Tables with a cell for every pair of GPUs must fit in memory."""
-BITS_PER_DTYPE = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
+BITS_PER_DTYPE = {"fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
+
+
+def _no_formula(name: str) -> str:
+    """A name as it stands in a table of GPUs, which may be downloaded."""
+    if name.startswith(("=", "+", "-", "@")):
+        raise ValueError("must not begin with =, +, - or @: a spreadsheet would take it for a formula")
+    return name
 
 
 class Gpu(Frozen):
     """One accelerator. Bandwidths in bytes/s, memory in bytes, dense peak rates in FLOP/s."""
 
-    type: str = Field(min_length=1, max_length=40)
-    memory: float = Field(gt=0)
-    memory_bandwidth: float = Field(gt=0)
-    flops_fp32: float = Field(gt=0)
-    flops_fp16: float = Field(gt=0, description="dense rate at 16 bits (fp16, and bf16 where the chip has it)")
-    flops_fp8: float = Field(default=0, ge=0, description="0: no 8-bit units, 8-bit data computes at the 16-bit rate")
-    send_bandwidth: float = Field(gt=0, description="to the fabric")
-    receive_bandwidth: float = Field(gt=0, description="from the fabric")
+    type: Annotated[str, AfterValidator(_no_formula)] = Field(min_length=1, max_length=40)
+    memory: Memory
+    memory_bandwidth: Rate
+    flops_fp32: Rate
+    flops_fp16: Rate = Field(description="dense rate at 16 bits (fp16, and bf16 where the chip has it)")
+    flops_tf32: Rate | None = Field(
+        default=None, description="dense rate of 32-bit data on tensor cores (TF32); absent: none, flops_fp32 holds"
+    )
+    flops_fp8: float = Field(
+        default=0, ge=0, le=1e18, description="0: no 8-bit units, 8-bit data computes at the 16-bit rate"
+    )
+    send_bandwidth: Rate = Field(description="to the fabric")
+    receive_bandwidth: Rate = Field(description="from the fabric")
 
     def flops(self, dtype: str) -> float:
-        """Dense peak FLOP/s for numbers of `dtype`."""
+        """Dense peak FLOP/s for numbers of `dtype`. tf32: 32 bits wide in memory and on the network, multiplied on the tensor
+        cores where the chip can (PyTorch's default for matrix products up to version 1.11)."""
         bits = BITS_PER_DTYPE[dtype]
+        if dtype == "tf32" and self.flops_tf32:
+            return self.flops_tf32
         if bits == 32:
             return self.flops_fp32
         return self.flops_fp8 if bits == 8 and self.flops_fp8 > 0 else self.flops_fp16
@@ -36,10 +54,10 @@ class Node(Frozen):
     """GPUs of one machine. With `link_bandwidth` they reach each other over links of their own (NVLink, PCIe) that do
     not load the fabric; without it they meet on the fabric like everybody else (Aurora's big switch)."""
 
-    name: str = Field(min_length=1, max_length=60)
+    name: Annotated[str, AfterValidator(_no_formula)] = Field(min_length=1, max_length=60)
     gpus: tuple[Gpu, ...] = Field(min_length=1)
-    link_bandwidth: float | None = Field(default=None, gt=0, description="bytes/s per GPU and direction")
-    link_latency: float = Field(default=0, ge=0, description="seconds to start one transfer inside the node")
+    link_bandwidth: Rate | None = Field(default=None, description="bytes/s per GPU and direction")
+    link_latency: StartUp = Field(default=0, description="seconds to start one transfer inside the node")
 
 
 class Cluster(Frozen):
@@ -47,7 +65,10 @@ class Cluster(Frozen):
 
     name: str = Field(min_length=1, max_length=80)
     nodes: tuple[Node, ...] = Field(min_length=1)
-    latency: float = Field(default=0, ge=0, description="seconds to start one transfer over the fabric")
+    latency: StartUp = Field(default=0, description="seconds to start one transfer over the fabric")
+    efficiency: Efficiency | None = Field(
+        default=None, description="share of their rates that ports reach; absent: all"
+    )
 
     @model_validator(mode="after")
     def _bearable(self) -> "Cluster":
@@ -77,6 +98,13 @@ class Cluster(Frozen):
     def gpu_names(self) -> tuple[str, ...]:
         """Lane names such as `GPU 3 · A100-40`."""
         return tuple(f"GPU {rank} · {gpu.type}" for rank, gpu in enumerate(self.gpus))
+
+    @property
+    def reached_in_words(self) -> str:
+        """What ports reach where several sends meet, for people."""
+        if self.efficiency is None:
+            return "ports reach their whole rate however many sends meet there (assumed)"
+        return self.efficiency.in_words
 
     def part(self, gpus: list[int]) -> "Cluster":
         """The cluster of only these GPUs (indices, ascending), on the same nodes and fabric."""

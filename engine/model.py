@@ -21,7 +21,13 @@ class MoEModel(Frozen):
     d_ff: int = Field(ge=1, le=1_000_000, description="inner width of one expert")
     ffn_matrices: Literal[2, 3] = Field(default=3, description="3: gated (SwiGLU); 2: plain")
     shared_experts: int = Field(default=0, ge=0, le=64)
-    dtype: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
+    dtype: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = "bf16"
+    kv_numbers: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000_000,
+        description="numbers that attention keeps of a token in one layer; absent: keys and values of d_model numbers each",
+    )
     batch: int = Field(default=1, ge=1, le=1_000_000, description="sequences in one step")
     sequence_length: int = Field(default=2048, ge=1, le=10_000_000)
 
@@ -53,6 +59,16 @@ class MoEModel(Frozen):
     def bytes_per_token(self) -> float:
         """Bytes of one token's hidden vector: what one (token, expert) pair moves in dispatch and again in combine."""
         return self.d_model * self.bytes_per_number
+
+    @property
+    def attention_dtype(self) -> str:
+        """What attention computes in and keeps keys and values in: of 8-bit models 16 bits."""
+        return "bf16" if self.dtype == "fp8" else self.dtype
+
+    @property
+    def context_bytes_per_token(self) -> float:
+        """Bytes of what attention keeps of one token, in all layers."""
+        return self.layers * (self.kv_numbers or 2 * self.d_model) * BITS_PER_DTYPE[self.attention_dtype] / 8
 
     @property
     def bytes_per_expert(self) -> float:

@@ -4,21 +4,36 @@ The fabric is a big switch (Aurora §2.4): it never blocks, only the GPUs' own p
 its own reach each other over those instead, through a second pair of ports.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
 from engine.cluster import Cluster
+from engine.efficiency import Efficiency
+
+
+class MeasuredExchanges(Protocol):
+    """The shares of their rates that ports reach in a whole exchange, where that was measured (see `engine.costs.deepep`)."""
+
+    def __call__(self, exchange: str, unit: str, domains: int, fabric: float, links: float) -> tuple[float, float]:
+        """Of ports to the fabric and of links. exchange: "dispatch" or "combine"; unit: of `Travel`; domains: that exchange;
+        fabric, links: bytes that the busiest port of each kind moves."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
     """Port capacities and latencies.
 
-    send, receive: float64[gpu] bytes/s to and from the fabric
+    send, receive: float64[gpu] bytes/s to and from the fabric, of one send alone
     link: float64[gpu] bytes/s per direction to the other GPUs of the node, 0 = no links, they meet on the fabric
     node: int64[gpu]; latency: seconds to start a send over the fabric; link_latency: float64[gpu] inside the node
+    share: float64[2, sends], the part of these rates that 1, 2, … sends reach together at a port of the fabric and at one of
+        the links, the last for more; the first is 1, and none is larger than the one before it. All bounds are for the whole
+        rates, so no number of sends undercuts them.
+    measured: how much of these capacities a whole exchange has, see `carrying`; None: all of them
     """
 
     send: np.ndarray
@@ -27,12 +42,14 @@ class Network:
     node: np.ndarray
     latency: float
     link_latency: np.ndarray
+    share: np.ndarray = field(default_factory=lambda: np.ones((2, 1)))
+    measured: MeasuredExchanges | None = None
 
     @classmethod
     def of(cls, cluster: Cluster) -> "Network":
         """The network of a cluster as drawn."""
         nodes = [node for node in cluster.nodes for _ in node.gpus]
-        return cls(
+        drawn = cls(
             send=cluster.values("send_bandwidth"),
             receive=cluster.values("receive_bandwidth"),
             link=np.array([node.link_bandwidth or 0.0 for node in nodes]),
@@ -40,10 +57,31 @@ class Network:
             latency=cluster.latency,
             link_latency=np.array([node.link_latency for node in nodes]),
         )
+        return drawn if cluster.efficiency is None else drawn.reaching(cluster.efficiency)
+
+    def reaching(self, efficiency: Efficiency) -> "Network":
+        """The same ports with shares of their rates that are lower by those of an efficiency."""
+        sends = np.arange(1, self.most_peers + 1)
+        share = np.stack([self.reached(over_links, sends) for over_links in (False, True)]) * efficiency.table(
+            self.most_peers
+        )
+        fabric, links = share[:, 0]
+        rates = {"send": self.send * fabric, "receive": self.receive * fabric, "link": self.link * links}
+        return replace(self, share=share / share[:, :1], **rates)
 
     @property
     def gpus(self) -> int:
         return len(self.send)
+
+    @property
+    def most_peers(self) -> int:
+        """Sends that can meet at a port, from or to every other GPU, and at least 1."""
+        return max(self.gpus - 1, 1)
+
+    @property
+    def contended(self) -> bool:
+        """Whether sends that meet at a port reach less than its whole rate."""
+        return bool((self.share < 1).any())
 
     @cached_property
     def linked(self) -> np.ndarray:
@@ -79,8 +117,31 @@ class Network:
 
     @cached_property
     def capacity(self) -> np.ndarray:
-        """float64[4·gpu] bytes/s: fabric out, fabric in, link out, link in."""
+        """float64[4·gpu] bytes/s of one send alone: fabric out, fabric in, link out, link in."""
         return np.concatenate([self.send, self.receive, self.link, self.link]).astype(np.float64)
+
+    def carrying(self, exchange: str, unit: str, traffic: np.ndarray) -> "Network":
+        """The network as fast as it is in a dispatch or combine of this traffic (float64[src, dst] bytes, diagonal ignored),
+        whose rows stand for `unit` each."""
+        if self.measured is None:
+            return self
+        moved = self.moved(traffic)
+        busiest = (float(ports.max(initial=0.0)) for ports in np.split(moved, 2))
+        fabric, links = self.measured(exchange, unit, len(np.unique(self.domain)), *busiest)
+        return replace(
+            self, send=self.send * fabric, receive=self.receive * fabric, link=self.link * links, measured=None
+        )
+
+    def rate(self, port: np.ndarray, sends: np.ndarray) -> np.ndarray:
+        """float64[...] bytes/s that so many sends (integers[...], 1 or more) reach together at a port (integers[...], as in
+        `capacity`)."""
+        return self.capacity[port] * self.reached(port >= 2 * self.gpus, sends)
+
+    def reached(self, over_links: bool | np.ndarray, sends: np.ndarray) -> np.ndarray:
+        """float64[...]: the share of its rate that so many sends (integers[...], 0 as 1) reach together at a port of the fabric
+        or (over_links) of the links."""
+        column = np.clip(sends, 1, self.share.shape[1]) - 1
+        return self.share[np.asarray(over_links, dtype=np.int64), column]
 
     def fluid_seconds(self, src: np.ndarray, dst: np.ndarray, size: np.ndarray) -> float:
         """Seconds that the busiest port needs for sends of `size` bytes, latency left out: no order can be faster."""
@@ -88,6 +149,18 @@ class Network:
         moved = np.bincount(out, size, 4 * self.gpus) + np.bincount(into, size, 4 * self.gpus)
         busy = moved > 0
         return float((moved[busy] / self.capacity[busy]).max(initial=0.0))
+
+    def paced_seconds(self, src: np.ndarray, dst: np.ndarray, size: np.ndarray) -> float:
+        """Seconds that sends of `size` bytes take, latency left out, when all go at once and each at the constant rate that
+        lets them end together: what the busiest port needs with as many sends as it has."""
+        out, into = self.ports(src, dst)
+        ports, moving = np.concatenate([out, into]), np.concatenate([size, size])
+        moved, sends = (
+            np.bincount(ports, moving, 4 * self.gpus),
+            np.bincount(ports[moving > 0], minlength=4 * self.gpus),
+        )
+        busy = np.flatnonzero(moved)
+        return float((moved[busy] / self.rate(busy, sends[busy])).max(initial=0.0))
 
     def relayed_seconds(self, traffic: np.ndarray) -> float:
         """Seconds that no all-to-all of this traffic (float64[src, dst] bytes) can undercut, latency left out, even when GPUs
@@ -134,9 +207,12 @@ class Network:
         busy = np.flatnonzero(moved)
         if not len(busy):
             return 0.0
+        return float((moved[busy] / self.capacity[busy]).max()) + self.least_start_up(moved)
+
+    def least_start_up(self, moved: np.ndarray) -> float:
+        """Seconds of the shortest start-up of sends that move something. moved: see `moved`, not all 0."""
         over_link = np.where(moved[2 * self.gpus : 3 * self.gpus] > 0, self.link_latency, np.inf)
-        start_up = min(over_link.min(), self.latency if moved[: self.gpus].any() else np.inf)
-        return float((moved[busy] / self.capacity[busy]).max()) + float(start_up)
+        return float(min(over_link.min(), self.latency if moved[: self.gpus].any() else np.inf))
 
 
 def off_diagonal(traffic: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from pydantic import Field
 
+from engine.finite import require_finite
 from engine.schema import Frozen
 
 Solution = TypeVar("Solution")
@@ -58,7 +59,9 @@ def library_versions() -> dict[str, str]:
 class Result(Generic[Solution]):
     """An answer with the proof of how good it is.
 
-    For a minimisation `bound <= optimum <= objective`; `runtime` is in seconds, `solution` is None when there is none.
+    For a minimisation `bound <= optimum <= objective`; `runtime` is in seconds, `solution` is None when there is none. Raises
+    InputError where objective or bound came out of numbers that have no finite answer. Where there is none at all
+    (INFEASIBLE) both may be infinite, the least of nothing.
     """
 
     status: Status
@@ -67,6 +70,10 @@ class Result(Generic[Solution]):
     runtime: float
     solution: Solution
     provenance: Provenance = field(default_factory=lambda: Provenance(optimiser=""))
+
+    def __post_init__(self) -> None:
+        if self.status is not Status.INFEASIBLE:
+            require_finite(self.objective, self.bound)
 
     @property
     def gap(self) -> float:

@@ -3,13 +3,14 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import from_json, to_json
 
-from engine.errors import InputError
+from engine.errors import InputError, one_line
+from engine.finite import json_text
 
 LONG = 256
 """Numbers of a list, or characters of a text, that pydantic's own JSON writes ten times as fast: send orders have millions."""
@@ -67,11 +68,32 @@ class Frozen(BaseModel):
         return hasher.hexdigest()
 
 
+class Kept(Frozen):
+    """What is kept for later versions of Switchyard to read, and so says of which version it is. The first ones did not, and
+    the version is no part of what they are: it is left out of the digest."""
+
+    NEWEST: ClassVar[int] = 1
+    """Raise it when a field is renamed or means something else, and let a validator mend the older ones."""
+
+    version: int = Field(1, ge=1)
+
+    @field_validator("version")
+    @classmethod
+    def _is_known(cls, version: int) -> int:
+        if version > cls.NEWEST:
+            raise ValueError(f"{version} is of a later Switchyard, this one knows {cls.NEWEST}")
+        return cls.NEWEST
+
+    def digest_without(self, *fields: str) -> str:
+        """See `Frozen`."""
+        return super().digest_without("version", *fields)
+
+
 def _pieces(data: object) -> Iterator[str]:
     """Plain data as JSON with sorted keys and no spaces, piece by piece; together always the text of
     `json.dumps(data, sort_keys=True, separators=(",", ":"))`."""
     if not _has_long_parts(data):
-        yield json.dumps(data, sort_keys=True, separators=(",", ":"))
+        yield json_text(data, sort_keys=True, separators=(",", ":"))
     elif isinstance(data, dict):
         for turn, key in enumerate(sorted(data)):
             yield f"{',' if turn else '{'}{json.dumps(key)}:"
@@ -86,7 +108,7 @@ def _pieces(data: object) -> Iterator[str]:
         yield "]"
     else:
         yield (
-            to_json(data).decode() if _written_alike(data) else json.dumps(data, sort_keys=True, separators=(",", ":"))
+            to_json(data).decode() if _written_alike(data) else json_text(data, sort_keys=True, separators=(",", ":"))
         )
 
 
@@ -110,10 +132,15 @@ def _written_alike(data: list) -> bool:
     return bool(((size == 0) | ((size >= 1e-4) & (size < 1e16))).all())
 
 
+def shortened(text: str, most: int = 80) -> str:
+    """A text out of a file, cut to what a message has room for."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def first_fault(error: ValidationError) -> str:
     """The first complaint of pydantic as `field → 0 → name: reason`."""
     fault = error.errors(include_url=False)[0]
-    place = " → ".join(str(part) for part in fault["loc"])
+    place = " → ".join(one_line(shortened(str(part))) for part in fault["loc"])
     reason = fault["msg"].removeprefix("Value error, ")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{place}: {reason}{more}" if place else f"{reason}{more}"

@@ -6,11 +6,17 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from engine.finite import require_finite
+
 STREAMS = ("compute", "network")
-COMPUTE_KINDS = ("dense", "gate", "ffn", "aggregate", "dx", "dw")
-NETWORK_KINDS = ("dispatch", "combine", "all_gather", "all_reduce")
-KINDS = COMPUTE_KINDS + NETWORK_KINDS
-INFERENCE_KINDS = ("gate", "ffn", "aggregate", "dispatch", "combine", "all_gather")
+COMPUTE_KINDS = ("dense", "gate", "ffn", "aggregate", "dx", "dw", "attention")
+NETWORK_KINDS = ("dispatch", "combine", "all_gather", "all_reduce", "prompt_gather")
+KINDS = (
+    *("dense", "gate", "ffn", "aggregate", "dx", "dw", "dispatch", "combine", "all_gather", "all_reduce"),
+    *("prompt_gather", "attention"),
+)
+"""All of them, at the places by which saved timelines know them: new ones come last."""
+INFERENCE_KINDS = ("attention", "gate", "ffn", "aggregate", "prompt_gather", "dispatch", "combine", "all_gather")
 """The kinds of a forward pass through the MoE layers alone."""
 
 COLUMNS = ("resource", "stream", "start", "end", "kind", "layer", "model", "peer", "bytes")
@@ -32,6 +38,8 @@ class Timeline:
         GPUs that end a step at the same moment, the one that the others wait for stands first. All figures are the same.
     exact: whether every end of a send was simulated as an event of its own (see `engine.simulate.flows`)
     latest: where it was not, seconds at which an exact simulation would end at the latest, if that was proven
+
+    Raises InputError where a time or a number of bytes is not finite.
     """
 
     events: pd.DataFrame
@@ -42,6 +50,9 @@ class Timeline:
     bundled: bool = False
     exact: bool = True
     latest: float | None = None
+
+    def __post_init__(self) -> None:
+        require_finite(self.latest, *(self.events[name].to_numpy(np.float64) for name in ("start", "end", "bytes")))
 
     def to_dict(self) -> dict:
         """Plain JSON: the events as columns, times in seconds."""

@@ -41,6 +41,11 @@ def share(value: float) -> str:
     return f"{value:.0%}".replace("%", " %") if abs(value) >= 0.1 else f"{value:.1%}".replace("%", " %")
 
 
+def signed(value: float) -> str:
+    """A share with its sign: `+4.2 %`; what rounds to nothing has a plus."""
+    return f"{round(value, 3) + 0.0:+.1%}".replace("%", " %")
+
+
 def ratio(value: float) -> str:
     """`1.38×`."""
     return f"{digits(value)}×"

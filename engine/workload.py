@@ -2,13 +2,17 @@
 (source rank, expert) token counts per layer, which is all that planning needs."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from engine.errors import InputError
+from engine.finding import Origin
+
+PREFILL, DECODE = 0, 1
+"""Phases of serving that a token may have been routed in."""
 
 
 def digest_of(*parts: np.ndarray | str | int | None) -> str:
@@ -31,6 +35,9 @@ class RoutingTrace:
     num_experts: logical experts per layer
     sequence: int32[token] or None: which sequence a token belongs to
     source_rank: int32[token] or None: which rank held the token when it was recorded
+    phase: int8[token] or None: `PREFILL` or `DECODE`
+    model_layers: the model layer of every MoE layer, None where the recording does not say
+    origin: where it comes from; not part of the digest
     """
 
     name: str
@@ -38,6 +45,9 @@ class RoutingTrace:
     num_experts: int
     sequence: np.ndarray | None = None
     source_rank: np.ndarray | None = None
+    phase: np.ndarray | None = None
+    model_layers: tuple[int, ...] | None = None
+    origin: Origin | None = None
 
     @property
     def tokens(self) -> int:
@@ -53,7 +63,8 @@ class RoutingTrace:
 
     @cached_property
     def digest(self) -> str:
-        return digest_of("trace", self.experts, self.num_experts, self.sequence, self.source_rank)
+        said = [part for part in (self.phase, self.model_layers and str(self.model_layers)) if part is not None]
+        return digest_of("trace", self.experts, self.num_experts, self.sequence, self.source_rank, *said)
 
     @cached_property
     def load(self) -> np.ndarray:
@@ -104,32 +115,36 @@ class RoutingTrace:
         else:
             order = np.unique(self.sequence, return_inverse=True)[1]
             first = order < (order.max() + 1) // 2
-        return self._part(np.flatnonzero(first)), self._part(np.flatnonzero(~first))
+        return self.part(np.flatnonzero(first)), self.part(np.flatnonzero(~first))
 
     def spread(self, tokens: int) -> "RoutingTrace":
         """At most `tokens` tokens of the recording, evenly spaced, so that all sequences and ranks keep their share."""
-        return self._part(np.arange(min(tokens, self.tokens)) * self.tokens // max(min(tokens, self.tokens), 1))
+        return self.part(np.arange(min(tokens, self.tokens)) * self.tokens // max(min(tokens, self.tokens), 1))
 
-    def _part(self, chosen: np.ndarray) -> "RoutingTrace":
-        def cut(column: np.ndarray | None) -> np.ndarray | None:
-            return None if column is None else column[chosen]
-
-        return RoutingTrace(
-            self.name, self.experts[chosen], self.num_experts, cut(self.sequence), cut(self.source_rank)
-        )
+    def part(self, tokens: np.ndarray) -> "RoutingTrace":
+        """These tokens (int64[...], or bool[token]) of the recording, in this order."""
+        columns = {name: getattr(self, name) for name in ("experts", "sequence", "source_rank", "phase")}
+        return replace(self, **{name: column[tokens] for name, column in columns.items() if column is not None})
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertLoad:
-    """How many token copies every expert received; where they came from is unknown.
+    """How many token copies every expert received.
 
     load: float64[layer, expert]; layers are MoE layers
     model_layers: the model layer of every row (dense layers left out)
+    by_source: float64[rank, layer, expert] or None: the same, by the rank that held the tokens; adds up to `load`
+    by_step: float64[step, layer, expert] or None: the same, by passes of the model or spans of time in their order; adds up
+        to `load`
+    origin: where it comes from; not part of the digest
     """
 
     name: str
     load: np.ndarray
     model_layers: tuple[int, ...]
+    by_source: np.ndarray | None = None
+    by_step: np.ndarray | None = None
+    origin: Origin | None = None
 
     k: ClassVar[None] = None
 
@@ -143,10 +158,14 @@ class ExpertLoad:
 
     @cached_property
     def digest(self) -> str:
-        return digest_of("load", self.load, str(self.model_layers))
+        said = [part for part in (self.by_source, self.by_step) if part is not None]
+        return digest_of("load", self.load, str(self.model_layers), *said)
 
     def demand(self, ranks: int) -> np.ndarray:
-        """float64[layer, rank, expert]: every source rank is taken to send an equal share, since none was recorded."""
+        """float64[layer, rank, expert]: as recorded where that was on so many ranks; else every rank is taken to send an equal
+        share."""
+        if self.by_source is not None and len(self.by_source) == ranks:
+            return self.by_source.transpose(1, 0, 2)
         return np.repeat(self.load[:, None, :] / ranks, ranks, axis=1)
 
 
@@ -157,11 +176,13 @@ class TrafficMatrix:
 
     bytes: float64[layer, src, dst]; the diagonal is local work, never traffic
     bytes_per_token: how many bytes one token copy is
+    origin: where it comes from; not part of the digest
     """
 
     name: str
     bytes: np.ndarray
     bytes_per_token: float
+    origin: Origin | None = None
 
     k: ClassVar[None] = None
 

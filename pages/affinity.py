@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, header, layer_hops, state, widgets
+from app import cached, failing, header, layer_hops, state, widgets
 from app.affinity import layers, study
 from app.affinity.figures import Hops
 from app.charts import affinity as charts
@@ -96,7 +96,7 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
     playing = layers.plays(trace.layers)
 
 
-@st.fragment(run_every=PACE if playing else None)
+@failing.fragment(run_every=PACE if playing else None)
 def pictures() -> None:
     """The heatmap of two layers, and beside it the figures and the strongest paths from the first of them on."""
     if playing and layers.was_paused():

@@ -2,17 +2,14 @@
 
 import streamlit as st
 
-from app import cached, header, samples, state, uploads, widgets
-from app.cluster import costs, drawing, measuring, summary, table
+from app import cached, drop_zone, header, samples, state, widgets
+from app.cluster import costs, drawing, measuring, pairs, summary, table, trust
 from app.text import plain
 from engine import catalogue
 from engine.catalogue.nvidia import Drawn
 from engine.cluster import Cluster
 from engine.errors import InputError
-from engine.formats import nvidia_topo
 from engine.launch.places.devices import cluster_of
-
-TOPOLOGY = tuple(nvidia_topo.EXTENSIONS)
 
 
 def tell(drawn: Drawn) -> None:
@@ -45,7 +42,7 @@ with source:
             st.rerun()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         kind = st.selectbox(
-            "GPU type, where the driver's name is not known",
+            "GPU type, where the driver or a file does not name it",
             list(catalogue.gpu_types()),
             index=None,
             placeholder="as detected",
@@ -65,39 +62,13 @@ with source:
             tell(drawn)
             st.button("Open these GPUs", icon=":material/folder_open:", on_click=open_drawn, args=(drawn.cluster,))
 with upload:
-    file = st.file_uploader(
-        "Or open a cluster file (JSON), or what nvidia-smi topo -m printed (text)",
-        key="cluster-file",
-        type=["json", *(suffix.removeprefix(".") for suffix in TOPOLOGY)],
-        help="`nvidia-smi -L > topo.txt; nvidia-smi topo -m >> topo.txt` also names the GPUs",
+    drop_zone.show(
+        "cluster-file",
+        "Or open a cluster file, nvidia-smi topo -m, or nccl-tests of pairs",
+        "`nvidia-smi -L > topo.txt; nvidia-smi topo -m >> topo.txt` also names the GPUs. Logs of `sendrecv_perf` between two "
+        "GPUs each, dropped together, are drawn as the cluster that meets them best.",
+        kind,
     )
-    if file and file.name.lower().endswith(TOPOLOGY):
-        kind = st.selectbox(
-            "GPU type in this file",
-            list(catalogue.gpu_types()),
-            index=None,
-            placeholder="as the file says",
-            key=f"topology-{file.file_id}",
-        )
-        try:
-            drawn = uploads.topology(file.name, file.getvalue(), kind)
-        except InputError as error:
-            st.error(plain(str(error)), icon=":material/error:")
-        else:
-            # Read again at every run for its notes, but opened once for each type: edits of the table stay.
-            if state.first_time(f"{file.file_id} {kind}"):
-                state.open_cluster(drawn.cluster)
-                st.rerun()
-            tell(drawn)
-    elif file:
-        if state.first_time(file.file_id):
-            try:
-                state.notice(uploads.receive(file.name, file.getvalue()))
-                st.rerun()
-            except InputError as error:
-                state.complain(file.file_id, str(error))
-        for complaint in state.complaints([file.file_id]):
-            st.error(plain(complaint), icon=":material/error:")
 
 cluster = state.cluster()
 drawing.board(cluster)
@@ -137,8 +108,10 @@ else:
         st.rerun()
 
 summary.show(cluster)
+pairs.show()
 
 st.subheader("Where times come from", anchor=False)
 st.caption("Every simulated time counts with these costs; each page names them.")
 costs.choose(cluster, state.model())
 measuring.show(cluster, state.model())
+trust.show()

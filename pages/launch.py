@@ -3,6 +3,7 @@
 import streamlit as st
 
 from app import cached, header, widgets
+from app.export import panel as export
 from app.launch import form, history, report, watch
 
 header.show(
@@ -16,7 +17,9 @@ if problem is not None and plan is None:
     st.info("Open a plan first: choose one in the row above or make one.", icon=":material/info:")
     st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
 if problem is not None and plan is not None:
+    widgets.say_inference_only()
     form.form(problem, plan, past)
+    export.show(plan, problem, "launch")
 watch.watch()
 watch.others(past)
 if past:

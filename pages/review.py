@@ -6,6 +6,7 @@ from app import header, state, widgets
 from app.review import compare, link, saved, show
 from app.text import plain
 from engine.errors import InputError
+from engine.store.database import LostError
 
 VIEWS = {"Plans": ":material/list: Plans", "Compare": ":material/compare: Compare"}
 
@@ -44,6 +45,8 @@ def page() -> None:
 fault = None
 try:
     link.follow()
+except LostError:  # said below
+    pass
 except InputError as error:
     fault = f"The link leads nowhere: {error}."
 header.show("Review", "Shall we do it? Plans that the team saved, what was said about them, and what was decided.")
@@ -53,4 +56,5 @@ try:
     page()
     saved.watch()
 except InputError as error:
+    state.keep_typed()
     st.error(plain(str(error)), icon=":material/error:")

@@ -2,12 +2,11 @@
 
 import streamlit as st
 
-from app import cached, header, state, widgets
+from app import balance, cached, header, state, widgets
 from app.charts import gantt as charts
 from app.charts import lanes, theme
-from app.charts import waits as waits_charts
 from app.text import plain
-from app.timeline import bounds, sends, step
+from app.timeline import bottleneck, bounds, sends, serving, step, together
 from engine import units
 from engine.errors import InputError
 from engine.formats.perfetto import write_trace
@@ -30,17 +29,25 @@ if plan is None:
     st.stop()
 
 baselines = widgets.usual_baselines(fitting, plan)
+used = state.in_use() if problem.in_use is not None else None
+if used in fitting and used not in (plan.id, *baselines):
+    baselines.insert(0, used)
 beside = st.multiselect(
     "Beside it",
     [id for id in fitting if id != plan.id],
     default=baselines,
-    format_func=lambda id: f"{fitting[id].name} · {id[:8]}",
+    format_func=lambda id: f"{fitting[id].name} · {id[:8]}{' · deployed now' if id == used else ''}",
     placeholder="Compare with other plans",
 )
-shown = {
-    fitting[id].name if fitting[id].name != plan.name or id == plan.id else f"{fitting[id].name} {id[:8]}": fitting[id]
-    for id in (plan.id, *beside)
-}
+
+
+def name_of(id: str) -> str:
+    """Of a plan on this page, which tells it from the open one and says what is deployed."""
+    name = fitting[id].name if fitting[id].name != plan.name or id == plan.id else f"{fitting[id].name} {id[:8]}"
+    return f"{name} (deployed now)" if id == used else name
+
+
+shown = {name_of(id): fitting[id] for id in (plan.id, *beside)}
 try:
     timelines = {name: cached.simulate(plan, problem) for name, plan in shown.items()}
 except InputError as error:  # sizes that the chosen costs were not measured for, or tokens that the recording lacks
@@ -50,7 +57,7 @@ except InputError as error:  # sizes that the chosen costs were not measured for
 def download() -> None:
     st.download_button(
         "Perfetto file of the open plan",
-        lambda: write_trace(timelines[plan.name]),
+        lambda: write_trace(timelines[name_of(plan.id)]),
         "timeline.json",
         "application/json",
         icon=":material/download:",
@@ -62,19 +69,23 @@ if problem.goal is Goal.TRAINING:
     step.show(shown, problem)
     download()
     st.stop()
+if state.serving() is not None and serving.show(shown, problem):
+    st.stop()
 
 figures = cached.metrics(plan, problem)
 whole = figures.total or 1.0  # a recording of nothing but padding takes no time
 with st.container(horizontal=True, gap="large"):
     st.metric(
-        "Total, simulated", units.seconds(figures.total), help=f"{figures.how_simulated}; costs: {problem.cost.source}"
+        "Total, simulated",
+        units.seconds(figures.total),
+        help=f"{figures.how_simulated}; costs: {timelines[name_of(plan.id)].cost_source}",
     )
     bounds.show(plan, problem, figures)
     if figures.bound is not None and plan.claim.scope != "order":
         st.metric(
             "Bound for any placement",
             units.seconds(figures.bound),
-            help="proven by the optimiser, for placements with as many slots per GPU",
+            help="as its optimiser claims of placements with as many slots per GPU; not computed again",
         )
     st.metric(
         "Exposed communication",
@@ -85,6 +96,7 @@ with st.container(horizontal=True, gap="large"):
     st.metric(
         "GPU utilisation", units.share(figures.utilisation), help="compute time / total, mean over GPUs (Aurora §8.1)"
     )
+    balance.metric(figures.balance)
 
 last_layer = problem.workload.layers - 1
 first, last = 0, last_layer
@@ -97,10 +109,11 @@ if last < asked:
         "The Perfetto file has everything.",
         icon=":material/warning:",
     )
-others = [timeline.total for name, timeline in timelines.items() if name != plan.name]
+others = {name: timeline.total for name, timeline in timelines.items() if name != name_of(plan.id)}
 title = f"{theme.plain(plan.name)} takes {units.seconds(figures.total)}"
 if others:
-    title += f"; the plans beside it take {' and '.join(units.ratio(other / whole) for other in others)} that"
+    beside_it = theme.plain(next(iter(others))) + " takes" if len(others) == 1 else "the plans beside it take"
+    title += f"; {beside_it} {' and '.join(units.ratio(other / whole) for other in others.values())} that"
 lines = {name: cached.bound(plan, problem, first, last) for name, plan in shown.items()}
 parts = {name: lanes.fewer_lanes(timeline, first, last, MOST_GPUS) for name, timeline in timelines.items()}
 drawn = max(count for _, count in parts.values())
@@ -113,24 +126,15 @@ longest = max(figures.seconds, key=figures.seconds.get)
 share = units.share(figures.seconds[longest] / whole)
 most = "" if plan.goal is Goal.TWO_MODELS else f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). "
 bar, how = "a send; hover tells its receiver", figures.how_simulated
-if timelines[plan.name].bundled:
+if timelines[name_of(plan.id)].bundled:
     bar = "the time in which a GPU sends or receives without a gap: there are too many sends to draw"
 st.caption(
     f"{most}Outlined bars are {how}. A bar on a network lane is {bar}. The line runs through what all GPUs wait for."
 )
-if timelines[plan.name].bundled:
+if timelines[name_of(plan.id)].bundled:
     sends.show(plan, problem)
 
-st.subheader("The bottleneck", anchor=False)
-st.caption(
-    "Every step of a layer ends with its slowest GPU; this is the time of the whole open plan by the GPU that the "
-    "others wait for, and by layer. Of a send that ends last it is the end that more was queued for."
-)
-waited = cached.waits(plan, problem)
-if len(waited):
-    by_gpu, by_layer = st.columns(2, gap="large")
-    with by_gpu:
-        widgets.chart(waits_charts.by_gpu(waited, timelines[plan.name].resources), "waits-by-gpu")
-    with by_layer:
-        widgets.chart(waits_charts.by_layer(waited), "waits-by-layer")
+bottleneck.show(plan, problem, timelines[name_of(plan.id)].resources)
+if plan.goal is Goal.TWO_MODELS:
+    together.show(plan, problem)
 download()

@@ -13,6 +13,7 @@ if widgets.problem_or_advice() is None:
         synthetic.panel()
     st.stop()
 problem = widgets.needed_problem()
+widgets.say_inference_only()
 live.panel(problem)
 st.divider()
 if problem.goal is Goal.TRAINING:

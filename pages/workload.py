@@ -3,18 +3,13 @@
 import pandas as pd
 import streamlit as st
 
-from app import cached, header, samples, state, uploads, widgets
+from app import cached, drop_zone, header, model_catalogue, samples, tables, widgets
 from app.charts import workload as charts
-from app.text import plain
+from app.workload import checks, guide, save
 from engine import units
-from engine.errors import InputError
+from engine.balance import over_layers
 from engine.workload import RoutingTrace
 
-LEVELS = {
-    "ok": (st.success, ":material/check_circle:"),
-    "warning": (st.warning, ":material/warning:"),
-    "error": (st.error, ":material/error:"),
-}
 ROWS_SHOWN = 1000
 
 header.show("Workload", "What did I record, and can I trust it?")
@@ -22,32 +17,24 @@ header.show("Workload", "What did I record, and can I trust it?")
 drop, gallery = st.columns([2, 3], gap="large")
 with drop:
     st.subheader("Your recordings", anchor=False)
-    files = st.file_uploader(
+    drop_zone.show(
+        "recordings",
         "Routing logs, expert loads, traffic matrices, a model's config.json",
-        type=uploads.TYPES,
-        accept_multiple_files=True,
-        key="recordings",
-        help="npz, npy, CSV, Parquet or SGLang statistics JSON",
+        "Recordings of SGLang, vLLM, TensorRT-LLM and Megatron-Core, tables, NumPy files; several files of one recording, "
+        "or an archive of them (docs/formats.md).",
     )
     st.caption("A red file is above 200 MB: cut it to fewer tokens, or save it as .npz or Parquet, which are smaller.")
-    # Recordings before JSON, so that a recording and its model can be dropped together in any order.
-    for file in sorted(files, key=lambda file: file.name.lower().endswith(".json")):
-        if state.first_time(file.file_id):
-            try:
-                state.notice(uploads.receive(file.name, file.getvalue()))
-                st.rerun()
-            except InputError as error:
-                state.complain(file.file_id, str(error))
-    for complaint in state.complaints([file.file_id for file in files]):
-        st.error(plain(complaint), icon=":material/error:")
+    guide.button()
+    model_catalogue.search("workload")
 with gallery:
     st.subheader("Samples", anchor=False)
     st.caption("Real routing of two small models, recorded on held-out text; see sample_traces/README.md.")
     for first in range(0, len(samples.RECORDINGS), 4):
-        for place, sample in zip(st.columns(4), samples.RECORDINGS[first : first + 4], strict=True):
-            if place.button(sample.title, key=sample.file, help=sample.text, width="stretch"):
-                samples.open_recording(sample)
-                st.rerun()
+        with st.container(horizontal=True):
+            for sample in samples.RECORDINGS[first : first + 4]:
+                if st.button(sample.title, key=sample.file, help=sample.text):
+                    samples.open_recording(sample)
+                    st.rerun()
 
 workload = cached.workload()
 if workload is None:
@@ -56,27 +43,38 @@ if workload is None:
     st.stop()
 
 inspection = cached.inspection()
-with st.container(horizontal=True, gap="large"):
-    st.metric("Recorded", inspection.kind)
-    if inspection.tokens is not None:
-        st.metric("Tokens", f"{inspection.tokens:,}")
-    st.metric("MoE layers × experts", f"{inspection.layers} × {inspection.experts}")
-    st.metric("Worst skew", units.ratio(float(inspection.skew.max())), help="busiest expert / mean expert of a layer")
-    if inspection.predicted is not None and len(inspection.predicted):
+with st.container(horizontal=True, horizontal_alignment="distribute"):
+    with st.container(horizontal=True, gap="large", width="content"):
+        st.metric("Recorded", inspection.title)
+        if inspection.tokens is not None:
+            st.metric("Tokens", f"{inspection.tokens:,}")
+        st.metric("MoE layers × experts", f"{inspection.layers} × {inspection.experts}")
+        skew = inspection.balance.factors
         st.metric(
-            "Affinity",
-            units.share(float(inspection.predicted.mean())),
-            help=f"how often the likeliest next expert is right, given the present one; by chance "
-            f"{units.share(1 / inspection.experts)} (ExFlow §III)",
+            "Worst skew",
+            units.ratio(skew["max"]),
+            help=f"busiest expert / mean expert of a layer; over layers {units.ratio(skew['mean'])} in the mean, "
+            f"{over_layers(skew)}",
         )
-    st.space("stretch")
-    st.page_link("../pages/optimise.py", label="Next: make a plan", icon=":material/arrow_forward:")
+        if inspection.layers > 1:
+            st.metric(
+                "Skew, p50 – p95",
+                f"{units.ratio(skew['p50'])} – {units.ratio(skew['p95'])}",
+                help=f"busiest expert / mean expert, of half the layers at most the first, of 95 % at most the second; "
+                f"{over_layers(skew)}",
+            )
+        if inspection.predicted is not None and len(inspection.predicted):
+            st.metric(
+                "Affinity",
+                units.share(float(inspection.predicted.mean())),
+                help=f"how often the likeliest next expert is right, given the present one; by chance "
+                f"{units.share(1 / inspection.experts)} (ExFlow §III)",
+            )
+    with st.container(horizontal=True, width="content", vertical_alignment="center"):
+        save.popover(workload)
+        st.page_link("../pages/optimise.py", label="Next: make a plan", icon=":material/arrow_forward:")
 
-worst = max((finding.level for finding in inspection.findings), key=list(LEVELS).index, default="ok")
-with st.expander(f"Checks: {worst}", expanded=worst == "error", icon=LEVELS[worst][1]):
-    for finding in inspection.findings:
-        show, icon = LEVELS[finding.level]
-        show(plain(finding.text), icon=icon)
+checks.show(workload, inspection.findings)
 
 view = widgets.segments("Show", ["Popularity", "Traffic", "Table"], default="Popularity", label_visibility="collapsed")
 if view == "Popularity":
@@ -86,15 +84,17 @@ elif view == "Traffic":
     layer = st.slider("MoE layer", 0, workload.layers - 1, 0) if workload.layers > 1 else 0
     plan = cached.open_plan()
     placement, whose = widgets.placement_to_show(plan, problem)
+    travel = plan.travel if plan is not None and placement is plan.placement else problem.travel
+    how = "" if travel is None else f" with {travel.in_words}"
     st.caption(
-        f"Bytes of the dispatch all-to-all under {whose}; combine is the same backwards. Sequences are spread "
+        f"Bytes of the dispatch all-to-all under {whose}{how}; combine is the same backwards. Sequences are spread "
         "round-robin over the GPUs unless the recording names their ranks."
     )
-    widgets.chart(charts.traffic(problem.traffic(placement)[layer], problem.cluster.gpu_names), "traffic")
+    widgets.chart(charts.traffic(problem.traffic(placement, travel)[layer], problem.cluster.gpu_names), "traffic")
 elif isinstance(workload, RoutingTrace):
     head = workload.experts[:ROWS_SHOWN]
     columns = {f"layer {i}": [" ".join(map(str, row)) for row in head[:, i]] for i in range(workload.layers)}
     st.caption(f"The experts of the first {len(head):,} of {workload.tokens:,} tokens")
-    st.dataframe(pd.DataFrame(columns).rename_axis("token"))
+    tables.show(pd.DataFrame(columns).rename_axis("token"))
 else:
-    st.dataframe(pd.DataFrame(workload.load).rename_axis("layer"))
+    tables.show(pd.DataFrame(workload.load).rename_axis("layer"))

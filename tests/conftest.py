@@ -9,13 +9,21 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests import warm
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+for _variable in ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT"):
+    os.environ.setdefault(_variable, "1")
 """One thread for the linear algebra of NumPy and PyTorch. There are as many test processes as processors already, and threads
 beyond that wait for one another in busy loops: an eigenvalue problem of 80 rows takes ten times as long. Read when the
-libraries are loaded, which is later; processes that tests start inherit it, but for ranks, to which launches give their own."""
+libraries are loaded, which is later; processes that tests start inherit it. Launches tell their ranks a number of threads, and
+the rank that computes what one process computes takes all cores: the limit holds for those."""
+
+settings.register_profile("repeatable", derandomize=True)
+if "SWITCHYARD_FUZZ" not in os.environ:
+    # The same commit passes or fails everywhere. What only luck finds is looked for in long runs, see `tests.formats.fuzzing`.
+    settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +32,14 @@ def own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "data"
     monkeypatch.setenv("SWITCHYARD_DATA", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nobody_waits_for_the_disk() -> Iterator[None]:
+    """No test pulls the plug: whether all that has to be on the disk is there is what `tests.faults` looks at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     processor idles in between and none is left alone with a long file at the end."""
     files = [list(group) for _, group in groupby(items, key=lambda item: item.path)]
     here = Path(__file__).parent
-    waiting = [file for file in files if file[0].path.parent in (here / "browser", here / "launch")]
+    waiting = [file for file in files if file[0].path.parent in (here / "browser", here / "launch", here / "slurm")]
     computing = [file for file in files if file not in waiting]
     places = {id(file): (index + 0.5) / len(part) for part in (waiting, computing) for index, file in enumerate(part)}
     # The waiting ones are dealt out over the first two thirds of the run.

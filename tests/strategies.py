@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from engine.cluster import Cluster, Gpu, Node
 from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet, Line
+from engine.efficiency import Efficiency
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.network import Network
-from engine.plan import Placement
-from engine.problem import Problem
+from engine.plan import Placement, Travel
+from engine.problem import Problem, make_problem
 from engine.workload import RoutingTrace
 
 RATES = (1e6, 8e5, 5e5, 4e5)
@@ -25,6 +26,9 @@ SPEEDS = (4e9, 2e9, 1e9)
 LATENCIES = (0.0, 2e-4)
 
 seeds = st.integers(0, 2**32 - 1)
+
+NEEDS_ROWS = {"coactivation"}
+"""Systems that refuse to plan where every copy of a token travels on its own; `tests.systems.test_coactivation` has them."""
 
 
 def make_gpu(
@@ -59,10 +63,29 @@ def make_model(layers: int, experts: int, k: int = 1, **sizes) -> MoEModel:
 
 
 @st.composite
-def clusters(draw, least: int = 2, most: int = 5, linked: bool | None = None, symmetric: bool | None = None) -> Cluster:
+def efficiencies(draw) -> Efficiency:
+    """Shares that a port reaches with more and more sends, of the fabric and of the links."""
+    kinds = []
+    for _ in range(2):
+        sends = sorted(draw(st.sets(st.integers(1, 8), min_size=1, max_size=3)))
+        share = sorted(draw(st.sampled_from((1.0, 0.9, 0.7, 0.5, 0.2))) for _ in sends)
+        kinds.append(tuple(zip(sends, share[::-1], strict=True)))
+    return Efficiency(fabric=kinds[0], links=kinds[1])
+
+
+@st.composite
+def clusters(
+    draw,
+    least: int = 2,
+    most: int = 5,
+    linked: bool | None = None,
+    symmetric: bool | None = None,
+    contended: bool = True,
+) -> Cluster:
     """Equal or mixed GPUs in nodes with or without links, with or without start-up times.
 
-    linked: whether nodes may have links (None: drawn); symmetric: whether all receive as fast as they send.
+    linked: whether nodes may have links (None: drawn); symmetric: whether all receive as fast as they send; contended:
+    whether sends that meet may reach less than a port's rate.
     """
     count = draw(st.integers(least, most))
     mixed = draw(st.booleans())
@@ -84,7 +107,8 @@ def clusters(draw, least: int = 2, most: int = 5, linked: bool | None = None, sy
         )
         for index, (first, last) in enumerate(pairwise(cuts))
     )
-    return Cluster(name="drawn", nodes=nodes, latency=draw(st.sampled_from(LATENCIES)))
+    efficiency = draw(st.none() | efficiencies()) if contended else None
+    return Cluster(name="drawn", nodes=nodes, latency=draw(st.sampled_from(LATENCIES)), efficiency=efficiency)
 
 
 def planned_or_skipped(plan: Callable[[], Any]) -> Any:
@@ -131,15 +155,31 @@ def cost_models(draw, cluster: Cluster) -> CostModel:
 
 @st.composite
 def problems(
-    draw, layers: tuple[int, int] = (1, 3), experts: tuple[int, int] | None = None, **cluster_options
+    draw,
+    layers: tuple[int, int] = (1, 3),
+    experts: tuple[int, int] | None = None,
+    travelling: bool = False,
+    **cluster_options,
 ) -> Problem:
-    """A whole planning problem. experts: fewest and most experts, by default from 1 to twice as many as GPUs."""
+    """A whole planning problem. experts: fewest and most experts, by default from 1 to twice as many as GPUs; travelling:
+    tokens with up to four experts may travel in any way, not only copy by copy."""
     cluster = draw(clusters(**cluster_options))
     gpus = len(cluster.gpus)
     fewest, most = experts or (1, 2 * gpus)
     count, depth = draw(st.integers(fewest, most)), draw(st.integers(*layers))
-    trace = draw(traces(depth, count, gpus))
-    return Problem(trace, cluster, make_model(depth, count, trace.k), draw(cost_models(cluster)))
+    k = draw(st.integers(1, min(4, count))) if travelling else None
+    trace = draw(traces(depth, count, gpus, k))
+    travel = draw(travels) if travelling else None
+    model, cost = make_model(depth, count, trace.k), draw(cost_models(cluster))
+    return make_problem(trace, cluster, model, cost, travel=travel)
+
+
+travels = st.builds(
+    lambda way, dispatch, combine: Travel(unit=way[0], replicas=way[1], dispatch=dispatch, combine=combine),
+    way=st.sampled_from((("copies", None), ("gpu", None), ("node", None), ("gpu", "fewest"), ("node", "fewest"))),
+    dispatch=st.sampled_from((None, "fp8")),
+    combine=st.sampled_from((None, "bf16", "fp32")),
+)
 
 
 @st.composite

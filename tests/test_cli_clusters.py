@@ -79,7 +79,18 @@ def test_the_command_line_submits_and_collects(engine, plan, shared, tmp_path, m
         str(folder),
     ]
     assert (state / "script.sh").read_text().startswith("#!/bin/bash")
-    assert "has no report.json yet" in engine.refused("collect", folder)
+    (state / "queue").write_text("PENDING Resources")
+    assert engine.json("status", folder) == {
+        "handle": f"slurm://switchyard/{JOB_NUMBER}",
+        "state": "pending",
+        "message": "PENDING (Resources)",
+        "over": False,
+    }
+    assert "has no report.json yet: slurm://switchyard/4242 is pending (Resources)" in engine.refused("collect", folder)
+    assert engine.json("cancel", folder) == {"handle": f"slurm://switchyard/{JOB_NUMBER}"}
+    assert engine.text("status", folder) == f"slurm://switchyard/{JOB_NUMBER} is cancelled\n"
+    for command in ("status", "cancel"):
+        assert "is not the run folder" in engine.refused(command, tmp_path)
     assert "is not the run folder" in engine.refused("collect", tmp_path)
 
 

@@ -1,12 +1,14 @@
 """`detect`: the GPUs of this machine, or those of a saved topology, as a cluster file."""
 
 import sys
+from itertools import combinations
 
 import pytest
 import torch
 
 from engine.catalogue import gpu_types
 from engine.formats import read_cluster
+from tests.formats.measured.test_nccl_pairs import pair_log
 from tests.formats.test_nvidia_topo import everywhere, printed
 from tests.launch.nvml import GIB, Gpu, plug_in, switched
 from tests.test_cli import CommandLine
@@ -64,3 +66,40 @@ def test_a_saved_topology(engine, tmp_path):
     assert "node dgx: 8 × H100, links 450 GB/s" in text and f"saved the cluster: {path}" in text
     assert set(read_cluster(path).gpus) == {gpu_types()["H100"].gpu()}
     assert "there is no such file" in engine.refused("detect", "--topology", tmp_path / "none.txt")
+
+
+def test_measured_pairs_as_a_cluster(engine, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    ends = [("a", "1b"), ("a", "43"), ("b", "1b")]
+    for number, pair in enumerate(combinations(ends, 2)):
+        (logs / f"{number}.out").write_text(pair_log(pair, 200e9 if pair[0][0] == pair[1][0] else 25e9))
+    (logs / "notes.md").write_text("measured in March")
+    path = tmp_path / "ours.json"
+    answer = engine.json("detect", "--pairs", logs, "-o", path)
+    cluster = read_cluster(path)
+    assert (cluster.name, [len(node.gpus) for node in cluster.nodes]) == ("ours", [2, 1])
+    assert cluster.nodes[0].link_bandwidth == pytest.approx(200e9, rel=1e-3)
+    assert cluster.gpus[2].send_bandwidth == pytest.approx(25e9, rel=1e-3)
+    pairs = answer["pairs"]
+    assert pairs["gpus"] == ["a [1b]", "a [43]", "b [1b]"]
+    assert pairs["measured"][0] == [None, pytest.approx(200e9, rel=1e-3), pytest.approx(25e9, rel=1e-3)]
+    assert pairs["drawn"][0] == pairs["measured"][0] or pairs["mean_error"] < 1e-3
+    text = engine.text("detect", "--pairs", *sorted(logs.glob("*.out")))
+    assert "a [1b] and a [43]" in text and "node a: 2 × H100, links" in text and "one pair ran at a time" in text
+    saved = tmp_path / "topo.txt"
+    assert "choose one" in engine.refused("detect", "--pairs", logs, "--topology", saved)
+    assert "not what nccl-tests prints" in engine.refused("detect", "--pairs", path)
+
+
+def test_inspect_says_that_logs_of_pairs_are_a_set(engine, tmp_path):
+    for number, ends in enumerate(combinations([("a", "1b"), ("a", "43"), ("b", "1b")], 2)):
+        (tmp_path / f"{number}.out").write_text(pair_log(ends, 25e9))
+    answer = engine.json("inspect", tmp_path)
+    assert (answer["kind"], answer["format"], answer["checks"][0]["severity"]) == ("pairs", "nccl-pairs", "ok")
+    text = engine.text("inspect", *sorted(tmp_path.glob("*.out")))
+    assert (
+        "a set of nccl-tests of pairs of GPUs; open all of it at once on the Cluster page, or give it to detect" in text
+    )
+    alone = engine.json("inspect", tmp_path / "0.out")
+    assert alone["kind"] == "measurements" and "detect --pairs" in alone["checks"][0]["message"]

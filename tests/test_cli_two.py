@@ -221,7 +221,7 @@ def test_a_plan_in_use_on_other_gpus(engine, files, tmp_path):
     small = [*files.first[:2], "--cluster", tmp_path / "small.json", *files.first[4:]]
     engine.json("plan", *small, "--system", "linear", "-o", now)
     line = engine.refused("plan", *files.first, "--in-use", now, "--system", "joint")
-    assert "the placement in use is for 4 GPUs, but there are 8" in line
+    assert "now.json: is for 4 GPUs, but there are 8" in line
     assert "nowhere.json" in engine.refused(
         "plan", *files.first, "--in-use", tmp_path / "nowhere.json", "--system", "joint"
     )

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,14 @@ from app.visitor import glossary
 from engine import formats
 from engine.catalogue import cluster_presets
 from engine.errors import InputError
+from engine.formats.known import FORMATS
 from engine.workload import RoutingTrace
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     ROOT / "sample_traces" / "README.md",
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
@@ -33,17 +36,22 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 OPTION = re.compile(r"--[a-z][a-z-]*")
 
-ELSEWHERE = ("docker ", "dask ", ".venv/bin/python -m pytest ")
+ELSEWHERE = ("docker ", "dask ", ".venv/bin/python -m pytest ", "SWITCHYARD_FUZZ=")
 """Commands that no test can run and none of ours answers: taken as they are."""
 ASKED_ONLY = (
     "python -m engine launch plan.json --on testbed",
     "python -m engine launch plan.json --on slurm --shared /shared/switchyard",
+    "python -m engine status /shared/switchyard/RUN",
+    "python -m engine cancel /shared/switchyard/RUN",
     "python -m engine collect /shared/switchyard/RUN",
     "python -m engine calibrate ",
+    "python -m engine record ",
+    "python -m engine restore ",
     "python -m engine plan --cost profile.json --workload recording.npz",
     "python -m engine plan --dask tcp://10.0.0.5:8786",
 )
-"""Commands of ours that need root, a cluster, a quiet machine or a person's own files: their options must exist."""
+"""Commands of ours that need root, a cluster, a server, a quiet machine, an empty data folder or a person's own files: their
+options must exist."""
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
 
@@ -69,11 +77,18 @@ def anchors_of(page: Path) -> set[str]:
 def options_exist(command: str) -> None:
     """The command's --help knows every option that it is given."""
     words = shlex.split(command)
-    asked = subprocess.run(
-        [sys.executable, *words[1:4], "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
-    missing = [word for word in words if OPTION.fullmatch(word) and word not in OPTION.findall(asked.stdout)]
+    known = options_of(*words[1:4])
+    missing = [word for word in words if OPTION.fullmatch(word) and word not in known]
     assert not missing, f"{command}: there is no {', '.join(missing)}"
+
+
+@cache
+def options_of(*words: str) -> frozenset[str]:
+    """The options that the --help of `python WORDS` names."""
+    asked = subprocess.run(
+        [sys.executable, *words, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    return frozenset(OPTION.findall(asked.stdout))
 
 
 def exists(command: str) -> bool:
@@ -164,7 +179,7 @@ def test_the_format_reads_good_files_and_refuses_others(
 ) -> None:
     module: dict = {}
     exec(examples["engine/formats/jsonl.py"], module)
-    monkeypatch.setitem(formats._READERS, ".jsonl", module["read_jsonl"])
+    monkeypatch.setattr("engine.formats.recognition.FORMATS", (*module["FORMATS"], *FORMATS))
     file = tmp_path / "log.jsonl"
     file.write_text('{"experts": [[3, 7], [0, 2]]}\n{"experts": [[1, 2], [5, 4]]}\n')
     trace = formats.read_workload(file)

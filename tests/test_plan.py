@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.plan import Claim, Placement, Plan, Schedule, SendOrder
+from engine.plan import Claim, Placement, Plan, Schedule, SendOrder, Travel
 from engine.result import Provenance, Status, relative_gap
 from tests.strategies import placements, seeds
 
@@ -193,6 +193,15 @@ def test_a_changed_copy_forgets_what_was_computed_before():
     assert placement.share[0, 0, 0] == 1
     swapped = placement.model_copy(update={"experts_of_gpu": (((1,), (0,)),)})
     assert swapped.share[0, 0].tolist() == [0, 1]
+
+
+def test_other_parts_are_checked_with_the_rest():
+    plan = plan_of()
+    assert plan.id  # computed before, and of the plan without them
+    at_once = plan.with_parts(send_order=SendOrder(mode="concurrent"), parent=plan.id, travel=Travel())
+    assert at_once.id != plan.id == at_once.parent and at_once.travel is None
+    with pytest.raises(ValueError, match="the order covers 1 MoE layers, the placement 2"):
+        plan.with_parts(placement=placement_of(((0,), (1,)), ((0,), (1,))))
 
 
 def test_plans_compare_whatever_was_computed_of_them():

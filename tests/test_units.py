@@ -64,6 +64,21 @@ def test_share(value, text):
     assert units.share(value) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.042, "+4.2 %"),
+        (-0.3, "-30.0 %"),
+        (0.0, "+0.0 %"),
+        (-0.0004, "+0.0 %"),
+        (-0.0006, "-0.1 %"),
+        (1.5, "+150.0 %"),
+    ],
+)
+def test_a_share_with_its_sign(value, text):
+    assert units.signed(value) == text
+
+
 def test_bandwidth_is_read_in_bits():
     assert units.bandwidth(12.5e9) == "100 Gb/s"
     assert units.bandwidth(0.0) == "0 Gb/s"

@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import cached, samples, state, widgets
+from app import cached, failing, samples, state, widgets
 from app.charts import affinity_study as charts
 from engine import formats
 from engine.errors import InputError
@@ -116,7 +116,7 @@ def _watch(job: runner.Job, wanted: dict[str, Any]) -> None:
     """The job's row and what it has found so far, drawn again every second while it runs."""
     running = not job.state.finished
 
-    @st.fragment(run_every=1 if running else None)
+    @failing.fragment(run_every=1 if running else None)
     def newest() -> None:
         finished = job.state.finished
         widgets.job_row(job)
@@ -126,8 +126,10 @@ def _watch(job: runner.Job, wanted: dict[str, Any]) -> None:
                 "This study was about another recording, number of GPUs or choice of hops; run it again for what is open.",
                 icon=":material/info:",
             )
-        elif result := cached.result_of(job):
-            _show(result, job.id)
+        else:
+            with failing.saying():
+                if result := cached.result_of(job):
+                    _show(result, job.id)
         if running and finished:
             st.rerun()
 

@@ -14,7 +14,6 @@ from engine.units import TIME, scale_of, seconds, size
 
 MOST_BARS = 5000
 """Events drawn as bars; a browser gets slow above, so longer stretches must be chosen by layer."""
-
 SECOND = ", second model"
 
 
@@ -31,11 +30,13 @@ def gantt(
     title: str,
     bounds: dict[str, float] | None = None,
     lanes: int | None = None,
+    second: str = SECOND,
 ) -> go.Figure:
     """The timelines by name, one above the other, from layer `first` to layer `last` (both included).
 
     Simulated bars are outlined, measured ones solid. bounds: seconds from a timeline's own start of the chosen layers,
-    drawn as a dashed line with its value; lanes: how many of the GPUs, from the first, are drawn (None: all).
+    drawn as a dashed line with its value; lanes: how many of the GPUs, from the first, are drawn (None: all);
+    second: what names of hatched bars end with.
     """
     parts = {name: _stretch(timeline, first, last) for name, timeline in timelines.items()}
     longest = max((events["end"].max() for events in parts.values() if len(events)), default=0.0)
@@ -53,7 +54,7 @@ def gantt(
     )
     seen: set[str] = set()
     for row, (name, events) in enumerate(parts.items(), start=1):
-        _draw(figure, row, events, timelines[name], factor, seen)
+        _draw(figure, row, events, timelines[name], factor, seen, second)
         _name_lanes(figure, row, timelines[name].resources[:lanes])
         if bounds and name in bounds:
             figure.add_vline(
@@ -83,14 +84,16 @@ def _stretch(timeline: Timeline, first: int, last: int) -> pd.DataFrame:
     return events.assign(start=events["start"] - origin, end=events["end"] - origin)
 
 
-def _draw(figure: go.Figure, row: int, events: pd.DataFrame, timeline: Timeline, factor: float, seen: set[str]) -> None:
+def _draw(
+    figure: go.Figure, row: int, events: pd.DataFrame, timeline: Timeline, factor: float, seen: set[str], second: str
+) -> None:
     measured = timeline.source == "measured"
     short = [name.split(" · ")[0] for name in timeline.resources]
     for model, kind in product(range(2), KINDS):
         events_of_kind = events[(events["kind"] == kind) & (events["model"] == model)]
         if not len(events_of_kind):
             continue
-        colour, name = KIND_COLOURS[kind], KIND_TITLES[kind] + SECOND * model
+        colour, name = KIND_COLOURS[kind], KIND_TITLES[kind] + second * model
         figure.add_bar(
             x=(events_of_kind["end"] - events_of_kind["start"]) / factor,
             base=events_of_kind["start"] / factor,
@@ -106,7 +109,7 @@ def _draw(figure: go.Figure, row: int, events: pd.DataFrame, timeline: Timeline,
             name=name,
             legendgroup=name,
             showlegend=name not in seen,
-            customdata=_hover(events_of_kind, short),
+            customdata=_hover(events_of_kind, short, second),
             hovertemplate="%{customdata}<extra></extra>",
             row=row,
             col=1,
@@ -153,7 +156,7 @@ def _lane_shift(events: pd.DataFrame) -> np.ndarray:
     return np.where(events["stream"] == "network", -0.2, 0.2)
 
 
-def _hover(events: pd.DataFrame, names: list[str]) -> list[str]:
+def _hover(events: pd.DataFrame, names: list[str], second: str) -> list[str]:
     texts = []
     for event in events.itertuples():
         length = seconds(event.end - event.start)
@@ -163,7 +166,7 @@ def _hover(events: pd.DataFrame, names: list[str]) -> list[str]:
         elif event.bytes:
             where = f"{where} sends {size(event.bytes)}"
         texts.append(
-            f"{KIND_TITLES[event.kind]}{SECOND * event.model}, layer {event.layer}<br>{where}<br>{length}, "
+            f"{KIND_TITLES[event.kind]}{second * event.model}, layer {event.layer}<br>{where}<br>{length}, "
             f"from {seconds(event.start)}"
         )
     return texts

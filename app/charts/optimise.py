@@ -1,9 +1,13 @@
 """Charts of many plans: balance against affinity, plans on recordings they were not made from, Lina at run time."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 import plotly.graph_objects as go
 
 from app.charts.theme import KIND_COLOURS, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain, write_numbers
+from engine.balance import over_layers
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
 SCORES = {"seconds": "Time (simulated)", "balancedness": "Balancedness", "kept_local": "Kept local"}
@@ -18,25 +22,42 @@ SCHEMES = {
 TIMES = {"inference": "Batch time", "layer": "Layer time", "all_to_all": "All-to-all time"}
 
 
+class Across(NamedTuple):
+    """What a front weighs balance against. key: of its points; factor: to what is drawn; axis: its title; unit: after a drawn
+    value in a tip; written: a value as text, before its noun; better: the sign of what is better."""
+
+    key: str
+    factor: float
+    axis: str
+    unit: str
+    written: Callable[[float], str]
+    noun: str
+    better: int
+
+
+HOPS = Across("kept_share", 100, "hops kept on their GPU, %", "% kept", share, "kept", 1)
+ROWS = Across("rows", 1, "rows a token sends in a layer", "rows a token", digits, "rows a token", -1)
+
+
 def front(
     points: list[dict],
     others: dict[str, tuple[float, float]],
     elsewhere: list[tuple[float, float]] | None = None,
     where: str = "",
+    across: Across = HOPS,
 ) -> go.Figure:
-    """Kept share across, balancedness up; the better corner is at the top right.
+    """Kept share, or rows a token with few to the right, across, balancedness up; the better corner is at the top right.
 
-    points: kept_share, balancedness, weight and seconds of every placement of the front; others: (kept share,
-    balancedness) of other plans by name; elsewhere: the front's points on another recording, called `where`.
+    points: kept_share or rows, balancedness, weight, seconds and perhaps overload (`Balance.factors`, on the open recording)
+    of every placement of the front; others: (kept share or rows, balancedness) of other plans by name; elsewhere: the front's
+    points on another recording, called `where`.
     """
-    points = sorted(points, key=lambda point: point["kept_share"])
+    points = sorted(points, key=lambda point: across.better * point[across.key])
     factor, unit = scale_of(max((point["seconds"] for point in points), default=1.0), TIME)
     figure = go.Figure()
-    kept = [100 * point["kept_share"] for point in points]
-    balance = [point["balancedness"] for point in points]
     figure.add_scatter(
-        x=kept,
-        y=balance,
+        x=[across.factor * point[across.key] for point in points],
+        y=[point["balancedness"] for point in points],
         mode="lines+markers",
         name="front",
         line={"color": NEUTRAL, "width": 1, "shape": "vh"},
@@ -48,46 +69,47 @@ def front(
             "line": {"color": TEAL, "width": 1.5},
         },
         text=[
-            f"weight {point['weight']:.2f}<br>{share(point['kept_share'])} of hops kept, balancedness "
-            f"{digits(point['balancedness'])}<br>{seconds(point['seconds'])} simulated"
+            f"weight {point['weight']:.2f}<br>{across.written(point[across.key])} {across.noun}, balancedness "
+            f"{digits(point['balancedness'])}<br>{seconds(point['seconds'])} simulated{_overload(point.get('overload'))}"
             for point in points
         ],
         hovertemplate="%{text}<extra></extra>",
     )
     if elsewhere:
-        _add_elsewhere(figure, elsewhere, where)
+        _add_elsewhere(figure, elsewhere, where, across)
     if others:
-        _add_others(figure, others)
-    figure.update_xaxes(title="hops kept on their GPU, %")
+        _add_others(figure, others, across)
+    figure.update_xaxes(title=across.axis, autorange=True if across.better > 0 else "reversed")
     figure.update_yaxes(title="balancedness (mean / max GPU load)")
     title = "No placement has both"
     if len(points) > 1:
         best, other = points[-1], points[0]
         title = (
-            f"From {share(other['kept_share'])} kept at balancedness {digits(other['balancedness'])} to "
-            f"{share(best['kept_share'])} at {digits(best['balancedness'])}"
+            f"From {across.written(other[across.key])} {across.noun} at balancedness {digits(other['balancedness'])} to "
+            f"{across.written(best[across.key])} at {digits(best['balancedness'])}"
         )
     return finish(figure, title, 460, legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"})
 
 
-def _add_elsewhere(figure: go.Figure, elsewhere: list[tuple[float, float]], where: str) -> None:
+def _add_elsewhere(figure: go.Figure, elsewhere: list[tuple[float, float]], where: str, across: Across) -> None:
     figure.add_scatter(
-        x=[100 * kept_share for kept_share, _ in elsewhere],
+        x=[across.factor * value for value, _ in elsewhere],
         y=[balancedness for _, balancedness in elsewhere],
         mode="markers",
         name=f"on {plain(where)}",
         marker={"size": 11, "symbol": "circle-open", "color": MARK, "line": {"width": 2}},
-        hovertemplate=f"on {plain(where)}: %{{x:.0f}} % kept, balancedness %{{y:.3f}}<extra></extra>",
+        hovertemplate=f"on {plain(where)}: %{{x:.3~g}} {across.unit}, balancedness %{{y:.3f}}<extra></extra>",
     )
 
 
-def _add_others(figure: go.Figure, others: dict[str, tuple[float, float]]) -> None:
+def _add_others(figure: go.Figure, others: dict[str, tuple[float, float]], across: Across) -> None:
     """Other plans by name; those at the same point share a label."""
     together: dict[tuple[float, float], list[str]] = {}
-    for name, (kept_share, balancedness) in others.items():
-        together.setdefault((round(100 * kept_share, 1), round(balancedness, 3)), []).append(plain(name))
+    for name, (value, balancedness) in others.items():
+        at = round(across.factor * value, 1 if across is HOPS else 3), round(balancedness, 3)
+        together.setdefault(at, []).append(plain(name))
     figure.add_scatter(
-        x=[kept for kept, _ in together],
+        x=[value for value, _ in together],
         y=[balancedness for _, balancedness in together],
         mode="markers+text",
         name="other plans",
@@ -95,14 +117,25 @@ def _add_others(figure: go.Figure, others: dict[str, tuple[float, float]]) -> No
         textposition="top right",
         textfont={"size": 11},
         marker={"size": 10, "symbol": "diamond", "color": NEUTRAL},
-        hovertemplate="%{text}: %{x:.0f} % kept, balancedness %{y:.3f}<extra></extra>",
+        hovertemplate=f"%{{text}}: %{{x:.3~g}} {across.unit}, balancedness %{{y:.3f}}<extra></extra>",
     )
 
 
-def matrix(names: list[str], table: list[list[float | None]], what: str, dark: bool = False) -> go.Figure:
+def _overload(factors: dict[str, float] | None) -> str:
+    return "" if factors is None else f"<br>overload factor {ratio(factors['mean'])}; {over_layers(factors)}"
+
+
+def matrix(
+    names: list[str],
+    table: list[list[float | None]],
+    what: str,
+    dark: bool = False,
+    overload: list[list[dict[str, float] | None]] | None = None,
+) -> go.Figure:
     """Plans by row, scored on the recording of each column; the best of every column is 100 % for times.
 
-    table: [plan made on][scored on], None where not reached; what: a key of SCORES; dark: of the page.
+    table: [plan made on][scored on], None where not reached; what: a key of SCORES; dark: of the page;
+    overload: `Balance.factors` by cell, for the tips of balancedness.
     """
     values = np.array([[np.nan if cell is None else cell for cell in row] for row in table], dtype=float)
     count = len(names)
@@ -123,8 +156,10 @@ def matrix(names: list[str], table: list[list[float | None]], what: str, dark: b
     low = 1.0 if what == "seconds" else 0.0
     high = max(float(np.nanmax(shown)) if np.isfinite(shown).any() else 1.0, low + 1e-9)
     scale = {"z": shown, "zmin": low, "zmax": high, "colorscale": SEQUENTIAL}
+    more = overload if what == "balancedness" and overload is not None else [[None] * count] * count
     hover = [
-        [f"made from {names[i]}<br>scored on {names[j]}: {text[i][j]}" for j in range(count)] for i in range(count)
+        [f"made from {names[i]}<br>scored on {names[j]}: {text[i][j]}{_overload(more[i][j])}" for j in range(count)]
+        for i in range(count)
     ]
     across = np.arange(count)
     figure = go.Figure(

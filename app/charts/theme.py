@@ -18,6 +18,8 @@ KIND_COLOURS = {
     "dw": "#117733",
     "all_gather": "#D55E00",
     "all_reduce": "#D55E00",
+    "prompt_gather": "#B04A00",
+    "attention": "#F0C24B",
 }
 KIND_TITLES = {
     "dense": "Attention, dense compute",
@@ -30,6 +32,8 @@ KIND_TITLES = {
     "dw": "dW, gradient of weights",
     "all_gather": "All-gather",
     "all_reduce": "All-reduce",
+    "prompt_gather": "All-gather of prompts",
+    "attention": "Attention beyond that at home",
 }
 
 _GPU_COLOURS = (
@@ -63,7 +67,7 @@ def gpu_colour(type_name: str) -> str:
 
 def plain(text: str) -> str:
     """A person's text for plotly, which would read tags in it as markup."""
-    return html.escape(text)
+    return html.escape(text, quote=False)
 
 
 def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
@@ -78,11 +82,11 @@ def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
     return "#16201F" if light > 0.2 else "#FFFFFF"
 
 
-def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: bool) -> None:
+def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: bool, **place_of_plot: int) -> None:
     """Numbers in the cells of a heatmap at (0, 1, …) on one of the two scales, readable in the page's theme.
 
-    scale: z, zmin, zmax and colorscale as the heatmap has them. Text of its own rather than the heatmap's, which takes the
-    page behind pale cells to be white.
+    scale: z, zmin, zmax and colorscale as the heatmap has them; place_of_plot: row and col, of one among subplots. Text of
+    its own rather than the heatmap's, which takes the page behind pale cells to be white.
     """
     low, high, z = scale["zmin"], scale["zmax"], np.nan_to_num(np.asarray(scale["z"], dtype=float))
     place = np.clip((z - low) / (high - low), 0, 1).ravel()
@@ -99,6 +103,7 @@ def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: b
         showlegend=False,
         text=[cell for row in text for cell in row],
         textfont={"size": 14, "color": [readable(colour, dark) for colour in colours]},
+        **place_of_plot,
     )
 
 

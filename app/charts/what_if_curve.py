@@ -15,10 +15,14 @@ AXES = {
     "network": "network bandwidth, times that of now",
     "compute": "computation speed, times that of now",
     "latency": "latency, times that of now",
+    "contention": "contention: how much longer a byte takes for every further send at a port",
     "tokens": "tokens, times those of now",
     "width": "model width, times that of now",
     "noise": "share of imprecise traffic",
 }
+
+SHARES = ("contention", "noise")
+"""What is changed by a share, not by a factor."""
 
 
 def curve(
@@ -30,7 +34,7 @@ def curve(
     """
     factor, unit = scale_of(max((point.total for point in points if point.total is not None), default=1.0), TIME)
     values = sorted({point.value for point in points})
-    ratios = field != "noise"
+    ratios = field not in SHARES
     log = ratios and min(values, default=0.0) > 0
     figure = go.Figure()
     for turn, name in enumerate([*series, ANEW]):

@@ -1,4 +1,4 @@
-"""Charts of the what-if studies: a tornado, imprecise traffic, how many GPUs, and a synthetic workload's popularity."""
+"""Charts of the what-if studies: a tornado, imprecise traffic, and how many GPUs."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,10 @@ STYLES = {
     "rga": (MARK, "dash", "diamond"),
     "rcs": (KIND_COLOURS["dispatch"], "dot", "square"),
     "sjf": (KIND_COLOURS["gate"], "dashdot", "triangle-up"),
-    "rec": (MARK, "dash", "diamond"),
+    "rga+rec": (MARK, "dash", "diamond"),
+    "rec": (KIND_COLOURS["dispatch"], "dot", "square"),
 }
 LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
-MOST_WHISKERS = 64
-"""Experts whose bars have room for whiskers."""
 
 
 def tornado(
@@ -84,8 +83,8 @@ def _most_important(ordered: Sequence[SensitivityPoint], total: float, change: f
 
 
 def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], complete: bool = True) -> go.Figure:
-    """Time on the real traffic against the share of noise in what was planned on: the median of the draws with a band from
-    the least to the most. titles: of the systems."""
+    """Time on a mixture of the traffic that was planned on with noise, against the share of noise: the median of the draws with
+    a band from the least to the most. titles: of the systems."""
     factor, unit = scale_of(max((point.total for point in points), default=1.0), TIME)
     figure = go.Figure()
     for system in dict.fromkeys(point.system for point in points):
@@ -118,7 +117,7 @@ def imprecise_times(points: Sequence[ImprecisionPoint], titles: dict[str, str], 
             hovertemplate="%{customdata}<extra></extra>",
         )
     _noise_axis(figure, points)
-    figure.update_yaxes(title=f"time on the recorded traffic, {unit} (simulated)", rangemode="tozero")
+    figure.update_yaxes(title=f"time on the mixture, {unit} (simulated)", rangemode="tozero")
     return finish(figure, _loss(points, complete), 400, legend=LEGEND)
 
 
@@ -179,7 +178,7 @@ def speed_ups(points: Sequence[ImprecisionPoint], titles: dict[str, str]) -> go.
 def _noise_axis(figure: go.Figure, points: Sequence[ImprecisionPoint]) -> None:
     values = sorted({100 * point.level for point in points})
     figure.update_xaxes(
-        title="noise in the traffic that was planned on",
+        title="noise in the traffic that comes, of what was planned on none",
         showgrid=False,
         tickvals=values,
         ticktext=[f"{level:g} %" for level in values],
@@ -271,37 +270,6 @@ def _answer(points: Sequence[CapacityPoint], fewest: CapacityPoint | None, targe
         return "No size could be planned for"
     best = min(planned, key=lambda point: point.total)
     return f"No size tried meets {seconds(target)}; the best, {best.gpus} GPUs, takes {seconds(best.total)}"
-
-
-def popularity(load: np.ndarray) -> go.Figure:
-    """Share of token copies of every expert, the most popular first: the mean over the layers and the spread between them.
-    load: float64[layer, expert]."""
-    ranked = 100 * -np.sort(-load / np.maximum(load.sum(axis=1, keepdims=True), 1), axis=1)
-    across = np.arange(1, load.shape[1] + 1)
-    mean = ranked.mean(axis=0)
-    figure = go.Figure()
-    figure.add_bar(
-        x=across,
-        y=mean,
-        marker={"color": TEAL},
-        name="share",
-        error_y={
-            "array": ranked.max(axis=0) - mean,
-            "arrayminus": mean - ranked.min(axis=0),
-            "type": "data",
-            "thickness": 1,
-            "width": 2,
-            "color": NEUTRAL,
-        }
-        if load.shape[1] <= MOST_WHISKERS
-        else None,
-        hovertemplate="rank %{x}: %{y:.2f} % of the copies<extra></extra>",
-    )
-    even = 100 / load.shape[1]
-    figure.add_hline(y=even, line={"dash": "dot", "width": 1, "color": NEUTRAL})
-    figure.update_xaxes(title="expert, by popularity in its layer", showgrid=False)
-    figure.update_yaxes(title="token copies, %", rangemode="tozero")
-    return finish(figure, f"The most popular expert gets {ratio(mean[0] / even)} the mean", 300, showlegend=False)
 
 
 def _faint(colour: str) -> str:

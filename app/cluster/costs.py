@@ -4,17 +4,17 @@ import json
 
 import streamlit as st
 
-from app import state, uploads
+from app import drop_zone, state
 from app.text import plain
-from engine import formats
 from engine.cluster import Cluster
-from engine.costs import AlphaBeta, CostProfile, Profiled, choice
+from engine.costs import choice
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.workload import digest_of
 
-DATASHEET, SILICON = "Datasheet", "Measured tables (aiconfigurator)"
-FILES = ["json", "gz", "csv", "txt", "log", "out"]
+DATASHEET, SILICON, DEEPEP = "Datasheet", "Measured tables (aiconfigurator)", "DeepEP's exchanges (aiconfigurator)"
+TABLES = ("datasheet", "silicon", "deepep")
+"""Sources that come from no file."""
 PARTS = {"Computation": "GEMMs and passes over memory", "Network": "all-to-alls and all-reduces"}
 
 
@@ -29,8 +29,9 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
     sources = {DATASHEET: state.DATASHEET, SILICON: {"source": "silicon"}}
     sources |= {_label(cost): cost for cost in state.cost_sources().values()}
     for part in parts:  # a file that this session knows only from what is in use
-        if part["source"] not in ("datasheet", "silicon") and part not in sources.values():
+        if part["source"] not in TABLES and part not in sources.values():
             sources[_label(part)] = part
+    of_part = {"Computation": sources, "Network": sources | {DEEPEP: {"source": "deepep"}}}
     chosen_sources: list[dict] = []
     round = digest_of(json.dumps([now, *sources]))[:12]  # a source opened elsewhere makes new inputs
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -38,27 +39,37 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
             at = next(
                 (
                     place
-                    for place, source in enumerate(sources.values())
-                    if source["source"] == part["source"]
-                    and (source == part or part["source"] in ("datasheet", "silicon"))
+                    for place, source in enumerate(of_part[title].values())
+                    if source["source"] == part["source"] and (source == part or part["source"] in TABLES)
                 ),
                 0,
             )
             chosen = st.selectbox(
                 title,
-                list(sources),
+                list(of_part[title]),
                 at,
                 width=340,
                 help=f"Source of the times of {covers}.",
                 key=f"cost-{title}-{round}",
             )
-            chosen_sources.append(sources[chosen])
-    _upload()
-    costs = (
-        chosen_sources[0]
-        if chosen_sources[0] == chosen_sources[1]
-        else {"source": "combined", "computation": chosen_sources[0], "network": chosen_sources[1]}
+            chosen_sources.append(of_part[title][chosen])
+    drop_zone.show(
+        "cost-file",
+        "Measured times or a profile",
+        "A profile or measured times as JSON, a CSV table (operation, gpu, dtype, m, n, k, bytes, ranks, seconds), what "
+        "nccl-tests prints, or a trace of the PyTorch profiler (.json, .json.gz).",
     )
+    computation, network = chosen_sources
+    combined = {"source": "combined", "computation": computation, "network": network}
+    _use(computation if computation == network else combined, now, cluster, model)
+    try:
+        st.caption(f"In use: {plain(choice.from_dict(state.cost()).source)}; {plain(cluster.reached_in_words)}.")
+    except InputError as error:
+        st.caption(plain(str(error)))
+
+
+def _use(costs: dict, now: dict, cluster: Cluster, model: MoEModel | None) -> None:
+    """Open the chosen costs, or say why they are refused. now: those in use"""
     try:
         cost = choice.from_dict(costs)
         reason = choice.why_not(cost, cluster, model)
@@ -78,30 +89,3 @@ def choose(cluster: Cluster, model: MoEModel | None) -> None:
     elif costs != now:
         state.open_cost(costs)
         st.rerun()
-    try:
-        st.caption(f"In use: {plain(choice.from_dict(state.cost()).source)}")
-    except InputError as error:
-        st.caption(plain(str(error)))
-
-
-def _upload() -> None:
-    file = st.file_uploader(
-        "Measured times or a profile",
-        type=FILES,
-        key="cost-file",
-        help="A profile or measured times as JSON, a CSV table (operation, gpu, dtype, m, n, k, bytes, ranks, seconds), what "
-        "nccl-tests prints (.txt, .log, .out), or a trace of the PyTorch profiler (.json, .json.gz).",
-    )
-    if file and state.first_time(file.file_id):
-        try:
-            with uploads.as_file(file.name, file.getvalue()) as path:
-                profile = formats.read_costs(path)
-        except InputError as error:
-            state.complain(file.file_id, str(error))
-        else:
-            cost = AlphaBeta(profile) if isinstance(profile, CostProfile) else Profiled(profile)
-            state.add_cost_source(profile.name, choice.to_dict(cost))
-            state.notice(f"read {profile.name}: choose it for computation or for the network")
-            st.rerun()
-    for complaint in state.complaints([file.file_id] if file else []):
-        st.error(plain(complaint), icon=":material/error:")

@@ -67,7 +67,7 @@ def _overlay(cluster: Cluster | None) -> Overlay | None:
     layer = None if chosen == ALL_LAYERS else layers.index(chosen) - 1
     overlay = overlay_of(plan, problem, layer)
     st.caption(
-        f"Bars: tokens of a GPU beside those of the GPU with most. {_finding(overlay, layer)}", help=problem.cost.source
+        f"Bars: tokens of a GPU beside those of the GPU with most. {_finding(overlay, layer)}", help=problem.cost_source
     )
     return overlay
 
@@ -90,7 +90,9 @@ def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overla
         np.einsum("le,leg->g", model_problem.demand.sum(axis=1)[chosen], placement.share[chosen])
         for model_problem, placement in parts
     )
-    traffic = sum(model_problem.traffic(placement)[chosen].sum(axis=0) for model_problem, placement in parts)
+    traffic = sum(
+        model_problem.traffic(placement, plan.travel)[chosen].sum(axis=0) for model_problem, placement in parts
+    )
     tokens = served / served.sum() if served.sum() else served
     gpus = []
     for gpu, part in enumerate(tokens):

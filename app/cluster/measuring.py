@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, state, widgets
+from app import cached, failing, state, tables, widgets
 from app.text import plain
 from app.visitor import guard
 from engine import catalogue, store, units
@@ -33,7 +33,8 @@ def show(cluster: Cluster, model: MoEModel | None) -> None:
         _watch()
         widgets.other_jobs(KIND, [state.study_job(KIND) or ""], lambda id: state.set_study_job(KIND, id))
         if (job := _job()) and job.state is State.DONE:
-            _show_result(job, cluster, model)
+            with failing.saying():
+                _show_result(job, cluster, model)
 
 
 def _job() -> Job | None:
@@ -74,11 +75,12 @@ def _start(devices: Devices) -> None:
         st.caption("A launch or calibration is running on these devices; one runs at a time.")
     if pressed:
         arguments = {"ranks": ranks, "quick": quick, "type": kind}
-        state.set_study_job(KIND, runner.start(KIND, arguments, store.data_folder()).id)
-        st.rerun()
+        with failing.saying():
+            state.set_study_job(KIND, runner.start(KIND, arguments, store.data_folder()).id)
+            st.rerun()
 
 
-@st.fragment(run_every=1)
+@failing.fragment(run_every=1)
 def _watch() -> None:
     """The newest calibration; once it has ended the page is drawn again, with what it found."""
     if job := _job():
@@ -88,10 +90,10 @@ def _watch() -> None:
 
 
 def _show_result(job: Job, cluster: Cluster, model: MoEModel | None) -> None:
-    result = job.result
-    profile = DeviceProfile.from_dict(result["calibration"], "calibration")
+    result = job.result or {}
+    profile = DeviceProfile.from_dict(result.get("calibration"), f"job {job.id}, calibration")
     rows = [{name.capitalize(): cell for name, cell in row.items()} for row in table_of(profile)]
-    st.dataframe(rows, hide_index=True, key="calibration-fits")
+    tables.show(rows, hide_index=True, key="calibration-fits")
     for held_out in result["held_out"]:
         st.markdown(
             f"{held_out['shapes']} held-out shapes, {held_out['dtype']} on {plain(held_out['gpu'])}: mean error "

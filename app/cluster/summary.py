@@ -3,7 +3,7 @@
 import numpy as np
 import streamlit as st
 
-from app import state, uploads, widgets
+from app import state, widgets
 from app.charts import cluster as charts
 from app.text import plain
 from engine import units
@@ -23,7 +23,7 @@ def show(cluster: Cluster) -> None:
         # Written when asked for: a file that is ready may be gone before the browser looks, when edits follow each other.
         st.download_button(
             "Save as JSON",
-            lambda: uploads.as_json(cluster),
+            lambda: cluster.model_dump_json(indent=1, exclude_none=True),
             f"{cluster.name}.json",
             "application/json",
             icon=":material/download:",
@@ -58,7 +58,7 @@ def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool
         needed, slots = slot * model.experts, room // slot
         text = (
             f"{model.name}: experts take {units.size(needed)} of the {units.size(float(room.sum()))} that this cluster "
-            f"has for weights ({MEMORY_SHARE:.0%} of memory)"
+            f"has for weights ({units.share(MEMORY_SHARE)} of memory)"
         )
         even = -(-model.experts // len(room))
         small = np.flatnonzero(slots < even)

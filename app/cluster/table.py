@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from app import state
-from engine import catalogue
+from engine.catalogue.packaged import every_gpu_type
 from engine.cluster import Cluster, Gpu, Node
 from engine.errors import InputError
 
@@ -62,12 +62,12 @@ def columns() -> dict:
 
 def _types() -> list[str]:
     own = [gpu.type for gpu in state.cluster().gpus]
-    return list(dict.fromkeys([*catalogue.gpu_types(), *own]))
+    return list(dict.fromkeys([*every_gpu_type(), *own]))
 
 
 def to_frame(cluster: Cluster) -> pd.DataFrame:
     """One row a GPU, in rank order."""
-    types = catalogue.gpu_types()
+    types = every_gpu_type()
     rows = []
     for node in cluster.nodes:
         for gpu in node.gpus:
@@ -87,7 +87,7 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.Da
 
     base: the table before it was edited, by which an edited link is known from the others of its node (None: none was)
     """
-    types = catalogue.gpu_types()
+    types = every_gpu_type()
     own = {gpu.type: gpu for gpu in before.gpus}
     gpus: dict[str, list[Gpu]] = {}
     links: dict[str, list[tuple[float | None, bool]]] = {}
@@ -117,7 +117,7 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.Da
         link_latency = old.link_latency if old else 0.0
         link = _link(links[name], old)
         nodes.append(Node(name=name, gpus=tuple(members), link_bandwidth=link, link_latency=link_latency))
-    cluster = Cluster(name=before.name, nodes=tuple(nodes), latency=latency / 1e6)
+    cluster = Cluster(name=before.name, nodes=tuple(nodes), latency=latency / 1e6, efficiency=before.efficiency)
     return before if _alike(cluster, before) else cluster
 
 

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from app import cached, widgets
+from app import balance, cached, widgets
 from app.charts import launch as charts
 from app.launch import clusters, start
 from app.launch.history import Launched
 from app.text import plain
 from engine import store
+from engine.balance import Balance
 from engine.cluster import Cluster
 from engine.errors import InputError, UndecidedError
 from engine.goal import Goal
@@ -66,6 +67,7 @@ def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
     try:
         prepared = prepare(launch, devices)
         cached.check_launch(launch)
+        balances = {other.name: cached.balance(other, problem) for other in launch.plans}
     except UndecidedError as undecided:
         st.info(plain(str(undecided)), icon=":material/info:")
         return
@@ -75,6 +77,7 @@ def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
     left, right = st.columns(2, gap="large")
     with left:
         _preflight(prepared)
+        _balances(balances)
         _start(launch, refused, fault or (None if on_cluster else start.why_not_now(past)), prepared.ready)
     with right:
         if on_cluster:
@@ -266,6 +269,11 @@ def _preflight(launch: PreparedLaunch) -> None:
             colour, icon = "orange", "warning"
         lines.append(f":{colour}[:material/{icon}:] **{check.name}**: {plain(check.text)}")
     st.markdown("  \n".join(lines))
+
+
+def _balances(balances: dict[str, Balance]) -> None:
+    lines = [f"{plain(name)}: {balance.sentence(even.factors)}" for name, even in balances.items()]
+    st.caption("  \n".join([f"{balance.COLUMN} on the GPUs of the plan, all tokens", *lines]))
 
 
 def _command(launch: PreparedLaunch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from app import state, widgets
+from app import state, tables, widgets
 from engine import store, units
 from engine.errors import InputError
 from engine.jobs import runner
@@ -104,7 +104,7 @@ def _table(listed: list[Launched], shown: str | None) -> None:
         if selected := st.session_state[key].selection.rows:
             state.show_launch(ids[selected[0]])
 
-    st.dataframe(
+    tables.show(
         as_text(listed, shown),
         key=key,
         hide_index=True,

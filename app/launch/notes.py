@@ -10,6 +10,7 @@ from app.launch.history import Launched
 from app.text import plain
 from engine.errors import InputError
 from engine.jobs.runner import Job
+from engine.launch.preparation.launch import plans_in
 from engine.plan import Plan
 from engine.store import team
 from engine.store.database import database
@@ -30,7 +31,7 @@ def note(launch: Launched) -> None:
 def _noted(address: str, id: str, _launch: Launched) -> int:
     """How many plans of a launch were noted; done once in the life of the server."""
     job, brief = _launch.job, _launch.brief
-    result = cached.launch_result(job.id, job.folder / "result.json")
+    result = cached.result_of(job) or {}
     runs = runs_of(job, result, brief.on, brief.ranks, _launch.started)
     for run in runs:
         team.note_run(database(), **run)
@@ -40,7 +41,7 @@ def _noted(address: str, id: str, _launch: Launched) -> int:
 def runs_of(job: Job, result: dict[str, Any], place: str, ranks: int | None, started: float) -> list[dict[str, Any]]:
     """The arguments of `note_run` for every plan of a launch. result: its job's; started: seconds since the epoch."""
     asked = job.request.arguments
-    plans = {plan.id: plan for plan in (Plan.from_dict(plan, "plan") for plan in asked["plans"])}
+    plans = {plan.id: plan for plan in (Plan.from_dict(plan, "plan") for plan in plans_in(asked))}
     about = {"device": result.get("device"), "tokens": result.get("tokens"), "ranks": ranks}
     return [
         {

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from app import cached, widgets
+from app import cached, failing, widgets
 from app.charts import gantt as gantt_charts
 from app.charts import launch as charts
 from app.charts import step as step_charts
@@ -35,7 +35,8 @@ def show(launch: Launched, past: list[Launched]) -> None:
     )
     if launch.state is State.DONE:
         notes.note(launch)
-        _measured(launch)
+        with failing.saying():
+            _measured(launch)
         with st.expander("What the ranks printed", icon=":material/terminal:", on_change="rerun") as logs:
             if logs.open:
                 watch.ranks(launch.job)
@@ -68,7 +69,7 @@ def _relaunch(launch: Launched, past: list[Launched]) -> None:
 
 
 def _measured(launch: Launched) -> None:
-    report = cached.launch_result(launch.job.id, launch.job.folder / "result.json")
+    report = cached.result_of(launch.job) or {}
     runs = report.get("runs", [])
     if "preference" not in report or not all("by_layer" in run for run in runs):
         st.warning(
@@ -125,7 +126,7 @@ def finding(preference: dict[str, Any]) -> tuple[str, str]:
 
 def timelines(launch: Launched, at: int) -> tuple[Timeline, Timeline]:
     """The predicted and the measured timeline of one of a launch's plans."""
-    run = cached.launch_result(launch.job.id, launch.job.folder / "result.json")["runs"][at]
+    run = cached.result_of(launch.job)["runs"][at]
     return Timeline.from_dict(run["predicted"]), Timeline.from_dict(run["measured"])
 
 

@@ -12,7 +12,7 @@ from engine import store
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.launch.preparation.prepared import PreparedLaunch
-from engine.launch.running.clusters import write_new
+from engine.launch.running.clusters import new_run_folder
 
 BY = "by"
 """In the arguments of a launch's job: the name of whoever started it."""
@@ -46,4 +46,5 @@ def write(launch: PreparedLaunch) -> Path:
     """Write a new run folder for a launch that is submitted by hand. Raises InputError as `start` does."""
     if reason := refusal():
         raise InputError(reason)
-    return write_new(launch)
+    with new_run_folder(launch) as folder:
+        return folder

@@ -5,7 +5,7 @@ import time
 import pandas as pd
 import streamlit as st
 
-from app import cached, state, widgets
+from app import cached, failing, state, tables, widgets
 from app.launch.history import Launched
 from engine import units
 from engine.jobs.launches import run_folder
@@ -21,7 +21,7 @@ FEW = 16
 """Ranks that fit in a row."""
 
 
-@st.fragment(run_every=1)
+@failing.fragment(run_every=1)
 def watch() -> None:
     """The launches of this session that run; once one has ended the page is drawn again, with what it measured."""
     for job in cached.jobs(state.launch_jobs()):
@@ -76,7 +76,7 @@ def _standing(now: Standing, moment: float) -> None:
             }
         )
     column = st.column_config
-    st.dataframe(
+    tables.show(
         pd.DataFrame(rows),
         hide_index=True,
         height="content" if len(rows) <= 8 else HEIGHT,

@@ -1,27 +1,27 @@
-"""What a plan is for: one model or two or a training step, which recordings it must serve, and what is deployed now."""
+"""What a plan is for: one model or two, a training or a serving step; which recordings it must serve, what is deployed."""
 
 import streamlit as st
 
-from app import cached, samples, state
-from app.optimise import step
+from app import samples, state, widgets
+from app.optimise import deployed, step
+from app.serving import form as serving_form
 from engine import formats
-from engine.errors import InputError
-from engine.goal import Goal
 from engine.problem import Problem
 
 ONE, TWO, STEP = "Inference latency of one model", "Two models on one cluster", "Training step"
+SERVE = "Serving step"
 GOALS = {
     ONE: "One model has the GPUs to itself: place its experts and order its all-to-alls.",
     TWO: "Two models share every GPU: while one computes, the other communicates (Aurora §6, §7).",
     STEP: "Forward, backward and update of one model: hide its all-to-alls and all-reduces under computation.",
+    SERVE: "One decode or prefill step of a serving engine, attention and all: milliseconds a token and tokens/s a GPU.",
 }
-LINEAR = "linear (contiguous blocks)"
 
 
 def choose() -> str:
-    """The goal, one of GOALS. Changes what is open as the second model and as the training step."""
+    """The goal, one of GOALS. Changes what is open as the second model, as the training and as the serving step."""
     st.subheader("Goal", anchor=False)
-    now = STEP if state.step() else TWO if state.second() or state.wants_two() else ONE
+    now = STEP if state.step() else TWO if state.second() or state.wants_two() else SERVE if state.serving() else ONE
     for place, (goal, text) in zip(st.columns(len(GOALS)), GOALS.items(), strict=True):
         with place, st.container(border=True, height="stretch"):
             st.button(
@@ -38,6 +38,8 @@ def choose() -> str:
         _choose_second()
     if now == STEP:
         step.form()
+    if now == SERVE:
+        serving_form.form()
     return now
 
 
@@ -49,6 +51,10 @@ def _open(goal: str) -> None:
         step.open_step()
     else:
         state.open_step(None)
+    if goal == SERVE:
+        serving_form.open_serving()
+    else:
+        state.open_serving(None)
 
 
 def _choose_second() -> None:
@@ -88,34 +94,19 @@ def _open_sample(sample: samples.Sample) -> str:
 
 def choose_context(problem: Problem) -> None:
     """Further recordings that the plan must serve, and the placement in use."""
-    fitting = {}
-    for digest, name in state.workloads().items():
-        try:
-            problem.with_workload(cached.recording(digest))
-        except InputError:
-            continue
-        if digest != state.workload_digest():
-            fitting[digest] = name
-    plans = {
-        id: candidate.plan for id, candidate in cached.candidates().items() if candidate.plan.goal is Goal.INFERENCE
-    }
-    left, right = st.columns(2)
+    fitting = widgets.fitting_recordings(problem)
+    fitting.pop(state.workload_digest(), None)
+    left, middle, right = st.columns(3)
     with left:
         chosen = _choose_others(fitting)
+    with middle:
+        is_another = deployed.choose(problem)
     with right:
-        options = [None, *plans]
-        now = state.in_use() if state.in_use() in plans else None
-        deployed = st.selectbox(
-            "Deployed now",
-            options,
-            options.index(now),
-            format_func=lambda id: LINEAR if id is None else f"{plans[id].name} · {id[:8]}",
-            help="What moving to a plan costs is counted from here.",
-        )
-    if chosen != state.others() or deployed != now:
+        deployed.receive()
+    if is_another or chosen != state.others():
         state.set_others(chosen)
-        state.set_in_use(deployed)
         st.rerun()
+    deployed.show(problem)
 
 
 def _choose_others(fitting: dict[str, str]) -> list[str]:

@@ -6,13 +6,15 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import cached, state, widgets
+from app import cached, state, tables, widgets
 from app.charts import optimise as charts
 from app.optimise import studies
 from app.text import plain
 from engine import units
+from engine.errors import InputError
 from engine.problem import Problem
-from engine.simulate.two_phase_result import TwoPhaseOptions
+from engine.simulate.two_phase import device_slots
+from engine.simulate.two_phase_result import PAPER_SLOTS, TwoPhaseOptions
 from engine.workload import RoutingTrace
 
 
@@ -25,14 +27,20 @@ def panel(problem: Problem) -> None:
     if not isinstance(problem.workload, RoutingTrace):
         st.info("Lina learns from the paths of tokens: open a routing log.", icon=":material/info:")
         return
-    _form(problem)
+    try:
+        slots = device_slots(problem)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+        return
+    _form(problem, slots)
     studies.watch("lina", _show, "Nothing simulated yet: press Simulate.")
     with st.expander("Most popular experts of every layer", icon=":material/leaderboard:"):
         _most_popular(problem.workload.load)
 
 
-def _form(problem: Problem) -> None:
-    """What is learnt and served, what scheduling costs, and the button that starts the simulation."""
+def _form(problem: Problem, usual_slots: int) -> None:
+    """What is learnt and served, what scheduling costs, and the button that starts the simulation. usual_slots: see
+    `device_slots`"""
     default = TwoPhaseOptions()
     recordings = {
         digest: name
@@ -61,6 +69,15 @@ def _form(problem: Problem) -> None:
             help="attention and the like, which also hides the first phase",
         )
         host = st.number_input("Host link, GB/s", 0.1, 1e3, default.host_bandwidth / 1e9, width=150)
+        slots = st.number_input(
+            "Experts a device",
+            0,
+            4096,
+            0,
+            width=150,
+            help=f"of a layer, at most; 0: {usual_slots}, which is the paper's {PAPER_SLOTS} or twice an even share, as "
+            "far as the memory holds them",
+        )
         packing = st.selectbox("Hosting", ["lina", "best"], width=120, help="the paper's packing, or the best there is")
         if st.button("Simulate", icon=":material/play_arrow:", type="primary", disabled=not lengths):
             options = {
@@ -71,6 +88,7 @@ def _form(problem: Problem) -> None:
                 "other_seconds": other / 1e3,
                 "host_bandwidth": host * 1e9,
                 "packing": packing,
+                "max_experts_per_device": slots,
             }
             studies.run("lina", problem, {"profile": profile, "lengths": sorted(lengths), "options": options})
 
@@ -96,7 +114,7 @@ def _show(result: dict[str, Any]) -> None:
         widgets.chart(charts.lina(middle["figures"], middle["options"]["path_length"], what), "lina")
     with right:
         widgets.chart(charts.accuracy(runs), "lina-accuracy")
-    st.dataframe(_as_text(runs, what), hide_index=True)
+    tables.show(_as_text(runs, what), hide_index=True)
     st.caption(
         f"Learnt from {plain(result['profile'])}, served {plain(result['served'])} in {middle['batches']} batches. "
         f"An ideal batch takes {units.seconds(middle['ideal_seconds'])}; scheduling one layer again takes "
@@ -130,7 +148,7 @@ def _most_popular(load: np.ndarray) -> None:
     st.caption("As Lina's Table 2: who is popular changes from layer to layer, so hosting must be decided per layer.")
     order = np.argsort(-load, axis=1, kind="stable")[:, : min(4, load.shape[1])]
     part = np.take_along_axis(load / np.maximum(load.sum(axis=1, keepdims=True), 1), order, axis=1)
-    st.dataframe(
+    tables.show(
         pd.DataFrame(
             [
                 {"Layer": layer}

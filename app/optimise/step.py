@@ -272,5 +272,5 @@ def assumptions(problem: Problem) -> str:
         )
     return (
         "Simulated is the whole step, one program on every GPU: forward, backward, all-reduces of the gradients, update. A "
-        f"collective ends for all GPUs at once. Assumed: {routing}; {capacity}. Costs: {plain(problem.cost.source)}."
+        f"collective ends for all GPUs at once. Assumed: {routing}; {capacity}. Costs: {plain(problem.cost_source)}."
     )

@@ -1,20 +1,26 @@
 """Panels that run a study as a job and show what it has found so far."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import streamlit as st
 
-from app import cached, layer_hops, state, widgets
+from app import cached, failing, layer_hops, state, widgets
 from app.charts import optimise as charts
 from app.text import plain
 from engine import units
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs import runner
+from engine.placement.joint.instance import JointInstance
+from engine.placement.joint.rows import RowsInstance
 from engine.placement.robust import score_matrix
+from engine.plan import Travel
 from engine.problem import Problem
 from engine.systems import SYSTEMS
+from engine.systems.joint import instance_of
 from engine.workload import RoutingTrace
 
 
@@ -34,12 +40,13 @@ def watch(kind: str, show: Callable[[dict[str, Any]], None], empty: str) -> None
         return
     running = not job.state.finished
 
-    @st.fragment(run_every=1 if running else None)
+    @failing.fragment(run_every=1 if running else None)
     def newest() -> None:
         if job.state is not runner.State.DONE:
             widgets.job_row(job)
-        if result := cached.result_of(job):
-            show(result)
+        with failing.saying():
+            if result := cached.result_of(job):
+                show(result)
         if running and job.state.finished:
             st.rerun()
 
@@ -50,7 +57,8 @@ def front(problem: Problem) -> None:
     """Balance against affinity: a front of plans."""
     st.caption(
         "Every point is a placement that no other beats in both. With several experts a token, hops are counted "
-        "between all of them; the search is a heuristic, so a better point may exist."
+        "between all of them; where tokens share rows, rows count in place of hops. The search is a heuristic, so a better "
+        "point may exist."
     )
     if not isinstance(problem.workload, RoutingTrace):
         st.info(
@@ -68,37 +76,48 @@ def front(problem: Problem) -> None:
         help="The same placements on a recording that they were not made from.",
     )
 
-    def show(result: dict[str, Any]) -> None:
-        candidates = result["candidates"]
-        if not candidates:
-            return
-        plans_of_session = cached.candidates()
-        candidates = [candidate for candidate in candidates if candidate["plan_id"] in plans_of_session]
-        plans = [plans_of_session[candidate["plan_id"]].plan for candidate in candidates]
-        points = [
-            {
-                "kept_share": candidate["kept_share"],
-                "balancedness": candidate["balancedness"],
-                "weight": candidate["weight"],
-                "seconds": candidate["metrics"]["total"],
-            }
-            for candidate in candidates
-        ]
-        elsewhere = _scores(plans, beside) if beside else None
-        widgets.chart(charts.front(points, _other_plans(problem), elsewhere, recordings.get(beside, "")), "front")
-        order = sorted(range(len(candidates)), key=lambda index: points[index]["kept_share"])
-        names = {
-            index: f"{units.share(points[index]['kept_share'])} kept, balancedness {points[index]['balancedness']:.3f}, "
-            f"{units.seconds(points[index]['seconds'])}"
-            for index in order
-        }
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            chosen = st.selectbox("A point of the front", order, format_func=lambda index: names[index], width=420)
-            if st.button("Open this plan", icon=":material/route:"):
-                state.open_plan(plans[chosen].id)
-                st.rerun()
-
+    show = partial(_show_front, problem, beside, recordings.get(beside, ""))
     watch("front", show, "No front yet: press Find the front. On the sample it takes about 20 seconds.")
+
+
+def _show_front(problem: Problem, beside: str | None, where: str, result: dict[str, Any]) -> None:
+    """The front so far, and also on the recording with the digest `beside`, called `where`."""
+    candidates = result["candidates"]
+    if not candidates:
+        return
+    plans_of_session = cached.candidates()
+    candidates = [candidate for candidate in candidates if candidate["plan_id"] in plans_of_session]
+    plans = [plans_of_session[candidate["plan_id"]].plan for candidate in candidates]
+    # A front of an older version has no rows.
+    by_rows = bool(candidates) and candidates[0].get("rows") is not None
+    across = charts.ROWS if by_rows else charts.HOPS
+    points = [
+        {
+            across.key: candidate[across.key],
+            "balancedness": candidate["balancedness"],
+            "weight": candidate["weight"],
+            "seconds": candidate["metrics"]["total"],
+            "overload": candidate["metrics"].get("balance", {}).get("overload_factor"),  # older versions kept none
+        }
+        for candidate in candidates
+    ]
+    # The plans of a front keep their way of travelling when another is chosen on the page.
+    score = partial(_row_scores, replace(problem, travel=plans[0].travel)) if by_rows else _scores
+    elsewhere = score(plans, beside) if beside else None
+    others = _other_plans(problem, score, by_rows)
+    widgets.chart(charts.front(points, others, elsewhere, where, across), "front")
+    order = sorted(range(len(candidates)), key=lambda index: across.better * points[index][across.key])
+    names = {
+        index: f"{across.written(points[index][across.key])} {across.noun}, "
+        f"balancedness {points[index]['balancedness']:.3f}, "
+        f"{units.seconds(points[index]['seconds'])}"
+        for index in order
+    }
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        chosen = st.selectbox("A point of the front", order, format_func=lambda index: names[index], width=420)
+        if st.button("Open this plan", icon=":material/route:"):
+            state.open_plan(plans[chosen].id)
+            st.rerun()
 
 
 def _front_form(problem: Problem) -> None:
@@ -119,16 +138,40 @@ def _front_form(problem: Problem) -> None:
             run("front", problem, {"points": points, "over": over, "max_moves": moves, "time_limit": limit})
 
 
-def _other_plans(problem: Problem) -> dict[str, tuple[float, float]]:
-    """Kept share of hops and balancedness of the session's own plans, by name."""
+def _other_plans(problem: Problem, score: Callable[..., list], single: bool) -> dict[str, tuple[float, float]]:
+    """What `score` says of the session's own plans, by name; single: only of those with one copy of every expert."""
     plans = {
         candidate.plan.name: candidate.plan
         for candidate in cached.candidates().values()
         if candidate.plan.goal is not Goal.TWO_MODELS and candidate.plan.provenance.optimiser != "front"
     }
-    fitting = {name: plan for name, plan in plans.items() if not widgets.why_not(plan, problem)}
-    scores = _scores(list(fitting.values()), problem.workload.digest)
-    return dict(zip(fitting, scores, strict=True))
+    fitting = {
+        name: plan
+        for name, plan in plans.items()
+        if not widgets.why_not(plan, problem) and (plan.placement.single or not single)
+    }
+    scores = score(list(fitting.values()), problem.workload.digest)
+    return dict(zip(fitting, scores, strict=True)) if scores else {}
+
+
+def _row_scores(problem: Problem, plans: list, digest: str) -> list[tuple[float, float]]:
+    """(rows a token, balancedness) of plans with one copy of every expert on a recording; none where it does not fit."""
+    workload = cached.recording(digest)
+    fitting = (workload.layers, workload.num_experts, len(problem.cluster.gpus))
+    if not plans or any(plan.placement.share.shape != fitting for plan in plans):
+        return []
+    instance = _rows_on(digest, problem.cluster.digest, problem.travel, problem)
+    if not isinstance(instance, RowsInstance):
+        return []
+    places = [plan.placement.gpu_of_expert for plan in plans]
+    return [
+        (float(instance.rows_a_token(place)[0]), float(instance.figures(place).balancedness[0])) for place in places
+    ]
+
+
+@st.cache_resource(max_entries=8, show_spinner="Counting rows")
+def _rows_on(digest: str, cluster: str, travel: Travel | None, _problem: Problem) -> JointInstance:
+    return instance_of(_problem.with_workload(cached.recording(digest)))
 
 
 def _scores(plans: list, digest: str) -> list[tuple[float, float]]:
@@ -147,13 +190,7 @@ def _scores(plans: list, digest: str) -> list[tuple[float, float]]:
 def matrix(problem: Problem, options: dict[str, dict]) -> None:
     """A plan from every recording, scored on every recording."""
     st.caption("A plan is worth what it does on a recording that it was not made from. The diagonal is in sample.")
-    names = {}
-    for digest, name in state.workloads().items():
-        try:
-            problem.with_workload(cached.recording(digest))
-        except InputError:
-            continue
-        names[digest] = name
+    names = widgets.fitting_recordings(problem)
     if len(names) < 2:
         st.info("Open at least two recordings of this model on the Workload page.", icon=":material/info:")
         return
@@ -183,6 +220,7 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
 
     def show(result: dict[str, Any]) -> None:
         st.caption(f"Plans by {plain(result['system'])}")
-        widgets.chart(charts.matrix(result["names"], result[what], what, st.context.theme.type == "dark"), "matrix")
+        dark, overload = st.context.theme.type == "dark", result.get("overload")  # results of older versions have none
+        widgets.chart(charts.matrix(result["names"], result[what], what, dark, overload), "matrix")
 
     watch("matrix", show, "Nothing scored yet: press Score.")

@@ -5,13 +5,14 @@ import math
 import pandas as pd
 import streamlit as st
 
-from app import cached, state, widgets
+from app import balance, cached, state, tables, widgets
 from app.charts import step as step_charts
 from app.text import plain
 from engine import units
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.problem import Problem
+from engine.systems.lina import SCHEDULED
 from engine.workload import digest_of
 
 BOUND_COVERS = {
@@ -24,23 +25,20 @@ schedule of a training step."""
 BASELINE = "deepspeed"
 """What plans of a training step are held against."""
 COMMON_PRACTICE = "linear"
-"""What plans for inference are held against."""
+"""What plans for inference are held against where nothing else is deployed."""
 
 
 def rows(problem: Problem) -> pd.DataFrame:
     """Figures of every candidate that fits the problem, fastest first; empty when there is none."""
     entries = []
-    for id, candidate in cached.candidates().items():
-        if candidate.plan.provenance.optimiser == "front" and id != state.plan_id():
-            continue  # a front has a chart of its own
-        if widgets.why_not(candidate.plan, problem):
-            continue  # made for another cluster or model: still in the strip, but not comparable here
+    deployed = None if problem.in_use is None else state.in_use()
+    for id, candidate in widgets.comparable(problem):
         try:
             figures = cached.metrics(candidate.plan, problem)
         except InputError:
             continue  # follows tokens, but the open recording has none
         claim = candidate.plan.claim
-        # A plan made from other inputs has only the bound of its own placement here.
+        # A plan made from other inputs, or faster than it claims that any is, has only the bound of its own placement here.
         own = figures.bound is not None
         move = None if problem.goal is Goal.TRAINING else cached.migration(candidate.plan, problem)
         parts = figures.decomposition or {}
@@ -48,6 +46,7 @@ def rows(problem: Problem) -> pd.DataFrame:
             {
                 "id": id,
                 "open": id == state.plan_id(),
+                "deployed": id == deployed,
                 "Plan": candidate.plan.name,
                 "Time": figures.total,
                 "Gap": figures.gap if own else figures.order_gap,
@@ -57,12 +56,15 @@ def rows(problem: Problem) -> pd.DataFrame:
                 "Overlap": figures.overlap,
                 "System": candidate.plan.provenance.optimiser,
                 "Balancedness": figures.balancedness,
+                "Overload": figures.balance.factors,
                 "Kept local": figures.kept_local,
+                "Rows": math.nan if candidate.plan.travel is None else figures.rows,
                 "Utilisation": figures.utilisation,
                 "Experts": figures.memory,
                 "Found in": candidate.runtime,
                 "Proof": claim.proof if own else "made from other inputs",
                 "notes": candidate.notes,
+                "Scheduled": candidate.notes.get(SCHEDULED, {}).get("value", math.nan),
                 "Copies": move.copies if move else math.nan,
                 "Bytes": move.bytes if move else math.nan,
                 "Move": move.seconds if move else math.nan,
@@ -84,7 +86,19 @@ def show(table: pd.DataFrame) -> None:
             state.open_plan(ids[selected[0]])
 
     text = as_text(table) if table["Exposed"].isna().all() else as_text_of_steps(table)
-    st.dataframe(text, key=key, hide_index=True, on_select=open_selected, selection_mode="single-row")
+    tables.show(
+        text,
+        key=key,
+        hide_index=True,
+        column_config={
+            balance.COLUMN: st.column_config.TextColumn(help=balance.COLUMN_HELP),
+            "Proof": st.column_config.TextColumn(
+                help="What its optimiser says; of a plan that was sent, its author's word"
+            ),
+        },
+        on_select=open_selected,
+        selection_mode="single-row",
+    )
 
 
 def as_text(table: pd.DataFrame) -> pd.DataFrame:
@@ -100,10 +114,14 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
         "Above the bound of": table["Gap"].map(units.share) + table["Scope"].map(BOUND_COVERS),
         "Proof": table["Proof"],
         "Balancedness": table["Balancedness"].map(units.digits),
+        balance.COLUMN: table["Overload"].map(balance.cell),
         "Kept local": table["Kept local"].map(units.share),
+        **({"Rows a token": table["Rows"].map(units.digits)} if table["Rows"].notna().any() else {}),
         "Utilisation": table["Utilisation"].map(units.share),
         f"Experts per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
     }
+    if table["Scheduled"].notna().any():
+        text["With its scheduler, against contiguous blocks"] = table["Scheduled"].map(units.ratio, na_action="ignore")
     if table["Copies"].notna().any():
         text["Copies to move"] = [
             f"{copies:,.0f} · {units.size(size)} · {units.seconds(move)}"
@@ -143,12 +161,15 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _against(table: pd.DataFrame, system: str) -> dict[str, pd.Series]:
-    """How many times as long the newest plan of a baseline takes, as a column; none without such a plan."""
-    baseline = table[table["System"] == system]
+    """How many times as long what is deployed takes, or else the newest plan of a baseline, as a column; none without such a
+    plan."""
+    deployed = table["deployed"]
+    baseline = table[deployed if deployed.any() else table["System"] == system]
     if not len(baseline) or not (table["Time"] > 0).all():
         return {}
-    title = "Against " + baseline["Plan"].iloc[0].split(" (")[0]
-    return {title: (baseline["Time"].iloc[0] / table["Time"]).map(units.ratio)}
+    title = "what is deployed" if deployed.any() else baseline["Plan"].iloc[0].split(" (")[0]
+    factors = (baseline["Time"].iloc[0] / table["Time"]).map(units.ratio)
+    return {f"Against {title}": factors.where(~deployed, "deployed now")}
 
 
 def decomposition(table: pd.DataFrame, problem: Problem) -> None:
@@ -166,11 +187,12 @@ def decomposition(table: pd.DataFrame, problem: Problem) -> None:
 def _steps(steps: float) -> str:
     if math.isinf(steps):
         return "never"
-    return "at once" if steps <= 0 else f"{math.ceil(steps):,} passes"
+    return "at once" if steps <= 0 else f"{math.ceil(steps):,} pass{'es' * (steps > 1)}"
 
 
 def notes(row: pd.Series) -> None:
     """What the optimiser found out about the open plan."""
     lines = [f"**{plain(row['Plan'])}** · `{row['id'][:12]}`"]
+    lines.append(f"- {balance.COLUMN}: {balance.sentence(row['Overload'])}")
     lines += [f"- {plain(about)}: {plain(units.quantity(**note))}" for about, note in row["notes"].items()]
     st.markdown("\n".join(lines))

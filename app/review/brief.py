@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from app.review.words import words
 from engine.errors import InputError
@@ -71,9 +72,11 @@ class Brief:
         return self.risks[0] if self.risks else None
 
 
-def brief_of(plan: Plan, problem: Problem, simulate: Simulate = simulate) -> Brief:
-    """The brief, without risks. Raises InputError when the plan does not fit the problem."""
-    own, baseline = _scored(plan, problem, simulate(plan, problem)), baseline_of(problem, simulate)
+def brief_of(plan: Plan, problem: Problem, simulate: Simulate = simulate, in_use: str | None = None) -> Brief:
+    """The brief, without risks. in_use: what to call the placement in use, as the file that it came in. Raises InputError when
+    the plan does not fit the problem."""
+    problem = replace(problem, travel=plan.travel)  # what it is held against travels like it
+    own, baseline = _scored(plan, problem, simulate(plan, problem)), baseline_of(problem, simulate, in_use)
     move = None
     if problem.goal is Goal.INFERENCE:
         now = problem.in_use or linear_placement(problem)
@@ -98,15 +101,21 @@ def _scored(plan: Plan, problem: Problem, timeline: Timeline) -> Scored:
     return Scored(plan, timeline, metrics(plan, problem, timeline))
 
 
-def baseline_of(problem: Problem, simulate: Simulate = simulate) -> Scored:
-    """What a plan is held against: the placement in use, else experts in contiguous blocks, with a plain all-to-all; for a
-    training step DeepSpeed's."""
+def baseline_of(problem: Problem, simulate: Simulate = simulate, in_use: str | None = None) -> Scored:
+    """What a plan is held against: the placement in use, called `in_use`, else experts in contiguous blocks, with a plain
+    all-to-all; for a training step DeepSpeed's."""
     if problem.in_use is None:
         system = TRAINING[DEEPSPEED] if problem.goal is Goal.TRAINING else SYSTEMS[LINEAR]
         plan, timeline = usual_plan(system, problem)
         return _scored(plan, problem, timeline or simulate(plan, problem))
     order, origin = SendOrder(mode="concurrent"), Provenance(optimiser="in use")
-    plan = Plan(name="Placement in use", placement=problem.in_use, send_order=order, provenance=origin)
+    plan = Plan(
+        name=in_use or "Placement in use",
+        placement=problem.in_use,
+        send_order=order,
+        travel=problem.travel,
+        provenance=origin,
+    )
     return _scored(plan, problem, simulate(plan, problem))
 
 
@@ -136,11 +145,11 @@ def bound_in_words(brief: Brief) -> list[str]:
     ]
     if figures.bound is not None and claim.scope == "placement and order":
         sentences.append(
-            f"No other placement with as many slots per GPU and no replicas is faster than "
-            f"{seconds(figures.bound)}: {_above(figures.gap)} ({claim.proof})."
+            f"Its optimiser claims, which is not computed again here, that no other placement with as many slots per GPU and "
+            f"no replicas is faster than {seconds(figures.bound)}: {_above(figures.gap)} ({claim.proof})."
         )
     elif figures.bound is None and claim is not None:
-        sentences.append("What its optimiser proved was for other inputs and says nothing here.")
+        sentences.append("What its optimiser claims is for other inputs, or not true, and says nothing here.")
     return sentences
 
 
@@ -158,7 +167,8 @@ def cost_in_words(brief: Brief) -> str:
     sentence = f"{move.copies:,} expert copies, {size(move.bytes)}, {seconds(move.seconds)} of moving"
     if move.steps == float("inf"):
         return f"{sentence}; it is never won back, as the plan is no faster."
-    return f"{sentence}; won back after {max(1, round(move.steps)):,} passes."
+    won_back = "in the first pass" if move.steps <= 1 else f"after {ceil(move.steps):,} passes"
+    return f"{sentence}; won back {won_back}."
 
 
 def risk_in_words(brief: Brief) -> str:

@@ -1,16 +1,20 @@
 """Two plans beside each other: figures, what sits elsewhere, and both timelines on one axis."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 import streamlit as st
 
-from app import cached, state, widgets
+from app import cached, state, tables, widgets
+from app.balance import COLUMN
 from app.charts import review as charts
 from app.review import store
 from app.text import plain
 from engine import units
+from engine.balance import Balance
 from engine.errors import InputError
 from engine.goal import Goal
-from engine.plan import Plan
+from engine.plan import Plan, Travel
 from engine.problem import Problem
 from engine.simulate.metrics import Metrics
 from engine.store import team
@@ -82,9 +86,9 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     st.caption(
         f"Both simulated on {plain(problem.workload.name)}, {plain(problem.cluster.name)}, {plain(problem.model.name)}, "
         f"as the first one was {'saved' if isinstance(first, SavedPlan) else 'made'}. "
-        f"Costs: {plain(problem.cost.source)}."
+        f"Costs: {plain(problem.cost_source)}.{_travels(plans, names)}"
     )
-    st.dataframe(as_text(names, figures), hide_index=True, alt="Figures of both plans")
+    tables.show(as_text(names, figures), hide_index=True, height="content", alt="Figures of both plans")
     _placements(plans, (names[0], names[1]))
     shown = {name: cached.simulate(plan, problem) for name, plan in zip(names, plans, strict=True)}
     key = digest_of(plans[0].id, plans[1].id)[:16]
@@ -109,14 +113,31 @@ def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
         ("GPU utilisation", "utilisation", units.share),
         ("Balancedness", "balancedness", units.digits),
         ("Kept local", "kept_local", units.share),
+        ("Rows a token", "rows", units.digits),
         ("Fullest GPU", "memory", units.size),
     ):
         ours, theirs = (getattr(figure, name) for figure in figures)
+        if ours is None or theirs is None:  # of a training step
+            continue
         against = units.ratio(theirs / ours) if ours else "—"
         if write is units.share:
             against = f"{100 * (theirs - ours):+.1f} points"
         rows.append([label, write(ours), write(theirs), against])
+        if name == "balancedness":
+            rows += _overload([figure.balance for figure in figures])
     return pd.DataFrame(rows, columns=["", names[0], names[1], "Second against first"])
+
+
+def _overload(pair: list[Balance]) -> list[list[str]]:
+    """Rows of the overload factors of both plans: in the mean of layers, and over them."""
+    ours, theirs = (balance.factors for balance in pair)
+    over = list(pair[0].percentiles)
+    texts = [" · ".join(units.digits(factors[name]) for name in over) for factors in (ours, theirs)]
+    against = " · ".join(units.digits(theirs[name] / ours[name]) for name in over)
+    return [
+        [COLUMN, units.ratio(ours["mean"]), units.ratio(theirs["mean"]), units.ratio(theirs["mean"] / ours["mean"])],
+        [f"Overload {' · '.join(over)}", *(f"{text}×" for text in texts), f"{against}×"],
+    ]
 
 
 def _placements(plans: list[Plan], names: tuple[str, str]) -> None:
@@ -138,3 +159,11 @@ def _placements(plans: list[Plan], names: tuple[str, str]) -> None:
     key = digest_of(*(placement.digest for placement in pair), str(layer))[:16]
     widgets.chart(charts.difference(*pair, names, layer), f"difference-{key}")
     st.caption(f"Green: {plain(names[1])} serves more of the expert's tokens on that GPU; orange: less.")
+
+
+def _travels(plans: Sequence[Plan], names: Sequence[str]) -> str:
+    """How the tokens of either plan travel, where they do not in the plain way."""
+    if all(plan.travel is None for plan in plans):
+        return ""
+    said = (f"{plain(name)} {(plan.travel or Travel()).in_words}" for plan, name in zip(plans, names, strict=True))
+    return f" Tokens travel: {'; '.join(said)}."

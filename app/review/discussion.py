@@ -5,9 +5,9 @@ from functools import partial
 
 import streamlit as st
 
-from app import state, widgets
+from app import failing, state, widgets
 from app.review import store
-from app.review.saved import ICONS, QUESTION, STATES, attempt
+from app.review.saved import ICONS, QUESTION, STATES, attempt, typed
 from app.text import plain
 from app.visitor import people
 from engine.errors import InputError
@@ -59,7 +59,7 @@ def merged(review: Review) -> list[Comment | Decision]:
 
 
 def _history(review: Review) -> None:
-    @st.fragment(run_every=EVERY)
+    @failing.fragment(run_every=EVERY)
     def newest() -> None:
         try:
             now = team.find_review(store.db(), review.id)
@@ -95,7 +95,7 @@ def _ask(saved: SavedPlan) -> None:
     st.caption("This plan is saved, but not up for decision.")
     refused = people.why_not("plan")
     with st.form(f"ask-{saved.number}"):
-        question = st.text_input("Question to the team", QUESTION)
+        question = typed(st.text_input, "Question to the team", f"ask-{saved.number}", QUESTION)
         submitted = st.form_submit_button(
             "Ask for a decision", icon=":material/how_to_vote:", disabled=bool(refused), help=refused
         )
@@ -105,11 +105,11 @@ def _ask(saved: SavedPlan) -> None:
 
 def _comment(review: Review) -> None:
     refused, form = people.why_not("plan"), f"comment-{review.id}"
-    text = f"{form}-text"
     with st.form(form):
-        st.text_area(
+        typed(
+            st.text_area,
             "Your comment",
-            key=text,
+            form,
             placeholder="Seen by everybody who opens this plan",
             height=98,
             max_chars=team.LONGEST_TEXT,
@@ -120,16 +120,15 @@ def _comment(review: Review) -> None:
             disabled=bool(refused),
             help=refused,
             on_click=_send,
-            args=(form, text, lambda comment: store.comment(review, comment)),
+            args=(form, lambda comment: store.comment(review, comment)),
         )
         _say_refusal(form)
 
 
 def _decide(review: Review) -> None:
     refused, form = people.why_not("plan"), f"decide-{review.id}"
-    reason = f"{form}-reason"
     with st.form(form):
-        st.text_area("Reason", key=reason, placeholder="needed to reject", height=98, max_chars=team.LONGEST_TEXT)
+        typed(st.text_area, "Reason", form, placeholder="needed to reject", height=98, max_chars=team.LONGEST_TEXT)
         with st.container(horizontal=True):
             for verdict in ("approved", "rejected") if review.state == "open" else ("reopened",):
                 label, icon = BUTTONS[verdict]
@@ -140,14 +139,15 @@ def _decide(review: Review) -> None:
                     help=refused,
                     on_click=_send,
                     type="primary" if verdict == "approved" else "secondary",
-                    args=(form, reason, partial(store.decide, review, verdict)),
+                    args=(form, partial(store.decide, review, verdict)),
                 )
         _say_refusal(form)
 
 
-def _send(form: str, field: str, write: Callable[[str], None]) -> None:
-    """Write what was typed in a field, as the page was when it was sent: by now somebody else may have changed it, and then
-    the button is not even there any more. What could not be written stays in the field."""
+def _send(form: str, write: Callable[[str], None]) -> None:
+    """Write what was typed in a form's field, as the page was when it was sent: by now somebody else may have changed it, and
+    then the button is not even there any more. What could not be written stays in the field."""
+    field = f"{state.TYPED}{form}"
     try:
         write(st.session_state[field])
     except InputError as error:

@@ -11,6 +11,7 @@ from engine.errors import InputError
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
 from engine.store import team
+from engine.store.database import LostError
 from engine.store.team import SavedPlan
 from engine.training import TrainingStep
 
@@ -25,14 +26,20 @@ def address(saved: SavedPlan, review: str | None) -> str:
 
 def follow() -> None:
     """Look at what the address names, and open it in the session where its inputs are here (the brief says where not).
-    Raises InputError when the address leads nowhere."""
+    Raises InputError when the address leads nowhere; while the database does not answer, it is followed again later."""
     link = state.asked_link()
     if link is None:
         return
     plan, review = link
+    try:
+        saved = _find(plan, review)
+    except LostError:
+        raise
+    except InputError:
+        state.write_link(plan, review)
+        state.look_at(None)
+        raise
     state.write_link(plan, review)
-    state.look_at(None)
-    saved = _find(plan, review)
     state.look_at(saved.number, review or None)
     state.choose_workspace(saved.workspace)
     if saved.plan not in state.saved():

@@ -15,6 +15,7 @@ from functools import lru_cache
 from html import unescape
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 import plotly.io
@@ -24,30 +25,38 @@ from plotly.offline import get_plotlyjs
 
 from app.charts import cluster as cluster_charts
 from app.charts import review as charts
+from app.charts import verdict as verdict_charts
 from app.charts.theme import CONFIG
+from app.review import criteria
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
 from engine import units
+from engine.balance import over_layers
 from engine.goal import Goal
 from engine.problem import Problem
 from engine.simulate import bound_of_plan
 from engine.simulate.metrics import input_digests
 from engine.store.team import Comment, Review, Run, SavedPlan
+from engine.studies.judge import interval
+from engine.verdict import WORDS, Verdict
 from engine.workload import RoutingTrace, Workload
 
 WIDTH = 960
 """Pixels of a chart; print shrinks it to a page."""
 FOLDER = Path(__file__).parent
-VERDICTS = {"approved": "approved it", "rejected": "rejected it", "reopened": "reopened it"}
+DECISIONS = {"approved": "approved it", "rejected": "rejected it", "reopened": "reopened it"}
 
 
 @dataclass(frozen=True, eq=False)
 class Dossier:
-    """What a report tells of: a saved plan, its review where it has one, its brief, and its measured runs."""
+    """Everything that goes into a report: a saved plan, its review where it has one, its brief, its measured runs, and its
+    verdict where it has one, judged at so many seconds since the epoch."""
 
     saved: SavedPlan
     review: Review | None
     brief: Brief
     runs: tuple[Run, ...]
+    verdict: Verdict | None = None
+    judged_at: float | None = None
 
 
 def file_name(saved: SavedPlan) -> str:
@@ -70,10 +79,12 @@ def html(dossier: Dossier) -> str:
         bounds=bound_in_words(dossier.brief),
         cost=cost_in_words(dossier.brief),
         risk=risk_in_words(dossier.brief),
+        judged=judged(dossier),
         inputs=inputs(dossier.brief.problem),
         provenance=provenance(dossier.brief),
         figures=figures,
         units=units,
+        over_layers=over_layers,
         moment=moment,
         made=time.time(),
         plotly_js=plotly_js,
@@ -81,6 +92,23 @@ def html(dossier: Dossier) -> str:
         policy=_policy(plotly_js, draw_js),
         config=Markup(json.dumps(CONFIG)),
     )
+
+
+def judged(dossier: Dossier) -> dict[str, Any] | None:
+    """The verdict with its criteria in words, the intervals of its parts and its chart; None where there is none."""
+    verdict = dossier.verdict
+    if verdict is None:
+        return None
+    return {
+        "verdict": verdict,
+        "word": WORDS[verdict.verdict],
+        "at": moment(dossier.judged_at),
+        "criteria": criteria.as_text(verdict.criteria).to_dict("records"),
+        "intervals": [interval(part.gain, part.error, verdict.confidence) for part in verdict.parts],
+        "steps": criteria.steps,
+        "minutes": criteria.minutes,
+        "figure": chart(verdict_charts.gains(verdict)) if verdict.parts else None,
+    }
 
 
 def said(review: Review | None) -> list[dict[str, str]]:
@@ -91,7 +119,7 @@ def said(review: Review | None) -> list[dict[str, str]]:
         {
             "by": entry.by,
             "at": moment(entry.at),
-            "did": "" if isinstance(entry, Comment) else VERDICTS[entry.verdict],
+            "did": "" if isinstance(entry, Comment) else DECISIONS[entry.verdict],
             "text": entry.text if isinstance(entry, Comment) else entry.reason,
         }
         for entry in sorted((*review.comments, *review.decisions), key=lambda entry: entry.at)
@@ -124,7 +152,7 @@ def inputs(problem: Problem) -> list[tuple[str, str, str]]:
         rows.append(("Operator graph", problem.graph.name, digests["graph"]))
     if problem.in_use is not None:
         rows.append(("Placement in use", f"{problem.in_use.gpus} GPUs", digests["in_use"]))
-    rows.append(("Costs", problem.cost.source, digests["cost"]))
+    rows.append(("Costs", problem.source_of_times(problem.travel), digests["cost"]))
     return rows
 
 
@@ -149,7 +177,7 @@ def provenance(brief: Brief) -> list[tuple[str, str]]:
         ("Options", options or "none"),
         ("Seed", str(origin.seed)),
         ("Made with", versions or "unknown"),
-        ("Proof", plan.claim.proof if plan.claim else "none"),
+        ("Proof, by its optimiser's account", plan.claim.proof if plan.claim else "none"),
     ]
     rows += [(f"Input it was made from, {role}", digest) for role, digest in origin.inputs.items()]
     if plan.parent:

@@ -1,11 +1,12 @@
 """The team's workspaces and the plans that are saved in them, with what was decided on each."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from app import cached, state, widgets
+from app import cached, failing, state, tables, widgets
 from app.review import store
 from app.text import plain
 from app.visitor import people
@@ -72,7 +73,13 @@ def _new_workspace() -> None:
         ),
         st.form(f"workspace-{state.written()}", border=False),
     ):
-        name = st.text_input("Name of the workspace", max_chars=120, placeholder="Cluster for autumn")
+        name = typed(
+            st.text_input,
+            "Name of the workspace",
+            f"workspace-{state.written()}",
+            max_chars=120,
+            placeholder="Cluster for autumn",
+        )
         if st.form_submit_button("Make it", icon=":material/check:"):
             attempt(lambda: store.add_workspace(name))
 
@@ -94,12 +101,21 @@ def _save_open_plan(workspace: str) -> None:
         if reason:
             return
         with st.form(f"saving-{key}", border=False):
-            name = st.text_input("Name of the plan", plan.name, max_chars=120)
-            note = st.text_area(
-                "Note", placeholder="What is special about it, and why now", height=90, max_chars=team.LONGEST_TEXT
+            name = typed(st.text_input, "Name of the plan", f"{key}-name", plan.name, max_chars=120)
+            note = typed(
+                st.text_area,
+                "Note",
+                f"{key}-note",
+                placeholder="What is special about it, and why now",
+                height=90,
+                max_chars=team.LONGEST_TEXT,
             )
-            question = st.text_input(
-                "Question to the team", QUESTION, help="puts it up for decision; empty: only saved"
+            question = typed(
+                st.text_input,
+                "Question to the team",
+                f"{key}-question",
+                QUESTION,
+                help="puts it up for decision; empty: only saved",
             )
             if st.form_submit_button("Save", icon=":material/check:"):
                 attempt(lambda: store.save(workspace, plan, problem, name, note, question))
@@ -118,6 +134,12 @@ def _open_problem(plan: Plan | None) -> tuple[Problem | None, str]:
     except InputError as error:
         return None, str(error)
     return problem, ""
+
+
+def typed(kind: Callable[..., str], label: str, key: str, default: str = "", **more: Any) -> str:
+    """A text field whose text stays while the page cannot be drawn. kind: `st.text_input` or `st.text_area`."""
+    st.session_state.setdefault(f"{state.TYPED}{key}", default)
+    return kind(label, key=f"{state.TYPED}{key}", **more)
 
 
 def attempt(write: Callable[[], object]) -> None:
@@ -187,7 +209,7 @@ def _table(listed: list[SavedPlan], state_of: dict[int, str], reviews: dict[int,
 
     looked_at = (state.reviewed() or (None, None))[0]
     column = st.column_config
-    st.dataframe(
+    tables.show(
         as_text(listed, state_of, reviews, looked_at),
         key=key,
         hide_index=True,
@@ -241,7 +263,7 @@ def watch() -> None:
     """Draw the page again when somebody saves, asks, decides or finishes a launch."""
     drawn = team.pulse(store.db())
 
-    @st.fragment(run_every=EVERY)
+    @failing.fragment(run_every=EVERY)
     def beat() -> None:
         try:
             now = team.pulse(store.db())

@@ -3,9 +3,10 @@
 import pandas as pd
 import streamlit as st
 
-from app import cached, state, widgets
+from app import balance, cached, state, tables, widgets
 from app.charts import review as charts
-from app.review import discussion, link, report, store
+from app.export import panel as export
+from app.review import discussion, link, report, store, verdict
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
 from app.review.report import Dossier
 from app.text import plain
@@ -38,6 +39,7 @@ def show(saved: SavedPlan, review: Review | None) -> None:
         _noted(saved)
     else:
         _brief(saved, review, brief, runs)
+        export.show(brief.own.plan, brief.problem, "review")
         _charts(brief)
     _runs(runs)
     discussion.show(saved, review)
@@ -64,15 +66,16 @@ def _brief(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run
         )
         for name, reason in brief.refused.items():
             st.caption(f"Not scored on {plain(name)}: {plain(reason)}.")
-        st.caption(f"Simulated with {plain(brief.problem.cost.source)}.")
+        st.caption(f"Simulated with {plain(brief.own.timeline.cost_source)}.")
     with head:
         _head(saved, review, brief, runs)
         _figures(brief)
+        verdict.show(brief)
 
 
 def _brief_or_fault(saved: SavedPlan) -> tuple[Brief | None, str]:
     try:
-        return store.brief(store.plan_of(saved), store.problem_of(saved)), ""
+        return store.brief(saved), ""
     except InputError as error:
         return None, str(error)
 
@@ -113,16 +116,17 @@ def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: li
             else:
                 st.rerun()
         if brief is not None:
-            _report(Dossier(saved, review, brief, tuple(runs)))
+            _report(saved, review, brief, runs)
 
 
-def _report(dossier: Dossier) -> None:
+def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run]) -> None:
     """The report, made when it is asked for. Not when the button is pressed: Streamlit then forgets the file after the next
     two runs of any session, which on a page that looks for news may be before the browser has fetched it."""
     with st.popover("Report", icon=":material/description:", on_change="rerun", key="report") as asked:
         if not asked.open:
             return
         st.caption("One HTML file with everything on this page, that needs neither this studio nor a network.")
+        dossier = Dossier(saved, review, brief, tuple(runs), *(verdict.last(brief.own.plan) or ()))
         st.download_button(
             "Download the report",
             report.html(dossier),
@@ -137,21 +141,25 @@ def _report(dossier: Dossier) -> None:
 def _figures(brief: Brief) -> None:
     own, base = brief.own.figures, brief.baseline
     with st.container(horizontal=True, gap="large"):
-        st.metric("Time, simulated", units.seconds(own.total), help=brief.problem.cost.source)
+        st.metric("Time, simulated", units.seconds(own.total), help=brief.own.timeline.cost_source)
         st.metric(
             "Gain",
             units.ratio(brief.gain),
             help=f"as fast as {base.plan.name}, which takes {units.seconds(base.figures.total)}",
         )
-        gap, what = (own.order_gap, "any order of sends of its placement")
+        gap, what = own.order_gap, "proven; the bound covers any order of sends of its placement"
         if own.bound is not None and brief.own.plan.claim.scope == "placement and order":
-            gap, what = own.gap, "any placement with as many slots per GPU"
-        st.metric("Above its bound", units.share(gap), help=f"proven; the bound covers {what}")
+            gap, what = (
+                own.gap,
+                "as its optimiser claims of any placement with as many slots per GPU; not computed again",
+            )
+        st.metric("Above its bound", units.share(gap), help=what)
         if brief.move is not None:
             st.metric("Cost", units.size(brief.move.bytes), help=cost_in_words(brief))
         if brief.worst is not None:
             st.metric("Gain where worst", units.ratio(brief.worst.gain), help=risk_in_words(brief))
         st.metric("GPU utilisation", units.share(own.utilisation), help="compute time / total, mean over GPUs")
+        balance.metric(own.balance)
 
 
 def _noted(saved: SavedPlan) -> None:
@@ -166,6 +174,7 @@ def _noted(saved: SavedPlan) -> None:
         ):
             if figures.get(name) is not None:
                 st.metric(label, text(figures[name]))
+        balance.noted(figures)
 
 
 def _charts(brief: Brief) -> None:
@@ -186,7 +195,7 @@ def _runs(runs: list[Run]) -> None:
         st.caption("No launch of this plan has been measured yet.")
         return
     st.subheader("Measured", anchor=False)
-    st.dataframe(runs_as_text(runs), hide_index=True, alt="Launches of this plan")
+    tables.show(runs_as_text(runs), hide_index=True, alt="Launches of this plan")
 
 
 def runs_as_text(runs: list[Run]) -> pd.DataFrame:

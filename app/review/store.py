@@ -134,10 +134,24 @@ def _problem(key: str, _inputs: dict[str, Any]) -> Problem:
     return problem_from(_inputs, cached.recording)
 
 
-def brief(plan: Plan, problem: Problem) -> Brief:
-    """The brief of a plan, without risks. Raises InputError when the plan breaks a rule."""
+def brief(saved: SavedPlan) -> Brief:
+    """The brief of a saved plan, without risks. Raises InputError when the plan breaks a rule or its inputs are not here."""
+    plan, problem = plan_of(saved), problem_of(saved)
     cached.check_plan(plan, problem)
-    return _brief(plan.name, plan.id, _key(problem), plan, problem)
+    return _brief(plan.name, plan.id, _key(problem), name_in_use(saved), plan, problem)
+
+
+def name_in_use(saved: SavedPlan) -> str | None:
+    """The name of the plan that was deployed when this one was saved; None where it is not known."""
+    try:
+        return _plan_in_use(saved.inputs[IN_USE])
+    except (KeyError, InputError):
+        return None
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _plan_in_use(id: str) -> str:
+    return team.load_plan(db(), id).name
 
 
 def _key(problem: Problem) -> tuple[str, ...]:
@@ -145,8 +159,8 @@ def _key(problem: Problem) -> tuple[str, ...]:
 
 
 @st.cache_resource(max_entries=24, show_spinner="Simulating the plan and what it is held against")
-def _brief(name: str, id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Brief:
-    return brief_of(_plan, _problem, cached.simulate)
+def _brief(name: str, id: str, key: tuple[str, ...], in_use: str | None, _plan: Plan, _problem: Problem) -> Brief:
+    return brief_of(_plan, _problem, cached.simulate, in_use)
 
 
 def other_recordings(problem: Problem) -> list[str]:
@@ -160,9 +174,11 @@ def other_recordings(problem: Problem) -> list[str]:
 def with_risks(brief: Brief, others: list[str]) -> Brief:
     """The brief with what the plan is worth on these recordings."""
     plan = brief.own.plan
-    return _with_risks(plan.name, plan.id, _key(brief.problem), tuple(others), brief)
+    return _with_risks(plan.name, plan.id, _key(brief.problem), brief.baseline.plan.name, tuple(others), brief)
 
 
 @st.cache_resource(max_entries=24, show_spinner="Simulating the plan on the other recordings")
-def _with_risks(name: str, id: str, key: tuple[str, ...], others: tuple[str, ...], _brief: Brief) -> Brief:
+def _with_risks(
+    name: str, id: str, key: tuple[str, ...], baseline: str, others: tuple[str, ...], _brief: Brief
+) -> Brief:
     return with_risks_of(_brief, [cached.recording(other) for other in others], cached.simulate)

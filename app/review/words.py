@@ -3,18 +3,26 @@
 import numpy as np
 
 from engine.goal import Goal
-from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder
+from engine.plan import Overlap, Pipeline, Placement, Plan, Priority, SendOrder, Travel
 from engine.simulate.migration import Migration
 from engine.units import seconds, size
 
 ORDERS = {
-    "matched": "in {phases} phases a layer: in each, a GPU sends to at most one other and receives from at most one",
-    "shared": "in {phases} phases a layer: in each, a GPU serves several others at once, each at a constant rate",
-    "two-tier": "in {phases} phases a layer: in each, a node sends to at most one other over all its ports, and its GPUs relay "
+    "matched": "in {phases} a layer: in each, a GPU sends to at most one other and receives from at most one",
+    "joint": "in {phases} a layer, both models' sends together: in each, a GPU sends to at most one other and receives "
+    "from at most one",
+    "shared": "in {phases} a layer: in each, a GPU serves several others at once, each at a constant rate",
+    "two-tier": "in {phases} a layer: in each, a node sends to at most one other over all its ports, and its GPUs relay "
     "for each other over their links",
     "sequential": "one after another: every GPU works through its own list of receivers",
     "concurrent": "all at once, a plain all-to-all",
 }
+ROWS = {
+    "copies": "every copy of a token on its own",
+    "gpu": "a token once to each GPU that has one of its experts",
+    "node": "a token once to each node that has one of its experts, and spreads it there over the node's links",
+}
+TOUCHED = {"gpu": "GPUs", "node": "nodes"}
 POLICIES = {
     "fair": "share the network fairly with all-to-alls",
     "priority": "wait for all-to-alls, which go first",
@@ -28,14 +36,17 @@ def words(plan: Plan, move: Migration | None) -> list[str]:
     sentences = [_placement(plan.placement, plan.goal is Goal.TWO_MODELS)]
     if plan.goal is Goal.TWO_MODELS:
         sentences.append(_beside(plan.placement, plan.placement_b))
+    if plan.token_gpus is not None:
+        sentences.append("Keeps each model to GPUs of its own: its tokens start there too.")
     if move is not None:
         sentences.append(_move(move))
     if plan.goal is not Goal.TRAINING:
         sentences.append(_order(plan.send_order, plan.send_order_b))
+        sentences += _travel(plan.travel)
     if plan.execution == "context-coherent":
         sentences.append(
-            "Keeps the contexts of all tokens on every GPU: a token goes on from the GPU of its first expert, and one "
-            "all-gather ends the pass."
+            "Keeps the contexts of all tokens on every GPU: one all-gather spreads the prompts, a token goes on from the GPU "
+            "of its first expert, and one all-gather ends the pass."
         )
     if plan.reaction is not None:
         sentences.append(
@@ -88,8 +99,21 @@ def _move(move: Migration) -> str:
 def _order(order: SendOrder, second: SendOrder | None) -> str:
     phases = [schedule.phases for send_order in (order, second) if send_order for schedule in send_order.dispatch]
     mean = f"{np.mean(phases):.3g}" if phases else ""
-    manner = ORDERS[order.mode].format(phases=mean)
+    manner = ORDERS[order.mode].format(phases=f"{mean} phase{'s' * (mean != '1')}")
     return f"Sends the bytes of every dispatch and combine {manner}."
+
+
+def _travel(travel: Travel | None) -> list[str]:
+    if travel is None:
+        return []
+    sentence = f"Counts on an engine that sends {ROWS[travel.unit]}"
+    formats = [
+        f"{dtype} {way}" for dtype, way in ((travel.dispatch, "in dispatch"), (travel.combine, "in combine")) if dtype
+    ]
+    said = [sentence + (f", as {' and '.join(formats)}" if formats else "") + "."]
+    if travel.replicas:
+        said.append(f"Has it send each token to the copies of its experts that touch fewest {TOUCHED[travel.unit]}.")
+    return said
 
 
 def _pipeline(pipeline: Pipeline | None) -> list[str]:

@@ -6,9 +6,12 @@ from app.state import moment
 from app.state.address import change
 from engine import store
 from engine.cluster import Cluster
+from engine.costs.measured_pairs import MeasuredPairs
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
+from engine.plan import Travel
+from engine.serving.step import ServingStep
 from engine.training import TrainingStep
 from engine.workload import Workload
 
@@ -56,6 +59,16 @@ def open_cluster(cluster: Cluster | None, edited: bool = False) -> None:
         moment.begin_table()
     moment.answer_drawing(moment.drawn()[0], None)  # a complaint about the drawing before is over
     change(cluster=cluster)
+
+
+def pairs_digest() -> str | None:
+    """Digest of the pairs of GPUs that were measured last."""
+    return st.session_state.pairs
+
+
+def open_pairs(pairs: MeasuredPairs) -> None:
+    """Keep pairs, to be shown beside the clusters of their hosts."""
+    change(pairs=store.save_document(pairs))
 
 
 def model() -> MoEModel | None:
@@ -115,6 +128,35 @@ def step_of_model() -> TrainingStep | None:
     return st.session_state.steps.get(model().digest) if model() else None
 
 
+def serving() -> ServingStep | None:
+    """The step of a serving engine that plans for inference are held against; None: the MoE layers alone are."""
+    return None if step() or second() else st.session_state.serving
+
+
+def open_serving(serving: ServingStep | None) -> None:
+    """Look at plans in a serving step of the open model, or no longer (None); the step is remembered for that model."""
+    if serving is None or model() is None:
+        change(serving=serving)
+    else:
+        change(serving=serving, servings={**st.session_state.servings, model().digest: serving})
+
+
+def serving_of_model() -> ServingStep | None:
+    """The serving step that was last described for the open model."""
+    return st.session_state.servings.get(model().digest) if model() else None
+
+
+def config_of(model: MoEModel) -> str | None:
+    """Where the `config.json` of a model is, see `app.state.session.Config`; None where none came with it."""
+    return st.session_state.configs.get(model.digest)
+
+
+def remember_config(model: MoEModel, config: str) -> None:
+    """Keep where the `config.json` of a model is."""
+    if config_of(model) != config:
+        change(configs={**st.session_state.configs, model.digest: config})
+
+
 def graph() -> OperatorGraph | None:
     """The imported operators of the training step; None: those of a transformer."""
     digest = st.session_state.graph
@@ -126,6 +168,16 @@ def graph() -> OperatorGraph | None:
 
 def open_graph(graph: OperatorGraph | None) -> None:
     change(graph=store.save_document(graph) if graph else None)
+
+
+def travel() -> Travel | None:
+    """How tokens are to travel under new plans; None: every copy on its own."""
+    return st.session_state.travel
+
+
+def set_travel(travel: Travel | None) -> None:
+    if travel != st.session_state.travel:
+        change(travel=travel)
 
 
 def cost() -> dict:

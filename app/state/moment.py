@@ -1,12 +1,19 @@
 """What is only of the moment: it ends with the browser tab and is not kept."""
 
+from contextlib import suppress
+
 import streamlit as st
+from streamlit.errors import StreamlitWidgetAlreadyInstantiatedError
 
 _WANTS_TWO, _EDIT_ROUND, _TABLE_BASE, _DRAWN = "wants_two", "edit_round", "table_base", "drawn"
-_UPLOADS, _WATCHED, _LAYERS = "uploads", "watched", "layers_compared"
+_UPLOADS, _ZONES, _WATCHED, _LAYERS = "uploads", "zones", "watched", "layers_compared"
 _SHOWN, _RUN_FOLDERS = "launch_shown", "run_folders"
 _REVIEWED, _REFUSED, _WRITTEN = "reviewed", "refused", "written"
-_NOTICE, _LEFT_OUT = "notice", "left_out"
+_ADVISED_SPARE = "advised_spare"
+_NOTICE, _LEFT_OUT, _BACK, _GONE = "notice", "left_out", "back", "gone"
+_OVERTAKEN, _NOT_STORED = "overtaken", "not_stored"
+TYPED = "typed-"
+"""How the keys of text fields begin whose text `keep_typed` keeps."""
 
 
 def wants_two() -> bool:
@@ -65,13 +72,37 @@ def first_time(file_id: str) -> bool:
     return True
 
 
+def look_again(zone: str, file_ids: list[str]) -> None:
+    """Where a file has left a drop zone, forget what was said against those that stay: it may have been that file's fault."""
+    zones, seen = st.session_state.setdefault(_ZONES, {}), st.session_state.setdefault(_UPLOADS, {})
+    if set(zones.get(zone, ())) - set(file_ids):
+        refused = {id for id in file_ids if seen.get(id) and seen[id][1]}
+        for key in [key for key in seen if key.partition(" ")[0] in refused]:
+            del seen[key]
+    zones[zone] = file_ids
+
+
 def complain(file_id: str, text: str) -> None:
     """Remember why an uploaded file could not be used, for as long as it is in its widget."""
-    st.session_state[_UPLOADS][file_id] = text
+    st.session_state[_UPLOADS][file_id] = (text, True)
+
+
+def answer_upload(file_id: str, text: str) -> None:
+    """Remember what an uploaded file was opened as, for as long as it is in its widget."""
+    st.session_state[_UPLOADS][file_id] = (text, False)
 
 
 def complaints(file_ids: list[str]) -> list[str]:
-    """The complaints about these files."""
+    """The complaints about these files, about those of one recording once."""
+    return list(dict.fromkeys(text for text, refused in _said(file_ids) if refused))
+
+
+def answers_of_uploads(file_ids: list[str]) -> list[str]:
+    """What these files were opened as, files of one recording once."""
+    return list(dict.fromkeys(text for text, refused in _said(file_ids) if not refused))
+
+
+def _said(file_ids: list[str]) -> list[tuple[str, bool]]:
     seen = st.session_state.get(_UPLOADS, {})
     return [seen[id] for id in file_ids if seen.get(id)]
 
@@ -101,6 +132,15 @@ def keep_run_folder(key: str, folder: str) -> None:
     st.session_state.setdefault(_RUN_FOLDERS, {})[key] = folder
 
 
+def advised_spare() -> tuple[int, int] | None:
+    """Spare slots a GPU that a person took from the advisor, and how many times one did; None: the usual number."""
+    return st.session_state.get(_ADVISED_SPARE)
+
+
+def advise_spare(slots: int) -> None:
+    st.session_state[_ADVISED_SPARE] = slots, (advised_spare() or (0, 0))[1] + 1
+
+
 def reviewed() -> tuple[int, str | None] | None:
     """The number of the saved plan that is looked at and the id of its review; None: the list alone."""
     return st.session_state.get(_REVIEWED)
@@ -122,6 +162,15 @@ def take_refusal(place: str) -> str | None:
     return st.session_state.pop(_REFUSED)[1]
 
 
+def keep_typed() -> None:
+    """Keep what was typed, on a run that cannot draw all fields: Streamlit forgets those that are not there. They hold what
+    could not be written, so nothing else need be said of it."""
+    st.session_state.pop(_REFUSED, None)
+    for key in [key for key in st.session_state if str(key).startswith(TYPED)]:
+        with suppress(StreamlitWidgetAlreadyInstantiatedError):  # then it is there
+            st.session_state[key] = st.session_state[key]
+
+
 def written() -> int:
     """How many times this session has written to the team's database: the key of forms that begin anew after that."""
     return st.session_state.get(_WRITTEN, 0)
@@ -129,6 +178,24 @@ def written() -> int:
 
 def count_written() -> None:
     st.session_state[_WRITTEN] = written() + 1
+
+
+def has_left() -> bool:
+    """Whether whoever had this session has logged out: its address is not for who logs in next."""
+    return st.session_state.get(_GONE, False)
+
+
+def leave() -> None:
+    st.session_state[_GONE] = True
+
+
+def is_back() -> bool:
+    """Whether the browser is where it wanted to be before a login."""
+    return st.session_state.get(_BACK, False)
+
+
+def come_back() -> None:
+    st.session_state[_BACK] = True
 
 
 def notice(text: str) -> None:
@@ -148,6 +215,26 @@ def say_left_out(text: str) -> None:
 def take_left_out() -> str | None:
     """What of the stored session could not be opened and was not said yet."""
     return st.session_state.pop(_LEFT_OUT, None)
+
+
+def say_overtaken(overtaken: bool) -> None:
+    """Say that another tab has stored a later session, so that this one's is stored no more; or that it no longer is so."""
+    st.session_state[_OVERTAKEN] = overtaken
+
+
+def is_overtaken() -> bool:
+    """Whether another tab has stored a later session than this one has."""
+    return st.session_state.get(_OVERTAKEN, False)
+
+
+def say_not_stored(reason: str | None) -> None:
+    """Say why the session could not be stored; None: it could."""
+    st.session_state[_NOT_STORED] = reason
+
+
+def not_stored() -> str | None:
+    """Why the session could not be stored when it was changed last; None when it could."""
+    return st.session_state.get(_NOT_STORED)
 
 
 def end_if_left() -> None:

@@ -3,6 +3,8 @@
 import streamlit as st
 
 from app.state.address import change
+from engine import store
+from engine.plan import Plan
 
 
 def plan_jobs() -> list[str]:
@@ -73,3 +75,13 @@ def add_saved(id: str, number: int | None) -> None:
     if saved().get(id, -1) != number:
         others = {plan: known for plan, known in saved().items() if plan != id}
         change(saved={id: number, **others})
+
+
+def imported() -> dict[str, str]:
+    """Ids of the plans that were read from files, each with the digest of its document, newest first."""
+    return st.session_state.imported
+
+
+def add_imported(plan: Plan) -> None:
+    """Keep a plan that came in a file, and count it to the candidates of the session."""
+    change(imported={plan.id: store.save_document(plan), **imported()})

@@ -9,8 +9,11 @@ from engine.cluster import Cluster
 from engine.costs import choice
 from engine.errors import InputError
 from engine.model import MoEModel
+from engine.plan import Travel
 from engine.schema import Frozen, first_fault
+from engine.serving.step import ServingStep
 from engine.training import TrainingStep
+from engine.verdict import Thresholds
 
 VERSION = 2
 """Of the text that `Session` is written as. Raise it when a field is renamed or means something else, and let `read` mend
@@ -34,6 +37,8 @@ def _is_of_file(cost: dict[str, Any]) -> dict[str, Any]:
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 of a recording or a document, or the id of a plan."""
+Config = Annotated[str, Field(pattern=r"^([0-9a-f]{64}|[\w.-]{1,100}/[\w.-]{1,100})$")]
+"""Where the Hugging Face `config.json` of a model is: a digest in the data folder, or a checkpoint of the packaged models."""
 Cost = Annotated[dict[str, Any], AfterValidator(_is_cost)]
 """A cost source as `engine.costs.choice` writes it."""
 CostOfFile = Annotated[Cost, AfterValidator(_is_of_file)]
@@ -48,16 +53,22 @@ class Session(Frozen):
     """
 
     version: int = Field(VERSION, ge=1, title="the version of the session")
+    revision: int = Field(0, ge=0, title="how often the session was stored")
     workloads: dict[Digest, str] = Field({}, title="the list of recordings", description="names by digest")
     workload: Digest | None = Field(None, title="which recording is open")
     cluster: Cluster | None = Field(None, title="the cluster")
+    pairs: Digest | None = Field(None, title="the measured pairs of GPUs")
     model: MoEModel | None = Field(None, title="the model")
     model_of: dict[Digest, MoEModel] = Field({}, title="the models of the recordings", description="by digest")
     second: Digest | None = Field(None, title="the second model", description="its recording; see model_of")
     others: list[Digest] = Field([], title="the recordings that a plan must serve as well")
     step: TrainingStep | None = Field(None, title="the training step", description="None: inference is planned")
     steps: dict[Digest, TrainingStep] = Field({}, title="the training steps of other models", description="by model")
+    serving: ServingStep | None = Field(None, title="the serving step", description="None: no serving is planned")
+    servings: dict[Digest, ServingStep] = Field({}, title="the serving steps of other models", description="by model")
+    configs: dict[Digest, Config] = Field({}, title="the config.json files of models", description="by model")
     graph: Digest | None = Field(None, title="the imported operator graph")
+    travel: Travel | None = Field(None, title="how tokens travel", description="None: every copy on its own")
     cost: Cost = Field(DATASHEET, title="the cost source")
     sources: dict[str, CostOfFile] = Field({}, title="the cost sources read from files", description="by name")
     plan_jobs: list[str] = Field([], title="the optimisation jobs", description="ids, newest first")
@@ -65,9 +76,13 @@ class Session(Frozen):
     launch_jobs: list[str] = Field([], title="the launches", description="ids, newest first")
     taken: dict[Digest, str] = Field({}, title="the plans opened from sweeps", description="each with its job's id")
     saved: dict[Digest, int | None] = Field({}, title="the team's plans", description="each with its number there")
+    imported: dict[Digest, Digest] = Field(
+        {}, title="the plans read from files", description="each with the digest of its document"
+    )
     plan: Digest | None = Field(None, title="which plan is open")
     in_use: Digest | None = Field(None, title="which plan is deployed")
     what_if: dict[str, int | float | str] = Field({}, title="the sliders of the What-if page")
+    thresholds: Thresholds = Field(Thresholds(), title="the thresholds of verdicts")
     person: str | None = Field(None, title="your name")
     workspace: str | None = Field(None, title="the workspace that was looked at last")
     tour: Literal["on", "seen"] | None = Field(None, title="the guide")
@@ -95,6 +110,15 @@ def read(text: str) -> tuple[Session, str | None]:
     fields = "; ".join(left_out).encode(errors="replace").decode()  # a page cannot show half a character
     by = "a later version of Switchyard" if version > VERSION else "another version of Switchyard, or is damaged"
     return session, f"This session was stored by {by}. What no longer fits is left out: {fields}."
+
+
+def revision_of(text: str | None) -> int:
+    """How often the session in a stored text was stored; 0 where that cannot be read, so that it can be stored again."""
+    try:
+        stored = json.loads(text or "{}")
+        return Session.model_validate({"revision": stored.get("revision", 0)}).revision
+    except (ValueError, RecursionError, AttributeError):
+        return 0
 
 
 def _fitting(stored: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -1,8 +1,9 @@
-"""Who looks, and where they left the studio: name, workspace, guide and sliders."""
+"""Who looks, what they ask of a plan, and where they left the studio: name, workspace, guide and sliders."""
 
 import streamlit as st
 
 from app.state.address import change
+from engine.verdict import Thresholds
 
 
 def person() -> str | None:
@@ -37,6 +38,16 @@ def begin_tour() -> None:
 
 def end_tour() -> None:
     change(tour="seen")
+
+
+def thresholds() -> Thresholds:
+    """What a plan has to reach for a verdict in its favour."""
+    return st.session_state.thresholds
+
+
+def set_thresholds(thresholds: Thresholds) -> None:
+    if thresholds != st.session_state.thresholds:
+        change(thresholds=thresholds)
 
 
 def what_if() -> dict[str, int | float | str]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import streamlit as st
 
-from app import cached, widgets
+from app import cached, failing, widgets
 from app.charts import gantt as charts
 from app.charts import lanes
 from app.text import plain
@@ -14,7 +14,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 
 
-@st.fragment
+@failing.fragment
 def show(plan: Plan, problem: Problem) -> None:
     """Once asked for: a layer and GPUs to choose, their chart, and a file with what it shows."""
     gpus, last_layer = problem.cluster.gpu_names, problem.workload.layers - 1

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, widgets
+from app import balance, cached, widgets
 from app.charts import step as charts
 from app.optimise import step
 from engine import units
@@ -49,7 +49,7 @@ def _figures(plan: Plan, problem: Problem) -> None:
     figures = cached.metrics(plan, problem)
     own, total = figures.decomposition["communication"], figures.total or 1.0
     with st.container(horizontal=True, gap="large"):
-        st.metric("Total, simulated", units.seconds(figures.total), help=problem.cost.source)
+        st.metric("Total, simulated", units.seconds(figures.total), help=problem.cost_source)
         st.metric(
             "Bound for this placement",
             f"{units.seconds(figures.order_bound)} (+{units.share(figures.order_gap)})",
@@ -67,6 +67,7 @@ def _figures(plan: Plan, problem: Problem) -> None:
             units.share(figures.utilisation),
             help="compute time / total, mean over the groups of alike GPUs",
         )
+        balance.metric(figures.balance)
 
 
 def choose_part(timelines: list[Timeline]) -> tuple[charts.Phase, int, int]:

@@ -27,8 +27,9 @@ TERMS = {
         "Weighing and adding up the outputs of a token's experts, after which the next layer begins.", "Aurora §2.1"
     ),
     "all-gather": Term(
-        "Every GPU gets what every other one has. In context-coherent execution one at the end of a pass replaces the way "
-        "back of every layer.",
+        "Every GPU gets what every other one has. In context-coherent execution one of the prompts before the first layer and "
+        "one of the tokens after the last replace the way back of every layer. Each token crosses the fabric once a node, and "
+        "the node's links spread it.",
         "ExFlow §IV-A",
     ),
     "all-reduce": Term(
@@ -65,6 +66,11 @@ TERMS = {
         "The second all-to-all of an MoE layer: the experts' outputs go back to where the tokens came from.",
         "Aurora §2.1; PipeMoE §II-B",
     ),
+    "contention": Term(
+        "What a port loses while several sends meet there: with every further one a byte takes longer. Where many send to one, "
+        "network engineers call it incast.",
+        "What-if's slider; `engine/efficiency.py`",
+    ),
     "context-coherent": Term(
         "Every GPU holds the context of every token, so that a token goes on from the GPU of its expert instead of going "
         "back first.",
@@ -98,6 +104,18 @@ TERMS = {
         "Aurora §8.1",
         ("utilisation",),
     ),
+    "held out": Term(
+        "Not used to make the plan: another recording, or the later half of its own. What a plan gains there is what it would "
+        "gain on traffic to come.",
+        "statistics; see docs/verdict.md",
+        ("held-out",),
+    ),
+    "joint order": Term(
+        "A matched order of both models' sends together: the first model's go as if it were alone, and the second's fill the "
+        "ports that idle meanwhile.",
+        "Aurora §6.1, Table 2",
+        ("joint",),
+    ),
     "kept local": Term(
         "Share of the hops from layer to layer that end on the GPU, or the node, where they began.",
         "ExFlow §V-C, §V-D",
@@ -121,9 +139,19 @@ TERMS = {
         "Share of communication during which something computes, so that it costs no time of its own.",
         "Lancet §1, §7.1",
     ),
+    "overload factor": Term(
+        "The largest load of a GPU divided by the mean: 1 when all have as much to do. The inverse of balancedness in every "
+        "layer; less 1 it is the imbalance ratio.",
+        "Megatron-LM, pull request #4110; imbalance ratio: TensorRT-LLM",
+    ),
     "partition range": Term(
         "The run of operators around an all-to-all that is cut into parts, so that one part computes while another is sent.",
         "Lancet §5.1",
+    ),
+    "persistence": Term(
+        "Part of what a plan made for the held-out recordings would gain there that the judged plan keeps. At 100 % last "
+        "hour's plan serves this hour as well as a fresh one.",
+        "forecasting, where yesterday's weather is the forecast to beat; see docs/verdict.md",
     ),
     "pipeline degree": Term(
         "Into how many parts the tokens of a layer are cut, so that experts compute on one while the next is being sent.",
@@ -203,6 +231,7 @@ PAGES = {
         "RGA",
         "REC",
         "matched order",
+        "joint order",
         "shared order",
         "two-tier order",
         "context-coherent",
@@ -210,8 +239,10 @@ PAGES = {
         "bound",
         "gap",
         "balancedness",
+        "overload factor",
         "kept local",
         "migration",
+        "held out",
         "exposed communication",
         "weight gradient",
         "capacity factor",
@@ -229,10 +260,30 @@ PAGES = {
         "exposed communication",
         "overlap",
         "GPU utilisation",
+        "overload factor",
     ),
-    "What-if": ("micro-op", "pipeline degree", "partition range", "exposed communication", "overlap", "bound"),
-    "Review": ("placement", "bound", "gap", "balancedness", "kept local", "exposed communication", "migration"),
-    "Launch": ("rank", "all-to-all", "dispatch", "combine"),
+    "What-if": (
+        "contention",
+        "micro-op",
+        "pipeline degree",
+        "partition range",
+        "exposed communication",
+        "overlap",
+        "bound",
+    ),
+    "Review": (
+        "placement",
+        "bound",
+        "gap",
+        "balancedness",
+        "overload factor",
+        "kept local",
+        "exposed communication",
+        "migration",
+        "held out",
+        "persistence",
+    ),
+    "Launch": ("rank", "all-to-all", "dispatch", "combine", "overload factor"),
 }
 """The terms that the page of a title uses, in the order in which a reader meets them."""
 

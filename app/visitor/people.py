@@ -9,6 +9,7 @@ import streamlit as st
 from streamlit.errors import Error as StreamlitError
 
 from app import state
+from app.components import way_back
 from app.text import plain
 from app.visitor import guard, roles
 from app.visitor.roles import Role
@@ -30,7 +31,7 @@ class Person:
 def who() -> Person:
     """The visitor."""
     role = roles.role_of(st.user)
-    if getattr(st.user, "is_logged_in", False):
+    if roles.is_logged_in(st.user):
         return Person(_vouched(), role, True)
     return Person(state.person() or _of_this_machine(), role, False)
 
@@ -79,8 +80,11 @@ def writer(needed: Role) -> str:
 
 
 def admit() -> None:
-    """Stop a run at the login when the operator wants everybody to log in."""
-    if os.environ.get(SWITCH) != "required" or getattr(st.user, "is_logged_in", False):
+    """Stop a run at the login when the operator wants everybody to log in; lead who has just logged in to where they were."""
+    if roles.is_logged_in(st.user):
+        _lead_back()
+        return
+    if os.environ.get(SWITCH) != "required":
         return
     st.header("Switchyard", anchor=False)
     if not _providers():
@@ -89,11 +93,19 @@ def admit() -> None:
         )
         st.caption(f"{SWITCH}=required needs a section auth in the studio's secrets.toml; docs/team.md shows one.")
         st.stop()
-    st.info("Log in to see this studio.", icon=":material/lock:")
+    again = getattr(st.user, "is_logged_in", False)
+    st.info("Your login has expired: log in again." if again else "Log in to see this studio.", icon=":material/lock:")
+    _say_unreadable()
     if "plan" in st.query_params:
-        st.caption("Then open your link again: it leads to its plan once you are logged in.")
+        st.caption("Your link leads to its plan once you are logged in.")
     _login()
     st.stop()
+
+
+@st.fragment
+def _lead_back() -> None:
+    if not state.is_back():
+        way_back.back(state.come_back)
 
 
 def show() -> None:
@@ -105,15 +117,31 @@ def show() -> None:
             return
         allowed = [roles.MEANING[role] for role in roles.ORDER if roles.includes(person.role, role)]
         st.caption(f"You may {'; '.join(allowed)}.")
-        try:
-            roles.mapping()
-        except InputError as error:
-            st.error(plain(f"{error}: nobody may do more than look."), icon=":material/error:")
+        _say_unreadable()
+        if guard.may_operate(st.context, st.user):
+            st.page_link("../pages/operate.py", label="Look after the studio", icon=":material/monitor_heart:")
         if person.known:
-            st.button("Log out", icon=":material/logout:", on_click=st.logout)
+            st.button("Log out", icon=":material/logout:", on_click=_log_out)
             return
         _rename(person)
         _login()
+
+
+def _log_out() -> None:
+    state.leave()
+    st.logout()
+
+
+def _say_unreadable() -> None:
+    """What of the operator's settings cannot be read."""
+    for read, then in (
+        (roles.mapping, "nobody may do more than look"),
+        (roles.login_hours, "nobody counts as logged in"),
+    ):
+        try:
+            read()
+        except InputError as error:
+            st.error(plain(f"{error}: {then}."), icon=":material/error:")
 
 
 def _rename(person: Person) -> None:
@@ -139,6 +167,8 @@ def checked(name: str) -> str:
 
 
 def _login() -> None:
+    if _providers() and not state.has_left():
+        way_back.leaving()
     for provider, label in _providers().items():
         if st.button(label, key=f"login-{provider}", icon=":material/login:"):
             try:

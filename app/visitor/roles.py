@@ -1,27 +1,33 @@
 """What a person may do: view, plan or launch, each with all that stands before it."""
 
 import json
+import math
 import os
+import time
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from engine.errors import InputError
 
-Role = Literal["view", "plan", "launch"]
+Role = Literal["view", "plan", "launch", "operate"]
 ORDER: tuple[Role, ...] = get_args(Role)
 SETTING, DEFAULT = "SWITCHYARD_ROLES", "default"
+HOURS, USUAL_HOURS = "SWITCHYARD_LOGIN_HOURS", 12.0
+UNSET: Role = "launch"
+"""Everybody's role without a setting: all but looking after the studio, which is for who is on its machine then."""
 MEANING = {
     "view": "look at plans, reviews and reports",
     "plan": "make and save plans, discuss and decide",
     "launch": "start launches",
+    "operate": "look after the studio",
 }
 
 
 def role_of(user: Any) -> Role:
     """The role of a visitor. user: `st.user`.
 
-    The operator's setting gives roles by e-mail address, and one to everybody else. Without a setting everybody may do
-    everything; with one that cannot be read nobody may do more than look.
+    The operator's setting gives roles by e-mail address, and one to everybody else. Without a setting everybody may plan and
+    launch; with one that cannot be read nobody may do more than look.
     """
     try:
         roles = mapping()
@@ -30,11 +36,42 @@ def role_of(user: Any) -> Role:
     return roles.get(email_of(user), roles[DEFAULT])
 
 
+def is_logged_in(user: Any) -> bool:
+    """Whether a login vouches for the visitor, and did so lately. Streamlit's own cookie would hold for thirty days, also for
+    people whom the provider has shut out since. user: `st.user`. With a setting that cannot be read nobody is."""
+    if not getattr(user, "is_logged_in", False):
+        return False
+    issued = getattr(user, "iat", None)
+    try:
+        return not isinstance(issued, int | float) or time.time() < issued + login_hours() * 3600
+    except InputError:
+        return False
+
+
+def login_hours() -> float:
+    """For how many hours a login counts. Raises InputError where the setting is no such number."""
+    text = os.environ.get(HOURS, "").strip()
+    if not text:
+        return USUAL_HOURS
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = math.nan
+    if not 0 < hours < math.inf:
+        raise InputError(f"{HOURS} is '{text[:40]}'; give a number of hours above 0")
+    return hours
+
+
 def email_of(user: Any) -> str:
     """The address that whoever logged the visitor in vouches for, in lower case; empty when there is none."""
-    if not getattr(user, "is_logged_in", False) or getattr(user, "email_verified", True) is False:
+    if not is_logged_in(user) or getattr(user, "email_verified", True) is False:
         return ""
     return str(getattr(user, "email", "") or "").strip().lower()
+
+
+def are_set() -> bool:
+    """Whether the operator gave roles to people."""
+    return bool(os.environ.get(SETTING, "").strip())
 
 
 def mapping() -> dict[str, Role]:
@@ -42,7 +79,7 @@ def mapping() -> dict[str, Role]:
     setting, JSON or the path of a JSON file, cannot be read."""
     text = os.environ.get(SETTING, "").strip()
     if not text:
-        return {DEFAULT: ORDER[-1]}
+        return {DEFAULT: UNSET}
     try:
         role_of = json.loads(text if text.startswith("{") else Path(text).read_text(encoding="utf-8"))
     except (OSError, ValueError):

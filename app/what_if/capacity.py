@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import state, widgets
+from app import state, tables, widgets
 from app.charts import what_if_studies as charts
 from app.text import plain
 from app.what_if import jobs
@@ -100,7 +100,7 @@ def _show(problem: Problem, result: dict[str, Any], complete: bool) -> None:
     target = result["target"]
     widgets.chart(charts.capacity(points, target, complete), "what-if-capacity")
     st.caption(honestly(points, target, result, complete))
-    st.dataframe(as_text(points, target), hide_index=True)
+    tables.show(as_text(points, target), hide_index=True)
     fewest = smallest(points, target)
     with st.container(horizontal=True, vertical_alignment="center"):
         if fewest and st.button(f"Open the cluster of {fewest.gpus} GPUs", icon=":material/dns:", key="what-if-grown"):

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import cached, state
+from app import cached, state, tables
 from app.optimise import studies
 from engine.jobs import runner
 from engine.problem import Problem
@@ -54,7 +54,7 @@ def download(points: list, name: str) -> None:
     """A button for a study's points in full; times in seconds."""
     st.download_button(
         "Points as CSV",
-        lambda: pd.DataFrame([point.to_dict() for point in points]).to_csv(index=False),
+        lambda: tables.as_csv(pd.DataFrame([point.to_dict() for point in points])),
         f"{name}.csv",
         "text/csv",
         icon=":material/download:",

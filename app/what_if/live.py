@@ -1,12 +1,12 @@
 """The upper half of the What-if page: sliders, and what the open plan and a baseline then take."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import streamlit as st
 
-from app import cached, simulations, state, widgets
+from app import cached, failing, simulations, state, widgets
 from app.charts import what_if as charts
 from app.text import plain
 from engine import units
@@ -18,6 +18,7 @@ from engine.problem import Problem
 from engine.result import Provenance, never
 from engine.simulate.metrics import input_digests
 from engine.store.problems import problem_arguments
+from engine.studies.contention import CONTENTIONS
 from engine.studies.what_if import Change, Outlook, is_quick
 from engine.systems import SYSTEMS, proposed_for, systems_for
 from engine.systems.base import silent
@@ -29,12 +30,14 @@ REPLAN = "replan"
 
 @dataclass(frozen=True)
 class Slider:
-    """A factor that can be changed."""
+    """A factor that can be changed. usual: where it changes nothing; said: a value in words."""
 
     field: str
     label: str
     values: tuple[float, ...]
     help: str
+    usual: float = 1.0
+    said: Callable[[float], str] = units.ratio
 
 
 NETWORK = Slider(
@@ -42,6 +45,14 @@ NETWORK = Slider(
 )
 COMPUTE = Slider("compute", "Computation speed", FASTER, "every computation takes its time divided by this")
 LATENCY = Slider("latency", "Latency", (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "what a send takes to start")
+CONTENTION = Slider(
+    "contention",
+    "Contention",
+    CONTENTIONS,
+    "how much longer a byte takes for every further send that meets at a port; at 0 % ports reach what they do now",
+    0.0,
+    lambda share: f"{100 * share:g} %",
+)
 TOKENS = Slider(
     "tokens",
     "Tokens",
@@ -81,7 +92,7 @@ def panel(problem: Problem) -> None:
         return
     others = others_of(problem, plan, None if problem.goal is Goal.TRAINING else linear_plan(problem))
 
-    @st.fragment
+    @failing.fragment
     def live() -> None:
         left, right = st.columns([3, 10], gap="large")
         with left:
@@ -131,6 +142,8 @@ def sliders_of(problem: Problem) -> list[Slider]:
     sliders = [NETWORK, COMPUTE]
     if problem.network.latency > 0 or problem.network.link_latency.any():
         sliders.append(LATENCY)
+    if problem.network.gpus > 2:
+        sliders.append(CONTENTION)
     if problem.goal is Goal.TRAINING:
         return sliders + ([BATCH] if problem.graph is None else [])
     return [*sliders, TOKENS, WIDTH]
@@ -143,8 +156,8 @@ def choose(problem: Problem) -> Change:
         slider.field: st.select_slider(
             slider.label,
             slider.values,
-            _left_at(slider.field, slider.values, 1.0),
-            units.ratio,
+            _left_at(slider.field, slider.values, slider.usual),
+            slider.said,
             key=_key(slider.field),
             help=slider.help,
         )
@@ -181,7 +194,7 @@ def choose(problem: Problem) -> Change:
         icon=":material/restart_alt:",
         disabled=change.is_none,
         on_click=_reset,
-        args=([slider.field for slider in sliders],),
+        args=(sliders,),
         width="stretch",
     )
     return change
@@ -197,9 +210,9 @@ def _key(field: str) -> str:
     return f"what-if-{field}"
 
 
-def _reset(fields: list[str]) -> None:
-    for field in fields:
-        st.session_state[_key(field)] = 1.0
+def _reset(sliders: list[Slider]) -> None:
+    for slider in sliders:
+        st.session_state[_key(slider.field)] = slider.usual
     st.session_state[_key("dtype")], st.session_state[_key("noise")] = AS_NOW, 0
 
 
@@ -240,7 +253,12 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     if job.state is not runner.State.DONE:
         _watch(job)
         return None
-    again = cached.answer_of(job).candidates[0].plan
+    found: list[cached.Candidate] = []
+    with failing.saying():
+        found = cached.answer_of(job).candidates
+    if not found:
+        return None
+    again = found[0].plan
     if st.button(
         "Open the new plan", icon=":material/open_in_new:", width="stretch", disabled=again.id == state.plan_id()
     ):
@@ -261,7 +279,7 @@ def _watch(job: runner.Job) -> None:
     """The job's row until it has finished; then the page is drawn again."""
     running = not job.state.finished
 
-    @st.fragment(run_every=1 if running else None)
+    @failing.fragment(run_every=1 if running else None)
     def newest() -> None:
         widgets.job_row(job)
         if running and job.state.finished:
@@ -309,7 +327,8 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
     else:
         parts.append(
             "Too large to simulate every send while a slider moves: each all-to-all takes what its busiest port "
-            "needs, which no order without relays beats. Orders make no difference here; the Timeline simulates them."
+            "needs at the least, which no order without relays beats. Orders differ here by contention alone; the Timeline "
+            "simulates them."
         )
     if problem.graph is not None:
         parts.append("Operators imported with measured times keep them.")
@@ -319,7 +338,7 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
         parts.append("Width and numbers of a training step are set on the Optimise page.")
     if change.tokens != 1 and isinstance(problem.workload, RoutingTrace) and problem.goal is not Goal.TRAINING:
         parts.append(f"{problem.workload.tokens * change.tokens:,.0f} tokens a pass.")
-    return " ".join([*parts, f"Costs: {plain(problem.cost.source)}."])
+    return " ".join([*parts, f"Costs: {plain(problem.cost_source)}."])
 
 
 NO_CHANGE = Change()

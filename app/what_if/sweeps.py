@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import cached, state, widgets
+from app import cached, state, tables, widgets
 from app.charts import sweep as charts
 from app.optimise import studies
 from app.text import plain
@@ -225,7 +225,7 @@ def _table(kind: Kind, job: runner.Job, points: list[SweepPoint], what: charts.W
     key = f"sweep-table-{job.id}"  # points only ever join at the end, so that a row stays the same point
     picked = st.session_state.get(key, {}).get("selection", {}).get("rows", [])
     chosen = points[picked[0]] if picked else best
-    st.dataframe(as_text(kind, points), key=key, hide_index=True, on_select="rerun", selection_mode="single-row")
+    tables.show(as_text(kind, points), key=key, hide_index=True, on_select="rerun", selection_mode="single-row")
     with st.container(horizontal=True, vertical_alignment="center"):
         opened = chosen.plan_id == state.plan_id()
         if st.button("Open this plan", icon=":material/route:", key=f"sweep-open-{kind}", disabled=opened):
@@ -275,4 +275,4 @@ def _as_csv(points: list[SweepPoint]) -> str:
         {name: value for name, value in point.to_dict().items() if name != "decomposition"} | point.decomposition
         for point in points
     ]
-    return pd.DataFrame(rows).to_csv(index=False)
+    return tables.as_csv(pd.DataFrame(rows))

@@ -36,6 +36,7 @@ class GpuType(CatalogueEntry):
     memory_bandwidth: float = Field(gt=0)
     flops_fp32: float = Field(gt=0)
     flops_fp16: float = Field(gt=0)
+    flops_tf32: float | None = Field(default=None, gt=0, description="absent: no tensor cores for 32-bit data")
     flops_fp8: float = Field(ge=0, description="0: no 8-bit units")
     bandwidth: float = Field(gt=0, description="to and from the fabric where nothing else is said")
 
@@ -48,6 +49,7 @@ class GpuType(CatalogueEntry):
             memory_bandwidth=self.memory_bandwidth,
             flops_fp32=self.flops_fp32,
             flops_fp16=self.flops_fp16,
+            flops_tf32=self.flops_tf32,
             flops_fp8=self.flops_fp8,
             send_bandwidth=send,
             receive_bandwidth=send if receive_bandwidth is None else receive_bandwidth,

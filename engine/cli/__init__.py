@@ -8,11 +8,45 @@ import argparse
 import os
 import sys
 
-from engine.cli import devices, launch, plan, recordings, simulate, solve
+from engine.cli import (
+    catalogue,
+    devices,
+    efficiency,
+    export,
+    launch,
+    plan,
+    record,
+    recordings,
+    redundancy,
+    serve,
+    simulate,
+    solve,
+    synthetic,
+    trust,
+    upkeep,
+    verdict,
+)
 from engine.errors import InputError
 from engine.formats.source import one_line
 
-GROUPS = (recordings, plan, simulate, launch, devices, solve)
+GROUPS = (
+    record,
+    recordings,
+    synthetic,
+    plan,
+    simulate,
+    serve,
+    verdict,
+    redundancy,
+    export,
+    launch,
+    devices,
+    efficiency,
+    catalogue,
+    solve,
+    trust,
+    upkeep,
+)
 """Files that each add their commands, in the order in which --help lists them."""
 
 

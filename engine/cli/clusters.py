@@ -57,10 +57,10 @@ def refuse_options(options: argparse.Namespace) -> None:
 
 def submit_or_show(launch: PreparedLaunch, submit: bool) -> dict[str, Any]:
     """Write the run folder, and submit it if that is wanted. Returns what was, or would be, submitted."""
-    folder = clusters.write_new(launch)
+    with clusters.new_run_folder(launch) as folder:
+        text = dry_run(launch, folder)
+        handle = clusters.submit(launch, folder) if submit else None
     print(f"run folder: {folder}", file=sys.stderr)
-    text = dry_run(launch, folder)
-    handle = clusters.submit(launch, folder) if submit else None
     return {"folder": str(folder), "seen_as": launch.destination.seen(folder), "text": text, "handle": handle}
 
 
@@ -68,8 +68,10 @@ def show(content: dict[str, Any]) -> str:
     """The answer for people: the text that would be submitted, or what was."""
     if content["handle"] is None:
         return content["text"].rstrip("\n")
+    folder = shlex.quote(content["folder"])
     return (
-        f"submitted: {content['handle']}\nwhen it has ended: python -m engine collect {shlex.quote(content['folder'])}"
+        f"submitted: {content['handle']}\nhow it stands: python -m engine status {folder}\n"
+        f"when it has ended: python -m engine collect {folder}"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import formats
-from engine.cli import text
+from engine.cli import pairs, text
 from engine.cli.command import Commands, add_command
 from engine.cli.output import answer, progress, stopped_by_signals, write
 from engine.costs.device_profile import DeviceProfile
@@ -42,9 +42,17 @@ def add(commands: Commands) -> None:
         commands,
         "detect",
         _detect,
-        "the GPUs of this machine, or of one whose 'nvidia-smi topo -m' was saved, as a cluster",
+        "the GPUs of this machine, of one whose 'nvidia-smi topo -m' was saved, or of measured pairs, as a cluster",
     )
     command.add_argument("--topology", type=Path, metavar="FILE", help="what 'nvidia-smi topo -m' printed")
+    command.add_argument(
+        "--pairs",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="nccl-tests output of sendrecv_perf or alltoall_perf between two GPUs each, as files, folders and archives: the "
+        "cluster whose ports and links meet these pairs best, beside what was measured",
+    )
     command.add_argument("--type", metavar="TYPE", help="the catalogue's type of GPUs that are not known by name")
     command.add_argument("-o", "--output", type=Path, metavar="cluster.json")
 
@@ -152,8 +160,13 @@ def _show(content: dict[str, Any]) -> str:
 
 def _detect(options: argparse.Namespace) -> int:
     content: dict[str, Any] = {"summary": None, "gpus": [], "cluster": None, "notes": [], "saved": None}
+    if options.topology and options.pairs:
+        raise InputError("--topology and --pairs are two ways to know a cluster; choose one")
     if options.topology:
         drawn = read_topology(options.topology, options.type)
+    elif options.pairs:
+        drawn = pairs.read(options.pairs, options.output.stem if options.output else "measured pairs", options.type)
+        content["pairs"] = pairs.describe(drawn)
     else:
         devices, drawn = attached(), None
         content["summary"], content["notes"] = devices.summary, list(devices.notes)
@@ -171,5 +184,10 @@ def _detect(options: argparse.Namespace) -> int:
         if options.output:
             write(options.output, drawn.cluster.model_dump_json(indent=1, exclude_none=True))
             content["saved"] = str(options.output)
-    answer(options, content, text.detected)
+    answer(options, content, _show_detected)
     return 0
+
+
+def _show_detected(content: dict[str, Any]) -> str:
+    shown = text.detected(content)
+    return f"{pairs.show(content['pairs'])}\n{shown}" if "pairs" in content else shown

@@ -2,33 +2,51 @@
 
 import argparse
 import contextlib
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from engine import formats, store
 from engine.cluster import Cluster
-from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet, Profiled, Silicon, combine
+from engine.costs import AlphaBeta, CostModel, CostProfile, Datasheet, DeepEP, MeasuredTimes, Profiled, Silicon, combine
 from engine.errors import InputError
-from engine.formats.exflow import read_placement
+from engine.formats.placements import Deployed, PlanFile, exflow, open_plan_file
 from engine.goal import Goal
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
-from engine.plan import Placement, Plan, SendOrder
+from engine.plan import Plan, SendOrder, Travel
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
+from engine.serving.step import ServingStep, recording_of_step
 from engine.training import TrainingStep, balanced_load, usual_step
 from engine.validate import refuse_broken
 from engine.workload import RoutingTrace, Workload
 
+BALANCED = "balanced"
+"""Names the recording of routing that nobody recorded, as models are trained to have it."""
 
-def add_inputs(command: argparse.ArgumentParser, required: bool) -> None:
-    """The options that name what a plan is for. required: for a new plan; else they default to what it was made from."""
+
+def add_inputs(command: argparse.ArgumentParser, required: bool, several: bool = False) -> None:
+    """The options that name what a plan is for. required: for a new plan; else they default to what it was made from. several:
+    recordings, then `options.workload` is a list."""
     more = "" if required else " (default: what the plan was made from)"
     training = "; with --training it may be left out: balanced routing" if required else more
-    command.add_argument("--workload", metavar="FILE[::NAME]", help="the recording" + training)
-    command.add_argument("--cluster", required=required, type=Path, metavar="FILE", help="cluster JSON" + more)
+    if several:
+        command.add_argument(
+            "--workload", nargs="+", action="extend", metavar="FILE[::NAME]", help="recordings of the model" + more
+        )
+    else:
+        command.add_argument("--workload", metavar="FILE[::NAME]", help=f"the recording, or {BALANCED!r}" + training)
     command.add_argument(
-        "--model", required=required, type=Path, metavar="FILE", help="model JSON or Hugging Face config.json" + more
+        "--cluster", required=required, type=Path, metavar="FILE", help="cluster JSON, or a catalogue name" + more
+    )
+    command.add_argument(
+        "--model",
+        required=required,
+        type=Path,
+        metavar="FILE",
+        help="model JSON, Hugging Face config.json, or a catalogue name" + more,
     )
     command.add_argument(
         "--workload-b",
@@ -52,17 +70,40 @@ def add_inputs(command: argparse.ArgumentParser, required: bool) -> None:
         action="append",
         default=[],
         metavar="SOURCE",
-        help="datasheet (the default), silicon (measured tables), or a file: an α–β profile or measured times (JSON, CSV), "
-        "nccl-tests output, a PyTorch profiler trace; twice: computation and network each from the first that has it",
+        help="datasheet (the default), silicon (measured tables), deepep (measured exchanges: the network), or a file: an α–β "
+        "profile or measured times (JSON, CSV), nccl-tests output, a PyTorch profiler trace; twice: computation and network "
+        "each from the first that has it",
+    )
+
+
+def add_travel(command: argparse.ArgumentParser, default: str) -> None:
+    """The option that says how tokens travel; default: what counts where it is left out."""
+    command.add_argument(
+        "--travel",
+        metavar="UNIT[:OUT[:BACK[:fewest]]]",
+        help="how tokens travel: copies (every token-expert pair), gpu (one row a GPU) or node (one row a node), and the "
+        "number formats of dispatch and combine, as in node:fp8:bf16; fewest: each token to the copies of its experts that "
+        f"touch fewest GPUs or nodes, as in node:fp8:bf16:fewest or gpu:::fewest (default: {default})",
     )
 
 
 def read_recording(file: str, model: MoEModel | None = None) -> Workload:
-    """A recording by FILE or FILE::NAME, checked against the model's experts when there is a model."""
+    """A recording by FILE or FILE::NAME, checked against the model's experts when there is a model; `balanced` is one in which
+    all are equally popular."""
+    if file == BALANCED and model is not None:
+        return balanced_load(model)
     path, member = formats.split_member(file)
-    if model is None:
-        return formats.read_workload(path, member=member)
-    return formats.read_workload(path, member=member, num_experts=model.experts, bytes_per_token=model.bytes_per_token)
+    with store.scratch() as folder:
+        if model is None:
+            return formats.read_workload(path, member=member, scratch=folder)
+        return formats.read_workload(
+            path,
+            member=member,
+            num_experts=model.experts,
+            bytes_per_token=model.bytes_per_token,
+            model=model,
+            scratch=folder,
+        )
 
 
 def read_cost(options: argparse.Namespace, cluster: Cluster) -> CostModel:
@@ -73,9 +114,11 @@ def read_cost(options: argparse.Namespace, cluster: Cluster) -> CostModel:
 
 
 def _cost_source(name: str) -> CostModel:
-    if name in ("datasheet", "silicon"):
-        return Datasheet() if name == "datasheet" else Silicon()
+    if name in (tables := {"datasheet": Datasheet, "silicon": Silicon, "deepep": DeepEP}):
+        return tables[name]()
     costs = formats.read_costs(Path(name))
+    for note in (costs.notes or ()) if isinstance(costs, MeasuredTimes) else ():
+        print(f"note: {Path(name).name}: {note}", file=sys.stderr)
     return AlphaBeta(costs) if isinstance(costs, CostProfile) else Profiled(costs)
 
 
@@ -92,10 +135,11 @@ def inputs_of(options: argparse.Namespace, plan: Plan) -> tuple[MoEModel, Worklo
 
 
 def plans_and_problem(options: argparse.Namespace, paths: list[Path]) -> tuple[list[Plan], Problem]:
-    """The plans of these files, none of which breaks a rule, and the problem they are to be tried on. A .csv is a placement
-    as ExFlow saves it, which knows nothing of what it was made from, so that the options must say it unless a plan beside it
-    does."""
-    plans = {path: formats.read_plan(path) for path in paths if path.suffix.lower() != ".csv"}
+    """The plans of these files, none of which breaks a rule, and the problem they are to be tried on. A serving engine's file
+    knows nothing of what it was made from, so that the options must say it unless a plan beside it does; so do the words
+    `linear` and `round-robin`."""
+    files = {path: open_plan_file(path) for path in paths}
+    plans = {path: file.plan for path, file in files.items() if file.plan is not None}
     if plans:
         problem = problem_of(options, next(iter(plans.values())))
     elif options.workload and options.cluster and options.model:
@@ -104,26 +148,42 @@ def plans_and_problem(options: argparse.Namespace, paths: list[Path]) -> tuple[l
     else:
         raise InputError(f"{paths[0].name}: a bare placement needs --workload, --cluster and --model beside it")
     for path in paths:
-        plans[path] = plans.get(path) or placed_by(path, problem)
+        plans[path] = _travelling(plans.get(path) or placed_by(files[path], problem), options)
         refuse_broken(plans[path], problem, path.name)
     return [plans[path] for path in paths], problem
 
 
-def placed_by(path: Path, problem: Problem) -> Plan:
-    """ExFlow's placement file as a plan, executed as ExFlow does where the recording has tokens to follow."""
-    gpus = len(problem.cluster.gpus)
-    rows = read_placement(path, problem.workload.num_experts, gpus)
-    placement = Placement.from_gpu_of_expert(rows, gpus, tuple(range(len(rows))))
-    if placement.layers == len(problem.model.moe_layers):
-        placement = placement.model_copy(update={"model_layers": problem.model.moe_layers})
-    follows = isinstance(problem.workload, RoutingTrace)
+def _travelling(plan: Plan, options: argparse.Namespace) -> Plan:
+    """The plan, with tokens that travel as the options say where they do."""
+    if not options.travel or (travel := read_travel(options)) == (plan.travel or Travel()):
+        return plan
+    if plan.send_order.mode != "concurrent" or plan.goal is Goal.TRAINING:
+        raise InputError(
+            f"--travel {options.travel}: the plan {plan.name} orders its sends for tokens that travel otherwise; plan again "
+            "with this --travel"
+        )
+    return plan.with_parts(travel=travel, claim=None)
+
+
+def placed_by(file: PlanFile, problem: Problem) -> Plan:
+    """What runs now, as a plan: all sends at once; from ExFlow's table, and of a recording with tokens, as ExFlow executes."""
+    deployed = deployed_for(file, problem.model, problem.cluster)
+    follows = deployed.format == exflow.FORMAT and isinstance(problem.workload, RoutingTrace)
     return Plan(
-        name=path.stem[:120],
-        placement=placement,
+        name=file.path.stem[:120],
+        placement=deployed.placement,
         send_order=SendOrder(mode="concurrent"),
         execution="context-coherent" if follows else "vanilla",
         provenance=Provenance(optimiser="file"),
     )
+
+
+def deployed_for(file: PlanFile, model: MoEModel, cluster: Cluster) -> Deployed:
+    """The placement of a plan file; what is to be said of it goes to standard error."""
+    deployed = file.deployed(model, len(cluster.gpus))
+    for note in deployed.notes:
+        print(f"note: {file.path.name}: {note}", file=sys.stderr)
+    return deployed
 
 
 def new_problem(options: argparse.Namespace) -> Problem:
@@ -133,20 +193,45 @@ def new_problem(options: argparse.Namespace) -> Problem:
     model, cluster = formats.read_model(options.model), formats.read_cluster(options.cluster)
     if not options.workload and not options.training:
         raise InputError("--workload is missing: name the recording to plan for")
+    at_step = _at_step(options, model, cluster)
     problem = make_problem(
-        read_recording(options.workload, model) if options.workload else balanced_load(model),
+        at_step(read_recording(options.workload, model) if options.workload else balanced_load(model)),
         cluster,
         model,
         read_cost(options, cluster),
         second=read_second(options, model),
-        others=tuple(read_recording(file, model) for file in options.also),
+        others=tuple(at_step(read_recording(file, model)) for file in options.also),
+        travel=read_travel(options),
         **read_step(options, model, cluster),
     )
     if not options.in_use:
         return problem
-    csv = options.in_use.suffix.lower() == ".csv"
-    deployed = placed_by(options.in_use, problem) if csv else formats.read_plan(options.in_use)
-    return replace(problem, in_use=deployed.placement)
+    return replace(problem, in_use=deployed_for(open_plan_file(options.in_use), model, cluster).placement)
+
+
+def _at_step(options: argparse.Namespace, model: MoEModel, cluster: Cluster) -> Callable[[Workload], Workload]:
+    """What brings recordings to the tokens of the step that --serving names; as they are without one."""
+    if not options.serving:
+        return lambda recording: recording
+    if options.training or options.workload_b:
+        raise InputError(
+            "--serving is for inference of one model; leave it out, or leave out --training and --workload-b"
+        )
+    step = formats.read_document(ServingStep, options.serving)
+    return lambda recording: recording_of_step(recording, step, model, len(cluster.gpus))
+
+
+def read_travel(options: argparse.Namespace) -> Travel | None:
+    """What --travel names; None where it is left out."""
+    if not options.travel:
+        return None
+    parts = options.travel.split(":")
+    if len(parts) > 4:
+        raise InputError(
+            f"--travel {options.travel}: write UNIT, UNIT:OUT, UNIT:OUT:BACK or UNIT:OUT:BACK:fewest, as in node:fp8:bf16"
+        )
+    names = zip(("unit", "dispatch", "combine", "replicas"), parts, strict=False)
+    return Travel.from_dict({name: part for name, part in names if part}, f"--travel {options.travel}")
 
 
 def read_step(
@@ -225,9 +310,9 @@ def read_second(options: argparse.Namespace, model: MoEModel) -> tuple[Workload,
     return read_recording(options.workload_b[0], second), second
 
 
-def split_setting(text: str) -> tuple[str, str]:
-    """KEY=VALUE as (KEY, VALUE)."""
+def split_setting(text: str, flag: str = "--set") -> tuple[str, str]:
+    """KEY=VALUE, as given to `flag`, as (KEY, VALUE)."""
     key, equals, value = text.partition("=")
     if not equals:
-        raise InputError(f"--set {text}: write KEY=VALUE")
+        raise InputError(f"{flag} {text}: write KEY=VALUE")
     return key, value

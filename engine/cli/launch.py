@@ -1,4 +1,4 @@
-"""`launch` and `collect`: run a plan as a real job, here or on a cluster."""
+"""`launch`, and `status`, `cancel` and `collect` of one on a cluster: run a plan as a real job."""
 
 import argparse
 import contextlib
@@ -18,6 +18,7 @@ from engine.jobs.launches import describe_run
 from engine.launch.places.destination import SCHEDULERS
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
+from engine.launch.rank.tiers import uses_nodes
 from engine.launch.running import clusters
 from engine.launch.running.local import command_of, temporary_folder
 from engine.launch.running.run import run as run_launch
@@ -48,7 +49,7 @@ def add(commands: Commands) -> None:
         "--ranks",
         type=int,
         metavar="N",
-        help="default: one per attached GPU, at most 4 on a CPU (of a two-tier plan the nearest number that keeps its nodes)",
+        help="default: one per attached GPU, at most 4 on a CPU (the nearest number that keeps nodes where a plan uses them)",
     )
     command.add_argument("--tokens", type=int, metavar="N", help="tokens to replay (default: what takes some seconds)")
     command.add_argument(
@@ -57,8 +58,13 @@ def add(commands: Commands) -> None:
     command.add_argument("--repeats", type=int, default=3, metavar="N", help="timed passes (default 3)")
     command.add_argument("--limit", type=float, default=900.0, metavar="SECONDS", help="time limit (default 900)")
 
-    command = add_command(commands, "collect", _collect, "what a launch on a cluster measured, beside the prediction")
-    command.add_argument("folder", type=Path, help="its run folder")
+    for name, handler, help in (
+        ("status", _status, "how a launch on a cluster stands, by its scheduler"),
+        ("cancel", _cancel, "end a launch on a cluster"),
+        ("collect", _collect, "what a launch on a cluster measured, beside the prediction"),
+    ):
+        command = add_command(commands, name, handler, help)
+        command.add_argument("folder", type=Path, help="its run folder")
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -104,7 +110,7 @@ def _launch_asked(options: argparse.Namespace) -> Launch:
     if options.on == "testbed":
         digest = plans[0].provenance.inputs.get("cluster", "")
         cluster = formats.read_cluster(options.cluster) if options.cluster else store.load_document(Cluster, digest)
-    elif "two-tier" in {plan.send_order.mode for plan in plans}:
+    elif any(map(uses_nodes, plans)):
         cluster = drawn_cluster(options, plans[0])
     return Launch(
         plans,
@@ -122,6 +128,21 @@ def _launch_asked(options: argparse.Namespace) -> Launch:
         dtype=options.dtype,
         step=step,
     )
+
+
+def _status(options: argparse.Namespace) -> int:
+    handle = clusters.handle_of(options.folder)
+    now = clusters.status(handle)
+    content = {"handle": handle, "state": now.state, "message": now.message, "over": now.over}
+    answer(options, content, lambda _: f"{handle} is {now.text}")
+    return 0
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    handle = clusters.handle_of(options.folder)
+    clusters.cancel(handle)
+    answer(options, {"handle": handle}, lambda _: f"{handle} is told to end")
+    return 0
 
 
 def _collect(options: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -11,21 +10,22 @@ from typing import Any
 
 from engine.errors import InputError
 from engine.files import write_atomically
+from engine.finite import json_text
 from engine.result import Stop
 from engine.systems.base import Report
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, content: str | bytes) -> None:
     """Write an output file; InputError when it cannot be written."""
     try:
-        write_atomically(path, text)
+        write_atomically(path, content)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def answer(options: argparse.Namespace, content: dict[str, Any], as_text: Callable[[dict[str, Any]], str]) -> None:
+def answer(options: argparse.Namespace, content: Any, as_text: Callable[[Any], str]) -> None:
     """Print the answer as JSON or as text."""
-    print(json.dumps(content) if options.json else as_text(content))
+    print(json_text(content) if options.json else as_text(content))
 
 
 @contextlib.contextmanager
@@ -48,10 +48,10 @@ def progress() -> Iterator[Report]:
 
 
 @contextlib.contextmanager
-def stopped_by_signals() -> Iterator[Stop]:
-    """A `Stop` that SIGTERM and Ctrl-C turn true, so that the best found so far is still answered."""
+def stopped_by_signals(*more: signal.Signals) -> Iterator[Stop]:
+    """A `Stop` that SIGTERM, Ctrl-C and `more` turn true, so that the best found so far is still answered."""
     received: list[int] = []
-    signals = (signal.SIGTERM, signal.SIGINT)
+    signals = (signal.SIGTERM, signal.SIGINT, *more)
     handlers = [signal.signal(number, lambda number, frame: received.append(number)) for number in signals]
     try:
         yield lambda: bool(received)

@@ -9,7 +9,7 @@ from typing import Any
 from engine import parallel
 from engine.cli import text
 from engine.cli.command import Commands, add_command
-from engine.cli.inputs import add_inputs, new_problem, split_setting
+from engine.cli.inputs import add_inputs, add_travel, new_problem, split_setting
 from engine.cli.output import answer, progress, stopped_by_signals, write
 from engine.errors import InputError
 from engine.formats.source import one_line
@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
     """The commands of this group."""
     command = add_command(commands, "plan", _plan, "run one system, or all of them and rank their plans")
     add_inputs(command, required=True)
+    add_travel(command, "copies")
     command.add_argument("--system", required=True, choices=[*dict.fromkeys([*SYSTEMS, *TRAINING]), "all"])
     command.add_argument(
         "--also",
@@ -41,6 +42,12 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--in-use", type=Path, metavar="PLAN", help="the plan that is deployed now, for what a move costs"
     )
+    command.add_argument(
+        "--serving",
+        type=Path,
+        metavar="STEP",
+        help="plan for the tokens of a serving step (its JSON), with the routing of the recording",
+    )
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
     command.add_argument(
         "--dask",
@@ -51,7 +58,7 @@ def add(commands: Commands) -> None:
 
     command = add_command(commands, "graph", _graph, "the operators of a training step, their sizes and times")
     add_inputs(command, required=True)
-    command.set_defaults(also=[], in_use=None)
+    command.set_defaults(also=[], in_use=None, travel=None, serving=None)
     command.add_argument("-o", "--output", type=Path, metavar="graph.json")
 
 

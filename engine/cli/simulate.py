@@ -1,13 +1,13 @@
 """`simulate` and `compare`: what plans are worth on a problem."""
 
 import argparse
-import json
 from pathlib import Path
 
 from engine.cli import text
 from engine.cli.command import Commands, add_command
-from engine.cli.inputs import add_inputs, plans_and_problem
+from engine.cli.inputs import add_inputs, add_travel, plans_and_problem
 from engine.cli.output import answer, progress, stopped_by_signals, write
+from engine.finite import json_text
 from engine.simulate import simulate
 from engine.simulate.metrics import metrics, speedup
 
@@ -17,11 +17,13 @@ def add(commands: Commands) -> None:
     command = add_command(commands, "simulate", _simulate, "timeline and metrics of a plan on any workload")
     command.add_argument("plan", type=Path)
     add_inputs(command, required=False)
+    add_travel(command, "the plan's own")
     command.add_argument("-o", "--output", type=Path, metavar="timeline.json")
 
     command = add_command(commands, "compare", _compare, "plans side by side, with the differences to the first")
     command.add_argument("plans", nargs="+", type=Path, metavar="PLAN")
     add_inputs(command, required=False)
+    add_travel(command, "the plan's own")
 
 
 def _simulate(options: argparse.Namespace) -> int:
@@ -29,7 +31,7 @@ def _simulate(options: argparse.Namespace) -> int:
     with stopped_by_signals() as stop, progress() as report:
         timeline = simulate(plan, problem, stop, lambda share: report(share, "simulating", None, None))
     if options.output:
-        write(options.output, json.dumps(timeline.to_dict()))
+        write(options.output, json_text(timeline.to_dict()))
     figures = metrics(plan, problem, timeline)
     content = {
         "name": plan.name,

@@ -1,12 +1,17 @@
 """`solve`: one kernel on its bare problem."""
 
 import argparse
-import json
 import sys
+
+from pydantic_core import from_json
 
 from engine.cli.command import Commands, add_command
 from engine.errors import InputError
+from engine.finite import long_json_text
 from engine.solve import KERNELS, Options, solve
+
+MOST_CHARACTERS = 48 * 2**20
+"""What they stand for takes thirty times as much memory at worst."""
 
 
 def add(commands: Commands) -> None:
@@ -19,8 +24,11 @@ def add(commands: Commands) -> None:
 def _solve(options: argparse.Namespace) -> int:
     kernel_options = Options.from_json(options.options, "--options")
     try:
-        instances = json.load(sys.stdin)
-    except (ValueError, RecursionError) as error:
+        text = sys.stdin.read(MOST_CHARACTERS + 1)
+        instances = from_json(text) if len(text) <= MOST_CHARACTERS else None
+    except ValueError as error:  # also bytes that are no text
         raise InputError(f"standard input is not valid JSON ({error})") from None
-    print(json.dumps(solve(options.kernel, instances, kernel_options)))
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(f"standard input has more than {MOST_CHARACTERS:,} characters; solve instances one by one")
+    print(long_json_text(solve(options.kernel, instances, kernel_options)))
     return 0

@@ -36,6 +36,33 @@ def shared_bound(traffic: np.ndarray, send: np.ndarray, receive: np.ndarray) -> 
     return float(max((moved.sum(axis=1) / send).max(initial=0.0), (moved.sum(axis=0) / receive).max(initial=0.0)))
 
 
+def meeting_bound(network: Network, traffic: np.ndarray) -> float:
+    """Seconds below which no all-to-all of this traffic ends all of whose sends begin at once, one start-up included."""
+    bound = network.bound(traffic)
+    if not network.contended or not bound:
+        return bound
+    return max(bound, meeting_seconds(network, traffic) + network.least_start_up(network.moved(traffic)))
+
+
+def meeting_seconds(network: Network, traffic: np.ndarray) -> float:
+    """The same without start-ups.
+
+    While k sends of a port are left it carries at most what k sends reach there. By the time m have ended at least the bytes
+    of the m shortest have gone, so nothing is faster than one after another, the shortest first.
+    """
+    wanted = off_diagonal(traffic)
+    left = np.arange(network.gpus, 0, -1)
+    seconds = [0.0]
+    for over_links, here in ((False, ~network.linked), (True, network.linked)):
+        ascending = (np.sort(np.where(here, matrix, 0.0), axis=1) for matrix in (wanted, wanted.T))
+        slower = [matrix @ (1 / network.reached(over_links, left)) for matrix in ascending]
+        rates = (network.link, network.link) if over_links else (network.send, network.receive)
+        seconds += [
+            (moved[moved > 0] / rate[moved > 0]).max(initial=0.0) for moved, rate in zip(slower, rates, strict=True)
+        ]
+    return float(max(seconds))
+
+
 def one_peer_bound(network: Network, traffic: np.ndarray) -> float:
     """Seconds below which no all-to-all ends in which a GPU has one peer at a time on each of its ports, start-ups included:
     the sends of a port follow one another, each with a start-up of its own."""

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.errors import InputError
 from engine.network import Network, off_diagonal
 
+MOST_CELLS = 2**23
+"""Pairs of GPUs of all pairs of domains, each as large as the largest: eight tables of them are in memory at once."""
 SLIVER = 1e-12
 """A part of a pair's bytes, or of a GPU's, that is round-off."""
 
@@ -72,6 +75,12 @@ class Relays:
     def of(cls, traffic: np.ndarray, domains: Domains) -> "Relays":
         """Fewest bytes over the links of the source: only what is above a port's share moves. traffic: float64[src, dst]."""
         source, target = np.nonzero(domains.between(traffic))
+        places = domains.members.shape[1]
+        if (cells := len(source) * places**2) > MOST_CELLS:
+            raise InputError(
+                f"an order in two tiers for {len(source):,} pairs of nodes of up to {places} GPUs takes more memory than there "
+                f"may be ({cells:,} pairs of their GPUs, at most {MOST_CELLS:,})"
+            )
         padded = np.pad(traffic, (0, 1))
         block = padded[domains.members[source][:, :, None], domains.members[target][:, None, :]]
         held = block.sum(axis=2)

@@ -1,7 +1,8 @@
 """The stages of a two-tier order as a pipeline of steps, in which ports and links work side by side.
 
 Stage s balances over the links of its senders in step s, crosses the fabric in step s + 1 and is spread over the links of its
-receivers in step s + 2. What domains have for themselves goes over links that would idle, as early as it can.
+receivers in step s + 2. What domains have for themselves goes over links that would idle, as early as it can. A link counts
+with what it reaches with sends to all other GPUs of its domain, a port with what as many sends reach as cross it.
 """
 
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Steps:
         number[relays.source, relays.target] = np.arange(len(relays.source))
         pair, stage = number[source, target], np.unique(phase, return_inverse=True)[1]
         part = size / between[source, target]
-        ports = _port_seconds(domains, stage, source, target, size)
+        ports = _port_seconds(network, domains, stage, source, target, size, _crossing(relays)[:, pair])
         relayed = _relay_seconds(network, domains, relays, stage, pair, part)
         within = _local_seconds(network, domains, traffic)
         links, local = _with_local(relayed, ports.max(axis=(0, 2), initial=0.0), within)
@@ -122,15 +123,36 @@ class Steps:
 
 
 def _port_seconds(
-    domains: Domains, stage: np.ndarray, source: np.ndarray, target: np.ndarray, size: np.ndarray
+    network: Network,
+    domains: Domains,
+    stage: np.ndarray,
+    source: np.ndarray,
+    target: np.ndarray,
+    size: np.ndarray,
+    crossing: np.ndarray,
 ) -> np.ndarray:
-    """float64[2, step, domain], of sending and receiving: every port of a domain has its share, so all need as long."""
+    """float64[2, step, domain], of sending and receiving: every port of a domain has its share, so all need as long. crossing:
+    int64[2, send], sends over the fabric at the port that has most; those of all pairs that a domain has in a stage meet."""
     stages, count = int(stage.max(initial=-1)) + 1, len(domains.first)
     seconds = np.zeros((2, stages + SPREAD if stages else 1, count))
     for way, (domain, rate) in enumerate(((source, domains.send), (target, domains.receive))):
-        moved = np.bincount(stage * count + domain, size, stages * count).reshape(stages, count)
-        seconds[way, CROSS : CROSS + stages] = moved / rate
+        place = stage * count + domain
+        moved, sends = (
+            np.bincount(place, column, stages * count).reshape(stages, count) for column in (size, crossing[way])
+        )
+        seconds[way, CROSS : CROSS + stages] = moved / (rate * network.reached(False, sends.astype(np.int64)))
     return seconds
+
+
+def _crossing(relays: Relays) -> np.ndarray:
+    """int64[2, pair]: sends between a pair of domains at the port that has most, of sending and receiving."""
+    crosses = relays.across > 0
+    return np.array([crosses.sum(axis=axis).max(axis=1, initial=1) for axis in (2, 1)])
+
+
+def _link_rate(network: Network) -> np.ndarray:
+    """float64[gpu] bytes/s of a link that serves all other GPUs of its domain."""
+    return network.link * network.reached(True, network.linked.sum(axis=1) - 1)
 
 
 def _relay_seconds(
@@ -148,7 +170,7 @@ def _relay_seconds(
             where = (stage[:, None] + offset) * (gpus + 1) + domains.members[domain[pair]]
             moved += np.bincount(where.ravel(), size.ravel(), len(moved))
         np.maximum(busiest, moved.reshape(steps, gpus + 1), out=busiest)
-    link = np.append(network.link, 0.0)
+    link = np.append(_link_rate(network), 0.0)
     seconds = np.divide(busiest, link, out=np.zeros_like(busiest), where=link > 0)
     return seconds[:, domains.members].max(axis=2, initial=0.0)
 
@@ -158,7 +180,7 @@ def _local_seconds(network: Network, domains: Domains, traffic: np.ndarray) -> n
     local = np.where(domains.of_gpu[:, None] == domains.of_gpu, traffic, 0.0)
     busiest = np.maximum(local.sum(axis=0), local.sum(axis=1))
     seconds = np.zeros(len(domains.first))
-    needed = np.divide(busiest, network.link, out=np.zeros_like(busiest), where=network.link > 0)
+    needed = np.divide(busiest, _link_rate(network), out=np.zeros_like(busiest), where=network.link > 0)
     np.maximum.at(seconds, domains.of_gpu, needed)
     return seconds
 

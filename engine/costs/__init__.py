@@ -4,6 +4,7 @@ from engine.costs.alpha_beta import AlphaBeta, CostProfile, Line, fit_line
 from engine.costs.base import CostModel
 from engine.costs.combined import Combined, combine
 from engine.costs.datasheet import Datasheet
+from engine.costs.deepep import DeepEP
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, MemoryTimes, fit_profile
 from engine.costs.profiled import Profiled
 from engine.costs.silicon import Silicon
@@ -15,6 +16,7 @@ __all__ = [
     "CostModel",
     "CostProfile",
     "Datasheet",
+    "DeepEP",
     "GemmTimes",
     "Line",
     "MeasuredTimes",

@@ -12,14 +12,15 @@ from engine.costs.datasheet import Datasheet
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.network import Network
+from engine.ranges import StartUp
 from engine.schema import Frozen
 
 
 class Line(Frozen):
     """seconds = alpha + beta · size. `error` is the mean relative error of the fit on its own points."""
 
-    alpha: float = Field(ge=0)
-    beta: float = Field(ge=0)
+    alpha: StartUp
+    beta: float = Field(ge=0, le=1e6)
     error: float = Field(default=0, ge=0)
 
     def seconds(self, size: np.ndarray) -> np.ndarray:
@@ -31,7 +32,8 @@ class Line(Frozen):
 def fit_line(size: np.ndarray, seconds: np.ndarray) -> Line:
     """The line through measured points that is best in relative error, with neither coefficient negative.
 
-    size: float64[point], seconds: float64[point] > 0; at least two different sizes, else InputError.
+    size: float64[point], seconds: float64[point] > 0; at least two different sizes, and times whose inverse is a number, else
+    InputError.
     Relative, because sizes span decades and an absolute fit would only see the largest.
     """
     from scipy.optimize import nnls
@@ -40,7 +42,11 @@ def fit_line(size: np.ndarray, seconds: np.ndarray) -> Line:
     if len(np.unique(size)) < 2:
         raise InputError("a line needs measurements of at least two different sizes")
     scale = size.max()
-    (alpha, beta), _ = nnls(np.column_stack([1 / seconds, size / scale / seconds]), np.ones(len(size)))
+    with np.errstate(over="ignore"):
+        terms = np.column_stack([1 / seconds, size / scale / seconds])
+    if not np.isfinite(terms).all():
+        raise InputError(f"{seconds.min():g} s is too short for a measured time")
+    (alpha, beta), _ = nnls(terms, np.ones(len(size)))
     line = Line(alpha=alpha, beta=beta / scale)
     return line.model_copy(update={"error": float(np.mean(np.abs(line.seconds(size) / seconds - 1)))})
 

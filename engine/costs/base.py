@@ -40,6 +40,10 @@ class CostModel(ABC):
         """Why this source cannot time what the GPUs of the cluster send each other, None where it can."""
         return None
 
+    def beyond(self, cluster: Cluster) -> str | None:
+        """Why times on the cluster lie outside of what was measured, None where they do not."""
+        return None
+
     def network(self, cluster: Cluster) -> Network:
         """The fabric as this source sees it: the drawn bandwidths and latencies unless it measured its own."""
         return Network.of(cluster)
@@ -67,6 +71,20 @@ class CostModel(ABC):
     def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         """float64[...]: seconds for the router to score `tokens` tokens (float64[...])."""
         return self.gemm(gpu, tokens, model.experts, model.d_model, model.dtype)
+
+    def attention(self, gpu: Gpu, tokens: np.ndarray, keys: int, model: MoEModel) -> np.ndarray:
+        """float64[...]: seconds of one layer's attention for `tokens` tokens (float64[...]) that look back on so many each.
+
+        Multi-head attention as wide as the model, an assumption: four projections, and for every key two products with a vector
+        of d_model numbers, all timed as GEMMs.
+        """
+        shapes = (
+            (3 * model.d_model, model.d_model),
+            (model.d_model,) * 2,
+            (keys, model.d_model),
+            (model.d_model, keys),
+        )
+        return sum(self.gemm(gpu, tokens, n, k, model.dtype) for n, k in shapes)
 
     def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         """float64[...]: seconds to sum the k expert outputs of `tokens` tokens (float64[...]): k reads, one write."""

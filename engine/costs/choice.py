@@ -12,6 +12,7 @@ from engine.costs.alpha_beta import AlphaBeta, CostProfile
 from engine.costs.base import CostModel
 from engine.costs.combined import Combined
 from engine.costs.datasheet import Datasheet
+from engine.costs.deepep import DeepEP
 from engine.costs.measured import MeasuredTimes
 from engine.costs.profiled import Profiled
 from engine.costs.silicon import Silicon
@@ -31,8 +32,8 @@ def to_dict(cost: CostModel) -> dict[str, Any]:
     match cost:
         case Datasheet():
             return {"source": "datasheet"} | asdict(cost)
-        case Silicon():
-            return {"source": "silicon"}
+        case Silicon() | DeepEP():
+            return {"source": type(cost).__name__.lower()}
         case AlphaBeta():
             return {"source": "profile", "profile": cost.profile.model_dump(mode="json", exclude_none=True)}
         case Profiled():
@@ -49,13 +50,15 @@ def from_dict(data: object, where: str = "cost") -> CostModel:
             return Datasheet(**_Shares.from_dict(shares, where).model_dump())
         case {"source": "silicon"}:
             return Silicon()
+        case {"source": "deepep"}:
+            return DeepEP()
         case {"source": "profile", "profile": profile}:
             return AlphaBeta(CostProfile.from_dict(profile, where))
         case {"source": "measured", "measured": measured}:
             return Profiled(MeasuredTimes.from_dict(measured, where))
         case {"source": "combined", "computation": computation, "network": network}:
             return Combined(from_dict(computation, f"{where} → computation"), from_dict(network, f"{where} → network"))
-    raise InputError(f"{where}: not a cost source (datasheet, silicon, profile, measured or combined)")
+    raise InputError(f"{where}: not a cost source (datasheet, silicon, deepep, profile, measured or combined)")
 
 
 def why_not(cost: CostModel, cluster: Cluster, model: MoEModel | None) -> str | None:
@@ -78,6 +81,8 @@ def short(cost: dict) -> str:
             return "datasheet"
         case {"source": "silicon"}:
             return "measured tables"
+        case {"source": "deepep"}:
+            return "DeepEP's tables"
         case {"source": "combined", "computation": computation, "network": network}:
             return f"{short(computation)}, network by {short(network)}"
     return name_in_file(cost)

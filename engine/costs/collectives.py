@@ -16,8 +16,8 @@ def all_to_all_seconds(network: Network, size: np.ndarray) -> np.ndarray:
 
     The fabric and the links of each node are networks of their own that work side by side, so the slowest of them
     counts: its start-up, which all its sends wait out together, and its busiest port. That is what
-    `simulate.flows.all_to_all("concurrent", ...)` arrives at: a port with f sends gives each 1/f of itself, the port
-    where that is least is never relieved by others, and no send anywhere runs slower than its sends do.
+    `simulate.flows.all_to_all("concurrent", ...)` arrives at: a port with f sends gives each 1/f of what f sends reach
+    there, the port where that is least is never relieved by others, and no send anywhere runs slower than its sends do.
     """
     size = np.asarray(size, dtype=np.float64)
     linked = _linked_peers(network)
@@ -25,10 +25,12 @@ def all_to_all_seconds(network: Network, size: np.ndarray) -> np.ndarray:
     start_ups, per_byte = [], []
     if peers.any():
         start_ups.append(network.latency)
-        per_byte.append((peers / np.minimum(network.send, network.receive)).max())
+        rate = np.minimum(network.send, network.receive) * network.reached(False, peers)
+        per_byte.append((peers / rate).max())
     inside = linked > 0
     if inside.any():
-        lines = np.column_stack([network.link_latency[inside], linked[inside] / network.link[inside]])
+        rate = (network.link * network.reached(True, linked))[inside]
+        lines = np.column_stack([network.link_latency[inside], linked[inside] / rate])
         lines = np.unique(lines, axis=0)  # nodes are mostly alike
         start_ups.extend(lines[:, 0])
         per_byte.extend(lines[:, 1])
@@ -80,14 +82,16 @@ def with_measured(network: Network, start_up: float, per_byte: float) -> Network
     """The drawn network with what an all-to-all over all its GPUs was measured to take: start_up seconds, and per_byte
     seconds for each byte that one GPU sends to the others.
 
-    It was the fabric that was measured, or the links where they join all GPUs; what else is drawn stays.
+    It was the fabric that was measured, or the links where they join all GPUs; what else is drawn stays. All sends of a GPU met
+    there, so where fewer reach a larger share of a port's rate, one alone is faster than what was measured.
     `all_to_all_seconds` of the answer is the measured line again, unless drawn links are slower than that.
     """
     rate, linked = 1 / max(per_byte, 1e-15), _linked_peers(network)
     others = network.gpus - 1
     if (linked == others).all():
-        return replace(network, link=np.full(network.gpus, rate), link_latency=np.full(network.gpus, start_up))
-    rates = (others - linked) / others * rate
+        link = np.full(network.gpus, rate) / network.reached(True, linked)
+        return replace(network, link=link, link_latency=np.full(network.gpus, start_up))
+    rates = (others - linked) / others * rate / network.reached(False, others - linked)
     return replace(network, send=rates, receive=rates, latency=start_up)
 
 

@@ -50,8 +50,14 @@ class Combined(CostModel):
     def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         return self.computation.gate(gpu, tokens, model)
 
+    def attention(self, gpu: Gpu, tokens: np.ndarray, keys: int, model: MoEModel) -> np.ndarray:
+        return self.computation.attention(gpu, tokens, keys, model)
+
     def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         return self.computation.aggregate(gpu, tokens, model)
+
+    def beyond(self, cluster: Cluster) -> str | None:
+        return self.computation.beyond(cluster) or self.connection.beyond(cluster)
 
     def network(self, cluster: Cluster) -> Network:
         return self.connection.network(cluster)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from engine.cluster import Gpu
 from engine.costs.alpha_beta import Line, fit_line
-from engine.costs.measured import Dtype, GemmPoint, GemmTimes, MeasuredTimes, Point, sent_line
+from engine.costs.measured import CollectiveTimes, Dtype, GemmPoint, GemmTimes, MeasuredTimes, Point, sent_line
 from engine.costs.profiled import Profiled
 from engine.schema import Frozen
 
@@ -83,6 +83,14 @@ class DeviceProfile(Frozen):
     @property
     def ranks(self) -> int:
         return len(self.devices)
+
+    @property
+    def collectives(self) -> tuple[CollectiveTimes, ...]:
+        """All that was sent, the sends to one peer included."""
+        if not self.exchange:
+            return self.measured.collectives
+        traded = CollectiveTimes(operation="send_receive", ranks=self.ranks, points=self.exchange)
+        return (*self.measured.collectives, traded)
 
 
 def fits_of(

@@ -8,15 +8,15 @@ from pydantic import Field, model_validator
 
 from engine.costs.alpha_beta import CostProfile, Line, fit_line
 from engine.errors import InputError
+from engine.ranges import Amount, Seconds
 from engine.schema import Frozen
 
 MAX_POINTS = 1_000_000
 
-Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
-Positive = Annotated[float, Field(gt=0)]
-Point = tuple[Positive, Positive]
+Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Point = tuple[Amount, Seconds]
 """(bytes, seconds)."""
-GemmPoint = tuple[Positive, Positive, Positive, Positive]
+GemmPoint = tuple[Amount, Amount, Amount, Seconds]
 """(m, n, k, seconds)."""
 
 
@@ -37,11 +37,31 @@ class MemoryTimes(Frozen):
 
 class CollectiveTimes(Frozen):
     """A collective over all of `ranks` GPUs. Sizes are the bytes of the buffer that each of them holds; of an all-to-all
-    its own part is included, as nccl-tests counts it."""
+    its own part is included, as nccl-tests counts it. send_receive: each sends its buffer to one peer while another sends to
+    it."""
 
-    operation: Literal["all_to_all", "all_reduce"]
+    operation: Literal["all_to_all", "all_reduce", "send_receive"]
     ranks: int = Field(ge=2, le=1_000_000)
     points: tuple[Point, ...] = Field(min_length=1, max_length=MAX_POINTS)
+
+
+class ExchangeTimes(Frozen):
+    """Kernels of DeepEP as a profile has them: how often and how long they ran, but not how many tokens they moved, so that no
+    cost is read off them.
+
+    gpus, nodes, width (of a token, elements): as far as the profile says; median, low, high: seconds of one launch, half, a
+    tenth and nine tenths of them at most
+    """
+
+    kernels: Literal["intranode", "internode", "low-latency"]
+    part: Literal["notify", "dispatch", "combine"]
+    gpus: int | None = Field(default=None, ge=1)
+    nodes: int | None = Field(default=None, ge=1)
+    width: int | None = Field(default=None, ge=1)
+    launches: int = Field(ge=1)
+    median: Seconds
+    low: Seconds
+    high: Seconds
 
 
 class MeasuredTimes(Frozen):
@@ -53,13 +73,17 @@ class MeasuredTimes(Frozen):
     gemm: tuple[GemmTimes, ...] = ()
     memory: tuple[MemoryTimes, ...] = ()
     collectives: tuple[CollectiveTimes, ...] = ()
+    exchanges: tuple[ExchangeTimes, ...] | None = None
+    notes: tuple[Annotated[str, Field(max_length=1000)], ...] | None = Field(
+        default=None, description="what of the file was left out, and what to know of it"
+    )
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
         keys = [("GEMM", times.gpu, times.dtype) for times in self.gemm]
         keys += [("memory", times.gpu) for times in self.memory]
         keys += [(collective.operation, f"{collective.ranks} ranks") for collective in self.collectives]
-        if not keys:
+        if not keys and not self.exchanges:
             raise ValueError("no times in it")
         if len(set(keys)) < len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)

@@ -7,8 +7,9 @@ import numpy as np
 from engine.cluster import Cluster, Gpu
 from engine.costs.base import CostModel
 from engine.costs.combined import Combined
+from engine.efficiency import Efficiency, lost
 from engine.model import MoEModel
-from engine.network import Network
+from engine.network import MeasuredExchanges, Network
 from engine.workload import digest_of
 
 NEXT_TO_NOTHING = 1.0
@@ -22,7 +23,8 @@ class Scaled(CostModel):
     compute: every computation takes its time / compute; network: all ports and links carry as many times the bytes a second;
     latency: a send's start-up time takes as many times as long; tokens: every recorded token stands for so many, which
     gives experts, gate and aggregation as many times the rows, and every send as many times the bytes (a GEMM of a
-    training step is not asked for by tokens and stays); gpu_type: compute and network change on these GPUs alone.
+    training step is not asked for by tokens and stays); gpu_type: compute and network change on these GPUs alone; contention:
+    every further send that meets at a port, of any GPU, makes a byte take longer by this part of its time alone.
     """
 
     inner: CostModel
@@ -31,6 +33,7 @@ class Scaled(CostModel):
     latency: float = 1.0
     tokens: float = 1.0
     gpu_type: str | None = None
+    contention: float = 0.0
 
     @property
     def source(self) -> str:
@@ -41,12 +44,14 @@ class Scaled(CostModel):
             "tokens": self.tokens,
         }
         said = ", ".join(f"{name} {factor:.3g}×" for name, factor in parts.items() if factor != 1)
+        if self.contention:
+            said = ", ".join([*([said] if said else []), f"contention {self.contention:.3g}"])
         where = f" on {self.gpu_type}" if self.gpu_type else ""
         return f"{self.inner.source}; what if{where}: {said or 'nothing changed'}"
 
     @property
     def digest(self) -> str:
-        factors = (self.compute, self.network_speed, self.latency, self.tokens, self.gpu_type)
+        factors = (self.compute, self.network_speed, self.latency, self.tokens, self.gpu_type, self.contention)
         return digest_of(self.inner.digest, repr(factors))
 
     def lacks_computation(self, cluster: Cluster) -> str | None:
@@ -70,26 +75,37 @@ class Scaled(CostModel):
     def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         return self.inner.gate(gpu, self.tokens * np.asarray(tokens), model) / self._speed(gpu)
 
+    def attention(self, gpu: Gpu, tokens: np.ndarray, keys: int, model: MoEModel) -> np.ndarray:
+        return self.inner.attention(gpu, self.tokens * np.asarray(tokens), keys, model) / self._speed(gpu)
+
     def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
         return self.inner.aggregate(gpu, self.tokens * np.asarray(tokens), model) / self._speed(gpu)
+
+    def beyond(self, cluster: Cluster) -> str | None:
+        return self.inner.beyond(cluster)
 
     def network(self, cluster: Cluster) -> Network:
         """The source's network. So many times the bytes at a bandwidth take as long as the bytes at a part of it."""
         drawn = self.inner.network(cluster)
-        changed = np.array([self.gpu_type in (None, gpu.type) for gpu in cluster.gpus])
-        factor = np.where(changed, self.network_speed, 1.0) / self.tokens
-        return replace(
+        here = np.array([self.gpu_type in (None, gpu.type) for gpu in cluster.gpus])
+        factor = np.where(here, self.network_speed, 1.0) / self.tokens
+        changed = replace(
             drawn,
             send=drawn.send * factor,
             receive=drawn.receive * factor,
             link=drawn.link * factor,
             latency=drawn.latency * self.latency,
             link_latency=drawn.link_latency * self.latency,
+            measured=drawn.measured and _OfMoreTokens(drawn.measured, self.tokens),
         )
+        if not self.contention:
+            return changed
+        points = lost(self.contention, changed.most_peers)
+        return changed.reaching(Efficiency(fabric=points, links=points))
 
     def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
         if _is_own(self.inner, "all_to_all"):
-            return self._apart(self.inner.all_to_all, cluster, size)
+            return self._apart(self.inner.all_to_all, cluster, size, 1 + self.contention * (_meeting(cluster) - 1))
         return super().all_to_all(cluster, size)
 
     def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
@@ -97,15 +113,34 @@ class Scaled(CostModel):
             return self._apart(self.inner.all_reduce, cluster, size)
         return super().all_reduce(cluster, size)
 
-    def _apart(self, collective, cluster: Cluster, size: np.ndarray) -> np.ndarray:
-        """A measured collective: what it takes for next to nothing is its start-up time, the rest is bandwidth."""
+    def _apart(self, collective, cluster: Cluster, size: np.ndarray, slower: float = 1.0) -> np.ndarray:
+        """A measured collective: what it takes for next to nothing is its start-up time, the rest is bandwidth. slower: how
+        much longer a byte takes."""
         size = np.asarray(size, dtype=np.float64)
         start_up = collective(cluster, np.where(size > 0, NEXT_TO_NOTHING, 0.0))
         start_up = np.minimum(start_up, whole := collective(cluster, size))
-        return start_up * self.latency + (whole - start_up) / self.network_speed
+        return start_up * self.latency + (whole - start_up) * slower / self.network_speed
 
     def _speed(self, gpu: Gpu) -> float:
         return self.compute if self.gpu_type in (None, gpu.type) else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class _OfMoreTokens:
+    """Measured exchanges in which every token stands for so many: ports reach what they do with as many times the bytes."""
+
+    inner: MeasuredExchanges
+    tokens: float
+
+    def __call__(self, exchange: str, unit: str, domains: int, fabric: float, links: float) -> tuple[float, float]:
+        return self.inner(exchange, unit, domains, fabric * self.tokens, links * self.tokens)
+
+
+def _meeting(cluster: Cluster) -> int:
+    """Sends that meet at a port in an all-to-all over all GPUs: at the fabric's, or at the links' where they join all."""
+    others = len(cluster.gpus) - 1
+    over_links = Network.of(cluster).linked.sum(axis=1) - 1
+    return max(others if np.all(over_links == others) else int((others - np.maximum(over_links, 0)).max()), 1)
 
 
 def _is_own(source: CostModel, collective: str) -> bool:

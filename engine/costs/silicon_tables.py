@@ -12,7 +12,6 @@ Only its data files are read, never its query classes, which are internal and ch
 
 from functools import lru_cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +19,11 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
+from engine.catalogue.packaged import PACKAGE, package_folder, packaged_gpu_types, system_of
 from engine.costs.curve import Curve, never_falling
 from engine.costs.gemm_table import GemmTable
 from engine.errors import InputError
 
-PACKAGE = "aiconfigurator-core"
 NCCL_OPERATIONS = {"all_to_all": "alltoall", "all_reduce": "all_reduce"}
 GEMM_DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}
 MILLISECONDS = 1e-3
@@ -49,6 +48,13 @@ MACHINES = {
 """GPU types of the catalogue that were measured."""
 
 
+def folder_of(gpu_type: str) -> str | None:
+    """Where the tables of a GPU type are: one of our catalogue, or one that only the package has; None for any other."""
+    if gpu_type in MACHINES:
+        return MACHINES[gpu_type].folder
+    return system_of(gpu_type) if gpu_type in packaged_gpu_types() else None
+
+
 def installed_package() -> str:
     """Package and version, as it is installed; raises InputError when it is absent."""
     _data_folder()
@@ -58,7 +64,7 @@ def installed_package() -> str:
 @lru_cache
 def gemm_table(folder: str, dtype: str) -> GemmTable | None:
     """The GEMMs of a machine, None where the dtype was not measured. Raises InputError when the package is absent."""
-    for file in _newest(folder, "gemm/sglang", "gemm_perf.parquet"):
+    for file in newest(folder, "gemm/sglang", "gemm_perf.parquet"):
         rows = pq.read_table(file, columns=["gemm_dtype", "m", "n", "k", "latency"])
         rows = rows.to_pandas().loc[lambda table: table.gemm_dtype == dtype]
         if rows.empty:
@@ -91,7 +97,7 @@ def moe_table(folder: str, dtype: str) -> pd.DataFrame:
         "topk": "experts_per_token",
         "num_experts": "experts",
     }
-    for file in _newest(folder, "moe/sglang", "moe_perf.parquet"):
+    for file in newest(folder, "moe/sglang", "moe_perf.parquet"):
         rows = pq.read_table(file).to_pandas()
         alone = (rows.moe_tp_size == 1) & (rows.moe_ep_size == 1) & (rows.distribution == "balanced")
         rows = rows[alone & (rows.moe_dtype == dtype)].rename(columns=names)
@@ -100,11 +106,31 @@ def moe_table(folder: str, dtype: str) -> pd.DataFrame:
     return pd.DataFrame(columns=[*names.values(), "seconds"])
 
 
+def nvlink_table(folder: str) -> pd.DataFrame:
+    """TensorRT-LLM's exchanges of 16-bit rows, top-8 of 256 experts evenly loaded, 7168 wide: columns kind (dispatch, combine),
+    ranks, tokens (a GPU) and seconds, ascending. Raises InputError as `gemm_table`."""
+    for file in newest(folder, "comm/trtllm", "trtllm_alltoall_perf.parquet"):
+        rows = pq.read_table(file).to_pandas()
+        plain = rows.moe_dtype == "bfloat16"
+        kinds = {"alltoall_dispatch": "dispatch", "alltoall_combine": "combine"}
+        rows = rows[plain & rows.op_name.isin(kinds)]
+        rows = rows.assign(kind=rows.op_name.map(kinds)).rename(
+            columns={"moe_ep_size": "ranks", "num_tokens": "tokens"}
+        )
+        if not rows.empty:
+            return (
+                (rows.groupby(["kind", "ranks", "tokens"]).latency.median() * MILLISECONDS)
+                .rename("seconds")
+                .reset_index()
+            )
+    return pd.DataFrame(columns=["kind", "ranks", "tokens", "seconds"])
+
+
 @lru_cache
 def collective_table(folder: str, operation: str, gpus: int) -> tuple[np.ndarray, np.ndarray] | None:
     """(float64[size] bytes of each GPU's buffer, ascending; float64[size] seconds as measured) of a collective, None where it
     was not measured on so many GPUs."""
-    for file in _newest(folder, "comm/nccl", "nccl_perf.parquet"):
+    for file in newest(folder, "comm/nccl", "nccl_perf.parquet"):
         rows = pq.read_table(file, columns=["op_name", "nccl_dtype", "num_gpus", "message_size", "latency"]).to_pandas()
         asked = (rows.op_name == NCCL_OPERATIONS[operation]) & (rows.nccl_dtype == "half") & (rows.num_gpus == gpus)
         if asked.any():
@@ -125,13 +151,13 @@ def collective_curve(folder: str, operation: str, gpus: int) -> Curve | None:
 def measured_counts(folder: str) -> tuple[int, ...]:
     """Numbers of GPUs with an all-to-all, ascending."""
     counts: set[int] = set()
-    for file in _newest(folder, "comm/nccl", "nccl_perf.parquet"):
+    for file in newest(folder, "comm/nccl", "nccl_perf.parquet"):
         rows = pq.read_table(file, columns=["op_name", "num_gpus"]).to_pandas()
         counts |= set(rows.num_gpus[rows.op_name == NCCL_OPERATIONS["all_to_all"]].tolist())
     return tuple(sorted(counts))
 
 
-def _newest(folder: str, part: str, name: str) -> list[Path]:
+def newest(folder: str, part: str, name: str) -> list[Path]:
     """The files of all versions, newest first."""
     files = (_data_folder() / folder / part).glob(f"*/{name}")
     return sorted(files, key=lambda file: [int(digits) for digits in _numbers(file.parent.name)], reverse=True)
@@ -143,12 +169,8 @@ def _numbers(text: str) -> list[str]:
 
 @lru_cache
 def _data_folder() -> Path:
-    # The package's own code stays unrun: importing it would load its compiled extension.
-    spec = find_spec("aiconfigurator_core")
-    folders = [Path(place) / "systems" / "data" for place in (spec.submodule_search_locations or ())] if spec else []
-    for folder in folders:
-        if folder.is_dir():
-            return folder
+    if (folder := package_folder()) is not None:
+        return folder / "systems" / "data"
     raise InputError(
         f"the silicon costs need the package {PACKAGE} (Linux x86-64 only), which is not installed; use the datasheet, an "
         "α–β profile or measured times"

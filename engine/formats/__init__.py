@@ -3,76 +3,105 @@
 Every fault of a file is an InputError of one line: its name, the place in it and the rule that it breaks.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from engine.catalogue import cluster_presets, model_presets
 from engine.cluster import Cluster
-from engine.costs import CostProfile, MeasuredTimes
-from engine.costs.device_profile import DeviceProfile
 from engine.errors import InputError
-from engine.formats import huggingface, kineto, measurements, nccl_tests, numpy_files, sglang, tables
-from engine.formats.checks import Finding, check_recording
+from engine.finding import Finding, Origin
+from engine.formats import huggingface, packaged
+from engine.formats.checks import check_recording
+from engine.formats.cost_files import OF_ONE_PAIR, findings_of_times, is_of_one_pair, read_collectives, read_costs
+from engine.formats.format import BELONGS, Format, Kind
+from engine.formats.measured.nccl_pairs import findings_of_pairs
+from engine.formats.recognition import Part, identify, joined, parts, single_files, the_recording
 from engine.formats.source import MAX_FILE_BYTES, Source, check_file, fault, one_clear_line, read_json_object
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.schema import Frozen
+from engine.serving.sizes import TransformerSizes
 from engine.workload import Workload
 
 Document = TypeVar("Document", bound=Frozen)
+Preset = TypeVar("Preset")
 
 __all__ = [
+    "BELONGS",
     "MAX_FILE_BYTES",
-    "WORKLOAD_EXTENSIONS",
+    "OF_ONE_PAIR",
     "Finding",
+    "Format",
+    "Kind",
+    "Part",
     "check_recording",
+    "findings_of_pairs",
+    "findings_of_times",
+    "identify",
+    "is_huggingface",
+    "is_of_one_pair",
+    "joined",
     "members",
+    "parts",
     "read_cluster",
+    "read_collectives",
     "read_costs",
     "read_document",
     "read_model",
     "read_plan",
+    "read_sizes",
     "read_workload",
+    "single_files",
     "split_member",
 ]
 
-_READERS = {
-    ".npz": numpy_files.read_npz,
-    ".npy": numpy_files.read_npy,
-    ".csv": tables.read_csv,
-    ".parquet": tables.read_parquet,
-    ".json": sglang.read_statistics,
-}
-WORKLOAD_EXTENSIONS = tuple(_READERS)
-
 
 def read_workload(
-    path: Path,
+    files: Path | Sequence[Path],
     name: str | None = None,
     member: str | None = None,
     num_experts: int | None = None,
     bytes_per_token: float = 1.0,
+    model: MoEModel | None = None,
+    scratch: Path | None = None,
+    stages: int | None = None,
+    deployed: Path | None = None,
 ) -> Workload:
-    """The recording in a file; raises InputError.
+    """The recording in a file, a folder or an archive, or in the files of one recording (of ranks, requests or layers); raises
+    InputError.
 
     name: what to call it; the file's stem by default, with `::member` when a member is asked for
-    member: which workload of an `.npz` that holds several
+    member: which workload of a file that holds several
     num_experts: logical experts per layer of the open model; ids are held against it. Without it, and when the file
         does not say, there are as many as the largest id + 1
     bytes_per_token: bytes of one token copy, kept with a traffic matrix and unused otherwise
+    model: the open model, which says what some formats do not: their layers and experts per token
+    scratch: a folder of the caller's to unpack archives into; without one they are not unpacked
+    stages: pipeline stages of the run that was recorded, where neither the recording nor the model tells
+    deployed: the plan that ran while it was recorded, for counts of its slots
     """
-    with one_clear_line(path):
-        extension = check_file(path, _READERS)
-        if member is not None and extension != ".npz":
-            raise fault(path, f"holds one workload only; leave out '::{member}' (only an .npz can hold several)")
-        default = path.stem if member is None else f"{path.stem}::{member}"
-        return _READERS[extension](Source(path, name or default, member, num_experts, bytes_per_token))
+    paths = [files] if isinstance(files, Path) else list(files)
+    recording = the_recording(paths, scratch)
+    with one_clear_line(recording.paths[0]):
+        if member is not None and recording.format.members is None:
+            raise fault(paths[0], f"holds one workload only; leave out '::{member}'")
+        default = recording.name if member is None else f"{recording.name}::{member}"
+        workload = recording.format.read(
+            [
+                Source(path, name or default, member, num_experts, bytes_per_token, model, stages, deployed)
+                for path in recording.paths
+            ]
+        )
+        return workload if workload.origin else replace(workload, origin=Origin(format=recording.format.name))
 
 
 def members(path: Path) -> tuple[str, ...]:
-    """Names of the workloads inside an `.npz`; () for one that holds a single unnamed recording and for other files.
-    Raises InputError."""
+    """Names of the workloads inside a file; () for one that holds a single unnamed recording. Raises InputError."""
     with one_clear_line(path):
-        return numpy_files.members(path) if check_file(path, _READERS) == ".npz" else ()
+        inside = identify(path).members
+        return inside(path) if inside else ()
 
 
 def split_member(text: str) -> tuple[Path, str | None]:
@@ -93,13 +122,20 @@ def read_document(kind: type[Document], path: Path) -> Document:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """A cluster as saved by the studio (JSON); raises InputError."""
+    """A cluster as saved by the studio (JSON); where there is no such file, the catalogue's of this name. Raises InputError."""
+    if not path.exists():
+        return _of_catalogue(path, cluster_presets(), "cluster").cluster
     return read_document(Cluster, path)
 
 
 def read_model(path: Path) -> MoEModel:
-    """A model as saved by the studio, or a Hugging Face `config.json`; raises InputError."""
+    """A model as saved by the studio, or a Hugging Face `config.json`; where there is no such file, the catalogue's of this
+    name, or a packaged one by its name on the Hugging Face Hub. Raises InputError."""
     with one_clear_line(path):
+        if not path.exists():
+            if packaged.is_packaged(str(path)):
+                return packaged.packaged_model(str(path))
+            return _of_catalogue(path, model_presets(), "model").model
         check_file(path, (".json",))
         data = read_json_object(path)
         if huggingface.TELLING_KEYS & set(data):
@@ -107,22 +143,26 @@ def read_model(path: Path) -> MoEModel:
         return MoEModel.from_dict(data, path.name)
 
 
-def read_costs(path: Path) -> CostProfile | MeasuredTimes:
-    """Fitted lines or measured times: either of them as saved (JSON), what `calibrate` writes (JSON), measured times as a
-    table (CSV), the text that nccl-tests prints (.txt, .log, .out), or a trace of the PyTorch profiler (.json, .json.gz);
-    raises InputError."""
+def _of_catalogue(path: Path, presets: Mapping[str, Preset], kind: str) -> Preset:
+    """The preset that is called as the path reads."""
+    try:
+        return presets[str(path)]
+    except KeyError:
+        raise fault(path, f"there is no such file, and no {kind} of this name in the catalogue") from None
+
+
+def is_huggingface(path: Path) -> bool:
+    """Whether a model's file is a Hugging Face `config.json`, not one that the studio saved; raises InputError."""
     with one_clear_line(path):
-        extension = check_file(path, (".json", ".gz", ".csv", *nccl_tests.EXTENSIONS))
-        if extension == ".csv":
-            return measurements.read_measurements(path)
-        if extension in nccl_tests.EXTENSIONS:
-            return nccl_tests.read_nccl_tests(path)
-        data = kineto.read_gzip(path) if extension == ".gz" else read_json_object(path)
-        if kineto.is_trace(data):
-            return kineto.read_kineto(data, path)
-        if data.get("kind") == "calibration":
-            return DeviceProfile.from_dict(data, path.name).measured
-        return (MeasuredTimes if "kind" in data else CostProfile).from_dict(data, path.name)
+        check_file(path, (".json",))
+        return bool(huggingface.TELLING_KEYS & set(read_json_object(path)))
+
+
+def read_sizes(path: Path) -> TransformerSizes:
+    """What a Hugging Face `config.json` says of attention, dense layers and vocabulary; raises InputError."""
+    with one_clear_line(path):
+        check_file(path, (".json",))
+        return huggingface.sizes_of_config(read_json_object(path), path)
 
 
 def read_plan(path: Path) -> Plan:

@@ -1,5 +1,6 @@
 """From arrays to workloads, with the checks that every format shares."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -7,11 +8,20 @@ import numpy as np
 from engine.formats.source import Source, quoted
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 
-MAX_EXPERTS = 32768
+MAX_EXPERTS = 4096
+"""Of a layer, as `MoEModel` allows: eight times as many as any published model has. Affinity needs a number for every pair."""
+MAX_SLOTS = 32768
+"""Of a layer, where a load balancer gave experts copies."""
 """Expert ids are int16."""
 MAX_LAYERS = 1000
 MAX_K = 64
 MAX_RANKS = 4096
+MAX_TOKENS = 2**26
+"""Each has a sequence, a source rank and a phase, which may be compressed to almost nothing."""
+MAX_AMOUNTS = 2**25
+"""Numbers of loads or traffic: few rows may name large ranks, and compressed ones take almost no room in a file."""
+MAX_SPLIT = 2**24
+"""Numbers in loads that are kept apart by source or span of time."""
 
 Place = Callable[[tuple[int, ...]], str]
 """From the index of a faulty number to where a person finds it."""
@@ -47,12 +57,14 @@ def routing_trace(
     sequence: np.ndarray | None = None,
     source_rank: np.ndarray | None = None,
     recorded_experts: int | None = None,
+    place: Place | None = None,
 ) -> RoutingTrace:
     """A trace from int[token, layer, k], or int[token, layer] for top-1; -1 = no choice.
 
     sequence, source_rank: int[token] or None
     recorded_experts: logical experts per layer as the file says; without it and without `source.num_experts` it is
         the largest id + 1
+    place: from (token, layer, choice) to where it is in the recording
     """
     experts = experts[:, :, None] if experts.ndim == 2 else experts
     if experts.ndim != 3 or 0 in experts.shape:
@@ -63,7 +75,9 @@ def routing_trace(
             f"experts is {list(experts.shape)}: that would be {layers} layers and {k} experts per token "
             f"(at most {MAX_LAYERS} and {MAX_K}); the axes must be [tokens, layers, k]"
         )
-    place = place_in("token", "layer")
+    if tokens > MAX_TOKENS:
+        raise source.fault(f"experts is {list(experts.shape)}, at most {MAX_TOKENS:,} tokens are read")
+    place = place or place_in("token", "layer")
     experts = whole_numbers(source, experts, "experts", place)
     num_experts = _experts_of(source, experts, recorded_experts, place)
     return RoutingTrace(
@@ -80,6 +94,8 @@ def _experts_of(source: Source, experts: np.ndarray, recorded: int | None, place
     wanted = source.num_experts
     if wanted is not None and recorded is not None and wanted != recorded:
         raise source.fault(f"recorded with {recorded} experts, but the model has {wanted}")
+    if recorded is not None and recorded > MAX_EXPERTS:
+        raise source.fault(f"num_experts is {recorded}; at most {MAX_EXPERTS} experts a layer are possible")
     known = wanted if wanted is not None else recorded
     lowest, highest = int(experts.min()), int(experts.max())
     if lowest < -1:
@@ -107,17 +123,31 @@ def _per_token(source: Source, column: np.ndarray, tokens: int, what: str) -> np
 
 
 def expert_load(
-    source: Source, load: np.ndarray, model_layers: tuple[int, ...], place: Place | None = None
+    source: Source,
+    load: np.ndarray,
+    model_layers: tuple[int, ...],
+    place: Place | None = None,
+    by_source: np.ndarray | None = None,
+    by_step: np.ndarray | None = None,
 ) -> ExpertLoad:
     """Loads from float64[layer, expert], token copies; `model_layers` names every row. Rows of zeros only are dense
-    layers and left out."""
+    layers and left out.
+
+    by_source, by_step: float64[rank, layer, expert] and float64[step, layer, expert] that add up to `load`, or None
+    """
     check_amounts(source, load, "a load", place or place_in("layer", "expert"))
     if source.num_experts is not None and load.shape[1] != source.num_experts:
         raise source.fault(f"has loads of {load.shape[1]} experts, but the model has {source.num_experts}")
     moe = np.flatnonzero(load.any(axis=1))
     if not len(moe):
         raise source.fault("every load is 0: no layer has any tokens")
-    return ExpertLoad(source.name, load[moe], tuple(model_layers[layer] for layer in moe))
+    return ExpertLoad(
+        source.name,
+        load[moe],
+        tuple(int(model_layers[layer]) for layer in moe),
+        None if by_source is None else by_source[:, moe],
+        None if by_step is None else by_step[:, moe],
+    )
 
 
 def traffic_matrix(source: Source, amounts: np.ndarray, place: Place | None = None) -> TrafficMatrix:
@@ -130,6 +160,7 @@ def traffic_matrix(source: Source, amounts: np.ndarray, place: Place | None = No
             "a routing log must be integers"
         )
     check_ranks(source, amounts.shape[-1])
+    check_amount(source, "traffic", amounts.shape)
     amounts = amounts.astype(np.float64)
     check_amounts(source, amounts, "a byte count", place)
     return TrafficMatrix(source.name, amounts.reshape(-1, *amounts.shape[-2:]), source.bytes_per_token)
@@ -139,6 +170,12 @@ def check_ranks(source: Source, ranks: int) -> None:
     """Raise InputError when a traffic matrix has fewer or more ranks than can be planned for."""
     if not 2 <= ranks <= MAX_RANKS:
         raise source.fault(f"a traffic matrix needs 2 … {MAX_RANKS} ranks, this one has {ranks}")
+
+
+def check_amount(source: Source, what: str, shape: tuple[int, ...]) -> None:
+    """Raise InputError for more numbers than are computed with."""
+    if math.prod(shape) > MAX_AMOUNTS:
+        raise source.fault(f"{what} is {list(shape)}, at most {MAX_AMOUNTS:,} numbers are read")
 
 
 def check_amounts(source: Source, amounts: np.ndarray, what: str, place: Place) -> None:

@@ -1,13 +1,16 @@
 """Hugging Face `config.json` of MoE models. Families name the same size differently; the tables below list the names
 as transformers 5 has them, most specific first."""
 
+import contextlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import InputError
+from engine.formats.format import Format
 from engine.formats.source import fault, quoted
 from engine.model import MoEModel
+from engine.serving.sizes import TransformerSizes
 
 TELLING_KEYS = {"model_type", "architectures", "num_hidden_layers", "hidden_size", "transformers_version"}
 """Keys that no MoEModel of ours has."""
@@ -36,6 +39,19 @@ NAMES = {
     "d_ff": ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size"),
     "layers": ("num_hidden_layers", "num_layers", "n_layers"),
 }
+HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads")
+DENSE_WIDTHS = ("intermediate_size", "ffn_hidden_size", "intermediate_size_mlp")
+OTHER_ATTENTION = (
+    "compress_ratios",
+    "index_topk_freq",
+    "sparse_attention_config",
+    "linear_attn_config",
+    "linear_num_value_heads",
+    "hybrid_override_pattern",
+    "ssm_state_size",
+)
+"""Keys of models whose layers are not all of usual, latent or sparse latent attention."""
 SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 SHARED_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
@@ -101,9 +117,65 @@ def model_of_config(data: dict, path: Path) -> MoEModel:
             "ffn_matrices": 2 if plain else 3,
             "shared_experts": _shared_experts(config, sizes["d_ff"]),
             "dtype": _dtype(config),
+            "kv_numbers": _kv_numbers(data, path),
         },
         path.name,
     )
+
+
+def _kv_numbers(data: dict, path: Path) -> int | None:
+    """What attention keeps of a token in one layer, None where that is not known."""
+    with contextlib.suppress(InputError):
+        return sizes_of_config(data, path).kv_numbers
+    return None
+
+
+def sizes_of_config(data: dict, path: Path) -> TransformerSizes:
+    """Attention, dense layers and vocabulary of the same `config.json`. Raises InputError when one of them is missing, and for
+    attention of other kinds than `TransformerSizes` knows."""
+    config = _Config(path, _parts_with_experts(data, path))
+    if (key := next((name for name in OTHER_ATTENTION if config.get(name) is not None), None)) is not None:
+        raise fault(
+            path, "has layers of linear, state-space or other sparse attention, which Switchyard does not know", key
+        )
+
+    def needed(field: str, names: tuple[str, ...]) -> int:
+        if (number := config.number(field, names)) is None:
+            raise fault(path, f"{field} is missing; none of {', '.join(names)} is there")
+        return number
+
+    heads, kv_rank = needed("heads", HEADS), config.number("kv_rank", ("kv_lora_rank",))
+    sizes = {
+        "heads": heads,
+        "dense_d_ff": needed("dense_d_ff", DENSE_WIDTHS),
+        "vocabulary": needed("vocabulary", ("vocab_size",)),
+        "tied_embeddings": config.get("tie_word_embeddings") is True,
+        **_windows(config),
+    }
+    if kv_rank:
+        sizes |= {
+            "kv_heads": heads,
+            "head_size": needed("head_size", ("qk_nope_head_dim",)),
+            "value_size": needed("value_size", ("v_head_dim",)),
+            "rope_size": needed("rope_size", ("qk_rope_head_dim",)),
+            "kv_rank": kv_rank,
+            "q_rank": config.number("q_rank", ("q_lora_rank",)) or 0,
+            "sparse_keys": config.number("sparse_keys", ("index_topk",)) or 0,
+            "index_heads": config.number("index_heads", ("index_n_heads",)) or 0,
+            "index_size": config.number("index_size", ("index_head_dim",)) or 0,
+        }
+    else:
+        size = config.number("head_size", ("head_dim",)) or needed("d_model", NAMES["d_model"]) // heads
+        sizes |= {"kv_heads": config.number("kv_heads", KV_HEADS) or heads, "head_size": size, "value_size": size}
+    return TransformerSizes.from_dict(sizes, path.name)
+
+
+def _windows(config: _Config) -> dict[str, int]:
+    """The sliding window and how many layers have it, where the config lists them."""
+    window = config.number("window", ("sliding_window",))
+    kinds = config.get("layer_types", "hybrid_layer_pattern")
+    listed = sum(kind in ("sliding_attention", 1) for kind in kinds) if isinstance(kinds, list) else 0
+    return {"window": window, "windowed_layers": listed} if window and listed else {}
 
 
 def _parts_with_experts(data: dict, path: Path) -> tuple[dict, ...]:
@@ -201,3 +273,8 @@ def _name(config: _Config) -> str:
     checkpoint = str(config.parts[-1].get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
     stem = "" if config.path.stem.lower() == "config" else config.path.stem
     return (checkpoint or stem or str(config.parts[-1].get("model_type") or "model"))[:80]
+
+
+FORMATS = (
+    Format("huggingface", "a Hugging Face config.json", "model", lambda glance: len(TELLING_KEYS & glance.keys) > 1),
+)

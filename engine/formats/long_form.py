@@ -10,12 +10,13 @@ from engine.formats.arrays import (
     MAX_EXPERTS,
     MAX_K,
     MAX_LAYERS,
+    check_amount,
     check_amounts,
     check_ranks,
     routing_trace,
     traffic_matrix,
 )
-from engine.formats.source import MAX_UNPACKED_BYTES, Source
+from engine.formats.source import Source
 from engine.workload import RoutingTrace, TrafficMatrix
 
 Columns = dict[str, np.ndarray]
@@ -100,8 +101,7 @@ def traffic_from_columns(source: Source, columns: Columns, place: PlaceOfRow) ->
     ranks = int(max(src.max(), dst.max())) + 1
     check_ranks(source, ranks)
     layers, layer = _renumber(columns.get("layer", np.zeros_like(src)))
-    if len(layers) * ranks**2 * 8 > MAX_UNPACKED_BYTES:
-        raise source.fault(f"{len(layers)} layers of {ranks} × {ranks} ranks are too large to hold in memory")
+    check_amount(source, "traffic", (len(layers), ranks, ranks))
     key = (layer * ranks + src) * ranks + dst
     _check_distinct(
         source, key, lambda row: f"layer {layers[layer[row]]}, from rank {src[row]} to rank {dst[row]}", place
@@ -131,10 +131,11 @@ def _renumber(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if span > 2 * len(column) + 1000:
         return np.unique(column, return_inverse=True)
     # Values lie close together, so a look-up table beats sorting by far.
+    from_low = column - low if low else column
     present = np.zeros(span, bool)
-    present[column - low] = True
+    present[from_low] = True
     values = np.flatnonzero(present) + low
-    return values, column - low if len(values) == span else (np.cumsum(present) - 1)[column - low]
+    return values, from_low if len(values) == span else (np.cumsum(present) - 1)[from_low]
 
 
 def _column_of_token(

@@ -1,8 +1,12 @@
 """NumPy `.npz` and `.npy`: routing logs, and traffic matrices as `.npy`.
 
 An `.npz` holds one recording as `experts` int[tokens, layers, k] (or [tokens, layers] for top-1), with optional
-`sequence`, `source_rank`, `weights` and a scalar `num_experts`; or one request as `routed_experts` int[tokens, layers,
-k]; or several recordings, each an integer array under a name of its own.
+`sequence`, `source_rank`, `phase` [tokens] (0 prefill, 1 decode), `model_layers` [layers], `weights` and a scalar
+`num_experts`; or loads as `expert_load` [layers, experts], with
+optional `model_layers`, `by_source` and `by_step` [ranks or steps, layers, experts]; or traffic as `traffic_bytes`
+[layers, n, n] with a scalar `bytes_per_token`; or several recordings, each an integer array under a name of its own. The
+studio's own have `findings`, what is known beside the numbers, as JSON in bytes. They are what the file says: checks of its
+numbers stand beside them, and alone offer remedies. Archives of single requests are read by `request_archives`.
 
 In an `.npy` the kind of number decides: integers are a routing log [tokens, layers] or [tokens, layers, k], floats are
 traffic in bytes, [n, n] or [layers, n, n]. A square 2-D integer array could be either and is refused.
@@ -11,17 +15,44 @@ traffic in bytes, [n, n] or [layers, n, n]. A square 2-D integer array could be 
 import math
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
-from engine.formats.arrays import place_in, routing_trace, traffic_matrix, whole_numbers
-from engine.formats.source import MAX_UNPACKED_BYTES, Source, fault, quoted
-from engine.workload import RoutingTrace, TrafficMatrix
+from engine.finding import Finding, Origin
+from engine.formats.arrays import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    check_amount,
+    check_amounts,
+    expert_load,
+    place_in,
+    routing_trace,
+    traffic_matrix,
+    whole_numbers,
+)
+from engine.formats.format import Format, of_one_file
+from engine.formats.glance import Glance
+from engine.formats.npy_header import read_header
+from engine.formats.source import MAX_UNPACKED_BYTES, PARSER_ERRORS, Source, fault, quoted
+from engine.schema import first_fault
+from engine.workload import DECODE, PREFILL, ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 
-_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-_SINGLE = ("experts", "routed_experts")
+FINDINGS = TypeAdapter(Annotated[tuple[Finding, ...], Field(max_length=256)])
+"""Readers and remedies leave a few; each is a box on a page."""
+MAX_FINDINGS_BYTES = 1024**2
+
+MAX_ARRAY_BYTES = 1024**3
+"""What an array may take in memory with what is made of it: int16 ids, and of floats what finds fractions in them."""
+_MADE_OF = {"i": 2, "u": 2, "f": 32}
+"""Bytes a number, beside its own, by kind of number."""
+_SINGLE = ("experts", "expert_load", "traffic_bytes")
+
+_Column = Callable[[str], np.ndarray | None]
+"""An array of an archive by its name, None where there is none."""
 
 
 def read_npy(source: Source) -> RoutingTrace | TrafficMatrix:
@@ -38,10 +69,10 @@ def read_npy(source: Source) -> RoutingTrace | TrafficMatrix:
     return routing_trace(source, array)
 
 
-def read_npz(source: Source) -> RoutingTrace:
+def read_npz(source: Source) -> Workload:
     """The recording in an archive, or the one of several that `source.member` names."""
     with zipfile.ZipFile(source.path) as archive:
-        names = _array_names(source.path, archive)
+        names = array_names(source.path, archive)
         single = next((name for name in _SINGLE if name in names), None)
         if source.member is None and single is None and len(names) > 1:
             choices = ", ".join(f"{source.path.name}::{name}" for name in names)
@@ -53,26 +84,101 @@ def read_npz(source: Source) -> RoutingTrace:
         if not single:
             return routing_trace(source, _named_workload(source, archive, chosen))
 
-        def column(name: str) -> np.ndarray | None:
-            return _read_member(source.path, archive, name) if name in names else None
+        read = [f"{name}.npy" for name in names if name != "weights"]
+        if (unpacked := sum(archive.getinfo(name).file_size for name in read)) > MAX_ARRAY_BYTES:
+            raise source.fault(f"would unpack to {unpacked / 1024**3:.1f} GB; cut the recording to fewer tokens")
 
-        experts = _read_member(source.path, archive, single)
-        if single == "routed_experts":
-            # One request is one sequence, whatever else the archive holds.
-            return routing_trace(source, experts, np.zeros(experts.shape[:1], np.int32))
-        if (weights := column("weights")) is not None and weights.shape != experts.shape:
-            raise source.fault(f"weights is {list(weights.shape)}, but experts is {list(experts.shape)}")
-        return routing_trace(source, experts, column("sequence"), column("source_rank"), _recorded(source, column))
+        def column(name: str) -> np.ndarray | None:
+            return read_member(source.path, archive, name) if name in names else None
+
+        array = read_member(source.path, archive, single)
+        if single in ("expert_load", "traffic_bytes"):
+            check_amount(source, single, array.shape)
+        if (
+            single == "experts" and "weights" in names
+        ):  # which nothing reads, but their shape tells of a damaged recording
+            _check_weights(source, archive, array)
+        workload = _READERS[single](source, array, column)
+        return replace(workload, origin=Origin(format="npz", findings=_findings(source, column)))
+
+
+def _trace(source: Source, experts: np.ndarray, column: _Column) -> RoutingTrace:
+    trace = routing_trace(source, experts, column("sequence"), column("source_rank"), _recorded(source, column))
+    phase = column("phase")
+    if phase is not None and (phase.shape != (trace.tokens,) or not np.isin(phase, (PREFILL, DECODE)).all()):
+        raise source.fault(f"phase must be {PREFILL} or {DECODE} for each of {trace.tokens} tokens")
+    layers = _model_layers(source, column, trace.layers)
+    return replace(trace, phase=None if phase is None else phase.astype(np.int8), model_layers=layers)
+
+
+def _check_weights(source: Source, archive: zipfile.ZipFile, experts: np.ndarray) -> None:
+    with archive.open("weights.npy") as file:
+        shape, _ = _checked_header(source.path, file, archive.getinfo("weights.npy").file_size, "array 'weights'")
+    if shape != experts.shape:
+        raise source.fault(f"weights is {list(shape)}, but experts is {list(experts.shape)}")
+
+
+def _loads(source: Source, load: np.ndarray, column: _Column) -> ExpertLoad:
+    if load.ndim != 2 or not 0 < len(load) <= MAX_LAYERS or not 0 < load.shape[1] <= MAX_EXPERTS:
+        raise source.fault(
+            f"expert_load must be [layers, experts], at most {MAX_LAYERS} and {MAX_EXPERTS} of them, not {list(load.shape)}"
+        )
+    loads = expert_load(source, load.astype(np.float64), _model_layers(source, column, len(load)) or range(len(load)))
+    parts = {}
+    for name, axis in (("by_source", "rank"), ("by_step", "step")):
+        if (counts := column(name)) is None:
+            continue
+        check_amount(source, name, counts.shape)
+        if counts.shape[1:] != load.shape or not len(counts):
+            raise source.fault(f"{name} must be [{axis}s, {load.shape[0]}, {load.shape[1]}], not {list(counts.shape)}")
+        check_amounts(source, counts, "a load", place_in(f"{name}, {axis}", "layer", "expert"))
+        if not np.allclose(counts.sum(axis=0), load, rtol=1e-6, atol=1e-6):
+            raise source.fault(f"{name} does not add up to expert_load")
+        parts[name] = counts[:, load.any(axis=1)].astype(np.float64)
+    return replace(loads, **parts)
+
+
+def _traffic(source: Source, amounts: np.ndarray, column: _Column) -> TrafficMatrix:
+    matrix = traffic_matrix(source, amounts)
+    if (stored := column("bytes_per_token")) is None:
+        return matrix
+    if stored.size != 1 or not (np.isfinite(stored) & (stored > 0)).all():
+        raise source.fault("bytes_per_token must be one number above 0")
+    return replace(matrix, bytes_per_token=float(stored.reshape(-1)[0]))
+
+
+_READERS = {"experts": _trace, "expert_load": _loads, "traffic_bytes": _traffic}
+
+
+def _model_layers(source: Source, column: _Column, layers: int) -> tuple[int, ...] | None:
+    if (stored := column("model_layers")) is None:
+        return None
+    numbers = whole_numbers(source, stored.reshape(-1), "model_layers", place_in("entry"))
+    if len(numbers) != layers or (numbers < 0).any() or (np.diff(numbers) <= 0).any():
+        raise source.fault(f"model_layers must name each of {layers} layers, in ascending order from 0")
+    return tuple(numbers.tolist())
+
+
+def _findings(source: Source, column: _Column) -> tuple[Finding, ...]:
+    if (stored := column("findings")) is None:
+        return ()
+    if stored.dtype != np.uint8 or stored.nbytes > MAX_FINDINGS_BYTES:
+        raise source.fault("findings must be JSON in at most a megabyte of bytes")
+    try:
+        stated = FINDINGS.validate_json(stored.tobytes())
+    except ValidationError as error:
+        raise source.fault(f"findings: {first_fault(error)}") from None
+    return tuple(finding.model_copy(update={"remedy": None}) for finding in stated)
 
 
 def members(path: Path) -> tuple[str, ...]:
     """Names of the workloads inside an archive; () when it holds a single one without a name of its own."""
     with zipfile.ZipFile(path) as archive:
-        names = _array_names(path, archive)
+        names = array_names(path, archive)
     return () if any(name in names for name in _SINGLE) else names
 
 
-def _recorded(source: Source, column: Callable[[str], np.ndarray | None]) -> int | None:
+def _recorded(source: Source, column: _Column) -> int | None:
     """The scalar `num_experts`, if the archive has one."""
     if (stored := column("num_experts")) is None:
         return None
@@ -83,7 +189,7 @@ def _recorded(source: Source, column: Callable[[str], np.ndarray | None]) -> int
 
 
 def _named_workload(source: Source, archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    array = _read_member(source.path, archive, name)
+    array = read_member(source.path, archive, name)
     if array.dtype.kind not in "iu" or array.ndim not in (2, 3):
         raise source.fault(
             f"is {array.dtype} {list(array.shape)}; a workload is integers [tokens, layers, k]", f"array {quoted(name)}"
@@ -91,8 +197,8 @@ def _named_workload(source: Source, archive: zipfile.ZipFile, name: str) -> np.n
     return array
 
 
-def _array_names(path: Path, archive: zipfile.ZipFile) -> tuple[str, ...]:
-    """Names of the arrays, once the directory of the archive shows that unpacking it is bearable."""
+def array_names(path: Path, archive: zipfile.ZipFile) -> tuple[str, ...]:
+    """Names of the arrays, once the directory of the archive shows that unpacking it is bearable; raises InputError."""
     unpacked = sum(entry.file_size for entry in archive.infolist())
     if unpacked > MAX_UNPACKED_BYTES:
         raise fault(
@@ -100,30 +206,54 @@ def _array_names(path: Path, archive: zipfile.ZipFile) -> tuple[str, ...]:
             f"would unpack to {unpacked / 1024**3:.1f} GB, more than the limit of {MAX_UNPACKED_BYTES // 1024**3} GB; "
             "cut the recording to fewer tokens",
         )
+    if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in archive.infolist()):
+        raise fault(path, "is compressed as NumPy never does; load it and save it again with numpy.savez_compressed")
     names = tuple(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
     if not names:
         raise fault(path, "holds no arrays")
     return names
 
 
-def _read_member(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
+def read_member(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """One array of numbers in an archive; raises InputError for anything else."""
     with archive.open(f"{name}.npy") as file:
         return _read_array(path, file, archive.getinfo(f"{name}.npy").file_size, f"array {quoted(name)}")
 
 
 def _read_array(path: Path, file: BinaryIO, size: int, place: str) -> np.ndarray:
-    """The array in a `.npy` stream of `size` bytes. NumPy allocates what the header claims, so the claim is held
-    against the size first."""
-    version = np.lib.format.read_magic(file)
-    if version not in _HEADER_READERS:
-        raise fault(path, f".npy version {version[0]}.{version[1]} is not a plain array of numbers", place)
-    shape, _, dtype = _HEADER_READERS[version](file)
+    """The array in a `.npy` stream of `size` bytes; raises InputError."""
+    shape, dtype = _checked_header(path, file, size, place)
+    made = 0 if dtype == np.int16 else _MADE_OF[dtype.kind]
+    if (needed := math.prod(shape) * (dtype.itemsize + made)) > MAX_ARRAY_BYTES:
+        raise fault(
+            path, f"{dtype} {list(shape)} needs {needed / 1024**3:.1f} GB; cut the recording to fewer tokens", place
+        )
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _checked_header(path: Path, file: BinaryIO, size: int, place: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype that a `.npy` stream of `size` bytes claims. NumPy allocates what is claimed, so that is held against
+    the size first."""
+    try:
+        shape, _, dtype = read_header(file)
+    except PARSER_ERRORS as error:
+        raise fault(path, f"is damaged ({str(error)[:160]})", place) from None
     if dtype.hasobject:
         raise fault(path, "contains Python objects, which are never loaded; save an array of numbers", place)
     if dtype.kind not in "iuf":
         raise fault(path, f"holds {dtype}, not integers or floats", place)
     claimed, present = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if min(shape, default=0) < 0 or claimed > present:
+    if claimed > present:
         raise fault(path, f"is cut short: shape {list(shape)} needs {claimed} bytes, there are {present}", place)
-    file.seek(0)
-    return np.lib.format.read_array(file, allow_pickle=False)
+    return shape, dtype
+
+
+def _is_npz(glance: Glance) -> bool:
+    return bool(glance.archived) and all(name.endswith(".npy") for name in glance.archived)
+
+
+FORMATS = (
+    Format("npz", "a NumPy archive of routing", "routing", _is_npz, of_one_file(read_npz), members=members),
+    Format("npy", "a NumPy array", "routing", lambda glance: glance.magic == ".npy", of_one_file(read_npy)),
+)

@@ -18,6 +18,8 @@ import numpy as np
 from engine import catalogue
 from engine.catalogue.nvidia import Drawn, draw, type_of
 from engine.errors import InputError
+from engine.formats.format import Format
+from engine.formats.glance import Glance
 from engine.formats.source import check_file, fault, one_clear_line, quoted
 
 EXTENSIONS = (".txt", ".log", ".out")
@@ -156,3 +158,11 @@ def _types(path: Path, topology: Topology, types: str | Sequence[str] | None) ->
         if type_of(name) is None:
             raise fault(path, f"{quoted(name)} is not in the catalogue; choose the nearest type ({known})")
     return [type_of(name) for name in topology.names]
+
+
+def _tells(glance: Glance) -> bool:
+    head = glance.head.decode(errors="replace") if glance.is_text and not glance.is_json else ""
+    return bool(re.search(r"^\s*(\x1b\[\d*m)*\s*GPU0\s", head, re.MULTILINE)) or head.startswith("GPU 0: ")
+
+
+FORMATS = (Format("nvidia-topology", "what nvidia-smi topo -m prints", "topology", _tells),)

@@ -1,37 +1,58 @@
 """Timelines as Chrome Trace Event JSON, which Perfetto and chrome://tracing open."""
 
 import heapq
-import json
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
+from engine.finite import json_text
 from engine.timeline import STREAMS, Timeline
 
 LANES_PER_STREAM = 1000
 """Thread ids of stream s are s × 1000, s × 1000 + 1, …: one per send that runs beside others."""
+MEASURED = 100_000
+"""Process ids of a measured run beside a predicted one begin here."""
 
 
-def write_trace(timeline: Timeline) -> str:
+def write_trace(timeline: Timeline, measured: Timeline | None = None) -> str:
     """The JSON text: one complete event (`ph` X) per event, times in µs, process = GPU, thread = stream.
 
-    Slices of one thread must not overlap unless they nest, so sends that run side by side go to further lanes of the
-    network stream.
+    measured: a run of the same plan, whose processes make a second group below those of the timeline; both begin at 0, and each
+    process is called after its group. Slices of one thread must not overlap unless they nest, so sends that run side by side go
+    to further lanes of the network stream.
     """
+    about = {"source": timeline.source, "cost_source": timeline.cost_source}
+    if measured is None:
+        trace = _group(timeline, 0, timeline.resources)
+    else:
+        names = ([f"{part.source} · {name}" for name in part.resources] for part in (timeline, measured))
+        trace = _group(timeline, 0, next(names)) + _group(measured, MEASURED, next(names))
+        order = [*range(len(timeline.resources)), *range(MEASURED, MEASURED + len(measured.resources))]
+        trace += [
+            {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": place}}
+            for place, pid in enumerate(order)
+        ]
+        about["measured_on"] = measured.cost_source
+    return json_text({"traceEvents": trace, "displayTimeUnit": "ms", "otherData": about})
+
+
+def _group(timeline: Timeline, first: int, names: Sequence[str]) -> list[dict]:
+    """The records of one timeline, its GPUs as the processes first, first + 1, … of these names."""
     events = timeline.events.assign(label="" if timeline.labels is None else timeline.labels)
     events = events.sort_values(["start", "end"], kind="stable", ignore_index=True)
     thread = _threads(events)
-    trace = [_label("process_name", gpu, 0, name) for gpu, name in enumerate(timeline.resources)]
+    trace = [_label("process_name", first + gpu, 0, name) for gpu, name in enumerate(names)]
     trace += [
-        _label("thread_name", gpu, tid, _name_of_thread(tid))
+        _label("thread_name", first + gpu, tid, _name_of_thread(tid))
         for gpu, tid in sorted(set(zip(events["resource"].tolist(), thread.tolist(), strict=True)))
     ]
-    trace += [
+    return trace + [
         {
             "ph": "X",
             "name": _name_of_event(event),
             "cat": event.kind,
-            "pid": int(event.resource),
+            "pid": first + int(event.resource),
             "tid": int(tid),
             "ts": event.start * 1e6,
             "dur": (event.end - event.start) * 1e6,
@@ -44,8 +65,6 @@ def write_trace(timeline: Timeline) -> str:
         }
         for event, tid in zip(events.itertuples(index=False), thread, strict=True)
     ]
-    other = {"source": timeline.source, "cost_source": timeline.cost_source}
-    return json.dumps({"traceEvents": trace, "displayTimeUnit": "ms", "otherData": other}, allow_nan=False)
 
 
 def _threads(events: pd.DataFrame) -> np.ndarray:

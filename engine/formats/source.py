@@ -2,7 +2,9 @@
 
 import csv
 import json
+import lzma
 import struct
+import tarfile
 import tokenize
 import zipfile
 import zlib
@@ -13,11 +15,21 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from engine.errors import InputError
+from engine.errors import InputError, one_line
+from engine.formats.number_lists import loads
+from engine.model import MoEModel
 
 MAX_FILE_BYTES = 200 * 1024**2
 MAX_UNPACKED_BYTES = 2 * 1024**3
 """What a compressed file may grow to in memory; a few kilobytes can claim to hold terabytes."""
+MAX_JSON_BYTES = 64 * 1024**2
+"""Of a text that is parsed whole: lists of short numbers take twenty times as much in memory."""
+MAX_CONTAINERS = 4_000_000
+"""Lists and objects in such a text: each takes a hundred bytes or more in memory, and as little as two in the text."""
+MAX_KEYS = 2_000_000
+"""In such a text, colons in other texts included: of one object with a million of them, each takes 300 bytes."""
+MAX_VALUES = 20_000_000
+"""Numbers and texts in such a text, which take forty bytes or more each."""
 
 MAGIC = {
     ".npz": (b"PK", "a NumPy .npz archive"),
@@ -42,20 +54,17 @@ PARSER_ERRORS = (
     tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
+    lzma.LZMAError,
+    tarfile.TarError,
     pa.ArrowException,
 )
-"""What zipfile, json, csv, NumPy and pyarrow raise on damaged files."""
+"""What zipfile, tarfile, json, csv, NumPy and pyarrow raise on damaged files."""
 
 
 def fault(path: Path, text: str, place: str = "") -> InputError:
     """The InputError `FILE, PLACE: TEXT` on one line."""
     where = f"{path.name or path}, {place}" if place else path.name or path
     return InputError(one_line(f"{where}: {text}"))
-
-
-def one_line(text: str) -> str:
-    """`text` with every run of blanks and line ends as one blank, and control characters made harmless."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in " ".join(text.split()))
 
 
 def quoted(value: object) -> str:
@@ -72,6 +81,9 @@ class Source:
     member: which of the workloads inside the file to take, None when it was not said
     num_experts: logical experts per layer of the open model, None when there is none
     bytes_per_token: bytes of one token copy, for traffic matrices, which do not record it
+    model: the open model, None when there is none. A recording need not be of it
+    stages: pipeline stages of the run that was recorded, None where that was not said
+    deployed: the plan that ran while it was recorded, for counts of its slots, None where that was not said
     """
 
     path: Path
@@ -79,6 +91,9 @@ class Source:
     member: str | None = None
     num_experts: int | None = None
     bytes_per_token: float = 1.0
+    model: MoEModel | None = None
+    stages: int | None = None
+    deployed: Path | None = None
 
     def fault(self, text: str, place: str = "") -> InputError:
         """See `fault`."""
@@ -107,15 +122,27 @@ def one_clear_line(path: Path) -> Iterator[None]:
 def check_file(path: Path, extensions: Collection[str]) -> str:
     """The extension of `path` in lower case, once the file is there, of a known kind, of a bearable size and begins
     as its extension promises; raises InputError otherwise."""
+    check_there(path)
+    extension = path.suffix.lower()
+    if extension not in extensions:
+        raise fault(path, f"unknown extension {quoted(extension)}; known here: {', '.join(sorted(extensions))}")
+    check_size(path)
+    check_beginning(path, extension)
+    return extension
+
+
+def check_there(path: Path) -> None:
+    """Raise InputError unless `path` is a regular file."""
     if path.is_dir():
         raise fault(path, "is a folder; give a file")
     if not path.exists():
         raise fault(path, "there is no such file")
     if not path.is_file():
         raise fault(path, "is not a regular file")
-    extension = path.suffix.lower()
-    if extension not in extensions:
-        raise fault(path, f"unknown extension {quoted(extension)}; known here: {', '.join(sorted(extensions))}")
+
+
+def check_size(path: Path) -> None:
+    """Raise InputError for a file that is empty or too large."""
     size = path.stat().st_size
     if size == 0:
         raise fault(path, "the file is empty")
@@ -125,11 +152,10 @@ def check_file(path: Path, extensions: Collection[str]) -> str:
             f"{size / 1024**2:.0f} MB, more than the limit of {MAX_FILE_BYTES // 1024**2} MB; "
             "cut the recording to fewer tokens, or save it as .npz or Parquet, which are smaller",
         )
-    _check_beginning(path, extension)
-    return extension
 
 
-def _check_beginning(path: Path, extension: str) -> None:
+def check_beginning(path: Path, extension: str) -> None:
+    """Raise InputError unless the file begins as files of this extension do."""
     with path.open("rb") as file:
         head = file.read(4096)
     actual = next((kind for kind, (magic, _) in MAGIC.items() if head.startswith(magic)), None)
@@ -143,14 +169,42 @@ def _check_beginning(path: Path, extension: str) -> None:
             raise fault(path, "is not UTF-8 text; save it as UTF-8")
 
 
-def read_json_object(path: Path) -> dict:
-    """The JSON object in a file; raises InputError when there is something else in it."""
+def line_ends(path: Path) -> int:
+    """How many line feeds are in a file."""
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1024**2), b""))
+
+
+def read_json(path: Path, most: int = MAX_JSON_BYTES, arrays: bool = False) -> object:
+    """The JSON in a file; raises InputError when there is something else in it, or more than `most` bytes.
+
+    arrays: lists of numbers may come as such, see `number_lists.loads`
+    """
+    if (size := path.stat().st_size) > most:
+        raise fault(
+            path,
+            f"{size / 1024**2:.0f} MB of JSON, more than the limit of {most // 1024**2} MB; cut it to fewer steps or tokens",
+        )
+    content = path.read_bytes()
+    if arrays and (value := loads(content, MAX_CONTAINERS)) is not None:
+        return value
+    if content.count(b"[") + content.count(b"{") > MAX_CONTAINERS:
+        raise fault(path, f"has more than {MAX_CONTAINERS:,} lists and objects; cut it to fewer steps or tokens")
+    if content.count(b":") > MAX_KEYS:
+        raise fault(path, f"has more than {MAX_KEYS:,} keys; cut it to fewer steps or tokens")
+    if content.count(b",") > MAX_VALUES:
+        raise fault(path, f"has more than {MAX_VALUES:,} numbers and texts; cut it to fewer steps or tokens")
     try:
-        data = json.loads(path.read_bytes())
+        return json.loads(content)
     except json.JSONDecodeError as error:
         raise fault(path, f"not valid JSON ({error.msg})", f"line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError:
         raise fault(path, "is not UTF-8 text; save it as UTF-8") from None
+
+
+def read_json_object(path: Path, most: int = MAX_JSON_BYTES, arrays: bool = False) -> dict:
+    """As `read_json`, of a file that needs to hold an object."""
+    data = read_json(path, most, arrays)
     if not isinstance(data, dict):
         raise fault(path, f"a JSON object {{…}} is needed, this is {_JSON_KINDS.get(type(data), 'a number')}")
     return data

@@ -24,12 +24,17 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from engine.formats.arrays import MAX_EXPERTS, MAX_RANKS, expert_load, traffic_matrix, whole_numbers
+from engine.formats.format import Format, of_one_file
+from engine.formats.glance import Glance
 from engine.formats.long_form import ROUTING, TRAFFIC, routing_from_columns, traffic_from_columns
-from engine.formats.source import MAX_UNPACKED_BYTES, Source, quoted
+from engine.formats.source import Source, line_ends, quoted
 from engine.workload import Workload
 
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _MAX_LINE_BYTES = 1024**2
+MAX_ROWS = 10_000_000
+"""Twice the longest recordings that people save as tables; checking takes a hundred bytes a row."""
+MAX_NUMBERS = 2**27
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class CsvTable:
         number. `words`: take the slow way, which finds the cell at fault."""
         names = [str(position) for position in range(self.width)]
         first_line = next(number for number, _ in _lines(self.source.path))
+        _check_rows(self.source, line_ends(self.source.path) - (self.header is not None), len(kinds))
         try:
             table = pacsv.read_csv(
                 self.source.path,
@@ -63,9 +69,10 @@ class CsvTable:
             return self.read(kinds, words=True)
         if table.num_rows == 0:
             raise self.source.fault("has a header but no rows")
-        columns = []
+        columns, unread = [], dict(zip(table.column_names, table.columns, strict=True))
+        del table  # so that each column goes when it has been taken out
         for position, kind in kinds.items():
-            column = table.column(names[position])
+            column = unread.pop(names[position])
             if column.null_count:
                 row = pc.index(pc.is_null(column), True).as_py()
                 raise self.source.fault(f"{self.title(position)} is empty", self.place(row))
@@ -114,20 +121,15 @@ class ParquetTable:
         rows = self.file.metadata.num_rows
         if rows == 0:
             raise self.source.fault("has no rows")
-        if rows * len(kinds) * 8 > MAX_UNPACKED_BYTES:
-            raise self.source.fault(
-                f"{rows} rows would unpack to {rows * len(kinds) * 8 / 1024**3:.1f} GB, more than the limit of "
-                f"{MAX_UNPACKED_BYTES // 1024**3} GB; cut the recording to fewer tokens"
-            )
+        _check_rows(self.source, rows, len(kinds))
         names = self.file.schema_arrow.names
         for position in kinds:  # before reading: a repeated text takes no room in the file, but all of it in memory
             kind_here = self.file.schema_arrow.field(position).type
             if not (pa.types.is_integer(kind_here) or pa.types.is_floating(kind_here)):
                 raise self.source.fault(f"{self.title(position)} is {kind_here}, not numbers")
-        table = self.file.read(columns=[names[position] for position in kinds])
         columns = []
         for position, kind in kinds.items():
-            column = table.column(names[position])
+            column = self.file.read(columns=[names[position]]).column(0)
             if column.null_count:
                 row = pc.index(pc.is_null(column), True).as_py()
                 raise self.source.fault(f"{self.title(position)} is empty", self.place(row))
@@ -237,6 +239,15 @@ def _whole(table: Table, numbers: pa.ChunkedArray, position: int) -> pa.ChunkedA
     )
 
 
+def _check_rows(source: Source, rows: int, columns: int) -> None:
+    """Raise InputError for more rows, or numbers in them, than are computed with."""
+    if rows > MAX_ROWS or rows * columns > MAX_NUMBERS:
+        most = f"{MAX_ROWS:,} rows, {MAX_NUMBERS:,} numbers"
+        raise source.fault(
+            f"{rows:,} rows of {columns} columns are more than is read ({most}); save it as .npz, or cut it"
+        )
+
+
 def _first_line(source: Source) -> str:
     """The first line that is not blank."""
     line = next((line for _, line in _lines(source.path)), b"")
@@ -274,3 +285,23 @@ def _header(source: Source, names: tuple[str, ...]) -> tuple[str, ...]:
         twice = next(name for at, name in enumerate(lower) if name in lower[:at])
         raise source.fault(f"two columns are called {quoted(twice)}")
     return lower
+
+
+def _is_csv(glance: Glance) -> bool:
+    """By name, or of other texts by a first line of numbers or with the name of a column."""
+    if not glance.is_text or glance.is_json:
+        return False
+    named = (set(ROUTING.telling) | set(TRAFFIC.telling) | {"layer"}) & set(glance.columns)
+    return (
+        glance.path.suffix.lower() == ".csv"
+        or bool(named)
+        or (len(glance.columns) > 1 and all(re.fullmatch(rf"{_NUMBER}|(expert_)?\d+", cell) for cell in glance.columns))
+    )
+
+
+FORMATS = (
+    Format(
+        "parquet", "a Parquet table", "routing", lambda glance: glance.magic == ".parquet", of_one_file(read_parquet)
+    ),
+    Format("csv", "a CSV table", "routing", _is_csv, of_one_file(read_csv)),
+)

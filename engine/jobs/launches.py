@@ -1,15 +1,17 @@
 """Launches as jobs. Arguments and results are plain JSON."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from engine.errors import InputError
 from engine.files import write_atomically
 from engine.jobs.protocol import Context
 from engine.jobs.runner import Job
 from engine.launch.places.testbed import Testbed
-from engine.launch.preparation.launch import Launch, On
+from engine.launch.preparation.launch import Launch, On, plans_in
 from engine.launch.preparation.prepare import prepare
 from engine.launch.results.comparison import compare
 from engine.launch.results.preference import prefer
@@ -56,14 +58,13 @@ def _figures(result: dict[str, Any]) -> dict[str, tuple[float, ...]]:
 
 
 def brief_of(job: Job) -> Brief | None:
-    """What a list shows of a launch: as it noted itself, else what was asked for; None when that was asked for in a form that
-    no version since knows."""
-    path = job.folder / BRIEF
-    if path.exists():
-        return Brief.from_json(path.read_bytes(), BRIEF)
+    """What a list shows of a launch: as it noted itself; else, also where that is damaged, what was asked for; None when that
+    was asked for in a form that no version since knows."""
+    with contextlib.suppress(OSError, InputError):
+        return Brief.from_json((job.folder / BRIEF).read_bytes(), BRIEF)
     asked = job.request.arguments
     try:
-        names = tuple(plan["name"] for plan in asked["plans"])
+        names = tuple(plan["name"] for plan in plans_in(asked))
         return Brief(plans=names, on=asked.get("on", "local"), ranks=asked.get("ranks"), tokens=asked.get("tokens"))
     except (KeyError, TypeError, ValueError):
         return None

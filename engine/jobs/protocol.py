@@ -7,7 +7,6 @@ import contextlib
 import functools
 import json
 import math
-import os
 import socket
 import threading
 import time
@@ -19,8 +18,9 @@ from filelock import FileLock, Timeout
 from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
-from engine.files import tail, write_atomically
-from engine.schema import Frozen
+from engine.errors import InputError
+from engine.files import PRIVATE_FILE, append, mark, tail, write_atomically
+from engine.schema import Frozen, Kept
 
 REQUEST = "request.json"  # what was asked for; a folder without it is not a job
 PID = "pid"  # JSON: the worker's process id, when it started so that a recycled id is noticed, and on which machine
@@ -35,16 +35,40 @@ EXIT = "exit"  # the worker's exit code, known only where it was started
 RESUMED = ".resumed"  # locked by the studio that looks whether a job must be started again
 RESERVE = ".reserve"  # room on the disk for `ERROR` and `EXIT`, given up when the worker ends
 
+VERSION = 1
+"""Of a result. Raise it when what it holds is renamed or means something else, and let its readers mend the older ones. Those
+of the first release have none."""
+
 # The boot time is given in whole seconds and may tick over between the two readings that are compared.
 START_TOLERANCE = 2.0
 
 
-class Request(Frozen):
+class Request(Kept):
     """What a job is to do. `arguments` is plain JSON; `created` is in seconds since the epoch."""
 
     kind: str
     arguments: dict[str, Any]
     created: float
+
+
+class Worker(Frozen):
+    """Which process works on a job. start: seconds since the machine booted; machine: see `_machine`, None as noted by versions
+    that knew only one."""
+
+    pid: int = Field(gt=0, lt=2**31)
+    start: float
+    machine: str | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is of this machine, so that its id means something."""
+        return self.machine in (None, _machine())
+
+
+class Failure(Frozen):
+    """Why a job failed, in a line."""
+
+    message: str
 
 
 class Progress(Frozen):
@@ -58,13 +82,8 @@ class Progress(Frozen):
 
 
 def append_progress(folder: Path, progress: Progress) -> None:
-    """Add one line, in a single write so that the lines of several threads or processes never mix."""
-    line = progress.to_json() + "\n"
-    file = os.open(folder / PROGRESS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        os.write(file, line.encode())
-    finally:
-        os.close(file)
+    """Add one line."""
+    append(folder / PROGRESS, f"{progress.to_json()}\n".encode())
 
 
 def read_progress(folder: Path) -> list[Progress]:
@@ -91,33 +110,45 @@ def _whole_reports(lines: bytes) -> list[Progress]:
 
 def write_pid(folder: Path, pid: int) -> None:
     """Note which process works on the job; raises psutil.NoSuchProcess when it has ended already."""
-    identity = {"pid": pid, "start": _start_since_boot(psutil.Process(pid)), "machine": _machine()}
-    write_atomically(folder / PID, json.dumps(identity))
+    worker = Worker(pid=pid, start=_start_since_boot(psutil.Process(pid)), machine=_machine())
+    write_atomically(folder / PID, worker.to_json())
+
+
+def _noted(folder: Path) -> Worker | None:
+    """The process that was noted; None: none was, or what was is damaged."""
+    with contextlib.suppress(OSError, InputError):
+        return Worker.from_json((folder / PID).read_bytes(), PID)
+    return None
 
 
 def living_worker(folder: Path) -> psutil.Process | None:
     """The process of this machine that works on the job, or None when it is gone, was never noted or is elsewhere."""
+    worker = _noted(folder)
+    if worker is None or not worker.is_here:
+        return None
     try:
-        identity = json.loads((folder / PID).read_text())
-        if identity.get("machine", _machine()) != _machine():
-            return None
-        process = psutil.Process(identity["pid"])
-        same = abs(_start_since_boot(process) - identity["start"]) < START_TOLERANCE
-    except (OSError, ValueError, psutil.Error):
+        process = psutil.Process(worker.pid)
+        same = abs(_start_since_boot(process) - worker.start) < START_TOLERANCE
+    except psutil.Error:
         return None
     return process if same and is_alive(process) else None
 
 
 def lives(folder: Path) -> bool:
     """Whether some process works on the job, on whatever machine that shares the folder."""
-    with contextlib.suppress(OSError, ValueError):
-        if json.loads((folder / PID).read_text()).get("machine", _machine()) != _machine():
-            try:
-                with FileLock(folder / ALIVE, blocking=False):
-                    return False
-            except Timeout:
-                return True
-    return living_worker(folder) is not None
+    worker = _noted(folder)
+    if worker is not None and worker.is_here:
+        return living_worker(folder) is not None
+    # Of another machine, or nobody can tell any more whose: the system unlocks it however the process ends.
+    if not (folder / ALIVE).exists():
+        return False
+    try:
+        with FileLock(folder / ALIVE, mode=PRIVATE_FILE, blocking=False):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False
 
 
 @functools.cache
@@ -141,6 +172,35 @@ def is_alive(process: psutil.Process) -> bool:
 def _start_since_boot(process: psutil.Process) -> float:
     # Counted from boot because the time since the epoch moves when the clock is set.
     return process.create_time() - psutil.boot_time()
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The result, as the work gave it. Raises InputError where it is damaged, or of a version that is yet to come."""
+    path = folder / RESULT
+    try:
+        result = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({error}); run the job again") from None
+    version = result.pop("version", 1) if isinstance(result, dict) else None
+    if type(version) is not int or version < 1:
+        raise InputError(f"{path} is damaged (it is no result); run the job again")
+    if version > VERSION:
+        raise InputError(f"{path} was written by a later version of Switchyard; use that one, or run the job again")
+    return result
+
+
+def replace_result(folder: Path, result: dict[str, Any]) -> None:
+    """Put another result in the place of that of a job that has ended. Raises InputError when it cannot be written."""
+    try:
+        write_atomically(folder / RESULT, _as_text(result))
+    except OSError as error:
+        raise InputError(f"{folder / RESULT} cannot be written: {error.strerror or error}") from None
+
+
+def _as_text(result: dict[str, Any]) -> bytes:
+    return to_json({"version": VERSION, **result}, inf_nan_mode="constants")  # plans may have millions of sends
 
 
 class Context:
@@ -187,14 +247,14 @@ class Context:
         self._store(result, closing=True)
 
     def _store(self, result: dict[str, Any], closing: bool) -> None:
-        text = to_json(result, inf_nan_mode="constants").decode()  # plans may have millions of sends
+        text = _as_text(result)
         with self._lock:
             if self._closed:  # a thread that was left behind must not overwrite the final result
                 return
             write_atomically(self.folder / RESULT, text)
             if closing:
                 # A polite signal from outside, such as a shutdown, leaves the same marker as the cancel button.
-                (self.folder / (CANCELLED if self._stop else FINAL)).touch()
+                mark(self.folder / (CANCELLED if self._stop else FINAL))
                 self._closed = True
 
 

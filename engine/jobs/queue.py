@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from engine.errors import InputError
+from engine.files import PRIVATE_FILE, make_folder, mark, write_atomically
 from engine.jobs.protocol import PID, lives
 from engine.result import Stop
 
@@ -21,6 +22,12 @@ JOBS = "SWITCHYARD_JOBS"
 
 STARTING_LIMIT = 30.0  # seconds in which a job without a noted process may still be on its way
 POLL = 0.2
+
+
+def may_be_starting(since: float) -> bool:
+    """Whether a job without a noted process may still be on its way. since: when it was asked for, in seconds since the epoch;
+    where the clock was set back, that is yet to come."""
+    return abs(time.time() - since) < STARTING_LIMIT
 
 
 def limit() -> int:
@@ -36,8 +43,8 @@ def limit() -> int:
 def join(folder: Path) -> None:
     """Put the job of this folder at the end of the queue."""
     place = _place(folder)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.touch()
+    make_folder(place.parent)
+    mark(place)
 
 
 def leave(folder: Path) -> None:
@@ -56,7 +63,8 @@ def waits(folder: Path) -> bool:
 def everybody(jobs: Path) -> list[Path]:
     """The folders of all jobs in the queue of this folder of jobs, the first first, whether somebody works on them or not."""
     queue = _place(jobs / "any").parent
-    return [jobs / place.name for place in sorted(queue.iterdir())] if queue.is_dir() else []
+    places = sorted(queue.iterdir()) if queue.is_dir() else []
+    return [jobs / place.name for place in places if not place.name.startswith(".")]  # those are drafts
 
 
 def ahead_of(folder: Path) -> int:
@@ -80,7 +88,8 @@ def turn(folder: Path, stop: Stop) -> Iterator[bool]:
                 leave(folder)
                 break
             if not waits(folder):
-                _place(folder).write_text("waits")
+                with contextlib.suppress(OSError):  # which only informs
+                    write_atomically(_place(folder), "waits")
             time.sleep(POLL)
         yield True
 
@@ -94,16 +103,16 @@ def _will_begin(folder: Path) -> bool:
     if lives(folder):
         return True
     with contextlib.suppress(OSError):
-        return not (folder / PID).exists() and time.time() - _place(folder).stat().st_mtime < STARTING_LIMIT
+        return not (folder / PID).exists() and may_be_starting(_place(folder).stat().st_mtime)
     return False
 
 
 def _free_slot(jobs: Path) -> FileLock | None:
     """A place among the running jobs, locked; None where all are taken."""
     slots = jobs.parent / "queue" / "slots"
-    slots.mkdir(exist_ok=True)
+    make_folder(slots)
     for number in range(limit()):
-        slot = FileLock(slots / str(number))
+        slot = FileLock(slots / str(number), mode=PRIVATE_FILE)
         with contextlib.suppress(Timeout):
             slot.acquire(blocking=False)
             return slot

@@ -5,7 +5,8 @@ lives, never stored: it is the same for every page, after a reload, and for a se
 """
 
 import contextlib
-import json
+import functools
+import logging
 import os
 import re
 import secrets
@@ -25,7 +26,8 @@ import psutil
 from filelock import FileLock
 
 from engine.errors import InputError
-from engine.files import tail, write_atomically
+from engine.files import PRIVATE_FILE, make_folder, mark, open_to_append, tail, write_atomically
+from engine.finite import json_text
 from engine.jobs import queue
 from engine.jobs.processes import MARK, kill, kill_after, processes_of
 from engine.jobs.protocol import (
@@ -38,14 +40,17 @@ from engine.jobs.protocol import (
     REQUEST,
     RESULT,
     RESUMED,
+    Failure,
     Progress,
     Request,
     latest_progress,
     lives,
     living_worker,
     read_progress,
+    read_result,
     write_pid,
 )
+from engine.logs import OURS
 
 PROJECT = Path(__file__).resolve().parents[2]
 ID = re.compile(r"\d{8}T\d{12}-[0-9a-f]{8}", re.ASCII)
@@ -53,6 +58,7 @@ ID = re.compile(r"\d{8}T\d{12}-[0-9a-f]{8}", re.ASCII)
 GRACE = 1.8
 """Seconds that a job is given to stop by itself, with the best that it has: people are promised an end within two."""
 
+_LOG = logging.getLogger(f"{OURS}.jobs")
 _unreaped: set[Path] = set()  # jobs started by this process whose end has not been noted yet
 
 
@@ -84,7 +90,7 @@ class Job:
         # Liveness first: what a dead worker left can no longer change while it is being read.
         noted = self._has(PID)
         alive = self.folder in _unreaped or lives(self.folder)
-        if alive or (not noted and time.time() - self.request.created < queue.STARTING_LIMIT):
+        if alive or (not noted and queue.may_be_starting(self.started)):
             if self._has(CANCELLED):
                 return State.CANCELLING
             if not noted:
@@ -101,8 +107,13 @@ class Job:
 
     @property
     def request(self) -> Request:
-        """What was asked for."""
-        return Request.from_json(_read(self.folder / REQUEST), f"job {self.id}, {REQUEST}")
+        """What was asked for. Raises InputError where that is damaged. Not to be changed: others share it."""
+        path = self.folder / REQUEST
+        try:
+            about = path.stat()
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        return _request(path, about.st_mtime_ns, about.st_size)
 
     @property
     def progress(self) -> Progress | None:
@@ -116,8 +127,9 @@ class Job:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The result: the final one of a job that is done, otherwise the best that was kept so far."""
-        return json.loads(_read(self.folder / RESULT)) if self._has(RESULT) else None
+        """The result: the final one of a job that is done, otherwise the best that was kept so far. Raises InputError where it
+        is damaged."""
+        return read_result(self.folder) if self._has(RESULT) else None
 
     @property
     def result_written(self) -> int | None:
@@ -133,10 +145,16 @@ class Job:
         if self.state is not State.FAILED:
             return None
         if self._has(ERROR):
-            return json.loads(_read(self.folder / ERROR))["message"]
+            try:
+                return Failure.from_json(_read(self.folder / ERROR), ERROR).message
+            except InputError as error:
+                return f"why it failed cannot be read: {error}"
         if not self._has(EXIT):
             return "the process is gone"
-        code = int(_read(self.folder / EXIT))
+        try:
+            code = int(_read(self.folder / EXIT)[:20])
+        except ValueError:  # an InputError too
+            return f"the process is gone, and its {EXIT} code cannot be read"
         if code < 0:
             return f"the worker was killed by signal {-code}"
         return f"the worker ended with exit code {code}"
@@ -179,9 +197,9 @@ def start(
     id = f"{now:%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}"
     folder = root.resolve() / "jobs" / id
     request = Request(kind=kind, arguments=arguments, created=now.timestamp())
-    text = json.dumps(request.model_dump(), allow_nan=False)
+    text = json_text(request.model_dump())
     try:
-        folder.mkdir(parents=True)
+        make_folder(folder)
         write_atomically(folder / REQUEST, text)
         if queued:
             queue.join(folder)
@@ -190,6 +208,7 @@ def start(
         queue.leave(folder)
         shutil.rmtree(folder, ignore_errors=True)
         raise InputError(f"the job cannot be started in {folder}: {error.strerror or error}") from None
+    _LOG.info("a job was started", extra={"job": id, "kind": kind})
     return Job(id, folder)
 
 
@@ -198,7 +217,7 @@ def resume(root: Path, module: str = "engine.jobs.worker") -> list[Job]:
     failed. For a studio that starts; several may at once."""
     resumed = []
     for folder in queue.everybody(root.resolve() / "jobs"):
-        with contextlib.suppress(InputError, OSError), FileLock(folder / RESUMED):
+        with contextlib.suppress(InputError, OSError), FileLock(folder / RESUMED, mode=PRIVATE_FILE):
             job = Job(folder.name, folder)
             if not job.state.finished:
                 continue
@@ -230,11 +249,13 @@ def _begin(module: str, folder: Path) -> None:
 
 
 def find(id: str, root: Path) -> Job:
-    """The job with this id under `root`; raises InputError when there is none."""
+    """The job with this id under `root`; raises InputError when there is none, and where what was asked of it is damaged."""
     folder = root.resolve() / "jobs" / id if ID.fullmatch(id) else None
     if folder is None or not (folder / REQUEST).is_file():
         raise InputError(f"there is no job {id[:40]!r}")
-    return Job(id, folder)
+    job = Job(id, folder)
+    _ = job.request
+    return job
 
 
 def folders(root: Path) -> list[Job]:
@@ -263,7 +284,7 @@ def cancel(job: Job, grace: float = GRACE) -> None:
         return
     processes = processes_of(job.folder)  # now: once the worker is dead, nothing leads to its children
     with contextlib.suppress(OSError):  # on a full disk it is all the more important that the job ends
-        (job.folder / CANCELLED).touch()
+        mark(job.folder / CANCELLED)
     worker = living_worker(job.folder)
     if worker is not None:
         with contextlib.suppress(OSError):
@@ -286,7 +307,8 @@ def remove(job: Job) -> None:
         raise InputError(f"job {job.id} is still {job.state}: cancel it first")
     kill(job.folder, [])
     try:
-        shutil.rmtree(job.folder)
+        # At once: of a folder that is half gone nobody could tell how the job stood.
+        shutil.rmtree(job.folder.rename(job.folder.with_name(f".{job.id}")))
     except OSError as error:
         raise InputError(f"job {job.id} cannot be deleted: {error.strerror or error}") from None
 
@@ -298,7 +320,7 @@ def _spawn(module: str, folder: Path) -> subprocess.Popen[bytes]:
         "PYTHONUNBUFFERED": "1",  # the log is read while it is written, and must be whole when the worker is killed
         MARK: str(folder),
     }
-    with (folder / LOG).open("ab") as log:
+    with open_to_append(folder / LOG) as log:
         return subprocess.Popen(
             [sys.executable, "-m", module, str(folder)],
             cwd=PROJECT,
@@ -313,6 +335,7 @@ def _spawn(module: str, folder: Path) -> subprocess.Popen[bytes]:
 def _reap(process: subprocess.Popen[bytes], folder: Path) -> None:
     try:
         code = process.wait()
+        _LOG.info("a job has ended", extra={"job": folder.name, "code": code})
         with contextlib.suppress(OSError):
             write_atomically(folder / EXIT, str(code))
         queue.leave(folder)  # a worker that was killed while it waited has not
@@ -321,8 +344,18 @@ def _reap(process: subprocess.Popen[bytes], folder: Path) -> None:
         _unreaped.discard(folder)
 
 
+@functools.lru_cache(maxsize=256)
+def _request(path: Path, written: int, size: int) -> Request:
+    """A request as it is on the disk now; pages ask for those of all jobs every second."""
+    return Request.from_json(_read(path), f"job {path.parent.name}, {REQUEST}")
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path} cannot be read: {error.strerror or error}")

@@ -11,6 +11,9 @@ from engine.errors import InputError, StoppedError
 from engine.jobs.protocol import Context
 from engine.parallel import in_order
 from engine.placement.joint.front import FrontPoint, front
+from engine.placement.joint.instance import JointInstance
+from engine.placement.joint.row_starts import with_starts
+from engine.placement.joint.rows import RowsInstance
 from engine.plan import Claim, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Status, Stop, library_versions
@@ -22,56 +25,65 @@ from engine.store.problems import problem_from
 from engine.systems import SYSTEMS, System, run
 from engine.systems.base import Draft, Report
 from engine.systems.comparison import candidate_of_plan
-from engine.systems.joint import instance_of, moves_left, moves_to, start_of
+from engine.systems.joint import START_SHARE, instance_of, moves_left, moves_to, start_of
 from engine.systems.options import Value
 from engine.systems.pieces import to_placement
 from engine.workload import RoutingTrace
 
 
 def find_front(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Placements of which none is better in both affinity and balance, as plans.
+    """Placements of which none is better in both affinity (hops, or rows where they are shared) and balance, as plans.
 
     arguments: those of `problem_arguments`, points, over ("worst" or "mean"), max_moves (0: any), time_limit (seconds).
     Result: {"candidates": [...]} from the fewest hops to the best balance (of a stopped or running job those found so far);
-    each also has `plan_id`, `moves`, and `weight`, `kept_share` and `balancedness` as the search counts them.
+    each also has `plan_id`, `moves`, and `weight`, `kept_share` and `balancedness` as the search counts them, and `rows`, those
+    that a token sends in a layer, where they are what counts (else None).
     """
     problem = problem_from(arguments)
     instance, points, start = instance_of(problem), int(arguments["points"]), start_of(problem)
+    left = moves_left(problem, start, int(arguments["max_moves"]))
+    time_limit, initial = float(arguments["time_limit"]), ()
     # By the identity of the point, which the search hands out once more at the end.
     candidates: dict[int, dict[str, Any]] = {}
 
     def add(point: FrontPoint) -> None:
-        candidates[id(point)] = _point(point, problem, arguments)
+        candidates[id(point)] = _point(point, instance, problem, arguments)
         context.keep({"candidates": list(candidates.values())})
         context.report(
             min(len(candidates) / points, 1.0), f"{len(candidates)} of at most {points} placements", None, None
         )
 
     context.report(0.0, "searching from both ends")
+    if isinstance(instance, RowsInstance):
+        instance, initial = with_starts(instance, START_SHARE * time_limit, stop=context.stop)
+        time_limit *= 1 - START_SHARE
     final = front(
         instance,
         points,
         arguments["over"],
         start,
-        moves_left(problem, start, int(arguments["max_moves"])),
-        time_limit=float(arguments["time_limit"]),
+        left,
+        time_limit=time_limit,
         stop=context.stop,
         on_point=add,
+        initial=initial,
     )
     for point in final:
         # Simulating what is not known yet would keep whoever cancelled waiting.
         if id(point) not in candidates and not context.stop():
-            candidates[id(point)] = _point(point, problem, arguments)
+            candidates[id(point)] = _point(point, instance, problem, arguments)
     return {"candidates": [candidates[id(point)] for point in final if id(point) in candidates]}
 
 
-def _point(point: FrontPoint, problem: Problem, arguments: dict[str, Any]) -> dict[str, Any]:
+def _point(point: FrontPoint, instance: JointInstance, problem: Problem, arguments: dict[str, Any]) -> dict[str, Any]:
     placement = to_placement(point.gpu_of_expert, problem)
     options = {"weight": float(point.weight), "over": arguments["over"], "max_moves": int(arguments["max_moves"])}
     provenance = Provenance(
         optimiser="front", options=options, versions=library_versions(), inputs=input_digests(problem)
     )
-    plan = Draft(placement, SendOrder(mode="concurrent")).plan(f"Front at {point.weight:.2f}", provenance)
+    plan = Draft(placement, SendOrder(mode="concurrent")).plan(
+        f"Front at {point.weight:.2f}", provenance, problem.travel
+    )
     timeline = simulate(plan, problem)
     seconds = timeline.total
     bound = min(bound_of_plan(plan, problem), seconds)
@@ -81,22 +93,34 @@ def _point(point: FrontPoint, problem: Problem, arguments: dict[str, Any]) -> di
         "plan_id": plan.id,
         "weight": float(point.weight),
         "kept_share": float(point.kept_share),
+        "rows": _rows_a_token(point, instance, arguments["over"]),
         "balancedness": float(point.balancedness),
         "moves": moves_to(point.gpu_of_expert, problem),
     }
+
+
+def _rows_a_token(point: FrontPoint, instance: JointInstance, over: str) -> float | None:
+    """Of the recording that sends most, or in the mean of those with tokens; None where hops count."""
+    if not isinstance(instance, RowsInstance):
+        return None
+    rows = instance.rows_a_token(point.gpu_of_expert)[instance.tokens > 0]
+    return float(rows.max() if over == "worst" else rows.mean())
 
 
 def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     """One system run on every recording, and every plan simulated on every recording.
 
     arguments: those of `problem_arguments` without others; system, options; recordings: digests. Result: names of the
-    recordings, and seconds, balancedness, kept_local: [plan made on][scored on], None where not reached yet.
+    recordings, and seconds, balancedness, kept_local and overload (`Balance.factors`): [plan made on][scored on], None where
+    not reached yet.
     """
     problem = problem_from(arguments)
     recordings = [store.load_workload(digest) for digest in arguments["recordings"]]
     problems = [problem.with_workload(recording) for recording in recordings]
     count, system = len(problems), SYSTEMS[arguments["system"]]
-    tables = {name: [[None] * count for _ in problems] for name in ("seconds", "balancedness", "kept_local")}
+    tables = {
+        name: [[None] * count for _ in problems] for name in ("seconds", "balancedness", "kept_local", "overload")
+    }
     answer = {"names": [recording.name for recording in recordings], "system": system.title} | tables
 
     def begun(finished: int, index: int) -> None:
@@ -111,8 +135,8 @@ def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
 
 def _score_row(
     common: tuple[list[Problem], System, dict[str, Value]], index: int, stop: Stop, report: Report
-) -> dict[str, list[float]]:
-    """The plan made on a recording, scored on all: seconds, balancedness, kept_local, each [scored on]."""
+) -> dict[str, list]:
+    """The plan made on a recording, scored on all: seconds, balancedness, kept_local, overload, each [scored on]."""
     problems, system, options = common
     plan = run(system, problems[index], options, stop).result.solution
     scores = [metrics(plan, problem) for problem in problems]
@@ -120,6 +144,7 @@ def _score_row(
         "seconds": [figures.total for figures in scores],
         "balancedness": [figures.balancedness for figures in scores],
         "kept_local": [figures.kept_local for figures in scores],
+        "overload": [figures.balance.factors for figures in scores],
     }
 
 

@@ -14,6 +14,7 @@ from engine.simulate import bound_of_plan, simulate
 from engine.store.problems import problem_from
 from engine.studies.affinity import SEEDS, OutOfDistribution, TokensEnough, out_of_distribution, tokens_enough
 from engine.studies.capacity import capacity
+from engine.studies.contention import CONTENTIONS, contention_curve, most_saved, ordered, pays_from
 from engine.studies.curve import curve
 from engine.studies.imprecision import imprecision
 from engine.studies.sensitivity import is_simulated, parameters_of, seconds_of, sensitivity
@@ -78,7 +79,7 @@ def sweep_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     """
     problem, wanted = problem_from(arguments), arguments["sweep"]
     trials = trials_of(problem, wanted["kind"], wanted["values"], wanted["settings"])
-    result: dict[str, Any] = {"candidates": [], "of": len(trials), "cost_source": problem.cost.source}
+    result: dict[str, Any] = {"candidates": [], "of": len(trials), "cost_source": problem.cost_source}
     for point, outcome in sweep(problem, trials, context.stop, context.report):
         plan = outcome.result.solution
         result["candidates"].append(
@@ -109,7 +110,7 @@ def sensitivity_study(arguments: dict[str, Any], context: Context) -> dict[str, 
         "total": seconds_of(plan, problem),
         "plan": plan.name,
         "simulated": is_simulated(problem),
-        "cost_source": problem.cost.source,
+        "cost_source": problem.cost_source,
     }
     return _collect(sensitivity(plan, problem, share, parameters, context.stop, context.report), result, context)
 
@@ -135,9 +136,39 @@ def curve_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
         "series": list(names),
         "of": len(set(values)) * (len(names) + bool(anew)),
         "simulated": is_simulated(problem),
-        "cost_source": problem.cost.source,
+        "cost_source": problem.cost_source,
     }
     return _collect(curve(problem, field, values, names, anew, context.stop, context.report), result, context)
+
+
+def contention_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
+    """From which contention on ordering pays for a plan's placement.
+
+    arguments: those of `problem_arguments`, plan. Result: {"points": [`ContentionPoint`...], "of", "pays_from" (a contention,
+    None: at none of the points, or not known yet), "most_saved" (share, see there; None until there is a point), "plan" (its
+    name), "cost_source"}; of a stopped or running job those so far.
+    """
+    problem, plan = problem_from(arguments), Plan.from_dict(arguments["plan"], "plan")
+    result = {
+        "points": [],
+        "of": len(CONTENTIONS),
+        "pays_from": None,
+        "most_saved": None,
+        "plan": plan.name,
+        "cost_source": problem.cost_source,
+    }
+    context.report(0.0, "ordering sends")
+    plans = ordered(plan, problem, context.stop)
+    points = []
+    for point in contention_curve(problem, plans, stop=context.stop, report=context.report):
+        points.append(point)
+        result["points"].append(point.to_dict())
+        if result["most_saved"] is None:
+            result["most_saved"] = most_saved(plan, problem, point.seconds["concurrent"])
+        context.keep(result)
+    if len(points) == len(CONTENTIONS):
+        result["pays_from"] = pays_from(points, problem, plans)
+    return result
 
 
 def imprecision_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -147,7 +178,7 @@ def imprecision_study(arguments: dict[str, Any], context: Context) -> dict[str, 
     {"points": [`ImprecisionPoint`...], "noise", "levels", "seeds", "cost_source"}; of a stopped or running job those so far.
     """
     problem, wanted = problem_from(arguments), {name: arguments[name] for name in ("levels", "seeds", "noise")}
-    result = {"points": [], "cost_source": problem.cost.source} | wanted
+    result = {"points": [], "cost_source": problem.cost_source} | wanted
     points = imprecision(problem, **wanted, options=arguments.get("options"), stop=context.stop, report=context.report)
     return _collect(points, result, context)
 
@@ -161,7 +192,7 @@ def capacity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any
     """
     problem = problem_from(arguments)
     part = [Node.from_dict(node, f"node {place}") for place, node in enumerate(arguments["part"])]
-    result = {"points": [], "cost_source": problem.cost.source} | {
+    result = {"points": [], "cost_source": problem.cost_source} | {
         name: arguments[name] for name in ("target", "title", "system", "most_gpus")
     }
     points = capacity(

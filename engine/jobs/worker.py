@@ -8,7 +8,6 @@ import errno
 import faulthandler
 import gc
 import importlib
-import json
 import os
 import signal
 import sys
@@ -22,9 +21,9 @@ from typing import Any
 from filelock import FileLock
 
 from engine.errors import InputError
-from engine.files import write_atomically
+from engine.files import PRIVATE_FILE, mark, write_atomically
 from engine.jobs import queue
-from engine.jobs.protocol import ALIVE, CANCELLED, ERROR, REQUEST, RESERVE, Context, Request, write_pid
+from engine.jobs.protocol import ALIVE, CANCELLED, ERROR, REQUEST, RESERVE, Context, Failure, Request, write_pid
 
 RESERVED = 2**14
 """Bytes of disk that a job holds while it works, so that it can say why it failed when there are no others left."""
@@ -40,11 +39,14 @@ HANDLERS = {
     "sweep": "engine.jobs.studies:sweep_study",
     "sensitivity": "engine.jobs.studies:sensitivity_study",
     "curve": "engine.jobs.studies:curve_study",
+    "contention": "engine.jobs.studies:contention_study",
     "imprecision": "engine.jobs.studies:imprecision_study",
     "capacity": "engine.jobs.studies:capacity_study",
     "replan": "engine.jobs.studies:replan",
     "front": "engine.jobs.scores:find_front",
     "matrix": "engine.jobs.scores:score_matrix",
+    "verdict": "engine.jobs.judgements:verdict",
+    "redundancy": "engine.jobs.judgements:redundancy_study",
     "lina": "engine.jobs.scores:lina_study",
 }
 
@@ -56,20 +58,21 @@ def main(folder: Path) -> int:
 
 def run(folder: Path, handlers: Mapping[str, str]) -> int:
     """Do the job in `folder` by the handler of its kind, given as `module:function`; returns the exit code."""
+    os.umask(0o077)  # whatever the work and its ranks leave is as private as the folder
     context = Context(folder)
     signal.signal(signal.SIGTERM, lambda number, frame: context.ask_to_stop())
     faulthandler.enable()
     write_pid(folder, os.getpid())
-    alive = FileLock(folder / ALIVE)  # to the end of the process
+    alive = FileLock(folder / ALIVE, mode=PRIVATE_FILE)  # to the end of the process
     with contextlib.suppress(OSError):
         alive.acquire()
-        (folder / RESERVE).write_bytes(os.urandom(RESERVED))
+        write_atomically(folder / RESERVE, os.urandom(RESERVED))
     threading.Thread(target=_heed_marker, args=(folder, context), daemon=True).start()
     try:
         request = Request.from_json((folder / REQUEST).read_bytes(), REQUEST)
         with queue.turn(folder, context.stop) as my_turn:
             if not my_turn:
-                (folder / CANCELLED).touch()
+                mark(folder / CANCELLED)
                 return 0
             handler = _load(request.kind, handlers)
             if (folder / CANCELLED).exists():
@@ -77,7 +80,8 @@ def run(folder: Path, handlers: Mapping[str, str]) -> int:
             context.finish(handler(request.arguments, context))
     except InputError as error:
         if context.stop():  # work without a partial result answers a signal from outside like this
-            (folder / CANCELLED).touch()
+            with contextlib.suppress(OSError):
+                mark(folder / CANCELLED)
         _leave_error(folder, str(error))
         with contextlib.suppress(OSError):
             print(error, file=sys.stderr)
@@ -112,7 +116,7 @@ def _leave_error(folder: Path, message: str) -> None:
     # On a full disk, without the reserve, the exit code and what the log still takes have to do.
     with contextlib.suppress(OSError):
         (folder / RESERVE).unlink(missing_ok=True)
-        write_atomically(folder / ERROR, json.dumps({"message": " ".join(message.split())}))
+        write_atomically(folder / ERROR, Failure(message=" ".join(message.split())).to_json())
 
 
 if __name__ == "__main__":

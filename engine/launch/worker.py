@@ -7,6 +7,7 @@ unplanned computation on one process.
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engine.errors import InputError
 from engine.files import write_atomically
 from engine.goal import Goal
 from engine.launch.rank.coherent import Coherent
@@ -38,13 +40,27 @@ def main(folder: Path) -> None:
         rank = int(os.environ["RANK"])
         device = torch.device("cpu")
         if instructions.device == "cuda":
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+            device = gpu_of(rank)
             torch.cuda.set_device(device)
             if instructions.model_b is not None:
                 # Two communicators deadlock unless NCCL keeps to the order in which the host hands their exchanges over.
                 os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
         with joined(instructions.backend, instructions.limit), torch.inference_mode():
             run(RankContext(instructions, tokens, rank, device, Recorder(rank, device)), folder)
+
+
+def gpu_of(rank: int) -> torch.device:
+    """The GPU that a rank computes on: its own, or in turn where its node has fewer than ranks. Raises InputError where
+    PyTorch sees none."""
+    seen = torch.cuda.device_count()
+    if not seen:
+        why = (
+            "this PyTorch is built without CUDA" if torch.version.cuda is None else "PyTorch finds none that it can use"
+        )
+        raise InputError(
+            f"rank {rank} sees no GPU on {socket.gethostname()}: {why}; ask for nodes that have some, or for none"
+        )
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % seen)
 
 
 def run(context: RankContext, folder: Path) -> None:

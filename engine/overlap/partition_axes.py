@@ -19,6 +19,8 @@ from engine.solver import solve
 Axis = int | str
 """A dimension counted from 0, -1 for a tensor that every part uses whole, or a name such as `irregular`."""
 
+LEAST_SECONDS = 0.01
+"""For CP-SAT where to lay the problem out took all the time."""
 MOST_ROWS = 200_000
 """Combinations of axes a table may have while counting: a second or so, and some hundred megabytes."""
 
@@ -94,7 +96,7 @@ def partition_axes(
         }
         for tensors, rows in tables:
             model.add_allowed_assignments([place[tensor] for tensor in tensors], sorted(rows))
-        answer, solver = solve(model, time_limit, seed, stop)
+        answer, solver = solve(model, max(start + time_limit - time.perf_counter(), LEAST_SECONDS), seed, stop)
         solution = None
         if answer in (OPTIMAL, FEASIBLE):
             status = Status.OPTIMAL
@@ -139,6 +141,8 @@ def count_axes(problem: AxisProblem, stop: Stop = never) -> int | None:
             continue
         joined = own[0]
         for table in own[1:]:
+            if stop():
+                return None
             joined = _join(joined, table)
         scope, rows = joined
         at = scope.index(tensor)

@@ -51,22 +51,28 @@ class Remote:
             self._stop = distributed.Event(f"switchyard-stop-{secrets.token_hex(8)}", client=self._client)
             self._batch = self._client.scatter(batch, broadcast=True, hash=False)
         except TimeoutError:
-            self._client.close()
+            _briefly(self._client.close)
             raise InputError(
                 f"the Dask scheduler at {address} has no workers; start some: dask worker {address}"
             ) from None
         except (OSError, CancelledError) as error:
-            self._client.close()
+            _briefly(self._client.close)
             raise InputError(f"the Dask scheduler at {address} went away ({type(error).__name__})") from None
         except InputError:
-            self._client.close()
+            _briefly(self._client.close)
             raise
         self._executor = self._client.get_executor(pure=False)
 
     def _check_versions(self) -> None:
         """The same answers need the same libraries."""
         mine = _versions()
-        for worker, theirs in self._client.run(_versions, on_error="return").items():
+        try:
+            of_workers = _within(CONNECTING, lambda: self._client.run(_versions, on_error="return"))
+        except TimeoutError:
+            raise InputError(
+                f"the Dask cluster at {self._address} hangs: not all its workers answered within {CONNECTING:g} s"
+            ) from None
+        for worker, theirs in of_workers.items():
             if isinstance(theirs, Exception):
                 raise InputError(
                     f"the Dask worker {worker} cannot import the engine ({theirs}); start it in the project's folder"
@@ -101,16 +107,23 @@ class Remote:
 
 def _briefly(call: Callable[[], Any]) -> Any:
     """What a question to the scheduler answers; None where it fails or takes long, for a scheduler may hang."""
-    answers: list[Any] = []
+    with suppress(Exception):  # a scheduler that is gone cancels the futures, which is how that is noticed
+        return _within(0.3, call)
+    return None
+
+
+def _within(seconds: float, call: Callable[[], Any]) -> Any:
+    """What a call returns or raises. Raises TimeoutError when it takes longer."""
+    answer: Future = Future()
 
     def ask() -> None:
-        with suppress(Exception):  # a scheduler that is gone cancels the futures, which is how that is noticed
-            answers.append(call())
+        try:
+            answer.set_result(call())
+        except Exception as error:
+            answer.set_exception(error)
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(0.3)
-    return answers[0] if answers else None
+    threading.Thread(target=ask, daemon=True).start()
+    return answer.result(seconds)
 
 
 def _versions() -> dict[str, str]:

@@ -10,6 +10,7 @@ import heapq
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +69,8 @@ class AssignmentInstance:
             if rate.shape != tokens.shape[:1] or not np.isfinite(rate).all() or rate.min() <= 0:
                 raise InputError(f"{name}: wanted one positive value for each of the {len(tokens)} GPUs")
         sent, received = rates["send_bandwidth"], rates["receive_bandwidth"]
-        elsewhere = np.maximum(tokens.sum(axis=0) - tokens, 0.0)
-        return cls(compute, elsewhere / received[:, None], tokens.sum(axis=1) / sent, tokens / sent[:, None])
+        saved = tokens / sent[:, None]
+        return cls(compute, _of_others(tokens, 0) / received[:, None], saved.sum(axis=1), saved)
 
     @property
     def gpus(self) -> int:
@@ -81,7 +82,12 @@ class AssignmentInstance:
 
     def network(self) -> NDArray[np.float64]:
         """float64[gpu, expert] seconds of one all-to-all on the GPU if the expert is its only one."""
-        return np.maximum(self.send_total[:, None] - self.send_saved, self.receive)
+        return np.maximum(self._never_saved[:, None] + _of_others(self.send_saved, 1), self.receive)
+
+    @cached_property
+    def _never_saved(self) -> NDArray[np.float64]:
+        """float64[gpu], what a GPU sends wherever the experts live."""
+        return np.maximum(self.send_total - self.send_saved.sum(axis=1), 0.0)
 
     def cost(self, gpu_of_expert: NDArray[np.int64]) -> float:
         """max F + 2 max N in seconds of any assignment int64[expert], with any number of experts on a GPU."""
@@ -90,8 +96,19 @@ class AssignmentInstance:
         def per_gpu(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
             return np.bincount(gpu_of_expert, weights=seconds[gpu_of_expert, expert], minlength=self.gpus)
 
-        network = np.maximum(self.send_total - per_gpu(self.send_saved), per_gpu(self.receive))
+        leaving = self.send_saved.copy()
+        leaving[gpu_of_expert, expert] = 0.0
+        network = np.maximum(self._never_saved + leaving.sum(axis=1), per_gpu(self.receive))
         return float(per_gpu(self.compute).max() + 2 * network.max())
+
+
+def _of_others(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    """The sum along an axis without each value itself. Not as a difference, which would lose small values beside large ones."""
+    values = np.moveaxis(values, axis, 0)
+    others = np.zeros_like(values)
+    others[1:] = np.cumsum(values[:-1], axis=0)
+    others[:-1] += np.cumsum(values[:0:-1], axis=0)[::-1]
+    return np.moveaxis(others, 0, axis)
 
 
 def assign(instance: AssignmentInstance, stop: Stop = never) -> Result[NDArray[np.int64]]:
@@ -135,15 +152,16 @@ class _BoxSearch:
     def __init__(self, instance: AssignmentInstance, stop: Stop) -> None:
         self.instance, self.stop = instance, stop
         self.network = instance.network()
-        self.matching = Matching(instance.compute, self.network)
+        self.matching = Matching(instance.compute, self.network, stop)
         self.best = np.arange(instance.gpus)
         self.objective, self.bound = instance.cost(self.best), 0.0
 
     def feasible(self, f: float, n: float) -> bool:
         """Whether some assignment keeps to both thresholds; it is kept if it is the best. Raises _Cancelled."""
-        if self.stop():
+        fits = None if self.stop() else self.matching.fit(f, n)
+        if fits is None:
             raise _Cancelled
-        if not self.matching.fit(f, n):
+        if not fits:
             return False
         gpu_of_expert = np.array(self.matching.gpu_of_expert)
         cost = self.instance.cost(gpu_of_expert)
@@ -216,18 +234,20 @@ class Matching:
     """Perfect matchings of GPUs to experts under two thresholds, each test starting from what the last one left.
 
     Rows of the bipartite graph are Python integers, one bit an expert: an augmenting path visits an expert in under a
-    microsecond, and neighbouring thresholds need only a few paths.
+    microsecond, and neighbouring thresholds need only a few paths. `stop` is asked before each of them.
     """
 
-    def __init__(self, compute: NDArray[np.float64], network: NDArray[np.float64]) -> None:
+    def __init__(self, compute: NDArray[np.float64], network: NDArray[np.float64], stop: Stop = never) -> None:
         self.compute = compute
         self.network = network
+        self.stop = stop
         self.size = len(compute)
         self.expert_of_gpu = [-1] * self.size
         self.gpu_of_expert = [-1] * self.size
 
-    def fit(self, f: float, n: float) -> bool:
-        """Is there a perfect matching with F <= f and N <= n on every GPU? If so it is in `gpu_of_expert`."""
+    def fit(self, f: float, n: float) -> bool | None:
+        """Is there a perfect matching with F <= f and N <= n on every GPU? If so it is in `gpu_of_expert`. None where `stop`
+        answered True before that was known."""
         allowed = np.packbits((self.compute <= f) & (self.network <= n), axis=1, bitorder="little")
         width, packed = allowed.shape[1], allowed.tobytes()
         rows = [int.from_bytes(packed[i : i + width], "little") for i in range(0, len(packed), width)]
@@ -243,6 +263,8 @@ class Matching:
             if expert >= 0:
                 self.expert_of_gpu[gpu] = self.gpu_of_expert[expert] = -1
         for gpu in unmatched:
+            if self.stop():
+                return None
             # A GPU without an augmenting path now has none later either (Berge), so one failure settles it.
             expert = self._augment(gpu, rows, free)
             if expert < 0:

@@ -21,14 +21,17 @@ def bottleneck_assignment(
     most = float(weight[rows, best].max())
     unavoidable = max(weight.min(axis=0).max(), weight.min(axis=1).max())
     values = np.unique(weight[(weight >= unavoidable) & (weight < most)])
-    matching = Matching(weight, weight)
+    matching = Matching(weight, weight, stop)
     matching.expert_of_gpu, matching.gpu_of_expert = best.tolist(), np.argsort(best).tolist()
     # No matching stays below values[low], one stays within values[high] (`most` beyond the end). Whether there is
     # anything better at all is asked first: in a local search there seldom is.
     low, high = 0, len(values)
     middle = high - 1
     while low < high and not stop():
-        if matching.fit(values[middle], values[middle]):
+        fits = matching.fit(values[middle], values[middle])
+        if fits is None:
+            break
+        if fits:
             best = np.array(matching.expert_of_gpu)
             high = int(np.searchsorted(values, weight[rows, best].max()))
         else:

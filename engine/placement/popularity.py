@@ -40,7 +40,7 @@ class LayerProfile:
         used = np.flatnonzero(tokens_of_path)
         first, entries, weight = self.first[used], np.diff(self.first)[used], tokens_of_path[used] / len(paths)
         estimate = np.zeros(num_experts)
-        for rank in range(min(top_k, num_experts)):
+        for rank in range(min(top_k, int(entries.max(initial=0)))):
             has = entries > rank
             entry = first[has] + rank
             estimate += np.bincount(self.expert[entry], weight[has] * self.probability[entry], num_experts)

@@ -9,6 +9,18 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 
+MOST_COUNTS = 2**25
+"""Of all tables together, a quarter of a gigabyte, of which searches have a few copies: 94 layers of 512 experts fit."""
+
+
+def require_room(tables: int, num_experts: int) -> None:
+    """Raises InputError where so many tables of hops between experts would not fit the memory."""
+    if (counts := tables * num_experts**2) > MOST_COUNTS:
+        raise InputError(
+            f"hops between {num_experts:,} experts of {tables:,} pairs of layers are {counts:,} counts, which take more "
+            f"memory than there may be (at most {MOST_COUNTS:,}); take fewer layers"
+        )
+
 
 def transitions(experts: NDArray[np.int16], num_experts: int, first_choice: bool = False) -> NDArray[np.float64]:
     """Hops between the experts of consecutive layers: float64[layer - 1, expert, expert], whole numbers.
@@ -18,7 +30,7 @@ def transitions(experts: NDArray[np.int16], num_experts: int, first_choice: bool
         choice of a layer with every choice of the next, k x k pairs a token: with top-k routing copies of a token leave
         from all its experts, so the pair counts say which experts are used together.
 
-    Raises InputError for another shape or an expert out of range.
+    Raises InputError for another shape, an expert out of range, and tables that would not fit the memory.
     """
     experts = np.asarray(experts)
     if experts.ndim != 3 or experts.shape[1] < 1 or experts.dtype.kind not in "iu":
@@ -26,6 +38,7 @@ def transitions(experts: NDArray[np.int16], num_experts: int, first_choice: bool
     if num_experts < 1 or (experts.size and (experts.min() < -1 or experts.max() >= num_experts)):
         raise InputError(f"experts: ids must be 0 … {num_experts - 1}, or -1 for no choice")
     layers = experts.shape[1]
+    require_room(layers - 1, num_experts)
     if first_choice:
         experts = experts[:, :, :1]
     counts = np.zeros((max(layers - 1, 0), num_experts, num_experts))
@@ -36,6 +49,34 @@ def transitions(experts: NDArray[np.int16], num_experts: int, first_choice: bool
         table = np.bincount(key.ravel(), minlength=rows * rows).reshape(rows, rows)
         counts[layer] = table[:num_experts, :num_experts]
     return counts
+
+
+def executed_hops(experts: NDArray[np.int16], num_experts: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The copies that context-coherent execution sends, by the experts between which they go (ExFlow §IV-A with k choices).
+
+    A token is carried by the GPU of its first-listed expert. From there a copy goes to each of its choices in the next layer,
+    and what comes out of each goes to the GPU of the first one of that layer, which carries the token on. So
+
+        between: float64[layer - 1, expert, expert], first choice of a layer to every choice of the next
+        within: float64[layer, expert, expert], every choice of a layer to its first one
+
+    and a copy changes GPU where the two experts sit apart. Left out: the first layer's dispatch, which comes from the tokens'
+    ranks, and the all-gather at the end, which costs every placement the same. experts: int16[token, layer, k], -1 = no
+    choice; a token without a first choice stays where it is, and its copies of that layer are left out. Raises InputError
+    where the tables would not fit the memory.
+    """
+    layers, rows = experts.shape[1], num_experts + 1  # one more for "no choice", dropped at the end
+    require_room(2 * layers - 1, num_experts)
+    chosen = np.where(experts >= 0, experts, num_experts).astype(np.int64)
+
+    def count(here: NDArray[np.int64], there: NDArray[np.int64]) -> NDArray[np.float64]:
+        table = np.bincount((here * rows + there).ravel(), minlength=rows * rows).reshape(rows, rows)
+        return table[:num_experts, :num_experts].astype(np.float64)
+
+    first = chosen[:, :, :1]
+    between = [count(first[:, layer], chosen[:, layer + 1]) for layer in range(layers - 1)]
+    within = [count(chosen[:, layer], first[:, layer]) for layer in range(layers)]
+    return np.array(between).reshape(layers - 1, num_experts, num_experts), np.array(within)
 
 
 def kept(

@@ -68,8 +68,10 @@ class Placement(Frozen):
         layer, gpu = np.divmod(np.repeat(np.arange(self.layers * self.gpus), self.slots.ravel()), self.gpus)
         cell = (layer * self.experts + np.fromiter(held, np.int64, len(layer))) * self.gpus + gpu
         shape = self.layers, self.experts, self.gpus
-        slots = np.bincount(cell, minlength=self.layers * self.experts * self.gpus).reshape(shape)
-        return slots / slots.sum(axis=2, keepdims=True)
+        # As floats at once: of a thousand layers every table of this shape counts.
+        share = np.bincount(cell, np.ones(len(cell)), self.layers * self.experts * self.gpus).reshape(shape)
+        share /= share.sum(axis=2, keepdims=True)
+        return share
 
     @cached_property
     def single(self) -> bool:
@@ -80,6 +82,25 @@ class Placement(Frozen):
     def gpu_of_expert(self) -> np.ndarray:
         """int64[layer, expert] of a placement without replicas (the first GPU where there are some)."""
         return (self.share > 0).argmax(axis=2)
+
+    def hosts(self, layer: int, experts: np.ndarray) -> np.ndarray:
+        """int64[token, k]: the GPU that serves every choice of a layer's tokens (int[token, k] experts, -1 = none, which stays
+        -1). Tokens go to the copies of an expert in turn."""
+        row = self.experts_of_gpu[layer]
+        slots = np.fromiter(chain.from_iterable(row), np.int64, int(self.slots[layer].sum()))
+        gpu_of_slot = np.repeat(np.arange(self.gpus), self.slots[layer])[np.argsort(slots, kind="stable")]
+        copies = np.bincount(slots, minlength=self.experts)
+        begin = np.cumsum(copies) - copies
+        chosen = experts.astype(np.int64)
+        slot = begin[chosen]
+        if (copies > 1).any():
+            flat = chosen.ravel()
+            by_expert = np.argsort(flat, kind="stable")
+            ordered = flat[by_expert]
+            turn = np.empty(len(flat), dtype=np.int64)
+            turn[by_expert] = np.arange(len(flat)) - np.searchsorted(ordered, ordered)
+            slot = slot + turn.reshape(chosen.shape) % copies[chosen]
+        return np.where(chosen >= 0, gpu_of_slot[slot], -1)
 
     def moved_experts(self, other: "Placement") -> int | None:
         """(layer, expert, GPU) copies of `other` that this placement does not have; None for other sizes."""

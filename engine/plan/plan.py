@@ -4,18 +4,20 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from engine.goal import Goal, goal_of
 from engine.plan.placement import Placement
 from engine.plan.send_order import SendOrder
 from engine.plan.training import Overlap, Pipeline, Priority
+from engine.plan.travel import Travel
 from engine.result import Provenance, Status
-from engine.schema import Frozen
+from engine.schema import Frozen, Kept
 
 Execution = Literal["vanilla", "context-coherent"]
 """vanilla: tokens return to their rank after every MoE layer (dispatch and combine). context-coherent: every GPU holds the
-contexts of all tokens, so a token goes on from the GPU of its first expert, and one all-gather ends the pass (ExFlow §IV-A)."""
+contexts of all tokens, so a token goes on from the GPU of its first expert, between an all-gather of the prompts and one of
+what comes out (ExFlow §IV-A)."""
 
 
 class Reaction(Frozen):
@@ -45,7 +47,7 @@ class Claim(Frozen):
 
     @property
     def proof(self) -> str:
-        """How far the plan is proven, in words."""
+        """How far the plan is proven, in words, by its optimiser's account."""
         if self.status is Status.OPTIMAL:
             return {"placement and order": "proven optimal", "schedule": "optimal schedule"}.get(
                 self.scope, "optimal order"
@@ -64,15 +66,24 @@ def _order_fits(order: SendOrder, placement: Placement) -> None:
             raise ValueError(f"a send names a GPU outside 0 … {placement.gpus - 1}")
 
 
-class Plan(Frozen):
-    """What to do on a cluster for a model. Its id is the SHA-256 of its canonical JSON, claim and name left out."""
+class Plan(Kept):
+    """What to do on a cluster for a model. Its id is the SHA-256 of its canonical JSON, claim, name and version left out."""
 
     name: str = Field(min_length=1, max_length=120)
     placement: Placement
     send_order: SendOrder
     execution: Execution = "vanilla"
+    travel: Travel | None = Field(
+        default=None,
+        description="how tokens travel, of both models; absent: every copy on its own, in the model's format",
+    )
     placement_b: Placement | None = Field(default=None, description="of a second model on the same GPUs")
     send_order_b: SendOrder | None = None
+    token_gpus: tuple[int, ...] | None = Field(
+        default=None,
+        description="the GPU on which the tokens of each rank start, an entry a rank; absent: rank r's on GPU r",
+    )
+    token_gpus_b: tuple[int, ...] | None = Field(default=None, description="of a second model")
     reaction: Reaction | None = None
     priority: Priority | None = Field(default=None, description="of a training step; absent: a plan for inference")
     pipeline: Pipeline | None = None
@@ -81,10 +92,20 @@ class Plan(Frozen):
     claim: Claim | None = None
     parent: str | None = Field(default=None, description="id of the plan that this one was derived from")
 
+    @field_validator("travel")
+    @classmethod
+    def _usual_travel_is_absent(cls, travel: Travel | None) -> Travel | None:
+        # One plan, one id: those from before there was a choice have no travel.
+        return None if travel == Travel() else travel
+
     @model_validator(mode="after")
     def _parts_agree(self) -> "Plan":
         if (self.placement_b is None) != (self.send_order_b is None):
             raise ValueError("a second model needs both a placement and a send order")
+        if "joint" in (self.send_order.mode, self.send_order_b and self.send_order_b.mode) and (
+            self.send_order_b is None or self.send_order.mode != self.send_order_b.mode
+        ):
+            raise ValueError("a joint order is one of two models, and both must have it")
         _order_fits(self.send_order, self.placement)
         if self.placement_b is not None:
             if self.placement_b.gpus != self.placement.gpus:
@@ -92,10 +113,18 @@ class Plan(Frozen):
             if self.execution != "vanilla":
                 raise ValueError("two models on one cluster run with vanilla execution")
             _order_fits(self.send_order_b, self.placement_b)
+        gpus = self.placement.gpus
+        for starts in (self.token_gpus, self.token_gpus_b):
+            if starts is not None and (len(starts) != gpus or not all(0 <= gpu < gpus for gpu in starts)):
+                raise ValueError(f"where tokens start needs a GPU of 0 … {gpus - 1} for each of {gpus} ranks")
+        if (self.token_gpus is None) != (self.token_gpus_b is None) or (self.token_gpus and self.placement_b is None):
+            raise ValueError("where tokens start is said of both of two models, or not at all")
         if self.priority is None and (self.pipeline is not None or self.overlap is not None):
             raise ValueError("pipeline and overlap are parts of a training step, which also needs a priority")
         if self.priority is not None and (self.placement_b is not None or self.execution != "vanilla"):
             raise ValueError("a training step is planned for one model with vanilla execution")
+        if self.priority is not None and self.travel is not None:
+            raise ValueError("in a training step every copy of a token travels on its own")
         if self.pipeline is not None and len(self.pipeline.forward) != self.placement.layers:
             raise ValueError(f"{len(self.pipeline.forward)} pipeline degrees for {self.placement.layers} MoE layers")
         if self.execution == "context-coherent" and not self.placement.single:
@@ -110,6 +139,11 @@ class Plan(Frozen):
     @cached_property
     def id(self) -> str:
         return self.digest_without("claim", "name")
+
+    def with_parts(self, **parts: Any) -> Self:
+        """The plan with these fields in place of its own, all checked together again. Raises ValueError where they disagree."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}  # dict() would have the cached id too
+        return type(self).model_validate(fields | parts)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """See pydantic; with another name or claim it is the same plan."""

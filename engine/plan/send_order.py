@@ -52,7 +52,7 @@ class Schedule(Frozen):
         return float(sum(self.duration.tolist()))
 
 
-OrderMode = Literal["matched", "shared", "two-tier", "sequential", "concurrent"]
+OrderMode = Literal["matched", "joint", "shared", "two-tier", "sequential", "concurrent"]
 
 
 class SendOrder(Frozen):
@@ -60,6 +60,9 @@ class SendOrder(Frozen):
 
     matched: phases in which a GPU sends to at most one peer and receives from at most one (over the fabric; the links
         inside a node are a second network with a matching of their own)
+    joint: a matched order of the all-to-alls of two models together: phases are counted through a layer, over both dispatches
+        and both combines, a phase begins when the one before it has ended and all whose bytes it carries are ready, and both
+        models' sends together are a matching. Every schedule has the durations of all phases
     shared: phases in which a GPU serves several peers at once, each at a constant rate
     two-tier: phases in which a node with links of its own sends to at most one other and receives from at most one, over all
         its ports side by side; its GPUs relay for each other over the links. src and dst of the schedules are such nodes, each
@@ -81,8 +84,22 @@ class SendOrder(Frozen):
             raise ValueError("a concurrent order has no schedules")
         if self.mode != "concurrent" and not self.dispatch:
             raise ValueError(f"a {self.mode} order needs a schedule for every MoE layer")
-        if self.mode in ("matched", "shared", "two-tier") and any(
+        if self.mode in ("matched", "joint", "shared", "two-tier") and any(
             schedule.sends and not schedule.phases for schedule in self.dispatch + self.combine
         ):
             raise ValueError(f"a {self.mode} order needs the duration of every phase")
         return self
+
+    @property
+    def alone(self) -> "SendOrder":
+        """The order for one model that knows nothing of another: of a joint one a matched order with its own phases, which wait
+        for nobody else's. Any other as it is."""
+        if self.mode != "joint":
+            return self
+        dispatch, combine = (tuple(map(_own_phases, schedules)) for schedules in (self.dispatch, self.combine))
+        return SendOrder(mode="matched", dispatch=dispatch, combine=combine)
+
+
+def _own_phases(schedule: Schedule) -> Schedule:
+    phases, phase = np.unique(schedule.phase, return_inverse=True)
+    return schedule.model_copy(update={"phase": phase.astype(np.int32), "duration": schedule.duration[phases]})

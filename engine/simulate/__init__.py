@@ -16,6 +16,7 @@ def simulate(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance 
     """The predicted timeline of a plan. Once `stop` answers True the rest of a large one is simulated in a hurry, less
     exactly, as the timeline then says. Raises InputError when the plan does not fit the problem."""
     problem.check_plan(plan)
+    problem = problem.as_planned(plan)
     match problem.goal:
         case Goal.INFERENCE:
             return simulate_inference(plan, problem, stop, advance)
@@ -31,7 +32,7 @@ def simulate_layers(plan: Plan, problem: Problem, timeline: Timeline, first: int
     if not timeline.bundled:
         return timeline.layers(first, last)
     sends_of = sends_of_colocated if plan.goal is Goal.TWO_MODELS else sends_of_inference
-    events = sends_of(plan, problem, timeline.layers(0, first - 1), first, last)
+    events = sends_of(plan, problem.as_planned(plan), timeline.layers(0, first - 1), first, last)
     return replace(timeline, events=events, bundled=False)
 
 
@@ -44,7 +45,7 @@ def bound_of_plan(
         return bound_of_step(problem, plan.placement)
     last = problem.workload.layers - 1 if last is None else last
     if plan.goal is Goal.TWO_MODELS:
-        return bound_of_colocated(plan, problem, first, last)
+        return bound_of_colocated(plan, problem.as_planned(plan), first, last)
     return bound_of_inference(plan, problem, first, last, straight)
 
 

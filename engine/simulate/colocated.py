@@ -2,8 +2,8 @@
 
 Every GPU computes one thing at a time, in the order of table 2: the gate of a for the first layer, then in every layer
 the gate of b, the experts of a, the experts of b, the aggregation of a, that of b, and the gate of a for the next layer.
-The all-to-alls of both models share one network and may overlap. An all-to-all starts when every GPU has finished what
-feeds it, and whatever waits for it waits until it has ended everywhere.
+The all-to-alls of both models share one network and may overlap, each in an order of its own, or all in one (a joint order).
+An all-to-all starts when every GPU has finished what feeds it, and whatever waits for it waits until it has ended everywhere.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,8 @@ from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.events import EventLog, too_many
 from engine.simulate.fabric import Fabric
-from engine.simulate.work import Work, work_of
+from engine.simulate.lockstep import Lockstep
+from engine.simulate.work import Work, works_of
 from engine.timeline import Timeline
 
 Compute = Mapping[str, NDArray[np.float64]]
@@ -31,16 +32,16 @@ Traffic = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 def simulate_colocated(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched) -> Timeline:
     """The predicted timeline of a plan for two models, which must fit the problem."""
-    works = work_of(plan.placement, problem, plan.execution), work_of(plan.placement_b, problem.second)
+    works = works_of(plan, problem)
     orders = plan.send_order, plan.send_order_b
     log = EventLog(too_many(*(traffic for work in works for traffic in (work.dispatch, work.combine))))
     colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network, log, stop=stop, advance=advance)
-    return log.timeline(problem)
+    return log.timeline(problem, plan.travel)
 
 
 def sends_of_colocated(plan: Plan, problem: Problem, before: Timeline, first: int, last: int) -> pd.DataFrame:
     """The events of layers first … last with every send, columns as in `Timeline.events`. before: the layers before them."""
-    works = work_of(plan.placement, problem, plan.execution), work_of(plan.placement_b, problem.second)
+    works = works_of(plan, problem)
     orders = plan.send_order, plan.send_order_b
     stretch = range(first, last + 1), _lanes_after(before)
     return colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network, EventLog(), *stretch)
@@ -60,7 +61,7 @@ def _lanes_after(before: Timeline) -> NDArray[np.float64]:
 def bound_of_colocated(plan: Plan, problem: Problem, first: int, last: int) -> float:
     """Seconds below which no send orders can bring the placements of a plan for two models in layers first … last, both
     included."""
-    works = work_of(plan.placement, problem, plan.execution), work_of(plan.placement_b, problem.second)
+    works = works_of(plan, problem)
     return colocated_bound(*_compute_and_traffic(*(work.stretch(first, last) for work in works)), problem.network)
 
 
@@ -85,8 +86,7 @@ def colocated_timeline(
     """The events of two models on one cluster, with the columns of `Timeline.events`; `model` is 0 for a, 1 for b.
 
     log: what collects them; stretch: the layers that are simulated (None: all), on GPUs that are free from float64[gpu]
-    `free` seconds on (None: 0). Both models must have as many layers. Raises InputError for a shared or a two-tier order,
-    which two models cannot follow (see `Fabric.release`).
+    `free` seconds on (None: 0). Both models must have as many layers. Raises InputError as `Fabric` and its `release` do.
     """
     layers = _layers(compute_a, compute_b, traffic_a, traffic_b)
     compute, traffic, order = (compute_a, compute_b), (traffic_a, traffic_b), (order_a, order_b)
@@ -96,8 +96,7 @@ def colocated_timeline(
     def run(kind: str, layer: int, model: int, ready: float) -> float:
         """Compute on every GPU, from when it is free, but not before `ready`; the end on the last GPU."""
         nonlocal lane
-        seconds = compute[model][kind][layer]
-        start = np.maximum(lane, ready)
+        seconds, start = compute[model][kind][layer], np.maximum(lane, ready)
         lane = start + seconds
         return log.compute(kind, layer, start, seconds, model)
 
@@ -117,6 +116,8 @@ def colocated_timeline(
 
     stretch = stretch or range(layers)
     for layer in stretch:
+        if order_a.mode == "joint":  # its phases are counted through a layer, and no all-to-all outlives one
+            fabric = Lockstep(network)
         fabric.hurry[:] = stop()
         # Every release comes before the network is simulated up to it: each of the four starts after computation that
         # follows all ends asked for so far.

@@ -1,4 +1,5 @@
-"""Compile the simulation, so that nobody waits for it later: `python -m engine.simulate.compile_ahead`, once after installing.
+"""Compile the simulation, so that nobody waits for it later: `python -m engine.simulate.compile_ahead`, once after installing,
+which compiles the placement of experts that fire together and the reading of lists too.
 
 The machine code is kept beside the sources, or where those cannot be written in the cache folder of the user (numba's rule),
 and is compiled anew when a source changes.
@@ -22,4 +23,10 @@ def compile_ahead() -> None:
 
 
 if __name__ == "__main__":
+    # Not needed by who compiles the simulation alone.
+    from engine.formats import scan_lists
+    from engine.placement.coactivation import compile_ahead as coactivation
+
     compile_ahead()
+    coactivation.compile_ahead()
+    scan_lists.compile_ahead()

@@ -3,16 +3,17 @@
 import numpy as np
 from numba import njit
 
-from engine.simulate.fair_share import DONE, Sends
+from engine.simulate.fair_share import DONE, Sends, rate_at
 
 
 @njit(cache=True, nogil=True)
-def latest_end(sends: Sends, capacity: np.ndarray, window: float) -> float:
+def latest_end(sends: Sends, capacity: np.ndarray, reached: np.ndarray, window: float) -> float:
     """Seconds at which sends that all start at 0 have ended at the latest, however wide the windows of `run`. Arguments as
     there; of the sends nothing is written.
 
     Max-min fairness gives a send at least the lower of the equal shares of its two ports. Here it gets just that, of ports that
-    divide by all sends that have not ended here, which are at least those that have not ended there: so none ends earlier here.
+    divide by all sends that have not ended here, which are at least those that have not ended there, and more sends never reach
+    more together: so none ends earlier here.
     """
     source, sink = sends.source.astype(np.uint32), sends.sink.astype(np.uint32)  # no compiled look for negative indices
     size, latency = sends.size, sends.latency
@@ -25,7 +26,7 @@ def latest_end(sends: Sends, capacity: np.ndarray, window: float) -> float:
     now, last, moving = 0.0, 0.0, total
     while moving:
         for port in range(ports):
-            share[port] = capacity[port] / max(users[port], 1)
+            share[port] = rate_at(port, users[port], capacity, reached) / max(users[port], 1)
         earliest, next_arrival = np.inf, np.inf
         for place in range(moving):
             send = active[place]

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from engine.plan import Travel
 from engine.problem import Problem
 from engine.simulate.flows import Flows
 from engine.simulate.waits import waited_for
@@ -68,11 +69,10 @@ class EventLog:
             self.slack = None if unknown else self.slack + flows.latest - flows.seconds
         return start + flows.seconds
 
-    def timeline(self, problem: Problem) -> Timeline:
-        """All events as the predicted timeline of a plan for this problem."""
-        timeline = Timeline(
-            self.frame(), problem.cluster.gpu_names, "simulated", problem.cost.source, bundled=self.bundled
-        )
+    def timeline(self, problem: Problem, travel: Travel | None) -> Timeline:
+        """All events as the predicted timeline of a plan for this problem. travel: the plan's"""
+        source = problem.source_of_times(travel)
+        timeline = Timeline(self.frame(), problem.cluster.gpu_names, "simulated", source, bundled=self.bundled)
         latest = None if self.exact or self.slack is None else timeline.total + self.slack
         return replace(timeline, exact=self.exact, latest=latest)
 

@@ -24,16 +24,16 @@ def exchanges(
 ) -> Iterator[tuple[Flows, Flows]]:
     """Dispatch and combine of each of these layers, in turn. Once `stop` answers True the rest is simulated in a hurry (see
     `all_to_all`), what is at work included; raises StoppedError for a sequential order of that size."""
-    mirrored = order.mode == "concurrent" and _is_symmetric(network)
+    mirrored = order.mode == "concurrent" and network.measured is None and _is_symmetric(network)
     hurry = np.zeros(1, dtype=bool)
 
     def of_layer(layer: int) -> tuple[Flows, Flows]:
         there, back = work.dispatch[layer], work.combine[layer]
         schedules = (None, None) if order.mode == "concurrent" else (order.dispatch[layer], order.combine[layer])
-        dispatch = all_to_all(order.mode, schedules[0], there, network, hurry)
+        dispatch = all_to_all(order.mode, schedules[0], there, work.carrying(network, "dispatch", layer), hurry)
         if mirrored and np.array_equal(there.T, back):
             return dispatch, dispatch.mirrored()
-        return dispatch, all_to_all(order.mode, schedules[1], back, network, hurry)
+        return dispatch, all_to_all(order.mode, schedules[1], back, work.carrying(network, "combine", layer), hurry)
 
     if network.gpus * (network.gpus - 1) <= EXACT_SENDS:  # a thread would cost more than it saves
         yield from map(of_layer, layers)

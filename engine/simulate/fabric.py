@@ -14,7 +14,7 @@ from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
 from engine.plan.replay import replay
 from engine.simulate import fair_share
-from engine.simulate.flows import EXACT_SENDS, HURRIED_WINDOW, WINDOW, Flows
+from engine.simulate.flows import EXACT_SENDS, HURRIED_WINDOW, WINDOW, Flows, least_seconds
 
 SENDS = ("source", "sink", "size", "latency", "left", "start", "end")
 
@@ -38,6 +38,9 @@ class Fabric:
     `all_to_all`."""
 
     def __init__(self, network: Network) -> None:
+        """Raises InputError for a network whose exchanges were measured, for that was one at a time."""
+        if network.measured is not None:
+            raise InputError("exchanges were measured one at a time, and here several meet; choose other network costs")
         self.network = network
         self.hurry = np.zeros(1, dtype=bool)
         self.now = 0.0
@@ -70,7 +73,9 @@ class Fabric:
         sends |= {"latency": self.network.start_up(src, dst), "left": size.copy(), "end": np.full(len(src), np.nan)}
         sends["start"] = np.where(np.isin(sends["group"], follower), np.nan, start)
         ended = None if len(src) else start
-        self._exchanges[name] = _Exchange(sends, follower, self.network.fluid_seconds(src, dst, size), len(src), ended)
+        # Only of sends that all begin at once it is known how many meet.
+        least = least_seconds if mode == "concurrent" else Network.fluid_seconds
+        self._exchanges[name] = _Exchange(sends, follower, least(self.network, src, dst, size), len(src), ended)
 
     def finish(self, name: str) -> float:
         """Simulate until this all-to-all has ended; the second at which it has (its start if it sends nothing)."""
@@ -111,6 +116,7 @@ class Fabric:
             np.concatenate(follower),
             unfinished,
             self.network.capacity,
+            self.network.share,
             self.now,
             live.index(awaited),
             (WINDOW * bound, HURRIED_WINDOW * bound),

@@ -78,6 +78,7 @@ def run(
     follower: np.ndarray,
     unfinished: np.ndarray,
     capacity: np.ndarray,
+    reached: np.ndarray,
     now: float,
     awaited: int,
     windows: tuple[float, float],
@@ -86,8 +87,8 @@ def run(
     """Advance from `now` until the exchange `awaited` has ended; returns the second up to which the network has been simulated.
 
     Sends with a `start` are under way; a group begins when the one that has it as its `follower` (int64[group], -1: none) has
-    ended. unfinished: int64[exchange], sends that have not ended, written; capacity: float64[port] bytes/s. windows: seconds,
-    the second of them once `hurry` (bool[1]) is set, which another thread may do meanwhile.
+    ended. unfinished: int64[exchange], sends that have not ended, written; capacity: float64[port] bytes/s; reached:
+    `Network.share`. windows: seconds, the second of them once `hurry` (bool[1]) is set, which another thread may do meanwhile.
     """
     total = len(sends.size)
     first = np.searchsorted(sends.group, np.arange(len(follower) + 1))
@@ -104,7 +105,7 @@ def run(
             now = next_arrival
             continue
         width = min(window, max(NARROWEST * window, LAST_STRETCH * (latest - now)), next_arrival - now)
-        owed = _open(at, capacity, width)
+        owed = _open(at, capacity, reached, width)
         _fill(at, moving.sink)
         earliest, latest = _predict(moving, at, now)
         # Ports that carry what they owe do so for one window only.
@@ -118,6 +119,15 @@ def run(
         now = until
     _write_left(sends, moving, at)
     return now
+
+
+@njit(cache=True, nogil=True)
+def rate_at(port, sends, capacity, reached):
+    """Bytes/s that so many sends reach together at a port; see `Network.rate`."""
+    column = min(sends, reached.shape[1]) - 1
+    if column <= 0:
+        return capacity[port]
+    return capacity[port] * reached[1 if 2 * port >= len(capacity) else 0, column]
 
 
 @njit(cache=True, nogil=True)
@@ -216,12 +226,15 @@ def _write_left(sends, moving, at):
 
 
 @njit(cache=True, nogil=True)
-def _open(at, capacity, width):
-    """Give every port its capacity and what it owes, within a window of that width; returns whether any owes something."""
+def _open(at, capacity, reached, width):
+    """Give every port what its sends reach and what it owes, within a window of that width; returns whether any owes
+    something."""
     owed = False
+    whole = reached.shape[1] == 1  # nothing to look up, which costs some per cent
     for port in range(len(capacity)):
         owed |= at.credit[port] > 0
-        at.room[port] = capacity[port] + (at.credit[port] / width if at.credit[port] > 0 else 0.0)
+        rate = capacity[port] if whole else rate_at(port, at.out[port] + at.into[port], capacity, reached)
+        at.room[port] = rate + (at.credit[port] / width if at.credit[port] > 0 else 0.0)
         at.credit[port] = 0.0
     return owed
 

@@ -1,13 +1,14 @@
 """Flows on the network: how long an all-to-all takes when its sends follow a given order.
 
-Flows that meet at a port share it max-min fairly, as concurrent TCP or RDMA streams do; every send starts with a latency
-during which no byte moves.
+Flows that meet at a port share it max-min fairly, as concurrent TCP or RDMA streams do, with what so many of them reach there
+together (`Network.share`); every send starts with a latency during which no byte moves.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from engine.communication.bounds import meeting_seconds
 from engine.errors import StoppedError
 from engine.network import Network, off_diagonal
 from engine.plan import OrderMode, Schedule
@@ -82,16 +83,26 @@ def _side_by_side(network: Network, src: np.ndarray, dst: np.ndarray, size: np.n
     start, end = np.zeros(count), np.full(count, np.nan)
     if max(np.bincount(port).max(initial=0) for port in (out, into)) <= 1:  # nobody meets anybody
         return Flows(src, dst, size, start, latency + size / np.minimum(capacity[out], capacity[into]))
-    bound = network.fluid_seconds(src, dst, size) if count > EXACT_SENDS else 0.0
+    bound = least_seconds(network, src, dst, size) if count > EXACT_SENDS else 0.0
     together, size = np.zeros(count, dtype=np.int64), size.astype(np.float64)
     sends = fair_share.Sends(out, into, size, latency, together, together, size.copy(), start, end)
-    fair_share.run(
-        sends, np.array([-1]), np.array([count]), capacity, 0.0, 0, (WINDOW * bound, HURRIED_WINDOW * bound), hurry
-    )
+    windows = WINDOW * bound, HURRIED_WINDOW * bound
+    fair_share.run(sends, np.array([-1]), np.array([count]), capacity, network.share, 0.0, 0, windows, hurry)
     if not bound:
         return Flows(src, dst, size, start, end)
-    latest = equal_shares.latest_end(sends, capacity, (HURRIED_WINDOW if hurry[0] else PROOF_WINDOW) * bound)
+    window = (HURRIED_WINDOW if hurry[0] else PROOF_WINDOW) * bound
+    latest = equal_shares.latest_end(sends, capacity, network.share, window)
     return Flows(src, dst, size, start, end, False, max(latest, float(end.max())))
+
+
+def least_seconds(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray) -> float:
+    """Seconds that these sends take at the least when all begin at once, latency left out. Windows are parts of it: of the time
+    at whole rates they would be far too narrow where ports reach little of them."""
+    if not network.contended:
+        return network.fluid_seconds(src, dst, size)
+    traffic = np.zeros((network.gpus, network.gpus))
+    np.add.at(traffic, (src, dst), size)
+    return max(network.fluid_seconds(src, dst, size), meeting_seconds(network, traffic))
 
 
 def _one_by_one(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, hurry: np.ndarray) -> Flows:
@@ -102,7 +113,7 @@ def _one_by_one(network: Network, src: np.ndarray, dst: np.ndarray, size: np.nda
     follower = np.full(len(src), -1)
     follower[order[:-1][same_sender]] = order[1:][same_sender]
     start, end = sequences.run(
-        out, into, size.astype(np.float64), network.start_up(src, dst), follower, network.capacity, hurry
+        out, into, size.astype(np.float64), network.start_up(src, dst), follower, network.capacity, network.share, hurry
     )
     if np.isnan(end).any():
         raise StoppedError("stopped before the order was simulated")
@@ -131,7 +142,7 @@ def _in_phases(
         here = slice(first[crowded], first[crowded + 1] if crowded + 1 < len(first) else None)
         if paced:
             latency = network.start_up(src[here], dst[here]).max()
-            seconds[here] = latency + network.fluid_seconds(src[here], dst[here], size[here])
+            seconds[here] = latency + network.paced_seconds(src[here], dst[here], size[here])
         else:
             meeting = _side_by_side(network, src[here], dst[here], size[here], hurry)
             seconds[here], exact = meeting.end, exact and meeting.exact

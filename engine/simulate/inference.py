@@ -2,8 +2,11 @@
 
 Every step waits until all GPUs have finished the one before: computation and communication of one model do not overlap
 (Aurora §2.2, equation 3). Two colocated models interleave, see `engine.simulate.colocated`. Only the MoE part of a layer
-is simulated; attention, dense layers and shared experts cost every plan the same and are left out.
+is simulated; attention, dense layers and shared experts cost every plan the same and are left out, but for what attention takes
+longer where tokens are carried (see `engine.simulate.attention`).
 """
+
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -15,21 +18,21 @@ from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.events import EventLog, too_many
 from engine.simulate.exchanges import exchanges
 from engine.simulate.flows import all_to_all
-from engine.simulate.work import Work, work_of
+from engine.simulate.work import Work, works_of
 from engine.timeline import Timeline
 
 
 def simulate_inference(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched) -> Timeline:
     """The predicted timeline of a plan for one model, which must fit the problem."""
-    work = work_of(plan.placement, problem, plan.execution)
+    (work,) = works_of(plan, problem)
     log = EventLog(too_many(work.dispatch, work.combine))
     log_model(log, work, plan.send_order, problem.network, range(len(work.dispatch)), stop=stop, advance=advance)
-    return log.timeline(problem)
+    return log.timeline(problem, plan.travel)
 
 
 def sends_of_inference(plan: Plan, problem: Problem, before: Timeline, first: int, last: int) -> pd.DataFrame:
     """The events of layers first … last with every send, columns as in `Timeline.events`. before: the layers before them."""
-    work, log = work_of(plan.placement, problem, plan.execution), EventLog()
+    (work,), log = works_of(plan, problem), EventLog()
     log_model(log, work, plan.send_order, problem.network, range(first, last + 1), before.total)
     return log.frame()
 
@@ -45,32 +48,52 @@ def log_model(
     advance: Advance = unwatched,
 ) -> None:
     """Log these layers of one model's pass, which start at `now` seconds."""
+
+    def gather(kind: str, layer: int, traffic: np.ndarray) -> float:
+        return log.network(kind, layer, now, all_to_all("concurrent", None, traffic, network, np.array([stop()])))
+
     for layer, (dispatch, combine) in zip(layers, exchanges(work, order, network, layers, stop), strict=True):
+        if layer == 0 and work.prompt_gather is not None:
+            now = gather("prompt_gather", layer, work.prompt_gather)
+        if "attention" in work.compute:
+            now = log.compute("attention", layer, now, work.compute["attention"][layer])
         now = log.compute("gate", layer, now, work.compute["gate"][layer])
         now = log.network("dispatch", layer, now, dispatch)
         now = log.compute("ffn", layer, now, work.compute["ffn"][layer])
         now = log.network("combine", layer, now, combine)
         now = log.compute("aggregate", layer, now, work.compute["aggregate"][layer])
         if layer == len(work.dispatch) - 1 and work.gather is not None:
-            gather = all_to_all("concurrent", None, work.gather, network, np.array([stop()]))
-            log.network("all_gather", layer, now, gather)
+            gather("all_gather", layer, work.gather)
         advance((layer + 1 - layers.start) / len(layers))
 
 
 def bound_of_work(work: Work, network: Network, relayed: bool = False) -> np.ndarray:
     """float64[layer]: seconds below which no send order can bring this work: the steps' own maxima, with every all-to-all at
-    the time of its busiest port and one start-up. The all-gather counts to the last layer. relayed: GPUs of a node may send
-    for each other (two-tier orders), so that its ports count together; else every byte goes straight to its receiver."""
-    bound = network.relayed_bound if relayed else network.bound
+    the time of its busiest port and one start-up. All-gathers count to the first and last layer. relayed: GPUs of a node may
+    send for each other (two-tier orders), so that its ports count together; else every byte goes straight to its receiver."""
+    return least_of_work(work, network, Network.relayed_bound if relayed else Network.bound)
+
+
+def least_of_work(work: Work, network: Network, bound: Callable[[Network, np.ndarray], float]) -> np.ndarray:
+    """float64[layer]: seconds below which this work cannot be brought where `bound` says what no all-to-all (float64[src, dst]
+    bytes) on a network can undercut."""
     seconds = sum(step.max(axis=1) for step in work.compute.values())
-    seconds = seconds + [bound(out) + bound(back) for out, back in zip(work.dispatch, work.combine, strict=True)]
-    if work.gather is not None:
-        seconds[-1] += network.bound(work.gather)
+    seconds = seconds + sum(bounds_of_exchanges(work, network, kind, bound) for kind in ("dispatch", "combine"))
+    for layer, traffic in ((0, work.prompt_gather), (-1, work.gather)):
+        if traffic is not None:
+            seconds[layer] += network.bound(traffic)
     return seconds
+
+
+def bounds_of_exchanges(
+    work: Work, network: Network, exchange: str, bound: Callable[[Network, np.ndarray], float]
+) -> np.ndarray:
+    """float64[layer]: seconds that every dispatch or combine takes at the least, see `least_of_work`."""
+    return np.array([bound(*carried) for carried in work.carried(network, exchange)])
 
 
 def bound_of_inference(plan: Plan, problem: Problem, first: int, last: int, straight: bool = False) -> float:
     """Seconds below which no send order can bring the placement and execution of a plan for one model in layers first …
     last, both included, whoever relays for whom. straight: no order without relays, unless the plan's own has some."""
-    work = work_of(plan.placement, problem, plan.execution).stretch(first, last)
+    work = works_of(plan, problem)[0].stretch(first, last)
     return float(bound_of_work(work, problem.network, not straight or plan.send_order.mode == "two-tier").sum())

@@ -1,18 +1,20 @@
 """The figures of a plan, all from its timeline and its inputs, none from the optimiser that made it."""
 
+import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from engine.balance import Balance
 from engine.goal import Goal
-from engine.plan import Plan
+from engine.plan import Plan, Travel
 from engine.problem import Problem
 from engine.result import relative_gap
 from engine.simulate import bound_of_plan, simulate
 from engine.simulate.training.memory import step_state_bytes
-from engine.simulate.training.routing import route
-from engine.simulate.work import work_of
-from engine.timeline import Timeline, balancedness
+from engine.simulate.training.routing import Routing, route
+from engine.simulate.work import work_of, works_of
+from engine.timeline import Timeline
 from engine.units import seconds
 from engine.workload import digest_of
 
@@ -22,10 +24,13 @@ class Metrics:
     """total, order_bound, exposed_communication, seconds, latest: in seconds; memory: bytes on the fullest GPU; the rest
     shares.
 
-    order_bound: no send order can bring the plan's placement below it. bound: the optimiser's own proven bound over the
-    placements it chose from, None when the plan makes no claim. Of a training step, `order_bound` covers every schedule of
+    order_bound: no send order can bring the plan's placement below it. bound: what its optimiser claims of the
+    placements it chose from, None when the plan makes no claim or takes less itself: a file may say anything, and what it says
+    is not proven again. Of a training step, `order_bound` covers every schedule of
     its placement, `memory` is weights, gradients and momentum without activations, `seconds` are busy times by kind and
-    `decomposition` is `Timeline.decomposition`. exact, latest: of the timeline.
+    `decomposition` is `Timeline.decomposition`. exact, latest: of the timeline. balance: of the token
+    copies that every GPU takes in a layer; of two models the layers of both. rows: that a token sends away in the dispatch of
+    a layer, in the mean: to other nodes where there are several with links, else to other GPUs; None of a training step.
     """
 
     total: float
@@ -36,7 +41,7 @@ class Metrics:
     utilisation: float
     exposed_communication: float
     overlap: float
-    balancedness: float
+    balance: Balance
     kept_local: float
     memory: float
     phases: int
@@ -44,9 +49,18 @@ class Metrics:
     decomposition: dict[str, float] | None = None
     exact: bool = True
     latest: float | None = None
+    rows: float | None = None
+
+    @property
+    def balancedness(self) -> float:
+        """Mean over layers of mean / max GPU load (EPLB, vLLM, SGLang)."""
+        return self.balance.balancedness
 
     def to_dict(self) -> dict:
-        return asdict(self)
+        """Plain JSON; a gap above a bound of 0, which is infinite, is None."""
+        gaps = {"gap": self.gap, "order_gap": self.order_gap}
+        known = {name: None if gap is None or math.isinf(gap) else gap for name, gap in gaps.items()}
+        return asdict(self) | known | {"balancedness": self.balancedness, "balance": self.balance.to_dict()}
 
     @property
     def how_simulated(self) -> str:
@@ -67,14 +81,10 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> M
     timeline = simulate(plan, problem) if timeline is None else timeline
     if problem.goal is Goal.TRAINING:
         return _of_step(plan, problem, timeline)
-    if plan.execution == "vanilla":
-        dispatch = problem.traffic(plan.placement)
-    else:
-        dispatch = work_of(plan.placement, problem, plan.execution).dispatch
-    if plan.goal is Goal.TWO_MODELS:
-        dispatch = np.concatenate([dispatch, problem.second.traffic(plan.placement_b)])
+    problem = problem.as_planned(plan)
+    dispatch = _dispatch(plan, problem)
     everything, stays = dispatch.sum(), np.trace(dispatch, axis1=1, axis2=2).sum()
-    order_bound, bound = bound_of_plan(plan, problem), _own_bound(plan, problem)
+    order_bound, bound = bound_of_plan(plan, problem), _own_bound(plan, problem, timeline.total)
     return Metrics(
         total=timeline.total,
         order_bound=order_bound,
@@ -84,7 +94,7 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> M
         utilisation=timeline.utilisation,
         exposed_communication=timeline.exposed_communication(),
         overlap=timeline.overlap,
-        balancedness=float(balancedness(dispatch.sum(axis=1)).mean()),
+        balance=Balance.of(dispatch.sum(axis=1)),
         kept_local=float(stays / everything) if everything else 1.0,
         memory=float(problem.held_bytes(plan.placement, plan.placement_b).max()),
         phases=sum(
@@ -93,14 +103,63 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> M
         seconds=timeline.seconds_of_kind(),
         exact=timeline.exact,
         latest=timeline.latest,
+        rows=_rows_away(plan, problem),
     )
+
+
+def balance_of(plan: Plan, problem: Problem) -> Balance:
+    """`Metrics.balance` alone, which takes no simulation."""
+    if problem.goal is Goal.TRAINING:
+        return _balance_of_step(_routing(plan, problem))
+    return Balance.of(_dispatch(plan, problem.as_planned(plan)).sum(axis=1))
+
+
+def cross_node_share(plan: Plan, problem: Problem) -> float | None:
+    """Part of the token copies of a plan for inference that are dispatched to another node, 0 where there are none; None in
+    a cluster of one node."""
+    node = problem.cluster.node_of_gpu
+    if node.min() == node.max():
+        return None
+    dispatch = _dispatch(plan, problem.as_planned(plan)).sum(axis=0)
+    everything = dispatch.sum()
+    return float(dispatch[node[:, None] != node].sum() / everything) if everything else 0.0
+
+
+def _dispatch(plan: Plan, problem: Problem) -> np.ndarray:
+    """float64[layer, src, dst] bytes of every copy of a token, the diagonal is what stays; of two models the layers of both."""
+    if plan.execution == "vanilla":
+        dispatch = problem.copies_moved(plan.placement, plan.travel)
+    else:
+        dispatch = work_of(plan.placement, problem, plan.execution).dispatch
+    if plan.goal is Goal.TWO_MODELS:
+        dispatch = np.concatenate([dispatch, problem.second.copies_moved(plan.placement_b, plan.travel)])
+    return dispatch
+
+
+def _routing(plan: Plan, problem: Problem) -> Routing:
+    return route(problem, plan.placement, irregular=plan.overlap is not None and plan.overlap.irregular)
+
+
+def _balance_of_step(routing: Routing) -> Balance:
+    return Balance.of(np.nansum(routing.rows, axis=2))
+
+
+def _rows_away(plan: Plan, problem: Problem) -> float:
+    """See `Metrics.rows`, of both models together where there are two."""
+    rows = tokens = 0.0
+    for work, part in zip(works_of(plan, problem), (problem, problem.second), strict=False):
+        domain = part.stops.of_gpu
+        away = domain[:, None] != domain if part.stops.count > 1 else ~np.eye(len(domain), dtype=bool)
+        rows += float(work.dispatch.sum(axis=0)[away].sum()) / (plan.travel or Travel()).row_bytes(part.model)[0]
+        tokens += float(part.tokens_of_rank.sum())
+    return rows / tokens if tokens else 0.0
 
 
 def _of_step(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
     """The figures of a plan for a training step."""
-    routing = route(problem, plan.placement, irregular=plan.overlap is not None and plan.overlap.irregular)
+    routing = _routing(plan, problem)
     everything, stays = routing.traffic.sum(), np.trace(routing.traffic, axis1=1, axis2=2).sum()
-    order_bound, bound = bound_of_plan(plan, problem), _own_bound(plan, problem)
+    order_bound, bound = bound_of_plan(plan, problem), _own_bound(plan, problem, timeline.total)
     parts = timeline.decomposition()
     sent = parts["communication"] + parts["overlapped"]
     return Metrics(
@@ -112,7 +171,7 @@ def _of_step(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
         utilisation=timeline.utilisation,
         exposed_communication=parts["communication"],
         overlap=parts["overlapped"] / sent if sent else 0.0,
-        balancedness=float(balancedness(np.nansum(routing.rows, axis=2)).mean()),
+        balance=_balance_of_step(routing),
         kept_local=float(stays / everything) if everything else 1.0,
         memory=float(step_state_bytes(problem, plan.placement).max()),
         phases=0,
@@ -127,11 +186,16 @@ def speedup(baseline: float, seconds: float) -> float:
     return baseline / seconds if seconds else 1.0
 
 
-def _own_bound(plan: Plan, problem: Problem) -> float | None:
-    """The optimiser's bound, where it was proven for these inputs; on any others it proves nothing."""
-    return plan.claim.bound if plan.claim is not None and has_inputs_of(plan, problem, SCORED_ON) else None
+def _own_bound(plan: Plan, problem: Problem, total: float) -> float | None:
+    """The optimiser's bound as the plan claims it, where that is for these inputs: on any others it says nothing, and nothing
+    either where the plan itself is faster."""
+    if plan.claim is None or not has_inputs_of(plan, problem, SCORED_ON):
+        return None
+    return plan.claim.bound if plan.claim.bound <= total * (1 + CLAIM_ROUND_OFF) else None
 
 
+CLAIM_ROUND_OFF = 1e-6
+"""By which a bound may lie above the time of its own plan."""
 SCORED_ON = ("workload", "cluster", "model", "cost", "workload_b", "model_b", "step", "graph")
 """Roles of the inputs that a plan's simulated time depends on."""
 
@@ -139,7 +203,7 @@ SCORED_ON = ("workload", "cluster", "model", "cost", "workload_b", "model_b", "s
 def simulation_digest(plan: Plan, problem: Problem) -> str:
     """Of all that the simulated timeline of a plan depends on."""
     mine = input_digests(problem)
-    return digest_of("simulation", plan.id, *(mine.get(role, "") for role in SCORED_ON))
+    return digest_of("simulation 2", plan.id, *(mine.get(role, "") for role in SCORED_ON))
 
 
 def has_inputs_of(plan: Plan, problem: Problem, roles: tuple[str, ...]) -> bool:
@@ -161,6 +225,8 @@ def input_digests(problem: Problem) -> dict[str, str]:
     digests |= {f"workload_also_{index}": workload.digest for index, workload in enumerate(problem.others)}
     if problem.goal is Goal.TRAINING:
         digests["step"] = problem.step.digest
+    if problem.travel is not None:
+        digests["travel"] = problem.travel.digest
     if problem.graph is not None:
         digests["graph"] = problem.graph.digest
     if problem.in_use is not None:

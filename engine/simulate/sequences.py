@@ -10,6 +10,8 @@ import heapq
 import numpy as np
 from numba import njit
 
+from engine.simulate.fair_share import rate_at
+
 
 @njit(cache=True, nogil=True)
 def run(
@@ -19,22 +21,22 @@ def run(
     latency: np.ndarray,
     follower: np.ndarray,
     capacity: np.ndarray,
+    reached: np.ndarray,
     hurry: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(start, end), float64[send] seconds each, exact.
 
     source, sink: int64[send] ports, of which no source has two sends under way at once; size: float64[send] bytes; latency:
     float64[send] seconds; follower: int64[send], the send that begins when this one has ended, -1: none; a send that follows
-    none begins at 0. capacity: float64[port] bytes/s; hurry: bool[1], which another thread may set meanwhile: then some ends
-    are nan, for this cannot be hurried, only given up.
+    none begins at 0. capacity: float64[port] bytes/s; reached: `Network.share`; hurry: bool[1], which another thread may set
+    meanwhile: then some ends are nan, for this cannot be hurried, only given up.
     """
     sends = len(size)
     start, end, left, rate = np.zeros(sends), np.full(sends, np.nan), size.copy(), np.zeros(sends)
     follows = np.zeros(sends, dtype=np.bool_)
     follows[follower[follower >= 0]] = True
     # The sends that a receiver has under way are a list: its newest, and of every send the one before and after it.
-    newest = np.full(len(capacity), -1)
-    older, newer = np.full(sends, -1), np.full(sends, -1)
+    newest, older, newer = np.full(len(capacity), -1), np.full(sends, -1), np.full(sends, -1)
     since, version = np.zeros(len(capacity)), np.zeros(len(capacity), dtype=np.int64)
     # (moment, send that arrives or -1, receiver at which a send ends, its version when that was known)
     events = [(latency[send], send, sink[send], 0) for send in range(sends) if not follows[send]]
@@ -69,20 +71,21 @@ def run(
         since[port] = now
         version[port] += 1
         if newest[port] >= 0:
-            until = now + _fill(newest[port], older, source, left, rate, capacity, capacity[port])
+            until = now + _fill(newest[port], older, source, left, rate, capacity, port, reached)
             heapq.heappush(events, (until, -1, port, version[port]))
     return start, end
 
 
 @njit(cache=True, nogil=True)
-def _fill(newest, older, source, left, rate, capacity, room):
-    """Write the rates of the sends at a receiver of `room` bytes/s; returns the seconds until the first of them ends."""
+def _fill(newest, older, source, left, rate, capacity, sink, reached):
+    """Write the rates of the sends at a receiver; returns the seconds until the first of them ends."""
     open_sends = 0
     send = newest
     while send >= 0:
         rate[send] = np.inf
         open_sends += 1
         send = older[send]
+    room = rate_at(sink, open_sends, capacity, reached)
     while open_sends:
         share, slower = room / open_sends, 0
         send = newest

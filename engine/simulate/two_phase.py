@@ -15,6 +15,7 @@ asks for them, over a link of the device's own, and are forgotten after the laye
 a recording with several choices the first counts, which is the likeliest where the recorder kept the router's order.
 """
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -29,7 +30,7 @@ from engine.placement.popularity import most_popular, profile_paths
 from engine.problem import Problem
 from engine.result import Advance, Stop, never, unwatched
 from engine.simulate.flows import all_to_all
-from engine.simulate.two_phase_result import SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult
+from engine.simulate.two_phase_result import PAPER_SLOTS, SCHEMES, SchemeSeconds, TwoPhaseOptions, TwoPhaseResult
 from engine.workload import RoutingTrace
 
 
@@ -48,9 +49,9 @@ def two_phase(
     the recording is shorter than a batch or the path too long for its layers, and when the experts do not fit.
     """
     options = options or TwoPhaseOptions()
-    trace = _checked_trace(problem, profile, options)
+    options = replace(options, max_experts_per_device=device_slots(problem, options.max_experts_per_device))
+    trace, machine = _checked_trace(problem, profile, options), _Machine(problem, options)
     paths = profile_paths(profile.experts[:, :, 0], profile.num_experts, options.path_length)
-    machine = _Machine(problem, options)
     batches = trace.tokens // options.batch_tokens
     seconds = {scheme: np.zeros((3, batches, trace.layers)) for scheme in SCHEMES}
     tuned, same_set, same_order = np.zeros((3, batches, trace.layers), dtype=bool)
@@ -61,7 +62,7 @@ def two_phase(
             raise StoppedError("stopped before a batch was simulated")
         return TwoPhaseResult(
             options=options,
-            cost_source=problem.cost.source,
+            cost_source=problem.cost_source,
             schemes={scheme: SchemeSeconds(*parts[:, :done]) for scheme, parts in seconds.items()},
             fine_tuned=tuned[:done],
             same_set=same_set[:done],
@@ -93,6 +94,21 @@ def two_phase(
             seconds[scheme][:, batch, layer] = sum(steps.values()) + waiting, steps["all_to_all"], waiting
             window[scheme] = sum(steps.values()) - steps["gate"] + options.other_seconds
     return result_of_batches(batches)
+
+
+def device_slots(problem: Problem, wanted: int = 0) -> int:
+    """Experts that a device hosts in a layer, at most: as many as are wanted, or with 0 the paper's, or twice an even share if
+    that is more; never more than the memory of the smallest device holds. Raises InputError where that is less than an even
+    share."""
+    experts, even_share = problem.workload.num_experts, -(-problem.workload.num_experts // len(problem.cluster.gpus))
+    fits = problem.expert_slots_of_gpu()
+    tight = int(fits.argmin())
+    if fits[tight] < even_share:
+        raise InputError(
+            f"{experts} experts a layer do not fit: {problem.cluster.gpu_names[tight]} has memory for {fits[tight]} per layer, "
+            f"all GPUs together for {fits.sum()}; add GPUs or memory, or use a smaller dtype"
+        )
+    return min(wanted or max(PAPER_SLOTS, 2 * even_share), int(fits[tight]))
 
 
 def _checked_trace(problem: Problem, profile: RoutingTrace, options: TwoPhaseOptions) -> RoutingTrace:

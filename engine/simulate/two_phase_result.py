@@ -14,6 +14,8 @@ lina: both phases; without_estimation: scheduled from the actual choices at ever
 without_fine_tuning: the first phase only"""
 
 TAIL = 95
+PAPER_SLOTS = 4
+"""Experts on one device in a layer, at most, in the paper (§7.1), whose models have one expert for every device."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class TwoPhaseOptions:
     """Settings of Lina's scheduler and of the machine it runs on. Raises InputError for values that make no sense.
 
     path_length, top_k, max_experts_per_device: Lina's, with the paper's defaults (sections 5.2 and 7.1). The first
-        layer with a schedule of its own is number `path_length`, counted from 0
+        layer with a schedule of its own is number `path_length`, counted from 0. max_experts_per_device 0: see `device_slots`
     batch_tokens: recorded tokens in a batch, in the order of the recording; an incomplete last batch is left out
     copies: how many tokens of the batch each recorded token stands for, to reach a batch as large as a service has
     schedule_seconds, check_seconds: what the scheduler takes to make a hosting and make it known, and to find that
@@ -40,7 +42,7 @@ class TwoPhaseOptions:
 
     path_length: int = 3
     top_k: int = 1
-    max_experts_per_device: int = 4
+    max_experts_per_device: int = 0
     batch_tokens: int = 2048
     copies: float = 1.0
     schedule_seconds: float = 6.2e-3
@@ -55,9 +57,11 @@ class TwoPhaseOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("path_length", "top_k", "max_experts_per_device", "batch_tokens", "check_experts"):
+        for name in ("path_length", "top_k", "batch_tokens", "check_experts"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: {getattr(self, name)}; wanted at least 1")
+        if self.max_experts_per_device < 0:
+            raise InputError(f"max_experts_per_device: {self.max_experts_per_device}; wanted at least 0")
         for name in ("copies", "host_bandwidth"):
             if not 0 < getattr(self, name) < np.inf:
                 raise InputError(f"{name}: {getattr(self, name)}; wanted a positive number")

@@ -1,14 +1,17 @@
 """What one pass through a model's MoE layers asks of every GPU and of the network, under a placement."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from engine.cluster import Gpu
+from engine.communication.travel import rows_of_tokens, rows_to_all
 from engine.errors import InputError
-from engine.plan import Execution, Placement
+from engine.network import Network
+from engine.plan import Execution, Placement, Plan, Travel, TravelUnit
 from engine.problem import Problem
+from engine.simulate.attention import attention_excess
 from engine.workload import RoutingTrace
 
 
@@ -16,41 +19,76 @@ from engine.workload import RoutingTrace
 class Work:
     """dispatch, combine: float64[layer, src, dst] bytes, the diagonal is what stays
 
-    compute: by kind (gate, ffn, aggregate), float64[layer, gpu] seconds
-    gather: float64[src, dst] bytes of the all-gather after the last layer, None where there is none
+    compute: by kind (gate, ffn, aggregate, where tokens are carried also attention), float64[layer, gpu] seconds
+    gather: float64[src, dst] bytes of the all-gather after the last layer, hop by hop, None where there is none
+    unit: what gets one row of a token
+    prompt_gather: the same of the one before the first layer
     """
 
     dispatch: np.ndarray
     combine: np.ndarray
     compute: dict[str, np.ndarray]
     gather: np.ndarray | None = None
+    unit: TravelUnit = "copies"
+    prompt_gather: np.ndarray | None = None
+
+    def carrying(self, network: Network, exchange: str, layer: int) -> Network:
+        """The network as fast as it is in the dispatch or combine of a layer."""
+        return network.carrying(exchange, self.unit, getattr(self, exchange)[layer])
+
+    def carried(self, network: Network, exchange: str) -> Iterator[tuple[Network, np.ndarray]]:
+        """Of every layer the network as fast as it is then, and what it carries (float64[src, dst] bytes)."""
+        for layer, traffic in enumerate(getattr(self, exchange)):
+            yield self.carrying(network, exchange, layer), traffic
 
     def stretch(self, first: int, last: int) -> "Work":
         """The work of layers first … last, both included."""
         here = slice(first, last + 1)
         compute = {kind: step[here] for kind, step in self.compute.items()}
-        ends = last + 1 >= len(self.dispatch)
-        return Work(self.dispatch[here], self.combine[here], compute, self.gather if ends else None)
+        gather = self.gather if last + 1 >= len(self.dispatch) else None
+        prompt_gather = self.prompt_gather if first == 0 else None
+        return Work(self.dispatch[here], self.combine[here], compute, gather, self.unit, prompt_gather)
 
 
-def work_of(placement: Placement, problem: Problem, execution: Execution = "vanilla") -> Work:
-    """The work of one model. Raises InputError for a context-coherent pass of a workload without tokens."""
+def work_of(
+    placement: Placement, problem: Problem, execution: Execution = "vanilla", travel: Travel | None = None
+) -> Work:
+    """The work of one model. travel: None: every copy of a token on its own. Raises InputError for a context-coherent pass of a
+    workload without tokens."""
     if execution == "context-coherent":
-        return _context_coherent(placement, problem)
-    traffic, held = problem.traffic(placement), problem.tokens_of_rank
-    return Work(traffic, traffic.transpose(0, 2, 1), compute_seconds(placement, problem, held, held))
+        return _context_coherent(placement, problem, travel or Travel())
+    held, unit = problem.tokens_of_rank, (travel or Travel()).unit
+    compute = compute_seconds(placement, problem, held, held, travel)
+    return Work(*traffic_both_ways(placement, problem, travel), compute, unit=unit)
+
+
+def traffic_both_ways(placement: Placement, problem: Problem, travel: Travel | None) -> tuple[np.ndarray, np.ndarray]:
+    """float64[layer, src, dst] bytes of dispatch and of combine where tokens return to their rank after every layer."""
+    out, back = (travel or Travel()).row_bytes(problem.model)
+    dispatch = problem.traffic(placement, travel)
+    combine = dispatch.transpose(0, 2, 1)
+    return dispatch, combine if out == back else combine * (back / out)
+
+
+def works_of(plan: Plan, problem: Problem) -> tuple[Work, ...]:
+    """The work of every model of a plan, as it is executed."""
+    first = work_of(plan.placement, problem, plan.execution, plan.travel)
+    if plan.placement_b is None:
+        return (first,)
+    return first, work_of(plan.placement_b, problem.second, travel=plan.travel)
 
 
 def compute_seconds(
-    placement: Placement, problem: Problem, before: np.ndarray, after: np.ndarray
+    placement: Placement, problem: Problem, before: np.ndarray, after: np.ndarray, travel: Travel | None = None
 ) -> dict[str, np.ndarray]:
     """float64[layer, gpu] seconds of `gate`, `ffn` and `aggregate` under a placement.
 
-    before, after: float64[layer, gpu], the tokens that a GPU gates and those that it aggregates.
+    before, after: float64[layer, gpu], the tokens that a GPU gates and those that it aggregates; travel: says which copies of
+    an expert serve them, None: all alike.
     """
     cost, model = problem.cost, problem.model
     layer, expert, host = np.nonzero(placement.share)
-    tokens = problem.demand.sum(axis=1)[layer, expert] * placement.share[layer, expert, host]
+    tokens = problem.served(placement, travel)[layer, expert, host]
     seconds = {kind: np.zeros(before.shape) for kind in ("gate", "ffn", "aggregate")}
     for gpu, ranks in _ranks_of_kinds(problem.cluster.gpus):
         mine = np.isin(host, ranks)
@@ -83,11 +121,11 @@ def carriers(trace: RoutingTrace, placement: Placement, ranks: int) -> np.ndarra
     return carrier
 
 
-def _context_coherent(placement: Placement, problem: Problem) -> Work:
+def _context_coherent(placement: Placement, problem: Problem, travel: Travel) -> Work:
     """Tokens hop from carrier to carrier; with more than one expert a token the others' outputs are combined there.
 
-    Top-1 has no second all-to-all at all. At the end every GPU gives the tokens it carries to all others (ExFlow
-    §IV-A, Table I: G·N tokens).
+    Top-1 has no second all-to-all at all. Before the first layer every GPU gives the tokens of its prompts to all others, and
+    after the last one those that it carries (ExFlow §IV-A; Table I counts the second, G·N tokens to G GPUs).
     """
     trace, gpus = problem.workload, len(problem.cluster.gpus)
     if not isinstance(trace, RoutingTrace):
@@ -95,19 +133,24 @@ def _context_coherent(placement: Placement, problem: Problem) -> Work:
             f"context-coherent execution follows every token from layer to layer, but {trace.name} has no tokens; use "
             "a routing log"
         )
-    home, carrier = placement.gpu_of_expert, carriers(trace, placement, gpus)
-    copies, held = np.zeros((2, trace.layers, gpus * gpus)), np.zeros((2, trace.layers, gpus))
+    carrier = carriers(trace, placement, gpus)
+    rows, held = np.zeros((2, trace.layers, gpus, gpus)), np.zeros((2, trace.layers, gpus))
     routed = (trace.experts >= 0).sum(axis=2)
+    real = routed.any(axis=1)
     for layer in range(trace.layers):
-        chosen = trace.experts[:, layer, :].astype(np.int64)
-        token, rank = np.nonzero(chosen >= 0)
-        host = home[layer, chosen[token, rank]]
-        copies[0, layer] = np.bincount(carrier[layer, token] * gpus + host, minlength=gpus * gpus)
-        copies[1, layer] = np.bincount(host * gpus + carrier[layer + 1, token], minlength=gpus * gpus)
+        hosts = placement.hosts(layer, trace.experts[:, layer])
+        rows[0, layer] = rows_of_tokens(hosts, carrier[layer], problem.stops, travel.unit)
+        rows[1, layer] = rows_of_tokens(hosts, carrier[layer + 1], problem.stops, travel.unit).T
         # As in a vanilla pass, padding is no token, and one with half of its choices counts half.
         for side in range(2):
             held[side, layer] = np.bincount(carrier[layer + side], routed[:, layer] / trace.k, gpus)
-    bytes_moved = copies.reshape(2, trace.layers, gpus, gpus) * problem.model.bytes_per_token
-    left = np.bincount(carrier[-1][routed.any(axis=1)], minlength=gpus)
-    gather = np.repeat(left[:, None] * problem.model.bytes_per_token, gpus, axis=1)
-    return Work(bytes_moved[0], bytes_moved[1], compute_seconds(placement, problem, *held), gather)
+    out, back = travel.row_bytes(problem.model)
+    prompt_gather, gather = (
+        rows_to_all(np.bincount(holder[real], minlength=gpus), problem.stops) * problem.model.bytes_per_token
+        for holder in (carrier[0], carrier[-1])
+    )
+    compute = compute_seconds(placement, problem, *held)
+    if problem.runs_attention:
+        carried = np.array([np.bincount(holder[real], minlength=gpus) for holder in carrier[:-1]], dtype=np.float64)
+        compute["attention"] = attention_excess(problem, carried)
+    return Work(rows[0] * out, rows[1] * back, compute, gather, travel.unit, prompt_gather)

@@ -8,7 +8,10 @@ from engine.errors import InputError
 from engine.placement.affinity.kernel import AffinityInstance, affinity
 from engine.result import Result, Stop
 from engine.schema import Frozen
-from engine.solve.instance import Face, Options
+from engine.solve.instance import Face, Options, require_at_most
+
+MOST_EXPERTS, MOST_COUNTS = 2048, 2**22
+"""With more, one assignment of a layer, or to count hops, takes longer than an answer may be late."""
 
 
 class AffinityProblem(Frozen):
@@ -25,6 +28,8 @@ def _affinity(problem: AffinityProblem, options: Options, stop: Stop) -> tuple[R
     experts = len(counts[0]) if counts else 0
     if not experts:
         raise InputError("transitions must have a matrix of counts for every pair of neighbouring layers, but is empty")
+    require_at_most(MOST_EXPERTS, experts=experts)
+    require_at_most(MOST_COUNTS, transitions=len(counts), experts=experts, experts_of_the_next_layer=experts)
     for layer, count in enumerate(counts):
         if len(count) != experts or any(len(row) != experts for row in count):
             raise InputError(f"transitions, layer {layer} must have {experts} rows of {experts} counts")

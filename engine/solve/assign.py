@@ -8,7 +8,10 @@ from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.result import Result, Stop
 from engine.schema import Frozen
-from engine.solve.instance import Face, Options, matrix
+from engine.solve.instance import Face, Options, matrix, require_at_most
+
+MOST_EXPERTS = 2048
+"""With more, tables of them take longer to be sorted than an answer may be late."""
 
 
 class AssignInstance(Frozen):
@@ -18,6 +21,7 @@ class AssignInstance(Frozen):
 
 
 def _assign(instance: AssignInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
+    require_at_most(MOST_EXPERTS, experts=len(instance.tokens))
     tokens = matrix(instance.tokens, "tokens")
     gpus, experts = tokens.shape
     if gpus != experts:

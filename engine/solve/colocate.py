@@ -9,7 +9,12 @@ from engine.placement.colocation.heterogeneous import colocate_heterogeneous
 from engine.placement.colocation.pairs import colocate
 from engine.result import Result, Stop
 from engine.schema import Frozen
-from engine.solve.instance import Face, Options, matrix
+from engine.solve.instance import Face, Options, matrix, require_at_most
+
+MOST_EXPERTS = 2048
+"""With more, tables of their pairs take longer to be sorted than an answer may be late."""
+MOST_GPUS = 128
+"""The same of tables of GPUs and pairs."""
 
 
 class ColocateInstance(Frozen):
@@ -25,6 +30,7 @@ class ColocateHeterogeneousInstance(Frozen):
 
 def _colocate(instance: ColocateInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
     experts = len(instance.send_a)
+    require_at_most(MOST_EXPERTS, experts=experts)
     for name in ("recv_a", "send_b", "recv_b"):
         if len(getattr(instance, name)) != experts:
             raise InputError(f"send_a has {experts} experts, but {name} has {len(getattr(instance, name))}")
@@ -37,6 +43,7 @@ def _colocate(instance: ColocateInstance, options: Options, stop: Stop) -> tuple
 def _colocate_heterogeneous(
     instance: ColocateHeterogeneousInstance, options: Options, stop: Stop
 ) -> tuple[Result, dict[str, Any]]:
+    require_at_most(MOST_GPUS, GPUs=len(instance.cost))
     slices = [matrix(rows, f"cost of GPU {gpu}") for gpu, rows in enumerate(instance.cost)]
     for gpu, cost_of_gpu in enumerate(slices):
         if cost_of_gpu.shape != (len(slices), len(slices)):

@@ -8,7 +8,10 @@ from engine.communication.order import order
 from engine.plan import Schedule
 from engine.result import Result, Stop
 from engine.schema import Frozen
-from engine.solve.instance import Face, Options, matrix
+from engine.solve.instance import Face, Options, matrix, require_at_most
+
+MOST_GPUS = 1024
+"""With more, to list what every pair sends would take longer than the two seconds that an answer may be late."""
 
 
 class OrderInstance(Frozen):
@@ -18,6 +21,7 @@ class OrderInstance(Frozen):
 
 
 def _order(instance: OrderInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
+    require_at_most(MOST_GPUS, GPUs=len(instance.traffic))
     traffic = matrix(instance.traffic, "traffic")
     rates = instance.bandwidth
     bandwidth = np.full(len(traffic), rates) if isinstance(rates, float) else np.array(rates)

@@ -12,7 +12,10 @@ from engine.overlap.partition_axes import AxisConstraint, AxisProblem, count_axe
 from engine.overlap.stage_pipeline import ChainInstance
 from engine.result import Result, Status, Stop
 from engine.schema import Frozen
-from engine.solve.instance import Face, Options
+from engine.solve.instance import Face, Options, require_at_most
+
+MOST_TIMES, MOST_NUMBERS = 2**20, 2**19
+"""Times of a chain, and axes in all combinations that are allowed, which are read and laid out within a second."""
 
 
 class Op(Frozen):
@@ -29,6 +32,7 @@ class PartitionInstance(Frozen):
 
 def _partition(instance: PartitionInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
     parts = len(instance.ops[0].times)
+    require_at_most(MOST_TIMES, operators=len(instance.ops), numbers_of_parts=parts)
     for number, op in enumerate(instance.ops):
         if len(op.times) != parts:
             raise InputError(f"operator {number} has {len(op.times)} times, the first one {parts}; wanted equally many")
@@ -61,6 +65,9 @@ class PartitionAxesInstance(Frozen):
 
 def _partition_axes(instance: PartitionAxesInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
     start = time.perf_counter()
+    listed = sum(len(constraint.tensors) * len(constraint.allowed) for constraint in instance.constraints)
+    require_at_most(MOST_NUMBERS, axes_in_combinations=listed)
+    require_at_most(MOST_NUMBERS, axes_of_tensors=sum(map(len, instance.domains.values())))
     problem = AxisProblem(
         instance.domains,
         [AxisConstraint(constraint.tensors, constraint.allowed) for constraint in instance.constraints],

@@ -9,10 +9,13 @@ from engine.schema import Frozen
 from engine.simulate.priority import NetworkSchedule, schedule_network
 from engine.solve.instance import Face, Options
 
+MOST = 20_000
+"""Operations of a kind, which are simulated within a second or two."""
+
 
 class PriorityInstance(Frozen):
-    alltoall: tuple[tuple[float, float], ...]
-    allreduce: tuple[tuple[float, float], ...]
+    alltoall: tuple[tuple[float, float], ...] = Field(max_length=MOST)
+    allreduce: tuple[tuple[float, float], ...] = Field(max_length=MOST)
     micro_op: float | None = Field(default=None, gt=0)
     overhead: float = Field(default=0, ge=0)
     policy: Literal["priority", "fair", "fifo"] = "priority"

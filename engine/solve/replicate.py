@@ -9,10 +9,12 @@ from engine.errors import InputError
 from engine.placement.replication import Algorithm, ReplicationInstance, Split, balancedness, replicate
 from engine.result import Result, Stop
 from engine.schema import Frozen
-from engine.solve.instance import Face, Options, matrix
+from engine.solve.instance import Face, Options, matrix, require_at_most
 
 MOST = 100_000
 """GPUs or slots beyond any cluster: a slip of the keyboard is answered before it takes all memory."""
+MOST_WORK = 2**28
+"""Replicas are dealt slot by slot over all layers, experts and GPUs, which nothing stops: up to here within a second."""
 
 Table = tuple[tuple[float, ...], ...]
 
@@ -42,6 +44,10 @@ def _replicate(request: ReplicateInstance, options: Options, stop: Stop) -> tupl
         if len({table.shape for table in tables}) != 1:
             raise InputError("loads must hold at least one table [layer][expert], all with the same layers and experts")
         loads = np.stack(tables)
+    count, layers, experts = loads.shape
+    require_at_most(MOST_WORK, loads=count, layers=layers, experts=experts, slots=request.slots)
+    require_at_most(MOST_WORK, loads=count, layers=layers, GPUs=request.gpus, slots=request.slots)
+    require_at_most(MOST_WORK, layers=layers, experts=experts, GPUs=request.gpus)
     instance = ReplicationInstance(
         loads,
         request.slots,

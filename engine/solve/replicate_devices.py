@@ -5,10 +5,14 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from engine.errors import InputError
 from engine.placement.devices.kernel import replicate_devices
 from engine.result import Result, Stop
 from engine.schema import Frozen
 from engine.solve.instance import Face, Options
+
+MOST_SLOTS = 65_536
+"""Which can be dealt within a second."""
 
 
 class ReplicateDevicesInstance(Frozen):
@@ -21,6 +25,12 @@ class ReplicateDevicesInstance(Frozen):
 def _replicate_devices(
     instance: ReplicateDevicesInstance, options: Options, stop: Stop
 ) -> tuple[Result, dict[str, Any]]:
+    slots = instance.devices * min(instance.max_experts_per_device, len(instance.popularity))
+    if slots > MOST_SLOTS:
+        raise InputError(
+            f"{instance.devices} devices with up to {slots // instance.devices} experts each have {slots} slots; at most "
+            f"{MOST_SLOTS} are filled"
+        )
     result = replicate_devices(
         np.array(instance.popularity),
         instance.devices,

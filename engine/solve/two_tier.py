@@ -11,8 +11,11 @@ from engine.errors import InputError
 from engine.network import Network
 from engine.result import Result, Stop
 from engine.schema import Frozen
-from engine.solve.instance import Face, Options, matrix
-from engine.solve.order import phases
+from engine.solve.instance import Face, Options, matrix, require_at_most
+from engine.solve.order import MOST_GPUS, phases
+
+MOST_PAIRS = 2**14
+"""Of nodes: for more, to list what every pair does takes longer than an answer may be late."""
 
 
 class TwoTierInstance(Frozen):
@@ -25,8 +28,11 @@ class TwoTierInstance(Frozen):
 
 
 def _two_tier(instance: TwoTierInstance, options: Options, stop: Stop) -> tuple[Result, dict[str, Any]]:
+    require_at_most(MOST_GPUS, GPUs=len(instance.traffic))
     traffic = matrix(instance.traffic, "traffic")
     network = _network(instance, len(traffic))
+    nodes = int(network.node.max()) + 1
+    require_at_most(MOST_PAIRS, nodes=nodes, other_nodes=nodes)
     result = two_tier(traffic, network, stop)
     steps, node = Steps.of(result.solution, traffic, network), network.node
     renamed = {name: node[getattr(result.solution, name)] for name in ("src", "dst")}

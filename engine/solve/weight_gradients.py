@@ -11,7 +11,7 @@ from engine.result import Result, Stop
 from engine.schema import Frozen
 from engine.solve.instance import Face, Options
 
-MOST = 4096
+MOST = 1024
 """All-to-alls or dW beyond any model: a slip of the keyboard is answered before it takes all memory."""
 
 

@@ -1,39 +1,56 @@
 """The team's database: SQLite in the data folder, or what DATABASE_URL names (PostgreSQL)."""
 
 import os
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.util.exc import CommandError
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    DBAPIError,
+    InterfaceError,
+    InternalError,
+    NoSuchModuleError,
+    OperationalError,
+)
 
 from engine.errors import InputError
-from engine.store.files import data_folder
+from engine.files import PRIVATE_FILE
+from engine.store.files import data_folder, scratch
 
 FILE, URL = "switchyard.db", "DATABASE_URL"
 PATIENCE = 20
-"""Seconds for which a writer waits for another one, and a connection for its server."""
+"""Seconds for which a writer waits for another one."""
+ANSWERS_WITHIN = 5
+"""Seconds for which a connection waits for its server, a new one as well as one whose server fell silent: pages wait too."""
 
 _LOCK = 7_283_411
 """Of PostgreSQL's advisory locks, the one that a migration holds: any number that is always the same."""
 
 
+class LostError(InputError):
+    """The database does not answer, now: what was asked of it can be asked again."""
+
+
 class Database:
     """A database at the newest version of the tables; made or upgraded when opened.
 
-    Raises InputError when it cannot be reached, or was made by a newer Switchyard.
+    version: another one of `migrations`, for a backup of its time. Raises InputError when the database cannot be reached, or
+    was made by a newer Switchyard.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, version: str = "head") -> None:
         self._engine = _engine_of(url)
         with _explained(self._engine), self._engine.connect() as connection:
-            self._upgrade(connection)
+            self._upgrade(connection, version)
 
     @property
     def address(self) -> str:
@@ -54,10 +71,24 @@ class Database:
             with connection.begin():
                 yield connection
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A connection that sees one state of the database however long it takes, and holds nobody up meanwhile."""
+        if self._engine.dialect.name == "sqlite":
+            with _explained(self._engine), _copied(self._engine) as copy, copy.connect() as connection:
+                yield connection
+        else:
+            options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+            with _explained(self._engine), self._engine.connect() as connection:
+                connection = connection.execution_options(**options)
+                with connection.begin():
+                    connection.execute(text("select 1"))  # what it sees is settled by the first that it asks
+                    yield connection
+
     def close(self) -> None:
         self._engine.dispose()
 
-    def _upgrade(self, connection: Connection) -> None:
+    def _upgrade(self, connection: Connection, version: str) -> None:
         connection = connection.execution_options(writes=True)
         with connection.begin():
             if connection.dialect.name == "postgresql":
@@ -67,7 +98,7 @@ class Database:
             config.set_main_option("script_location", str(scripts).replace("%", "%%"))
             config.attributes["connection"] = connection
             try:
-                command.upgrade(config, "head")
+                command.upgrade(config, version)
             except CommandError as error:
                 raise InputError(
                     f"the database was made by a newer Switchyard ({error}); use that version or another database"
@@ -76,7 +107,26 @@ class Database:
 
 def database() -> Database:
     """The database that the environment names, opened once per process."""
-    return _opened(os.environ.get(URL) or f"sqlite:///{data_folder() / FILE}")
+    return _opened(address())
+
+
+def address() -> str:
+    """The address of the database that the environment names, with its password."""
+    return os.environ.get(URL) or f"sqlite:///{data_folder() / FILE}"
+
+
+def ask() -> str:
+    """Which database the environment names, without its password, if it answers; it is neither made nor upgraded. Raises
+    InputError when it does not."""
+    engine = _engine_of(address())
+    try:
+        made = engine.dialect.name != "sqlite" or Path(engine.url.database or "").exists()
+        if made:
+            with _explained(engine), engine.connect() as connection:
+                inspect(connection).get_table_names()
+    finally:
+        engine.dispose()
+    return engine.url.render_as_string(hide_password=True)
 
 
 @lru_cache(maxsize=4)
@@ -95,18 +145,30 @@ def _engine_of(url: str) -> Engine:
             )
         if parsed.get_backend_name() == "sqlite":
             engine = create_engine(parsed, connect_args={"timeout": PATIENCE})
+            event.listen(engine, "do_connect", _make_private)
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
             return engine
-        return create_engine(parsed, connect_args={"connect_timeout": PATIENCE}, pool_pre_ping=True)
+        # A server whose machine vanished says nothing, and the system would wait for a quarter of an hour.
+        waits = {"connect_timeout": ANSWERS_WITHIN, "tcp_user_timeout": ANSWERS_WITHIN * 1000}
+        return create_engine(parsed, connect_args=waits, pool_pre_ping=True)
     except (ArgumentError, NoSuchModuleError):
         raise InputError(f"{URL} is not the address of a database (postgresql://user:password@host/name)") from None
+
+
+def _make_private(dialect, record, arguments: tuple, options: dict) -> None:
+    """Let SQLite find a file that nobody but its owner can read; the ones beside it become like it."""
+    path = arguments[0]
+    with suppress(OSError):  # which SQLite says in its own words
+        if path != ":memory:":
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
 
 
 def _prepare_sqlite(connection, record) -> None:
     # The driver must not begin transactions by itself, which it does too late: `_begin_sqlite` does.
     connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "foreign_keys=ON", "synchronous=NORMAL"):
+    # With synchronous=NORMAL a power cut would take back what people were told is saved.
+    for pragma in ("journal_mode=WAL", "foreign_keys=ON", "synchronous=FULL"):
         connection.execute(f"PRAGMA {pragma}")
 
 
@@ -117,14 +179,34 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 @contextmanager
+def _copied(engine: Engine) -> Iterator[Engine]:
+    """A copy of an SQLite database by its online backup, which goes on while others write, for as long as it is needed."""
+    with scratch() as folder:
+        copied = folder / FILE
+        try:
+            with closing(sqlite3.connect(copied)) as into, engine.connect() as connection:
+                connection.connection.driver_connection.backup(into)
+        except sqlite3.Error as error:
+            raise InputError(f"the database cannot be copied to {folder}: {error}") from None
+        copy = create_engine(f"sqlite:///{copied}")
+        try:
+            yield copy
+        finally:
+            copy.dispose()
+
+
+@contextmanager
 def _explained(engine: Engine) -> Iterator[None]:
     """Turn what a database says into a line for people; a broken rule of ours is a bug and stays what it is."""
     try:
         yield
     except DBAPIError as error:
-        kind = type(error.orig).__name__
-        if kind not in ("OperationalError", "DatabaseError", "InterfaceError", "DiskFull", "ReadOnlySqlTransaction"):
+        # What drivers raise for a database that is gone, going, full or read-only has many names under these classes.
+        if (
+            not isinstance(error, OperationalError | InterfaceError | InternalError)
+            and type(error) is not DatabaseError
+        ):
             raise
         said = " ".join(str(error.orig).split())[:200]
         where = engine.url.render_as_string(hide_password=True)
-        raise InputError(f"the database {where} does not answer: {said}") from None
+        raise LostError(f"the database {where} does not answer: {said}") from None

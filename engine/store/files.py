@@ -1,51 +1,76 @@
 """The data folder: recordings by digest, jobs, runs. `SWITCHYARD_DATA` says where; nothing is written outside it."""
 
+import hashlib
 import json
 import os
 import re
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import numpy as np
 import pandas as pd
+from filelock import FileLock
 
 from engine.errors import InputError
-from engine.files import write_atomically
+from engine.files import PRIVATE, PRIVATE_FILE, make_folder, open_atomically, write_atomically
+from engine.finding import Origin
 from engine.formats.source import one_clear_line
 from engine.schema import Frozen
 from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline
-from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
+from engine.workload import Workload
 
 Document = TypeVar("Document", bound=Frozen)
+VERSION = 1
+"""Of the arrays in which a recording is kept. Raise it when one is renamed or means something else, and let `load_workload`
+mend the older ones. Those of the first release have none."""
 CATEGORIES = {"stream": STREAMS, "kind": KINDS}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_TOUCHED_AFTER = 12 * 3600.0
+"""Seconds after which a file that is used is marked as used."""
+_PATIENCE = 20.0
+"""Seconds for which who stores a session waits for others."""
 
 
 def data_folder() -> Path:
-    """The folder from SWITCHYARD_DATA, or `.switchyard` in the project's root; made if missing."""
+    """The folder from SWITCHYARD_DATA, or `.switchyard` in the project's root; made if missing, and its owner's alone, as
+    whoever can read the name of a session can open it."""
     folder = Path(os.environ.get("SWITCHYARD_DATA") or Path(__file__).parents[2] / ".switchyard").resolve()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        about = folder.stat()
     except OSError as error:
         raise InputError(f"the data folder {folder} cannot be made ({error.strerror}); set SWITCHYARD_DATA") from None
+    open_to_others = stat.S_IMODE(about.st_mode) & ~PRIVATE
+    if open_to_others and about.st_uid == os.geteuid() and not about.st_mode & stat.S_ISVTX:  # as /tmp has
+        with suppress(OSError):  # of a volume that is mounted to be read
+            folder.chmod(PRIVATE)
     return folder
 
 
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder in the data folder for as long as something is being read."""
+    with _writing(where := data_folder()):
+        folder = tempfile.TemporaryDirectory(dir=where, prefix="reading-", ignore_cleanup_errors=True)
+    with folder as path:
+        yield Path(path)
+
+
 def save_workload(workload: Workload) -> str:
-    """Keep a recording under its digest and return the digest."""
+    """Keep a recording under its digest and return the digest. One that is there counts as used now."""
     path = _path(workload.digest)
-    if not path.exists():
+    if not _used_now(path):
         parts = {field.name: getattr(workload, field.name) for field in fields(workload)}
+        parts["origin"] = workload.origin and workload.origin.model_dump_json()
         arrays = {name: np.asarray(value) for name, value in parts.items() if value is not None}
-        partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")  # several sessions may save the same at once
-        with _writing(path.parent):
-            with partial.open("wb") as file:
-                np.savez(file, kind=np.asarray(type(workload).__name__), **arrays)
-            partial.replace(path)
+        with _writing(path.parent), open_atomically(path) as file:
+            np.savez(file, version=np.asarray(VERSION), kind=np.asarray(type(workload).__name__), **arrays)
     return workload.digest
 
 
@@ -61,20 +86,32 @@ def load_workload(digest: str) -> Workload:
         raise InputError("this recording is no longer in the data folder; upload it again")
     with one_clear_line(path), np.load(path, allow_pickle=False) as file:
         parts = dict(file)
-    kind, name = str(parts["kind"]), str(parts["name"])
-    if kind == "RoutingTrace":
-        return RoutingTrace(
-            name, parts["experts"], int(parts["num_experts"]), parts.get("sequence"), parts.get("source_rank")
-        )
-    if kind == "ExpertLoad":
-        return ExpertLoad(name, parts["load"], tuple(parts["model_layers"].tolist()))
-    return TrafficMatrix(name, parts["bytes"], float(parts["bytes_per_token"]))
+        if int(parts.pop("version", 1)) > VERSION:
+            raise InputError(f"the recording in {path} was kept by a later version of Switchyard; use that one")
+        try:
+            kind = _WORKLOADS[str(parts.pop("kind"))]
+            for field, read in _NOT_ARRAYS.items():
+                if field in parts:
+                    parts[field] = read(parts[field])
+            return kind(**parts)
+        except (LookupError, TypeError, AttributeError):
+            raise ValueError("it is no recording") from None
+
+
+_WORKLOADS = {kind.__name__: kind for kind in get_args(Workload)}
+_NOT_ARRAYS: dict[str, Callable[[np.ndarray], object]] = {
+    "name": str,
+    "num_experts": int,
+    "bytes_per_token": float,
+    "model_layers": lambda layers: tuple(layers.tolist()),
+    "origin": lambda text: Origin.model_validate_json(str(text)),
+}
+"""Fields of workloads that are no arrays, and how they are had from one."""
 
 
 def save_timeline(key: str, timeline: Timeline) -> None:
     """Keep a simulated timeline under a digest of all that it depends on."""
     path = _path(key, "timelines")
-    partial = path.with_suffix(f".{os.getpid()}.partial")
     about = {
         "resources": timeline.resources,
         "source": timeline.source,
@@ -87,10 +124,8 @@ def save_timeline(key: str, timeline: Timeline) -> None:
     columns = {name: timeline.events[name] for name in COLUMNS}
     for name in CATEGORIES:
         columns[name] = columns[name].cat.codes
-    with _writing(path.parent):
-        with partial.open("wb") as file:
-            np.savez_compressed(file, about=np.asarray(json.dumps(about)), **columns)
-        partial.replace(path)
+    with _writing(path.parent), open_atomically(path) as file:
+        np.savez_compressed(file, about=np.asarray(json.dumps(about)), **columns)
 
 
 def load_timeline(key: str) -> Timeline | None:
@@ -102,13 +137,13 @@ def load_timeline(key: str) -> Timeline | None:
     try:
         with one_clear_line(path), np.load(path, allow_pickle=False) as file:
             parts = dict(file)
-    except InputError:
+        about = json.loads(str(parts.pop("about")))
+        for name, categories in CATEGORIES.items():
+            parts[name] = pd.Categorical.from_codes(parts[name], categories=list(categories))
+        about |= {name: about[name] and tuple(about[name]) for name in ("resources", "labels")}
+        return Timeline(events=pd.DataFrame({name: parts[name] for name in COLUMNS}), **about)
+    except (ValueError, LookupError, TypeError):  # an InputError too
         return None
-    about = json.loads(str(parts.pop("about")))
-    for name, categories in CATEGORIES.items():
-        parts[name] = pd.Categorical.from_codes(parts[name], categories=list(categories))
-    about |= {name: about[name] and tuple(about[name]) for name in ("resources", "labels")}
-    return Timeline(events=pd.DataFrame({name: parts[name] for name in COLUMNS}), **about)
 
 
 def save_document(document: Frozen) -> str:
@@ -124,7 +159,26 @@ def load_document(kind: type[Document], digest: str) -> Document:
     path = data_folder() / "documents" / f"{digest}.json"
     if not _DIGEST.fullmatch(digest) or not path.exists():
         raise InputError(f"the {kind.__name__} of this plan is not in the data folder")
-    return kind.from_json(path.read_bytes(), path.name)
+    with one_clear_line(path):
+        return kind.from_json(path.read_bytes(), path.name)
+
+
+def save_config(path: Path) -> str:
+    """Keep a model's `config.json` under the digest of its content and return the digest."""
+    content = path.read_text(encoding="utf-8")
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    kept = data_folder() / "configs" / f"{digest}.json"
+    with _writing(kept.parent):
+        write_atomically(kept, content)
+    return digest
+
+
+def config_path(digest: str) -> Path:
+    """The file that `save_config` kept; InputError when the data folder does not have it."""
+    path = data_folder() / "configs" / f"{digest}.json"
+    if not _DIGEST.fullmatch(digest) or not path.exists():
+        raise InputError("the config.json of this model is no longer in the data folder; upload it again")
+    return path
 
 
 def save_session(token: str, text: str) -> None:
@@ -135,20 +189,57 @@ def save_session(token: str, text: str) -> None:
 
 
 def load_session(token: str) -> str | None:
-    """The text kept for a session, as it was saved unless it was damaged since; None: none was."""
+    """The text kept for a session, as it was saved unless it was damaged since; None: none was. It counts as used now.
+    Raises InputError where the file is there and cannot be read."""
     path = _session(token)
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+    _used_now(path)
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"the session in {path} cannot be read ({error.strerror or error})") from None
+
+
+def session_written(token: str) -> tuple[int, int] | None:
+    """Two numbers that change whenever a session is saved; None: none was."""
+    try:
+        about = _session(token).stat()
+    except OSError:
+        return None
+    return about.st_mtime_ns, about.st_ino
+
+
+@contextmanager
+def alone_with_sessions() -> Iterator[None]:
+    """Nobody else saves a session meanwhile, in whichever studio: for whoever looks at one before they replace it."""
+    with _writing(folder := data_folder()), FileLock(folder / "sessions.lock", _PATIENCE, PRIVATE_FILE):
+        yield
+
+
+def _used_now(path: Path) -> bool:
+    """Whether there is such a file; if so, its age begins anew (see `engine.upkeep.retention`). Twice a day is enough: other
+    tabs take a session that was touched for one that was saved, and look at it."""
+    try:
+        if time.time() - path.stat().st_mtime > _TOUCHED_AFTER:
+            os.utime(path)
+    except FileNotFoundError:
+        return False
+    except OSError:  # a disk that is read-only, or somebody else's file
+        return path.exists()
+    return True
 
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     """Make `folder`, and turn a full disk or a missing permission into an InputError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         yield
     except OSError as error:
         raise InputError(
-            f"the data folder {folder} cannot be written ({error.strerror}); set SWITCHYARD_DATA"
+            f"the data folder {folder} cannot be written ({error.strerror or error}); make room there, or set "
+            "SWITCHYARD_DATA to another one"
         ) from None
 
 

@@ -8,7 +8,7 @@ from engine.costs import choice as cost_choice
 from engine.goal import Goal
 from engine.model import MoEModel
 from engine.overlap.operator_graph import OperatorGraph
-from engine.plan import Placement
+from engine.plan import Placement, Travel
 from engine.problem import Problem, make_problem
 from engine.schema import Frozen
 from engine.store.files import load_workload, save_document, save_workload
@@ -45,7 +45,7 @@ def problem_arguments(problem: Problem) -> dict[str, Any]:
     }
     if problem.goal is Goal.TWO_MODELS:
         arguments["second"] = {"workload": problem.second.workload.digest, "model": _json(problem.second.model)}
-    for role in ("in_use", "step", "graph"):
+    for role in ("in_use", "step", "graph", "travel"):
         if (document := getattr(problem, role)) is not None:
             arguments[role] = _json(document)
     return arguments
@@ -57,7 +57,9 @@ def _json(document: Frozen) -> dict[str, Any]:
 
 def problem_from(arguments: dict[str, Any], recording: Callable[[str], Workload] = load_workload) -> Problem:
     """The problem that `problem_arguments` described. Without a cost, the datasheet's. recording: finds one by its digest."""
-    second, in_use, step, graph = (arguments.get(role) for role in ("second", "in_use", "step", "graph"))
+    second, in_use, step, graph, travel = (
+        arguments.get(role) for role in ("second", "in_use", "step", "graph", "travel")
+    )
     return make_problem(
         recording(arguments["workload"]),
         Cluster.from_dict(arguments["cluster"], "cluster"),
@@ -68,4 +70,5 @@ def problem_from(arguments: dict[str, Any], recording: Callable[[str], Workload]
         in_use and Placement.from_dict(in_use, "placement in use"),
         step and TrainingStep.from_dict(step, "training step"),
         graph and OperatorGraph.from_dict(graph, "operator graph"),
+        travel and Travel.from_dict(travel, "travel"),
     )

@@ -82,6 +82,7 @@ def grown(cluster: Cluster, part: Sequence[Node], count: int) -> Cluster:
             "name": f"{cluster.name[:60]}, {count} × {len(part)} nodes",
             "nodes": [node.model_dump() for node in nodes],
             "latency": cluster.latency,
+            "efficiency": cluster.efficiency,
         },
         "the larger cluster",
     )

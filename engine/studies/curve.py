@@ -15,7 +15,7 @@ from engine.systems import run
 from engine.systems.base import Report, System, silent
 from engine.systems.options import Value
 
-Field = Literal["network", "compute", "latency", "tokens", "width", "noise"]
+Field = Literal["network", "compute", "latency", "contention", "tokens", "width", "noise"]
 
 MOST_VALUES = 32
 ANEW = "planned anew"

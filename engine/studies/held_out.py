@@ -3,11 +3,13 @@
 Tokens of one text resemble each other, so where a recording names its sequences these stay whole.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.workload import RoutingTrace
+from engine.workload import ExpertLoad, RoutingTrace, Workload
 
 
 def halves(trace: RoutingTrace) -> tuple[RoutingTrace, RoutingTrace, str]:
@@ -27,9 +29,29 @@ def halves(trace: RoutingTrace) -> tuple[RoutingTrace, RoutingTrace, str]:
     return _cut(trace, used[~held_out], unit), _cut(trace, used[held_out], unit), unit
 
 
+def by_time(recording: Workload) -> tuple[Workload, Workload] | None:
+    """The earlier and the later half: of a routing log whole sequences in the order in which they were recorded, of loads the
+    steps that they were kept by. None of other loads and of traffic, which have no order in time, and where a half has no
+    choices."""
+    match recording:
+        case RoutingTrace():
+            earlier, later = recording.halves()
+        case ExpertLoad(by_step=steps) if steps is not None and len(steps) > 1:
+            earlier, later = (
+                replace(recording, load=half.sum(axis=0), by_step=half, by_source=None)
+                for half in (steps[: (len(steps) + 1) // 2], steps[(len(steps) + 1) // 2 :])
+            )
+        case _:
+            return None
+    if not (earlier.load.any() and later.load.any()):
+        return None
+    return replace(earlier, name=f"{recording.name}, earlier half"), replace(
+        later, name=f"{recording.name}, later half"
+    )
+
+
 def _cut(trace: RoutingTrace, tokens: NDArray[np.int64], unit: str) -> RoutingTrace:
-    sequence = trace.sequence[tokens] if unit == "sequences" else None
-    return RoutingTrace(trace.name, trace.experts[tokens], trace.num_experts, sequence)
+    return replace(trace if unit == "sequences" else replace(trace, sequence=None), source_rank=None).part(tokens)
 
 
 def sample(trace: RoutingTrace, tokens: int, seed: int) -> NDArray[np.int16]:

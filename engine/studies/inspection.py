@@ -4,15 +4,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.formats.checks import Finding, check_recording
-from engine.workload import RoutingTrace, Workload
+from engine.balance import Balance
+from engine.finding import Finding
+from engine.formats.checks import check_recording
+from engine.model import MoEModel
+from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix, Workload
 
-KIND_NAMES = {"RoutingTrace": "routing log", "ExpertLoad": "expert loads", "TrafficMatrix": "traffic matrix"}
+KINDS = {
+    RoutingTrace: ("routing", "routing log"),
+    ExpertLoad: ("loads", "expert loads"),
+    TrafficMatrix: ("traffic", "traffic matrix"),
+}
+"""What scripts and what people call each kind of recording."""
+MOST_CELLS = 2**18
+"""Pairs of experts that are counted in a table whatever few tokens there are."""
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """skew: float64[layer], busiest expert / mean expert.
+    """kind, title: what scripts and what people call such a recording; format: of its file, None where it has none.
+
+    skew: float64[layer], busiest expert / mean expert.
 
     predicted: float64[layer - 1] or None, the share of tokens whose next first-choice expert is the likeliest one after
     their present first choice (the affinity that ExFlow §III uses).
@@ -20,6 +32,8 @@ class Inspection:
 
     name: str
     kind: str
+    title: str
+    format: str | None
     layers: int
     experts: int
     k: int | None
@@ -28,34 +42,45 @@ class Inspection:
     predicted: np.ndarray | None
     findings: list[Finding]
 
+    @property
+    def balance(self) -> Balance:
+        """The same over layers, between experts."""
+        return Balance(tuple(self.skew.tolist()))
+
     def to_dict(self) -> dict:
         return {
             "name": self.name,
             "kind": self.kind,
+            "title": self.title,
+            "format": self.format,
             "layers": self.layers,
             "experts": self.experts,
             "k": self.k,
             "tokens": self.tokens,
             "max_over_mean": self.skew.tolist(),
+            "skew": self.balance.factors,
             "foretold_share": None if self.predicted is None else self.predicted.tolist(),
-            "checks": [{"level": finding.level, "text": finding.text} for finding in self.findings],
+            "checks": [finding.model_dump(mode="json") for finding in self.findings],
         }
 
 
-def inspect(workload: Workload) -> Inspection:
-    """Look a recording over."""
+def inspect(workload: Workload, model: MoEModel | None = None) -> Inspection:
+    """Look a recording over. model: what was recorded, against which its layers and experts are held"""
     mean = workload.load.mean(axis=1)
     skew = np.divide(workload.load.max(axis=1), mean, out=np.ones(len(mean)), where=mean > 0)
+    kind, title = KINDS[type(workload)]
     return Inspection(
         name=workload.name,
-        kind=KIND_NAMES[type(workload).__name__],
+        kind=kind,
+        title=title,
+        format=workload.origin.format if workload.origin else None,
         layers=workload.layers,
         experts=workload.num_experts,
         k=workload.k,
         tokens=workload.tokens if isinstance(workload, RoutingTrace) else None,
         skew=skew,
         predicted=predicted_share(workload) if isinstance(workload, RoutingTrace) else None,
-        findings=check_recording(workload),
+        findings=check_recording(workload, model),
     )
 
 
@@ -67,6 +92,15 @@ def predicted_share(trace: RoutingTrace) -> np.ndarray:
     for layer in range(trace.layers - 1):
         here, there = first[:, layer], first[:, layer + 1]
         known = (here >= 0) & (there >= 0)
-        pairs = np.bincount(here[known] * experts + there[known], minlength=experts**2).reshape(experts, experts)
-        shares[layer] = pairs.max(axis=1).sum() / max(known.sum(), 1)
+        shares[layer] = _foretold(here[known] * experts + there[known], experts) / max(known.sum(), 1)
     return shares
+
+
+def _foretold(pairs: np.ndarray, experts: int) -> int:
+    """Tokens whose next expert is the most frequent one after their first. pairs: int64[token], first · experts + next"""
+    if not len(pairs):
+        return 0
+    if experts**2 <= max(len(pairs), MOST_CELLS):
+        return int(np.bincount(pairs, minlength=experts**2).reshape(experts, experts).max(axis=1).sum())
+    seen, counts = np.unique(pairs, return_counts=True)  # a table of 4096 experts takes 134 MB a layer
+    return int(np.maximum.reduceat(counts, np.flatnonzero(np.diff(seen // experts, prepend=-1))).sum())

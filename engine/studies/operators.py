@@ -37,5 +37,5 @@ def describe_graph(problem: Problem, graph: OperatorGraph) -> dict[str, Any]:
         "operators": len(graph.operators),
         "dependencies": len(graph.dependencies),
         "rows": list(rows.values()),
-        "cost_source": problem.cost.source,
+        "cost_source": problem.cost_source,
     }

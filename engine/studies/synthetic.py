@@ -32,20 +32,35 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("tokens", self.tokens, 1, MOST_TOKENS),
-            ("skew", self.skew, 0, MOST_SKEW),
-            ("affinity", self.affinity, 0, 1),
-            ("seed", self.seed, 0, 2**31 - 1),
-        ):
-            if not low <= value <= high:  # nan too
-                raise InputError(f"synthetic workload: {name} {value:g} is not between {low:g} and {high:,.0f}")
+        check_range("tokens", self.tokens, 1, MOST_TOKENS)
+        check_range("skew", self.skew, 0, MOST_SKEW)
+        check_range("affinity", self.affinity, 0, 1)
+        check_range("seed", self.seed, 0, 2**31 - 1)
 
     @property
     def name(self) -> str:
         """What its recording is called."""
         seed = f", seed {self.seed}" if self.seed else ""
         return f"synthetic, skew {self.skew:g}, affinity {self.affinity:g}, {self.tokens:,} tokens{seed}"
+
+    def draw(self, model: MoEModel) -> RoutingTrace:
+        """The recording, see `synthetic`."""
+        return synthetic(model, self)
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Raises InputError for a number of a recipe out of its range, and for nan."""
+    if not low <= value <= high:
+        raise InputError(f"synthetic workload: {name} {value:g} is not between {low:g} and {high:,.0f}")
+
+
+def check_choices(tokens: int, layers: int, k: int) -> None:
+    """Raises InputError for a log that would be too large."""
+    if tokens * layers * k > MOST_CHOICES:
+        raise InputError(
+            f"synthetic workload: {tokens:,} tokens of {layers} layers with {k} experts each are more than "
+            f"{MOST_CHOICES:,} choices; ask for at most {MOST_CHOICES // (layers * k):,} tokens"
+        )
 
 
 def popularity(experts: int, skew: float) -> np.ndarray:
@@ -70,11 +85,7 @@ def synthetic(model: MoEModel, recipe: Recipe) -> RoutingTrace:
     log that would be too large.
     """
     layers, experts, k = len(model.moe_layers), model.experts, model.experts_per_token
-    if recipe.tokens * layers * k > MOST_CHOICES:
-        raise InputError(
-            f"synthetic workload: {recipe.tokens:,} tokens of {layers} layers with {k} experts each are more than "
-            f"{MOST_CHOICES:,} choices; ask for at most {MOST_CHOICES // (layers * k):,} tokens"
-        )
+    check_choices(recipe.tokens, layers, k)
     rng, names = np.random.default_rng([recipe.seed, 1]), expert_of_rank(layers, experts, recipe.seed)
     share = popularity(experts, recipe.skew)
     chosen = np.empty((recipe.tokens, layers, k), dtype=np.int16)

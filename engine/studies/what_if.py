@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from engine.communication.bounds import meeting_bound
 from engine.costs.scaled import Scaled
 from engine.errors import InputError
 from engine.goal import Goal
@@ -15,8 +16,8 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.schema import Frozen
 from engine.simulate import bound_of_plan, simulate
-from engine.simulate.inference import bound_of_work
-from engine.simulate.work import work_of
+from engine.simulate.inference import bound_of_work, bounds_of_exchanges, least_of_work
+from engine.simulate.work import works_of
 from engine.studies.noise import noisy
 from engine.timeline import Timeline
 from engine.workload import TrafficMatrix, Workload
@@ -35,7 +36,8 @@ class Change(Frozen):
 
     network, compute, latency: see `Scaled`; tokens: every recorded token stands for so many, of a training step its batch;
     width: d_model and d_ff; dtype: the numbers that are computed and sent; noise: share of the traffic that is not as
-    recorded (see `noisy`); gpu_type: network and compute change on GPUs of this type alone.
+    recorded (see `noisy`); gpu_type: network and compute change on GPUs of this type alone; contention: see `Scaled`, 0 leaves
+    ports as they are.
     """
 
     network: float = Field(default=1, gt=0, le=MOST)
@@ -46,6 +48,7 @@ class Change(Frozen):
     dtype: Dtype | None = None
     noise: float = Field(default=0, ge=0, le=1)
     gpu_type: str | None = None
+    contention: float = Field(default=0, ge=0, le=MOST)
 
     @property
     def is_none(self) -> bool:
@@ -66,6 +69,7 @@ class Change(Frozen):
         said = [f"{name} {factor:.3g}×" for name, factor in factors.items() if factor != 1]
         said += [self.dtype] if self.dtype else []
         said += [f"{100 * self.noise:.0f} % imprecise traffic"] if self.noise else []
+        said += [f"{100 * self.contention:.3g} % contention"] if self.contention else []
         return ", ".join(said) or "nothing changed"
 
 
@@ -75,7 +79,9 @@ def changed(problem: Problem, change: Change) -> Problem:
         return _changed_step(problem, change)
     if change.gpu_type is not None and change.gpu_type not in {gpu.type for gpu in problem.cluster.gpus}:
         raise InputError(f"no GPU of the cluster is a {change.gpu_type}")
-    cost = Scaled(problem.cost, change.compute, change.network, change.latency, change.tokens, gpu_type=change.gpu_type)
+    cost = Scaled(
+        problem.cost, change.compute, change.network, change.latency, change.tokens, change.gpu_type, change.contention
+    )
     resized = _resized(problem, change, cost)
     if resized.goal is Goal.TWO_MODELS:
         resized = replace(resized, second=_resized(resized.second, change, cost))
@@ -112,7 +118,7 @@ def _changed_step(problem: Problem, change: Change) -> Problem:
     if problem.graph is not None and change.tokens != 1:
         raise InputError("imported operators have the sizes they were imported with; their batch cannot be changed")
     step = problem.step.model_copy(update={"batch": max(1, round(problem.step.batch * change.tokens))})
-    cost = Scaled(problem.cost, change.compute, change.network, change.latency)
+    cost = Scaled(problem.cost, change.compute, change.network, change.latency, contention=change.contention)
     return replace(problem, step=step, cost=cost)
 
 
@@ -191,21 +197,25 @@ def least(plan: Plan, problem: Problem) -> Outlook:
             "two models on so many GPUs are too much to simulate while a slider moves; use the studies below"
         )
     problem.check_plan(plan)
-    work, network = work_of(plan.placement, problem, plan.execution), problem.network
+    (work,), network = works_of(plan, problem), problem.network
     relayed = plan.send_order.mode == "two-tier"
-    bound = network.relayed_bound if relayed else network.bound
-    sent = {"dispatch": work.dispatch, "combine": work.combine}
-    if work.gather is not None:
-        sent["all_gather"] = work.gather[None]
+    bound = (
+        Network.relayed_bound if relayed else meeting_bound if plan.send_order.mode == "concurrent" else Network.bound
+    )
+    sent = [*work.carried(network, "dispatch"), *work.carried(network, "combine")]
     parts = {kind: float(step.max(axis=1).sum()) for kind, step in work.compute.items()}
-    parts |= {kind: sum(bound(matrix) for matrix in traffic) for kind, traffic in sent.items()}
-    layers = bound_of_work(work, network, relayed)
+    parts |= {kind: float(bounds_of_exchanges(work, network, kind, bound).sum()) for kind in ("dispatch", "combine")}
+    for kind, traffic in (("prompt_gather", work.prompt_gather), ("all_gather", work.gather)):
+        if traffic is not None:
+            sent.append((network, traffic))
+            parts[kind] = network.bound(traffic)
+    layers = least_of_work(work, network, bound)
     return Outlook(
         total=float(layers.sum()),
         bound=float(bound_of_work(work, network, relayed=True).sum()),
         parts={kind: seconds for kind, seconds in parts.items() if seconds > 0},
         compute=sum(step.sum(axis=0) for step in work.compute.values()),
-        network=sum(_port_seconds(network, matrix) for traffic in sent.values() for matrix in traffic),
+        network=sum(_port_seconds(*exchange) for exchange in sent),
         resources=problem.cluster.gpu_names,
         layers=layers,
         simulated=False,

@@ -17,6 +17,7 @@ FILES = (
     "lina",
     "eplb",
     "joint",
+    "coactivation",
     "baselines",
     "training.lancet",
     "training.pipemoe",

@@ -53,7 +53,7 @@ SYSTEMS = (
     System(
         name="packing",
         title="Same-model packing (Lina)",
-        summary="each model on every second GPU, its most popular experts beside its least popular",
+        summary="each model alone on every second GPU, tokens included, its most popular experts beside its least popular",
         paper="Aurora §8.1, Lina §4.2",
         recipe=same_model_packing,
         baseline=True,

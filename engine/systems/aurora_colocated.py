@@ -4,7 +4,7 @@ The paper has one expert of each model to a GPU. With more, the experts that sui
 a bundle, bundles are matched as the paper matches experts, and a search then exchanges single experts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from engine.simulate.colocated import ExpertSeconds, layer_weight
 from engine.simulate.work import work_of
 from engine.systems.aurora_exclusive import EXCHANGES_PER_EXPERT, AuroraOptions, fixed_compute, instance_of_layer
 from engine.systems.base import Draft, Note, Notes, Report
+from engine.systems.joint_orders import joint_orders, worth_trying
 from engine.systems.pieces import Ordered, fastest_plan, phased_order, slots_of_gpu, spread_evenly, to_placement
 
 
@@ -48,7 +49,7 @@ def colocating(problem: Problem, options: AuroraOptions, stop: Stop, report: Rep
     """Both scenarios; on equal GPUs the paper's decoupled method is its Theorem 6.1, on mixed ones its §7.2."""
     if options.order in ("shared", "two-tier"):
         raise InputError(
-            f"two models cannot follow a {options.order} order, whose rates are constant; use matched or concurrent"
+            f"two models cannot follow a {options.order} order, whose rates are constant; use joint, matched or concurrent"
         )
     pair = (problem, problem.second)
     slots = shared_slots(pair, options.slots)
@@ -97,22 +98,29 @@ def best_orders(placements: list[Placement], problem: Problem, mode: str, stop: 
     """The best send orders of both models, or those of the mode that is wanted."""
     sides = list(zip(placements, (problem, problem.second), strict=True))
 
-    def plan_with(mode: str, advance: Advance) -> Plan:
-        orders = [
+    def orders_of(mode: str, advance: Advance) -> Sequence[SendOrder]:
+        if mode == "joint":
+            return joint_orders(placements, problem, stop, advance)
+        return [
             phased_order(placement, side, mode, stop, lambda share, number=number: advance((number + share) / 2))
             for number, (placement, side) in enumerate(sides)
         ]
+
+    def plan_with(mode: str, advance: Advance) -> Plan:
+        orders = orders_of(mode, advance)
         return Plan(
             name="trial",
             placement=placements[0],
             send_order=orders[0],
+            travel=problem.travel,
             placement_b=placements[1],
             send_order_b=orders[1],
             provenance=Provenance(optimiser=""),
         )
 
-    modes = ("matched", "concurrent") if mode == "best" else (mode,)
-    works = [work_of(placement, side) for placement, side in sides]
+    tried = ("joint", "matched", "concurrent") if worth_trying(problem) else ("matched", "concurrent")
+    modes = tried if mode == "best" else (mode,)
+    works = [work_of(placement, side, travel=problem.travel) for placement, side in sides]
     return fastest_plan(modes, plan_with, works, problem, stop, report)
 
 

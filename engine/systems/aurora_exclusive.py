@@ -7,7 +7,7 @@ a proven bound and says how far the printed rules, kept as `exclusive_printed`, 
 
 import contextlib
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -24,7 +24,7 @@ from engine.problem import Problem
 from engine.result import Stop, never
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.systems.layer_seconds import LayerSeconds, expert_seconds, linked_group, tokens_nearby
-from engine.systems.options import Options, Order, Seed, Slots, TimeLimit
+from engine.systems.options import Options, Seed, Slots, TimeLimit
 from engine.systems.pieces import best_order, order_by, slots_of_gpu, spread_evenly, to_placement
 
 EXCHANGES_PER_EXPERT, SECONDS_PER_EXCHANGE = 60, 1e-4
@@ -41,7 +41,11 @@ class AuroraOptions(Options):
     """Of all four scenarios."""
 
     slots: Slots = "even"
-    order: Order = "best"
+    order: Literal["best", "matched", "joint", "shared", "two-tier", "concurrent"] = Field(
+        "best",
+        description="when bytes move; joint: those of two models in one schedule; two-tier: the GPUs of a node relay for each "
+        "other over their links; best: the fastest",
+    )
     time_limit: PlacementTime = 20.0
     seed: Seed = 0
 
@@ -52,7 +56,9 @@ def exclusive(problem: Problem, options: AuroraOptions, stop: Stop, report: Repo
         problem, options.slots, options.time_limit, options.seed, stop, report
     )
     placement = to_placement(gpu_of_expert, problem)
-    if not problem.network.direct:
+    if problem.travel is not None:
+        bound = None  # where one row serves several experts, what a placement sends is not the sum over its experts
+    elif not problem.network.direct:
         bound = relayed_bound(problem)  # the one so far is for bytes that go straight to their receivers
     if cancelled:
         return Draft(placement, SendOrder(mode="concurrent"), bound, notes, cancelled=True)
@@ -203,7 +209,9 @@ def compare_with_printed(gpu_of_expert: np.ndarray, problem: Problem, stop: Stop
     # Fabric and links work side by side: the slower of the two is the time of an all-to-all.
     layers = len(gpu_of_expert)
     compared = min(layers, max(1, MOST_PRINTED_PAIRS // problem.network.gpus**2))
-    traffic = problem.traffic(to_placement(gpu_of_expert, problem))[np.arange(compared) * layers // compared]
+    traffic = problem.traffic(to_placement(gpu_of_expert, problem), problem.travel)[
+        np.arange(compared) * layers // compared
+    ]
     printed = [results_on(problem.network, matrix, partial(algorithm1, stop=stop)) for matrix in traffic]
     best = sum(max(result.bound for result in results) for results in printed)
     makespan = sum(max(result.objective for result in results) for results in printed)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from engine.errors import InputError
 from engine.goal import Goal
-from engine.plan import Claim, Execution, Overlap, Pipeline, Placement, Plan, Priority, Reaction, SendOrder
+from engine.plan import Claim, Execution, Overlap, Pipeline, Placement, Plan, Priority, Reaction, SendOrder, Travel
 from engine.problem import Problem
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
 from engine.simulate import bound_of_plan, simulate
@@ -51,7 +51,8 @@ class Draft:
     """What a recipe hands back: the parts of a plan and a bound (None: only the send order was a choice).
 
     notes: what the recipe found out that a person should read, such as the paper's own rule beside ours; timeline: the
-    predicted one, where the recipe has simulated just these parts.
+    predicted one, where the recipe has simulated just these parts; name: of the plan, where it is only a part of what the
+    system does (None: the system's title).
     """
 
     placement: Placement
@@ -62,21 +63,27 @@ class Draft:
     execution: Execution = "vanilla"
     placement_b: Placement | None = None
     send_order_b: SendOrder | None = None
+    token_gpus: tuple[int, ...] | None = None
+    token_gpus_b: tuple[int, ...] | None = None
     reaction: Reaction | None = None
     priority: Priority | None = None
     pipeline: Pipeline | None = None
     overlap: Overlap | None = None
     timeline: Timeline | None = None
+    name: str | None = None
 
-    def plan(self, name: str, provenance: Provenance) -> Plan:
-        """The plan that these parts make."""
+    def plan(self, title: str, provenance: Provenance, travel: Travel | None = None) -> Plan:
+        """The plan that these parts make. title: of the system; travel: how its tokens do"""
         return Plan(
-            name=name,
+            name=self.name or title,
             placement=self.placement,
             send_order=self.send_order,
             execution=self.execution,
+            travel=travel,
             placement_b=self.placement_b,
             send_order_b=self.send_order_b,
+            token_gpus=self.token_gpus,
+            token_gpus_b=self.token_gpus_b,
             reaction=self.reaction,
             priority=self.priority,
             pipeline=self.pipeline,
@@ -152,7 +159,7 @@ def run(
     if problem.goal not in system.goals:
         raise InputError(_wrong_goal(system, problem.goal))
     draft = system.recipe(problem, settings, stop, report)
-    plan = draft.plan(system.title, _provenance(system, settings, problem))
+    plan = draft.plan(system.title, _provenance(system, settings, problem), problem.travel)
     timeline = draft.timeline or simulate(
         plan, problem, stop, lambda share: report(share, "simulating the plan", None, None)
     )
@@ -176,7 +183,7 @@ def usual_plan(system: System, problem: Problem) -> tuple[Plan, Timeline | None]
     have its timeline already. The timeline, where the recipe has simulated the plan."""
     settings = system.settings({})
     draft = system.recipe(problem, settings, never, silent)
-    return draft.plan(system.title, _provenance(system, settings, problem)), draft.timeline
+    return draft.plan(system.title, _provenance(system, settings, problem), problem.travel), draft.timeline
 
 
 def _provenance(system: System, settings: Options, problem: Problem) -> Provenance:

@@ -12,6 +12,7 @@ from engine.placement.baselines import random_assignment, round_robin_assignment
 from engine.plan import Placement, Schedule, SendOrder
 from engine.problem import Problem
 from engine.result import Stop
+from engine.simulate.work import work_of
 from engine.systems.aurora_exclusive import PlacementTime, assign_layers
 from engine.systems.base import Draft, Report, System
 from engine.systems.options import Options, Seed, Slots
@@ -99,9 +100,9 @@ def _sequential(
         placement = to_placement(gpu_of_expert, problem)
     else:
         placement = linear_placement(problem, options.slots)
-    traffic = problem.traffic(placement)
-    dispatch = tuple(schedule(matrix, 2 * layer) for layer, matrix in enumerate(traffic))
-    combine = tuple(schedule(matrix.T, 2 * layer + 1) for layer, matrix in enumerate(traffic))
+    work = work_of(placement, problem, travel=problem.travel)
+    dispatch = tuple(schedule(matrix, 2 * layer) for layer, matrix in enumerate(work.dispatch))
+    combine = tuple(schedule(matrix, 2 * layer + 1) for layer, matrix in enumerate(work.combine))
     return Draft(placement, SendOrder(mode="sequential", dispatch=dispatch, combine=combine), cancelled=stop())
 
 

@@ -1,5 +1,6 @@
 """What Aurora's colocation is compared with (§8.1): random colocation, and Lina's packing of one model's experts."""
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -40,11 +41,11 @@ def random_colocation(problem: Problem, options: RandomColocationOptions, stop: 
 
 def same_model_packing(problem: Problem, options: Options, stop: Stop, report: Report) -> Draft:
     """Lina's packing as Aurora §8.1 compares it: a GPU takes experts of one model only, the most popular beside the least;
-    each model has every second GPU. Its tokens still start on all of them."""
+    each model is alone on every second GPU, and so are its tokens: nothing of it crosses to the other's GPUs."""
     gpus = len(problem.cluster.gpus)
     if gpus < 2:
         raise InputError("packing each model on GPUs of its own needs at least 2 GPUs")
-    placements = []
+    placements, starts = [], []
     for model_problem, mine in zip(
         (problem, problem.second), (np.arange(gpus)[0::2], np.arange(gpus)[1::2]), strict=True
     ):
@@ -64,7 +65,10 @@ def same_model_packing(problem: Problem, options: Options, stop: Stop, report: R
             row[np.argsort(-load, kind="stable")] = turns
             rows.append(row)
         placements.append(to_placement(np.array(rows), model_problem))
-    return _in_matched_order(placements, problem, stop)
+        starts.append(tuple(mine[np.arange(gpus) * len(mine) // gpus].tolist()))
+    moved = replace(problem, token_gpus=starts[0], second=replace(problem.second, token_gpus=starts[1]))
+    draft = _in_matched_order(placements, moved, stop)
+    return replace(draft, token_gpus=starts[0], token_gpus_b=starts[1])
 
 
 def _in_matched_order(placements: list[Placement], problem: Problem, stop: Stop) -> Draft:

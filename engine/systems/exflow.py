@@ -2,24 +2,26 @@
 
 Two ideas. Placement (§IV-B to D): experts of neighbouring layers between which many tokens pass share a GPU, or failing
 that a node. Execution (§IV-A): every GPU keeps the contexts of all tokens, so a token need not return to its rank after
-every layer; one all-to-all a layer is left (with top-1 gating), and an all-gather ends the pass.
+every layer; one all-to-all a layer is left (with top-1 gating), between an all-gather of the prompts and one of what comes out.
 """
 
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
+from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
+from engine.network import off_diagonal
 from engine.placement.affinity.kernel import AffinityInstance, affinity
-from engine.placement.transitions import kept, transitions
+from engine.placement.transitions import executed_hops, kept, transitions
 from engine.plan import Placement, SendOrder
 from engine.problem import Problem
 from engine.result import Result, Status, Stop
 from engine.simulate.work import Work, work_of
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Execution, Options, Seed, TimeLimit
-from engine.systems.pieces import to_placement
+from engine.systems.pieces import linear_placement, to_placement
 from engine.units import share, size
 from engine.workload import RoutingTrace
 
@@ -30,8 +32,10 @@ class ExFlowOptions(Options):
         description="on nodes of several GPUs: weigh both kinds of hops together, first nodes then GPUs, or ignore nodes",
     )
     execution: Execution = "context-coherent"
-    hops: Literal["all", "first"] = Field(
-        "all", description="with several experts a token: count hops between all of them, or between the first listed"
+    hops: Literal["executed", "all", "first"] = Field(
+        "executed",
+        description="with several experts a token: count the copies that context-coherent execution sends (where no node has "
+        "links of its own, else all), hops between all of a token's experts, or between the first listed",
     )
     time_limit: TimeLimit = Field(10.0, description="seconds for search and bound together")
     seed: Seed = 0
@@ -41,18 +45,56 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
     """ExFlow's placement by the strongest search there is, and its execution."""
     counts = hops_of(problem, options.hops == "first")
     instance = instance_of(problem, counts, options.stages)
+    executed = _counts_executed(problem, instance, options)
+    if executed:
+        instance = executed_instance(problem)
+    # Every placement with equal numbers of experts takes as much memory.
+    problem.check_memory(linear_placement(problem), execution=options.execution)
 
     def tell(objective: float, bound: float) -> None:
-        total = counts.sum() * max(instance.cost_gpu, instance.cost_node) or 1.0
+        total = instance.total * max(instance.cost_gpu, instance.cost_node) or 1.0
         report(0.5, f"cost of hops {share(objective / total)}, at least {share(bound / total)}", None, None)
 
     report(0.05, "placing experts by affinity", None, None)
     result = affinity(
         instance, options.stages == "staged", options.time_limit, options.seed, stop=stop, on_progress=tell
     )
-    placement = to_placement(result.solution, problem)
+    place = near_the_sources(result.solution, problem) if executed else result.solution
+    placement = to_placement(place, problem)
     notes = hop_notes(result, instance, options.stages == "staged") | compare_executions(placement, problem)
     return Draft(placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), execution=options.execution)
+
+
+def _counts_executed(problem: Problem, instance: AffinityInstance, options: ExFlowOptions) -> bool:
+    """Whether the copies of the execution are what is minimised: with one expert a token they are all hops that there are, and
+    where hops have two prices the search knows only hops between layers."""
+    several = problem.workload.k is not None and problem.workload.k > 1
+    return options.hops == "executed" and options.execution == "context-coherent" and several and instance.nodes == 1
+
+
+def executed_instance(problem: Problem) -> AffinityInstance:
+    """The copies that context-coherent execution sends (see `executed_hops`), of the open recording and of the others that the
+    plan must serve, each weighing the same. What a placement costs is how many of them change GPU."""
+    tables = [executed_hops(other.experts, other.num_experts) for other in (problem.workload, *problem.others)]
+    between, within = tables[0]
+    if len(tables) > 1:
+        totals = [max(sum(table.sum() for table in pair), 1.0) for pair in tables]
+        between, within = (
+            np.mean([pair[part] / total for pair, total in zip(tables, totals, strict=True)], axis=0) * totals[0]
+            for part in range(2)
+        )
+    return AffinityInstance(between, len(problem.cluster.gpus), within=within)
+
+
+def near_the_sources(place: np.ndarray, problem: Problem) -> np.ndarray:
+    """The placement int64[layer, expert] with its GPUs renamed so that the first dispatch leaves as few ranks as it can. No
+    other hop is changed by names."""
+    gpus, demand = len(problem.cluster.gpus), problem.demand[0]
+    stays = demand @ (place[0][:, None] == np.arange(gpus))
+    rank, called = linear_sum_assignment(stays, maximize=True)
+    name = np.empty(gpus, dtype=np.int64)
+    name[called] = rank
+    return name[place]
 
 
 def hops_of(problem: Problem, first_choice: bool) -> np.ndarray:
@@ -93,14 +135,15 @@ def instance_of(problem: Problem, counts: np.ndarray, stages: str) -> AffinityIn
 def hop_notes(result: Result, instance: AffinityInstance, staged: bool) -> Notes:
     """How many hops stay, and how many could at most."""
     counts, place = instance.transitions, result.solution
-    total = float(counts.sum())
+    total = instance.total
     if not total:
         why = (
             "the recording has a single layer" if instance.layers == 1 else "no token has experts in two layers running"
         )
         return {"affinity": Note(f"{why}: there are no hops between layers")}
-    here, linear = kept(place, counts), 1 / instance.gpus
-    text = f"{share(here)} of hops stay on their GPU (by chance {share(linear)})"
+    left, linear = sum(instance.hops(place)), 1 / instance.gpus
+    what = "hops" if instance.within is None else "copies"
+    text = f"{share(1 - left / total)} of {what} stay on their GPU (by chance {share(linear)})"
     if instance.nodes > 1:
         node_of_gpu = np.arange(instance.gpus) // instance.node_size
         text += f", {share(kept(place, counts, node_of_gpu))} on their node"
@@ -114,32 +157,35 @@ def hop_notes(result: Result, instance: AffinityInstance, staged: bool) -> Notes
 
 
 def compare_executions(placement: Placement, problem: Problem) -> Notes:
-    """Table I on this plan: bytes that leave their GPU under both executions, the all-gather and its memory."""
-    both = {execution: work_of(placement, problem, execution) for execution in ("vanilla", "context-coherent")}
+    """Table I on this plan: bytes that leave their GPU under both executions, the all-gathers and their memory."""
+    both = {
+        execution: work_of(placement, problem, execution, problem.travel)
+        for execution in ("vanilla", "context-coherent")
+    }
     crossing = {name: crossing_bytes(work) for name, work in both.items()}
-    gathered = both["context-coherent"].gather
+    coherent = both["context-coherent"]
+    gathered = off_diagonal(coherent.prompt_gather) + off_diagonal(coherent.gather)
     gpus, layers, model = len(problem.cluster.gpus), problem.workload.layers, problem.model
-    contexts = 2.0 * problem.workload.tokens * model.bytes_per_token * model.layers
+    known = "" if model.kv_numbers else " at full width"
     exchanges = layers if problem.workload.k == 1 else 2 * layers
     return {
-        "all-to-alls a pass": Note(f"{exchanges} context-coherent and one all-gather, {2 * layers} vanilla"),
+        "all-to-alls a pass": Note(f"{exchanges} context-coherent and two all-gathers, {2 * layers} vanilla"),
         "bytes between GPUs a pass": Note(
-            f"{size(crossing['context-coherent'])} context-coherent (of it {size(float(gathered.sum() * (gpus - 1) / gpus))} "
-            f"in the all-gather), {size(crossing['vanilla'])} vanilla"
+            f"{size(crossing['context-coherent'])} context-coherent (of it {size(float(gathered.sum()))} in the all-gathers, "
+            f"{size(float(gathered[~problem.network.linked].sum()))} of that over the fabric), "
+            f"{size(crossing['vanilla'])} vanilla"
         ),
         "contexts on every GPU": Note(
-            f"{size(contexts)} for keys and values of all tokens at full width, instead of {size(contexts / gpus)}"
+            f"{size(problem.context_bytes)} for keys and values of all tokens{known}, instead of "
+            f"{size(problem.context_bytes / gpus)}"
         ),
     }
 
 
 def crossing_bytes(work: Work) -> float:
-    """Bytes that change GPU in one pass, the all-gather included."""
-    moved = work.dispatch + work.combine
-    crossing = moved.sum() - np.trace(moved, axis1=1, axis2=2).sum()
-    if work.gather is not None:
-        crossing += work.gather.sum() - np.trace(work.gather)
-    return float(crossing)
+    """Bytes that change GPU in one pass, all-gathers included."""
+    gathers = (traffic for traffic in (work.prompt_gather, work.gather) if traffic is not None)
+    return float(sum(off_diagonal(traffic).sum() for traffic in (*work.dispatch, *work.combine, *gathers)))
 
 
 SYSTEMS = (

@@ -2,8 +2,11 @@
 
 Beyond the five papers: a placement made for affinity alone leaves GPUs loaded unequally, one made for balance alone sends
 nearly every token elsewhere. The weight between the two is the user's; the front of all weights is a study of its own.
+
+Affinity is hops between layers, or, where tokens go home after every layer and one row serves several experts, rows.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -11,16 +14,24 @@ from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
+from engine.placement.coactivation import CoactivationInstance
+from engine.placement.joint.bounds import most_balancedness
 from engine.placement.joint.kernel import JointInstance, place_jointly
-from engine.placement.transitions import transitions
+from engine.placement.joint.row_starts import with_starts
+from engine.placement.joint.rows import RowsInstance, rows_instance
+from engine.placement.transitions import require_room, transitions
 from engine.plan import SendOrder
 from engine.problem import Problem
 from engine.result import Stop
+from engine.systems import coactivation
 from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
 from engine.systems.options import Execution, Options, Order, Seed, TimeLimit
 from engine.systems.pieces import best_order, experts_per_gpu, linear_placement, to_placement
 from engine.units import digits, share
-from engine.workload import RoutingTrace
+from engine.workload import RoutingTrace, Workload
+
+START_SHARE = 0.4
+"""Part of the time for bounds and placements to begin from, where rows count."""
 
 
 class JointOptions(Options):
@@ -38,31 +49,42 @@ class JointOptions(Options):
 
 
 def joint(problem: Problem, options: JointOptions, stop: Stop, report: Report) -> Draft:
-    """Weigh hops against imbalance, worst case or mean over the recordings, within the moves allowed."""
-    instance, start = instance_of(problem), start_of(problem)
-    most = options.max_moves
+    """Weigh hops or rows against imbalance, worst case or mean over the recordings, within the moves allowed."""
+    instance, start = instance_of(problem, options.execution), start_of(problem)
+    most, time_limit, initial = options.max_moves, options.time_limit, ()
+    left = moves_left(problem, start, most)
 
     def tell(objective: float, bound: float) -> None:
         report(0.4, f"objective {digits(objective)}, at least {digits(bound)}", None, None)
 
     report(0.05, "weighing affinity and balance", None, None)
+    if isinstance(instance, RowsInstance):
+        instance, initial = with_starts(instance, START_SHARE * time_limit, options.seed, stop)
+        time_limit *= 1 - START_SHARE
     result = place_jointly(
         instance,
         options.weight,
         options.over,
         start,
-        moves_left(problem, start, most),
+        left,
+        initial,
         seed=options.seed,
-        time_limit=options.time_limit,
+        time_limit=time_limit,
         stop=stop,
         on_progress=tell,
     )
     placement = to_placement(result.solution, problem)
     figures = instance.figures(result.solution)
+    if isinstance(instance, RowsInstance):
+        aims = _rows_and_balance(instance, result.solution, problem)
+    else:
+        aims = {
+            "hops kept on their GPU": Note(f"{share(float(figures.kept_share.min()))}" + _in_the_worst(problem)),
+            "balancedness": Note(f"{digits(float(figures.balancedness.min()))}" + _in_the_worst(problem)),
+        }
     notes: Notes = {
         "weighted objective": Note(f"{digits(result.objective)}, {proof_of(result)}"),
-        "hops kept on their GPU": Note(f"{share(float(figures.kept_share.min()))}" + _in_the_worst(problem)),
-        "balancedness": Note(f"{digits(float(figures.balancedness.min()))}" + _in_the_worst(problem)),
+        **aims,
         "experts that move": Note(
             f"{moves_to(result.solution, problem)} of {start.size}" + (f", at most {most} allowed" if most else "")
         ),
@@ -79,18 +101,76 @@ def _in_the_worst(problem: Problem) -> str:
     return f" in the worst of {1 + len(problem.others)} recordings" if problem.others else ""
 
 
-def instance_of(problem: Problem) -> JointInstance:
-    """The placement problem of the open recording and the others it must serve. Recordings without tokens have no hops,
-    so that only balance counts."""
+def _rows_and_balance(instance: RowsInstance, gpu_of_expert: np.ndarray, problem: Problem) -> Notes:
+    """Both aims of a placement int64[layer, expert] where rows count, with what is proven of each alone."""
+    balancedness = float(instance.figures(gpu_of_expert).balancedness.min())
+    most = float(most_balancedness(instance).min())
+    where = {"gpu": "GPUs", "node": "nodes"}[instance.recordings[0].travel]
+    saved, possible = rows_saved(instance, gpu_of_expert, problem)
+    return {
+        "weighed": Note(
+            f"balance against rows to other {where}: tokens go home after every layer, so hops cost nothing"
+        ),
+        "rows": Note(
+            f"{share(float(saved.min()))} fewer than contiguous blocks send{_in_the_worst(problem)}; "
+            f"at most {share(float(possible.min()))} is possible, proven"
+        ),
+        "balancedness": Note(
+            f"{digits(balancedness)}{_in_the_worst(problem)}; at most {digits(most)} is possible, proven"
+        ),
+    }
+
+
+def rows_saved(instance: RowsInstance, gpu_of_expert: np.ndarray, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """(share of the rows of contiguous blocks that a placement saves, what none saves more than): float64[recording] each, of
+    recordings with tokens; 0 where contiguous blocks send no rows."""
+    known = instance.blind_rows > 0
+    before = instance.rows(linear_placement(problem).gpu_of_expert)[known]
+    nothing = before == 0
+    saved, possible = (
+        np.where(nothing, 0.0, 1 - rows[known] / np.maximum(before, 1))
+        for rows in (instance.rows(gpu_of_expert), instance.least_rows)
+    )
+    return saved, possible
+
+
+def instance_of(problem: Problem, execution: Execution = "vanilla") -> JointInstance:
+    """The placement problem of the open recording and the others it must serve, of rows where they are what counts, else of
+    hops. Recordings without tokens have neither, so that only balance counts."""
     recordings = (problem.workload, *problem.others)
+    load = np.array([recording.load for recording in recordings])
+    if execution == "vanilla" and _sends_shared_rows(problem):
+        return rows_instance(tuple(_choices(problem, recording) for recording in recordings), load)
+    require_room(len(recordings) * (problem.workload.layers - 1), problem.workload.num_experts)
     hops = [
         transitions(recording.experts, recording.num_experts)
         if isinstance(recording, RoutingTrace)
         else np.zeros((recording.layers - 1, recording.num_experts, recording.num_experts))
         for recording in recordings
     ]
-    return JointInstance(
-        np.array(hops), np.array([recording.load for recording in recordings]), experts_per_gpu(problem)
+    return JointInstance(np.array(hops), load, experts_per_gpu(problem))
+
+
+def _sends_shared_rows(problem: Problem) -> bool:
+    """Whether a row serves several experts and how many are sent is known: of the open recording's tokens, on a cluster that
+    `coactivation` plans for."""
+    if len(problem.cluster.gpus) == 1 or not problem.workload.load.any():
+        return False
+    try:
+        coactivation.instance_of(problem, None)
+    except InputError:
+        return False
+    return True
+
+
+def _choices(problem: Problem, recording: Workload) -> CoactivationInstance:
+    """What the tokens of a recording choose; of a recording without tokens, no token."""
+    if isinstance(recording, RoutingTrace):
+        return coactivation.instance_of(problem.with_workload(recording), None)
+    return replace(
+        coactivation.instance_of(problem, None),
+        experts=np.empty((recording.layers, 0, 1), dtype=np.int16),
+        source_gpu=np.empty(0, dtype=np.int64),
     )
 
 

@@ -12,12 +12,12 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from engine.errors import InputError, StoppedError
+from engine.errors import StoppedError
 from engine.placement.devices.kernel import replicate_devices
 from engine.plan import Placement, Reaction, SendOrder
 from engine.problem import Problem
 from engine.result import Stop
-from engine.simulate.two_phase import two_phase
+from engine.simulate.two_phase import device_slots, two_phase
 from engine.simulate.two_phase_result import TwoPhaseOptions, TwoPhaseResult
 from engine.systems.base import Draft, Note, Notes, Report, System
 from engine.systems.options import Options, Seed
@@ -25,6 +25,10 @@ from engine.units import digits, ratio, share
 from engine.workload import RoutingTrace
 
 DEFAULT = TwoPhaseOptions()
+STATIC = "Lina's hosting, unscheduled"
+"""The plan's name: its time is that of its placement, which the scheduler of its `reaction` only starts from."""
+SCHEDULED = "with its scheduler, against contiguous blocks"
+"""What the note is about that says how the plan runs with its scheduler: the ratio of the median batch's times."""
 
 
 class LinaOptions(Options):
@@ -39,7 +43,8 @@ class LinaOptions(Options):
         0,
         ge=0,
         le=4096,
-        description="experts on one device in a layer, at most; 0: the paper's 4, or twice an even share if that is more",
+        description="experts on one device in a layer, at most; 0: the paper's 4, or twice an even share if that is more, as "
+        "far as the memory holds them",
     )
     batch_tokens: int = Field(
         1024, ge=1, le=10**7, description="recorded tokens of one batch in the run-time simulation"
@@ -56,16 +61,7 @@ class LinaOptions(Options):
 def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> Draft:
     """Hosting by popularity, and the two phases tried on the second half of the recording."""
     gpus = len(problem.cluster.gpus)
-    even_share = -(-problem.workload.num_experts // gpus)
-    wanted = options.max_experts or max(DEFAULT.max_experts_per_device, 2 * even_share)
-    fits = problem.expert_slots_of_gpu()
-    tight = int(fits.argmin())
-    if fits[tight] < even_share:
-        raise InputError(
-            f"{problem.workload.num_experts} experts a layer do not fit: {problem.cluster.gpu_names[tight]} has memory for "
-            f"{fits[tight]} per layer, all GPUs together for {fits.sum()}; add GPUs or memory, or use a smaller dtype"
-        )
-    cap = min(wanted, int(fits[tight]))
+    cap = device_slots(problem, options.max_experts)
     rows, worst, bound = [], 0.0, 0.0
     load = sum(
         other.load / np.maximum(other.load.sum(axis=1, keepdims=True), 1)
@@ -95,7 +91,8 @@ def lina(problem: Problem, options: LinaOptions, stop: Stop, report: Report) -> 
     if isinstance(problem.workload, RoutingTrace) and not stop():
         with contextlib.suppress(StoppedError):
             notes |= run_time_notes(problem, reaction, options, stop, report)
-    return Draft(placement, SendOrder(mode="concurrent"), None, notes, cancelled=stop(), reaction=reaction)
+    order = SendOrder(mode="concurrent")
+    return Draft(placement, order, None, notes, cancelled=stop(), reaction=reaction, name=STATIC)
 
 
 def run_time_notes(problem: Problem, reaction: Reaction, options: LinaOptions, stop: Stop, report: Report) -> Notes:
@@ -135,7 +132,9 @@ def notes_of(result: TwoPhaseResult) -> Notes:
         "without_fine_tuning": "without fine-tuning",
     }
     figures = {title: result.figures(scheme) for scheme, title in titles.items()}
+    scheduled = figures["both phases"].median_inference
     return {
+        SCHEDULED: Note(figures["no scheduling"].median_inference / scheduled if scheduled else 1.0, "×"),
         "estimates right (top 2 as a set, in order)": Note(
             f"{share(result.accuracy('set'))}, {share(result.accuracy('order'))} of {result.batches} batches"
         ),

@@ -6,18 +6,18 @@ from functools import partial
 
 import numpy as np
 
-from engine.communication.bounds import one_peer_bound
+from engine.communication.bounds import meeting_bound, one_peer_bound
 from engine.communication.order import order
 from engine.communication.two_networks import Kernel, order_on
 from engine.communication.two_tier import fewest_seconds, two_tier
 from engine.errors import InputError, StoppedError
 from engine.network import Network
 from engine.placement.baselines import linear_assignment
-from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
+from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder, Travel
 from engine.problem import Problem
 from engine.result import Advance, Provenance, Stop, never, unwatched
 from engine.simulate import simulate
-from engine.simulate.work import Work, work_of
+from engine.simulate.work import Work, traffic_both_ways, work_of
 from engine.systems.base import Draft, Note, Notes, Report
 from engine.timeline import Timeline
 from engine.units import seconds
@@ -97,9 +97,16 @@ def best_order(placement: Placement, problem: Problem, mode: str, stop: Stop, re
 
     def plan_with(mode: str, advance: Advance) -> Plan:
         send_order = phased_order(placement, problem, mode, stop, advance)
-        return Plan(name="trial", placement=placement, send_order=send_order, provenance=Provenance(optimiser=""))
+        return Plan(
+            name="trial",
+            placement=placement,
+            send_order=send_order,
+            travel=problem.travel,
+            provenance=Provenance(optimiser=""),
+        )
 
-    return fastest_plan(modes_of(mode, problem), plan_with, [work_of(placement, problem)], problem, stop, report)
+    works = [work_of(placement, problem, travel=problem.travel)]
+    return fastest_plan(modes_of(mode, problem), plan_with, works, problem, stop, report)
 
 
 def modes_of(wanted: str, problem: Problem) -> tuple[str, ...]:
@@ -127,7 +134,7 @@ def fastest_plan(
     calls what it is handed with the share of the orders that is there.
 
     The last mode, a plain all-to-all where there are several, comes first, because it needs no schedule; one whose
-    bound is above the best time so far is neither made nor simulated.
+    bound is above the best time so far is neither made nor simulated, and of several one that is refused is passed over.
     """
     plans: dict[str, Plan] = {}
     timelines: dict[str, Timeline] = {}
@@ -151,6 +158,11 @@ def fastest_plan(
             if not timelines:
                 raise
             break
+        except InputError as error:  # such as nodes too unlike for two tiers
+            if len(modes) == 1:
+                raise
+            notes[mode] = Note(f"not possible: {error}")
+            continue
         notes[mode] = Note(timelines[mode].total, "s")
     best = min((mode for mode in modes if mode in timelines), key=lambda mode: timelines[mode].total)
     in_turn = {f"with {mode} order": notes[mode] for mode in modes if mode in notes}
@@ -169,11 +181,16 @@ def _advance(
 
 def least_seconds(works: Sequence[Work], network: Network, mode: str) -> float:
     """Seconds below which no orders of this mode can bring the pass of the slowest of these models."""
-    bounds = {"matched": partial(one_peer_bound, network), "two-tier": partial(fewest_seconds, network=network)}
-    bound = bounds.get(mode, network.bound)
+    bounds = {
+        "matched": one_peer_bound,
+        "joint": one_peer_bound,
+        "two-tier": lambda at_work, matrix: fewest_seconds(matrix, at_work),
+        "concurrent": meeting_bound,
+    }
+    bound = bounds.get(mode, Network.bound)
     return max(
         sum(float(step.max(axis=1).sum()) for step in work.compute.values())
-        + sum(bound(matrix) for matrix in (*work.dispatch, *work.combine))
+        + sum(bound(*exchange) for kind in ("dispatch", "combine") for exchange in work.carried(network, kind))
         for work in works
     )
 
@@ -181,12 +198,15 @@ def least_seconds(works: Sequence[Work], network: Network, mode: str) -> float:
 def phased_order(
     placement: Placement, problem: Problem, mode: str, stop: Stop, advance: Advance = unwatched
 ) -> SendOrder:
-    """Exact orders for every layer. advance: called with the share that is done."""
+    """Exact orders for every layer. advance: called with the share that is done. Raises InputError for a joint order, which is
+    one of two models."""
+    if mode == "joint":
+        raise InputError("a joint order is one of two models; open a second one, or use matched")
     if mode == "concurrent":
         return SendOrder(mode="concurrent")
     if mode == "two-tier":
         return _every_layer(
-            lambda traffic: two_tier(traffic, problem.network, stop).solution, placement, problem, mode, advance
+            lambda network, traffic: two_tier(traffic, network, stop).solution, placement, problem, mode, advance
         )
     return order_by(partial(order, mode=mode, stop=stop), placement, problem, mode, advance)
 
@@ -196,28 +216,37 @@ def order_by(
 ) -> SendOrder:
     """The kernel's orders for every layer."""
     return _every_layer(
-        lambda traffic: order_on(problem.network, traffic, kernel)[0], placement, problem, mode, advance
+        lambda network, traffic: order_on(network, traffic, kernel)[0], placement, problem, mode, advance
     )
 
 
 def _every_layer(
-    schedule_of: Callable[[np.ndarray], Schedule],
+    schedule_of: Callable[[Network, np.ndarray], Schedule],
     placement: Placement,
     problem: Problem,
     mode: OrderMode,
     advance: Advance,
 ) -> SendOrder:
     """Schedules for every layer. Combine is dispatch backwards where every port is as fast out as in."""
-    network, traffic = problem.network, problem.traffic(placement)
-    alike = np.array_equal(network.send, network.receive)
+    network, travel = problem.network, problem.travel or Travel()
+    there, back = traffic_both_ways(placement, problem, travel)
+    rows_out, rows_back = travel.row_bytes(problem.model)
+    alike = np.array_equal(network.send, network.receive) and network.measured is None
     dispatch, combine = [], []
-    for layer, matrix in enumerate(traffic):
-        advance(layer / len(traffic))
-        dispatch.append(schedule_of(matrix))
-        combine.append(reverse(dispatch[-1]) if alike else schedule_of(matrix.T))
+    for layer, (out, into) in enumerate(zip(there, back, strict=True)):
+        advance(layer / len(there))
+        dispatch.append(schedule_of(network.carrying("dispatch", travel.unit, out), out))
+        combine.append(
+            reverse(dispatch[-1], rows_back / rows_out)
+            if alike
+            else schedule_of(network.carrying("combine", travel.unit, into), into)
+        )
     return SendOrder(mode=mode, dispatch=tuple(dispatch), combine=tuple(combine))
 
 
-def reverse(schedule: Schedule) -> Schedule:
-    """The same schedule with every send turned round: the combine of a dispatch (Aurora §2.2)."""
-    return schedule.model_copy(update={"src": schedule.dst, "dst": schedule.src})
+def reverse(schedule: Schedule, factor: float = 1.0) -> Schedule:
+    """The same schedule with every send turned round and so many times as large: the combine of a dispatch (Aurora §2.2)."""
+    turned = {"src": schedule.dst, "dst": schedule.src}
+    if factor != 1:
+        turned |= {"bytes": schedule.bytes * factor, "duration": schedule.duration * factor}
+    return schedule.model_copy(update=turned)

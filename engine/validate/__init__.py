@@ -8,6 +8,7 @@ read, opened, launched or exported.
 from engine.errors import IllegalError
 from engine.validate.affinity import check_affinity
 from engine.validate.assignment import check_assignment
+from engine.validate.coactivation import check_coactivation
 from engine.validate.colocation import check_colocation, check_colocation_heterogeneous
 from engine.validate.communication import check_flows, check_relayed, check_schedule
 from engine.validate.devices import check_devices, check_popularity
@@ -26,6 +27,7 @@ __all__ = [
     "check_affinity",
     "check_assignment",
     "check_axes",
+    "check_coactivation",
     "check_colocation",
     "check_colocation_heterogeneous",
     "check_devices",

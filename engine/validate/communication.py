@@ -12,6 +12,7 @@ from engine.validate.schedules import (
     Ports,
     Sends,
     between_nodes,
+    carried_at_most,
     check_bytes,
     check_durations,
     check_listing,
@@ -60,8 +61,8 @@ def check_flows(flows: Flows, traffic: np.ndarray, network: Network, relayed: bo
 
     Every byte is delivered once (of a relayed all-to-all: every GPU ends with as many bytes as are for it, and between nodes
     cross as many as one has for the other; `check_relayed` checks the rest), and no port is asked for more than it can do:
-    within any stretch of time it carries at most its capacity times the length. traffic: float64[src, dst] bytes, diagonal
-    ignored.
+    within any stretch of time it carries at most what the sends that are there reach together. traffic: float64[src, dst]
+    bytes, diagonal ignored.
     """
     delivered = np.zeros_like(traffic)
     np.add.at(delivered, (flows.src, flows.dst), flows.bytes)
@@ -77,10 +78,13 @@ def check_flows(flows: Flows, traffic: np.ndarray, network: Network, relayed: bo
         for used in np.unique(port):
             mine = port == used
             starts, ends, size = begin[mine], flows.end[mine], flows.bytes[mine]
+            share = network.share[used // (2 * network.gpus)]
+            moments, carried = carried_at_most(starts, ends, network.capacity[used], share)
             for since in np.unique(starts):
                 for until in np.unique(ends[ends > since]):
                     inside = size[(starts >= since) & (ends <= until)].sum()
-                    if inside > network.capacity[used] * (until - since) * (1 + 1e-6) + RELATIVE * size.max():
+                    first, last = np.searchsorted(moments, (since, until))
+                    if inside > (carried[last] - carried[first]) * (1 + 1e-6) + RELATIVE * size.max():
                         raise IllegalError(f"port {used} carries more than its capacity")
     return flows.seconds
 
@@ -96,8 +100,8 @@ def check_relayed(
     Every byte gets to its receiver: a GPU passes on in a step only what it held before that step. Bytes for the own node take
     its links at once; others cross the fabric once, straight from the sender's node to the receiver's, after at most one relay
     inside the one and before at most one inside the other. Over the fabric a node sends to at most one node in a step and
-    receives from at most one, and no port or link carries more than its capacity times the step's seconds. (A node here is
-    GPUs that reach each other over links; a GPU without them counts as one.)
+    receives from at most one, and no port or link carries more than what as many peers as it has in the step reach in the
+    step's seconds. (A node here is GPUs that reach each other over links; a GPU without them counts as one.)
     """
     wanted = np.where(np.eye(len(traffic), dtype=bool), 0.0, traffic)
     step, src, dst, origin, target = (
@@ -126,10 +130,14 @@ def check_relayed(
             raise IllegalError(
                 f"step {pairs[0][twice[0]]}: the node of GPU {pairs[1][twice[0]]} serves two nodes at once"
             )
-    for port in network.ports(src, dst):
-        count = len(network.capacity)
+    count = len(network.capacity)
+    for port, peer in zip(network.ports(src, dst), (dst, src), strict=True):
         moved = np.bincount(step * count + port, size, len(seconds) * count).reshape(-1, count)
-        allowed = network.capacity * seconds[:, None] * (1 + RELATIVE)
+        pairs = np.unique(np.stack([step * count + port, peer]), axis=1)[0]
+        peers = np.bincount(pairs, minlength=len(seconds) * count).reshape(-1, count)
+        columns = np.clip(peers, 1, network.share.shape[1]) - 1
+        reached = network.capacity * network.share[np.arange(count) // (2 * network.gpus), columns]
+        allowed = reached * seconds[:, None] * (1 + RELATIVE)
         if (over := np.argwhere(moved > allowed + RELATIVE * size.max(initial=0.0))).size:
             raise IllegalError(f"step {over[0][0]}: port {over[0][1]} carries more than its capacity")
     return float(seconds.sum()), _relayed_bound(wanted, network, node)

@@ -1,5 +1,7 @@
 """Whole plans: what one model's plan takes, and whether a timeline of two models keeps the rules."""
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,13 +11,15 @@ import pandas as pd
 from engine.communication.steps import Steps
 from engine.errors import IllegalError
 from engine.network import Network, off_diagonal
-from engine.plan import Placement, Plan, Schedule
+from engine.plan import Placement, Plan, Schedule, Travel
 from engine.problem import Problem
 from engine.simulate import simulate_layers
 from engine.simulate.flows import all_to_all
 from engine.timeline import STREAMS, Timeline
 from engine.validate.communication import check_flows, check_phases, check_relayed
-from engine.validate.schedules import RELATIVE, Ports, Sends, between_nodes, node_ports
+from engine.validate.schedules import RELATIVE, Ports, Sends, between_nodes, carried_at_most, node_ports
+from engine.validate.served import served_choices
+from engine.workload import RoutingTrace
 
 
 def check_plan(plan: Plan, problem: Problem) -> float:
@@ -25,76 +29,170 @@ def check_plan(plan: Plan, problem: Problem) -> float:
     order, network, cost, model = plan.send_order, problem.network, problem.cost, problem.model
     gpus = range(problem.network.gpus)
     total = 0.0
-    coherent = plan.execution == "context-coherent"
-    carrier = problem.workload.rank_of_token(len(gpus)).tolist() if coherent else None
+    coherent, travel = plan.execution == "context-coherent", plan.travel or Travel()
+    home = carrier = problem.workload.rank_of_token(len(gpus)).tolist() if coherent else None
+    if coherent:
+        total += _seconds_of_order("concurrent", None, _gathered(problem, carrier), network)
     for layer in range(plan.placement.layers):
-        ffn = _ffn_seconds(plan.placement, problem, layer)
+        ffn = _ffn_seconds(plan.placement, problem, layer, travel)
         if coherent:
-            out, back, carrier, before, after = _hops(plan.placement, problem, layer, carrier)
+            total += _late_attention(problem, layer, home, carrier)
+            out, back, carrier, before, after = _hops(plan.placement, problem, layer, carrier, travel)
         else:
-            out = _traffic(plan.placement, problem, layer)
-            back = out.T
+            out, back = _traffic(plan.placement, problem, layer, travel)
             before = after = problem.demand[layer].sum(axis=1) / model.experts_per_token
         gate = np.array([float(cost.gate(problem.cluster.gpus[gpu], before[gpu], model)) for gpu in gpus])
         last = np.array([float(cost.aggregate(problem.cluster.gpus[gpu], after[gpu], model)) for gpu in gpus])
         total += sum(float(cost.together(step).max()) for step in (gate, ffn, last))
-        for schedules, matrix in ((order.dispatch, out), (order.combine, back)):
+        for kind, schedules, matrix in (("dispatch", order.dispatch, out), ("combine", order.combine, back)):
             schedule = schedules[layer] if schedules else None
-            total += _seconds_of_order(order.mode, schedule, matrix, network)
+            at_work = network.carrying(kind, travel.unit, matrix)
+            total += _seconds_of_order(order.mode, schedule, matrix, at_work)
     if coherent:
-        real = [
-            gpu
-            for gpu, token in zip(carrier, problem.workload.experts.tolist(), strict=True)
-            if any(expert >= 0 for layer in token for expert in layer)
-        ]
-        gather = np.array([[real.count(gpu) * model.bytes_per_token] * len(gpus) for gpu in gpus])
-        total += _seconds_of_order("concurrent", None, gather, network)
+        total += _seconds_of_order("concurrent", None, _gathered(problem, carrier), network)
     return total
 
 
-def _ffn_seconds(placement: Placement, problem: Problem, layer: int) -> np.ndarray:
+def _ffn_seconds(placement: Placement, problem: Problem, layer: int, travel: Travel) -> np.ndarray:
     """float64[gpu], summed up expert by expert."""
     row, copies = placement.experts_of_gpu[layer], problem.demand[layer].sum(axis=0)
-    seconds = np.zeros(len(row))
+    seconds, counted = np.zeros(len(row)), None
+    if travel.replicas is not None and isinstance(problem.workload, RoutingTrace):
+        served = _served(placement, problem, layer, travel, problem.gpu_of_token.tolist())
+        counted = Counter(pair for choices in served for pair in choices)
     for gpu, slots in enumerate(row):
         for expert in set(slots):
             replicas = sum(other.count(expert) for other in row)
-            here = copies[expert] * slots.count(expert) / replicas
+            here = copies[expert] * slots.count(expert) / replicas if counted is None else counted[expert, gpu]
             seconds[gpu] += float(problem.cost.expert_ffn(problem.cluster.gpus[gpu], here, problem.model))
     return seconds
 
 
-def _traffic(placement: Placement, problem: Problem, layer: int) -> np.ndarray:
-    """float64[src, dst] bytes of a vanilla dispatch."""
+def _traffic(placement: Placement, problem: Problem, layer: int, travel: Travel) -> tuple[np.ndarray, np.ndarray]:
+    """float64[src, dst] bytes of a vanilla dispatch and combine."""
+    out, back = travel.row_bytes(problem.model)
+    if travel.unit == "copies":
+        rows = _copies(placement, problem, layer)
+    elif isinstance(problem.workload, RoutingTrace):
+        sources = problem.gpu_of_token.tolist()
+        rows = rows_of_layer(placement, problem, layer, travel, sources)
+    else:
+        rows = problem.traffic(placement, travel)[layer] / out  # an estimate has no tokens to count
+    return rows * out, rows.T * back
+
+
+def rows_of_layer(placement: Placement, problem: Problem, layer: int, travel: Travel, sources: list[int]) -> np.ndarray:
+    """float64[src, dst] rows of a dispatch whose tokens are on these GPUs, token by token."""
+    nodes = _node_of_gpu(problem)
+    rows = np.zeros((len(nodes), len(nodes)))
+    for source, choices in zip(sources, _served(placement, problem, layer, travel, sources), strict=True):
+        hosts = [gpu for _, gpu in choices]
+        if travel.unit == "copies":
+            for host in hosts:
+                rows[source, host] += 1
+            continue
+        entries = {}
+        for host in sorted(set(hosts)):
+            node = nodes[host]
+            if travel.unit == "gpu" or host in nodes[source]:
+                rows[source, host] += 1
+                continue
+            entry = node[(source - nodes[source][0]) % len(node)]
+            entries[node] = entry
+            if host != entry:
+                rows[entry, host] += 1
+        for entry in entries.values():
+            rows[source, entry] += 1
+    return rows
+
+
+def _served(
+    placement: Placement, problem: Problem, layer: int, travel: Travel, sources: list[int]
+) -> Iterator[list[tuple[int, int]]]:
+    """Of every token its (expert, GPU that serves it). sources: the GPU of every token"""
+    tokens = problem.workload.experts[:, layer].tolist()
+    return served_choices(placement, layer, tokens, travel, sources, _node_of_gpu(problem))
+
+
+def _node_of_gpu(problem: Problem) -> list[range]:
+    """Of every GPU those that it reaches over the links of its node, itself among them."""
+    nodes = []
+    for node in problem.cluster.nodes:
+        first, count = len(nodes), len(node.gpus)
+        linked = range(first, first + count)
+        nodes += [linked if node.link_bandwidth else range(gpu, gpu + 1) for gpu in linked]
+    return nodes
+
+
+def _gathered(problem: Problem, carrier: list[int]) -> np.ndarray:
+    """float64[src, dst] bytes of an all-gather of all tokens that have an expert anywhere: to all of their node over its links,
+    an even part of the node's from each of its GPUs to every other node, and on over the links there. carrier: the GPU of
+    every token"""
+    nodes = _node_of_gpu(problem)
+    moved, held = np.zeros((len(nodes), len(nodes))), dict.fromkeys(nodes, 0)
+    for source, chosen in zip(carrier, problem.workload.experts, strict=True):
+        if (chosen >= 0).any():
+            held[nodes[source]] += 1
+            moved[source, nodes[source]] += 1
+    for node, rows in held.items():
+        for place, source in enumerate(node):
+            part = (rows + len(node) - 1 - place) // len(node)
+            for other in held.keys() - {node}:
+                entry = other[place % len(other)]
+                moved[source, entry] += part
+                for gpu in other:
+                    moved[entry, gpu] += part * (gpu != entry)
+    return off_diagonal(moved) * problem.model.bytes_per_token
+
+
+def _late_attention(problem: Problem, layer: int, home: list[int], carrier: list[int]) -> float:
+    """Seconds that attention before an MoE layer takes longer with tokens at their carriers than at home, see
+    `engine.simulate.attention`. home, carrier: the GPU of every token"""
+    if not problem.runs_attention:
+        return 0.0
+    trace, model = problem.workload, problem.model
+    real = [bool((chosen >= 0).any()) for chosen in trace.experts]
+    lengths = [model.sequence_length] if trace.sequence is None else list(Counter(trace.sequence.tolist()).values())
+    keys = max(1, round(sum(length * (length + 1) / 2 for length in lengths) / sum(lengths)))
+    longest = []
+    for place in (home, carrier):
+        tokens = Counter(gpu for gpu, counts in zip(place, real, strict=True) if counts)
+        seconds = [
+            float(problem.cost.attention(gpu, tokens[at], keys, model)) for at, gpu in enumerate(problem.cluster.gpus)
+        ]
+        longest.append(float(problem.cost.together(np.array(seconds)).max()))
+    layers = model.moe_layers[layer] - (model.moe_layers[layer - 1] if layer else -1)
+    return layers * max(0.0, longest[1] - longest[0])
+
+
+def _copies(placement: Placement, problem: Problem, layer: int) -> np.ndarray:
+    """float64[src, dst] rows of a vanilla dispatch where every copy travels on its own; replicas share equally."""
     row, copies = placement.experts_of_gpu[layer], problem.demand[layer]
     traffic = np.zeros((len(row), len(row)))
     for gpu, slots in enumerate(row):
         for expert in set(slots):
             replicas = sum(other.count(expert) for other in row)
-            traffic[:, gpu] += copies[:, expert] * slots.count(expert) / replicas * problem.model.bytes_per_token
+            traffic[:, gpu] += copies[:, expert] * slots.count(expert) / replicas
     return traffic
 
 
-def _hops(placement: Placement, problem: Problem, layer: int, carrier: list[int]) -> tuple:
+def _hops(placement: Placement, problem: Problem, layer: int, carrier: list[int], travel: Travel) -> tuple:
     """One context-coherent layer, token by token: both exchanges in bytes, the new carriers, and the tokens that every
     GPU gates and aggregates. A token's new carrier is the GPU of its first-listed expert."""
-    gpus, size = len(problem.cluster.gpus), problem.model.bytes_per_token
+    gpus = len(problem.cluster.gpus)
     home = {expert: gpu for gpu, slots in enumerate(placement.experts_of_gpu[layer]) for expert in slots}
-    out, back = np.zeros((gpus, gpus)), np.zeros((gpus, gpus))
     before, after = np.zeros(gpus), np.zeros(gpus)
     carriers = []
     for token, here in enumerate(carrier):
         chosen = problem.workload.experts[token, layer].tolist()
         there = home[chosen[0]] if chosen[0] >= 0 else here
-        for expert in chosen:
-            if expert >= 0:
-                out[here, home[expert]] += size
-                back[home[expert], there] += size
         part = sum(expert >= 0 for expert in chosen) / len(chosen)
         before[here] += part
         after[there] += part
         carriers.append(there)
-    return out, back, carriers, before, after
+    rows = (rows_of_layer(placement, problem, layer, travel, sources) for sources in (carrier, carriers))
+    out, back = (matrix * size for matrix, size in zip(rows, travel.row_bytes(problem.model), strict=True))
+    return out, back.T, carriers, before, after
 
 
 def check_timeline(timeline: Timeline, plan: Plan, problem: Problem) -> float:
@@ -104,6 +202,7 @@ def check_timeline(timeline: Timeline, plan: Plan, problem: Problem) -> float:
     Of a timeline with bundles every layer is simulated again send by send, and its bundles must be those sends.
     """
     slack = 1e-9 * timeline.total
+    problem = problem.as_planned(plan)
     parts = ((plan.placement, problem), (plan.placement_b, problem.second))
     _check_lanes(timeline, slack)
     used_until = 0.0
@@ -113,11 +212,15 @@ def check_timeline(timeline: Timeline, plan: Plan, problem: Problem) -> float:
             _check_bundles(timeline.layers(layer, layer), whole, layer, slack)
         for model, (placement, model_problem) in enumerate(parts):
             events = whole.events[whole.events["model"] == model]
-            _check_steps(events, layer, placement, model_problem, f"model {model}, layer {layer}", slack)
+            where = f"model {model}, layer {layer}"
+            _check_steps(events, layer, placement, model_problem, plan.travel or Travel(), where, slack)
         sends = whole.events[whole.events["stream"] == "network"]
         if (sends["start"] < used_until - slack).any():
             raise IllegalError(f"layer {layer} sends before the layer before it has received everything")
         used_until = max(used_until, sends["end"].max()) if len(sends) else used_until
+        if plan.send_order.mode == "joint":  # what both models have for one GPU in a phase is one transfer
+            columns = ["resource", "peer", "start", "end"]
+            sends = sends.groupby(columns, as_index=False, observed=True)["bytes"].sum()
         _check_ports(sends, problem.network)
     return timeline.total
 
@@ -148,7 +251,7 @@ def _check_bundles(bundles: Timeline, whole: Timeline, layer: int, slack: float)
 
 
 def _check_steps(
-    events: pd.DataFrame, layer: int, placement: Placement, problem: Problem, where: str, slack: float
+    events: pd.DataFrame, layer: int, placement: Placement, problem: Problem, travel: Travel, where: str, slack: float
 ) -> None:
     """One model's part of a layer: its steps in order, its bytes, and the seconds of its experts."""
     step_of = dict(iter(events.groupby("kind", observed=True)))
@@ -156,8 +259,7 @@ def _check_steps(
     for earlier, later in pairwise(steps):
         if step_of[later]["start"].min() < step_of[earlier]["end"].max() - slack:
             raise IllegalError(f"{where}: {later} starts before {earlier} has ended")
-    traffic = _traffic(placement, problem, layer)
-    for kind, wanted in (("dispatch", traffic), ("combine", traffic.T)):
+    for kind, wanted in zip(("dispatch", "combine"), _traffic(placement, problem, layer, travel), strict=True):
         moved = np.zeros_like(wanted)
         if kind in step_of:
             sends = step_of[kind]
@@ -168,24 +270,27 @@ def _check_steps(
     if "ffn" in step_of:
         ffn = step_of["ffn"]
         np.add.at(took, ffn["resource"].to_numpy(int), (ffn["end"] - ffn["start"]).to_numpy())
-    wanted = problem.cost.together(_ffn_seconds(placement, problem, layer))
+    wanted = problem.cost.together(_ffn_seconds(placement, problem, layer, travel))
     if np.abs(took - wanted).max() > slack + 1e-12:
         raise IllegalError(f"{where}: an FFN takes other than its time")
 
 
 def _check_ports(sends, network: Network) -> None:
-    """Within any stretch of time between a start and an end a port carries at most its capacity times the length."""
+    """Within any stretch of time between a start and an end a port carries at most what the sends that are there reach."""
     src, dst = sends["resource"].to_numpy(int), sends["peer"].to_numpy(int)
     begin, end = sends["start"].to_numpy() + network.start_up(src, dst), sends["end"].to_numpy()
     size = sends["bytes"].to_numpy()
     for port in network.ports(src, dst):
         for used in np.unique(port):
             mine = port == used
+            share = network.share[used // (2 * network.gpus)]
+            moments, most = carried_at_most(begin[mine], end[mine], network.capacity[used], share)
             for since in np.unique(begin[mine]):
                 inside = mine & (begin >= since)
                 until = np.sort(end[inside])
                 carried = np.cumsum(size[inside][np.argsort(end[inside], kind="stable")])
-                if np.any(carried > network.capacity[used] * (until - since) * (1 + 1e-6) + 1e-9 * size.max()):
+                allowed = most[np.searchsorted(moments, until)] - most[np.searchsorted(moments, since)]
+                if np.any(carried > allowed * (1 + 1e-6) + 1e-9 * size.max()):
                     raise IllegalError(f"port {used} carries more than its capacity")
 
 
@@ -213,7 +318,11 @@ def _seconds_of_order(mode: str, schedule: Schedule | None, traffic: np.ndarray,
         if here.any() and mode == "matched":
             seconds += (latency[here] + alone[here]).max()
         elif here.any():
-            moved = np.bincount(np.r_[out[here], into[here]], np.r_[size[here], size[here]])
-            busy = np.flatnonzero(moved)
-            seconds += (moved[busy] / network.capacity[busy]).max() + latency[here].max()
+            slowest = 0.0
+            for side in (out, into):
+                for port in np.unique(side[here]):
+                    mine, share = here & (side == port), network.share[port // (2 * network.gpus)]
+                    rate = network.capacity[port] * share[min(mine.sum(), len(share)) - 1]
+                    slowest = max(slowest, size[mine].sum() / rate)
+            seconds += slowest + latency[here].max()
     return seconds

@@ -19,8 +19,9 @@ from engine.problem import Problem, make_problem
 from engine.simulate.metrics import has_inputs_of
 from engine.simulate.training import check_step_parts, graph_of
 from engine.simulate.training.routing import expert_groups
-from engine.simulate.work import work_of
+from engine.simulate.work import traffic_both_ways, work_of
 from engine.training import TrainingStep
+from engine.validate.joint_order import check_joint_order
 from engine.validate.schedules import (
     Ports,
     Sends,
@@ -48,10 +49,15 @@ def refuse_broken(plan: Plan, problem: Problem, source: str = "", drawn: bool = 
     drawn: whether the problem's cluster is one that was drawn, or only stands for so many GPUs of any kind
     """
     problem.check_plan(plan)
+    problem = problem.as_planned(plan)
     try:
         for part in _parts(plan, problem):
             _check_layers(part, plan, problem)
             _check_order(part, plan, problem, drawn)
+        if plan.send_order.mode == "joint":
+            known = _knows_cluster(plan, problem, drawn)
+            timed = known and has_inputs_of(plan, problem, ("cluster", "cost"))
+            check_joint_order(plan, problem.network if known else None, timed)
         if problem.goal is Goal.TRAINING:
             check_step_parts(plan, problem, graph_of(problem, expert_groups(plan.placement)))
     except (IllegalError, InputError) as error:
@@ -113,8 +119,8 @@ def _check_order(part: _Part, plan: Plan, problem: Problem, drawn: bool) -> None
     mode, placement = part.order.mode, part.placement
     if mode == "concurrent":
         return
-    known = drawn and plan.provenance.inputs.get("cluster", problem.cluster.digest) == problem.cluster.digest
-    phased, tiers = mode in ("matched", "shared", "two-tier"), mode == "two-tier"
+    known = _knows_cluster(plan, problem, drawn)
+    phased, tiers = mode in ("matched", "joint", "shared", "two-tier"), mode == "two-tier"
     timed = phased and drawn and has_inputs_of(plan, problem, ("cluster", "cost"))
     # Costs decide how fast ports are, but not which there are; where the plan was made with others, they need not know any.
     network = problem.network if timed else Network.of(problem.cluster)
@@ -132,7 +138,7 @@ def _check_order(part: _Part, plan: Plan, problem: Problem, drawn: bool) -> None
                     check_names(sends, network)
                 if phased:
                     check_listing(sends)
-                if mode in ("matched", "two-tier"):
+                if mode in ("matched", "joint", "two-tier"):
                     check_matching(sends, ports)
                 if traffic is not None and (known or not tiers):
                     carried = between_nodes(traffic[kind][layer], network) if tiers else traffic[kind][layer]
@@ -141,6 +147,10 @@ def _check_order(part: _Part, plan: Plan, problem: Problem, drawn: bool) -> None
                     check_durations(sends, mode, ports)
             except IllegalError as error:
                 raise IllegalError(f"{part.whose}layer {layer}, {kind}: {error}") from None
+
+
+def _knows_cluster(plan: Plan, problem: Problem, drawn: bool) -> bool:
+    return drawn and plan.provenance.inputs.get("cluster", problem.cluster.digest) == problem.cluster.digest
 
 
 def _check_carried(sends: Sends, traffic: np.ndarray, replicated: bool) -> None:
@@ -154,7 +164,8 @@ def _check_carried(sends: Sends, traffic: np.ndarray, replicated: bool) -> None:
 def _traffic(part: _Part, plan: Plan) -> dict[str, np.ndarray]:
     """float64[layer, src, dst] bytes of `dispatch` and `combine`."""
     if plan.execution == "vanilla":
-        traffic = part.problem.traffic(part.placement)
-        return {"dispatch": traffic, "combine": traffic.transpose(0, 2, 1)}
-    work = work_of(part.placement, part.problem, plan.execution)
+        return dict(
+            zip(("dispatch", "combine"), traffic_both_ways(part.placement, part.problem, plan.travel), strict=True)
+        )
+    work = work_of(part.placement, part.problem, plan.execution, plan.travel)
     return {"dispatch": work.dispatch, "combine": work.combine}

@@ -144,3 +144,18 @@ def check_durations(sends: Sends, mode: OrderMode, ports: Ports) -> None:
                 f"phase {sends.phase[first]} lasts {duration[sends.phase[first]]:g} s, but GPU {gpu[first]} needs "
                 f"{needed[first]:g} s to {verb} {moved[first]:.12g} bytes in it"
             )
+
+
+def carried_at_most(
+    begin: np.ndarray, end: np.ndarray, capacity: float, share: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The moments at which a send of a port begins or ends (float64[moment], ascending), and the bytes that the port can have
+    carried by then (float64[moment]).
+
+    begin, end: float64[send] seconds; capacity: bytes/s of one send alone; share: float64[sends], the part of it that so many
+    reach together, the last for more.
+    """
+    moments = np.unique(np.concatenate([begin, end]))
+    there = [int(((begin <= moment) & (end > moment)).sum()) for moment in moments[:-1]]
+    rates = [capacity * share[min(max(sends, 1), len(share)) - 1] for sends in there]
+    return moments, np.concatenate([[0.0], np.cumsum(rates * np.diff(moments))])

@@ -13,7 +13,7 @@ from engine.plan import Plan
 from engine.problem import make_problem
 from engine.store.problems import problem_arguments
 from engine.workload import ExpertLoad, RoutingTrace, Workload
-from tests.app.test_pages import ROOT, open_sample, visit
+from tests.app.test_pages import ROOT, open_sample, press, visit
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +31,6 @@ def metrics(app: AppTest) -> list[tuple[str, str]]:
 def titles(app: AppTest) -> list[str]:
     """Of the charts on the page, which they also have as their description."""
     return [chart.proto.alt for chart in app.get("plotly_chart")]
-
-
-def press(app: AppTest, label: str) -> AppTest:
-    next(button for button in app.button if button.label == label).click()
-    app.run()
-    assert not app.exception, app.exception
-    return app
 
 
 def choose(app: AppTest, key: str, value: str) -> AppTest:

@@ -14,7 +14,7 @@ from engine.cluster import Cluster, Node
 from engine.errors import InputError
 from engine.jobs import protocol, runner
 from engine.jobs.device_calibration import describe_calibration
-from tests.app.test_pages import ROOT, open_sample, visit
+from tests.app.test_pages import ROOT, open_sample, press, visit
 from tests.costs import device_profiles as planted
 
 MADE = planted.device_profile("H200", ranks=2)
@@ -51,16 +51,9 @@ def page(monkeypatch) -> AppTest:
     return visit(open_sample(app), "cluster")
 
 
-def press(page: AppTest, label: str) -> AppTest:
-    next(button for button in page.button if button.label == label).click()
-    page.run()
-    assert not page.exception, page.exception
-    return page
-
-
 def open_cluster(page: AppTest, cluster: Cluster) -> AppTest:
     file = ("cluster.json", cluster.to_json().encode(), "application/json")
-    page.file_uploader(key="cluster-file").set_value(file)
+    page.file_uploader(key="cluster-file").set_value([file])
     page.run()
     assert not page.exception and not page.error
     return page

@@ -28,6 +28,11 @@ def timeline(layers: int = 2) -> Timeline:
     return Timeline(log.frame(), ("GPU 0 · <b>A</b>", "GPU 1 · B"), "simulated", "test")
 
 
+def test_names_in_titles_are_no_markup_and_keep_their_quotes():
+    """Plotly knows no `&quot;` and would show it."""
+    assert theme.plain("""a "b" 'c' <i>d</i> & e""") == """a "b" 'c' &lt;i&gt;d&lt;/i&gt; &amp; e"""
+
+
 def test_gantt_draws_every_event_of_the_chosen_layers_once() -> None:
     figure = gantt.gantt({"one": timeline(3)}, 1, 1, "title")
     bars = [trace for trace in figure.data if trace.type == "bar"]

@@ -8,13 +8,13 @@ import streamlit as st
 import torch
 from streamlit.testing.v1 import AppTest
 
-from tests.app.test_pages import ROOT, visit
+from tests.app.test_pages import ROOT, press, visit
 from tests.formats.test_nvidia_topo import everywhere, printed
 from tests.launch.nvml import GIB, Gpu, plug_in, switched
 
 LISTED = "".join(f"GPU {at}: NVIDIA H100 80GB HBM3 (UUID: GPU-{at})\n" for at in range(8))
 DETECT, OPEN = "Detect attached GPUs", "Open these GPUs"
-TYPE = "GPU type, where the driver's name is not known"
+TYPE = "GPU type, where the driver or a file does not name it"
 
 
 @pytest.fixture
@@ -27,15 +27,8 @@ def page(monkeypatch) -> AppTest:
     st.cache_resource.clear()
 
 
-def press(page: AppTest, label: str) -> AppTest:
-    next(button for button in page.button if button.label == label).click()
-    page.run()
-    assert not page.exception, page.exception
-    return page
-
-
 def upload(page: AppTest, name: str, text: str) -> AppTest:
-    page.file_uploader(key="cluster-file").set_value((name, text.encode(), "text/plain"))
+    page.file_uploader(key="cluster-file").set_value([(name, text.encode(), "text/plain")])
     page.run()
     assert not page.exception, page.exception
     return page
@@ -82,15 +75,15 @@ def test_a_name_that_is_not_known_needs_a_type(page, monkeypatch):
 def test_a_topology_that_names_its_gpus(page):
     upload(page, "dgx.txt", LISTED + printed(everywhere("NV18", 8), nics=8))
     assert gpus(page) == "8" and not page.error
-    assert "8 network cards" in page.success[0].value
+    assert any("8 network cards" in caption.value for caption in page.caption)
 
 
 def test_a_topology_whose_type_is_chosen(page):
     upload(page, "dgx.txt", printed(everywhere("NV12", 4)))
     assert "choose their type" in page.error[0].value and gpus(page) is None
-    choose(page, "GPU type in this file", "L40S")
+    choose(page, TYPE, "L40S")
     assert "no NVLinks" in page.error[0].value and gpus(page) is None
-    choose(page, "GPU type in this file", "A100-80")
+    choose(page, TYPE, "A100-80")
     assert gpus(page) == "4" and not page.error
 
 
@@ -108,7 +101,7 @@ def test_garbage_leaves_the_open_cluster(page, monkeypatch, name, text):
 def test_another_type_draws_the_file_again_and_nothing_else_does(page):
     upload(page, "dgx.txt", printed(everywhere("NV12", 4)))
     for kind, memory in (("A100-80", "320 GiB"), ("A100-40", "160 GiB")):
-        choose(page, "GPU type in this file", kind)
+        choose(page, TYPE, kind)
         assert next(metric.value for metric in page.metric if metric.label == "Memory") == memory
     choose(page, "Start from a preset", "mixed-8")
     press(page, "Open the preset")

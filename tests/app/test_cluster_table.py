@@ -5,8 +5,11 @@ import pytest
 
 from app.cluster.table import shows, to_cluster, to_frame
 from engine.catalogue import cluster_presets
+from engine.catalogue.packaged import packaged_gpu_types
 from engine.cluster import Cluster, Node
+from engine.efficiency import Efficiency
 from engine.errors import InputError
+from tests.costs.silicon import needs_tables
 
 PRESETS = cluster_presets()
 
@@ -26,6 +29,13 @@ def test_a_table_that_nobody_edited_is_the_same_cluster(name: str) -> None:
             )
 
 
+def test_an_edited_table_keeps_what_ports_reach() -> None:
+    cluster = PRESETS["mixed-8"].cluster.model_copy(update={"efficiency": Efficiency(fabric=((1, 1.0), (4, 0.5)))})
+    frame = to_frame(cluster)
+    frame.loc[0, "type"] = "B200"
+    assert to_cluster(frame, cluster, 0.0).efficiency == cluster.efficiency
+
+
 def test_a_new_type_brings_its_own_numbers() -> None:
     cluster = PRESETS["mixed-8"].cluster
     frame = to_frame(cluster)
@@ -33,6 +43,14 @@ def test_a_new_type_brings_its_own_numbers() -> None:
     changed = to_cluster(frame, cluster, 0.0)
     assert changed.gpus[0].memory == pytest.approx(180 * 2**30)
     assert changed.gpus[0].send_bandwidth == cluster.gpus[0].send_bandwidth
+
+
+@needs_tables
+def test_a_type_that_only_the_package_has_brings_its_own_numbers_too() -> None:
+    cluster = PRESETS["mixed-8"].cluster
+    frame = to_frame(cluster)
+    frame.loc[0, "type"] = "GB200"
+    assert to_cluster(frame, cluster, 0.0).gpus[0].memory == packaged_gpu_types()["GB200"].memory
 
 
 @pytest.mark.parametrize(

@@ -222,17 +222,22 @@ def test_without_tokens_nothing_is_busy() -> None:
     assert {gpu.share for gpu in overlay.gpus} == {0.0}
 
 
+def laid_over(app: AppTest) -> list:
+    """The toggle that lays the open plan over the drawing, where there is one."""
+    return [toggle for toggle in app.toggle if toggle.label.startswith("Lay the open plan")]
+
+
 def test_the_open_plan_is_offered_for_its_own_cluster_only(warm_python) -> None:
     app = open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
     visit(app, "cluster")
-    assert not app.toggle
+    assert not laid_over(app)
     open_plan(app, "linear", {})
     visit(app, "cluster")
-    app.toggle[0].set_value(True).run()
+    laid_over(app)[0].set_value(True).run()
     assert not app.exception, app.exception
     assert any("port to the fabric is busy longest" in caption.value for caption in app.caption)
     app.select_slider[0].set_value(2).run()
     assert any("of this layer" in caption.value for caption in app.caption)
     next(button for button in app.button if button.key == "strip-cluster-exflow-4-nodes").click().run()
-    assert not app.toggle
+    assert not laid_over(app)
     assert any("cannot be laid over this drawing: the plan" in caption.value for caption in app.caption)

@@ -11,7 +11,19 @@ from app.visitor.glossary import PAGES, TERMS
 from tests.app.test_pages import ROOT, open_sample, visit
 
 PAPERS = ("Aurora", "ExFlow", "Lancet", "Lina", "PipeMoE")
-ELSEWHERE = {"balancedness", "critical path", "gap", "rank", "roofline", "slot", "two-tier order"}
+ELSEWHERE = {
+    "balancedness",
+    "contention",
+    "critical path",
+    "gap",
+    "held out",
+    "overload factor",
+    "persistence",
+    "rank",
+    "roofline",
+    "slot",
+    "two-tier order",
+}
 """Words that none of the five papers has."""
 SHOWN = {"Optimise": "systems", "Cluster": "costs"}
 """Folders of the engine whose texts about systems, options and sources a page shows."""

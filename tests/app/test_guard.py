@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.visitor.guard import FORWARDED, SWITCH, why_not
+from app.visitor.guard import FORWARDED, PROXY, SWITCH, why_not
 from app.visitor.roles import SETTING
 
 NOBODY, SOMEBODY = SimpleNamespace(is_logged_in=False), SimpleNamespace(is_logged_in=True)
@@ -28,6 +28,31 @@ def test_others_may_not(user, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_proxy_on_this_machine_does_not_make_a_visitor_local(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     assert why_not(visitor(None, **{header: "192.0.2.7"}), SOMEBODY) is not None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "127.0.0.1:8501", "Origin": "https://plans.example.org"},  # nginx as it comes
+        {"Host": "plans.example.org", "Origin": "https://plans.example.org"},
+        {"Host": "plans.example.org"},
+        {"Host": "localhost.example.org:8501"},
+        {"Host": "127.0.0.1:8501", "Origin": "null"},
+        {"Host": "[", "Origin": "http://["},
+    ],
+)
+def test_a_proxy_that_adds_nothing_is_known_by_the_address(headers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    assert why_not(visitor(None, **headers), SOMEBODY) is not None
+
+
+@pytest.mark.parametrize("here", ["localhost:8501", "127.0.0.1:8501", "[::1]:8501", "LOCALHOST"])
+def test_this_machine_has_several_names(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    headers = {"Host": here, "Origin": f"http://{here}"}
+    assert why_not(visitor(None, **headers), NOBODY) is None
+    monkeypatch.setenv(PROXY, "1")
+    assert why_not(visitor(None, **headers), NOBODY) is not None
 
 
 def test_who_may_only_plan_may_not_launch_even_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,14 +28,14 @@ from engine.jobs.runner import Job, State
 from engine.launch.preparation.launch import Launch
 from engine.launch.rank.logs import RankLogs
 from engine.model import MoEModel
-from engine.plan import Plan
+from engine.plan import Plan, Travel
 from engine.problem import Problem, make_problem
 from engine.simulate.training.step import simulate_step
 from engine.store.problems import problem_arguments
 from engine.timeline import Timeline
 from engine.training import usual_step
-from tests.app.test_pages import ROOT, open_sample, visit
-from tests.app.test_step_page import enter, field, press, said
+from tests.app.test_pages import ROOT, open_sample, press, visit
+from tests.app.test_step_page import enter, field, said
 from tests.jobs.launched import fail, finish, request_of
 from tests.launch.cluster_fakes import install_slurm
 from tests.strategies import make_gpu
@@ -91,16 +91,21 @@ def comes_from(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(st.context), "ip_address", property(lambda _: address))
 
 
-@pytest.fixture
-def app(session, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AppTest]:
-    """That session on the Launch page. What it starts is ended."""
+def copied(session: tuple[Path, str, list[Plan]], data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    """A session in a data folder of the test's own, not run yet, visited from this machine; its plans are `plans`."""
     folder, token, plans = session
-    shutil.copytree(folder, own_data_folder)
+    shutil.copytree(folder, data_folder)
     comes_from(None, monkeypatch)
     app = AppTest.from_file(MAIN, default_timeout=60)
     app.query_params["session"] = token
     app.plans = plans
-    yield visit(app, "launch")
+    return app
+
+
+@pytest.fixture
+def app(session, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AppTest]:
+    """That session on the Launch page. What it starts is ended."""
+    yield visit(copied(session, own_data_folder, monkeypatch), "launch")
     for job in launches():
         runner.cancel(job, grace=0)
         assert runner.wait(job, 5).finished
@@ -204,29 +209,43 @@ def model_of(app: AppTest, digest: str) -> MoEModel:
     return app.session_state["model_of"][digest]
 
 
-def open_two_tier(app: AppTest, nodes: int) -> AppTest:
-    """The page with an open plan of a two-tier order on so many nodes of two GPUs."""
+def open_on_pairs(app: AppTest, nodes: int, order: str = "two-tier", travel: Travel | None = None) -> AppTest:
+    """The page with an open plan of a two-tier order, or of another one, on so many nodes of two GPUs."""
     pairs = [Node(name=f"node {at}", gpus=(make_gpu(),) * 2, link_bandwidth=1e12) for at in range(nodes)]
     app.session_state["cluster"] = Cluster(name="pairs", nodes=pairs)
-    (tiered,) = plan(problem_of(app), ANOTHER, {"name": "eplb", "options": {"order": "two-tier"}})
-    app.session_state["plan_jobs"], app.session_state["plan"] = [ANOTHER], tiered.id
+    problem = replace(problem_of(app), travel=travel)
+    (opened,) = plan(problem, ANOTHER, {"name": "eplb", "options": {"order": order}})
+    app.session_state["plan_jobs"], app.session_state["plan"] = [ANOTHER], opened.id
     return visit(app, "launch")
 
 
 def test_a_two_tier_plan_is_offered_on_ranks_that_can_carry_it_out(app: AppTest):
     assert field(app, "Ranks").value == 4
-    open_two_tier(app, 6)
+    open_on_pairs(app, 6)
     assert not app.error and field(app, "Ranks").value == 6 and not button(app, "Start").disabled
     enter(app, "Ranks", 5)
     assert "on 5 ranks one would stand for GPUs of several nodes: choose 6" in said(app.error)
 
 
 def test_a_two_tier_plan_of_many_nodes_says_how_many_ranks_it_takes(app: AppTest):
-    open_two_tier(app, 9)
+    open_on_pairs(app, 9)
     assert not app.error and "takes at least 9 ranks" in said(app.info) and field(app, "Ranks").value is None
     assert not any(button.label == "Start" for button in app.button)
     enter(app, "Ranks", 9)
     assert not app.error and not button(app, "Start").disabled and "folded onto 9 ranks" in said(app.markdown)
+
+
+def test_a_plan_of_one_row_a_node_says_so_or_why_it_is_refused(app: AppTest):
+    open_on_pairs(app, 6, "concurrent", Travel(unit="node", dispatch="fp8"))
+    assert not app.error and "one row a node, fp8 out" in said(app.markdown) and not button(app, "Start").disabled
+    enter(app, "Ranks", 5)
+    assert "whose GPUs pass it on to each other; on 5 ranks one would stand for" in said(app.error)
+
+
+def test_an_order_that_rows_of_nodes_cannot_follow_is_refused(app: AppTest):
+    open_on_pairs(app, 2, "matched", Travel(unit="node"))
+    assert "not in a matched order; plan with a concurrent order" in said(app.error)
+    assert not any(button.label == "Start" for button in app.button)
 
 
 # On a testbed.

@@ -19,6 +19,18 @@ def test_a_front_runs_from_balance_to_affinity_in_any_order():
     assert "20 % kept at balancedness 0.9 to 40 % at 0.6" in figure.layout.title.text
 
 
+def test_a_front_of_rows_has_few_rows_to_the_right():
+    points = [
+        {"rows": rows, "balancedness": balance, "weight": 0.5, "seconds": 1e-3}
+        for rows, balance in ((2, 0.6), (3, 0.9))
+    ]
+    figure = charts.front(points, {"Linear": (3.54321, 0.7)}, across=charts.ROWS)
+    front, others = figure.data
+    assert list(front.x) == [3, 2] and list(others.x) == [3.543]
+    assert figure.layout.xaxis.autorange == "reversed" and "rows" in figure.layout.xaxis.title.text
+    assert figure.layout.title.text == "From 3 rows a token at balancedness 0.9 to 2 at 0.6"
+
+
 def test_plans_at_one_place_share_a_label():
     others = {"Linear": (0.125, 0.7), "RCS": (0.1250001, 0.7), "<i>mine</i>": (0.3, 0.5)}
     names = charts.front([point(0.4, 0.6)], others).data[1].text

@@ -8,7 +8,7 @@ from app.visitor import roles
 from engine import store
 from engine.jobs import runner
 from engine.workload import ExpertLoad
-from tests.app.test_pages import ROOT, open_sample, plan_the_sample, visit
+from tests.app.test_pages import ROOT, chooser, open_sample, plan_the_sample, press, visit
 
 pytestmark = pytest.mark.slow
 
@@ -16,13 +16,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def app(warm_python) -> AppTest:
     return open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
-
-
-def press(app: AppTest, label: str) -> AppTest:
-    next(button for button in app.button if button.label == label).click()
-    app.run()
-    assert not app.exception, app.exception
-    return app
 
 
 def choose(app: AppTest, label: str, value) -> AppTest:
@@ -70,6 +63,7 @@ def test_two_models_from_the_goal_to_the_timeline(app: AppTest) -> None:
     }
     visit(app, "timeline")
     assert not app.error and any(metric.label == "Bound for any placement" for metric in app.metric)
+    assert any(heading.value == "Alone and together" for heading in app.subheader)
     visit(app, "launch")
     assert not app.error  # two models are launched together
     visit(app, "optimise")
@@ -97,7 +91,7 @@ def test_what_a_move_costs_counts_from_the_plan_in_use(app: AppTest) -> None:
     assert table.loc["Linear placement", "Pays after"] == "at once" and table.loc["Aurora", "Pays after"].endswith(
         "passes"
     )
-    ids = {option.split(" · ")[0]: option for option in app.selectbox[0].options}
+    ids = {option.split(" · ")[0]: option for option in chooser(app, "Deployed now").options}
     assert any(name.startswith("Aurora") for name in ids)
     deployed = next(box for box in app.selectbox if box.label == "Deployed now")
     plan = runner.jobs(store.data_folder(), "optimise")[0].result["candidates"][0]["plan"]
@@ -109,9 +103,11 @@ def test_what_a_move_costs_counts_from_the_plan_in_use(app: AppTest) -> None:
     assert table.loc["Linear placement", "Pays after"] == "never"
 
 
-def test_the_front_fills_in_and_its_plans_can_be_opened(app: AppTest) -> None:
+@pytest.mark.parametrize("unit", ["copies", "gpu"])
+def test_the_front_fills_in_and_its_plans_can_be_opened(app: AppTest, unit: str) -> None:
     open_samples(app, "Alpha on prose", "Alpha on code")
     visit(app, "optimise")
+    choose(app, "How tokens travel", unit)
     choose(app, "Show", "Balance against affinity")
     assert any("No front yet" in info.value for info in app.info)
     next(number for number in app.number_input if number.label == "Points").set_value(3)
@@ -121,6 +117,7 @@ def test_the_front_fills_in_and_its_plans_can_be_opened(app: AppTest) -> None:
     candidates = finished("front").result["candidates"]
     app.run()
     assert 1 <= len(candidates) <= 3
+    assert all((candidate["rows"] is None) is (unit == "copies") for candidate in candidates)
     choose(app, "Scored on as well", app.session_state["workload"] and _other(app))
     press(app, "Open this plan")
     assert app.session_state["plan"] in {candidate["plan_id"] for candidate in candidates}
@@ -151,12 +148,27 @@ def test_plan_on_a_score_on_b(app: AppTest) -> None:
 def test_lina_at_run_time(app: AppTest) -> None:
     visit(app, "optimise")
     choose(app, "Show", "Lina at run time")
+    next(number for number in app.number_input if number.label == "Experts a device").set_value(3)
     press(app, "Simulate")
-    finished("lina")
+    result = finished("lina").result
+    assert all(run["options"]["max_experts_per_device"] == 3 for run in result["runs"])
     app.run()
     table = app.dataframe[0].value
     assert table["Path length"].tolist() == [1, 3, 6]
     assert any("scheduling one layer again" in caption.value for caption in app.caption)
+
+
+def test_linas_row_is_named_for_its_hosting_and_has_the_scheduled_time_beside_it(app: AppTest) -> None:
+    visit(app, "optimise")
+    for box in app.checkbox:
+        box.set_value("Lina (inference)" in box.label or "Linear placement" in box.label)
+    app.run()
+    press(app, "Run")
+    finished("optimise")
+    app.run()
+    table = app.dataframe[0].value.set_index("Plan")
+    scheduled = table["With its scheduler, against contiguous blocks"]
+    assert scheduled["Lina's hosting, unscheduled"].endswith("×") and scheduled.notna().sum() == 1
 
 
 def test_studies_of_loads_say_what_they_need(app: AppTest) -> None:

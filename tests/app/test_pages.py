@@ -31,11 +31,21 @@ def visit(app: AppTest, page: str) -> AppTest:
     return app
 
 
-def open_sample(app: AppTest) -> AppTest:
-    next(button for button in app.button if button.label == "Open the sample").click()
+def chooser(app: AppTest, label: str):
+    """The selectbox with a label."""
+    return next(box for box in app.selectbox if box.label == label)
+
+
+def press(app: AppTest, label: str) -> AppTest:
+    """Click the button with a label."""
+    next(button for button in app.button if button.label == label).click()
     app.run()
     assert not app.exception, app.exception
     return app
+
+
+def open_sample(app: AppTest) -> AppTest:
+    return press(app, "Open the sample")
 
 
 def plan_the_sample(app: AppTest) -> AppTest:

@@ -1,6 +1,7 @@
 """Who is looking and what they may do: by login where there is one, by name elsewhere; less than the operator says, never."""
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from app.visitor import people, roles
 from engine.errors import InputError
 from engine.store import team
 from engine.store.database import database
-from tests.app.test_pages import ROOT, visit
+from tests.app.test_pages import ROOT, chooser, visit
 
 MAIN = str(ROOT / "app" / "main.py")
 TEAM = {"Ana@Example.org": "launch", "ben@example.org": "plan", "default": "view"}
@@ -36,7 +37,7 @@ def visitor(monkeypatch: pytest.MonkeyPatch, address: str | None = None, **claim
     monkeypatch.setattr(user_info, "_get_user_info", lambda: claims)
 
 
-def test_without_a_setting_everybody_may_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_setting_everybody_may_plan_and_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(roles.SETTING, raising=False)
     assert roles.role_of(SimpleNamespace()) == "launch"
 
@@ -76,7 +77,7 @@ def test_a_setting_that_cannot_be_read_gives_nobody_more_than_a_look(setting: st
 
 def test_roles_include_what_stands_before_them() -> None:
     may = [[roles.includes(role, other) for other in roles.ORDER] for role in roles.ORDER]
-    assert may == [[True, False, False], [True, True, False], [True, True, True]]
+    assert may == [[place <= own for place in range(len(roles.ORDER))] for own in range(len(roles.ORDER))]
 
 
 def test_a_login_is_required_before_anything_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,13 +91,51 @@ def test_a_login_is_required_before_anything_is_shown(monkeypatch: pytest.Monkey
     monkeypatch.setattr(st, "login", asked.append)
     app.query_params["plan"] = "0" * 64
     app.run()
-    assert [button.label for button in app.button] == ["Log in"] and "open your link again" in app.caption[0].value
+    assert [button.label for button in app.button] == ["Log in"] and "leads to its plan" in app.caption[0].value
     assert "workloads" not in app.session_state
     app.button[0].click().run()
     assert asked == ["default"]
     visitor(monkeypatch, "192.0.2.7", is_logged_in=True, email="ana@example.org", name="Ana")
     app.run()
     assert app.header[0].value == "Workload"
+
+
+@pytest.mark.parametrize(
+    ("hours", "setting"), [(11, None), (13, None), (13, "24"), (1, "0.5"), (1, "soon"), (0.1, "-1")]
+)
+def test_a_login_counts_for_so_many_hours(hours: float, setting: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure_team(monkeypatch)
+    if setting is not None:
+        monkeypatch.setenv(roles.HOURS, setting)
+    user = login("ana@example.org", iat=time.time() - hours * 3600)
+    counts = (hours, setting) in ((11, None), (13, "24"))
+    assert roles.is_logged_in(user) is counts and roles.role_of(user) == ("launch" if counts else "view")
+
+
+def test_an_expired_login_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(people.SWITCH, "required")
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    app.secrets.update(AUTH)
+    visitor(monkeypatch, "192.0.2.7", is_logged_in=True, email="ana@example.org", iat=time.time() - 13 * 3600)
+    app.run()
+    assert (
+        "expired" in app.info[0].value and [button.label for button in app.button] == ["Log in"] and not app.header[1:]
+    )
+    visitor(monkeypatch, "192.0.2.7", is_logged_in=True, email="ana@example.org", iat=time.time())
+    app.run()
+    assert app.header[0].value == "Workload"
+
+
+def test_who_logs_in_after_somebody_logged_out_is_not_led_to_their_session(empty_session, monkeypatch) -> None:
+    kept = []
+    monkeypatch.setattr(people, "_providers", lambda: {"default": "Log in"})
+    monkeypatch.setattr(people.way_back, "leaving", lambda: kept.append("address"))
+    monkeypatch.setattr(st, "button", lambda *arguments, **options: False)
+    monkeypatch.setattr(st, "logout", lambda: None)
+    people._login()
+    people._log_out()
+    people._login()  # the page is drawn once more before the browser goes
+    assert kept == ["address"]
 
 
 def test_every_provider_has_a_button(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,5 +211,5 @@ def test_a_viewer_sees_the_page_and_why_its_buttons_are_off(monkeypatch: pytest.
     visitor(monkeypatch)
     team.add_workspace(database(), "ours", "Ana")
     app = visit(AppTest.from_file(MAIN, default_timeout=60).run(), "review")
-    assert app.selectbox[0].value and not app.error
+    assert chooser(app, "Workspace").value and not app.error
     assert not any(button.label == "Save" for button in app.button)

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -12,12 +13,15 @@ from app.review import report
 from app.review.brief import brief_of, cost_in_words, risk_in_words, with_risks
 from app.review.report import Dossier
 from engine import formats
+from engine.balance import over_layers
 from engine.costs import Datasheet
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.store.team import Comment, Decision, Review, Run, SavedPlan
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
+from engine.units import seconds, share, signed, size
+from engine.verdict import WORDS, Verdict, verdict_of
 from engine.workload import RoutingTrace
 from tests.app.test_pages import ROOT
 
@@ -129,6 +133,73 @@ def test_what_people_wrote_is_text(page: Page) -> None:
         assert part in page.text
 
 
+@pytest.fixture(scope="module")
+def verdict(dossier: Dossier) -> Verdict:
+    """On a plan with replicas, by time and on another recording, all named by somebody who means harm."""
+    problem = dossier.brief.problem
+    plan = run(SYSTEMS["eplb"], problem, {"redundant": 1, "algorithm": "eplb"}).result.solution
+    plan = plan.model_copy(update={"name": HOSTILE[:100]})
+    other = RoutingTrace(f"{HOSTILE} 5", (problem.workload.experts + 5) % 16, 16)
+    deployed = dossier.brief.baseline.plan.model_copy(update={"name": HOSTILE[:100]})
+    return verdict_of(plan, problem, [problem.workload, other], deployed)
+
+
+@pytest.fixture(scope="module")
+def judged(dossier: Dossier, verdict: Verdict) -> Page:
+    return Page(report.html(replace(dossier, verdict=verdict, judged_at=1e9)))
+
+
+def bare(text: str) -> str:
+    """Without the space between the elements of a page."""
+    return "".join(text.split())
+
+
+def test_the_verdict_is_in_it(judged: Page, verdict: Verdict) -> None:
+    assert len(verdict.parts) == 2
+    section = judged.text.partition("Worth it?")[2].partition("What it does")[0]
+    assert bare(section).startswith(bare(f"{WORDS[verdict.verdict]}{verdict.reasons[0]}"))
+    figures = [
+        f"Gain held out {signed(verdict.gain_held_out)}",
+        f"95 % interval {signed(verdict.gain_low)} to {signed(verdict.gain_high)}",
+        f"Persistence {share(verdict.persistence)}",
+        f"{size(verdict.move_bytes)} in {seconds(verdict.move_seconds)}",
+        f"Memory of replicas {size(verdict.memory_bytes)}",
+        f"Judged 2001-09-09 01:46 UTC against what is deployed, {HOSTILE[:100]}",
+        "gain held out",
+        "at least 5.0 %",
+        "at most 90 %",
+        "no plan: experts in contiguous blocks",
+    ]
+    parts = [[part.part, signed(part.gain), seconds(part.seconds)] for part in verdict.parts]
+    for expected in (*figures, *verdict.reasons, *(cell for part in parts for cell in part)):
+        assert bare(expected) in bare(section), expected
+    assert section.count("✓ passed") == sum(criterion.passed for criterion in verdict.criteria)
+    assert section.count("✗ not passed") == sum(not criterion.passed for criterion in verdict.criteria)
+    assert len(judged.scripts["application/json"]) == 5, "its chart beside the other three, and their settings"
+
+
+def test_names_in_the_verdict_are_text(judged: Page, page: Page) -> None:
+    assert {tag for tag, _ in judged.tags} == {tag for tag, _ in page.tags}
+    assert not any(name.startswith("on") for _, attributes in judged.tags for name in attributes)
+    for text in judged.scripts["application/json"]:
+        assert "<" not in text and "\u2028" not in text
+
+
+def test_a_verdict_that_held_nothing_out(dossier: Dossier) -> None:
+    problem, plan = dossier.brief.problem, dossier.brief.own.plan
+    unrepeatable = plan.model_copy(update={"provenance": plan.provenance.model_copy(update={"optimiser": "by hand"})})
+    verdict = verdict_of(unrepeatable, problem, [problem.workload])
+    assert verdict.verdict == "cannot-say" and not verdict.parts
+    page = Page(report.html(replace(dossier, verdict=verdict, judged_at=1e9)))
+    assert "cannot say yet" in page.text and "Nothing was held out" in page.text
+    assert "interval" not in page.text and "None" not in page.text and "unknown" in page.text
+    assert len(page.scripts["application/json"]) == 4
+
+
+def test_no_verdict_is_one_line(page: Page) -> None:
+    assert "No verdict has been told on this plan." in page.text
+
+
 def test_only_two_scripts_run_and_the_page_names_them_and_forbids_every_request(page: Page) -> None:
     assert len(page.scripts["code"]) == 2 and set(page.scripts) == {"code", "application/json"}
     policy = next(
@@ -163,6 +234,8 @@ def test_everything_that_decides_is_in_it(page: Page, dossier: Dossier) -> None:
     brief, plan = dossier.brief, dossier.brief.own.plan
     sentences = (
         "Gain over Linear placement",
+        f"Over layers: {over_layers(brief.own.figures.balance.factors)}",
+        f"Linear placement: {over_layers(brief.baseline.figures.balance.factors)}",
         "No order of sends of this placement",
         "3.1 ms",
         "rejected",
@@ -184,6 +257,7 @@ def test_a_training_step_without_a_review(dossier: Dossier) -> None:
     of_step = dossier_of(problem, run(TRAINING["lina"], problem, {}).result.solution)
     page = Page(report.html(Dossier(of_step.saved, None, of_step.brief, ())))
     assert "no review" in page.text and "Nobody has said anything" in page.text and "Training step" in page.text
+    assert "Worth it?" not in page.text, "verdicts are on inference"
     assert "No launch of this plan has been measured" in page.text and len(page.scripts["application/json"]) == 4
 
 

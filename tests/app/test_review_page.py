@@ -1,7 +1,6 @@
 """The Review page without a browser: what is saved is what others open, what is said stays text, what is gone is said."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +30,9 @@ from engine.store.problems import problem_arguments
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace
-from tests.app.test_launch_page import MAIN, comes_from, problem_of, session_with_plans
-from tests.app.test_pages import visit
-from tests.app.test_step_page import press, said
+from tests.app.test_launch_page import MAIN, problem_of
+from tests.app.test_pages import chooser, press, visit
+from tests.app.test_step_page import said
 from tests.jobs.launched import finish, request_of
 
 pytestmark = pytest.mark.slow
@@ -41,26 +40,11 @@ pytestmark = pytest.mark.slow
 HOSTILE = "<img src=x onerror=alert(1)> **v2** <script>alert(1)</script>"
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[Plan]]:
-    """A data folder with a session of the sample and two plans, the second of them open; its token and its plans."""
-    folder = tmp_path_factory.mktemp("session") / "data"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SWITCHYARD_DATA", str(folder))
-        return folder, *session_with_plans(folder, 1, person="Ana")
-
-
 @pytest.fixture
-def app(session, own_data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AppTest]:
+def app(ana: AppTest) -> Iterator[AppTest]:
     """Ana's session on the Review page, in a workspace of hers."""
-    folder, token, plans = session
-    shutil.copytree(folder, own_data_folder)
-    comes_from(None, monkeypatch)
     team.add_workspace(database(), "Autumn <b>x</b>", "Ana")
-    app = AppTest.from_file(MAIN, default_timeout=60)
-    app.query_params["session"] = token
-    app.plans = plans
-    return visit(app, "review")
+    return visit(ana, "review")
 
 
 def enter(app: AppTest, label: str, text: str) -> AppTest:
@@ -174,7 +158,9 @@ def test_a_workspace_needs_a_name(app: AppTest) -> None:
     assert "name of the workspace" in said(app.error)
     enter(app, "Name of the workspace", "Spring")
     press(app, "Make it")
-    assert app.selectbox[0].options == ["Autumn <b>x</b>", "Spring"] and "Nothing is saved here yet" in said(app.info)
+    assert chooser(app, "Workspace").options == ["Autumn <b>x</b>", "Spring"] and "Nothing is saved here yet" in said(
+        app.info
+    )
 
 
 # Links.
@@ -246,6 +232,8 @@ def test_a_recording_that_is_gone_is_named_and_everything_else_is_shown(app: App
     assert visitor.session_state["plan"] is None and visitor.session_state["workload"] is None
     assert "look here" in said(visitor.text) and any(button.label == "Comment" for button in visitor.button)
     assert next(metric for metric in visitor.metric if metric.label == "Time, simulated").value.endswith("ms")
+    overload = next(metric for metric in visitor.metric if metric.label == "Overload factor")
+    assert overload.value.endswith("×") and "p95" in overload.help
     press(visitor, "Open in this session")
     assert "does not have the recording" in said(visitor.error)
     (own_data_folder / "away.npz").rename(recording)
@@ -341,7 +329,7 @@ def test_two_plans_are_compared(app: AppTest) -> None:
     app.segmented_control(key="review-view").set_value("Compare")
     app.run()
     assert not app.exception and not app.error
-    assert [selectbox.label for selectbox in app.selectbox][1:3] == ["Plan", "Beside"]
+    assert [box.label for box in app.selectbox if box.label in ("Plan", "Beside")] == ["Plan", "Beside"]
     figures = table(app).set_index("")
     problem = problem_of(app)
     ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total

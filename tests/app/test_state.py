@@ -12,6 +12,7 @@ from app.text import plain
 from engine import store
 from engine.catalogue import cluster_presets, model_presets
 from engine.training import usual_step
+from engine.verdict import Thresholds
 from tests.app.conftest import TOKEN
 from tests.app.test_pages import PAGES, ROOT, open_sample, visit
 
@@ -60,20 +61,54 @@ OF_VERSION_1 = """{
  "d_ff": 64, "ffn_matrices": 3, "shared_experts": 0, "dtype": "bf16", "batch": 1, "sequence_length": 2048},
 "step": {"batch": 1, "sequence_length": 2048, "heads": 1, "dense_d_ff": 64, "vocabulary": 50257,
  "tied_embeddings": true, "gate": "switch", "capacity_factor": 1.0, "routing": "balanced"}}"""
-"""As the studio wrote it before sessions had a version, with something in every field."""
+"""As the studio wrote it before sessions had a version, with something in every field that there was."""
+LATER = {
+    "revision": 7,
+    "pairs": "d" * 64,
+    "travel": {"unit": "node", "dispatch": "fp8", "combine": "bf16"},
+    "serving": {
+        "phase": "decode",
+        "sequences": 64,
+        "context": 2000,
+        "output": 1000,
+        "overlap": "none",
+        "kv_dtype": "fp8",
+    },
+    "servings": {
+        "a" * 64: {
+            "phase": "prefill",
+            "sequences": 2,
+            "context": 4096,
+            "output": 1,
+            "overlap": "two-batch",
+            "kv_dtype": "bf16",
+        }
+    },
+    "configs": {"a" * 64: "deepseek-ai/DeepSeek-V3", "b" * 64: "c" * 64},
+    "imported": {"a" * 64: "b" * 64},
+    "thresholds": Thresholds(gain=0.1).model_dump(mode="json"),
+}
+"""Something in the fields that came later."""
+FULL = json.dumps(json.loads(OF_VERSION_1) | LATER)
 
 DIGEST = "a" * 64
 BROKEN = {
     "version": ["two", 0, None, [2]],
+    "revision": [-1, "often", None, [2]],
     "workloads": [None, [DIGEST], {"../../etc": "x"}, {DIGEST: 3}],
     "workload": ["", "../../etc/passwd", 5, {}],
     "cluster": ["mixed-8", {}, {"name": "x", "nodes": []}, [1]],
+    "pairs": ["../pairs", 1],
     "model": ["tiny", {"name": "tiny"}, 1],
     "model_of": [{DIGEST: None}, {DIGEST: {"name": "x"}}, []],
     "second": ["beta", 1],
     "others": [DIGEST, ["x"], [None]],
     "step": [True, {"batch": 0, "sequence_length": 1, "heads": 1, "dense_d_ff": 1}, {"colour": "red"}],
     "steps": [{DIGEST: {}}, [{}]],
+    "travel": [{"unit": "pigeon"}, "node", [1]],
+    "serving": [{"phase": "decode"}, True, {"phase": "rest", "sequences": 1, "context": 1}],
+    "servings": [{DIGEST: {}}, [{}], {"plan": None}],
+    "configs": [{DIGEST: "../../etc/passwd"}, {DIGEST: 1}, {"model": "a/b"}, {DIGEST: "a/../b"}],
     "graph": ["../graph", 1],
     "cost": [None, {}, {"source": "guess"}, {"source": "datasheet", "compute_efficiency": -1}, "datasheet"],
     "sources": [{"own": {"source": "measured", "measured": {}}}, {"own": None}, {"own": {"source": "datasheet"}}],
@@ -84,6 +119,8 @@ BROKEN = {
     "saved": [{DIGEST: "three"}, {"plan": 3}, [DIGEST]],
     "plan": ["x" * 64, 0],
     "in_use": [[DIGEST], "none"],
+    "imported": [{"plan": "b" * 64}, {DIGEST: "file.json"}, [DIGEST]],
+    "thresholds": [{"gain": -1}, {"speed": 0.1}, [0.05], None],
     "what_if": [{"compute": []}, [1.0]],
     "person": [["Ada"], 7],
     "workspace": [{}, 1],
@@ -99,7 +136,7 @@ def short(text: str | bytes) -> str:
 
 
 def stored(**changes: object) -> str:
-    return json.dumps(json.loads(OF_VERSION_1) | changes)
+    return json.dumps(json.loads(FULL) | changes)
 
 
 def opened(text: str | bytes) -> AppTest:
@@ -121,18 +158,19 @@ def test_a_session_without_a_version_opens_in_full() -> None:
     session, left_out = read(OF_VERSION_1)
     assert left_out is None
     before = json.loads(OF_VERSION_1)
-    assert set(before) == set(Session.model_fields) - {"version"}
-    assert session.model_dump(mode="json", exclude_none=True) == before | {"version": VERSION}
+    assert set(before) == set(Session.model_fields) - {"version", *LATER}
+    usual = Session().model_dump(mode="json", exclude_none=True, include=set(LATER))
+    assert session.model_dump(mode="json", exclude_none=True) == before | usual | {"version": VERSION}
 
 
 def test_a_session_that_is_written_is_read_as_it_was() -> None:
-    for session in (Session(), read(OF_VERSION_1)[0]):
+    for session in (Session(), read(OF_VERSION_1)[0], read(FULL)[0]):
         assert read(write(session)) == (session, None)
 
 
 @pytest.mark.parametrize("missing", [name for name in Session.model_fields if name != "version"])
 def test_a_field_that_an_older_version_did_not_have_is_as_in_an_empty_session(missing: str) -> None:
-    before = json.loads(OF_VERSION_1)
+    before = json.loads(FULL)
     del before[missing]
     session, left_out = read(json.dumps(before))
     assert getattr(session, missing) == getattr(Session(), missing)
@@ -143,7 +181,7 @@ def test_a_field_that_an_older_version_did_not_have_is_as_in_an_empty_session(mi
 def test_only_the_field_that_is_broken_is_left_out_and_named(name: str, value: object) -> None:
     session, left_out = read(stored(**{name: value}))
     lost = {name, DEPENDS.get(name, name)}
-    whole = read(OF_VERSION_1)[0]
+    whole = read(FULL)[0]
     for field in Session.model_fields:
         assert getattr(session, field) == getattr(Session() if field in lost else whole, field), field
     for field in lost:
@@ -160,7 +198,7 @@ def test_every_field_has_a_broken_value_above() -> None:
 )
 def test_a_field_that_is_not_known_is_left_out_and_named(name: str) -> None:
     session, left_out = read(stored(**{name: "red"}))
-    assert session == read(OF_VERSION_1)[0]
+    assert session == read(FULL)[0]
     assert f"{name[:40]} (this version does not know it)" in left_out and len(left_out) < 300
 
 
@@ -170,7 +208,7 @@ def test_a_session_of_a_later_version_opens_with_what_fits() -> None:
     assert session.cluster is not None and session.cost == state.DATASHEET
     assert "a later version of Switchyard" in left_out
     assert "goal (this version does not know it)" in left_out and "the cost source (cost: " in left_out
-    assert read(stored(version=VERSION + 1)) == (read(OF_VERSION_1)[0], None)
+    assert read(stored(version=VERSION + 1)) == (read(FULL)[0], None)
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,9 @@ from engine.problem import Problem, make_problem
 from engine.studies.operators import operators_of
 from engine.training import balanced_load, usual_step
 from engine.workload import ExpertLoad
-from tests.app.test_pages import ROOT, open_sample, visit
+from tests.app.test_pages import ROOT, open_sample, press, visit
 
 pytestmark = pytest.mark.slow
-
-
-def press(app: AppTest, label: str) -> AppTest:
-    next(button for button in app.button if button.label == label).click()
-    app.run()
-    assert not app.exception, app.exception
-    return app
 
 
 def field(app: AppTest, label: str):
@@ -229,7 +222,7 @@ def problem() -> Problem:
 def test_times_measured_anew_under_the_old_name_are_other_times() -> None:
     def key(seconds: float) -> tuple[str, ...]:
         gemm = GemmTimes(gpu="A100-80", dtype="fp16", points=((1.0, 1.0, 1.0, seconds),))
-        return cached._key(replace(problem(), cost=Profiled(MeasuredTimes(name="mine", origin="here", gemm=(gemm,)))))
+        return cached.key_of(replace(problem(), cost=Profiled(MeasuredTimes(name="mine", origin="here", gemm=(gemm,)))))
 
     assert key(1.0) == key(1.0) != key(2.0)
 

@@ -111,7 +111,7 @@ def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, 
         "evil.npy": (evil, "never loaded"),
         "evil.npz": (archive(**{"experts.npy": evil}), "never loaded"),
         "beside.npz": (archive(**{"experts.npy": npy(LOG), "sequence.npy": evil}), "never loaded"),
-        "pickle.npz": (archive(**{"data.pkl": evil}), "no arrays"),
+        "pickle.npz": (archive(**{"data.pkl": evil}), "never loaded"),
         "lying.npz": (lying, "damaged"),
         "many.npz": (archive(**{f"w{at}.npy": npy(LOG) for at in range(65)}), "65 workloads, at most 64"),
         "text.parquet": (repeated_text(), "not numbers"),
@@ -122,7 +122,7 @@ def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, 
         "infinite.json": (model(d_model=1e400).replace(b"Infinity", b"1e999"), "finite"),
         "ranks.csv": (b"src,dst,bytes\n0,99999999,1\n", "ranks"),
         "picture.parquet": (b"\x89PNG\r\n\x1a\n" + bytes(99), "is not a Parquet file"),
-        "program.json": (b"\x7fELF" + bytes(99), "damaged|UTF-8|JSON"),
+        "program.json": (b"\x7fELF" + bytes(99), "binary data that nothing here reads"),
     }
     for name, (content, reason) in cases.items():
         upload(app, name, content)
@@ -131,7 +131,7 @@ def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, 
         assert re.search(reason, answers[0]) and "\n" not in answers[0] and str(tmp_path) not in answers[0], answers
         assert any("12,288 tokens" in caption.value for caption in app.caption), f"{name} lost what was open"
     assert outside(tmp_path) == before and not mark.exists()
-    assert not list((tmp_path / "data").glob("upload-*"))
+    assert not list((tmp_path / "data").glob("reading-*"))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,9 @@ def test_a_name_stays_in_its_folder(name: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     with uploads.as_file(name, b"content") as path:
         folder = path.resolve().parent
-        assert folder.parent == data.resolve() and folder.name.startswith("upload-")
+        assert (
+            folder.parent.parent == data.resolve() and folder.name == "0" and folder.parent.name.startswith("reading-")
+        )
         assert path.read_bytes() == b"content" and path.name.isprintable()
         assert path.suffix == (".npz" if name.endswith(".npz") else "")
     assert not folder.exists() and not outside(tmp_path)
@@ -178,7 +180,7 @@ def test_a_disk_that_takes_no_file_is_answered(monkeypatch: pytest.MonkeyPatch) 
 def test_paths_inside_an_archive_are_names(app: AppTest, tmp_path: Path) -> None:
     before = outside(tmp_path)
     upload(app, "slip.npz", archive(**{"../../../slip.npy": npy(LOG), "/slip.npy": npy(LOG + 1)}))
-    assert not app.error and outside(tmp_path) == before
+    assert not [error for error in app.error if error.value.startswith("slip")] and outside(tmp_path) == before
     assert {"slip::../../../slip", "slip::/slip"} <= set(app.session_state["workloads"].values())
 
 

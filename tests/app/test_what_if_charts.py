@@ -7,9 +7,12 @@ import pytest
 
 from app.charts import what_if as live
 from app.charts import what_if_studies as charts
+from app.charts import what_if_synthetic as synthetic
 from app.charts.what_if import Case
+from app.charts.what_if_contention import contention as contention_chart
 from app.charts.what_if_curve import curve as curve_chart
 from engine.studies.capacity import CapacityPoint
+from engine.studies.contention import ContentionPoint
 from engine.studies.curve import ANEW, CurvePoint
 from engine.studies.imprecision import ImprecisionPoint
 from engine.studies.sensitivity import SensitivityPoint
@@ -162,6 +165,40 @@ def test_capacity_marks_the_smallest_that_meets_the_target() -> None:
     assert charts.capacity(points[:1], 1.5).layout.title.text == "No size could be planned for"
 
 
-def test_popularity_is_by_rank() -> None:
-    figure = charts.popularity(np.array([[1.0, 3.0], [3.0, 1.0]]))
-    assert list(figure.data[0].y) == [75, 25] and "1.5× the mean" in figure.layout.title.text
+def test_popularity_is_by_rank_or_by_expert() -> None:
+    load = np.array([[1.0, 3.0], [3.0, 1.0], [1.0, 3.0]])
+    figure = synthetic.popularity(load)
+    assert list(figure.data[0].y) == [75, 25] and list(figure.data[0].x) == [1, 2]
+    assert "1.5× the mean" in figure.layout.title.text
+    figure = synthetic.popularity(load, ranked=False)
+    assert list(figure.data[0].y) == pytest.approx([125 / 3, 175 / 3]) and list(figure.data[0].x) == [0, 1]
+
+
+def test_steps_are_each_on_their_own() -> None:
+    figure = synthetic.steps(np.array([[6.0, 2.0], [0.0, 0.0], [1.0, 3.0]]))
+    assert figure.data[0].z.tolist() == [[75, 25], [0, 0], [25, 75]] and "1.5× the mean" in figure.layout.title.text
+
+
+@pytest.mark.parametrize(
+    ("pays_from", "matched", "finding"),
+    [
+        (0.05, 1.2, "Ordering pays from 5 % contention on, and is 1.67× as fast at 100 %"),
+        (0.0, 1.0, "Ordering pays as things are, and is 2× as fast at 100 % contention"),
+        (None, 3.0, "Ordering does not pay up to 100 % contention"),
+        (None, 1.6, "Ordering pays at 100 % contention, and is 1.25× as fast"),
+    ],
+)
+def test_contention_says_from_where_ordering_pays(pays_from, matched, finding) -> None:
+    points = [
+        ContentionPoint(value, {"concurrent": 1 + value, "matched": matched, "two-tier": 4.0})
+        for value in (0.0, 0.1, 1.0)
+    ]
+    figure = contention_chart(points, pays_from)
+    assert figure.layout.title.text == finding
+    assert [trace.name for trace in figure.data] == ["all at once", "one peer at a time", "by relays"]
+    assert list(figure.layout.xaxis.ticktext) == ["0 %", "10 %", "100 %"]
+    assert len(figure.layout.shapes) == (pays_from is not None)
+    if pays_from:
+        assert figure.layout.shapes[0].x0 == pytest.approx(0.5)
+    assert contention_chart(points[:1], None, False).layout.title.text == "So far: at 0 % all at once takes 1 s"
+    assert contention_chart([], None, False).layout.title.text == "No points yet"

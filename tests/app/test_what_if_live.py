@@ -11,6 +11,7 @@ from engine.jobs import runner
 from engine.problem import make_problem
 from engine.simulate import simulate
 from engine.studies.capacity import CapacityPoint
+from engine.studies.contention import CONTENTIONS
 from engine.studies.what_if import Change, changed
 from engine.units import seconds
 from tests.app.test_pages import ROOT, open_sample, visit
@@ -64,6 +65,7 @@ def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
         "Network bandwidth",
         "Computation speed",
         "Latency",
+        "Contention",
         "Tokens",
         "Model width",
     ]
@@ -113,6 +115,27 @@ def test_a_plan_for_the_change_stands_beside_and_opens(page: AppTest) -> None:
         "Aurora, network 0" in button.label for button in page.button if (button.key or "").startswith("strip-plan")
     )
     assert len(titles(page, "what-if")) == 3
+
+
+def test_contention_is_slid_swept_and_studied(page: AppTest) -> None:
+    problem = small()
+    plan = linear_plan(problem)
+    page.select_slider(key="what-if-contention").set_value(0.5).run()
+    then = simulate(plan, changed(problem, Change(contention=0.5))).total
+    assert then > simulate(plan, problem).total
+    assert f"takes {seconds(then)} instead of" in titles(page, "what-if-totals")[0]
+    button(page, "Back to how things are").click()
+    page.run()
+    assert page.select_slider(key="what-if-contention").value == 0
+    page.selectbox(key="what-if-field").set_value("contention").run()
+    page.checkbox(key="what-if-anew").uncheck().run()
+    job = finish(page, "curve", "Run the sweep")
+    assert [point["value"] for point in job.result["points"]] == list(CONTENTIONS)
+    choose(page, "what-if-study", "contention")
+    job = finish(page, "contention", "Run the contention study")
+    assert 0.2 < job.result["pays_from"] < 0.5
+    assert titles(page, "what-if-pays")[0].startswith("Ordering pays from 35.2 % contention on")
+    assert any("can save more than" in caption.value for caption in page.caption)
 
 
 def test_a_sweep_of_one_slider_beside_plans_made_anew(page: AppTest) -> None:

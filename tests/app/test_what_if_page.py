@@ -141,6 +141,7 @@ def test_sliders_and_sensitivity_of_a_step(training: AppTest) -> None:
         "Network bandwidth",
         "Computation speed",
         "Latency",
+        "Contention",
         "Batch",
     ]
     before = titles(training, "what-if")[0]

@@ -1,48 +1,75 @@
-"""How long a routing log of five million rows takes to read and check. Prints; run with
-`python -m tests.benchmarks.bench_formats`."""
+"""How long every reader of recordings takes, and how much memory: `python -m tests.benchmarks.bench_formats [ROWS [NAME …]]`.
 
+ROWS, 1,000,000 unless said, are layers of tokens, each with its eight choices; of counts, layers of steps. A format is given
+fewer where more would not be read, as the files would be too large. NAME picks the formats whose names contain it. Files are
+read in a process of its own that begins with nothing loaded but the readers; libraries that one of them loads are its own.
+CPU seconds are of all threads, and tell more than seconds where other work runs beside.
+"""
+
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
-
 from engine.formats import check_recording, read_workload
+from engine.units import seconds, size
+from engine.workload import RoutingTrace
+from tests.benchmarks.recordings import LOADS, ROUTING, Recording
 
-TOKENS, LAYERS, K, EXPERTS = 40_000, 25, 5, 64
+RECORDINGS = {recording.name: recording for recording in (*ROUTING, *LOADS)}
+COLUMNS = "{:26}{:>11}{:>9}{:>10}{:>10}{:>12}{:>13}{:>10}"
 
 
-def long_table(shuffled: bool) -> pa.Table:
-    """Five million rows `token, layer, expert, rank_in_topk`."""
-    random = np.random.default_rng(0)
-    token, layer, rank = (axis.ravel() for axis in np.indices((TOKENS, LAYERS, K)))
-    first = random.integers(EXPERTS, size=(TOKENS, LAYERS, 1))
-    expert = ((first + 7 * np.arange(K)) % EXPERTS).ravel()
-    order = random.permutation(len(token)) if shuffled else slice(None)
-    columns = {"token": token, "layer": layer, "expert": expert, "rank_in_topk": rank}
-    return pa.table({name: column[order] for name, column in columns.items()})
+def peak() -> int:
+    """Bytes that this process held at most. What `resource` says a child takes over from its parent."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def measure(name: str, folder: Path) -> dict[str, float]:
+    """Seconds and CPU seconds to read, further seconds to check, bytes held at most while reading."""
+    begin, cpu = time.perf_counter(), time.process_time()
+    workload = read_workload(sorted(folder.iterdir()), **RECORDINGS[name].options)
+    read, cpu, memory = time.perf_counter() - begin, time.process_time() - cpu, peak()
+    check_recording(workload)
+    checked = time.perf_counter() - begin - read
+    rows = workload.experts.shape[0] * workload.experts.shape[1] if isinstance(workload, RoutingTrace) else 0
+    return {"read": read, "cpu": cpu, "checked": checked, "memory": memory, "rows": rows}
+
+
+def line_of(recording: Recording, rows: int) -> str:
+    """What the table says of a format, measured in a child."""
+    rows = min(rows, recording.most)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        recording.write(folder, rows)
+        length = sum(path.stat().st_size for path in folder.iterdir())
+        command = [sys.executable, "-m", "tests.benchmarks.bench_formats", "--child", recording.name, name]
+        answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    rows = answer["rows"] or rows
+    return COLUMNS.format(
+        recording.name,
+        f"{rows:,}",
+        size(length),
+        seconds(answer["read"]),
+        seconds(answer["cpu"]),
+        f"{rows / answer['read']:,.0f}/s",
+        seconds(answer["checked"]),
+        size(answer["memory"]),
+    )
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        writers = {Path(folder, "log.csv"): pacsv.write_csv, Path(folder, "log.parquet"): pq.write_table}
-        for shuffled in (False, True):
-            table = long_table(shuffled)
-            for path, write in writers.items():
-                write(table, path)
-                start = time.perf_counter()
-                trace = read_workload(path)
-                read = time.perf_counter() - start
-                check_recording(trace)
-                total = time.perf_counter() - start
-                order = "shuffled" if shuffled else "sorted"
-                print(
-                    f"{table.num_rows / 1e6:.0f} M rows, {order:8} {path.suffix:8} "
-                    f"{path.stat().st_size / 1e6:4.0f} MB: read {read:.2f} s, with checks {total:.2f} s"
-                )
+    if sys.argv[1:2] == ["--child"]:
+        print(json.dumps(measure(sys.argv[2], Path(sys.argv[3]))))
+        return
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    print(COLUMNS.format("", "rows", "files", "read", "CPU", "rows", "then checks", "memory"))
+    for name, recording in RECORDINGS.items():
+        if any(word in name for word in sys.argv[2:] or [""]):
+            print(line_of(recording, rows), flush=True)
 
 
 if __name__ == "__main__":

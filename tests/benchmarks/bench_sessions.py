@@ -73,7 +73,9 @@ class Session:
                 self.session = received.new_session.initialize.session_id
             elif kind == "navigation":
                 self.pages = {
-                    app_page.url_pathname: app_page.page_script_hash for app_page in received.navigation.app_pages
+                    app_page.url_pathname: app_page.page_script_hash
+                    for app_page in received.navigation.app_pages
+                    if not app_page.is_hidden
                 }
             elif kind == "page_info_changed":
                 self.query = received.page_info_changed.query_string

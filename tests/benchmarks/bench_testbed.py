@@ -4,12 +4,14 @@ Eight ranks whose links have the rates of Aurora's heterogeneous cluster (`sampl
 100/100/80/80/50/50/40/40 Mbit/s. The recording `alpha-code`, whose traffic is skewed, on one placement for all: random and
 shortest-first orders, everything at once, matched and shared phases. All five run in turn in one job; RUNS jobs (default 3)
 of PASSES timed passes (default 5). Then, with experts in contiguous blocks, two nodes of two H100 with links nine times as fast
-as their ports (400 and 44.4 Mbit/s): everything at once, matched phases, and a two-tier order. Needs root. Nothing else should
-run on the machine: the load is printed with every job.
+as their ports (400 and 44.4 Mbit/s): everything at once, matched phases, and a two-tier order; and there everything at once
+again, by how the tokens of `beta-code` (two experts each) travel: every copy on its own, a row a GPU, a row a node, and that
+with fp8 there and bf16 back. Needs root. Nothing else should run on the machine: the load is printed with every job.
 """
 
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.results.comparison import compare
 from engine.launch.results.preference import prefer
 from engine.launch.running.local import Run, run_here
-from engine.plan import Plan
+from engine.plan import Plan, SendOrder, Travel
 from engine.problem import Problem, make_problem
 from engine.result import never
 from engine.systems import SYSTEMS
@@ -73,18 +75,42 @@ def tiered_plans_of(problem: Problem) -> list[Plan]:
     ]
 
 
+def travelling_plans_of(problem: Problem) -> list[Plan]:
+    """Everything at once with the same placement, by how tokens travel."""
+    linear = run(SYSTEMS["linear"], problem, {}).result.solution
+    travels = (Travel(), Travel(unit="gpu"), Travel(unit="node"), Travel(unit="node", dispatch="fp8", combine="bf16"))
+    return [
+        Plan.model_validate(
+            dict(linear)
+            | {"name": travel.in_words, "send_order": SendOrder(mode="concurrent"), "travel": travel, "claim": None}
+        )
+        for travel in travels
+    ]
+
+
 def main(jobs: int = 3, passes: int = 5) -> None:
-    model = read_model(SAMPLES / "tiny-moe-alpha.json")
-    trace = read_workload(SAMPLES / "tiny-moe" / "alpha-code.npz", num_experts=model.experts)
-    for cluster, plans_for, scale in (
-        (read_cluster(SAMPLES / "mixed-8.json"), plans_of, None),
-        (two_nodes(), tiered_plans_of, 9000.0),
-    ):
-        plans = tuple(plans_for(make_problem(trace, cluster, model, Datasheet())))
-        print(f"\n{cluster.name}")
-        ranks = len(cluster.gpus)
-        launch = Launch(plans, trace, model, cluster, on="testbed", ranks=ranks, scale=scale, repeats=passes)
-        measure(prepare(launch), jobs)
+    mixed = read_cluster(SAMPLES / "mixed-8.json")
+    measure_plans("alpha", mixed, plans_of, None, jobs, passes)
+    measure_plans("alpha", two_nodes(), tiered_plans_of, 9000.0, jobs, passes)
+    measure_plans("beta", two_nodes(), travelling_plans_of, 9000.0, jobs, passes)
+
+
+def measure_plans(
+    sample: str,
+    cluster: Cluster,
+    plans_for: Callable[[Problem], list[Plan]],
+    scale: float | None,
+    jobs: int,
+    passes: int,
+) -> None:
+    """So many jobs of the plans for a sample of code on a cluster. scale: of the testbed"""
+    model = read_model(SAMPLES / f"tiny-moe-{sample}.json")
+    trace = read_workload(SAMPLES / "tiny-moe" / f"{sample}-code.npz", num_experts=model.experts)
+    plans = tuple(plans_for(make_problem(trace, cluster, model, Datasheet())))
+    print(f"\n{cluster.name}, {trace.name}")
+    ranks = len(cluster.gpus)
+    launch = Launch(plans, trace, model, cluster, on="testbed", ranks=ranks, scale=scale, repeats=passes)
+    measure(prepare(launch), jobs)
 
 
 def measure(launch: PreparedLaunch, jobs: int) -> None:
@@ -104,7 +130,7 @@ def measure(launch: PreparedLaunch, jobs: int) -> None:
             factors[plan_run.plan.name].append(float(np.median(plan_run.totals)) / plan_run.predicted.total)
     print("\nmeasured / predicted of every job")
     for name, each in factors.items():
-        print(f"  {name:12} {'  '.join(f'{factor:.3f}' for factor in each)}")
+        print(f"  {name:32} {'  '.join(f'{factor:.3f}' for factor in each)}")
     worst = max((abs(factor - 1) for each in factors.values() for factor in each), default=0.0)
     print(f"furthest from its prediction: {worst:.1%}")
 

@@ -1,6 +1,7 @@
 """A studio of its own for every test module, and a browser page that fails the test on any error or outside request."""
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -12,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, TimeoutError, expect, sync_playwright
 
 from tests import warm
 from tests.app.test_launch_page import session_with_plans
@@ -31,6 +33,9 @@ QUIET = [
     "--no-first-run",
 ]
 
+FAULT = '[class*="st-key-failed-"], [data-testid="stException"]'
+"""What a page shows of a fault of ours."""
+
 STILL = """
 document.addEventListener("DOMContentLoaded", () => {
   const style = document.createElement("style");
@@ -40,26 +45,52 @@ document.addEventListener("DOMContentLoaded", () => {
 """
 """Nothing moves: without a graphics card every picture of an animation costs a processor's time."""
 NEWS = """
-window.asked = window.answered = window.drawn = 0;
+window.asked = window.wanted = window.answered = window.begun = window.drawn = 0;
+const RERUN_SCRIPT = 11 << 3 | 2, NEW_SESSION = 4 << 3 | 2, HASH = 1 << 3 | 2, METADATA = 2 << 3 | 2;
+const kind = (message) => {
+  const bytes = new Uint8Array(message);
+  let at = 0;
+  while (bytes[at] === HASH || bytes[at] === METADATA) {
+    let size = 0, shift = 0;
+    do size |= (bytes[++at] & 127) << shift, shift += 7; while (bytes[at] > 127);
+    at += size + 1;
+  }
+  return bytes[at];
+};
 const send = WebSocket.prototype.send, watched = new WeakSet();
-WebSocket.prototype.send = function (...message) {
-  if (!watched.has(this)) this.addEventListener("message", () => { window.answered = performance.now(); });
+WebSocket.prototype.send = function (message) {
+  if (!watched.has(this)) this.addEventListener("message", ({ data }) => {
+    window.answered = performance.now();
+    if (kind(data) === NEW_SESSION) window.begun = window.answered;
+  });
   watched.add(this);
   window.asked = performance.now();
-  return send.apply(this, message);
+  if (message[0] === RERUN_SCRIPT) window.wanted = window.asked;
+  return send.call(this, message);
 };
 new MutationObserver(() => { window.drawn = performance.now(); })
   .observe(document, {subtree: true, childList: true, characterData: true, attributes: true});
 """
-"""When the page last asked the studio for something, was last answered, and last drew anything, in milliseconds."""
+"""When the page last asked the studio for anything and for a run, when it was last answered and a run last began, and when it
+last drew anything, in milliseconds. Of a message's protocol buffer (Streamlit's BackMsg.proto and ForwardMsg.proto) only the
+number of the first field counts; of an answer that of the third, after a hash and metadata."""
 SETTLED = """() => {
-  const app = document.querySelector('[data-testid="stApp"]');
+  const app = document.querySelector('[data-testid="stApp"]'), now = performance.now();
   return app?.dataset.testScriptState === "notRunning" && window.asked <= window.answered
-      && performance.now() - Math.max(window.answered, window.drawn) > %d;
+      && (window.wanted <= window.begun || now - window.wanted > %d)
+      && !document.querySelector('[data-testid="stSkeleton"]')
+      && now - Math.max(window.answered, window.drawn) > %d;
 }"""
+"""A run that was asked for has begun and ended, not another one that was under way; an element whose code is still fetched is
+none yet."""
+NEVER_BEGINS = 30_000
+"""Milliseconds after which a run that has not begun never will: what asked for it is gone from the page."""
 AT_REST = 250
 """Milliseconds: a slider tells the studio that it was moved 200 ms later."""
-expect.set_options(timeout=30_000)  # milliseconds, on a machine that does other things too
+HANDS = ("click", "fill", "focus", "set_input_files")
+PATIENCE = 5_000
+"""Milliseconds that a person waits for a page that does not come to rest, as while a job tells of itself, before using it."""
+expect.set_options(timeout=60_000)  # milliseconds, on a machine that does other things too
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,10 +107,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
+    """Chromium. A page is left to come to rest before a test uses anything on it: what is about to be drawn anew would lose the
+    click, the text or the list that was opened."""
+    with sync_playwright() as playwright, pytest.MonkeyPatch.context() as patch:
+        for name in HANDS:
+            patch.setattr(Locator, name, at_rest(getattr(Locator, name)))
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         yield browser
         browser.close()
+
+
+def at_rest(use: Callable) -> Callable:
+    """The same method of a locator, once its page is at rest, or has not been for longer than a person waits."""
+
+    @functools.wraps(use)
+    def use_at_rest(locator: Locator, *arguments: Any, **options: Any) -> None:
+        await_rest(locator.page)
+        use(locator, *arguments, **options)
+
+    return use_at_rest
 
 
 @pytest.fixture
@@ -87,16 +133,21 @@ def data_folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+def free_port() -> int:
+    """A port of this machine that nobody uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @pytest.fixture
 def start_studio(data_folder: Path, warm_process: Path) -> Iterator[Callable[..., str]]:
     """Start a studio on a free port: `start_studio("--sample")` returns its address. cold: as a person starts it, not from a
-    process that has imported everything."""
+    process that has imported everything; port: one that `free_port` gave."""
     servers: list[subprocess.Popen] = []
 
-    def start(*arguments: str, cold: bool = False) -> str:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    def start(*arguments: str, cold: bool = False, port: int | None = None) -> str:
+        port = port or free_port()
         log = data_folder.parent / f"studio-{port}.log"
         python = sys.executable if cold else str(warm.PYTHON)
         command = [python, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--", *arguments]
@@ -115,7 +166,7 @@ def start_studio(data_folder: Path, warm_process: Path) -> Iterator[Callable[...
     yield start
     for server in servers:
         server.terminate()
-        server.wait(10)
+        server.wait(60)
 
 
 @pytest.fixture
@@ -135,7 +186,7 @@ def watched_page(browser: Browser, **options: Any) -> Iterator[Page]:
     page = context.new_page()
     page.add_init_script(STILL)
     page.add_init_script(NEWS)
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(120_000)
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
     page.on("console", lambda message: _note_console(message, faults))
@@ -165,8 +216,27 @@ def _note_request(url: str, faults: list[str]) -> None:
 
 
 def settle(page: Page) -> None:
-    """Wait until the studio has answered what the page asked, runs nothing, and what it drew stands still."""
-    page.wait_for_function(SETTLED % AT_REST, polling=50)
+    """Wait until the studio has answered what the page asked, runs nothing, and what it drew stands still, without a fault."""
+    page.wait_for_function(SETTLED % (NEVER_BEGINS, AT_REST), polling=50)
+    assert not page.locator(FAULT).count(), page.locator(FAULT).first.inner_text()
+
+
+def await_rest(page: Page) -> None:
+    """`settle`, but for as long as a person waits."""
+    with contextlib.suppress(TimeoutError):
+        page.wait_for_function(SETTLED % (NEVER_BEGINS, AT_REST), polling=50, timeout=PATIENCE)
+
+
+@contextlib.contextmanager
+def held(process: psutil.Process | None) -> Iterator[None]:
+    """Inside, a process stands still: what is looked for while it runs is there on a machine of any speed."""
+    assert process is not None, "it had ended before anything was looked for"
+    process.suspend()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def shoot(page: Page, name: str) -> None:

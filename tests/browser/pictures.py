@@ -7,6 +7,7 @@ Each is as wide as a laptop's screen, light, and saved with 256 colours, which k
 
 import contextlib
 import io
+import json
 import os
 import re
 import socket
@@ -26,7 +27,7 @@ from tests.browser.conftest import CHROMIUM, QUIET, settle, watched_page
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
-VIEWPORT = {"width": 1440, "height": 2600}
+VIEWPORT = {"width": 1440, "height": 3400}
 """Higher than what is photographed: Streamlit scrolls inside the window, and a picture shows only what is in it."""
 MARGIN = 14
 """Pixels left free above and below what is photographed."""
@@ -120,6 +121,7 @@ def begin(page: Page, address: str) -> None:
     page.locator(".st-key-people").get_by_role("button").first.click()
     page.get_by_role("textbox", name="Your name").fill("Ana")
     page.get_by_role("button", name="That is me").click()
+    expect(page.locator(".st-key-people").get_by_role("button").first).to_contain_text("Ana")
     page.keyboard.press("Escape")
     settle(page)
 
@@ -187,6 +189,38 @@ def what_if(camera: Camera) -> None:
     camera.shoot("what-if", last=camera.page.get_by_text("placement and order of sends stay as they are"))
 
 
+def deployed(camera: Camera) -> None:
+    """What runs today, from a serving engine's file."""
+    page = camera.page
+    camera.visit("Optimise")
+    running = {"physical_to_logical_map": [list(range(16))[::-1]] * 8}
+    file = {"name": "running.json", "mimeType": "application/json", "buffer": json.dumps(running).encode()}
+    page.get_by_test_id("stFileUploader").locator("input").first.set_input_files([file])
+    expect(page.get_by_text("Today, with running.json")).to_be_visible()
+    figure = page.get_by_test_id("stMetric").filter(has_text="Cross-node share")
+    camera.shoot("deployed", first=page.get_by_text("Deployed now", exact=True), last=figure)
+
+
+def recordings(camera: Camera) -> None:
+    """Other recordings of the model, to hold plans against."""
+    page = camera.page
+    camera.visit("Workload")
+    for name in ("Alpha on prose", "Alpha on man pages", "Alpha on code"):  # the last stays open
+        page.get_by_role("button", name=name).click()
+        settle(page)
+
+
+def record(camera: Camera) -> None:
+    """The guide to recording."""
+    page = camera.page
+    page.get_by_role("button", name="How to record").click()
+    settle(page)
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_text("Source: SGLang")).to_be_visible()
+    camera.shoot("record", first=dialog.get_by_text("How to record").first, last=dialog.get_by_text("Source: SGLang"))
+    page.keyboard.press("Escape")
+
+
 def review(camera: Camera) -> None:
     page = camera.page
     camera.visit("Review")
@@ -200,6 +234,11 @@ def review(camera: Camera) -> None:
     expect(page.get_by_role("heading", name="Aurora on the mixed eight")).to_be_visible()
     expect(page.locator(".js-plotly-plot")).to_have_count(2)
     camera.shoot("review", last=page.locator(".js-plotly-plot").last)
+    page.get_by_role("button", name="Tell the verdict").click()
+    words = re.compile("Do it|Try it|Not now|Cannot say yet")
+    expect(page.get_by_role("heading", name=words)).to_be_visible(timeout=JOB_TIMEOUT)
+    settle(page)
+    camera.shoot("verdict", first=page.get_by_text("Worth it?"), last=page.get_by_test_id("stDataFrame").last)
 
 
 def launch(camera: Camera) -> None:
@@ -207,6 +246,11 @@ def launch(camera: Camera) -> None:
     camera.visit("Launch")
     expect(page.get_by_role("spinbutton", name="Ranks")).to_be_visible()
     camera.shoot("launch")
+    page.get_by_text("Export to a serving engine").click()
+    expect(page.get_by_role("button", name=re.compile("^Download .*sglang"))).to_be_visible()
+    export = page.get_by_test_id("stExpander").filter(has_text="Export to a serving engine")
+    camera.shoot("export", first=export, last=export)
+    page.get_by_text("Export to a serving engine").click()  # closed, it leaves room for what was measured
     page.get_by_role("button", name="Start", exact=True).click()
     expect(page.get_by_text("Output differs by")).to_be_visible(timeout=LAUNCH_TIMEOUT)
     settle(page)
@@ -235,7 +279,21 @@ def training_step(camera: Camera) -> None:
     camera.shoot("training-timeline", first=gantt, last=gantt)
 
 
-SERIES = (workload, cluster, affinity, plans, timeline, board, what_if, review, launch, training_step)
+SERIES = (
+    workload,
+    cluster,
+    affinity,
+    plans,
+    timeline,
+    board,
+    what_if,
+    recordings,
+    record,
+    review,
+    launch,
+    deployed,
+    training_step,
+)
 """In this order: each goes on in the session that the one before has left."""
 
 

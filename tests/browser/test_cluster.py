@@ -94,6 +94,7 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
     board.drag(board.type("RTX 2080 Ti"), board.free)
     board.drag(board.item("GPU 0,"), board.palette)
     expect(page.get_by_text("Nothing drawn yet")).to_be_visible()
+    settle(page)  # what was below the board goes, and the window may scroll
     board.drag(board.type("H100"), board.free)
     board.drag(board.type("A100-80"), board.item("Node node 1"))
     board.drag(board.type("V100-32"), board.free)
@@ -164,6 +165,7 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
     latency.fill("7")
     keys.press("Enter")
     expect(board.item("Fabric of my cluster, start-up 7 µs")).to_be_visible()
+    settle(page)  # the table is drawn anew after the board
     table = page.get_by_test_id("stDataFrame").first
     table.scroll_into_view_if_needed()
     table.click(position={"x": 60, "y": 52})

@@ -1,7 +1,5 @@
 """A launch as a person watches it: every rank's log while it runs, its report, the list of launches, and a rank that dies."""
 
-import os
-import signal
 from pathlib import Path
 
 import psutil
@@ -12,7 +10,8 @@ from engine.jobs.runner import State
 from engine.launch.preparation.place_checks import testbed_fault
 from engine.launch.rank.logs import log_of
 from engine.launch.running.processes import WORKER
-from tests.browser.conftest import settle, shoot
+from tests.browser.conftest import held, settle, shoot
+from tests.jobs.test_jobs import until
 
 RANKS = 3
 SOON = 60_000
@@ -31,6 +30,12 @@ def rank_of(folder: Path, number: int) -> psutil.Process:
         except psutil.Error:
             continue
     raise AssertionError(f"rank {number} does not run")
+
+
+def has_said(folder: Path, rank: int, words: str) -> bool:
+    """Whether a rank of the launch in this folder has come so far."""
+    log = log_of(folder / "run", rank)
+    return log.exists() and words in log.read_text()
 
 
 def enter(page: Page, label: str, value: int) -> None:
@@ -55,12 +60,15 @@ def test_a_launch_of_two_plans_is_watched_reported_repeated_and_killed(
     page.get_by_role("button", name="Start", exact=True).click()
 
     # While it runs.
-    expect(page.get_by_text("one runs at a time")).to_be_visible(timeout=SOON)
-    expect(page.get_by_text("measuring this machine").first).to_be_visible(timeout=SOON)
-    page.get_by_role("radio", name=str(RANKS - 1), exact=True).click()
-    expect(page.get_by_text("pass 1 of 3, Linear placement").first).to_be_visible(timeout=SOON)
-    expect(page.get_by_role("radio", name=str(RANKS - 1), exact=True)).to_be_checked(timeout=SOON)
-    shoot(page, "launch-1-running")
+    (launch,) = until(lambda: runner.jobs(data_folder, "launch"), SOON / 1e3)
+    until(lambda: has_said(launch.folder, RANKS - 1, "pass 1 of 3, Linear placement"), SOON / 1e3)
+    with held(rank_of(launch.folder, RANKS - 1)):
+        expect(page.get_by_text("one runs at a time")).to_be_visible(timeout=SOON)
+        expect(page.get_by_text("measuring this machine").first).to_be_visible(timeout=SOON)
+        page.get_by_role("radio", name=str(RANKS - 1), exact=True).click()
+        expect(page.get_by_text("pass 1 of 3, Linear placement").first).to_be_visible(timeout=SOON)
+        expect(page.get_by_role("radio", name=str(RANKS - 1), exact=True)).to_be_checked(timeout=SOON)
+        shoot(page, "launch-1-running")
 
     # Its report.
     expect(page.get_by_text("Output differs by")).to_be_visible(timeout=2 * SOON)
@@ -77,9 +85,12 @@ def test_a_launch_of_two_plans_is_watched_reported_repeated_and_killed(
 
     # Once more, and a rank dies.
     page.get_by_role("button", name="Relaunch").click()
-    expect(page.get_by_text("measuring this machine").first).to_be_visible(timeout=SOON)
-    again = runner.jobs(data_folder, "launch")[0]
-    os.kill(rank_of(again.folder, 1).pid, signal.SIGKILL)
+    again = until(lambda: runner.jobs(data_folder, "launch")[:-1], SOON / 1e3)[0]
+    until(lambda: has_said(again.folder, 1, "measuring this machine"), SOON / 1e3)
+    doomed = rank_of(again.folder, 1)
+    with held(doomed):
+        expect(page.get_by_text("measuring this machine").first).to_be_visible(timeout=SOON)
+        doomed.kill()
     expect(page.get_by_text("rank 1 was killed by signal 9").first).to_be_visible(timeout=SOON)
     shoot(page, "launch-3-failed")
 

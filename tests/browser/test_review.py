@@ -78,10 +78,10 @@ def test_save_discuss_and_decide_in_two_browsers(
     for tab in (page, other):
         for text in ("Ana at once", "Ben at once"):
             expect(tab.locator('[data-testid="stText"]', has_text=text)).to_be_visible(timeout=SOON)
-    page.get_by_role("textbox", name="Reason").fill("worth it")
+    page.get_by_role("textbox", name="Reason").fill("worth the move")
     page.get_by_role("button", name="Approve", exact=True).click()
     expect(other.get_by_role("button", name="Reopen")).to_be_visible(timeout=SOON)
-    expect(other.get_by_text("worth it")).to_be_visible()
+    expect(other.get_by_text("worth the move", exact=True)).to_be_visible()
     expect(other.get_by_test_id("stMarkdown").get_by_text("approved", exact=True).first).to_be_visible()
     for tab in (page, other):
         settle(tab)
@@ -103,7 +103,7 @@ def test_save_discuss_and_decide_in_two_browsers(
     report.goto((tmp_path / "report.html").as_uri())
     expect(report.locator(".js-plotly-plot")).to_have_count(3)
     expect(report.get_by_role("heading", name=HOSTILE)).to_contain_text("approved")
-    for text in (SCRIPT, "Ana at once", "worth it", "second line"):
+    for text in (SCRIPT, "Ana at once", "worth the move", "second line"):
         expect(report.get_by_text(text)).to_be_visible()
     assert report.locator("img").count() == 0
     report.screenshot(path=Path(__file__).parent / "screenshots" / "review-2-report.png", full_page=True)

@@ -10,10 +10,12 @@ from engine.jobs import queue, runner
 from engine.jobs.runner import State
 from tests.app.test_launch_page import session_with_plans
 from tests.browser.conftest import settle, watched_page
-from tests.jobs.test_jobs import LONG, WORKER, until
+from tests.jobs.test_jobs import WORKER, until
 from tests.store.conftest import postgres
 
 __all__ = ["postgres"]
+
+UNTIL_STOPPED = {"steps": 100_000, "pause": 0.05}
 
 
 @pytest.fixture
@@ -54,9 +56,9 @@ def test_sessions_jobs_and_links_work_from_each(
     settle(other)
 
     # A job that waits is seen, and stopped, from the other one.
-    running = runner.start("count", LONG, data_folder, module=WORKER)
+    running = runner.start("count", UNTIL_STOPPED, data_folder, module=WORKER)
     try:
-        until(lambda: running.progress)
+        until(lambda: running.progress, 60)
         page.goto(f"{first}/optimise?session={session}")
         settle(page)
         page.get_by_role("button", name="Run", exact=True).click()
@@ -67,7 +69,7 @@ def test_sessions_jobs_and_links_work_from_each(
         assert mine.state is State.WAITING
         expect(other.get_by_role("button", name="Stop")).to_have_count(1)  # once the page before it has gone
         other.get_by_role("button", name="Stop").click()
-        assert runner.wait(mine, 5) is State.CANCELLED
+        assert runner.wait(mine, 60) is State.CANCELLED
         expect(page.get_by_text("cancelled", exact=False).first).to_be_visible()
         settle(page)
         settle(other)

@@ -2,11 +2,15 @@
 step wrong values, a sweep, another row's plan, and a sweep that is stopped."""
 
 import re
+from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import settle, shoot
+from engine.jobs import runner
+from engine.jobs.protocol import living_worker
+from tests.browser.conftest import held, settle, shoot
 from tests.browser.test_training import choose_in_strip
+from tests.jobs.test_jobs import until
 
 
 def type_values(page: Page, label: str, text: str) -> None:
@@ -27,7 +31,13 @@ def slide(page: Page, label: str, key: str, times: int) -> None:
     settle(page)
 
 
-def test_slide_study_reload_and_open_a_synthetic_recording(page: Page, start_studio) -> None:
+def has_points_with_noise(folder: Path) -> bool:
+    """Whether the newest study of the imprecision has come to a noisy draw."""
+    job = next(iter(runner.jobs(folder, "imprecision")), None)
+    return bool(job and job.result and any(point["level"] for point in job.result["points"]))
+
+
+def test_slide_study_reload_and_open_a_synthetic_recording(page: Page, start_studio, data_folder: Path) -> None:
     page.goto(start_studio("--sample"))
     settle(page)
     page.get_by_role("link", name="What-if", exact=True).click()
@@ -44,14 +54,17 @@ def test_slide_study_reload_and_open_a_synthetic_recording(page: Page, start_stu
     settle(page)
     type_values(page, "Noise, %", "0, 150")
     expect(page.get_by_text("1.5 is not between 0 and 1")).to_be_visible()
-    type_values(page, "Noise, %", "0, 40, 75")
-    type_values(page, "Draws at each", "2")
+    type_values(page, "Noise, %", "0, 20, 40, 60, 75")
+    type_values(page, "Draws at each", "20")
     page.get_by_role("button", name="Run the imprecision study").click()
-    expect(title_of(page, "So far")).to_be_visible(timeout=60_000)
-    page.reload()
-    settle(page)
-    expect(title_of(page, re.compile("So far: at 40 % noise"))).to_be_visible(timeout=60_000)
-    expect(page.get_by_test_id("stProgress")).to_have_count(1)
+    until(lambda: has_points_with_noise(data_folder), timeout=60)
+    with held(living_worker(runner.jobs(data_folder, "imprecision")[0].folder)):
+        so_far = title_of(page, re.compile(r"So far: at \d+ % noise"))
+        expect(so_far).to_be_visible()
+        page.reload()
+        settle(page)
+        expect(so_far).to_be_visible()
+        expect(page.get_by_test_id("stProgress")).to_have_count(1)
     expect(title_of(page, "At 75 % noise Aurora's plan takes")).to_be_visible(timeout=120_000)
     expect(page.get_by_test_id("stProgress")).to_have_count(0, timeout=60_000)
     settle(page)

@@ -50,7 +50,7 @@ def checked(traffic: np.ndarray, network: Network, result) -> tuple[float, float
     return check_relayed(steps.hops(), steps.seconds, traffic, network)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(instances())
 def test_every_byte_arrives_within_all_capacities(instance):
     traffic, network = instance

@@ -151,6 +151,11 @@ def test_one_size_is_no_line():
         fit_line([5, 5], [1.0, 2.0])
 
 
+def test_times_that_no_clock_shows_are_no_line():
+    with pytest.raises(InputError, match="1e-311 s is too short for a measured time"):
+        fit_line([5, 6], [1.0, 1e-311])
+
+
 # α–β profiles
 
 

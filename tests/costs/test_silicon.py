@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.catalogue import cluster_presets, gpu, gpu_types, model_presets
+from engine.catalogue import cluster_presets, gpu, gpu_types, model_presets, packaged
 from engine.cluster import Cluster, Node
 from engine.costs import AlphaBeta, CostProfile, Datasheet, Line, Silicon, silicon_tables
 from engine.costs.curve import REACH
@@ -66,7 +66,7 @@ def test_no_collective_beats_the_links(kind, operation):
 @needs_tables
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_message_sizes_are_elements(folder):
-    file = silicon_tables._newest(folder, "comm/nccl", "nccl_perf.parquet")[0]
+    file = silicon_tables.newest(folder, "comm/nccl", "nccl_perf.parquet")[0]
     rows = pq.read_table(file).to_pandas()
     rows["bytes"] = rows.message_size * rows.nccl_dtype.map({"half": 2, "int8": 1})
     large = rows[(rows.bytes == rows.bytes.max()) & (rows.op_name == "alltoall")]
@@ -264,7 +264,7 @@ def test_networks_that_were_not_measured_are_refused(cluster, part):
 
 
 def test_without_the_package_everything_else_works(monkeypatch):
-    monkeypatch.setattr(silicon_tables, "find_spec", lambda name: None)
+    monkeypatch.setattr(packaged, "find_spec", lambda name: None)
     silicon_tables._data_folder.cache_clear()
     try:
         for work in (

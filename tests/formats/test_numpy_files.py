@@ -1,13 +1,14 @@
 """`.npz` and `.npy` files, good and bad."""
 
 import io
+import json
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.formats import members, read_workload
+from engine.formats import check_recording, members, numpy_files, read_workload
 from tests.formats.faults import refused
 
 pytestmark = pytest.mark.slow
@@ -96,6 +97,43 @@ def test_bad_arrays(tmp_path, arrays, parts):
     refused(npz(tmp_path, **arrays), *parts)
 
 
+def findings(*entries: dict) -> np.ndarray:
+    return np.frombuffer(json.dumps(entries).encode(), np.uint8)
+
+
+SOUND = {"severity": "ok", "code": "idle-experts", "message": "All is well."}
+
+
+def test_findings_of_a_file_neither_hide_faults_nor_offer_remedies(tmp_path):
+    experts = np.where(np.arange(60).reshape(20, 3, 1) % 3 == 1, 0, EXPERTS)
+    for remedy in ("no-such-remedy", "drop-copies", "cut-profile-rows"):
+        path = npz(tmp_path, experts=experts, findings=findings(SOUND | {"remedy": remedy}))
+        stated, *checked = check_recording(read_workload(path))
+        assert (stated.message, stated.remedy) == ("All is well.", None)
+        assert checked == check_recording(read_workload(npz(tmp_path, "bare.npz", experts=experts)))
+        assert "never-captured" in [finding.code for finding in checked]
+
+
+def test_findings_of_a_file_are_single_lines(tmp_path):
+    path = npz(tmp_path, experts=EXPERTS, findings=findings(SOUND | {"message": "All\nis \x1b[31mred."}))
+    assert read_workload(path).origin.findings[0].message == "All is \ufffd[31mred."
+
+
+@pytest.mark.parametrize(
+    ("stated", "parts"),
+    [
+        (findings(*[SOUND] * 257), ("at most 256",)),
+        (findings(SOUND | {"severity": "fine"}), ("severity",)),
+        (findings(SOUND | {"message": 7}), ("message",)),
+        (findings(SOUND)[:-1], ("findings",)),
+        (np.arange(4.0), ("a megabyte of bytes",)),
+        (np.zeros(2**20 + 1, np.uint8), ("a megabyte of bytes",)),
+    ],
+)
+def test_bad_findings(tmp_path, stated, parts):
+    refused(npz(tmp_path, experts=EXPERTS, findings=stated), "trace.npz", *parts)
+
+
 def test_expert_out_of_the_models_range(tmp_path):
     experts = np.zeros((20, 4), int)
     experts[17, 3] = 64
@@ -105,8 +143,8 @@ def test_expert_out_of_the_models_range(tmp_path):
     refused(npz(tmp_path, experts=experts, num_experts=65), "65 experts", "model has 128", num_experts=128)
 
 
-def test_text_named_npz(tmp_path):
-    (tmp_path / "trace.npz").write_text("0,1\n1,0\n")
+def test_unknown_bytes_named_npz(tmp_path):
+    (tmp_path / "trace.npz").write_bytes(b"\0\1\2")
     refused(tmp_path / "trace.npz", "is not a NumPy .npz archive")
 
 
@@ -129,6 +167,21 @@ def test_zip_bomb(tmp_path):
             archive.writestr(f"{name}.npy", bytes(100 * 1024**2))
     assert path.stat().st_size < 10 * 1024**2
     refused(path, "unpack to 2.1 GB", "limit")
+
+
+@pytest.mark.parametrize(("dtype", "tokens"), [(np.int16, 31), (np.uint8, 20), (np.int64, 6)])
+def test_memory_of_ids_and_of_what_is_made_of_them(tmp_path, monkeypatch, dtype, tokens):
+    monkeypatch.setattr(numpy_files, "MAX_ARRAY_BYTES", 1000)
+    assert read_workload(npy(tmp_path, np.zeros((tokens, 4, 4), dtype))).tokens == tokens
+    refused(npy(tmp_path, np.zeros((tokens + 1, 4, 4), dtype)), "needs", "cut the recording")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_compressions_that_numpy_does_not_write(tmp_path, method):
+    path = tmp_path / "trace.npz"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.write(npy(tmp_path, EXPERTS), "experts.npy")
+    refused(path, "compressed as NumPy never does")
 
 
 def test_header_that_claims_too_much(tmp_path):

@@ -65,3 +65,22 @@ def test_slices_of_a_thread_do_not_overlap(trace):
 def test_no_events():
     timeline = Timeline(pd.DataFrame(columns=list(COLUMNS)), ("GPU 0",), "measured", "this machine")
     assert [event["ph"] for event in json.loads(write_trace(timeline))["traceEvents"]] == ["M"]
+
+
+def test_prediction_and_measurement_are_two_groups_of_processes():
+    events = pd.DataFrame(EVENTS, columns=list(COLUMNS))
+    predicted = Timeline(events, ("GPU 0", "GPU 1"), "simulated", "datasheet")
+    measured = Timeline(events.assign(end=events["end"] * 2), ("rank 0", "rank 1"), "measured", "two CPUs")
+    trace = json.loads(write_trace(predicted, measured))
+    records = trace["traceEvents"]
+    names = {record["pid"]: record["args"]["name"] for record in records if record["name"] == "process_name"}
+    assert list(names.values()) == ["simulated · GPU 0", "simulated · GPU 1", "measured · rank 0", "measured · rank 1"]
+    order = {
+        record["pid"]: record["args"]["sort_index"] for record in records if record["name"] == "process_sort_index"
+    }
+    assert sorted(names, key=order.__getitem__) == list(names)
+    slices = [record for record in records if record["ph"] == "X"]
+    assert len(slices) == 2 * len(EVENTS) and {record["pid"] for record in slices} == set(names)
+    longest = {pid: max(record["dur"] for record in slices if record["pid"] == pid) for pid in names}
+    assert longest[0] < longest[list(names)[2]]
+    assert trace["otherData"] == {"source": "simulated", "cost_source": "datasheet", "measured_on": "two CPUs"}

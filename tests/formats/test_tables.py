@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.formats import read_workload
+from engine.formats import read_workload, tables
 from engine.formats.long_form import routing_from_columns
 from engine.formats.source import Source
 from tests.formats.faults import refused
@@ -178,6 +178,13 @@ def test_truncated_parquet(tmp_path):
 
 def test_parquet_that_unpacks_to_too_much(tmp_path):
     zeros = pa.array(np.zeros(10**6, np.int64))
-    table = pa.table({name: pa.chunked_array([zeros] * 100) for name in ("token", "layer", "expert")})
+    table = pa.table({name: pa.chunked_array([zeros] * 11) for name in ("token", "layer", "expert")})
     pq.write_table(table, tmp_path / "bomb.parquet")
-    refused(tmp_path / "bomb.parquet", "would unpack to 2.2 GB")
+    refused(tmp_path / "bomb.parquet", "11,000,000 rows")
+
+
+def test_a_text_of_too_many_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MAX_ROWS", 3)
+    path = tmp_path / "log.csv"
+    path.write_text("token,layer,expert\n" + "0,0,1\n" * 4)
+    refused(path, "4 rows")

@@ -15,7 +15,7 @@ import pytest
 
 from engine.errors import InputError
 from engine.files import write_atomically
-from engine.jobs import protocol, runner
+from engine.jobs import protocol, queue, runner
 from engine.jobs.protocol import Context, Progress, Request
 from engine.jobs.runner import Job, State
 
@@ -42,7 +42,7 @@ def start(tmp_path):
             assert runner.wait(job, 5).finished
 
 
-def until(condition, timeout=8.0):
+def until(condition, timeout=60.0):
     """Wait for a condition and return what it gave."""
     deadline = time.monotonic() + timeout
     while not (answer := condition()):
@@ -69,12 +69,12 @@ def in_another_process(code: str, *arguments: object) -> str:
 
 
 def test_progress_and_the_best_so_far_are_seen_while_running_and_the_result_at_the_end(start):
-    job = start("count", {"steps": 8, "pause": 0.1})
+    job = start("count", {"steps": 8, "pause": 0.25})  # long enough to be looked at on a busy machine
     seen = until(lambda: job.progress)
     assert job.state is State.RUNNING and job.finished is None and job.error is None
     assert 0 < seen.done < 1 and seen.message.startswith("step") and seen.bound is None
     assert 1 <= job.result["reached"] < 8
-    assert runner.wait(job, 8) is State.DONE
+    assert runner.wait(job, 60) is State.DONE
     assert job.result == {"reached": 8, "returned": True}
     assert [report.incumbent for report in job.history] == list(range(1, 9)) and job.progress.done == 1
     assert job.started < job.finished <= time.time() and job.elapsed == job.finished - job.started > 0.8
@@ -83,7 +83,7 @@ def test_progress_and_the_best_so_far_are_seen_while_running_and_the_result_at_t
 
 def test_bad_input_a_bug_and_a_silent_exit_are_failures_with_a_reason(start):
     refused, crashed, left, unknown = start("refuse"), start("crash"), start("leave"), start("dance")
-    assert {runner.wait(job, 8) for job in (refused, crashed, left, unknown)} == {State.FAILED}
+    assert {runner.wait(job, 60) for job in (refused, crashed, left, unknown)} == {State.FAILED}
     assert refused.error == "load.csv, line 3: expert 9 of 8" and "Traceback" not in refused.log_tail()
     assert crashed.error == "KeyError: 'missing'" and crashed.log_tail(1) == "KeyError: 'missing'"
     assert crashed.log_tail().startswith("before the bug\nTraceback") and crashed.result is None
@@ -131,7 +131,7 @@ def test_cancel_before_the_worker_is_up_and_after_the_end(start):
     runner.cancel(early)
     assert runner.wait(early, 5) is State.CANCELLED and early.result is None
     done = start("count", {"steps": 1, "pause": 0})
-    assert runner.wait(done, 8) is State.DONE
+    assert runner.wait(done, 60) is State.DONE
     runner.cancel(done)
     assert done.state is State.DONE
 
@@ -158,7 +158,7 @@ def test_a_job_outlives_the_server_that_started_it(tmp_path):
     until(lambda: second.progress)
     protocol.living_worker(second.folder).kill()
     assert runner.wait(second, 5) is State.FAILED and second.error == "the process is gone"
-    assert runner.wait(first, 8) is State.DONE and first.result["reached"] == 30
+    assert runner.wait(first, 60) is State.DONE and first.result["reached"] == 30
 
 
 def test_a_fresh_process_sees_and_cancels_a_job_it_did_not_start(start, tmp_path):
@@ -191,6 +191,21 @@ def test_a_job_whose_worker_never_came_has_failed_after_a_while(tmp_path):
     assert job.state is State.FAILED
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_set_leaves_no_job_starting(tmp_path, monkeypatch, hours):
+    job = by_hand(tmp_path)
+    queue.join(job.folder)
+    later = by_hand_later(job)
+    assert job.state is State.STARTING and queue.ahead_of(later) == 1
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3600 * hours)
+    assert job.state is State.FAILED and job.error == "the process is gone" and queue.ahead_of(later) == 0
+
+
+def by_hand_later(job: Job) -> Path:
+    return job.folder.with_name(f"2026{job.id[4:]}")
+
+
 def test_torn_lines_of_progress_are_passed_over(tmp_path):
     assert protocol.read_progress(tmp_path) == [] and protocol.latest_progress(tmp_path) is None
     reports = [Progress(time=float(i), message="ü" * i) for i in range(3)]
@@ -215,7 +230,7 @@ def test_a_thread_left_behind_does_not_overwrite_the_final_result(tmp_path):
     context = Context(tmp_path)
     context.finish({"best": 1})
     context.keep({"best": 2})
-    assert json.loads((tmp_path / protocol.RESULT).read_text()) == {"best": 1}
+    assert protocol.read_result(tmp_path) == {"best": 1}
 
 
 def test_one_damaged_folder_does_not_hide_the_other_jobs(tmp_path):
@@ -225,6 +240,49 @@ def test_one_damaged_folder_does_not_hide_the_other_jobs(tmp_path):
         if text:
             (tmp_path / "jobs" / name / protocol.REQUEST).write_text(text)
     assert runner.jobs(tmp_path) == runner.jobs(tmp_path, "count") == [job] == [runner.find(ID, tmp_path)]
+
+
+DAMAGED = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b'"x',
+    b"\xff\xfe",
+    b"1e999",
+    b'{"pid": "x"}',
+    b'{"pid": -1, "start": 0}',
+    b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: ascii(content[:12]))
+def test_a_damaged_file_is_no_surprise(tmp_path, content):
+    """Whichever it is, the job stands somewhere, and what cannot be read is said in a line."""
+    for name in (protocol.PID, protocol.EXIT, protocol.ERROR, protocol.RESULT, protocol.PROGRESS, protocol.REQUEST):
+        job = by_hand(tmp_path / name)
+        (job.folder / protocol.PID).write_text(json.dumps({"pid": 2**22 + 1, "start": 0.0}))
+        (job.folder / name).write_bytes(content)
+        assert job.state is State.FAILED and job.error and "\n" not in job.error
+        assert job.finished and job.progress is None and job.history == []
+        if name == protocol.RESULT and not content.startswith(b'{"'):
+            with pytest.raises(InputError, match="damaged"):
+                _ = job.result
+        if name == protocol.REQUEST:
+            with pytest.raises(InputError, match=protocol.REQUEST):
+                runner.find(ID, tmp_path / name)
+        assert runner.jobs(tmp_path / name) == ([] if name == protocol.REQUEST else [job])
+        runner.cancel(job)
+
+
+def test_a_worker_whose_note_is_damaged_counts_as_living_and_can_be_stopped(start):
+    job = start("count", LONG)
+    until(lambda: job.progress)
+    runner._unreaped.discard(job.folder)
+    (job.folder / protocol.PID).write_text("{")
+    assert job.state is State.RUNNING
+    runner.cancel(job)
+    assert runner.wait(job, 5) is State.CANCELLED and job.result["returned"]
 
 
 @pytest.mark.parametrize("id", ["", "..", "../x", f"{ID}/..", f"{ID}\n", ID.upper(), ID.replace("1", "2")])

@@ -70,14 +70,11 @@ def test_stop_ends_all_processes_in_two_seconds_and_keeps_the_points_so_far(long
     assert long_sweep.log_tail().count("Traceback") == 0
 
 
-def test_a_killed_worker_takes_its_processes_along(long_sweep):
-    os.kill(protocol.living_worker(long_sweep.folder).pid, signal.SIGKILL)
-    assert runner.wait(long_sweep, 5) is State.FAILED
-    until(lambda: not processes_of(long_sweep), timeout=3)
-
-
-def test_progress_moves_with_every_point(long_sweep):
+def test_progress_moves_with_every_point_and_a_killed_worker_takes_its_processes_along(long_sweep):
     seen = {report.done for report in long_sweep.history}
     until(lambda: len({report.done for report in long_sweep.history}) >= len(seen) + 3, timeout=20)
     done = [report.done for report in long_sweep.history]
     assert done == sorted(done) and long_sweep.progress.incumbent is not None
+    os.kill(protocol.living_worker(long_sweep.folder).pid, signal.SIGKILL)
+    assert runner.wait(long_sweep, 5) is State.FAILED
+    until(lambda: not processes_of(long_sweep), timeout=3)

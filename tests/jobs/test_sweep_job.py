@@ -52,7 +52,7 @@ def test_a_sweep_returns_points_with_plans_that_take_what_they_say(start) -> Non
     assert runner.wait(job, 60) is State.DONE, job.log_tail()
     candidates = job.result["candidates"]
     assert len(candidates) == job.result["of"] == 4
-    assert job.result["cost_source"] == problem.cost.source
+    assert job.result["cost_source"] == problem.cost_source
     for candidate in candidates:
         point, plan = SweepPoint.from_dict(candidate["point"]), Plan.from_dict(candidate["plan"], "plan")
         assert plan.id == point.plan_id and plan.claim.objective == point.total

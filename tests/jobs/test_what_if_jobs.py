@@ -12,6 +12,7 @@ from engine.problem import Problem
 from engine.simulate import simulate
 from engine.store.problems import problem_arguments
 from engine.studies.capacity import capacity, parts_of
+from engine.studies.contention import contention_curve, ordered, pays_from
 from engine.studies.sensitivity import parameters_of, sensitivity
 from engine.studies.what_if import Change, changed
 from engine.systems import SYSTEMS, run
@@ -50,11 +51,17 @@ def test_studies_return_what_their_functions_do(problem: Problem) -> None:
             options={},
         ),
     ]
+    jobs.append(start("contention", problem, plan=plan.model_dump(mode="json", exclude_none=True)))
     results = [done(job) for job in jobs]
     assert results[0]["points"] == [
         point.to_dict() for point in sensitivity(plan, problem, 0.25, parameters_of(problem))
     ] and results[0]["of"] == len(results[0]["points"])
     assert results[0]["total"] == simulate(plan, problem).total
+    plans = ordered(plan, problem)
+    points = list(contention_curve(problem, plans))
+    assert results[2]["points"] == [point.to_dict() for point in points]
+    assert results[2]["pays_from"] == pays_from(points, problem, plans) and results[2]["of"] == len(points)
+    assert 0 <= results[2]["most_saved"] < 1
     assert results[1]["points"] == [point.to_dict() for point in capacity(problem, part, 1e-9, 8, "linear")]
 
 

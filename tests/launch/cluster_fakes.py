@@ -18,9 +18,12 @@ JOB_NUMBER = "4242"
 SLURM = {
     "sbatch": """
         (state / "sbatch.json").write_text(json.dumps(sys.argv[1:]))
-        (state / "script.sh").write_text(Path(sys.argv[-1]).read_text())
+        (state / "script.sh").write_text(sys.stdin.read())
         if (state / "refuse").exists():
-            sys.exit("sbatch: error: invalid partition")
+            sys.exit(
+                "sbatch: error: invalid partition specified: nowhere\\n"
+                "sbatch: error: Batch job submission failed: Invalid partition name specified"
+            )
         print("4242;north" if (state / "several").exists() else "4242")
     """,
     "sacct": """
@@ -30,52 +33,43 @@ SLURM = {
         print((state / "accounting").read_text())
     """,
     "squeue": """
-        assert "--jobs=4242" in sys.argv
+        assert {"--jobs=4242", "--format=%T %r"} <= set(sys.argv)
+        if (state / "away").exists():
+            sys.exit("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
         if not (state / "queue").exists():
             sys.exit("slurm_load_jobs error: Invalid job id specified")
-        print((state / "queue").read_text())
+        active = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING")
+        for line in (state / "queue").read_text().splitlines():
+            if "--states=all" in sys.argv or line.split()[0] in active:
+                print(line if " " in line else f"{line} None")
+    """,
+    "sinfo": """
+        if (state / "away").exists() or not (state / "partitions").exists():
+            sys.exit("slurm_load_partitions: Unable to contact slurm controller (connect failure)")
+        assert "--exact" in sys.argv  # else sinfo prints the least of unlike nodes, with a + behind it
+        print((state / "partitions").read_text(), end="")
     """,
     "scancel": """
         assert sys.argv[1:] == ["4242"]
-        (state / "accounting").write_text("CANCELLED by 1000\\nCANCELLED by 1000\\n")
+        if (state / "away").exists():
+            sys.exit("scancel: error: Kill job error on job id 4242: Unable to contact slurm controller (connect failure)")
+        (state / "queue").write_text("CANCELLED\\nCANCELLED\\n")
     """,
     "srun": """
         (state / "srun.json").write_text(json.dumps(sys.argv[1:]))
-    """,
-    "srun that runs": """
-        def options_of(words):
-            at = next(at for at, word in enumerate(words) if not word.startswith("--"))
-            return dict(word[2:].split("=", 1) for word in words[:at]), words[at:]
-
-        def started(words):
-            options, command = options_of(words)
-            inherit, *pairs = options["export"].split(",")
-            assert inherit == "ALL"
-            own = dict(pair.split("=", 1) for pair in pairs)
-            own |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "localhost", "SLURMD_NODENAME": "localhost"}
-            name = options["output"].replace("%%", "\\0")
-            assert "%" not in name
-            out = open(name.replace("\\0", "%"), "w")
-            return subprocess.Popen(command, cwd=options["chdir"], env=os.environ | own, stdout=out, stderr=out)
-
-        text = "\\1".join(sys.argv[1:])
-        running = [started(part.strip("\\1").split("\\1")) for part in text.split("\\1:\\1")]
-        sys.exit(max(process.wait() for process in running))
     """,
 }
 """What the commands do, in a folder `state` that tests write to and read from."""
 
 
-def install_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, srun: str = "srun") -> Path:
+def install_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put the commands at the head of PATH; returns their folder of state."""
     state, bin = folder / "slurm", folder / "bin"
     state.mkdir()
     bin.mkdir()
     head = f"#!{sys.executable}\nimport json, os, subprocess, sys\nfrom pathlib import Path\nstate = Path({str(state)!r})\n"
     for name, text in SLURM.items():
-        if name.startswith("srun") and name != srun:
-            continue
-        path = bin / name.split()[0]
+        path = bin / name
         path.write_text(head + "\n".join(line[8:] for line in text.splitlines()))
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")

@@ -5,9 +5,10 @@ import torch
 
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
-from engine.launch.rank.forward import Layers
 from engine.launch.rank.instructions import RankInstructions, Tokens
+from engine.launch.rank.layers import Layers
 from engine.launch.rank.recorder import Recorder
+from engine.launch.rank.relayed import PooledExchange
 
 CPU = torch.device("cpu")
 
@@ -24,9 +25,12 @@ class NoWay:
         pass
 
 
-def ranks_of(instructions: RankInstructions, tokens: Tokens, kind: type[Layers] = Layers) -> list[Layers]:
-    """The first model of the first plan on every rank."""
-    kind = type("Lockstep", (kind,), {"_way": lambda *what: NoWay()})
+def ranks_of(
+    instructions: RankInstructions, tokens: Tokens, kind: type[Layers] = Layers, hops: bool = False
+) -> list[Layers]:
+    """The first model of the first plan on every rank. hops: its exchanges pass rows on, which takes a process group, of one
+    rank, to make them."""
+    kind = type("Lockstep", (kind,), {} if hops else {"_way": lambda *what: NoWay()})
     return [
         kind(context, instructions.plans[0], Communicator(context)) for context in contexts_of(instructions, tokens)
     ]
@@ -51,6 +55,9 @@ def run(ranks: list[Layers]) -> None:
 
 def move(ranks: list[Layers], kind: str, layer: int) -> None:
     """An exchange: to every rank what the others have for it, in the order of the senders."""
+    if isinstance(ranks[0]._ways[kind], PooledExchange):
+        move_on(ranks, kind)
+        return
     counts = ranks[0].routes[kind][layer].counts
     for there, receiver in enumerate(ranks):
         buffer = receiver._ready.incoming if kind == "dispatch" else receiver._ready.back
@@ -61,3 +68,21 @@ def move(ranks: list[Layers], kind: str, layer: int) -> None:
             assert len(sent) == counts[here].sum() and sent.shape[1] == buffer.shape[1]
             parts.append(sent.split(counts[here].tolist())[there])
         buffer.copy_(torch.cat(parts))
+
+
+def move_on(ranks: list[Layers], kind: str) -> None:
+    """An exchange in which ranks pass rows on, step by step."""
+    ways, pools = [rank._ways[kind] for rank in ranks], []
+    into = [rank._ready.incoming if kind == "dispatch" else rank._ready.back for rank in ranks]
+    for rank, way, buffer in zip(ranks, ways, into, strict=True):
+        pool = way._ready(buffer)
+        pool[: way._own] = rank.outgoing if kind == "dispatch" else rank.result
+        pools.append(pool)
+    for step in sorted({phase for way in ways for phase in way.phases}):
+        pieces = [piece for way in ways for piece in way.sends if piece.phase == step]
+        moved = [ways[piece.src]._leaving(piece, pools[piece.src]).clone() for piece in pieces]
+        for piece, rows in zip(pieces, moved, strict=True):
+            way = ways[piece.dst]
+            way._arriving(piece, pools[piece.dst][way._own :]).copy_(rows)
+    for way, pool, buffer in zip(ways, pools, into, strict=True):
+        torch.index_select(pool, 0, way._at_end, out=buffer)

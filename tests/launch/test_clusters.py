@@ -1,5 +1,5 @@
-"""Launches on clusters from their submission to their results: real ranks started by exactly what was submitted, and
-schedulers that are small stand-ins."""
+"""Launches on clusters from their submission to their results. The schedulers are small stand-ins, of which the one for Slurm
+answers as the real one was seen to, on which `tests.slurm` launches; a pod's ranks are real."""
 
 import contextlib
 import json
@@ -16,7 +16,8 @@ import yaml
 
 from engine.errors import InputError
 from engine.launch.rank.instructions import REPORT
-from engine.launch.running import clusters
+from engine.launch.running import clusters, slurm
+from engine.launch.running.slurm import MaybeSubmittedError
 from engine.launch.running.torchx_application import ROOT, dry_run
 from tests.launch.cluster_fakes import JOB_NUMBER, Kubernetes, as_kubelet_expands, install_slurm
 from tests.launch.launches_for_clusters import destination, launch_for, shared_folder
@@ -84,27 +85,7 @@ def hold_together(run, launch) -> None:
         assert across == {(src, 1 - src): traffic[layer][src, 1 - src] * size for src in (0, 1)}
 
 
-# Run for real.
-
-
-def test_the_script_runs_on_two_nodes_and_its_results_are_read(shared, tmp_path, monkeypatch):
-    state = install_slurm(tmp_path, monkeypatch, srun="srun that runs")
-    launch, _, folder = written("slurm", shared, cpus_per_node=1)
-    assert clusters.submit(launch, folder) == HANDLE
-    with pytest.raises(InputError, match=f"has no {REPORT} yet"):
-        clusters.collect(folder)
-    assert list(clusters.log_lines(folder, 0)) == []
-    finish(["bash", str(state / "script.sh")], cwd=tmp_path, env=os.environ | {"SLURM_JOB_ID": JOB_NUMBER})
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    run = clusters.collect(folder)
-    hold_together(run, launch)
-    assert run.profile.cores == 2  # of both nodes, not of this machine
-    lines = [line for node in (0, 1) for line in clusters.log_lines(folder, node)]
-    assert any("comparing with the unplanned computation" in line for line in lines)
-    assert not list(tmp_path.rglob("owned"))
-    (folder / "events-1.npz").unlink()
-    with pytest.raises(InputError, match=r"has no events-1\.npz yet"):
-        clusters.collect(folder)
+# Run for real, see also `tests.slurm`.
 
 
 def test_a_pod_runs_with_nothing_but_the_project_and_the_run_folder(shared, tmp_path):
@@ -134,16 +115,12 @@ def test_what_is_submitted_to_slurm_is_what_was_shown(shared, tmp_path, monkeypa
     assert handle == HANDLE == clusters.read_job(folder).handle
     words = json.loads((state / "sbatch.json").read_text())
     inside = str(folder).replace("%", "%%")
-    assert words[:-1] == ["--parsable", f"--chdir={folder}", f"--output={inside}/slurm-%j.out"]
-    assert not Path(words[-1]).exists()  # the script lives as long as sbatch reads it
-    comment = "# Run with: "
-    for shown_line, written_line in zip(
-        shown.splitlines(), (state / "script.sh").read_text().splitlines(), strict=True
-    ):
-        assert shown_line == written_line or (
-            shown_line.startswith(comment) and written_line == f"{shown_line} {words[-1]}"
-        )
+    assert words == ["--parsable", f"--chdir={folder}", f"--output={inside}/slurm-%j.out"]
+    assert shown == (state / "script.sh").read_text()
     (state / "sbatch.json").unlink()
+    with pytest.raises(InputError, match=f"submitted as {HANDLE}"):
+        clusters.submit(launch, folder)
+    (folder / clusters.SUBMISSION).unlink()  # as of a version that made none
     with pytest.raises(InputError, match=f"submitted as {HANDLE}"):
         clusters.submit(launch, folder)
     assert not (state / "sbatch.json").exists()
@@ -152,10 +129,10 @@ def test_what_is_submitted_to_slurm_is_what_was_shown(shared, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("accounting", "queue", "state", "over"),
     [
-        ("PENDING\nPENDING\n", None, "pending", False),
         ("COMPLETED\nCOMPLETED\n", None, "succeeded", True),
         ("FAILED\nCOMPLETED\n", None, "failed", True),
-        ("RUNNING\nFAILED\nRUNNING\n", None, "failed", True),
+        ("RUNNING\nFAILED\nRUNNING\n", None, "running", False),  # the logs of the others are not complete
+        (None, "FAILED\nCOMPLETING\n", "failed", True),  # on a node that died that may take minutes
         ("COMPLETED\nRUNNING\nPENDING\n", None, "running", False),
         ("CANCELLED by 1000\nCOMPLETED\n", None, "cancelled", True),
         ("TIMEOUT\nTIMEOUT\n", None, "failed", True),
@@ -163,6 +140,10 @@ def test_what_is_submitted_to_slurm_is_what_was_shown(shared, tmp_path, monkeypa
         (None, "RUNNING\nRUNNING\n", "running", False),
         (None, "COMPLETING\nCOMPLETING\n", "running", False),
         ("", "PENDING\n", "pending", False),  # accounting hears of a job a moment later
+        (None, "COMPLETED\nCOMPLETED\n", "succeeded", True),
+        (None, "TIMEOUT TimeLimit\nTIMEOUT TimeLimit\n", "failed", True),
+        (None, "CANCELLED\nCOMPLETING\n", "cancelled", True),
+        ("COMPLETED\n", "COMPLETING\n", "running", False),  # its files are not all there yet
         (None, None, "gone", True),
     ],
 )
@@ -173,15 +154,114 @@ def test_how_a_job_on_slurm_stands(tmp_path, monkeypatch, accounting, queue, sta
             (folder / name).write_text(text)
     status = clusters.status(HANDLE)
     assert (status.state, status.over) == (state, over)
-    assert state == "gone" or status.message.split(",")[0] in (accounting or queue)
+    assert state == "gone" or status.message.split(",")[0].split()[0] in f"{accounting} {queue}"
+
+
+def test_why_a_job_on_slurm_stands_as_it_does(tmp_path, monkeypatch):
+    folder = install_slurm(tmp_path, monkeypatch)
+    for queue, text in (
+        ("PENDING Resources\nPENDING Resources\n", "pending (Resources)"),
+        ("PENDING None\n", "pending"),
+        ("RUNNING None\n", "running"),
+        ("TIMEOUT TimeLimit\nTIMEOUT TimeLimit\n", "failed: TIMEOUT (TimeLimit)"),
+        ("COMPLETING NonZeroExitCode\nFAILED NonZeroExitCode\n", "failed (NonZeroExitCode)"),
+        ("RUNNING None\nNODE_FAIL NodeDown\n", "running, NODE_FAIL (NodeDown)"),
+    ):
+        (folder / "queue").write_text(queue)
+        assert clusters.status(HANDLE).text == text
+
+
+def test_a_controller_that_is_away_says_nothing_of_the_job(shared, tmp_path, monkeypatch):
+    state = install_slurm(tmp_path, monkeypatch)
+    _, _, folder = written("slurm", shared)
+    clusters._save(folder, clusters.read_job(folder).model_copy(update={"handle": HANDLE}))
+    (state / "queue").write_text("RUNNING")
+    (state / "away").touch()
+    with pytest.raises(InputError, match=r"^Slurm does not answer: Unable to contact slurm controller"):
+        clusters.status(HANDLE)
+    with pytest.raises(InputError, match=r"its scheduler cannot be asked \(Slurm does not answer"):
+        clusters.collect(folder)
+    (state / "accounting").write_text("RUNNING\nRUNNING\n")  # which another daemon keeps
+    assert clusters.status(HANDLE).state == "running"
+    (state / "away").unlink()
+    with pytest.raises(InputError, match=rf"has no {REPORT} yet: {HANDLE} is running"):
+        clusters.collect(folder)
+
+
+PARTITIONS = """\
+main*|infinite|2|16|64000|(null)
+main*|infinite|1|64|256000|gpu:h100:8(S:0-1)
+night|1-12:00:00|40|16|1|gpu:a100:4,shard:8
+short|30:00|9|16|64000|(null)
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "minutes", "fault"),
+    [
+        ({"nodes": 3}, 600, None),
+        ({"nodes": 4}, 600, "main has 3 nodes, 3 of them with 8 CPUs and 16 GiB, and the job needs 4"),
+        ({"nodes": 2, "cpus_per_node": 17}, 600, "main has 3 nodes, 1 of them with 17 CPUs"),
+        ({"nodes": 1, "gpus": 8}, 600, None),
+        ({"nodes": 2, "gpus": 8}, 600, "main has 3 nodes, 1 of them with 8 CPUs, 8 GPUs and 16 GiB"),
+        ({"partition": "night", "gpus": 4, "nodes": 40}, 36 * 60, None),  # its nodes do not tell their memory
+        (
+            {"partition": "night"},
+            36 * 60 + 1,
+            "night lets a job run for 2160 minutes, and this one has a limit of 2161",
+        ),
+        ({"partition": "short", "nodes": 9}, 30, None),
+        ({"partition": "short,night", "nodes": 9}, 31, None),
+        (
+            {"partition": "short,main", "nodes": 9},
+            31,
+            r"short lets a job run for 30 .*; the partition main has 3 nodes",
+        ),
+        ({"partition": "hidden", "nodes": 900}, 600, None),  # left to Slurm
+    ],
+)
+def test_what_could_never_start_is_not_submitted(shared, tmp_path, monkeypatch, asked, minutes, fault):
+    state = install_slurm(tmp_path, monkeypatch)
+    (state / "partitions").write_text(PARTITIONS)
+    where = destination("slurm", shared, **{"gpus": 0} | asked)
+    if fault is None:
+        slurm.refuse_impossible(where, 60.0 * minutes)
+        return
+    with pytest.raises(InputError, match=f"^Slurm could never start this job: the partition .*{fault}"):
+        slurm.refuse_impossible(where, 60.0 * minutes)
+
+
+def test_a_command_that_says_nothing_is_not_waited_for(shared, tmp_path, monkeypatch):
+    launch, _, _ = written("slurm", shared)
+    state = install_slurm(tmp_path, monkeypatch)
+    for name in ("squeue", "sbatch"):
+        (state.parent / "bin" / name).write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(slurm, "ANSWER_LIMIT", 0.05)
+    monkeypatch.setattr(clusters, "refuse_impossible", lambda *_: None)
+    with pytest.raises(InputError, match=r"^squeue has said nothing for 0\.05 s"):
+        clusters.status(HANDLE)
+    with pytest.raises(MaybeSubmittedError, match="may have been submitted"), clusters.new_run_folder(launch) as folder:
+        clusters.submit(launch, folder)
+    assert folder.exists()  # the job may need it
+    with pytest.raises(InputError, match="is being submitted, or has been"):
+        clusters.submit(launch, folder)
+
+
+def test_a_failure_before_the_submission_leaves_no_folder(shared, tmp_path, monkeypatch):
+    state = install_slurm(tmp_path, monkeypatch)
+    (state / "refuse").touch()
+    launch = launch_for(destination("slurm", shared, gpus=0))
+    with pytest.raises(InputError, match=r"^Slurm refused the job"), clusters.new_run_folder(launch) as folder:
+        clusters.submit(launch, folder)
+    assert not list(shared.iterdir())
 
 
 def test_a_job_on_slurm_is_cancelled_once(tmp_path, monkeypatch):
     state = install_slurm(tmp_path, monkeypatch)
-    (state / "accounting").write_text("RUNNING\nRUNNING\n")
+    (state / "queue").write_text("RUNNING\nRUNNING\n")
     clusters.cancel(HANDLE)
     assert clusters.status(HANDLE).state == "cancelled"
-    (state / "accounting").write_text("COMPLETED\n")
+    (state / "queue").write_text("COMPLETED\n")
     clusters.cancel(HANDLE)
     assert clusters.status(HANDLE).state == "succeeded"
 
@@ -190,13 +270,13 @@ def test_slurm_refuses_or_is_not_here(shared, tmp_path, monkeypatch):
     launch, _, folder = written("slurm", shared)
     state = install_slurm(tmp_path, monkeypatch)
     (state / "refuse").touch()
-    with pytest.raises(InputError, match=r"^sbatch ended with exit code 1;"):
+    with pytest.raises(InputError, match=r"^Slurm refused the job: .*Invalid partition name"):
         clusters.submit(launch, folder)
     assert clusters.read_job(folder).handle is None
     monkeypatch.setenv("PATH", str(shared))
     for ask, command in (
-        (lambda: clusters.submit(launch, folder), "sbatch"),
-        (lambda: clusters.status(HANDLE), "sacct"),
+        (lambda: clusters.submit(launch, folder), "sinfo"),
+        (lambda: clusters.status(HANDLE), "squeue"),
     ):
         with pytest.raises(InputError, match=f"^{command}, a command of Slurm, is not on this machine"):
             ask()

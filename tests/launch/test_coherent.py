@@ -1,5 +1,8 @@
 """Context-coherent execution: the same outputs on every rank, and the traffic that was simulated."""
 
+from collections import Counter
+from itertools import groupby
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +17,9 @@ from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
 from engine.launch.rank.coherent import CarriedLayers
 from engine.launch.rank.instructions import RankInstructions, Tokens
+from engine.launch.rank.tiers import Tiers
 from engine.launch.running.local import run_here
+from engine.network import off_diagonal
 from engine.plan import Placement, Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, never
@@ -23,6 +28,7 @@ from engine.systems.base import silent
 from engine.timeline import Timeline
 from engine.workload import RoutingTrace
 from tests.launch import lockstep
+from tests.launch import test_tiers as tiers
 from tests.launch.test_layer import model_of, unplanned
 from tests.launch.test_local import EXPERTS, LAYERS, MODEL, MODES, K, plan_for, recording
 
@@ -47,7 +53,11 @@ def launches(draw) -> tuple[RankInstructions, Tokens]:
         execution="context-coherent",
         provenance=Provenance(optimiser="test"),
     )
-    return RankInstructions(plans=(plan,), model=model, ranks=ranks, backend="gloo"), Tokens(chosen, source)
+    nodes = tuple(sorted(draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks))))
+    linked = tuple(8.0 if nodes.count(node) > 1 else 0.0 for node in nodes)
+    drawn = draw(st.none() | st.just(Tiers(node=nodes, port=(1.0,) * ranks, link=linked)))
+    instructions = RankInstructions(plans=(plan,), model=model, ranks=ranks, backend="gloo", tiers=drawn)
+    return instructions, Tokens(chosen, source)
 
 
 @settings(max_examples=80, deadline=None)
@@ -57,13 +67,33 @@ def test_every_rank_ends_with_the_outputs_of_one_process(launch):
     wanted, ranks = unplanned(instructions, tokens), lockstep.ranks_of(*launch, CarriedLayers)
     lockstep.run(ranks)
     with torch.inference_mode():
+        all_gathered(ranks, instructions.model.layers)
         for rank in ranks:
-            rank.ready_to_gather()
-        parts = [rank.x[rank._mine] for rank in ranks]
-        for rank in ranks:
-            assert [len(part) for part in parts] == rank._left.tolist()
-            rank._everything.copy_(torch.cat(parts))
             torch.testing.assert_close(rank.gathered(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def all_gathered(ranks: list[CarriedLayers], layer: int) -> None:
+    """The all-gather of what ranks hold before a layer, piece by piece; those of a phase go at once."""
+    for rank in ranks:
+        rank.ready_to_gather(layer)
+        rank._everything.fill_(torch.nan)
+        rank._everything[rank._own_rows] = rank.x[rank._mine]
+    for _, phase in groupby(ranks[0]._gathering.order, key=lambda piece: piece.phase):
+        sent = [(piece, ranks[piece.src]._everything[piece.begin : piece.end].clone()) for piece in phase]
+        for piece, rows in sent:
+            ranks[piece.dst]._everything[piece.begin : piece.end] = rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(launches())
+def test_every_rank_has_all_prompts_before_the_first_layer(launch):
+    ranks = lockstep.ranks_of(*launch, CarriedLayers)
+    with torch.inference_mode():
+        for rank in ranks:
+            rank.begin()
+        all_gathered(ranks, 0)
+        for rank in ranks:
+            torch.testing.assert_close(rank.gathered(), rank.first_tokens(), rtol=0, atol=0)
 
 
 @settings(max_examples=80, deadline=None)
@@ -80,7 +110,14 @@ def test_what_is_sent_is_what_is_simulated(launch):
         send_bandwidth=1e9,
         receive_bandwidth=1e9,
     )
-    cluster = Cluster(name="any", nodes=(Node(name="node", gpus=(gpu,) * instructions.ranks),))
+    nodes = Counter(range(instructions.ranks) if instructions.tiers is None else instructions.tiers.node)
+    cluster = Cluster(
+        name="any",
+        nodes=tuple(
+            Node(name=f"node {node}", gpus=(gpu,) * size, link_bandwidth=8e9 if size > 1 else None)
+            for node, size in sorted(nodes.items())
+        ),
+    )
     trace = RoutingTrace("trace", tokens.experts, model.experts, None, tokens.source)
     work = work_of(plan.placement, Problem(trace, cluster, model, Datasheet()), plan.execution)
     size = model.bytes_per_token
@@ -88,12 +125,17 @@ def test_what_is_sent_is_what_is_simulated(launch):
         np.testing.assert_array_equal(ranks[0].routes["dispatch"][layer].counts * size, work.dispatch[layer])
         np.testing.assert_array_equal(ranks[0].routes["combine"][layer].counts * size, work.combine[layer])
     lockstep.run(ranks)
-    for rank in ranks:
-        rank.ready_to_gather()
-        np.testing.assert_array_equal(rank._left * size, work.gather[:, 0])
+    for layer, wanted in ((0, work.prompt_gather), (model.layers, work.gather)):
+        for rank in ranks if layer else lockstep.ranks_of(*launch, CarriedLayers):
+            if not layer:
+                rank.begin()
+            rank.ready_to_gather(layer)
+            moved = np.zeros_like(wanted)
+            for piece in rank._gathering.order:
+                moved[piece.src, piece.dst] += (piece.end - piece.begin) * size
+            np.testing.assert_array_equal(moved, off_diagonal(wanted))
     if tokens.experts.shape[2] == 1:
-        off_diagonal = ~np.eye(instructions.ranks, dtype=bool)
-        assert not any(way.counts[off_diagonal].any() for way in ranks[0].routes["combine"])
+        assert not any(off_diagonal(way.counts).any() for way in ranks[0].routes["combine"])
 
 
 # Real ranks.
@@ -128,13 +170,29 @@ def test_coherent_plans_of_every_order_beside_a_vanilla_one_on_fewer_ranks(tmp_p
     routed = (experts >= 0).any(axis=(1, 2)).sum()
     for run in carried:
         for layer in range(LAYERS):
-            for kind, part in (("dispatch", column), ("combine", 1.0), ("all_gather", 1.0)):
+            for kind, part in (("dispatch", column), ("combine", 1.0), ("all_gather", 1.0), ("prompt_gather", 1.0)):
                 measured, predicted = (sent(timeline, kind, layer, 3) for timeline in (run.measured, run.predicted))
                 np.testing.assert_allclose(measured * part, predicted, rtol=1e-9)
-        gathered = sent(run.measured, "all_gather", LAYERS - 1, 3)
-        assert gathered.sum() == 2 * routed * launch.instructions.model.bytes_per_token
+        for kind, layer in (("prompt_gather", 0), ("all_gather", LAYERS - 1)):
+            gathered = sent(run.measured, kind, layer, 3)
+            assert gathered.sum() == 2 * routed * launch.instructions.model.bytes_per_token
         ends = run.measured.events.groupby("kind", observed=True)["end"].max()
         assert ends["all_gather"] == run.measured.total
+        assert ends["prompt_gather"] <= run.measured.events.query("kind == 'gate'")["start"].min()
     # Tokens that stay with their experts send less than tokens that return after every layer.
     less = sum(sent(carried[0].measured, "combine", layer, 3).sum() for layer in range(LAYERS))
     assert less < 0.8 * sum(sent(vanilla.measured, "combine", layer, 3).sum() for layer in range(LAYERS))
+
+
+def test_all_gathers_of_four_ranks_in_two_nodes_enter_every_node_once(tmp_path):
+    launch = tiers.prepare(plan=coherent(tiers.CONCURRENT))
+    (run,) = run_here(launch, tmp_path / "run", never, silent).runs
+    assert 0 <= run.difference <= 1e-5
+    routed = (launch.workloads[0].experts >= 0).any(axis=(1, 2)).sum() * launch.instructions.model.bytes_per_token
+    across = np.arange(4)[:, None] // 2 != np.arange(4) // 2
+    for kind, layer in (("prompt_gather", 0), ("all_gather", LAYERS - 1)):
+        measured, predicted = (sent(timeline, kind, layer, 4) for timeline in (run.measured, run.predicted))
+        np.testing.assert_allclose(measured, predicted, rtol=1e-9)
+        assert measured.sum() == 3 * routed and measured[across].sum() == routed
+    assert "attention" not in set(run.predicted.events["kind"])
+    assert prepare(Launch((coherent(tiers.CONCURRENT),), tiers.TRACE, MODEL, ranks=4), HOST).instructions.tiers is None

@@ -106,6 +106,8 @@ def test_a_single_rank_has_no_sends(tmp_path):
         "dispatch": 0.0,
         "combine": 0.0,
         "all_gather": 0.0,
+        "prompt_gather": 0.0,
+        "attention": 0.0,
     }
 
 

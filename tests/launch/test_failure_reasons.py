@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from engine.errors import InputError
 from engine.launch.rank.failure import Failures, RankFailure, read_failure
 from engine.launch.rank.joining import failure_of, joined
+from engine.launch.worker import gpu_of
 
 LOST = RankFailure(0, "rank 0 lost another rank: closed", True).line
 CAUSE = RankFailure(1, "rank 1 is out of memory", False).line
@@ -36,6 +38,46 @@ def test_what_a_rank_says_of_its_exception(error, message, lost):
     failure = failure_of(caught.value, 3)
     assert failure.message.startswith(message) and (failure.rank, failure.lost) == (3, lost)
     assert read_failure(failure.line) == failure and "\n" not in failure.message
+
+
+def of_nccl(kind: str, explanation: str, last: str) -> dist.DistBackendError:
+    """As PyTorch reports what NCCL returns (ProcessGroupNCCL.cpp, getNcclErrorDetailStr)."""
+    return dist.DistBackendError(
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, "
+        f"{kind} (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\n{kind}: {explanation}\nLast error:\n{last}"
+    )
+
+
+CUDA = ("ncclUnhandledCudaError", "Call to CUDA function failed.")
+SYSTEM = ("ncclSystemError", "System call (e.g. socket, malloc) or external library call failed or device error.")
+REMOTE = ("ncclRemoteError", "A call failed possibly due to a network error or a remote process exiting prematurely.")
+USAGE = ("ncclInvalidUsage", "This usually reflects invalid usage of NCCL library.")
+SHM = "Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888), error: No space left on device (28)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "last", "message", "lost"),
+    [
+        (CUDA, "Cuda failure 2 'out of memory'", "rank 3 is out of memory; use fewer ranks", False),
+        (CUDA, "Cuda failure 999 'unknown error'", "rank 3 failed in NCCL: Cuda failure 999 'unknown error'", False),
+        (SYSTEM, SHM, f"rank 3: {SHM}; make room there", False),
+        (
+            USAGE,
+            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000",
+            "rank 3 shares its GPU with another rank, which NCCL cannot: Duplicate GPU detected : rank 1 and rank 0",
+            False,
+        ),
+        (
+            REMOTE,
+            "socketProgress: Connection closed by remote peer node-1<51159>",
+            "rank 3 lost another rank: socketProgress: Connection closed by remote peer node-1<51159>",
+            True,
+        ),
+    ],
+)
+def test_what_a_rank_says_of_nccl_s_errors(kind, last, message, lost):
+    failure = failure_of(of_nccl(*kind, last), 3)
+    assert failure.message.startswith(message) and failure.lost == lost and "\n" not in failure.message
 
 
 @pytest.fixture
@@ -77,6 +119,15 @@ def lost_by_gloo() -> None:
 @pytest.mark.parametrize("line", ["failure", 'failure {"rank": 1', 'failure {"rank": 1}', "failure []", f"x {CAUSE}"])
 def test_lines_that_another_one_has_run_into_are_not_read(line):
     assert read_failure(f"{line}\n") is None
+
+
+def test_a_rank_without_a_gpu_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(InputError, match=r"^rank 3 sees no GPU on .*: .*; ask for nodes that have some, or for none$"):
+        gpu_of(3)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert gpu_of(7) == torch.device("cuda", 1)
 
 
 FIRST = "E1121 18:09:42.869000 17128 multiprocessing/api.py:1002] failed (exitcode: {}) local_rank: {} (pid: 171) of binary: x"

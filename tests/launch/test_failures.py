@@ -192,7 +192,7 @@ def test_a_full_disk_ends_a_launch_job_with_a_word_on_it_and_keeps_what_was_ther
         assert runner.wait(job, 30) is State.FAILED
         assert "disk" in job.error and "\n" not in job.error, job.error
         assert (job.history[: len(before[0])], store.load_workload(arguments["workload"]).digest) == before
-        assert job.request.arguments == arguments and not list(job.folder.rglob("*.draft"))
+        assert job.request.arguments == arguments and not list(job.folder.rglob(".events-*"))
         until(lambda: not processes_of(job.folder), 2)
     finally:
         runner.cancel(job, grace=0)

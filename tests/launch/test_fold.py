@@ -6,9 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.launch.places.fold import fold_plan, fold_trace, rank_of_gpu
+from engine.launch.rank.links import Links
 from engine.plan import Claim, Placement, Plan, Schedule, SendOrder
 from engine.result import Provenance, Status
+from engine.systems import SYSTEMS, run
+from engine.validate.schedules import Ports, Sends, check_bytes, check_durations, check_listing, check_matching
 from engine.workload import RoutingTrace
+from tests.systems.test_colocated import pair_of_samples
 
 pytestmark = pytest.mark.slow
 
@@ -83,8 +87,48 @@ def test_a_rank_has_the_experts_and_the_sends_of_its_gpus_and_nothing_goes_to_it
             assert all(src != dst for src, dst in zip(after.src, after.dst, strict=True))
             sends = zip(before.src, before.dst, before.bytes, before.phase, strict=True)
             kept = [(rank[s], rank[d], size, phase) for s, d, size, phase in sends if rank[s] != rank[d]]
-            assert list(zip(after.src, after.dst, after.bytes, after.phase, strict=True)) == kept
-            np.testing.assert_array_equal(after.duration, before.duration)
+            if plan.send_order.mode == "sequential":  # the order itself is kept
+                assert list(zip(after.src, after.dst, after.bytes, after.phase, strict=True)) == kept
+                np.testing.assert_array_equal(after.duration, before.duration)
+            else:
+                traffic = np.zeros((ranks, ranks))
+                for src, dst, size, _ in kept:
+                    traffic[src, dst] += size
+                check_bytes(Sends.of(after), traffic)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("system", ["aurora", "rec"])
+def test_a_matched_order_is_one_of_the_ranks_again_and_as_short_as_their_bytes_allow(system, ranks):
+    """Two GPUs of a rank that each have one peer in a phase give the rank two."""
+    problem = pair_of_samples(8, 16)
+    options = {"order": "matched"} if system == "aurora" else {}
+    plan = run(SYSTEMS[system], problem, options).result.solution
+    folded = fold_plan(plan, ranks)
+    for order in (folded.send_order, folded.send_order_b):
+        for schedule in (*order.dispatch, *order.combine):
+            sends = Sends.of(schedule)
+            ports = Ports(sends.src, sends.dst + ranks, np.full(2 * ranks, 12.5e9))
+            check_matching(sends, ports)
+            check_listing(sends)
+            moved = np.bincount(sends.src, sends.bytes, ranks), np.bincount(sends.dst, sends.bytes, ranks)
+            pace = (sends.bytes / sends.duration[sends.phase]).max()
+            assert schedule.makespan == pytest.approx(max(side.max() for side in moved) / pace)
+
+
+def test_a_matched_order_for_emulated_links_goes_by_their_rates():
+    problem = pair_of_samples(8, 16)
+    plan = run(SYSTEMS["aurora"], problem, {"order": "matched"}).result.solution
+    rates = np.array([4e9, 1e9, 2e9, 1e9])
+    folded = fold_plan(plan, 4, Links(rates).network)
+    for schedule in folded.send_order.dispatch:
+        sends = Sends.of(schedule)
+        check_durations(sends, "matched", Ports(sends.src, sends.dst + 4, np.tile(rates, 2)))
+        lines = [
+            np.bincount(ends, sends.bytes / np.minimum(rates[sends.src], rates[sends.dst]), 4)
+            for ends in (sends.src, sends.dst)
+        ]
+        assert schedule.makespan == pytest.approx(np.max(lines))
 
 
 @settings(max_examples=40)
@@ -152,3 +196,9 @@ def test_a_token_starts_on_the_rank_of_its_gpu(columns, ranks):
     # The same copies leave the same GPUs, only that GPUs of one rank count together.
     blocks = np.stack([trace.demand(8)[:, rank_of_gpu(8, ranks) == rank].sum(axis=1) for rank in range(ranks)], axis=1)
     np.testing.assert_array_equal(folded.demand(ranks), blocks)
+
+
+def test_a_launch_replays_tokens_where_the_plan_has_them_start():
+    trace = RoutingTrace("four", np.zeros((8, 1, 1), dtype=np.int16), 4)
+    assert fold_trace(trace, 4, 4, (1, 1, 3, 3)).source_rank.tolist() == [1, 1, 3, 3] * 2
+    assert fold_trace(trace, 4, 2, (1, 1, 3, 3)).source_rank.tolist() == [0, 0, 1, 1] * 2

@@ -166,10 +166,10 @@ def test_a_sender_keeps_the_order_of_a_sequential_schedule(exchange):
         assert [piece.dst for piece in cut if piece.src == sender] == wanted
 
 
-def test_a_pair_without_planned_bytes_goes_last_in_a_phase_of_its_own():
+def test_a_pair_without_planned_bytes_goes_last_in_a_phase_of_the_rotation():
     schedule = Schedule(src=(0, 1), dst=(1, 0), bytes=(4.0, 4.0), phase=(0, 1), duration=(1.0, 1.0))
     counts = np.array([[9, 2, 3], [2, 9, 0], [0, 0, 9]])
-    assert pieces("matched", schedule, counts) == [Piece(0, 0, 1, 0, 2), Piece(1, 1, 0, 0, 2), Piece(2, 0, 2, 0, 3)]
+    assert pieces("matched", schedule, counts) == [Piece(0, 0, 1, 0, 2), Piece(1, 1, 0, 0, 2), Piece(4, 0, 2, 0, 3)]
 
 
 def test_rows_are_cut_in_proportion_to_the_planned_bytes():

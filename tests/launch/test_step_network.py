@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.launch.step.network import Network, StepError, last_computations, orders_of
+from engine.launch.step.network import Network, StepError, last_computations, orders_of, simulated_order
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks
 
 CPU = torch.device("cpu")
@@ -33,11 +33,11 @@ def tasks_of(stream: list[int], edges: list[tuple[int, int]], pair: list[int] | 
 class Run:
     """Executes tasks that each take the given seconds, and notes when they ran."""
 
-    def __init__(self, tasks: Tasks, policy: str, seconds: list[float]) -> None:
+    def __init__(self, tasks: Tasks, policy: str, seconds: list[float], one_order: bool = False) -> None:
         self.tasks, self.seconds = tasks, seconds
         self.span: dict[int, list[float]] = {}
         self.started: list[int] = []
-        self.network = Network(tasks, policy, self.launch, CPU)
+        self.network = Network(tasks, policy, self.launch, CPU, one_order)
 
     def launch(self, task: int) -> Callable[[], None]:
         self.begin(task)
@@ -127,6 +127,18 @@ def test_every_task_runs_once_after_what_it_needs_and_the_policy_holds(case, pol
             barred.append((min(start for start, _ in own), max(end for _, end in own)))
     for task in kinds[ALL_REDUCE]:
         assert not any(start < run.span[task][0] < end for start, end in barred)
+
+
+@settings(max_examples=30, deadline=None)
+@given(programs(), st.sampled_from(POLICIES))
+def test_in_one_order_whatever_takes_how_long(case, policy):
+    """As over NCCL: every rank starts the collectives in the same order, which is the simulation's."""
+    tasks, seconds = case
+    wanted = simulated_order(tasks, policy)
+    assert sorted(wanted) == np.flatnonzero(tasks.stream != COMPUTE).tolist()
+    run = Run(tasks, policy, seconds, one_order=True).all()
+    assert [task for task in run.started if tasks.stream[task] != COMPUTE] == wanted
+    assert all(run.span[before][1] <= run.span[after][0] for before, after in tasks.edges.tolist())
 
 
 def test_fair_all_reduces_do_not_wait_and_run_beside_computations_and_all_to_alls():

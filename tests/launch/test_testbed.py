@@ -78,7 +78,7 @@ def nothing_left() -> Iterator[None]:
     assert host_links() == before and not own_namespaces()
 
 
-def until(condition: Callable, timeout: float = 20.0):
+def until(condition: Callable, timeout: float = 120.0):
     deadline = time.monotonic() + timeout
     while not (answer := condition()):
         assert time.monotonic() < deadline, "waited in vain"

@@ -65,6 +65,16 @@ def test_a_prediction_knows_the_links_of_a_testbed():
     assert network.start_up(np.array([0, 0]), np.array([1, 2])).tolist() == pytest.approx([0.25, 0.25])
 
 
+def test_links_that_are_too_fast_to_be_seen_are_given_no_rate():
+    sizes = (1e3, 1e5, 1e6)
+    measured = {"network": [[size, 1e-3] for size in sizes], "phases": [[1e6, 1e-3]]}
+    links = links_of(prepare().instructions, measured)
+    assert "Mbit/s" not in links.text and "too high to be seen" in links.text
+    assert links.start_up == pytest.approx(1e-3, rel=1e-3)
+    measured["network"] = [[size, 1e-3 + size / 1e9] for size in sizes]
+    assert links_of(prepare().instructions, measured).text.startswith("links of 8,000 Mbit/s, a start-up of")
+
+
 def test_a_node_alone_is_as_slow_as_its_links():
     launch = prepare(cluster=cluster_of((4, 8e9)), plan=CONCURRENT).on_testbed(linked(20, 160, (0, 0, 0, 0)))
     measured = {"network": [[1.0, 1.0]], "phases": [[1e6, 1e6 / (160 * MBIT) + 0.25]]}
@@ -87,5 +97,5 @@ def test_relayed_rows_go_over_links(tmp_path):
                 needed = (moved / network.capacity).max()
                 # What bursts let pass at once is little beside what the ranks send.
                 assert sends["end"].max() - sends["start"].min() > 0.8 * needed > 0.005
-    assert "(inside nodes 160)" in whole.runs[0].predicted.cost_source
+    assert "(inside nodes 160 Mbit/s)" in whole.runs[0].predicted.cost_source
     assert TIERED.send_order.mode == launch.instructions.plans[0].send_order.mode == "two-tier"

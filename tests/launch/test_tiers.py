@@ -133,7 +133,7 @@ def test_relays_of_a_job_on_other_nodes_are_warned_of():
 
     assert not warned(2, 2)
     (text,) = warned(1, 4)
-    assert text == "the nodes of a two-tier order have 2 ranks, those of the job 4: ranks would relay over the fabric"
+    assert text == "the nodes of the plan have 2 ranks, those of the job 4: ranks would relay over the fabric"
 
 
 def test_links_are_measured_where_ranks_relay_over_them():

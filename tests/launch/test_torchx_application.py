@@ -1,9 +1,12 @@
 """What is submitted to a cluster: read by bash as a node would, and by a YAML parser and the kubelet's rule as a pod would."""
 
+import os
 import re
 import subprocess
 import sys
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_endpoint
@@ -13,6 +16,7 @@ from engine.launch.running.processes import WORKER
 from engine.launch.running.torchx_application import IN_IMAGE, ROOT, dry_run
 from tests.launch.cluster_fakes import JOB_NUMBER, as_kubelet_expands, groups_given_to_srun
 from tests.launch.launches_for_clusters import destination, launch_for
+from tests.launch.volcano import JOB
 
 HOSTILE = [
     "a b",
@@ -73,6 +77,8 @@ def test_bash_hands_srun_exactly_the_arguments_of_every_node(tmp_path, monkeypat
             "2",
             "--nproc-per-node",
             "4",
+            "--tee",
+            "3",
             "--log-dir",
             str(folder),
             "--module",
@@ -87,12 +93,26 @@ def test_bash_hands_srun_exactly_the_arguments_of_every_node(tmp_path, monkeypat
             "8",
             "1",
         )
-        assert srun_options["export"].split(",")[:3] == ["ALL", "OMP_NUM_THREADS=2", "PYTHONUNBUFFERED=1"]
+        exported = srun_options["export"].split(",")
+        assert "PATH" in exported and "ALL" not in exported
+        assert "OMP_NUM_THREADS=2" in exported and "PYTHONUNBUFFERED=1" in exported
         assert "error" not in srun_options
     assert not list(tmp_path.rglob("owned"))
 
 
-def test_slurm_gets_what_every_node_needs(tmp_path):
+def test_slurm_gets_what_every_node_needs(tmp_path, monkeypatch):
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    for name in (
+        "PATH",
+        "LC_ALL",
+        "NCCL_IB_HCA",
+        "DATABASE_URL",
+        "AWS_SECRET_ACCESS_KEY",
+        "HF_TOKEN",
+        "OMP_NUM_THREADS",
+    ):
+        monkeypatch.setenv(name, "x")
     where = destination("slurm", tmp_path, partition="gpu,fast", account="team_1.a")
     script = dry_run(launch_for(where, limit=601), tmp_path / "run")
     first, between, second = sbatch_lines(script)
@@ -109,6 +129,7 @@ def test_slurm_gets_what_every_node_needs(tmp_path):
         "gpus-per-task": "4",
         "mem": str(16 * 1024),
         "no-requeue": "",
+        "export": "LC_ALL,NCCL_IB_HCA,PATH",
     }
     assert sbatch_lines(script.partition("set -evx")[2]) == []  # sbatch stops reading at the first command
 
@@ -126,6 +147,8 @@ def test_one_node_of_slurm_meets_itself(tmp_path, monkeypatch):
         "--standalone",
         "--nproc-per-node",
         "2",
+        "--tee",
+        "3",
         "--log-dir",
         folder,
         "--module",
@@ -180,6 +203,8 @@ def test_every_pod_gets_exactly_its_arguments(tmp_path, name):
             "2",
             "--nproc-per-node",
             "4",
+            "--tee",
+            "3",
             "--log-dir",
             seen,
             "--module",
@@ -220,6 +245,49 @@ def test_kubernetes_gets_what_every_pod_needs(tmp_path):
     assert elsewhere["metadata"]["name"] != job["metadata"]["name"]
 
 
+def check_job(text: str) -> None:
+    """Raise ValidationError unless the text is a Job that Volcano takes, of pods that Kubernetes takes, without any field that
+    they would ignore. The oldest and the newest version of Kubernetes whose schemas there are."""
+    job = yaml.safe_load(text)
+    jsonschema.validate(job, JOB)
+    for task in job["spec"]["tasks"]:
+        template = {"apiVersion": "v1", "kind": "PodTemplate", "template": task["template"]}
+        for version in ("1.25", "1.37"):
+            assert kubernetes_validate.validate(template, version, strict=True) == version
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"nodes": 1, "gpus": 0, "ranks_per_node": 2},
+        {"nodes": 3, "gpus": 2, "namespace": "research", "queue": "low.prio", "seen_as": "/mnt/$(PATH) x"},
+    ],
+)
+def test_a_job_is_what_the_schemas_of_kubernetes_and_volcano_allow(tmp_path, more):
+    check_job(dry_run(launch_for(destination("kubernetes", tmp_path, **more), limit=600.5), tmp_path / HOSTILE[5]))
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        ("restartPolicy: Never", "restartpolicy: Never"),
+        ("restartPolicy: Never", "restartPolicy: 1"),
+        ("activeDeadlineSeconds: 600", "activeDeadlineSeconds: 600.5"),
+        ("replicas: 1", "replicas: one"),
+        ("event: PodFailed", "event: PodLost"),
+        ("action: TerminateJob", "action: EndJob"),
+        ("claimName: runs", "claim: runs"),
+        ("kind: Job", "kind: Work"),
+    ],
+)
+def test_the_schemas_find_what_is_wrong(tmp_path, written, instead):
+    text = dry_run(launch_for(destination("kubernetes", tmp_path)), tmp_path / "run")
+    assert written in text
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        check_job(text.replace(written, instead))
+
+
 def test_one_pod_meets_itself(tmp_path):
     where = destination("kubernetes", tmp_path, nodes=1, gpus=0, ranks_per_node=2)
     (task,) = yaml.safe_load(dry_run(launch_for(where), tmp_path / "run"))["spec"]["tasks"]
@@ -231,6 +299,8 @@ def test_one_pod_meets_itself(tmp_path):
         "--standalone",
         "--nproc-per-node",
         "2",
+        "--tee",
+        "3",
         "--log-dir",
         "/shared/run",
         "--module",

@@ -116,8 +116,8 @@ def test_asked_to_stop_points_at_work_hand_back_their_best(tmp_path):
     assert not workers()
 
 
-def test_points_that_do_not_listen_are_ended_within_a_second():
-    crew = processes.Processes(parallel.Batch(points.deaf, None), 4)
+def test_points_that_do_not_listen_are_ended_within_a_second(tmp_path):
+    crew = processes.Processes(parallel.Batch(points.deaf, tmp_path), 4)
     futures = {index: crew.submit(index) for index in range(4)}
     while len(workers()) < 2:
         time.sleep(0.01)

@@ -334,6 +334,12 @@ def test_decoupled_is_two_bottleneck_assignments_and_seldom_optimal():
     assert min(ratios) >= 1 and np.mean(np.array(ratios) > 1.001) > 0.5
 
 
+def test_pairs_that_are_too_large_to_add_up_are_refused():
+    large, small = np.array([1.7e308, 1.0]), np.ones(2)
+    with pytest.raises(InputError, match="loads are too large"):
+        colocate(large, small, large, small)
+
+
 def test_bad_costs_are_named():
     with pytest.raises(InputError, match=r"cost: shape \(2, 3, 3\)"):
         colocate_heterogeneous(np.ones((2, 3, 3)))

@@ -33,7 +33,7 @@ def run(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, la
         if ripe:
             waiting = [flow for flow in waiting if ready_at[flow] > now]
             active = np.concatenate([active, ripe]).astype(np.int64)
-        rate = fair_rates(out[active], into[active], capacity)
+        rate = fair_rates(out[active], into[active], reached(network, out[active], into[active]))
         step = (left[active] / rate).min(initial=np.inf)
         step = min(step, min((ready_at[flow] for flow in waiting), default=np.inf) - now)
         left[active] -= rate * step
@@ -47,6 +47,16 @@ def run(network: Network, src: np.ndarray, dst: np.ndarray, size: np.ndarray, la
             ready_at[flow] = now + latency[flow]
             waiting.append(flow)
     return Flows(src, dst, size, start, end)
+
+
+def reached(network: Network, out: np.ndarray, into: np.ndarray) -> np.ndarray:
+    """float64[port] bytes/s that every port reaches with the flows that it has."""
+    capacity = network.capacity.copy()
+    for port, flows in enumerate(np.bincount(np.r_[out, into], minlength=len(capacity))):
+        if flows:
+            row = network.share[1 if port >= 2 * network.gpus else 0]
+            capacity[port] *= row[flows - 1] if flows <= len(row) else row[-1]
+    return capacity
 
 
 def fair_rates(out: np.ndarray, into: np.ndarray, capacity: np.ndarray) -> np.ndarray:

@@ -61,7 +61,7 @@ def both(plan: Plan, problem: Problem) -> tuple[Timeline, Timeline]:
         return whole, simulate(plan, problem)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases)
 def test_no_figure_tells_bundles_from_sends(case):
     whole, folded = both(*case)
@@ -80,7 +80,7 @@ def test_no_figure_tells_bundles_from_sends(case):
     assert quick.layers.tolist() == slow.layers.tolist() and quick.parts == slow.parts
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases)
 def test_a_bundle_is_a_stretch_without_a_gap_and_bytes_are_kept(case):
     whole, folded = both(*case)
@@ -103,7 +103,7 @@ def test_a_bundle_is_a_stretch_without_a_gap_and_bytes_are_kept(case):
     assert len(steps) == sends.groupby(keys, observed=True).ngroups
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases, st.data())
 def test_the_sends_of_chosen_layers_are_those_of_the_whole(case, data):
     plan, problem = case
@@ -187,7 +187,7 @@ def test_timelines_with_bundles_survive_json_and_the_data_folder(case):
     assert "bundled" not in simulate(*case).to_dict()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(seeds, st.integers(0, 40), st.integers(1, 5))
 def test_unions_are_those_of_every_lane_on_its_own(seed, count, lanes):
     rng = np.random.default_rng(seed)

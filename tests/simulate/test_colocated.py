@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.network import Network
+from engine.network import Network, off_diagonal
 from engine.plan import SendOrder
 from engine.simulate.colocated import ExpertSeconds, colocated_bound, colocated_timeline, layer_weight
 from engine.simulate.flows import all_to_all
 from engine.timeline import COLUMNS
-from tests.simulate.test_flows import fabric, off_diagonal, schedule_for
+from tests.simulate.test_flows import fabric, schedule_for
 from tests.strategies import networks, seeds
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def bound_of(case: tuple) -> float:
     return colocated_bound(*case[:4], case[6])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_every_rule_of_the_pipeline(case):
     """Walks through the events: one computation at a time and in order, every wait kept, nobody waits without cause."""
@@ -107,7 +107,7 @@ def test_every_rule_of_the_pipeline(case):
     assert all(events.loc[events["stream"] == "compute", "peer"] == -1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_no_send_order_beats_the_bound(case):
     assert bound_of(case) <= total(colocated_timeline(*case)) * (1 + ROUND_OFF)
@@ -235,6 +235,7 @@ def test_units_and_names_of_gpus_do_not_matter(case, factor, seed):
         *(getattr(network, port)[names] for port in ("send", "receive", "link", "node")),
         network.latency,
         network.link_latency[names],
+        network.share,
     )
     computes = [{step: seconds[:, names] for step, seconds in compute.items()} for compute in (compute_a, compute_b)]
     traffic = [tuple(matrices[:, names][:, :, names] for matrices in both) for both in (traffic_a, traffic_b)]

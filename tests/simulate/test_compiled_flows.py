@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine.cluster import Cluster, Node
 from engine.communication.baselines import random_order, shortest_first
 from engine.errors import StoppedError
-from engine.network import Network
+from engine.network import Network, off_diagonal
 from engine.plan import SendOrder
 from engine.plan.replay import replay
 from engine.result import never
@@ -20,7 +20,7 @@ from engine.simulate.flows import Flows, all_to_all
 from engine.simulate.work import Work
 from engine.validate import check_flows
 from tests.simulate import reference
-from tests.simulate.test_flows import off_diagonal
+from tests.simulate.test_flows import contended
 from tests.strategies import make_gpu, networks, seeds
 
 pytestmark = pytest.mark.slow
@@ -43,13 +43,17 @@ def traffic_of(kind: str, gpus: int, seed: int) -> np.ndarray:
     return off_diagonal(tokens @ np.eye(gpus)[np.arange(4 * gpus) % gpus] * 7168.0)
 
 
-def network_of(gpus: int, mixed: bool, seed: int, latency: float = 5e-6, node: int = 8) -> Network:
-    """Nodes of `node` GPUs with links of their own; mixed: ports of three rates, and no links in every other node."""
+def network_of(
+    gpus: int, mixed: bool, seed: int, latency: float = 5e-6, node: int = 8, contention: float = 0.0
+) -> Network:
+    """Nodes of `node` GPUs with links of their own; mixed: ports of three rates, and no links in every other node; contention:
+    see `lost`."""
     rng = np.random.default_rng(seed)
     rates = [rng.choice([12.5e9, 25e9, 50e9], gpus) if mixed else np.full(gpus, 50e9) for _ in range(2)]
     nodes = np.arange(gpus) // node
     link = np.where((nodes % 2 == 1) & mixed, 0.0, 450e9)
-    return Network(*rates, link, nodes, latency, np.full(gpus, latency / 3))
+    network = Network(*rates, link, nodes, latency, np.full(gpus, latency / 3))
+    return contended(network, contention) if contention else network
 
 
 def sends_of(mode: str, schedule, traffic: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -75,10 +79,11 @@ def test_exact_flows_are_those_of_the_plain_implementation(network, kind, seed, 
         assert getattr(compiled, column) == pytest.approx(getattr(plain, column), rel=1e-9, abs=1e-9 * plain.seconds)
 
 
+@pytest.mark.parametrize("contention", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize("mixed", [False, True], ids=["alike", "mixed"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_windowed_flows_are_close_to_exact_ones_on_64_gpus(kind, mixed, monkeypatch):
-    traffic, network = traffic_of(kind, 64, 7), network_of(64, mixed, 7)
+def test_windowed_flows_are_close_to_exact_ones_on_64_gpus(kind, mixed, contention, monkeypatch):
+    traffic, network = traffic_of(kind, 64, 7), network_of(64, mixed, 7, contention=contention)
     windowed, exact = windowed_and_exact(monkeypatch, network, traffic)
     assert exact.exact and exact.latest is None
     if len(exact.src) > flows_module.EXACT_SENDS:
@@ -116,9 +121,10 @@ def test_windowed_flows_scale_and_do_not_know_the_names_of_gpus(kind):
     assert there.seconds == pytest.approx(windowed.seconds, rel=1e-9)
 
 
+@pytest.mark.parametrize("contention", [0.0, 0.2])
 @pytest.mark.parametrize("mixed", [False, True], ids=["alike", "mixed"])
-def test_two_models_windowed_are_close_to_exact(mixed, monkeypatch):
-    network = network_of(48, mixed, 5)
+def test_two_models_windowed_are_close_to_exact(mixed, contention, monkeypatch):
+    network = network_of(48, mixed, 5, contention=contention)
     traffics = [traffic_of(kind, 48, 5) for kind in ("replicated", "uniform")]
     ends = {}
     for most in (flows_module.EXACT_SENDS, 10**9):

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from engine.network import Network
+from engine.network import Network, off_diagonal
 from engine.plan import Schedule
 from engine.plan.replay import replay
 from engine.simulate.fabric import Fabric
 from engine.simulate.flows import Flows, all_to_all
 from engine.validate import check_flows
-from tests.simulate.test_flows import fabric, naive_rates, off_diagonal, schedule_for
+from tests.simulate.test_flows import fabric, naive_rates, naive_reached, schedule_for
 from tests.strategies import cluster_of, make_gpu, networks, seeds, traffics
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,9 @@ def naive_ends(network: Network, listed: list) -> list[float]:
             continue
         sends = list(zip(*replay(schedule, traffic), strict=True))
         if mode == "matched":
-            groups = [[send[:3] for send in sends if send[3] == phase] for phase in range(schedule.phases + 1)]
+            groups = [
+                [send[:3] for send in sends if send[3] == phase] for phase in range(schedule.phases + network.gpus)
+            ]
             lanes.append([owner, start, groups, []])
         else:
             for gpu in range(network.gpus):
@@ -79,7 +81,7 @@ def naive_ends(network: Network, listed: list) -> list[float]:
         if not flying:
             return ends
         moving = [send for send in flying if send[0] <= now + 1e-15]
-        rates = naive_rates([send[2] for send in moving], capacity)
+        rates = naive_rates([send[2] for send in moving], naive_reached(network, capacity, moving))
         until = [send[1] / rate for send, rate in zip(moving, rates, strict=True)]
         until += [send[0] - now for send in flying if send[0] > now + 1e-15]
         step = min(until)
@@ -94,7 +96,7 @@ def naive_ends(network: Network, listed: list) -> list[float]:
                     ends[lane[0]] = max(ends[lane[0]], now)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(collectives(most=1), st.sampled_from((0.0, 0.7)))
 def test_alone_it_is_all_to_all_send_by_send(case, start):
     network, [(_, mode, schedule, traffic)] = case
@@ -109,7 +111,7 @@ def test_alone_it_is_all_to_all_send_by_send(case, start):
     np.testing.assert_allclose(flows.end, start + wanted.end, **close)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(collectives(least=2))
 def test_together_they_share_as_in_a_naive_simulation(case):
     network, listed = case

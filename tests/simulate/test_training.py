@@ -103,7 +103,7 @@ def planned(draw):
     return plan_of(problem, priority, **parts), problem
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(planned())
 def test_every_simulated_step_is_legal_and_above_its_bound(case):
     plan, problem = case

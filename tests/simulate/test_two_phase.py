@@ -388,3 +388,12 @@ def test_recordings_that_do_not_fit_are_named():
     load = ExpertLoad("loads", np.ones((3, 4)), (1, 2, 3))
     with pytest.raises(InputError, match=r"loads: .* routing log"):
         two_phase(Problem(load, equal_cluster(2), make_model(3, 4), Datasheet()), trace, options)
+
+
+@pytest.mark.parametrize(("experts", "gpus"), [(10, 2), (64, 8)])
+def test_more_than_four_experts_a_device_need_no_option(experts, gpus):
+    """The paper's limit of four is for one expert a device; by default a device hosts up to twice an even share."""
+    trace = skewed(0, 200, 3, experts)
+    result = two_phase(problem_of(trace, gpus), trace, TwoPhaseOptions(path_length=1, batch_tokens=40))
+    assert result.options.max_experts_per_device == 2 * experts // gpus
+    assert result.inference_seconds("lina").min() > 0

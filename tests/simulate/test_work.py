@@ -16,6 +16,7 @@ from engine.simulate.work import carriers, work_of
 from engine.validate import check_plan
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.strategies import cluster_of, make_gpu, make_model, problems
+from tests.systems.samples import in_nodes
 
 
 def coherent(placement: Placement) -> Plan:
@@ -72,7 +73,44 @@ def test_top_one_has_no_second_all_to_all_and_ends_with_an_all_gather():
     assert (vanilla.dispatch[:, away].sum() + vanilla.combine[:, away].sum()) / size == 4 + 6
     assert (work.gather / size).tolist() == [[0] * 4, [1] * 4, [1] * 4, [0] * 4]
     kinds = simulate(plan, problem).events["kind"].value_counts()
-    assert kinds["combine"] == 0 and kinds["all_gather"] == 6
+    assert kinds["combine"] == 0 and kinds["all_gather"] == kinds["prompt_gather"] == 6
+
+
+def sent(problem: Problem, plan: Plan, kind: str) -> np.ndarray:
+    """float64[src, dst] tokens that a step of the simulated pass carries."""
+    events = simulate(plan, problem).events
+    events = events[events["kind"] == kind]
+    tokens = np.zeros((problem.network.gpus,) * 2)
+    np.add.at(tokens, (events["resource"], events["peer"]), events["bytes"] / problem.model.bytes_per_token)
+    return tokens
+
+
+def test_an_all_gather_enters_every_node_once_and_is_spread_over_its_links():
+    """Two nodes of two GPUs. All prompts are on GPU 0, and all tokens end on GPU 3, four of them: each node's two GPUs pass two
+    on, whoever has them."""
+    trace = top_one([[0, 3]] * 4, 4, [0] * 4)
+    problem = Problem(trace, in_nodes(4, 2, 1e9), make_model(2, 4), Datasheet())
+    plan = coherent(Placement.from_gpu_of_expert(np.tile(np.arange(4), (2, 1)), 4, (0, 1)))
+    assert sent(problem, plan, "prompt_gather").tolist() == [[0, 4, 2, 0], [0, 0, 0, 2], [0, 0, 0, 2], [0, 0, 2, 0]]
+    assert sent(problem, plan, "all_gather").tolist() == [[0, 2, 0, 0], [2, 0, 0, 0], [2, 0, 0, 0], [0, 2, 4, 0]]
+    assert simulate(plan, problem).total == pytest.approx(check_plan(plan, problem), rel=1e-9)
+
+
+def test_the_all_gather_of_the_prompts_comes_first_and_counts():
+    """ExFlow §IV-A: before inference every GPU gives its prompts to all others; tokens without any expert are padding."""
+    trace = top_one([[0, 0], [1, 1], [2, 2], [-1, -1]], 4, [0, 1, 1, 3])
+    problem = Problem(trace, cluster_of(*[make_gpu()] * 4), make_model(2, 4), Datasheet())
+    plan = coherent(Placement.from_gpu_of_expert(np.tile(np.arange(4), (2, 1)), 4, (0, 1)))
+    assert sent(problem, plan, "prompt_gather").sum(axis=1).tolist() == [3, 6, 0, 0]
+    timeline = simulate(plan, problem)
+    first = timeline.events[timeline.events["kind"] == "prompt_gather"]
+    assert (first["layer"] == 0).all() and first["end"].max() == timeline.events["start"].drop(first.index).min() > 0
+    figures, vanilla = (
+        metrics(plan, problem, timeline),
+        simulate(plan.model_copy(update={"execution": "vanilla"}), problem),
+    )
+    assert figures.seconds["prompt_gather"] == first["end"].max() and vanilla.seconds_of_kind()["prompt_gather"] == 0
+    assert bound_of_plan(plan, problem, 0, 0) >= problem.network.bound(sent(problem, plan, "prompt_gather") * 128)
 
 
 def test_a_perfectly_affine_placement_only_pays_for_the_first_hop():

@@ -112,7 +112,7 @@ def test_an_array_of_instances(solver):
         (INSTANCE | {"allowed": [[1, 1], [1, 0.5]]}, ["allowed → 1 → 1"]),
         (INSTANCE | {"algorithm": "first"}, ["algorithm"]),
         (INSTANCE | {"layers": 3}, ["layers"]),
-        ({"alltoall": [1] * 5000, "dw": [], "allowed": []}, ["alltoall", "4096"]),
+        ({"alltoall": [1] * 5000, "dw": [], "allowed": []}, ["alltoall", "1024"]),
         ([INSTANCE, INSTANCE | {"dw": [1]}], ["instance 1", "allowed"]),
     ],
 )

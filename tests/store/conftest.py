@@ -1,9 +1,6 @@
 """The same tests against SQLite and, where its programs are installed, a PostgreSQL of their own."""
 
 import os
-import pwd
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,41 +8,14 @@ import psycopg
 import pytest
 
 from engine.store.database import Database
-
-FOLDERS = (*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True),)
+from tests.postgres import serving
 
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a PostgreSQL server that listens on a socket in a temporary folder, and ends with the tests."""
-    initdb = shutil.which("initdb", path=os.pathsep.join([*map(str, FOLDERS), os.environ["PATH"]]))
-    if initdb is None:
-        pytest.skip("PostgreSQL is not installed")
-    programs, user = Path(initdb).parent, None
-    folder = Path("/tmp") if os.geteuid() == 0 else tmp_path_factory.mktemp("postgres")
-    if os.geteuid() == 0:  # it refuses to run as root
-        user = "postgres"
-        try:
-            owner = pwd.getpwnam(user)
-        except KeyError:
-            pytest.skip("PostgreSQL needs a user of its own")
-        folder = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
-        os.chown(folder, owner.pw_uid, owner.pw_gid)
-    data = folder / "data"
-
-    def do(*command: str | Path) -> None:
-        subprocess.run(command, user=user, cwd=folder, check=True, capture_output=True, timeout=60)
-
-    try:
-        do(initdb, "-D", data, "-U", "tester", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
-        options = f"-c listen_addresses='' -c unix_socket_directories='{folder}' -c fsync=off"
-        do(programs / "pg_ctl", "-D", data, "-o", options, "-w", "-l", folder / "log", "start")
-        try:
-            yield f"postgresql://tester@/postgres?host={folder}"
-        finally:
-            do(programs / "pg_ctl", "-D", data, "-m", "immediate", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with serving(tmp_path_factory.mktemp("postgres")) as server:
+        yield server.address
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

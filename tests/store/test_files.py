@@ -175,6 +175,10 @@ def test_a_damaged_recording_is_bad_input(own_data_folder):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InputError, match="damaged"):
         store.load_workload(digest)
+    for parts in ({"load": np.ones(1)}, {"kind": "ExpertLoad"}, {"kind": "Dream", "name": "x"}, {"version": "x"}):
+        np.savez(path, **parts)
+        with pytest.raises(InputError, match="damaged"):
+            store.load_workload(digest)
 
 
 def kept_problem() -> Problem:
@@ -206,7 +210,11 @@ def test_a_simulated_timeline_comes_back_as_it_was_and_is_kept_where_it_took_lon
         assert list(kept.events[column].cat.categories) == list(simulated.events[column].cat.categories)
     with pytest.raises(InputError, match="not the digest"):
         store.load_timeline("../../etc/passwd")
-    (own_data_folder / "timelines" / f"{key}.npz").write_bytes(b"PK torn")
+    path = own_data_folder / "timelines" / f"{key}.npz"
+    for about in ("{", "[]", "{}"):
+        np.savez(path, about=np.asarray(about))
+        assert store.load_timeline(key) is None
+    path.write_bytes(b"PK torn")
     assert store.load_timeline(key) is None
 
 

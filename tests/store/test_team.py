@@ -14,7 +14,7 @@ from engine.errors import InputError
 from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance
 from engine.store import database, tables, team
-from engine.store.database import Database
+from engine.store.database import Database, LostError
 
 
 def plan_of(name: str = "a plan", seed: int = 0, parent: str | None = None) -> Plan:
@@ -273,3 +273,15 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path):
             team.save_plan(db, room, plan_of(seed=seed), "Ana", "x" * 5000)
     assert len(team.saved_plans(db, room)) > 0
     db.close()
+
+
+def test_a_connection_that_is_cut_off_is_said_in_a_line_and_the_next_one_works(postgres: str) -> None:
+    db, other = Database(postgres), Database(postgres)
+    with pytest.raises(LostError, match="does not answer") as refused, db.reading() as connection:
+        process = connection.scalar(text("select pg_backend_pid()"))
+        with other.writing() as killer:
+            killer.execute(text("select pg_terminate_backend(:process, 5000)"), {"process": process})
+        connection.scalar(text("select 1"))
+    assert "\n" not in str(refused.value) and team.workspaces(db) == []
+    db.close()
+    other.close()

@@ -7,6 +7,7 @@ import pytest
 
 from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
+from engine.efficiency import Efficiency
 from engine.errors import InputError
 from engine.problem import Problem, make_problem
 from engine.studies.capacity import CapacityPoint, capacity, fitted, grown, parts_of, smallest
@@ -75,6 +76,8 @@ def test_parts_and_larger_clusters() -> None:
     assert list(parts) == ["2 × type-0 (one)", "2 × type-1 (two)", "the whole cluster, 4 GPUs"]
     larger = grown(cluster, parts["the whole cluster, 4 GPUs"], 3)
     assert len(larger.gpus) == 12 and larger.latency == cluster.latency
+    crowded = cluster.model_copy(update={"efficiency": Efficiency(fabric=((1, 1.0), (4, 0.5)))})
+    assert grown(crowded, crowded.nodes, 2).efficiency == crowded.efficiency and larger.efficiency is None
     assert larger.gpus[:4] == cluster.gpus and len({node.name for node in larger.nodes}) == 6
     alike = replace_nodes(cluster, [cluster.nodes[0], cluster.nodes[0].model_copy(update={"name": "same"})])
     assert len(parts_of(alike)) == 1

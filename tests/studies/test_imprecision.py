@@ -1,14 +1,15 @@
-"""Planning on imprecise traffic: no noise is the plain system, and every point is a plan timed on the real traffic."""
+"""Imprecise traffic in the paper's direction: every point is a plan from the recorded traffic timed on a mixture with noise."""
 
 import numpy as np
 import pytest
 
 from engine.errors import InputError
 from engine.simulate import simulate
-from engine.studies.imprecision import ImprecisionPoint, check_levels, imprecision, systems_of
+from engine.studies.imprecision import ImprecisionPoint, check_levels, contenders_of, gains, imprecision
 from engine.studies.noise import noisy
 from engine.systems import SYSTEMS, run
 from tests.studies.test_what_if import small, step_problem
+from tests.systems.test_colocated import pair_of_samples
 
 BRIEF = {"aurora": {"time_limit": 1.0}}
 
@@ -22,22 +23,34 @@ def test_without_noise_every_system_is_itself() -> None:
         assert point.total == run(SYSTEMS[point.system], problem, options).result.objective
 
 
-def test_a_point_is_a_plan_for_noisy_traffic_on_the_real_one() -> None:
+def test_a_point_is_a_plan_from_the_recorded_traffic_on_noisy_one() -> None:
+    """Aurora §8.2: the first layer's traffic is planned on, and what comes has other layers' added."""
     problem = small()
     points = list(imprecision(problem, [0.75], seeds=2, noise="experts", options=BRIEF))
     assert len(points) == 8
     for point in points:
-        planned_on = noisy(problem, 0.75, point.seed, "experts")
-        plan = run(SYSTEMS[point.system], planned_on, BRIEF.get(point.system, {})).result.solution
-        assert point.total == simulate(plan, problem).total
+        plan = run(SYSTEMS[point.system], problem, BRIEF.get(point.system, {})).result.solution
+        assert point.total == simulate(plan, noisy(problem, 0.75, point.seed, "experts")).total
         assert ImprecisionPoint.from_dict(point.to_dict()) == point
 
 
-def test_noise_costs_a_plan_that_was_proven_optimal() -> None:
-    problem = small()
-    exact = run(SYSTEMS["aurora"], problem, {}).result.bound
-    points = [point.total for point in imprecision(problem, [0.75], seeds=1, options=BRIEF) if point.system == "aurora"]
-    assert min(points) >= exact * (1 - 1e-9)
+def test_two_models_are_compared_with_random_gpus_and_random_colocation() -> None:
+    problem = pair_of_samples(4, 8)
+    points = list(imprecision(problem, [0.0, 0.75], seeds=1, noise="layers", options=BRIEF))
+    assert [point.system for point in points] == ["aurora", "rga+rec", "rec"] * 2
+    plan = run(SYSTEMS["rec"], problem, {"gpus": "random"}).result.solution
+    by_system = {point.system: point.total for point in points if point.level}
+    assert by_system["rga+rec"] == simulate(plan, noisy(problem, 0.75, 0, "layers")).total
+    baseline, first, last = gains(points)
+    assert baseline == "rga+rec" and last == by_system["rga+rec"] / by_system["aurora"] and first > 1
+
+
+def test_a_gain_needs_two_levels() -> None:
+    points = [ImprecisionPoint("aurora", 0.0, 0, 1.0), ImprecisionPoint("rga", 0.0, 0, 2.0)]
+    assert gains(points) is None and gains([]) is None
+    more = [ImprecisionPoint("aurora", 0.5, seed, 1.0) for seed in range(3)]
+    more += [ImprecisionPoint("rga", 0.5, seed, total) for seed, total in enumerate((1.2, 1.5, 9.0))]
+    assert gains(points + more) == ("rga", 2.0, 1.5)
 
 
 def test_what_cannot_be_studied() -> None:
@@ -52,5 +65,5 @@ def test_what_cannot_be_studied() -> None:
         with pytest.raises(InputError, match=said):
             check_levels(levels, seeds)
     with pytest.raises(InputError, match="training step"):
-        systems_of(step_problem())
+        contenders_of(step_problem())
     assert list(imprecision(problem, [0.5], stop=lambda: True)) == []

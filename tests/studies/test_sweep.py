@@ -113,7 +113,7 @@ def test_the_figures_of_every_point_agree_with_each_other(kind: str) -> None:
 
 
 def test_the_forward_pass_ends_with_its_last_part() -> None:
-    events = pd.DataFrame({"end": [1.0, 2.0, 5.0, 4.0]})
+    events = pd.DataFrame({"start": 0.0, "end": [1.0, 2.0, 5.0, 4.0], "bytes": 0.0})
     labels = ("head", "loss · part 1 of 2", "dx.loss", "loss · part 2 of 2")
     timeline = Timeline(events, ("GPU 0",), "simulated", "test", labels)
     assert forward_seconds(timeline, frozenset(("head", "loss"))) == 4.0

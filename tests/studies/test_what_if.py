@@ -7,14 +7,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.costs import Combined, CostProfile, Datasheet, Line
+from engine.costs import CollectiveTimes, Combined, CostProfile, Datasheet, Line, MeasuredTimes, Profiled
 from engine.costs.alpha_beta import AlphaBeta
 from engine.costs.scaled import Scaled
+from engine.efficiency import Efficiency, lost
 from engine.errors import InputError
 from engine.plan import Plan, SendOrder
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
-from engine.simulate import simulate
+from engine.simulate import bound_of_plan, simulate
 from engine.studies.curve import ANEW, CurvePoint, changes_of, curve
 from engine.studies.noise import noisy
 from engine.studies.sensitivity import parameters_of, sensitivity
@@ -110,6 +111,33 @@ def test_no_change_is_no_change(system: str) -> None:
     assert Change().is_none and not Change(noise=0.1).is_none
     assert Change().in_words == "nothing changed"
     assert Change(network=2, noise=0.3, dtype="fp8").in_words == "network 2×, fp8, 30 % imprecise traffic"
+    assert Change(contention=0.05).in_words == "5 % contention"
+
+
+@pytest.mark.parametrize("system", CASES)
+def test_contention_is_that_of_a_cluster_that_has_it(system: str) -> None:
+    problem = small()
+    plan = run(SYSTEMS[system], problem, {}).result.solution
+    points = lost(0.2, len(problem.cluster.gpus) - 1)
+    cluster = problem.cluster.model_copy(update={"efficiency": Efficiency(fabric=points, links=points)})
+    by_hand = replace(problem, cluster=cluster)
+    mine = changed(problem, Change(contention=0.2))
+    assert simulate(plan, mine).total == pytest.approx(simulate(plan, by_hand).total, rel=1e-12)
+    assert bound_of_plan(plan, mine) == bound_of_plan(plan, problem)
+    assert "contention 0.2" in mine.cost_source and "ports reach 100% of their rate with 1 send" in by_hand.cost_source
+    assert "however many sends meet there (assumed)" in problem.cost_source
+    assert least(plan, mine).total <= simulate(plan, mine).total * (1 + 1e-9)
+    assert (least(plan, mine).total > least(plan, problem).total) == (plan.send_order.mode == "concurrent")
+
+
+def test_measured_all_to_alls_contend_too() -> None:
+    times = CollectiveTimes(operation="all_to_all", ranks=4, points=((4e3, 2e-3), (4e6, 5.0)))
+    measured = Profiled(MeasuredTimes(name="bench", origin="by hand", collectives=(times,)))
+    cluster = cluster_of(*(make_gpu() for _ in range(4)))
+    cost = Scaled(measured, contention=0.5)
+    # Three sends meet at a port, so that bytes take twice as long; the start-up does not.
+    start_up = float(measured.all_to_all(cluster, 1.0))
+    assert float(cost.all_to_all(cluster, 4e6)) == pytest.approx(start_up + 2 * (5.0 - start_up))
 
 
 def test_one_gpu_type_changes_only_that() -> None:
@@ -163,7 +191,8 @@ def test_the_least_is_the_bound_and_its_parts(case) -> None:
     quick, whole = least(plan, problem), outlook(plan, problem)
     assert quick.bound == pytest.approx(whole.bound)
     assert quick.bound <= quick.total * (1 + 1e-9) and quick.total <= whole.total * (1 + 1e-9)
-    assert not problem.network.direct or quick.bound == pytest.approx(quick.total)
+    whole_rates = problem.network.direct and not problem.network.contended
+    assert not whole_rates or quick.bound == pytest.approx(quick.total)
     assert sum(quick.parts.values()) == pytest.approx(quick.total) and quick.layers.sum() == pytest.approx(quick.total)
     assert np.allclose(quick.compute, whole.compute), "without sends on the way computation is the same"
     assert (quick.network <= whole.network * (1 + 1e-9) + 1e-12).all()

@@ -16,9 +16,10 @@ from engine.simulate.metrics import metrics
 from engine.systems import SYSTEMS, run
 from engine.systems.aurora_colocated import layer_seconds, sides_of_layers
 from engine.systems.pieces import phased_order, to_placement
-from engine.validate import IllegalError, check_timeline
+from engine.validate import IllegalError, check_timeline, refuse_broken
 from engine.workload import RoutingTrace
 from tests.strategies import cluster_of, clusters, cost_models, make_gpu, make_model, placements, traces
+from tests.systems.samples import EIGHT, sample, sample_model
 
 pytestmark = pytest.mark.slow
 
@@ -216,3 +217,40 @@ def test_a_plan_of_two_models_needs_two_models():
     with pytest.raises(ValueError, match="both a placement and a send order"):
         Plan(**(dict(pair_plan) | {"send_order_b": None}))
     assert SendOrder(mode="concurrent") == pair_plan.send_order_b
+
+
+@pytest.mark.parametrize("first", ["alpha-code", "alpha-prose"])
+def test_same_model_packing_takes_as_long_as_the_slower_model_alone_on_its_half(first):
+    traces = sample(first, 2000), sample("beta-code", 2000)
+    models = sample_model("alpha"), sample_model("beta")
+    problem = make_problem(traces[0], EIGHT, models[0], Datasheet(), second=(traces[1], models[1]))
+    plan = run(SYSTEMS["packing"], problem).result.solution
+    alone = []
+    for turn, (trace, model, placement) in enumerate(
+        zip(traces, models, (plan.placement, plan.placement_b), strict=True)
+    ):
+        mine = list(range(turn, 8, 2))
+        half = EIGHT.part(mine)
+        source = (trace.rank_of_token(8) // 2).astype(np.int32)
+        recorded = RoutingTrace(trace.name, trace.experts, trace.num_experts, trace.sequence, source)
+        here = make_problem(recorded, half, model, Datasheet())
+        rows = placement.share.argmax(axis=2)
+        own = to_placement(np.searchsorted(mine, rows), here)
+        order = phased_order(own, here, "matched", lambda: False)
+        alone.append(
+            simulate(Plan(name="half", placement=own, send_order=order, provenance=plan.provenance), here).total
+        )
+    assert simulate(plan, problem).total == pytest.approx(max(alone), rel=1e-9)
+    refuse_broken(plan, problem)
+
+
+def test_where_tokens_start_is_said_of_both_models_and_names_gpus_that_exist():
+    plan = run(SYSTEMS["packing"], pair_of_samples()).result.solution
+    assert plan.token_gpus == (0, 0, 2, 2) and plan.token_gpus_b == (1, 1, 3, 3)
+    for change, message in (
+        ({"token_gpus_b": None}, "of both"),
+        ({"token_gpus": (0, 0, 2, 4)}, "0 … 3"),
+        ({"token_gpus": (0, 2)}, "each of 4 ranks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Plan(**(dict(plan) | change))

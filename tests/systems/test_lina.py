@@ -179,6 +179,7 @@ def test_a_real_recording_has_all_notes():
     outcome = lina(problem, batch_tokens=512)
     assert set(outcome.notes) == {
         "largest device load",
+        "with its scheduler, against contiguous blocks",
         "estimates right (top 2 as a set, in order)",
         "layers tuned again",
         "assumed",
@@ -240,3 +241,16 @@ def test_experts_that_do_not_fit_say_what_would_help():
         lina(problem_of(trace, FOUR), top_k=9, path_length=1)
     fitting = problem_of(trace, with_room_for([2] * 4, 2, 8))
     assert lina(fitting, path_length=1).result.solution.placement.slots.tolist() == [[2] * 4] * 2
+
+
+def test_the_plan_is_named_for_its_hosting_and_says_what_its_scheduler_makes_of_it():
+    """Its time is that of the placement alone, so a person who compares plans must read the scheduled one too."""
+    problem = problem_of(chained(0, 400, 5, 8, 0.8), FOUR)
+    outcome = lina(problem, path_length=2, batch_tokens=50)
+    assert outcome.result.solution.name == "Lina's hosting, unscheduled"
+    profile, served = problem.workload.halves()
+    options = TwoPhaseOptions(path_length=2, batch_tokens=50, copies=64.0)
+    result = two_phase(replace(problem, workload=served), profile, options)
+    medians = [np.median(result.inference_seconds(scheme)) for scheme in ("baseline", "lina")]
+    note = outcome.notes["with its scheduler, against contiguous blocks"]
+    assert note.value == pytest.approx(medians[0] / medians[1]) and note.unit == "×"

@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from app.charts.theme import gpu_colour
-from engine import catalogue
+from engine.catalogue.packaged import every_gpu_type
 from engine.cluster import Cluster
 
 _FOLDER = Path(__file__).parent
@@ -85,7 +85,7 @@ def cluster_canvas(
             "refused": refused,
             "types": {
                 name: {"colour": gpu_colour(name), "gpu": kind.gpu().model_dump(mode="json")}
-                for name, kind in catalogue.gpu_types().items()
+                for name, kind in every_gpu_type().items()
             },
             "overlay": overlay and asdict(overlay),
         },

@@ -12,7 +12,7 @@ from engine.catalogue.nvidia import type_of
 from engine.costs.device_profile import DeviceProfile, fits_of, held_out_of
 from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, MemoryTimes
 from engine.errors import InputError
-from engine.files import write_atomically
+from engine.files import make_folder, write_atomically
 from engine.launch.calibration.sweep import COLLECTIVES, MAX_RANKS, MEASURED, REQUEST, Sweep
 from engine.launch.places.devices import Devices, counted, driver_version
 from engine.launch.places.testbed import Testbed
@@ -69,7 +69,7 @@ def calibrate(
         catalogue.gpu(type)
     with alone(), testbed or contextlib.nullcontext():
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             write_atomically(folder / REQUEST, sweep.to_json())
         commands = commands_of(SWEEP_RANK, sweep.ranks, folder, testbed)
         run_processes(commands, sweep.ranks, sweep.limit, folder, stop, report)

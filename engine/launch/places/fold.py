@@ -1,15 +1,20 @@
-"""A plan for many GPUs on fewer ranks: neighbouring GPUs share a rank, which keeps the experts, the sources and the
-order of sends; what their sends were to each other becomes local."""
+"""A plan for many GPUs on fewer ranks: neighbouring GPUs share a rank, which keeps the experts and the sources; what their
+sends were to each other becomes local, and what they were to others is ordered again, for a phase in which every GPU has one
+peer gives a rank several."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from engine.cluster import Cluster
+from engine.communication.order import order as order_sends
+from engine.communication.two_networks import order_on
 from engine.goal import Goal
-from engine.launch.rank.tiers import Tiers
-from engine.network import Network
+from engine.launch.rank.tiers import Tiers, uses_nodes
+from engine.network import Network, off_diagonal
 from engine.plan import Placement, Plan, Schedule, SendOrder
+from engine.systems.pieces import reverse
 from engine.workload import RoutingTrace
 
 
@@ -18,22 +23,47 @@ def rank_of_gpu(gpus: int, ranks: int) -> np.ndarray:
     return np.arange(gpus) * ranks // gpus
 
 
-def fold_plan(plan: Plan, ranks: int) -> Plan:
-    """The plan with its GPUs merged onto `ranks` ranks; its parent is the plan itself. Unchanged when they agree."""
+def fold_plan(plan: Plan, ranks: int, network: Network | None = None) -> Plan:
+    """The plan with its GPUs merged onto `ranks` ranks, and a phased order made again for what the ranks send each other; its
+    parent is the plan itself. Unchanged when they agree and the order is not joint (see `apart`).
+
+    network: of the ranks, as fast out as in; None: each is as fast as the plan's fastest sends, and there are no links
+    """
     gpus = plan.placement.gpus
+    plan = _started(apart(plan))
     if ranks == gpus:
         return plan
     rank = rank_of_gpu(gpus, ranks)
-    folded = {"placement": _fold_placement(plan.placement, rank), "send_order": _fold_order(plan.send_order, rank)}
+    folded = {
+        "placement": _fold_placement(plan.placement, rank),
+        "send_order": _fold_order(plan.send_order, rank, network),
+    }
     if plan.goal is Goal.TWO_MODELS:
         folded["placement_b"] = _fold_placement(plan.placement_b, rank)
-        folded["send_order_b"] = _fold_order(plan.send_order_b, rank)
+        folded["send_order_b"] = _fold_order(plan.send_order_b, rank, network)
     return plan.model_copy(update=folded | {"claim": None, "parent": plan.id})
 
 
-def fold_trace(trace: RoutingTrace, gpus: int, ranks: int) -> RoutingTrace:
-    """The trace with the source rank of every token written down, folded like the plan."""
-    source = rank_of_gpu(gpus, ranks)[trace.rank_of_token(gpus)].astype(np.int32)
+def apart(plan: Plan) -> Plan:
+    """The plan with a joint order as a matched order of each model: the two models' exchanges on a rank know nothing of each
+    other (see `SendOrder.alone`). Any other plan as it is."""
+    if plan.send_order.mode != "joint":
+        return plan
+    alone = {"send_order": plan.send_order.alone, "send_order_b": plan.send_order_b.alone}
+    return plan.model_copy(update=alone | {"claim": None, "parent": plan.id})
+
+
+def _started(plan: Plan) -> Plan:
+    """The plan without where tokens start: the traces of a launch carry it, see `fold_trace`."""
+    if plan.token_gpus is None:
+        return plan
+    return plan.model_copy(update={"token_gpus": None, "token_gpus_b": None, "claim": None, "parent": plan.id})
+
+
+def fold_trace(trace: RoutingTrace, gpus: int, ranks: int, token_gpus: tuple[int, ...] | None = None) -> RoutingTrace:
+    """The trace with the source rank of every token written down, folded like the plan. token_gpus: see `Plan`."""
+    start = trace.rank_of_token(gpus) if token_gpus is None else np.array(token_gpus)[trace.rank_of_token(gpus)]
+    source = rank_of_gpu(gpus, ranks)[start].astype(np.int32)
     return RoutingTrace(trace.name, trace.experts, trace.num_experts, trace.sequence, source)
 
 
@@ -47,10 +77,9 @@ def keeps_nodes(network: Network, ranks: int) -> bool:
 
 def nearest_ranks(plans: Sequence[Plan], cluster: Cluster | None, ranks: int) -> int:
     """The number of ranks nearest to `ranks` that plans for one cluster can be folded onto: the most below it, or else the
-    fewest above. Only two-tier orders leave some out, see `keeps_nodes`; where their nodes are not known, `ranks` itself."""
+    fewest above. Only plans that use nodes leave some out, see `keeps_nodes`; where those are not known, `ranks` itself."""
     gpus = plans[0].placement.gpus
-    tiered = any(plan.send_order.mode == "two-tier" for plan in plans)
-    if not tiered or cluster is None or len(cluster.gpus) != gpus:
+    if not any(map(uses_nodes, plans)) or cluster is None or len(cluster.gpus) != gpus:
         return ranks
     network = Network.of(cluster)
     return next(
@@ -81,12 +110,35 @@ def _fold_placement(placement: Placement, rank: np.ndarray) -> Placement:
     return placement.model_copy(update={"experts_of_gpu": experts_of_gpu})
 
 
-def _fold_order(order: SendOrder, rank: np.ndarray) -> SendOrder:
-    return SendOrder(
-        mode=order.mode,
-        dispatch=tuple(_fold_schedule(schedule, rank) for schedule in order.dispatch),
-        combine=tuple(_fold_schedule(schedule, rank) for schedule in order.combine),
-    )
+def _fold_order(order: SendOrder, rank: np.ndarray, network: Network | None) -> SendOrder:
+    again = partial(_order_again, rank=rank, mode=order.mode, network=network)
+    fold = again if order.mode in ("matched", "shared") else partial(_fold_schedule, rank=rank)
+    dispatch, combine = [], []
+    for there, back in zip(order.dispatch, order.combine, strict=True):
+        dispatch.append(fold(there))
+        mirrored = order.mode == "matched" and _are_mirrored(there, back)
+        combine.append(reverse(dispatch[-1]) if mirrored else fold(back))
+    return SendOrder(mode=order.mode, dispatch=tuple(dispatch), combine=tuple(combine))
+
+
+def _are_mirrored(there: Schedule, back: Schedule) -> bool:
+    columns = (there.src, back.dst), (there.dst, back.src), (there.bytes, back.bytes), (there.phase, back.phase)
+    return all(np.array_equal(mine, other) for mine, other in columns)
+
+
+def _order_again(schedule: Schedule, rank: np.ndarray, mode: str, network: Network | None) -> Schedule:
+    """An order of its own for what a schedule's sends are between ranks."""
+    if not schedule.sends:
+        return Schedule()
+    ranks = int(rank[-1]) + 1
+    traffic = np.zeros((ranks, ranks))
+    np.add.at(traffic, (rank[schedule.src], rank[schedule.dst]), schedule.bytes)
+    if network is None:
+        pace = float((schedule.bytes / schedule.duration[schedule.phase]).max())
+        network = Network(
+            np.full(ranks, pace), np.full(ranks, pace), np.zeros(ranks), np.arange(ranks), 0.0, np.zeros(ranks)
+        )
+    return order_on(network, off_diagonal(traffic), partial(order_sends, mode=mode))[0]
 
 
 def _fold_schedule(schedule: Schedule, rank: np.ndarray) -> Schedule:

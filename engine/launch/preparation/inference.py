@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.places.devices import Devices
 from engine.launch.places.fold import fold_plan, fold_tiers, fold_trace, nearest_ranks
+from engine.launch.places.testbed import emulated
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepared import Check, PreparedLaunch
 from engine.launch.preparation.settled import (
@@ -18,9 +21,11 @@ from engine.launch.preparation.settled import (
     ranks_of,
     relays_of,
 )
-from engine.launch.rank.instructions import POOL_STRIDE, TOLERANCE, RankInstructions
-from engine.launch.rank.tiers import Tiers
+from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions
+from engine.launch.rank.links import Links
+from engine.launch.rank.tiers import Tiers, uses_nodes
 from engine.model import MoEModel
+from engine.network import Network
 from engine.plan import Plan
 from engine.workload import RoutingTrace, Workload
 
@@ -34,6 +39,7 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     for plan in launch.plans:
         if plan.goal is Goal.TRAINING:
             raise InputError(f"the plan {plan.name} is for a training step; describe the step too (--training)")
+        _check_travel(plan)
     gpus = gpus_of(launch.plans)
     inputs = ((launch.workload, launch.model), *([launch.second] if launch.second else []))
     for number, (recording, model) in enumerate(inputs):
@@ -46,7 +52,7 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
     replayed = _replayed_tokens(launch, inputs, ranks, bool(shared))
     check_passes(launch.repeats, launch.limit)
     instructions = RankInstructions(
-        plans=tuple(fold_plan(plan, ranks) for plan in launch.plans),
+        plans=tuple(fold_plan(plan, ranks, _drawn_links(launch, ranks)) for plan in launch.plans),
         model=models[0],
         model_b=models[1] if launch.second else None,
         ranks=ranks,
@@ -57,19 +63,63 @@ def prepare_inference(launch: Launch, devices: Devices) -> PreparedLaunch:
         tiers=tiers,
     )
     traces = tuple(
-        fold_trace(recording, gpus, ranks).spread(max(1, round(recording.tokens * replayed / launch.workload.tokens)))
-        for recording, _ in inputs
+        fold_trace(recording, gpus, ranks, starts).spread(
+            max(1, round(recording.tokens * replayed / launch.workload.tokens))
+        )
+        for (recording, _), starts in zip(inputs, _starts(launch.plans), strict=False)
     )
     checks = tuple(_checks(instructions, traces, devices, gpus))
     return PreparedLaunch(tuple(launch.plans), instructions, traces, launch.limit, checks)
 
 
-def _tiers(launch: Launch, ranks: int) -> Tiers | None:
-    """The ranks' nodes, where a plan lets them relay for each other. Raises InputError when they are not known, or no
-    nodes."""
-    plan = next((plan for plan in launch.plans if plan.send_order.mode == "two-tier"), None)
-    if plan is None:
+def _drawn_links(launch: Launch, ranks: int) -> Network | None:
+    """The network between the ranks where it is emulated as drawn, None where it is that of some machine."""
+    if launch.on != "testbed" or launch.cluster is None:
         return None
+    testbed = emulated(launch.plans[0], launch.cluster, ranks, launch.scale)
+    tiers = testbed.tiers
+    if tiers is None:
+        return Links(testbed.bandwidth).network
+    return Links(testbed.bandwidth, node=np.array(tiers.node), near=np.array(tiers.link)).network
+
+
+def _starts(plans: Sequence[Plan]) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Where the tokens of both models start. Raises InputError where plans of a launch do not agree, for all replay the same
+    tokens."""
+    starts = {(plan.token_gpus, plan.token_gpus_b) for plan in plans}
+    if len(starts) > 1:
+        alone = next(plan for plan in plans if plan.token_gpus is not None)
+        raise InputError(
+            f"the plan {alone.name} has each model's tokens on that model's own GPUs, another plan does not; launch them one "
+            "by one"
+        )
+    return starts.pop()
+
+
+def _check_travel(plan: Plan) -> None:
+    """Raise InputError where no rank carries out how a plan's tokens travel."""
+    if plan.travel is None:
+        return
+    travels = f"in the plan {plan.name} tokens travel {plan.travel.in_words}"
+    if plan.execution != "vanilla":
+        raise InputError(
+            f"{travels}, but a context-coherent launch sends every copy on its own in the model's format; launch a plan with "
+            "--travel copies or with vanilla execution"
+        )
+    orders = [order for order in (plan.send_order, plan.send_order_b) if order is not None]
+    if plan.travel.unit == "node" and any(order.mode != "concurrent" for order in orders):
+        mode = next(order.mode for order in orders if order.mode != "concurrent")
+        raise InputError(
+            f"{travels}, which a launch sends all at once, not in a {mode} order; plan with a concurrent order, or with "
+            "--travel gpu"
+        )
+
+
+def _tiers(launch: Launch, ranks: int) -> Tiers | None:
+    """The ranks' nodes, where a plan uses them. Raises InputError when they are not known, or no nodes."""
+    plan = next(filter(uses_nodes, launch.plans), None)
+    if plan is None:
+        return _nodes_of_all_gathers(launch, ranks)
     asked = relays_of(plan)
     if launch.cluster is None:
         raise InputError(f"{asked}; say which nodes there are (--cluster)")
@@ -82,6 +132,14 @@ def _tiers(launch: Launch, ranks: int) -> Tiers | None:
         nearest = nearest_ranks(launch.plans, launch.cluster, ranks)
         raise InputError(f"{asked}; on {ranks} ranks one would stand for GPUs of several nodes: choose {nearest}")
     return tiers
+
+
+def _nodes_of_all_gathers(launch: Launch, ranks: int) -> Tiers | None:
+    """The ranks' nodes for the all-gathers of context-coherent plans, which need none; None where they are not known."""
+    carried = any(plan.execution == "context-coherent" for plan in launch.plans)
+    if not carried or launch.cluster is None or len(launch.cluster.gpus) != gpus_of(launch.plans):
+        return None
+    return fold_tiers(launch.cluster, ranks)
 
 
 def _replayed_tokens(launch: Launch, inputs: Sequence[tuple[Workload, MoEModel]], ranks: int, on_gpus: bool) -> int:
@@ -150,13 +208,16 @@ def _checks(
     each = f" of each of {len(instructions.plans)} plans in turn" if len(instructions.plans) > 1 else ""
     replayed = " and ".join(f"{trace.tokens:,}" for trace in traces)
     whose = "the recording" if len(traces) == 1 else "the two recordings"
+    if travelling := [plan for plan in instructions.plans if plan.travel is not None]:
+        rows = "; ".join(f"of {plan.name} {plan.travel.in_words}" for plan in travelling)
+        yield Check("Rows", True, rows if len(instructions.plans) > 1 else travelling[0].travel.in_words)
     yield Check("Tokens", True, f"{replayed} of {whose}, {instructions.repeats} timed passes{each} after a warm-up")
-    dtype = instructions.model.dtype
+    dtype, tolerance = instructions.model.dtype, max(map(instructions.tolerance, instructions.plans))
     yield Check(
         "Numbers",
         True,
         f"{dtype}, random weights, routing replayed; attention is not run. What comes out is compared with an unplanned "
-        f"computation, to {TOLERANCE[dtype]:.2g} of its largest number",
+        f"computation, to {tolerance:.2g} of its largest number",
     )
 
 
@@ -169,13 +230,16 @@ def _bytes_of_rank(plan: Plan, instructions: RankInstructions, traces: Sequence[
         total += model.bytes_per_expert + pool
     for model, trace, placement in zip(models, traces, (plan.placement, plan.placement_b), strict=False):
         demand = trace.demand(instructions.ranks)
-        received = float((demand.sum(axis=1)[:, None, :] @ placement.share).max())
+        # Where tokens choose their copies one may serve all that choose its expert.
+        chooses = plan.travel is not None and plan.travel.replicas is not None
+        share = placement.share > 0 if chooses else placement.share
+        received = float((demand.sum(axis=1)[:, None, :] @ share).max())
         sent = float(demand.sum(axis=2).max()) if plan.execution == "vanilla" else received
         total += float(placement.slots.max()) * model.bytes_per_expert
         # What is passed on for others lies in a pool: in each of two hops about as much as a rank sends or receives itself.
-        copies = 9.0 if plan.send_order.mode == "two-tier" else 6.0
+        copies = 9.0 if uses_nodes(plan) else 6.0
         total += copies * (sent + received) * model.bytes_per_token
         total += received * model.ffn_matrices * model.d_ff * model.bytes_per_number
-        # All tokens, as they are made, and after the all-gather of a context-coherent pass.
-        total += trace.tokens * model.d_model * (4 + model.bytes_per_number * (1 if plan.execution == "vanilla" else 3))
+        # All tokens, as they are made, and after both all-gathers of a context-coherent pass.
+        total += trace.tokens * model.d_model * (4 + model.bytes_per_number * (1 if plan.execution == "vanilla" else 4))
     return total

@@ -84,7 +84,7 @@ class Launch:
             raise InputError(f"a launch runs on {' or '.join(PLACES)}, not on {on!a}")
         cluster, second, step = (arguments.get(role) for role in ("cluster", "second", "step"))
         return cls(
-            plans=tuple(Plan.from_dict(plan, "plan") for plan in arguments["plans"]),
+            plans=tuple(Plan.from_dict(plan, "plan") for plan in plans_in(arguments)),
             workload=store.load_workload(arguments["workload"]),
             model=MoEModel.from_dict(arguments["model"], "model"),
             cluster=cluster and Cluster.from_dict(cluster, "cluster"),
@@ -100,6 +100,11 @@ class Launch:
             dtype=arguments.get("dtype"),
             step=step and TrainingStep.from_dict(step, "training step"),
         )
+
+
+def plans_in(arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """The plans that a launch was asked for, as JSON. The first version ran one."""
+    return arguments["plans"] if "plans" in arguments else [arguments["plan"]]
 
 
 def _json(document: Frozen) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import numpy as np
 
 from engine.goal import Goal
 from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.preparation.traffic import sent_bytes
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.rank.links import known_links
 from engine.network import Network
@@ -57,11 +58,11 @@ def order_advice(launch: PreparedLaunch, network: Network) -> str | None:
 def _network_seconds(plan: Plan, launch: PreparedLaunch, network: Network) -> tuple[float, float]:
     """Seconds of all all-to-alls in the plan's order, and sent at once."""
     order, model = plan.send_order, launch.instructions.model
-    traffic = launch.workloads[0].demand(launch.instructions.ranks) @ plan.placement.share * model.bytes_per_token
-    sends = 2 * len(traffic) * launch.instructions.ranks * (launch.instructions.ranks - 1)
+    there, back = sent_bytes(launch.workloads[0], model, plan.placement, plan.travel, network)
+    sends = 2 * len(there) * launch.instructions.ranks * (launch.instructions.ranks - 1)
     total = np.zeros(2)
-    for layer in range(0, len(traffic), -(-sends // MOST_SENDS) or 1):
-        for schedule, matrix in ((order.dispatch[layer], traffic[layer]), (order.combine[layer], traffic[layer].T)):
+    for layer in range(0, len(there), -(-sends // MOST_SENDS) or 1):
+        for schedule, matrix in ((order.dispatch[layer], there[layer]), (order.combine[layer], back[layer])):
             total[0] += all_to_all(order.mode, schedule, matrix, network).seconds
             total[1] += all_to_all("concurrent", None, matrix, network).seconds
     return float(total[0]), float(total[1])

@@ -3,7 +3,7 @@
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,9 @@ from engine.launch.places.destination import FIRST_PORT, OR, PORTS, Destination
 from engine.launch.places.testbed import PORT, Testbed
 from engine.launch.preparation.order_advice import emulated_network, order_advice
 from engine.launch.preparation.prepared import Check, PreparedLaunch
-from engine.model import MoEModel
+from engine.launch.preparation.traffic import sent_bytes
 from engine.network import Network
-from engine.plan import Placement
 from engine.units import seconds
-from engine.workload import Workload
 
 LISTED = 16
 """Ranks that are listed one by one."""
@@ -75,7 +73,7 @@ def relay_checks(launch: PreparedLaunch, destination: Destination) -> Iterator[C
     sizes = {tiers.node.count(node) for node in tiers.node}
     if sizes != {each}:
         drawn = " or ".join(map(str, sorted(sizes)))
-        text = f"the nodes of a two-tier order have {drawn} ranks, those of the job {each}: ranks would relay over the fabric"
+        text = f"the nodes of the plan have {drawn} ranks, those of the job {each}: ranks would relay over the fabric"
         yield Check("Relays", True, text, warning=True)
 
 
@@ -118,7 +116,7 @@ def traffic_check(launch: PreparedLaunch) -> Check:
     for plan in instructions.plans:
         placements = (plan.placement, plan.placement_b)
         sent = zip(launch.workloads, models, placements, strict=False)
-        least += max(_port_seconds(workload, model, placement, network) for workload, model, placement in sent)
+        least += max(_port_seconds(sent_bytes(*model_of_plan, plan.travel, network), network) for model_of_plan in sent)
     whole = least * (instructions.repeats + 1)
     which = "all plans" if len(launch.plans) > 1 else "the plan"
     text = f"they need {seconds(least)} or more for a pass of {which}, {seconds(whole)} in all"
@@ -127,7 +125,6 @@ def traffic_check(launch: PreparedLaunch) -> Check:
     return Check("Links", False, f"{text}, but the time limit is {launch.limit:g} s: replay fewer tokens")
 
 
-def _port_seconds(workload: Workload, model: MoEModel, placement: Placement, network: Network) -> float:
+def _port_seconds(traffic: Sequence[np.ndarray], network: Network) -> float:
     """Seconds that the busiest port needs for the dispatches and combines of all layers, whoever relays for whom."""
-    traffic = workload.demand(network.gpus) @ placement.share * model.bytes_per_token
-    return 2 * sum(network.relayed_seconds(matrix) for matrix in traffic)
+    return sum(network.relayed_seconds(matrix) for layers in traffic for matrix in layers)

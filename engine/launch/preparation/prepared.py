@@ -6,6 +6,7 @@ from engine.errors import InputError
 from engine.launch.places.destination import Destination
 from engine.launch.places.testbed import Testbed
 from engine.launch.rank.instructions import RankInstructions
+from engine.launch.rank.tiers import uses_nodes
 from engine.plan import Plan
 from engine.workload import Workload
 
@@ -67,7 +68,7 @@ class PreparedLaunch:
                 f"{testbed.name} has links for {testbed.ranks} ranks on CPUs, the launch is of {instructions.ranks} ranks on "
                 f"{instructions.backend.upper()}"
             )
-        relayed = [plan.name for plan in instructions.plans if plan.send_order.mode == "two-tier"]
+        relayed = [plan.name for plan in instructions.plans if uses_nodes(plan)]
         if relayed and testbed.tiers is None:
             raise InputError(f"{testbed.name} has no nodes, in which the ranks of {relayed[0]} relay for each other")
         known = {"bandwidth": tuple(testbed.bandwidth.tolist()), "tiers": testbed.tiers}

@@ -10,6 +10,7 @@ from engine.launch.places.fold import nearest_ranks
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepared import Check
 from engine.launch.rank.instructions import MAX_PLANS, MAX_REPEATS, RankInstructions
+from engine.launch.rank.tiers import uses_nodes
 from engine.model import MoEModel
 from engine.plan import Plan
 
@@ -43,7 +44,7 @@ def usual_ranks(plans: Sequence[Plan], cluster: Cluster | None, suitable: int) -
     number that they can be folded onto. Raises UndecidedError when that is far more."""
     ranks = nearest_ranks(plans, cluster, suitable)
     if ranks > max(suitable, MOST_RANKS):
-        plan = next(plan for plan in plans if plan.send_order.mode == "two-tier")
+        plan = next(filter(uses_nodes, plans))
         raise UndecidedError(
             f"{relays_of(plan)}, so that no rank can stand for GPUs of several nodes; that takes at least {ranks} ranks, "
             "each a process: say how many"
@@ -52,7 +53,9 @@ def usual_ranks(plans: Sequence[Plan], cluster: Cluster | None, suitable: int) -
 
 
 def relays_of(plan: Plan) -> str:
-    """What a two-tier order asks of ranks, as the beginning of a sentence."""
+    """What a plan that uses nodes asks of ranks, as the beginning of a sentence."""
+    if plan.send_order.mode != "two-tier":
+        return f"in the plan {plan.name} a token goes once to a node, whose GPUs pass it on to each other"
     return f"the plan {plan.name} has a two-tier order, in which the GPUs of a node relay for each other"
 
 
@@ -68,7 +71,8 @@ def computed_in(model: MoEModel, dtype: str | None, on_gpus: bool) -> MoEModel:
     """The model in the numbers that will be used."""
     if dtype not in (None, "fp32", "bf16"):
         raise InputError(f"{dtype}: a launch computes in fp32 or bf16")
-    own = "fp32" if not on_gpus else "bf16" if model.dtype == "fp8" else model.dtype
+    usual = {"fp8": "bf16", "tf32": "fp32"}
+    own = usual.get(model.dtype, model.dtype) if on_gpus else "fp32"
     return model.model_copy(update={"dtype": dtype or own})
 
 

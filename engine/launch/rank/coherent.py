@@ -1,5 +1,6 @@
 """Context-coherent execution (ExFlow section IV-A): every rank has the contexts of all tokens, so that a token goes on from
-the rank of its first expert; after the last layer every rank gives the tokens it carries to all others.
+the rank of its first expert; before the first layer every rank gives its tokens to all others, and after the last one those
+that it carries.
 
 A copy of a token in the dispatch is its hidden vector, from which a rank makes the input of its experts, and the weights of
 the token's experts: the k numbers by which what is sent exceeds what `engine.simulate.work` counts. The rank of the first
@@ -12,11 +13,13 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from engine.launch.rank.forward import Forward, Layers, outputs
+from engine.launch.rank.forward import Forward
+from engine.launch.rank.gathering import Gathering
 from engine.launch.rank.layer import aggregate, gate, normalised, relative_difference
+from engine.launch.rank.layers import Layers, outputs
 from engine.launch.rank.recorder import Mark
+from engine.launch.rank.routes import Piece
 from engine.plan import Plan
 
 
@@ -66,43 +69,41 @@ class CarriedLayers(Layers):
             x, weight = token.split([self.model.d_model, self.width - self.model.d_model], dim=1)
             self.x = aggregate(x, now.back, weight[now.token_back, now.choice_back], now.token_back)
 
-    def ready_to_gather(self) -> None:
-        """Lay out the all-gather. A token that chose no expert in any layer is what it was, which every rank knows."""
+    def ready_to_gather(self, layer: int) -> None:
+        """Lay out an all-gather of what ranks hold before a layer, or after the last one. A token that chose no expert in any
+        layer is what it was, which every rank knows."""
         self._moved = np.flatnonzero((self.experts >= 0).any(axis=(1, 2)))
-        home = self.home[-1][self._moved]
-        self._left = np.bincount(home, minlength=self.context.ranks)
-        self._by_rank = self._moved[np.argsort(home, kind="stable")]
-        mine = self._moved[home == self.context.rank]
-        self._mine = self._on_device(np.searchsorted(self.held(self.layers), mine))
+        home = self.home[layer][self._moved]
+        self._gathering = Gathering.between(self.context, home, self.model.bytes_per_token)
+        mine = home == self.context.rank
+        self._mine = self._on_device(np.searchsorted(self.held(layer), self._moved[mine]))
+        self._own_rows = self._on_device(self._gathering.row_of_item[mine])
         self._everything = self.x.new_empty((len(self._moved), self.model.d_model))
 
-    def gather(self) -> None:
-        """Give every rank the tokens that this one carries, and take theirs. The ranks have to have met."""
+    def gather(self, kind: str, layer: int) -> None:
+        """Give every rank the tokens that this one holds, and take theirs, as an event of a kind in a layer. The ranks have to
+        have met."""
 
         def note(begin: Mark, end: Mark, **more) -> None:
-            self.context.recorder.log("all_gather", self.layers - 1, begin, end, model=self.number, **more)
+            self.context.recorder.log(kind, layer, begin, end, model=self.number, **more)
 
         self.communicator.carry(partial(self._exchanged, note=note), self.x[self._mine], self._everything, note)
 
     def _exchanged(self, sent: torch.Tensor, received: torch.Tensor, note: Callable[..., None]) -> None:
-        rank, recorder, parts = self.context.rank, self.context.recorder, received.split(self._left.tolist())
-        begin = recorder.mark()
-        peers = [peer for peer in range(self.context.ranks) if peer != rank]
-        comes = [peer for peer in peers if self._left[peer]]
-        goes = peers if self._left[rank] else []
-        works = [dist.P2POp(dist.irecv, parts[peer], peer, self.communicator.group) for peer in comes]
-        works += [dist.P2POp(dist.isend, sent, peer, self.communicator.group) for peer in goes]
-        for work in dist.batch_isend_irecv(works) if works else ():
-            work.wait()
-        parts[rank].copy_(sent)
-        for src, dst in [(peer, rank) for peer in comes] + [(rank, peer) for peer in goes]:
-            size = float(self._left[src] * self.model.bytes_per_token)
-            note(begin, recorder.mark(), src=src, dst=dst, bytes=size)
+        recorder, row_bytes = self.context.recorder, self.model.bytes_per_token
+
+        def log(piece: Piece, begin: Mark) -> None:
+            size = (piece.end - piece.begin) * row_bytes
+            ends = {"src": piece.src, "dst": piece.dst}
+            note(begin, recorder.mark(), phase=piece.phase, row=piece.begin, bytes=size, **ends)
+
+        received[self._own_rows.to(received.device)] = sent
+        self._gathering.run(self.context.rank, received, self.communicator.group, log, recorder.mark)
 
     def gathered(self) -> torch.Tensor:
-        """[token, d_model]: what this rank knows of all tokens after the all-gather."""
+        """[token, d_model]: what this rank knows of all tokens after the last all-gather."""
         output = self.first_tokens()
-        output[self._on_device(self._by_rank)] = self._everything
+        output[self._on_device(self._moved)] = self._everything[self._on_device(self._gathering.row_of_item)]
         return output
 
     def difference(self) -> float | None:
@@ -124,9 +125,16 @@ class Coherent(Forward):
     def layers_of(self, plan: Plan) -> CarriedLayers:
         return CarriedLayers(self.context, plan, self.communicator)
 
+    def begin(self) -> None:
+        super().begin()
+        self._gather("prompt_gather", before=0, layer=0)
+
     def run(self, report: Callable[[float, str], None]) -> None:
         super().run(report)
+        self._gather("all_gather", before=self.model.layers, layer=self.model.layers - 1)
+
+    def _gather(self, kind: str, before: int, layer: int) -> None:
         with self.context.recorder.paused():
-            self.model.ready_to_gather()
+            self.model.ready_to_gather(before)
         self.communicator.meet()
-        self.model.gather()
+        self.model.gather(kind, layer)

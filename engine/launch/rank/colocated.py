@@ -16,7 +16,7 @@ import torch
 
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
-from engine.launch.rank.forward import Layers
+from engine.launch.rank.forward import kind_of_layers
 from engine.plan import Plan
 
 
@@ -89,7 +89,10 @@ class Colocated:
     def __init__(self, context: RankContext, plan: Plan) -> None:
         self.context, self.communicator = context, Communicator(context)
         communicators = [Communicator(context, group) for group in context.groups(2)]
-        self.models = [Layers(context, plan, communicator, number) for number, communicator in enumerate(communicators)]
+        self.models = [
+            kind_of_layers(plan)(context, plan, communicator, number)
+            for number, communicator in enumerate(communicators)
+        ]
         self.lanes = [Lane(context, communicator) for communicator in communicators]
 
     def run(self, report: Callable[[float, str], None]) -> None:

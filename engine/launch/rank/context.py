@@ -1,7 +1,6 @@
 """What every executor of a rank works with: its instructions, its place among the ranks, its clock and its weights."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from engine.launch.rank.instructions import PROGRESS, RankInstructions, Tokens
 from engine.launch.rank.layer import TORCH_DTYPE, Weights
 from engine.launch.rank.links import Links
 from engine.launch.rank.recorder import Recorder, communication_device
+from engine.launch.rank.threads import threads
 from engine.model import MoEModel
 
 
@@ -64,7 +64,7 @@ class RankContext:
 
     def use_all_cores(self) -> None:
         """Let PyTorch compute on every core of the machine, once the other ranks have nothing left to do."""
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads())
 
 
 def report_progress(done: float, message: str) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -27,7 +28,7 @@ class Exchange:
     counts: int64[src, dst] rows; order: all pieces of all ranks, as `routes.pieces` gives them; log: called for every piece
     that this rank has a part in, with when it began; group: the process group that carries it (default: the one of all
     ranks); links: of the ranks, by which a shared order is paced (default: it is not); channel: 0 or 1, to tell two
-    exchanges apart that are expected at the same time.
+    exchanges apart that are expected at the same time. A sequential order goes in turns over NCCL, see `in_turns`.
     """
 
     def __init__(
@@ -42,19 +43,20 @@ class Exchange:
         links: Links | None = None,
         channel: int = 0,
     ) -> None:
+        # NCCL carries out one group after another: a receive that is posted long before its send would hold up the rest.
+        self.ahead = dist.get_backend(group) == "gloo"
+        if mode == "sequential":
+            mode, order = ("sequential", in_one_phase(order)) if self.ahead else ("matched", in_turns(order))
         self.rank, self.mode, self.log, self.recorder, self.group = rank, mode, log, recorder, group
-        self.links, self.channel = links, channel
+        self.links, self.channel, self.order = links, channel, order
         self.send_from = np.concatenate([[0], np.cumsum(counts[rank])])
         self.receive_at = np.concatenate([[0], np.cumsum(counts[:, rank])])
-        self.order = [replace(piece, phase=0) for piece in order] if mode == "sequential" else order
         self.receives = [piece for piece in self.order if piece.dst == rank]
         self.sends = [piece for piece in self.order if piece.src == rank]
         if mode != "sequential":
             # Every rank begins with another receiver, so that no link has to wait until it is the turn of its rank.
             self.sends.sort(key=lambda piece: (piece.dst - rank) % len(counts))
         self.phases = sorted({piece.phase for piece in self.receives + self.sends})
-        # NCCL carries out one group after another: a receive that is posted long before its send would hold up the rest.
-        self.ahead = dist.get_backend(group) == "gloo"
         self._expected: list[dist.Work | Reply] | None = None
         self._words: dict[Piece, dist.Work] = {}
 
@@ -89,12 +91,11 @@ class Exchange:
                     self.log(piece, begin)
 
     def _one_after_another(self, outgoing: torch.Tensor) -> None:
-        """Send, each piece when the one before has arrived."""
+        """Send over Gloo, each piece when the one before has arrived."""
         for piece in self.sends:
             begin = self.recorder.mark()
             dist.isend(self._leaving(piece, outgoing), piece.dst, self.group, self._tag(piece)).wait()
-            if self.ahead:
-                self._words[piece].wait()
+            self._words[piece].wait()
             self.log(piece, begin)
 
     def _side_by_side(self, phase: int, outgoing: torch.Tensor, incoming: torch.Tensor) -> list[dist.Work]:
@@ -129,7 +130,7 @@ class Exchange:
             for step in range(count)
             for part in self._parts(self.receives, phase, count, step)
         ]
-        if self.mode != "sequential" or not self.ahead:
+        if self.mode != "sequential":
             return works
         words, tag = (
             torch.zeros(len(self.sends) + 1, dtype=torch.uint8),
@@ -169,6 +170,23 @@ class Exchange:
 
     def _tag(self, piece: Piece) -> int:
         return 2 * piece.phase + self.channel
+
+
+def in_one_phase(order: Sequence[Piece]) -> list[Piece]:
+    """A sequential order, in which every sender goes on as soon as its last piece has arrived."""
+    return [replace(piece, phase=0) for piece in order]
+
+
+def in_turns(order: Sequence[Piece]) -> list[Piece]:
+    """A sequential order for NCCL, whose queue takes sends and receives in one order: the first pieces of all senders are a
+    phase, then the second ones, and so on. Every sender still sends one piece after another, and no two ranks can wait for
+    each other; but a rank goes on to its next piece only when it has also received those of the turn."""
+    turns: Counter[int] = Counter()
+    phased = []
+    for piece in order:
+        phased.append(replace(piece, phase=turns[piece.src]))
+        turns[piece.src] += 1
+    return phased
 
 
 def slices(piece: Piece, count: int) -> list[Piece]:

@@ -81,6 +81,16 @@ class Failures:
             self._killed[rank] = -code
 
     @property
+    def told(self) -> bool:
+        """Whether anything is known at all."""
+        return bool(self.reported or self._killed or self._first or self._errors)
+
+    @property
+    def certain(self) -> bool:
+        """Whether the cause is known, and not only what came of it."""
+        return bool(self._causes or self._killed)
+
+    @property
     def culprit(self) -> tuple[int, int] | None:
         """The rank whose log tells most, and its exit code; None where no rank is known to have failed."""
         for failure in self._causes:

@@ -1,230 +1,21 @@
-"""MoE layers forward: gate, dispatch in the plan's order, expert FFNs, combine, aggregate.
-
-`Layers` is one model's part of that on one rank, step by step. `Forward` runs the steps one after another, each when all
-ranks have finished the one before, as `engine.simulate.inference` has it.
+"""MoE layers forward, the steps one after another, each when all ranks have finished the one before, as
+`engine.simulate.inference` has it.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
-import numpy as np
-import torch
-import torch.distributed as dist
-
+from engine.launch.rank.by_node import RowsOfNodes
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
-from engine.launch.rank.exchange import Exchange
-from engine.launch.rank.hops import Hops, hops
-from engine.launch.rank.layer import (
-    aggregate,
-    expert_ffns,
-    gate,
-    reference,
-    relative_difference,
-    tokens_in,
-    uses_grouped_gemms,
-)
-from engine.launch.rank.recorder import Mark
-from engine.launch.rank.relayed import RelayedExchange
-from engine.launch.rank.routes import Piece, Route, combined, pieces, route
-from engine.plan import Plan, Schedule
-
-NETWORK = ("dispatch", "combine")
+from engine.launch.rank.layers import Layers
+from engine.launch.rank.shared_rows import SharedRows
+from engine.plan import Plan
 
 
-@dataclass(frozen=True, eq=False)
-class Ready:
-    """What a rank needs for a layer before its clock runs: indexes on its device, the weights of the experts at work, and
-    buffers for what will arrive.
-
-    chosen: int64[token, k] of the tokens held; token, choice: int64[copy sent]; by_expert: int64[copy received], in the
-    order of the experts, of which the one at place e has rows_of[e]; ends: see `expert_ffns`; result: int64[copy returned],
-    its place in that order; token_back, choice_back: int64[copy that comes back]
-    """
-
-    chosen: torch.Tensor
-    token: torch.Tensor
-    choice: torch.Tensor
-    by_expert: torch.Tensor
-    rows_of: list[int]
-    ends: torch.Tensor | None
-    inward: torch.Tensor
-    outward: torch.Tensor
-    result: torch.Tensor
-    token_back: torch.Tensor
-    choice_back: torch.Tensor
-    incoming: torch.Tensor
-    back: torch.Tensor
-
-
-class Layers:
-    """One model's MoE layers on this rank. In every layer its steps are called in the order `ready`, `gate`, `exchange`
-    ("dispatch"), `ffn`, `exchange` ("combine"), `aggregate`.
-
-    number: which of the plan's models; communicator: what its exchanges use
-    """
-
-    def __init__(self, context: RankContext, plan: Plan, communicator: Communicator, number: int = 0) -> None:
-        self.context, self.communicator, self.number = context, communicator, number
-        self.model = (context.instructions.model, context.instructions.model_b)[number]
-        self.experts, self.source = context.tokens[number].experts, context.tokens[number].source
-        placement, order = ((plan.placement, plan.send_order), (plan.placement_b, plan.send_order_b))[number]
-        self.layers, self.mode = self.experts.shape[1], order.mode
-        self.weights = context.weights(self.model, self.layers)
-        self.home = self.homes(placement.gpu_of_expert)
-        self.routes: dict[str, list[Route]] = {kind: [] for kind in NETWORK}
-        self.order: dict[str, list[list[Piece] | Hops]] = {kind: [] for kind in NETWORK}
-        for layer in range(self.layers):
-            out = route(self.experts[:, layer], self.home[layer], placement.share[layer])
-            for kind, way in zip(NETWORK, (out, combined(out, self.home[layer + 1])), strict=True):
-                schedule = None if order.mode == "concurrent" else getattr(order, kind)[layer]
-                self.routes[kind].append(way)
-                self.order[kind].append(self._ordered(schedule, way.counts))
-        self.x: torch.Tensor | None = None
-        """[token held, d_model], by the tokens' numbers: at first what enters the first layer, at last the output."""
-
-    def _ordered(self, schedule: Schedule | None, counts: np.ndarray) -> list[Piece] | Hops:
-        """All sends of an exchange. counts: int64[src, dst] rows"""
-        if self.mode == "two-tier":
-            return hops(schedule, counts, self.context.instructions.tiers.network)
-        return pieces(self.mode, schedule, counts)
-
-    @property
-    def width(self) -> int:
-        """Numbers in a row of the dispatch."""
-        return self.model.d_model
-
-    def homes(self, gpu_of_expert: np.ndarray) -> np.ndarray:
-        """int64[layer + 1, token]: the rank that holds a token before every layer, and after the last one. gpu_of_expert:
-        int64[layer, expert]"""
-        return np.broadcast_to(self.source, (self.layers + 1, len(self.source)))
-
-    def held(self, layer: int) -> np.ndarray:
-        """int64[token]: which tokens this rank holds before a layer."""
-        return np.flatnonzero(self.home[layer] == self.context.rank)
-
-    def begin(self) -> None:
-        """Put the tokens at the beginning of a pass."""
-        self.x = self.first_tokens()[self.held(0)]
-
-    def first_tokens(self) -> torch.Tensor:
-        """[token, d_model]: what enters the first layer, of all ranks."""
-        return tokens_in(
-            len(self.experts), self.model, self.context.instructions.seed, self.context.device, self.weights.dtype
-        )
-
-    def ready(self, layer: int) -> None:
-        """Bring what a layer needs. A served model has its weights in place, here every layer brings its own: while all
-        clocks are stopped."""
-        rank, out, back = self.context.rank, self.routes["dispatch"][layer], self.routes["combine"][layer]
-        sent, received, returned, arriving = (
-            out.outgoing(rank),
-            out.incoming(rank),
-            back.outgoing(rank),
-            back.incoming(rank),
-        )
-        by_expert = np.argsort(out.expert[received], kind="stable")
-        at_work, rows_of = np.unique(out.expert[received], return_counts=True)
-        # A copy is known by its token and its choice, whatever the order in which it lies somewhere.
-        k = self.experts.shape[2]
-        computed = (out.token * k + out.choice)[received][by_expert]
-        in_order = np.argsort(computed)
-        result = in_order[np.searchsorted(computed, (back.token * k + back.choice)[returned], sorter=in_order)]
-        inward, outward = self.weights.experts(layer, at_work.tolist())
-        grouped = len(at_work) and uses_grouped_gemms(
-            self.context.device, self.weights.dtype, (inward.shape[2], *outward.shape[1:])
-        )
-        self._ready = Ready(
-            chosen=self._on_device(self.experts[self.held(layer), layer].astype(np.int64)),
-            token=self._on_device(np.searchsorted(self.held(layer), out.token[sent])),
-            choice=self._on_device(out.choice[sent]),
-            by_expert=self._on_device(by_expert),
-            rows_of=rows_of.tolist(),
-            ends=self._on_device(np.cumsum(rows_of).astype(np.int32)) if grouped else None,
-            inward=inward,
-            outward=outward,
-            result=self._on_device(result),
-            token_back=self._on_device(np.searchsorted(self.held(layer + 1), back.token[arriving])),
-            choice_back=self._on_device(back.choice[arriving]),
-            incoming=self.x.new_empty((len(received), self.width)),
-            back=self.x.new_empty((len(arriving), self.model.d_model)),
-        )
-        self._ways = {kind: self._way(kind, layer, channel) for channel, kind in enumerate(NETWORK)}
-        if not self.communicator.in_host_memory:
-            for kind, into in zip(NETWORK, (self._ready.incoming, self._ready.back), strict=True):
-                self._ways[kind].expect(into)
-
-    def gate(self, layer: int) -> None:
-        """Score this rank's tokens and lay out what it sends."""
-        with self._computing("gate", layer):
-            normal, self.weight = gate(self.x, self.weights.router[layer], self._ready.chosen)
-        self.outgoing = normal[self._ready.token]
-
-    def _way(self, kind: str, layer: int, channel: int) -> Exchange:
-        recorder, rank = self.context.recorder, self.context.rank
-        row_bytes = (self.width if kind == "dispatch" else self.model.d_model) * self.model.bytes_per_number
-
-        def log(piece: Piece, begin: Mark) -> None:
-            recorder.log(
-                kind,
-                layer,
-                begin,
-                recorder.mark(),
-                model=self.number,
-                phase=piece.phase,
-                src=piece.src,
-                dst=piece.dst,
-                row=piece.begin,
-                bytes=(piece.end - piece.begin) * row_bytes,
-            )
-
-        order, counts, group = self.order[kind][layer], self.routes[kind][layer].counts, self.communicator.group
-        if isinstance(order, Hops):
-            return RelayedExchange(rank, order, counts, log, recorder, group, channel)
-        return Exchange(rank, self.mode, order, counts, log, recorder, group, self.context.links, channel)
-
-    def exchange(self, kind: str, layer: int) -> None:
-        """The dispatch or combine of a layer. The ranks have to have met."""
-        recorder = self.context.recorder
-        out, into = (self.outgoing, self._ready.incoming) if kind == "dispatch" else (self.result, self._ready.back)
-        self.communicator.carry(
-            self._ways[kind].run, out, into, lambda begin, end: recorder.log(kind, layer, begin, end, model=self.number)
-        )
-
-    def ffn(self, layer: int) -> None:
-        """This rank's experts on all rows that came, and their outputs in the order of the combine."""
-        with self._computing("ffn", layer):
-            self.result = self._computed(self._ready.incoming[self._ready.by_expert])[self._ready.result]
-
-    def _computed(self, rows: torch.Tensor) -> torch.Tensor:
-        """[row, d_model]: the outputs of the experts for rows in their order."""
-        gated, now = self.model.ffn_matrices == 3, self._ready
-        return expert_ffns(rows, now.rows_of, now.inward, now.outward, gated, now.ends)
-
-    def aggregate(self, layer: int) -> None:
-        """Sum up what came back for this rank's tokens."""
-        now = self._ready
-        with self._computing("aggregate", layer):
-            self.x = aggregate(self.x, now.back, self.weight[now.token_back, now.choice_back], now.token_back)
-
-    def _computing(self, kind: str, layer: int) -> contextlib.AbstractContextManager[None]:
-        return self.context.recorder.computing(kind, layer, model=self.number)
-
-    def difference(self) -> float | None:
-        """See `Executor.difference`, of this model alone."""
-        context, planned = self.context, self.first_tokens()
-        for rank, part in outputs(self.x, np.bincount(self.home[-1], minlength=context.ranks), context):
-            planned[self._on_device(np.flatnonzero(self.home[-1] == rank))] = part.to(context.device)
-        return None if context.rank else relative_difference(planned, self.unplanned())
-
-    def unplanned(self) -> torch.Tensor:
-        """[token, d_model]: the output of one process without a plan."""
-        self.context.use_all_cores()
-        return reference(self._on_device(self.experts.astype(np.int64)), self.model, self.weights, self.first_tokens())
-
-    def _on_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.context.device)
+def kind_of_layers(plan: Plan) -> type[Layers]:
+    """What carries out a plan's layers, by what its tokens travel to."""
+    unit = "copies" if plan.travel is None else plan.travel.unit
+    return {"copies": Layers, "gpu": SharedRows, "node": RowsOfNodes}[unit]
 
 
 class Forward:
@@ -235,11 +26,15 @@ class Forward:
         self.model = self.layers_of(plan)
 
     def layers_of(self, plan: Plan) -> Layers:
-        return Layers(self.context, plan, self.communicator)
+        return kind_of_layers(plan)(self.context, plan, self.communicator)
+
+    def begin(self) -> None:
+        """Put the tokens at the beginning of a pass."""
+        self.model.begin()
 
     def run(self, report: Callable[[float, str], None]) -> None:
         model = self.model
-        model.begin()
+        self.begin()
         for layer in range(model.layers):
             report(layer / model.layers, f"layer {layer + 1} of {model.layers}")
             with self.context.recorder.paused():
@@ -257,16 +52,3 @@ class Forward:
 
     def difference(self) -> float | None:
         return self.model.difference()
-
-
-def outputs(output: torch.Tensor, counts: np.ndarray, context: RankContext) -> Iterator[tuple[int, torch.Tensor]]:
-    """On rank 0 every rank and its output, one after another; nothing on the others. counts: int64[rank] rows."""
-    output = output.to(context.communication_device).contiguous()
-    if context.rank:
-        dist.send(output, 0)
-        return
-    yield 0, output
-    for other in range(1, context.ranks):
-        part = output.new_empty((int(counts[other]), *output.shape[1:]))
-        dist.recv(part, other)
-        yield other, part

@@ -31,6 +31,26 @@ class Hops:
     rows: np.ndarray
     first: np.ndarray
 
+    @classmethod
+    def of(cls, step: np.ndarray, src: np.ndarray, dst: np.ndarray, number: np.ndarray, ranks: int) -> "Hops":
+        """int64[hop] each: in which step who passes what on to whom, in any order; the steps of a pair follow one another."""
+        by_pair = np.lexsort((number, step, dst, src))
+        step, pair = step[by_pair], (src * ranks + dst)[by_pair]
+        passed = np.bincount(pair, minlength=ranks * ranks)
+        first = np.cumsum(passed) - passed
+        ends = np.flatnonzero(np.r_[True, (np.diff(pair) != 0) | (np.diff(step) != 0), True]) if len(pair) else [0]
+        order = [
+            Piece(
+                int(step[here]),
+                *divmod(int(pair[here]), ranks),
+                int(here - first[pair[here]]),
+                int(end - first[pair[here]]),
+            )
+            for here, end in pairwise(ends)
+        ]
+        order.sort(key=lambda piece: piece.phase)
+        return cls(order, passed.reshape(ranks, ranks), number[by_pair], first.reshape(ranks, ranks))
+
     def between(self, src: int, dst: int) -> np.ndarray:
         """int64[row]: what src passes on to dst."""
         return self.rows[self.first[src, dst] : self.first[src, dst] + self.counts[src, dst]]
@@ -63,22 +83,7 @@ def hops(schedule: Schedule, counts: np.ndarray, network: Network) -> Hops:
     step, src, dst, number = (np.concatenate(column) for column in zip(*moves, strict=True))
     moves_on = src != dst
     step, src, dst, number = (column[moves_on] for column in (step, src, dst, number))
-    by_pair = np.lexsort((number, step, dst, src))
-    step, pair = step[by_pair], (src * ranks + dst)[by_pair]
-    passed = np.bincount(pair, minlength=ranks * ranks)
-    first = np.cumsum(passed) - passed
-    ends = np.flatnonzero(np.r_[True, (np.diff(pair) != 0) | (np.diff(step) != 0), True]) if len(pair) else [0]
-    order = [
-        Piece(
-            int(step[here]),
-            *divmod(int(pair[here]), ranks),
-            int(here - first[pair[here]]),
-            int(end - first[pair[here]]),
-        )
-        for here, end in pairwise(ends)
-    ]
-    order.sort(key=lambda piece: piece.phase)
-    return Hops(order, passed.reshape(ranks, ranks), number[by_pair], first.reshape(ranks, ranks))
+    return Hops.of(step, src, dst, number, ranks)
 
 
 def _rows(counts: np.ndarray, domain: np.ndarray) -> _Rows:

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from engine.errors import InputError
-from engine.files import write_atomically
+from engine.files import make_folder, open_atomically, write_atomically
 from engine.goal import Goal, goal_of
 from engine.launch.rank.tiers import Tiers
 from engine.model import MoEModel
@@ -21,8 +21,10 @@ from engine.workload import RoutingTrace, Workload
 INSTRUCTIONS, TRACE, REPORT, MACHINE_TIMES = "spec.json", "trace.npz", "report.json", "calibration.json"
 """Files in the run folder: what the ranks read, and what rank 0 writes."""
 
-TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
-"""Largest difference from the unplanned output, relative to its largest number, that rounding alone can explain."""
+TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2, "fp8": 5e-2}
+"""Largest difference from the unplanned output, relative to its largest number, that rounding alone can explain, by the number
+format. Where rows are sent in a coarser one, both sides round to it, but the last bit of a sum before that can decide which of
+two neighbours it becomes: half a step is a sixteenth of a number in fp8."""
 
 MAX_REPEATS, MAX_PLANS = 100, 8
 POOL_STRIDE = 1009
@@ -46,7 +48,8 @@ class RankInstructions(Frozen):
     model_b: of a second model that shares the ranks; step: a training step instead of a forward pass through the MoE layers
     gpus: how many the ranks compute on, in turn where they are fewer than the ranks; 0: all compute on the CPU
     bandwidth: bytes/s that every rank's link has in each direction, where that is known beforehand (a testbed)
-    tiers: the ranks' nodes, for plans in which they relay for each other, and of a testbed whose nodes have links of their own
+    tiers: the ranks' nodes, for plans in which they pass rows on to each other, and of a testbed whose nodes have links of
+        their own
     limit: seconds for which a rank waits for another
     """
 
@@ -68,6 +71,13 @@ class RankInstructions(Frozen):
         """What the ranks run."""
         return goal_of(training=self.step is not None, two_models=self.model_b is not None)
 
+    def tolerance(self, plan: Plan) -> float:
+        """How far what a plan computes may be from the unplanned computation, see `TOLERANCE`."""
+        formats = {self.model.dtype}
+        if plan.travel is not None:
+            formats |= {plan.travel.dispatch, plan.travel.combine} - {None}
+        return max(TOLERANCE[dtype] for dtype in formats)
+
     @property
     def device(self) -> str:
         """What the ranks compute on: "cuda" or "cpu"."""
@@ -82,8 +92,9 @@ def write_instructions(folder: Path, instructions: RankInstructions, workloads: 
         if isinstance(trace, RoutingTrace):
             arrays |= {f"experts_{index}": trace.experts, f"source_{index}": trace.rank_of_token(instructions.ranks)}
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(folder / TRACE, **arrays)
+        make_folder(folder)
+        with open_atomically(folder / TRACE) as file:
+            np.savez_compressed(file, **arrays)
         write_atomically(folder / INSTRUCTIONS, instructions.to_json())
 
 

@@ -26,6 +26,10 @@ GRACE = 5.0
 
 NO_MEMORY = re.compile(r"(can't|[Cc]annot) allocate memory|out of memory|failed to map segment")
 WANTED = re.compile(r"ried to allocate ([\d.]+ \w+)")
+OF_NCCL = re.compile(r"^nccl\w+: .*\n(?:Last error:\s*)?(.+)", re.MULTILINE)
+"""What NCCL says of the cause, in the last line of what PyTorch says of NCCL."""
+CLOSED = re.compile(r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process")
+SHARED_MEMORY = "shared memory segment"
 PLACE = re.compile(r"^(\[[^\]]*\] )+")
 """Where in its source a library reports an error from."""
 
@@ -112,11 +116,21 @@ def failure_of(error: Exception, rank: int) -> RankFailure:
     """What a rank says of the exception that ends it."""
     if isinstance(error, InputError):
         return RankFailure(rank, str(error), False)
+    by_nccl = OF_NCCL.search(str(error))
     text = PLACE.sub("", (str(error).splitlines() or [""])[0]).partition(". This is typically")[0]
+    if by_nccl:
+        text = by_nccl[1]
+    if by_nccl and SHARED_MEMORY in text:
+        room = "make room there (containers have 64 MB unless told otherwise: --shm-size)"
+        return RankFailure(rank, f"rank {rank}: {text}; {room}", False)
+    if by_nccl and "Duplicate GPU" in text:
+        return RankFailure(rank, f"rank {rank} shares its GPU with another rank, which NCCL cannot: {text}", False)
     if isinstance(error, MemoryError) or NO_MEMORY.search(text):
         size = WANTED.search(text)
         wanted = f" (it wanted {size[1]} more)" if size else ""
         return RankFailure(rank, f"rank {rank} is out of memory{wanted}; use fewer ranks or replay fewer tokens", False)
+    if by_nccl and not CLOSED.search(text):
+        return RankFailure(rank, f"rank {rank} failed in NCCL: {text}", False)
     if isinstance(error, dist.DistError) or "gloo/" in str(error):
         return RankFailure(rank, f"rank {rank} lost another rank: {text}", True)
     if isinstance(error, OSError) and error.filename:

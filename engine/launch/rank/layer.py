@@ -1,6 +1,7 @@
 """One MoE layer in torch, as a rank runs it and as the unplanned reference runs it: the same arithmetic both times."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -126,16 +127,33 @@ def aggregate(x: torch.Tensor, outputs: torch.Tensor, weight: torch.Tensor, toke
     return x.float().index_add(0, token, outputs.float() * weight.float()[:, None]).to(x.dtype)
 
 
-def reference(experts: torch.Tensor, model: MoEModel, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    """All layers on one process without any plan: expert by expert, no exchange. experts: int64[token, layer, k]."""
+class Rounding(Protocol):
+    """What rows of a number format make of numbers."""
+
+    def rounded(self, vectors: torch.Tensor) -> torch.Tensor:
+        """[row, d_model]: what arrives of these, in their own format."""
+
+
+def reference(
+    experts: torch.Tensor,
+    model: MoEModel,
+    weights: Weights,
+    x: torch.Tensor,
+    there: Rounding | None = None,
+    back: Rounding | None = None,
+) -> torch.Tensor:
+    """All layers on one process without any plan: expert by expert, no exchange. experts: int64[token, layer, k]; there, back:
+    how numbers are rounded that would go to an expert and back (default: they are not)"""
     for layer in range(experts.shape[1]):
         chosen = experts[:, layer]
         normal, weight = gate(x, weights.router[layer], chosen)
+        normal = normal if there is None else there.rounded(normal)
         total = x.to(torch.float32, copy=True)
         for expert in range(model.experts):
             token, choice = torch.nonzero(chosen == expert, as_tuple=True)
             if len(token):
                 out = ffn(normal[token], *weights.expert(layer, expert), model.ffn_matrices == 3)
+                out = out if back is None else back.rounded(out)
                 total.index_add_(0, token, out.float() * weight[token, choice].float()[:, None])
         x = total.to(x.dtype)
     return x

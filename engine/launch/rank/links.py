@@ -9,6 +9,10 @@ from engine.launch.rank.instructions import RankInstructions
 from engine.network import Network
 from engine.units import digits, seconds
 
+UNSEEN = 1e13
+"""Bytes/s, ten times those of the fastest port there is: a fit beyond it says that what was measured took no longer the more
+was sent, not how fast the links are."""
+
 
 @dataclass(frozen=True, eq=False)
 class Links:
@@ -38,15 +42,17 @@ class Links:
     @property
     def text(self) -> str:
         """What a prediction takes from them, in words."""
-        said = f"links of {_range(self.rates)} Mbit/s"
+        said = f"links of {_range(self.rates)}"
         if self.near is not None and self.near.any():
             said += f" (inside nodes {_range(self.near[self.near > 0])})"
         return f"{said}, a start-up of {seconds(self.start_up)} for every send"
 
 
 def _range(rates: np.ndarray) -> str:
+    if rates.max() >= UNSEEN:
+        return "a rate too high to be seen in what was measured"
     slowest, fastest = (digits(rate * 8 / 1e6) for rate in (rates.min(), rates.max()))
-    return slowest if slowest == fastest else f"{slowest} to {fastest}"
+    return f"{slowest if slowest == fastest else f'{slowest} to {fastest}'} Mbit/s"
 
 
 def links_of(instructions: RankInstructions, measured: dict[str, list]) -> Links | None:
@@ -82,4 +88,4 @@ def _measured(instructions: RankInstructions, measured: dict[str, list]) -> Link
 
 def _rate(measured: list[list[float]]) -> float:
     """Bytes/s of exchanges of [bytes, seconds]."""
-    return 1 / max(fit_line(*np.array(measured).T).beta, 1e-15)
+    return 1 / max(fit_line(*np.array(measured).T).beta, 1 / UNSEEN)

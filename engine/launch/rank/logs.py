@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from engine.files import tail, write_atomically
+from engine.errors import InputError
+from engine.files import open_to_append, tail, write_atomically
 from engine.schema import Frozen
 
 STANDING = "ranks.json"
@@ -47,11 +48,10 @@ def log_tail(folder: Path, rank: int, lines: int = 20) -> str:
 
 
 def standing(folder: Path) -> Standing | None:
-    """How far the ranks of the launch in this folder are or were; None where none has started."""
-    try:
+    """How far the ranks of the launch in this folder are or were; None where none has started, or the file is damaged."""
+    with contextlib.suppress(OSError, InputError):
         return Standing.from_json((folder / STANDING).read_bytes(), STANDING)
-    except FileNotFoundError:
-        return None
+    return None
 
 
 class RankLogs:
@@ -69,14 +69,12 @@ class RankLogs:
         """Add a line to a rank's file, with the seconds since the start."""
         path, text = log_of(self.folder, rank), f"{time.monotonic() - self.began:8.2f} s  {line.rstrip()}".encode()
         with contextlib.suppress(OSError):
-            with path.open("ab") as file:
+            with open_to_append(path) as file:
                 file.write(text[: LIMIT // 4] + b"\n")
                 length = file.tell()
             if length > LIMIT:
                 kept = path.read_bytes()[-LIMIT // 2 :]
-                draft = path.with_suffix(".draft")
-                draft.write_bytes(DROPPED + kept[kept.index(b"\n") + 1 :])
-                draft.replace(path)
+                write_atomically(path, DROPPED + kept[kept.index(b"\n") + 1 :])
 
     def progress(self, rank: int, progress: dict[str, Any]) -> None:
         """Note how far a rank is."""

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from engine.files import open_atomically
+
 COLUMNS = ("plan", "number", "layer", "kind", "model", "phase", "src", "dst", "row", "bytes", "start", "end", "label")
 """Of an events file. plan, number: which plan's which timed pass; dst: -1 for what has no peer; row: where a piece begins in
 what src sends to dst; start, end: seconds on the common clock; label: the operator of a training step, or empty."""
@@ -50,22 +52,27 @@ class Recorder:
         here = BOOT.read_text().strip() if BOOT.exists() else f"rank {self.rank}"
         machines: list[str | None] = [None] * ranks
         dist.all_gather_object(machines, here)
-        for other in range(1, ranks):
-            if machines[other] != machines[0] and self.rank in (0, other):
-                self._compare(other)
+        elsewhere = [other for other in range(1, ranks) if machines[other] != machines[0]]
+        if not elsewhere:
+            return
+        # A receive over NCCL returns before anything is there: the stream waits for it, the host does not.
+        group = dist.new_group(backend="gloo")
+        for other in elsewhere:
+            if self.rank in (0, other):
+                self._compare(other, group)
 
-    def _compare(self, other: int) -> None:
-        message = torch.zeros(1, dtype=torch.float64, device=communication_device(self.device))
+    def _compare(self, other: int, group: dist.ProcessGroup) -> None:
+        message = torch.zeros(1, dtype=torch.float64)
         trips = []
         for _ in range(HANDSHAKES):
             if self.rank == 0:
-                dist.recv(message, other)
+                dist.recv(message, other, group)
                 message[0] = time.monotonic()
-                dist.send(message, other)
+                dist.send(message, other, group)
             else:
                 begin = time.monotonic()
-                dist.send(message, 0)
-                dist.recv(message, 0)
+                dist.send(message, 0, group)
+                dist.recv(message, 0, group)
                 zero = float(message[0])
                 end = time.monotonic()
                 trips.append((end - begin, zero - (begin + end) / 2))
@@ -147,16 +154,8 @@ class Recorder:
     def save(self, path: Path) -> None:
         """Write all kept events, one array a column of COLUMNS: the whole file or none. Raises OSError."""
         columns = zip(*self._kept, strict=True) if self._kept else [()] * len(COLUMNS)
-        draft = path.with_suffix(".draft")
-        try:
-            with draft.open("wb") as file:
-                np.savez_compressed(
-                    file, **{name: np.array(values) for name, values in zip(COLUMNS, columns, strict=True)}
-                )
-            draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+        with open_atomically(path) as file:
+            np.savez_compressed(file, **{name: np.array(values) for name, values in zip(COLUMNS, columns, strict=True)})
 
     def _seconds(self, mark: Mark) -> float:
         if isinstance(mark.when, float):

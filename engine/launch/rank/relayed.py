@@ -1,6 +1,8 @@
-"""An all-to-all in two tiers: ranks pass on rows that are for others, step by step."""
+"""All-to-alls in which ranks pass on rows that are for others, step by step."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -10,35 +12,60 @@ from engine.launch.rank.exchange import Exchange
 from engine.launch.rank.hops import Hops
 from engine.launch.rank.recorder import Mark, Recorder
 from engine.launch.rank.routes import Piece
+from engine.launch.rank.wire import Wire
 
 
-class RelayedExchange(Exchange):
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """What a rank comes to have in an exchange. own: int64[row], the numbers of the rows that it has at first; number:
+    int64[place], these and behind them what arrives, by who passes it on. A number may arrive more than once."""
+
+    own: np.ndarray
+    number: np.ndarray
+
+    @classmethod
+    def of(cls, rank: int, hops: Hops, own: np.ndarray) -> "Pool":
+        arrivals = (hops.between(src, rank) for src in range(len(hops.counts)))
+        return cls(own, np.concatenate([own, *arrivals]).astype(np.int64))
+
+    def places(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64[…] each: all places that hold one of these numbers (int64[row], all in the pool), and whose row it is."""
+        begin, end = (np.searchsorted(self.number, wanted, side, self._order) for side in ("left", "right"))
+        row = np.repeat(np.arange(len(wanted)), end - begin)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(end - begin) - (end - begin), end - begin)
+        return self._order[begin[row] + within], row
+
+    @cached_property
+    def _order(self) -> np.ndarray:
+        """int64[place]: the places by number."""
+        return np.argsort(self.number, kind="stable")
+
+
+class PooledExchange(Exchange):
     """An exchange whose pieces are hops. What arrives at this rank in a step stays in its pool, and goes on from there in a
-    later one.
+    later one, to one rank or to several.
 
-    hops: of all ranks; counts: int64[src, dst] rows by who has them and whom they are for; the rest as of `Exchange`
+    pool: this rank's; final: int64[row], the places of it that are what the exchange brings, in this order; wire: by which what
+    a rank has of a number is summed up before it goes on (default: it has each once); the rest as of `Exchange`
     """
 
     def __init__(
         self,
         rank: int,
         hops: Hops,
-        counts: np.ndarray,
+        pool: Pool,
+        final: np.ndarray,
         log: Callable[[Piece, Mark], None],
         recorder: Recorder,
         group: dist.ProcessGroup | None = None,
         channel: int = 0,
+        wire: Wire | None = None,
     ) -> None:
         super().__init__(rank, "two-tier", hops.order, hops.counts, log, recorder, group, channel=channel)
-        ranks, first = range(len(counts)), (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
-        own = np.arange(first[rank, 0], first[rank, 0] + counts[rank].sum())
-        held = np.concatenate([own, *(hops.between(src, rank) for src in ranks)])
-        place = np.empty(counts.sum(), dtype=np.int64)
-        place[held] = np.arange(len(held))
-        final = [np.arange(first[src, rank], first[src, rank] + counts[src, rank]) for src in ranks]
-        self._own, self._held = len(own), len(held)
-        self._final = place[np.concatenate(final)]
-        self._leaves = {piece: place[hops.between(rank, piece.dst)[piece.begin : piece.end]] for piece in self.sends}
+        self._own, self._held, self._final, self._wire = len(pool.own), len(pool.number), final, wire
+        self._leaves = {
+            piece: pool.places(hops.between(rank, piece.dst)[piece.begin : piece.end]) for piece in self.sends
+        }
         self._pool: torch.Tensor | None = None
 
     def expect(self, incoming: torch.Tensor) -> None:
@@ -55,11 +82,36 @@ class RelayedExchange(Exchange):
         arrives, by who passes it on."""
         if self._pool is None:
             self._pool = incoming.new_empty((self._held, incoming.shape[1]))
-            self._at_end, self._picked = (
-                torch.from_numpy(self._final).to(incoming.device),
-                {piece: torch.from_numpy(rows).to(incoming.device) for piece, rows in self._leaves.items()},
-            )
+            self._at_end = torch.from_numpy(self._final).to(incoming.device)
+            self._picked = {
+                piece: [torch.from_numpy(index).to(incoming.device) for index in places]
+                for piece, places in self._leaves.items()
+            }
         return self._pool
 
     def _leaving(self, piece: Piece, outgoing: torch.Tensor) -> torch.Tensor:
-        return outgoing[self._picked[piece]]
+        place, row = self._picked[piece]
+        rows, count = outgoing[place], piece.end - piece.begin
+        return rows if len(place) == count else self._wire.summed(rows, row, count)
+
+
+class RelayedExchange(PooledExchange):
+    """An all-to-all in two tiers, whose rows every rank has once.
+
+    hops: of all ranks; counts: int64[src, dst] rows by who has them and whom they are for; the rest as of `Exchange`
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        hops: Hops,
+        counts: np.ndarray,
+        log: Callable[[Piece, Mark], None],
+        recorder: Recorder,
+        group: dist.ProcessGroup | None = None,
+        channel: int = 0,
+    ) -> None:
+        first = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
+        pool = Pool.of(rank, hops, np.arange(first[rank, 0], first[rank, 0] + counts[rank].sum()))
+        final = [np.arange(first[src, rank], first[src, rank] + counts[src, rank]) for src in range(len(counts))]
+        super().__init__(rank, hops, pool, pool.places(np.concatenate(final))[0], log, recorder, group, channel)

@@ -1,4 +1,5 @@
-"""Who sends which rows to whom: the token copies of one layer, laid out for each of its exchanges between ranks."""
+"""Who sends which rows to whom: the tokens of one layer, laid out for each of its exchanges between ranks. A row is a copy of
+a token for one of its experts, or one for all of them that a rank has."""
 
 from dataclasses import dataclass
 
@@ -9,33 +10,41 @@ from engine.plan.replay import replay
 
 
 @dataclass(frozen=True, eq=False)
-class Route:
-    """Token copies of one layer in one exchange, sorted by (source, destination, expert, token).
+class Rows:
+    """Rows of one layer in one exchange, sorted by (source, destination, token).
 
-    token, choice, expert: int64[copy]; choice indexes a token's k experts
-    dst: int64[copy], the rank that it goes to
-    counts: int64[src, dst] copies; first: int64[src, dst] where a pair's copies begin
+    token: int64[row]; counts: int64[src, dst] rows; first: int64[src, dst] where a pair's rows begin
     """
 
     token: np.ndarray
-    choice: np.ndarray
-    expert: np.ndarray
-    dst: np.ndarray
     counts: np.ndarray
     first: np.ndarray
 
     def outgoing(self, rank: int) -> np.ndarray:
-        """int64[row]: the copies that a rank sends (its own share included), ordered by destination."""
+        """int64[row]: those that a rank sends (its own share included), ordered by destination."""
         begin = self.first[rank, 0]
         return np.arange(begin, begin + self.counts[rank].sum())
 
     def incoming(self, rank: int) -> np.ndarray:
-        """int64[row]: the copies that a rank receives (its own share included), ordered by source."""
+        """int64[row]: those that a rank receives (its own share included), ordered by source."""
         parts = [
             np.arange(self.first[src, rank], self.first[src, rank] + self.counts[src, rank])
             for src in range(len(self.counts))
         ]
         return np.concatenate(parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Route(Rows):
+    """Rows that are token copies, sorted by (source, destination, expert, token).
+
+    choice, expert: int64[copy]; choice indexes a token's k experts
+    dst: int64[copy], the rank that it goes to
+    """
+
+    choice: np.ndarray
+    expert: np.ndarray
+    dst: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -74,13 +83,31 @@ def combined(dispatch: Route, home: np.ndarray) -> Route:
     return _laid_out(dispatch.token, dispatch.choice, dispatch.expert, dispatch.dst, to, len(dispatch.counts))
 
 
+def rows_of_ranks(hosts: np.ndarray, source: np.ndarray, ranks: int) -> tuple[Rows, Rows]:
+    """Dispatch and combine where a token goes once to every rank that has some of its experts, and comes back summed up once
+    from each. hosts: int[token, k], the rank of every chosen expert, -1 = none; source: int[token], where tokens are. What a
+    rank receives and what it returns is in the same order."""
+    token, choice = np.nonzero(hosts >= 0)
+    token, host = np.divmod(np.unique(token * ranks + hosts[token, choice].astype(np.int64)), ranks)
+    there = _in_pairs(token, source[token].astype(np.int64), host, ranks)
+    return there, _in_pairs(token, host, source[token].astype(np.int64), ranks)
+
+
+def _in_pairs(token: np.ndarray, src: np.ndarray, dst: np.ndarray, ranks: int) -> Rows:
+    return Rows(token[np.lexsort((token, dst, src))], *_counted(src, dst, ranks))
+
+
+def _counted(src: np.ndarray, dst: np.ndarray, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    """counts and first of `Rows`."""
+    counts = np.bincount(src * ranks + dst, minlength=ranks * ranks).reshape(ranks, ranks)
+    return counts, np.concatenate([[0], np.cumsum(counts.ravel())[:-1]]).reshape(ranks, ranks)
+
+
 def _laid_out(
     token: np.ndarray, choice: np.ndarray, expert: np.ndarray, src: np.ndarray, dst: np.ndarray, ranks: int
 ) -> Route:
     order = np.lexsort((token, expert, dst, src))
-    counts = np.bincount(src * ranks + dst, minlength=ranks * ranks).reshape(ranks, ranks)
-    first = np.concatenate([[0], np.cumsum(counts.ravel())[:-1]]).reshape(ranks, ranks)
-    return Route(token[order], choice[order], expert[order], dst[order], counts, first)
+    return Route(token[order], *_counted(src, dst, ranks), choice[order], expert[order], dst[order])
 
 
 def pieces(mode: OrderMode, schedule: Schedule | None, counts: np.ndarray) -> list[Piece]:

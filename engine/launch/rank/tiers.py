@@ -3,7 +3,13 @@
 import numpy as np
 
 from engine.network import Network
+from engine.plan import Plan
 from engine.schema import Frozen
+
+
+def uses_nodes(plan: Plan) -> bool:
+    """Whether ranks of a node pass rows on to each other, so that all have to know which nodes there are."""
+    return plan.send_order.mode == "two-tier" or (plan.travel is not None and plan.travel.unit == "node")
 
 
 class Tiers(Frozen):

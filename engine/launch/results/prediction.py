@@ -6,12 +6,16 @@ import numpy as np
 import pandas as pd
 
 from engine.cluster import Cluster, Gpu, Node
+from engine.communication.travel import Stops
+from engine.copies import serving_gpus
 from engine.costs import AlphaBeta, CostProfile, fit_line
 from engine.goal import Goal
 from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.rank.hops import Hops
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.rank.links import Links, known_links, links_of
-from engine.plan import Plan
+from engine.launch.rank.spread import hops_of_layer
+from engine.plan import Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.simulate import simulate
 from engine.timeline import Timeline
@@ -37,7 +41,8 @@ def fit_profile(measured: dict[str, list], device: str, instructions: RankInstru
 
 def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: dict[str, list]) -> Timeline:
     """The simulated timeline of one of a launch's plans: computation by the profile, sends at the rates and with the
-    start-up of the ranks' links, and where one model runs step by step the ranks' meetings between the steps.
+    start-up of the ranks' links, and where one model runs step by step the ranks' meetings between the steps. Rows that spread
+    inside nodes go slice by slice, as the ranks send them.
 
     measured: as `measure_machine` gives it
     """
@@ -45,14 +50,52 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
     if instructions.goal is Goal.TRAINING:
         return _predict_step(launch, plan, profile)
     links = links_of(instructions, measured) or Links(np.ones(1))
+    plan = _as_executed(launch, plan, links)
     here, names = _machine(profile, links), tuple(f"rank {index}" for index in range(instructions.ranks))
     cost, second = AlphaBeta(profile.model_copy(update={"network": None})), None
     if instructions.model_b is not None:
         second = Problem(launch.workloads[1], here, instructions.model_b, cost)
-    timeline = simulate(plan, Problem(launch.workloads[0], here, instructions.model, cost, second))
+    problem = Problem(launch.workloads[0], here, instructions.model, cost, second, runs_attention=False)
+    timeline = simulate(plan, problem)
     events = timeline.events if second else with_meetings(timeline.events, *(gap for _, gap in measured["meetings"]))
     source = f"{AlphaBeta(profile).source}; {links.text}"
+    if plan.travel is not None:
+        source += f"; {plan.travel.in_words}"
     return replace(timeline, events=events, resources=names, cost_source=source)
+
+
+def _as_executed(launch: PreparedLaunch, plan: Plan, links: Links) -> Plan:
+    """The plan with the steps of node travel written down, as phases that wait for each other: the first slice has to enter
+    before anything is spread and the last one is spread when all have entered, and each step costs a start-up."""
+    if plan.travel is None or plan.travel.unit != "node":
+        return plan
+    instructions = launch.instructions
+    stops, orders = Stops(instructions.tiers.network.domain), {}
+    models = (instructions.model, instructions.model_b)
+    placements = {"send_order": plan.placement, "send_order_b": plan.placement_b}
+    for (name, placement), model, trace in zip(placements.items(), models, launch.workloads, strict=False):
+        source, row_bytes = trace.rank_of_token(instructions.ranks), plan.travel.row_bytes(model)
+        hosts = (
+            serving_gpus(placement, layer, trace.experts[:, layer], plan.travel, source, stops)
+            for layer in range(trace.layers)
+        )
+        layers = [hops_of_layer(of_layer, source, stops, row_bytes, links, instructions.backend) for of_layer in hosts]
+        dispatch, combine = (
+            tuple(_schedule(hops, size, links) for hops in way)
+            for way, size in zip(zip(*layers, strict=True), row_bytes, strict=True)
+        )
+        orders[name] = SendOrder(mode="matched", dispatch=dispatch, combine=combine)
+    return plan.model_copy(update=orders)
+
+
+def _schedule(hops: Hops, row_bytes: float, links: Links) -> Schedule:
+    """The steps of an exchange, in bytes."""
+    columns = [(piece.src, piece.dst, piece.end - piece.begin, piece.phase) for piece in hops.order]
+    src, dst, rows, phase = np.array(columns, dtype=np.int64).reshape(-1, 4).T
+    size = rows * row_bytes
+    steps = range(int(phase.max(initial=-1)) + 1)
+    seconds = [links.network.fluid_seconds(*(column[phase == step] for column in (src, dst, size))) for step in steps]
+    return Schedule(src=src, dst=dst, bytes=size, phase=phase, duration=seconds)
 
 
 def _predict_step(launch: PreparedLaunch, plan: Plan, profile: CostProfile) -> Timeline:

@@ -11,7 +11,7 @@ import numpy as np
 from engine.costs import CostProfile
 from engine.errors import InputError
 from engine.launch.preparation.prepared import PreparedLaunch
-from engine.launch.rank.instructions import MACHINE_TIMES, REPORT, TOLERANCE
+from engine.launch.rank.instructions import MACHINE_TIMES, REPORT
 from engine.launch.results.prediction import fit_profile, predict
 from engine.launch.results.timelines import measured_timelines, unreadable
 from engine.plan import Plan
@@ -49,8 +49,8 @@ def read_run(launch: PreparedLaunch, folder: Path, cores: int | None = None) -> 
     cores: processors of the machines that they ran on (default: of this one).
     """
     instructions, outcome = launch.instructions, _read_json(folder / REPORT)
-    tolerance = TOLERANCE[instructions.model.dtype]
     for plan, difference in zip(instructions.plans, outcome["differences"], strict=True):
+        tolerance = instructions.tolerance(plan)
         # Written so that a NaN, which compares false, fails too.
         if not difference <= tolerance:
             raise InputError(

@@ -3,7 +3,9 @@
 Results are files in the run folder, so whoever sees it can read them, whether or not the cluster is there.
 """
 
+import contextlib
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,17 +21,22 @@ from engine.launch.preparation.place_checks import destination_checks
 from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.rank.instructions import REPORT, read_instructions, write_instructions
 from engine.launch.results.run import Run, read_run
-from engine.launch.running.torchx_application import ROLE, log_name, request_for, torchx
+from engine.launch.running.node_logs import cause, node_lines
+from engine.launch.running.slurm import MaybeSubmittedError, refuse_impossible
+from engine.launch.running.torchx_application import request_for, torchx
 from engine.plan import Plan
-from engine.schema import Frozen
+from engine.schema import Kept
 from engine.training import balanced_load
 from engine.workload import RoutingTrace, Workload
 
 JOB = "job.json"
+SUBMISSION = "submission"
+"""An empty file in the run folder, made by whoever submits it: only one can."""
+
 HANDLE = re.compile(r"slurm://[a-z]+/\d+|kubernetes://[a-z]+/[a-z0-9-]+:[a-z0-9-]+")
 
 
-class ClusterJob(Frozen):
+class ClusterJob(Kept):
     """What else the run folder of a cluster's job holds: what reading its results takes, and TorchX's handle once it has been
     submitted. plans: before they were folded onto the ranks; workloads: their names; limit: seconds."""
 
@@ -49,16 +56,31 @@ class Status:
     message: str
     over: bool
 
+    @property
+    def text(self) -> str:
+        """The state with the scheduler's words, where they say more."""
+        if self.message.lower().startswith(self.state):
+            return self.state + self.message[len(self.state) :]
+        return f"{self.state}: {self.message}" if self.message else self.state
 
-def write_new(launch: PreparedLaunch) -> Path:
-    """Write a run folder of its own in the shared folder. Raises InputError when that cannot be."""
+
+@contextlib.contextmanager
+def new_run_folder(launch: PreparedLaunch) -> Iterator[Path]:
+    """A run folder of its own in the shared folder, written. It stays, unless what is done with it inside fails and the job has
+    not been submitted. Raises InputError when it cannot be made."""
     shared = launch.destination.shared
     try:
         folder = Path(tempfile.mkdtemp(prefix="run-", dir=shared))
     except OSError as error:
         raise InputError(f"no run folder can be made in {shared}: {error.strerror}") from None
-    write(launch, folder)
-    return folder
+    try:
+        write(launch, folder)
+        yield folder
+    except MaybeSubmittedError:
+        raise
+    except InputError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def write(launch: PreparedLaunch, folder: Path) -> None:
@@ -72,19 +94,50 @@ def write(launch: PreparedLaunch, folder: Path) -> None:
 def submit(launch: PreparedLaunch, folder: Path) -> str:
     """Hand a launch whose folder has been written to the cluster's scheduler; returns TorchX's handle of the job.
 
-    Raises InputError when a check failed, the folder has been submitted before, or the cluster would not have it.
+    Raises InputError when a check failed, the job could never start there, the folder has been submitted before, or the cluster
+    would not have it; MaybeSubmittedError when the job runs, or may run, all the same.
     """
     # Once more: the shared folder may have gone since the launch was prepared.
     replace(launch, checks=(*launch.checks, *destination_checks(launch.destination))).check()
     job = read_job(folder)
-    if job.handle:
-        raise InputError(f"{folder} has been submitted as {job.handle}; launch again for a folder of its own")
-    request = request_for(launch, folder)
-    schedulers = torchx()
-    with schedulers.as_input_errors(), schedulers.runner() as runner:
-        handle = runner.schedule(request)
-    _save(folder, job.model_copy(update={"handle": handle}))
+    with _submitting(folder):
+        schedulers = torchx()
+        with schedulers.as_input_errors(), schedulers.runner() as runner:
+            if isinstance(launch.destination, Slurm):
+                refuse_impossible(launch.destination, launch.limit)
+            handle = runner.schedule(request_for(launch, folder))
+        try:
+            _save(folder, job.model_copy(update={"handle": handle}))
+        except InputError as error:
+            raise MaybeSubmittedError(f"the job is submitted as {handle}, but {error}") from None
     return handle
+
+
+@contextlib.contextmanager
+def _submitting(folder: Path) -> Iterator[None]:
+    """Inside, this is the only one that submits the folder. A folder that has not been submitted in the end can be again."""
+    if read_job(folder).handle or not _claimed(folder):
+        by = read_job(folder).handle
+        how = f"has been submitted as {by}" if by else "is being submitted, or has been by what ended before it said so"
+        raise InputError(f"{folder} {how}; launch again for a folder of its own")
+    try:
+        yield
+    except MaybeSubmittedError:
+        raise
+    except InputError:
+        (folder / SUBMISSION).unlink(missing_ok=True)
+        raise
+
+
+def _claimed(folder: Path) -> bool:
+    """Whether this is the first to claim the folder's submission for itself."""
+    try:
+        (folder / SUBMISSION).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise InputError(f"{folder / SUBMISSION} cannot be written: {error.strerror}") from None
+    return True
 
 
 def status(handle: str) -> Status:
@@ -107,18 +160,14 @@ def cancel(handle: str) -> None:
 def log_lines(folder: Path, node: int) -> Iterator[str]:
     """What a node's ranks have printed so far, line by line; nothing before they have started."""
     job = read_job(folder)
-    if not job.handle:
-        return
-    if isinstance(job.destination, Slurm):
-        # TorchX looks in the folder that this process happens to be in, and waits for the job to end.
-        path = folder / log_name(job.handle.rpartition("/")[2], node)
-        if path.exists():
-            with path.open(encoding="utf-8", errors="replace") as lines:
-                yield from lines
-        return
-    schedulers = torchx()
-    with schedulers.as_input_errors(), schedulers.runner() as runner:
-        yield from runner.log_lines(job.handle, ROLE, node)
+    if job.handle:
+        yield from node_lines(folder, job.handle, job.destination, node)
+
+
+def failure(folder: Path, now: Status) -> str:
+    """A sentence on a submitted job that is over and has left no results: how it ended, why, and where that can be read."""
+    job = read_job(folder)
+    return f"{job.handle} {now.text}; {cause(folder, job.handle, job.destination)}"
 
 
 def read_job(folder: Path) -> ClusterJob:
@@ -129,13 +178,20 @@ def read_job(folder: Path) -> ClusterJob:
         raise InputError(f"{folder} is not the run folder of a job on a cluster") from None
 
 
+def handle_of(folder: Path) -> str:
+    """TorchX's handle of the job of a run folder. Raises InputError when it was not submitted by `submit`."""
+    if handle := read_job(folder).handle:
+        return handle
+    raise InputError(f"{folder} was not submitted from here, so its job is not known; ask its scheduler")
+
+
 def collect(folder: Path) -> Run:
     """What a job that has ended left in its run folder, beside the prediction. Raises InputError while there is none, and
     when what it computed is wrong."""
     job = read_job(folder)
     missing = [name for name in _results(job.destination.ranks) if not (folder / name).exists()]
     if missing:
-        raise InputError(f"{folder} has no {missing[0]} yet: the job has not ended, or it failed (its log says why)")
+        raise InputError(f"{folder} has no {missing[0]} yet: {_why_none(folder, job)}")
     instructions, tokens = read_instructions(folder)
     models = [instructions.model] if instructions.model_b is None else [instructions.model, instructions.model_b]
     workloads: tuple[Workload, ...] = tuple(
@@ -148,6 +204,17 @@ def collect(folder: Path) -> Run:
     return read_run(launch, folder, cores=job.destination.devices.cores)
 
 
+def _why_none(folder: Path, job: ClusterJob) -> str:
+    """Why a job has left no results so far, as far as its scheduler can be asked."""
+    if job.handle is None:
+        return "the job was not submitted from here, has not ended, or has failed (its log says why)"
+    try:
+        now = status(job.handle)
+    except InputError as error:
+        return f"{job.handle} has not ended, or it has failed, and its scheduler cannot be asked ({error})"
+    return failure(folder, now) if now.over else f"{job.handle} is {now.text}"
+
+
 def _results(ranks: int) -> Iterator[str]:
     yield REPORT
     yield from (f"events-{rank}.npz" for rank in range(ranks))
@@ -157,8 +224,7 @@ def _save(folder: Path, job: ClusterJob) -> None:
     try:
         write_atomically(folder / JOB, job.to_json())
     except OSError as error:
-        submitted = f"the job is submitted as {job.handle}, but " if job.handle else ""
-        raise InputError(f"{submitted}{folder / JOB} cannot be written: {error.strerror}") from None
+        raise InputError(f"{folder / JOB} cannot be written: {error.strerror}") from None
 
 
 def _checked(handle: str) -> str:

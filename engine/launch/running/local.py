@@ -2,17 +2,22 @@
 
 import contextlib
 import fcntl
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from engine.errors import InputError
+from engine.files import open_to_append
 from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.rank.instructions import write_instructions, writing
 from engine.launch.results.run import Run, read_run
 from engine.launch.running.processes import WORKER, commands_of, run_processes
 from engine.result import Stop
 from engine.store import data_folder
+
+TEMPORARY, IN_USE = "run-", "in-use"
+"""How the folders of launches begin that are kept nowhere, and the file in each that its process holds."""
 
 
 def run_here(launch: PreparedLaunch, folder: Path, stop: Stop, report) -> Run:
@@ -36,12 +41,27 @@ def command_of(launch: PreparedLaunch, folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A run folder in the data folder, for as long as it is needed."""
-    with writing(where := data_folder()):
-        # What cannot be removed from a disk that became read-only must not hide why the launch failed.
-        folder = tempfile.TemporaryDirectory(prefix="run-", dir=where, ignore_cleanup_errors=True)
-    with folder as path:
-        yield Path(path)
+    """A run folder in the data folder, for as long as it is needed. Those of launches that were killed go first."""
+    with contextlib.ExitStack() as held:
+        # One process at a time, so that none takes a folder for abandoned that another one is about to hold.
+        with writing(where := data_folder()), open_to_append(where / "run.lock") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            remove_abandoned(where)
+            # What cannot be removed from a disk that became read-only must not hide why the launch failed.
+            folder = held.enter_context(
+                tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=where, ignore_cleanup_errors=True)
+            )
+            use = held.enter_context(open_to_append(Path(folder) / IN_USE))
+            fcntl.flock(use, fcntl.LOCK_EX)
+        yield Path(folder)
+
+
+def remove_abandoned(where: Path) -> None:
+    """Remove the run folders whose launch has ended without doing so: the system gives up what a killed process holds."""
+    for path in where.glob(f"{TEMPORARY}*/{IN_USE}"):
+        with contextlib.suppress(OSError), path.open("w") as use:
+            fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -50,7 +70,7 @@ def alone() -> Iterator[None]:
     the process ends, however it ends. Raises InputError when another launch or a calibration is
     running."""
     with writing(folder := data_folder()):
-        place = (folder / "launch.lock").open("w")
+        place = open_to_append(folder / "launch.lock")
     with place:
         try:
             fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)

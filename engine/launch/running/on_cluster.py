@@ -6,9 +6,10 @@ import json
 import time
 from collections import deque
 from pathlib import Path
+from typing import NoReturn
 
 from engine.errors import InputError
-from engine.files import write_atomically
+from engine.files import make_folder, write_atomically
 from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.rank.instructions import PROGRESS
 from engine.launch.rank.logs import STANDING, RankProgress, Standing, log_of
@@ -19,8 +20,8 @@ from engine.result import Stop
 POLL = 5.0
 """Seconds between two questions to the scheduler."""
 
-PATIENCE = 24
-"""Questions in a row that it may leave unanswered."""
+PATIENCE = 1800.0
+"""Seconds for which it may leave all questions unanswered, as while it is being updated. The job goes on meanwhile."""
 
 LINES = 2000
 """Of a node's log that are kept."""
@@ -32,46 +33,55 @@ def run_on_cluster(launch: PreparedLaunch, seen: Path, stop: Stop, report) -> Ru
 
     seen: the folder into which goes what its nodes print, as of the ranks of a launch here
     """
-    seen.mkdir()
+    make_folder(seen)
     nodes = launch.destination.nodes
     report(0.0, "writing the run folder", None, None)
-    folder = clusters.write_new(launch)
-    handle = clusters.submit(launch, folder)
+    with clusters.new_run_folder(launch) as folder:
+        handle = clusters.submit(launch, folder)
     print(f"submitted as {handle}; its run folder is {folder}", flush=True)
     status = _wait(handle, folder, nodes, seen, stop, report)
     _look(folder, nodes, seen)
     if status.state in ("failed", "cancelled"):
-        why = f": {status.message}" if status.message else ""
-        raise InputError(f"{handle} {status.state}{why}; what its nodes printed is in {folder}")
+        raise InputError(clusters.failure(folder, status))
     return clusters.collect(folder)
 
 
 def _wait(handle: str, folder: Path, nodes: int, seen: Path, stop: Stop, report) -> clusters.Status:
     """Ask how the job stands until it is over."""
-    unanswered = 0
+    answered = time.monotonic()
     while True:
         if stop():
-            clusters.cancel(handle)
-            raise InputError(f"the launch was ended: stopped, and {handle} with it")
+            _end(handle)
         try:
-            status, unanswered = clusters.status(handle), 0
+            status = clusters.status(handle)
         except InputError as error:
-            unanswered += 1
-            if unanswered > PATIENCE:
+            if time.monotonic() - answered > PATIENCE:
                 raise InputError(
                     f"{handle} may still run, but its scheduler cannot be asked: {error}; later, read its results by "
                     f"'python -m engine collect {folder}'"
                 ) from None
             report(None, f"{handle}: no answer ({error})", None, None)
         else:
+            answered = time.monotonic()
             if status.over:
                 return status
             first = _look(folder, nodes, seen)[0]
             doing = f", {first.message}" if first else ""
-            report(first.done if first else 0.0, f"{handle} is {status.state}{doing}", None, None)
+            report(first.done if first else 0.0, f"{handle} is {status.text}{doing}", None, None)
         until = time.monotonic() + POLL
         while time.monotonic() < until and not stop():
             time.sleep(0.1)
+
+
+def _end(handle: str) -> NoReturn:
+    """End the job, and with it the launch."""
+    try:
+        clusters.cancel(handle)
+    except InputError as error:
+        raise InputError(
+            f"the launch was ended: stopped, but {handle} may go on, for it cannot be ended now: {error}"
+        ) from None
+    raise InputError(f"the launch was ended: stopped, and {handle} with it")
 
 
 def _look(folder: Path, nodes: int, seen: Path) -> list[RankProgress | None]:

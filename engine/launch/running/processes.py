@@ -24,6 +24,7 @@ from engine.launch.places.testbed import Testbed
 from engine.launch.rank.failure import STACK, Failures
 from engine.launch.rank.instructions import PROGRESS
 from engine.launch.rank.logs import TORCHRUN_LOGS, RankLogs
+from engine.launch.rank.threads import threads
 from engine.result import Stop
 
 WORKER, SWEEP_RANK = "engine.launch.worker", "engine.launch.calibration.sweep_rank"
@@ -31,6 +32,9 @@ WORKER, SWEEP_RANK = "engine.launch.worker", "engine.launch.calibration.sweep_ra
 
 ROOT = Path(__file__).parents[3]
 """The project's folder, in which ranks are started."""
+
+FOR_EVERY_RANK = {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] "}
+"""Environment variables that ranks have wherever they run, and the torchrun that starts them."""
 
 MOST_PRINTED = 2**28
 """Bytes that the ranks of a launch may print in all."""
@@ -89,12 +93,10 @@ def _rank_of(command: Command) -> int | None:
 
 def _start(command: Command, ranks: int, folder: Path) -> subprocess.Popen[str]:
     arguments, environment = command
-    shared = {
-        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks)),
-        "PYTHONUNBUFFERED": "1",
+    shared = FOR_EVERY_RANK | {
+        "OMP_NUM_THREADS": str(threads(ranks)),
         "TOKENIZERS_PARALLELISM": "false",
         "TMPDIR": str(folder),
-        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1",  # a suspended rank does not end when it is asked to
     }
     # torchrun has ranks to end; a rank may be suspended, and then dies of nothing else.

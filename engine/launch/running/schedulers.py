@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 
 from kubernetes import client, config
@@ -17,52 +15,58 @@ from torchx.specs import AppDryRunInfo, AppState
 from urllib3.exceptions import HTTPError
 
 from engine.errors import InputError
+from engine.launch.running import slurm
 
 SESSION = "switchyard"
 
-MORE_SLURM_STATES = {"CONFIGURING": AppState.PENDING, "COMPLETING": AppState.RUNNING, "SIGNALING": AppState.RUNNING}
+MORE_SLURM_STATES = {"CONFIGURING": AppState.PENDING, "SIGNALING": AppState.RUNNING}
 """Of a job in the queue, which TorchX never asks."""
 
-WORST_FIRST = (
-    AppState.FAILED,
-    AppState.CANCELLED,
-    AppState.RUNNING,
-    AppState.PENDING,
-    AppState.SUCCEEDED,
-    AppState.UNKNOWN,
-)
-"""Which state of a part is that of the whole job."""
+COMPLETING = "COMPLETING"
+"""Of a part whose processes are ended. On a node that does not answer that takes until it is given up."""
+
+FIRST = (AppState.RUNNING, AppState.PENDING, AppState.FAILED, AppState.CANCELLED, AppState.SUCCEEDED, AppState.UNKNOWN)
+"""Which state of a part is that of the whole job: nothing is over, and no log complete, before all parts have ended."""
 
 
 class SlurmJobs(SlurmScheduler):
     """TorchX gives up on a job that was cancelled, whose state reads "CANCELLED by 1000", takes the state of a job's last node
-    for that of the job, and needs a cluster with accounting."""
+    for that of the job, needs a cluster with accounting, and keeps what Slurm says of a job that it refuses to itself."""
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
-        return super().schedule(dryrun_info).partition(";")[0]  # sbatch of several clusters adds the cluster's name
+        request = dryrun_info.request
+        try:
+            answer = slurm.asked(request.cmd, request.materialize())
+        except InputError as error:
+            raise slurm.MaybeSubmittedError(
+                f"{error}; the job may have been submitted all the same, squeue tells"
+            ) from None
+        if answer.returncode:
+            raise InputError(f"Slurm refused the job: {slurm.fault_of(answer)}")
+        return answer.stdout.strip().partition(";")[0]  # sbatch of several clusters adds the cluster's name
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        words = self._words(app_id)
-        states = {SLURM_STATES.get(word) or MORE_SLURM_STATES.get(word, AppState.UNKNOWN) for word in words}
-        if not states:
+        words = slurm.words_on(app_id)
+        states: dict[AppState, list[str]] = {}
+        for word in words:
+            if word.state != COMPLETING:
+                state = SLURM_STATES.get(word.state) or MORE_SLURM_STATES.get(word.state, AppState.UNKNOWN)
+                states.setdefault(state, []).append(str(word))
+        ending = [str(word) for word in words if word.state == COMPLETING]
+        if ending and not {AppState.FAILED, AppState.CANCELLED} & set(states):
+            states.setdefault(AppState.RUNNING, []).extend(ending)
+        known = [state for state in FIRST if state in states]
+        if not known:
             return None
-        state = next(state for state in WORST_FIRST if state in states)
-        return DescribeAppResponse(app_id=app_id, state=state, msg=", ".join(dict.fromkeys(words)))
+        state, *others = known
+        wrong = [other for other in others if other in (AppState.FAILED, AppState.CANCELLED)]
+        said = dict.fromkeys(word for part in (state, *wrong) for word in states[part])
+        return DescribeAppResponse(app_id=app_id, state=state, msg=", ".join(said))
 
-    def _words(self, app_id: str) -> list[str]:
-        """Slurm's word on every node of a job: from its accounting, or from its queue where there is none, or not yet."""
-        ways = (
-            ["sacct", "--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={app_id}"],
-            ["squeue", "--noheader", "--format=%T", f"--jobs={app_id}"],
-        )
-        if not any(shutil.which(command) for command, *_ in ways):
-            raise FileNotFoundError(2, "no such command", "sacct")
-        for command in ways:
-            if shutil.which(command[0]):
-                asked = subprocess.run(command, capture_output=True, text=True)
-                if asked.returncode == 0 and asked.stdout.strip():
-                    return [line.split()[0] for line in asked.stdout.splitlines() if line.strip()]
-        return []
+    def _cancel_existing(self, app_id: str) -> None:
+        answer = slurm.asked(["scancel", app_id])
+        if answer.returncode:
+            raise InputError(f"Slurm would not end the job: {slurm.fault_of(answer)}")
 
 
 class KubernetesJobs(KubernetesScheduler):
@@ -129,8 +133,6 @@ def as_input_errors() -> Iterator[None]:
         ) from None
     except specs.UnknownAppException:
         raise InputError("the cluster does not know this job any more") from None
-    except subprocess.CalledProcessError as error:
-        raise InputError(f"{error.cmd[0]} ended with exit code {error.returncode}; what it said is above") from None
     except ApiException as error:
         what = {
             401: "it does not know these credentials",

@@ -7,6 +7,7 @@ job's nodes see.
 import hashlib
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ import yaml
 from engine.errors import InputError
 from engine.launch.places.destination import FIRST_PORT, PORTS, SLURM_JOB_ID, Destination, Slurm
 from engine.launch.preparation.prepared import PreparedLaunch
-from engine.launch.running.processes import ROOT, WORKER
+from engine.launch.running.processes import FOR_EVERY_RANK, ROOT, WORKER
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef, AppDryRunInfo
@@ -28,6 +29,12 @@ ROLE = "switchyard"
 NODE = "engine.launch.running.node"
 IN_IMAGE = "/switchyard"
 """Where the project is in its image, as the Dockerfile has it."""
+
+EXPORTED = re.compile(
+    "HOME|LANG|LC_[A-Z]+|LD_LIBRARY_PATH|LOGNAME|PATH|PYTHONPATH|TZ|USER|(FI|GLOO|NCCL|OFI_NCCL|TORCH_NCCL|UCX)_[A-Z0-9_]+"
+)
+"""What of this machine's environment a job on Slurm gets: where programs and libraries are, and how the network is to be used.
+Everything else stays here, for there are passwords and keys in it; Slurm would take all, and keep it with the job."""
 
 
 def torchx() -> ModuleType:
@@ -58,7 +65,7 @@ def app_of(launch: PreparedLaunch, folder: Path) -> "AppDef":
         raise InputError(f"the launch was prepared for {instructions.backend}, not for the devices of this destination")
     seen, name = destination.seen(folder), job_name(launch, folder)
     port = FIRST_PORT + int(name[-8:], 16) % PORTS
-    each = ["--nproc-per-node", str(destination.ranks_per_node)]
+    each = ["--nproc-per-node", str(destination.ranks_per_node), "--tee", "3"]
     if destination.nodes == 1:
         start = ["-m", "torch.distributed.run", "--standalone", *each]
     else:
@@ -74,10 +81,7 @@ def app_of(launch: PreparedLaunch, folder: Path) -> "AppDef":
         entrypoint=sys.executable if on_slurm and not destination.image else "python",
         args=[*start, *literal],
         num_replicas=destination.nodes,
-        env={
-            "OMP_NUM_THREADS": str(max(1, destination.cpus_per_node // destination.ranks_per_node)),
-            "PYTHONUNBUFFERED": "1",
-        },
+        env=FOR_EVERY_RANK | {"OMP_NUM_THREADS": str(max(1, destination.cpus_per_node // destination.ranks_per_node))},
         resource=specs.Resource(
             cpu=destination.cpus_per_node, gpu=destination.gpus_per_node, memMB=int(destination.memory_per_node // unit)
         ),
@@ -110,17 +114,22 @@ def dry_run(launch: PreparedLaunch, folder: Path) -> str:
 
 
 def _complete_for_slurm(request, destination: Slurm, seen: str) -> None:
-    """The script's own log and folder; an account; no second start, which would overwrite what the first one measured."""
+    """The script's own log and folder; an account; of the environment only what ranks need; no second start, which would
+    overwrite what the first one measured."""
     inside = seen.replace("%", "%%")  # Slurm's patterns begin with %
-    request.cmd += [f"--chdir={seen}", f"--output={inside}/slurm-%j.out"]
+    request.cmd += [f"--chdir={seen}", f"--output={inside}/{batch_log_name('%j')}"]
+    exported = sorted(filter(EXPORTED.fullmatch, os.environ))
     for node, part in enumerate(request.replicas.values()):
         del part.sbatch_opts["requeue"]
         # Without the number of tasks, Slurm 23.11 refuses GPUs per task.
-        part.sbatch_opts |= {"nodes": "1", "ntasks": "1", "no-requeue": None}
+        part.sbatch_opts |= {"nodes": "1", "ntasks": "1", "no-requeue": None, "export": ",".join(exported) or "NONE"}
         if destination.account:
             part.sbatch_opts["account"] = destination.account
         del part.srun_opts["error"]  # both streams in one file
+        own = [f"{name}={value}" for name, value in part.env.items()]
+        part.env = {}  # TorchX would export all that sbatch was started with, which also goes before these
         part.srun_opts |= {
+            "export": ",".join([*exported, *own]),
             "output": f"{inside}/{log_name(SLURM_JOB_ID, node)}",
             # srun stopped taking this from sbatch in Slurm 22.05, and all ranks would share one processor.
             "cpus-per-task": str(destination.cpus_per_node),
@@ -158,6 +167,11 @@ def _literally(destination: Destination, text: str) -> str:
 def job_name(launch: PreparedLaunch, folder: Path) -> str:
     """Of a job: the same for the same launch in the same folder."""
     return f"{ROLE}-{hashlib.sha256(f'{folder} {launch.instructions.digest}'.encode()).hexdigest()[:12]}"
+
+
+def batch_log_name(job: str) -> str:
+    """The file in the run folder that has what Slurm and the script say."""
+    return f"slurm-{job}.out"
 
 
 def log_name(job: str, node: int) -> str:

@@ -18,6 +18,12 @@ This is also why, unlike in the simulation, an all-to-all does not wait for a mi
 may have started that micro-op while another, where the all-to-all is in flight already, holds it back. If the first now
 waited for the micro-op's end, both would wait forever. The two share the network for the rest of one micro-op, which is what
 micro-ops are small for.
+
+Over NCCL a fixed order of every lane is not enough: kernels of different communicators may have to wait for a place on the
+device, and two ranks that start an all-to-all and an all-reduce in different orders then wait for each other. There all
+collectives start in one order on all ranks, that in which the simulation starts them, which stands in for the policy: what a
+rank is late with holds back what comes after it. No deadlock: take the first in that order that is not over on all ranks. What
+it waits for ended in the simulation before it started, so it comes earlier.
 """
 
 import threading
@@ -28,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.simulate.streams import ALL_TO_ALL, COMPUTE, Tasks
+from engine.simulate.streams import ALL_TO_ALL, COMPUTE, Tasks, run_streams
 
 POLL = 5e-5
 """Seconds between two looks at a GPU, which does not say by itself that it is done."""
@@ -50,17 +56,23 @@ class Lane:
 
 class Network:
     """The collectives of a program. launch: starts a collective and returns what waits until it is over, on a GPU until the
-    current stream has been told to wait for it."""
+    current stream has been told to wait for it; one_order: whether all start in one order (see the top of this file)."""
 
     def __init__(
-        self, tasks: Tasks, policy: str, launch: Callable[[int], Callable[[], None]], device: torch.device
+        self,
+        tasks: Tasks,
+        policy: str,
+        launch: Callable[[int], Callable[[], None]],
+        device: torch.device,
+        one_order: bool = False,
     ) -> None:
         self.policy, self.launch, self.device = policy, launch, device
         self.stream, self.pair = tasks.stream.tolist(), tasks.pair.tolist()
         self.before: list[list[int]] = [[] for _ in self.stream]
         for before, after in tasks.edges.tolist():
             self.before[after].append(before)
-        self.order = orders_of(tasks, policy)
+        self.launches = simulated_order(tasks, policy) if one_order else None
+        self.order = orders_of(tasks, policy, self.launches)
         self.exchanges = [task for task, stream in enumerate(self.stream) if stream == ALL_TO_ALL]
         self.holds = set(np.flatnonzero(tasks.holds).tolist())
         self.on_gpu = device.type == "cuda"
@@ -129,13 +141,17 @@ class Network:
 
     def _advance(self) -> None:
         """Start what may start, all-to-alls first. With the state locked, as is all below."""
-        for lane in self._lanes:
-            if lane.flying is None and lane.started < len(lane.tasks) and self._may_start(lane.tasks[lane.started]):
-                task = lane.tasks[lane.started]
-                with lane.current():
-                    self._let_stream_wait_for(self.before[task])
-                    lane.flying = self.launch(task)
-                lane.started += 1
+        started = True
+        while started:
+            started = False
+            for lane in self._lanes:
+                if lane.flying is None and lane.started < len(lane.tasks) and self._may_start(lane.tasks[lane.started]):
+                    task = lane.tasks[lane.started]
+                    with lane.current():
+                        self._let_stream_wait_for(self.before[task])
+                        lane.flying = self.launch(task)
+                    lane.started += 1
+                    started = self.launches is not None  # it may have been another lane's turn that came
         self._state.notify_all()
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
@@ -151,6 +167,8 @@ class Network:
     def _may_start(self, task: int) -> bool:
         if not all(before in self._done for before in self.before[task]):
             return False
+        if self.launches is not None:
+            return task == self.launches[sum(lane.started for lane in self._lanes)]
         if self.stream[task] == ALL_TO_ALL or self.policy in ("fair", "fifo"):
             return True
         # On a GPU the thread that hands out work is far ahead; what counts is what the GPU has got to.
@@ -199,11 +217,22 @@ def last_computations(tasks: Tasks) -> dict[int, int]:
     return last
 
 
-def orders_of(tasks: Tasks, policy: str) -> list[list[int]]:
-    """The collectives of every lane in their order (see the top of this file)."""
-    last = last_computations(tasks)
-    ordered = sorted(last, key=lambda task: (last[task], task))
+def orders_of(tasks: Tasks, policy: str, launches: Sequence[int] | None = None) -> list[list[int]]:
+    """The collectives of every lane in their order (see the top of this file). launches: the one order of all, if any"""
+    ordered = launches
+    if ordered is None:
+        last = last_computations(tasks)
+        ordered = sorted(last, key=lambda task: (last[task], task))
     if policy == "fifo":
-        return [ordered]
+        return [list(ordered)]
     exchanges = [task for task in ordered if tasks.stream[task] == ALL_TO_ALL]
     return [exchanges, [task for task in ordered if tasks.stream[task] != ALL_TO_ALL]]
+
+
+def simulated_order(tasks: Tasks, policy: str) -> list[int]:
+    """The collectives in the order in which the simulation starts them: the same on all ranks, as it comes from the program
+    alone."""
+    start, end = run_streams(tasks, policy)
+    return sorted(
+        np.flatnonzero(tasks.stream != COMPUTE).tolist(), key=lambda task: (start[task].max(), end[task].max(), task)
+    )

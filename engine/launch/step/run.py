@@ -73,7 +73,8 @@ class StepExecutor:
             if task in self._bound:
                 self._packed.setdefault(computation, []).append(task)
         self._forgotten = self._last_uses()
-        self.network = Network(self.program.tasks, plan.priority.policy, self._launch, context.device)
+        one_order = context.instructions.backend == "nccl"
+        self.network = Network(self.program.tasks, plan.priority.policy, self._launch, context.device, one_order)
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
         self._events: dict[int, tuple[Mark, Mark, float]] = {}
 

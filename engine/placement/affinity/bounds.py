@@ -25,8 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh
 
+from engine.placement.projections import onto_box
 from engine.result import Stop, never
 
+SECONDS_PER_SPECTRUM = 1e-9
+"""Of the spectrum of a pair of layers on an ordinary core, for each expert^3."""
 RHO, RELAXATION = 0.12, 1.6
 CUT_ITERATION, CUT_EVERY, CUT_STEP, CUTS_PER_LAYER, CUT_VIOLATION, CUT_WIDTH = 24, 3, 0.3, 600, 0.1, 24
 """From which iteration and how often triangles are priced, how fast, and how many new ones may join at a time: those broken
@@ -39,15 +42,48 @@ def spectral(count: NDArray[np.float64], groups: int) -> float:
     size = experts // groups
     centred = count - count.mean(axis=0) - count.mean(axis=1, keepdims=True) + count.mean()
     values = np.linalg.svd(centred, compute_uv=False)
-    largest = [np.sort(count, axis=axis).take(range(experts - size, experts), axis=axis).sum() for axis in (0, 1)]
     # Singular values carry round-off of this size; the limit must not fall below the truth for it.
     slack = 1e-12 * experts * count.sum()
-    return float(min(size * count.sum() / experts + size * values[: groups - 1].sum() + slack, *largest))
+    kept = size * count.sum() / experts + size * values[: groups - 1].sum() + slack
+    return float(min(kept, _largest(count, groups)))
 
 
-def spectral_limits(transitions: NDArray[np.float64], groups: int, stop: Stop = never) -> NDArray[np.float64]:
-    """`spectral` of every pair of layers: float64[layer - 1]. Once `stop` is True, all hops of the pairs still to do."""
-    return np.array([float(count.sum()) if stop() else spectral(count, groups) for count in transitions])
+def spectral_limits(
+    transitions: NDArray[np.float64], groups: int, stop: Stop = never, deadline: float = np.inf
+) -> NDArray[np.float64]:
+    """`spectral` of every pair of layers: float64[layer - 1]. Once `stop` is True, or where spectra would not be ready by the
+    deadline of `time.perf_counter`, only the largest counts of every line of the pairs still to do."""
+    seconds = SECONDS_PER_SPECTRUM * transitions.shape[1] ** 3 if len(transitions) else 0.0
+
+    def in_time() -> bool:
+        return not stop() and time.perf_counter() + seconds < deadline
+
+    return np.array([spectral(count, groups) if in_time() else _largest(count, groups) for count in transitions])
+
+
+def _largest(count: NDArray[np.float64], groups: int) -> float:
+    """No row or column keeps more than its C largest counts."""
+    experts = len(count)
+    rest = experts - experts // groups
+    kept = [np.partition(count, rest, axis=axis).take(range(rest, experts), axis=axis).sum() for axis in (0, 1)]
+    return float(min(kept))
+
+
+def within_limit(count: NDArray[np.float64], groups: int) -> float:
+    """At most so many hops between experts of one layer stay in their group. count: float64[expert, expert], symmetric (both
+    directions together), 0 on the diagonal.
+
+    The "same group" matrix of a layer has eigenvalue C on the constant vector and P - 1 times orthogonal to it, so half of its
+    inner product with the counts is at most C / 2 times their mean line and the P - 1 largest eigenvalues of the centred
+    counts. Also no expert keeps more than its C - 1 largest counts.
+    """
+    experts = len(count)
+    size = experts // groups
+    centred = count - count.mean(axis=0) - count.mean(axis=1, keepdims=True) + count.mean()
+    values = np.linalg.eigvalsh(centred)
+    largest = np.sort(count, axis=1)[:, experts - size + 1 :].sum()
+    slack = 1e-12 * experts * count.sum()
+    return float(min(size * (count.sum() / experts + values[experts - groups + 1 :].sum()) + slack, largest) / 2)
 
 
 class Window:
@@ -89,7 +125,7 @@ class Window:
         pulled = self._centred(self.x + (self.priced_single - self.price) / np.float32(self.rho))
         values, vectors = eigh(pulled, driver="evd", overwrite_a=True, check_finite=False)
         highest = self.layers * self.size
-        values = _onto_box(values, highest, highest * (self.groups - 1))
+        values = onto_box(values, highest, highest * (self.groups - 1))
         used = values > 1e-9 * highest
         spread = (vectors[:, used] * values[used]) @ vectors[:, used].T + np.float32(self.size / self.experts)
         mixed = np.float32(RELAXATION) * spread + np.float32(1 - RELAXATION) * self.x
@@ -165,18 +201,6 @@ class Window:
             row, first, second = row[worst], first[worst], second[worst]
             triangles.append(np.column_stack([ends[row, first], middle[row], ends[row, second]]))
         return np.concatenate(triangles)
-
-
-def _onto_box(values: NDArray[np.float64], highest: float, total: float) -> NDArray[np.float64]:
-    """The nearest vector with entries in 0 … highest that sum to `total`."""
-    low, high = values.min() - highest, values.max()
-    for _ in range(60):
-        shift = (low + high) / 2
-        if np.clip(values - shift, 0.0, highest).sum() > total:
-            low = shift
-        else:
-            high = shift
-    return np.clip(values - high, 0.0, highest)
 
 
 SECONDS_PER_CUBE = 3e-10

@@ -10,13 +10,17 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 
-def cross(counts: NDArray[np.float64], places: NDArray[np.int64], gpus: int) -> NDArray[np.int64]:
+def cross(
+    counts: NDArray[np.float64], places: NDArray[np.int64], gpus: int, within: NDArray[np.float64] | None = None
+) -> NDArray[np.int64]:
     """Placement int64[layer, expert] that keeps at least as many hops on GPUs as each of int64[member, layer, expert].
 
-    counts: float64[layer - 1, expert, expert].
+    counts: float64[layer - 1, expert, expert]; within: float64[member, layer], hops kept between experts of the layer
+    (None: there are none).
     """
     members, layers, _ = places.shape
-    value = np.zeros(members)
+    within = np.zeros((members, layers)) if within is None else within
+    value = within[:, 0].copy()
     origin = np.empty((layers - 1, members), dtype=np.int64)
     for layer, count in enumerate(counts):
         shared = _shared(count, places[:, layer], places[:, layer + 1], gpus)
@@ -27,7 +31,7 @@ def cross(counts: NDArray[np.float64], places: NDArray[np.int64], gpus: int) -> 
                 joined[first, second] = shared[first, row, second, column].sum()
         joined += value[:, None]
         origin[layer] = joined.argmax(axis=0)
-        value = joined.max(axis=0)
+        value = joined.max(axis=0) + within[:, layer + 1]
     source = [int(value.argmax())]
     for row in origin[::-1]:
         source.append(int(row[source[-1]]))

@@ -14,12 +14,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InputError
-from engine.placement.affinity.bounds import affordable, keep_limit, spectral_limits
+from engine.placement.affinity.bounds import affordable, keep_limit, spectral_limits, within_limit
 from engine.placement.affinity.exact import chain_optimum, chain_work, one_expert_per_gpu
 from engine.placement.affinity.heavy import LARGEST_GROUP, heavy_limit
 from engine.placement.affinity.moves import Prices
@@ -27,6 +28,8 @@ from engine.placement.affinity.search import greedy_chain, search
 from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
 
 PROVEN_GAP = 1e-9
+SPECTRA_SHARE = 0.5
+"""Part of the time limit that the first bound may take."""
 EXACT_WORK, EXACT_WORK_PER_SECOND = 2e10, 3e9
 """Multiplications up to which dynamic programming is tried at all, and how many of them a second of the limit allows."""
 SEARCH_SHARE, BOUND_SHARE, SEARCH_CAP, BOUND_CAP = 0.4, 0.3, 0.6, 0.97
@@ -43,6 +46,7 @@ class AffinityInstance:
     transitions: float64[layer - 1, expert, expert], hops from an expert of a layer to one of the next, at least 0.
     gpus: how many; they must divide the experts. gpus_per_node: GPU g is in node g // gpus_per_node; None = one node.
     cost_gpu, cost_node: of a hop to another GPU of the node, and to another node; at least 0.
+    within: float64[layer, expert, expert] or None, hops between experts of one layer, which cost as much; only without nodes.
 
     Raises InputError if a shape or a value is wrong.
     """
@@ -52,6 +56,7 @@ class AffinityInstance:
     gpus_per_node: int | None = None
     cost_gpu: float = 1.0
     cost_node: float = 1.0
+    within: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         counts = np.asarray(self.transitions, dtype=np.float64)
@@ -68,6 +73,11 @@ class AffinityInstance:
             )
         if self.gpus_per_node is not None and (self.gpus_per_node < 1 or self.gpus % self.gpus_per_node):
             raise InputError(f"gpus_per_node: {self.gpus} GPUs are not whole nodes of {self.gpus_per_node}")
+        if self.within is not None:
+            if self.within.shape != (self.layers, self.experts, self.experts) or not (self.within >= 0).all():
+                raise InputError("within: wanted counts of at least 0, [layers, experts, experts]")
+            if self.nodes > 1:
+                raise InputError("within: hops inside a layer are counted between GPUs only; leave gpus_per_node out")
         for name in ("cost_gpu", "cost_node"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name}: a hop must have a finite cost of at least 0, not {getattr(self, name):g}")
@@ -80,6 +90,20 @@ class AffinityInstance:
     def experts(self) -> int:
         return self.transitions.shape[1]
 
+    @cached_property
+    def pairs_within(self) -> NDArray[np.float64] | None:
+        """float64[layer, expert, expert]: `within` in both directions together, what stays with its expert left out."""
+        if self.within is None:
+            return None
+        both = self.within + self.within.transpose(0, 2, 1)
+        return both * ~np.eye(self.experts, dtype=bool)
+
+    @property
+    def total(self) -> float:
+        """All hops that a placement could make leave their GPU."""
+        within = 0.0 if self.within is None else self.pairs_within.sum() / 2
+        return float(self.transitions.sum() + within)
+
     @property
     def node_size(self) -> int:
         """GPUs of a node."""
@@ -91,9 +115,19 @@ class AffinityInstance:
 
     def hops(self, gpu_of_expert: NDArray[np.int64]) -> tuple[float, float]:
         """(hops to another node, hops to another GPU of the same node) of a placement int64[layer, expert]."""
-        gpu = Prices(self.transitions, self.gpus, self.gpus, 1.0, 0.0).worth(gpu_of_expert)
-        node = Prices(self.transitions, self.nodes, self.nodes, 1.0, 0.0).worth(gpu_of_expert // self.node_size)
-        return float(self.transitions.sum()) - node, node - gpu
+        # Counted one by one: the difference of what there is and what stays would lose small counts beside large ones.
+        node_hops = gpu_hops = 0.0
+        pairs = [
+            (gpu_of_expert[layer], gpu_of_expert[layer + 1], count, 1.0) for layer, count in enumerate(self.transitions)
+        ]
+        if self.within is not None:
+            pairs += [(place, place, count, 0.5) for place, count in zip(gpu_of_expert, self.pairs_within, strict=True)]
+        for here, there, count, part in pairs:
+            leaves_node = here[:, None] // self.node_size != there // self.node_size
+            leaves_gpu = here[:, None] != there
+            node_hops += part * float(count[leaves_node].sum())
+            gpu_hops += part * float(count[leaves_gpu & ~leaves_node].sum())
+        return node_hops, gpu_hops
 
     def cost(self, gpu_of_expert: NDArray[np.int64]) -> float:
         """Cost of all hops of a placement int64[layer, expert]."""
@@ -103,7 +137,7 @@ class AffinityInstance:
     def prices(self) -> Prices:
         """What keeping a hop saves; two kinds of hops that cost the same, or of which one cannot occur, are one."""
         if self.nodes == 1 or self.cost_gpu == self.cost_node:
-            return Prices(self.transitions, self.gpus, self.gpus, self.cost_gpu, 0.0)
+            return Prices(self.transitions, self.gpus, self.gpus, self.cost_gpu, 0.0, self.pairs_within)
         if self.node_size == 1:
             return Prices(self.transitions, self.gpus, self.gpus, self.cost_node, 0.0)
         return Prices(self.transitions, self.gpus, self.node_size, self.cost_gpu, self.cost_node - self.cost_gpu)
@@ -152,7 +186,7 @@ def affinity(
             on_progress(result.objective, result.bound)
         return result
 
-    limits = _Bound(instance, prices, stop)
+    limits = _Bound(instance, prices, stop, start + SPECTRA_SHARE * wall_limit)
     incumbent = _Incumbent(instance, limits, lexicographic, on_progress)
     tightens = exact and limits.can_tighten(BOUND_SHARE * time_limit)
     share, cap = (SEARCH_SHARE, SEARCH_CAP) if tightens else (SEARCH_SHARE + BOUND_SHARE, BOUND_CAP)
@@ -227,11 +261,13 @@ def _exact(
     """A proven placement int64[layer, expert] where one is cheap, else None."""
     counts = instance.transitions
     free = not lexicographic and prices.gpu == prices.node == 0
-    if instance.gpus == 1 or instance.layers == 1 or free:
+    if instance.gpus == 1 or (instance.layers == 1 and instance.within is None) or free:
         linear = np.arange(instance.experts) // (instance.experts // instance.gpus)
         return np.tile(linear, (instance.layers, 1))
     if instance.gpus == instance.experts and not prices.node and not lexicographic:
         return one_expert_per_gpu(counts)
+    if instance.within is not None:
+        return None
     node_size = instance.node_size if lexicographic else prices.gpus_per_node
     if chain_work(instance.layers, instance.experts, instance.gpus, node_size) > min(
         EXACT_WORK, EXACT_WORK_PER_SECOND * time_limit
@@ -281,8 +317,8 @@ class _Bound:
     Hops kept in nodes and hops kept on GPUs are limited separately, each at its price.
     """
 
-    def __init__(self, instance: AffinityInstance, prices: Prices, stop: Stop) -> None:
-        self.counts, self.total = instance.transitions, float(instance.transitions.sum())
+    def __init__(self, instance: AffinityInstance, prices: Prices, stop: Stop, deadline: float) -> None:
+        self.counts, self.total = instance.transitions, instance.total
         self.experts = instance.experts
         self.groups = [(instance.gpus, prices.gpu)]
         if prices.node > 0:
@@ -290,19 +326,27 @@ class _Bound:
         elif prices.node < 0:
             # A hop inside a node costs more than one between nodes; what stays on a GPU stays in its node too.
             self.groups = [(instance.gpus, prices.gpu + prices.node)]
-        self.layer_limits = [spectral_limits(self.counts, groups, stop) for groups, _ in self.groups]
+        self.layer_limits = [spectral_limits(self.counts, groups, stop, deadline) for groups, _ in self.groups]
         self.kept = [float(limits.sum()) for limits in self.layer_limits]
+        self.kept_within = 0.0
+        if instance.within is not None:
+            self.kept_within = float(sum(within_limit(count, instance.gpus) for count in instance.pairs_within))
         costs = np.array([instance.cost_gpu, instance.cost_node])
-        self.whole = bool((self.counts == np.rint(self.counts)).all() and (costs == np.rint(costs)).all())
+        whole = (self.counts == np.rint(self.counts)).all() and self.kept_within == 0.0
+        self.whole = bool(whole and (costs == np.rint(costs)).all())
 
     def cost(self) -> float:
         """The bound. Limits are good to about 1e-12 of the total; whole costs may be rounded up beyond that."""
         full = self.total * sum(price for _, price in self.groups)
-        least = full - sum(price * kept for (_, price), kept in zip(self.groups, self.kept, strict=True))
+        least = full - sum(
+            price * (kept + self.kept_within) for (_, price), kept in zip(self.groups, self.kept, strict=True)
+        )
         return max(0.0, float(math.ceil(least - 1e-9 * full)) if self.whole else least)
 
     def can_tighten(self, seconds: float) -> bool:
         """Whether `tighten` has a method that is worth so many seconds of work."""
+        if not len(self.counts) or not any(price > 0 for _, price in self.groups):
+            return False
         few = any(self.experts // groups <= LARGEST_GROUP for groups, _ in self.groups)
         return few or affordable(len(self.counts) + 1, self.experts, seconds)
 
@@ -331,7 +375,7 @@ class _Bound:
                 self.layer_limits[which],
                 seconds / len(steps),
                 now + (deadline - now) / (len(steps) - step),
-                self.total - target / price if len(self.groups) == 1 else 0.0,
+                self.total - self.kept_within - target / price if len(self.groups) == 1 else 0.0,
                 stop,
                 on_limit,
             )

@@ -26,7 +26,9 @@ CHUNK = 400_000
 class Prices:
     """What a kept hop is worth: gpu more on the same GPU than elsewhere in the node, node more in the node than outside.
 
-    counts: float64[layer - 1, expert, expert]; gpus_per_node: GPU g is in node g // gpus_per_node.
+    counts: float64[layer - 1, expert, expert]; gpus_per_node: GPU g is in node g // gpus_per_node. within: float64[layer,
+    expert, expert] or None, hops between experts of one layer, symmetric (both directions together) with nothing on the
+    diagonal; only where all hops are alike, so that `node` is 0.
     """
 
     counts: NDArray[np.float64]
@@ -34,6 +36,7 @@ class Prices:
     gpus_per_node: int
     gpu: float
     node: float
+    within: NDArray[np.float64] | None = None
 
     @property
     def size(self) -> int:
@@ -47,7 +50,14 @@ class Prices:
             total += self.gpu * count[here[:, None] == there].sum()
             if self.node:
                 total += self.node * count[(here // self.gpus_per_node)[:, None] == there // self.gpus_per_node].sum()
-        return float(total)
+        return float(total + self.worth_within(gpu_of_expert).sum())
+
+    def worth_within(self, gpu_of_expert: NDArray[np.int64]) -> NDArray[np.float64]:
+        """float64[layer]: gpu * hops kept on the GPU between experts of one layer; gpu_of_expert: int64[layer, expert]."""
+        if self.within is None:
+            return np.zeros(len(gpu_of_expert))
+        together = gpu_of_expert[:, :, None] == gpu_of_expert[:, None, :]
+        return 0.5 * self.gpu * (self.within * together).sum(axis=(1, 2))
 
 
 def divide_anew(
@@ -92,6 +102,8 @@ def _divide(
     value = np.zeros((pairs, len(signs)))
     if across:
         value += outside[0] @ signs.T
+    if prices.within is not None:
+        value += _within(prices, experts, signs, 0)
     present = value[:, 0].copy()
     origin = np.empty((layers - 1, pairs, len(signs)), dtype=np.int16)
     for layer in range(layers - 1):
@@ -108,6 +120,10 @@ def _divide(
             here = outside[layer + 1] @ signs.T
             value += here
             present += here[:, 0]
+        if prices.within is not None:
+            here = _within(prices, experts, signs, layer + 1)
+            value += here
+            present += here[:, 0]
     last = value.argmax(axis=1)
     gain = value[np.arange(pairs), last] - present
     better = np.flatnonzero(gain > least_gain)
@@ -118,6 +134,13 @@ def _divide(
             chosen[layer] = origin[layer, better, chosen[layer + 1]]
         _write(held, prices, member[better], p[better], q[better], experts[:, better], signs[chosen], across)
     return np.where(gain > least_gain, gain, 0.0)
+
+
+def _within(prices: Prices, experts: NDArray[np.int64], signs: NDArray[np.float64], layer: int) -> NDArray[np.float64]:
+    """What every division of two GPUs' experts is worth for hops inside a layer, up to a constant: float64[pair, state]. Hops
+    to experts of other GPUs leave their GPU whatever these two do."""
+    count = prices.within[layer][experts[layer][:, :, None], experts[layer][:, None, :]]
+    return 0.25 * prices.gpu * ((signs @ count) * signs).sum(axis=2)
 
 
 def _write(held, prices, member, p, q, experts, division, across) -> None:
@@ -186,6 +209,9 @@ def _most_eager_first(experts, prices, outside):
         count = prices.counts[layer][experts[layer][:, :, None], experts[layer + 1][:, None, :]]
         pull[layer] += weight * (count @ present)
         pull[layer + 1] += weight * (present @ count)
+    if prices.within is not None:
+        for layer, here in enumerate(experts):
+            pull[layer] += weight * (prices.within[layer][here[:, :, None], here[:, None, :]] @ present)
     stays = pull * present
     order = np.concatenate(
         [

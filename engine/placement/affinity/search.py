@@ -78,6 +78,13 @@ def _seconds_of_start(layers: int, experts: int) -> float:
     return 10 * layers * (4e-5 + 7e-9 * experts**2.4)
 
 
+def _kept_within(prices: Prices, places: NDArray[np.int64]) -> NDArray[np.float64]:
+    """float64[member, layer]: hops that placements int64[member, layer, expert] keep on GPUs between experts of one layer."""
+    if prices.within is None or not prices.gpu:
+        return np.zeros(places.shape[:2])
+    return np.array([prices.worth_within(place) for place in places]) / prices.gpu
+
+
 def held_by_gpu(gpu_of_expert: NDArray[np.int64], gpus: int) -> NDArray[np.int64]:
     """Experts of every GPU int64[layer, gpu, C] from gpu_of_expert int64[layer, expert]."""
     layers, experts = gpu_of_expert.shape
@@ -155,7 +162,7 @@ class Population:
         """The worst member becomes the best mixture of all members' best."""
         self.settled = 0
         places = np.array([gpu_of_expert(held) for held in self.best])
-        place = cross(self.prices.counts, places, self.prices.gpus)
+        place = cross(self.prices.counts, places, self.prices.gpus, _kept_within(self.prices, places))
         worst = int(self.best_worth.argmin())
         self.held[worst], self.worth[worst] = held_by_gpu(place, self.prices.gpus), self.prices.worth(place)
         self.best[worst], self.best_worth[worst] = self.held[worst], self.worth[worst]
@@ -169,7 +176,7 @@ class Population:
             size = self.prices.gpus_per_node
             gpus = gpus[0] // size * size + rng.permutation(size)[:3]
         behind = np.roll(gpus, 1)
-        if rng.random() < RENAMING_KICKS:
+        if layers > 1 and rng.random() < RENAMING_KICKS:
             low = int(rng.integers(1, layers))
             high = layers if rng.random() < 0.5 else min(layers, low + 1 + int(rng.integers(MOST_KICKED_LAYERS)))
             held[low:high, gpus] = held[low:high, behind]
@@ -224,10 +231,11 @@ def search(
             first = rng.permutation(experts) % prices.gpus
             starts.append(greedy_chain(prices, int(rng.integers(layers)), first, stop=over))
         if len(starts) > 2 and layers > 1 and not over():
-            starts.append(cross(prices.counts, np.array(starts), prices.gpus))
+            places = np.array(starts)
+            starts.append(cross(prices.counts, places, prices.gpus, _kept_within(prices, places)))
         starts = sorted(starts, key=prices.worth, reverse=True)[:members]
     population = Population(prices, starts, rng)
-    if prices.gpus < 2 or layers < 2:
+    if prices.gpus < 2 or (layers < 2 and prices.within is None):
         return population.fittest()[0]
     reported = -np.inf
     while population.seconds < seconds and not over():

@@ -15,6 +15,9 @@ from engine.errors import InputError
 from engine.placement.bottleneck import bottleneck_assignment, with_slack
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
 
+MOST_SMOOTHED = 1024
+"""Experts up to which the sum of weights is made least too: that is one assignment, which nothing can stop."""
+
 
 def colocate(
     send_a: NDArray[np.float64],
@@ -28,13 +31,15 @@ def colocate(
     send_a, recv_a, send_b, recv_b: float64[expert], what an expert's GPU sends and receives for it, all in one unit of
     bytes, tokens or seconds, finite and at least 0; both models have as many experts.
 
-    `solution` is partner int64[expert of a], the expert of b beside each. Of all optimal pairings it is one with the
-    least sum of weights. When `stop` answers True the status is CANCELLED, with the best pairing so far. Raises
-    InputError for wrong shapes and values.
+    `solution` is partner int64[expert of a], the expert of b beside each. Of all optimal pairings it is one with the least
+    sum of weights, for up to 1024 experts and while there is time. When `stop` answers True the status is CANCELLED, with
+    the best pairing so far. Raises InputError for wrong shapes and values.
     """
     start = time.perf_counter()
     send_a, recv_a, send_b, recv_b = _checked(send_a=send_a, recv_a=recv_a, send_b=send_b, recv_b=recv_b)
     weight = pair_weight(send_a, recv_a, send_b, recv_b)
+    if not np.isfinite(weight).all():
+        raise InputError("loads are too large: what a pair sends or receives in all is not a finite number")
     partner = sorted_colocation(np.maximum(send_a, recv_a), np.maximum(send_b, recv_b))
     everyone = np.arange(len(partner))
     one_number = np.array_equal(send_a, recv_a) and np.array_equal(send_b, recv_b)
@@ -42,7 +47,8 @@ def colocate(
     if not one_number:
         partner, bound = bottleneck_assignment(weight, partner, stop)
     objective = float(weight[everyone, partner].max())
-    if objective == bound and not one_number:  # with one number an expert every pairing has the same sum
+    # With one number an expert every pairing has the same sum.
+    if objective == bound and not one_number and len(partner) <= MOST_SMOOTHED and not stop():
         partner = with_slack(weight, objective)
     return Result(
         status=Status.OPTIMAL if objective == bound else Status.CANCELLED,
@@ -58,7 +64,8 @@ def pair_weight(
     send_a: NDArray[np.float64], recv_a: NDArray[np.float64], send_b: NDArray[np.float64], recv_b: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """float64[expert of a, expert of b]: the more of what a pair sends and what it receives; all given float64[expert]."""
-    return np.maximum(send_a[:, None] + send_b, recv_a[:, None] + recv_b)
+    with np.errstate(over="ignore"):  # what is infinite then is refused
+        return np.maximum(send_a[:, None] + send_b, recv_a[:, None] + recv_b)
 
 
 def sorted_colocation(load_a: NDArray[np.float64], load_b: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -18,6 +18,8 @@ KICK_MOVES = 6
 """Most random changes of one kick."""
 LIGHTEST = 12
 """Devices that may take one more replica, the lightest ones: more hardly ever help and cost time on many devices."""
+MOST_CELLS = 2**23
+"""Of the table of all moves from the heaviest device: where it would be larger, the dealt states have to do."""
 TOLERANCE = 1e-12
 ROUND_OFF = 1e-9
 
@@ -99,21 +101,21 @@ def _starts(weight: NDArray[np.float64], devices: int, cap: int, stop: Stop) -> 
     experts, most = len(weight), min(devices * cap, devices * len(weight))
     starts = []
     for replicas in np.unique(np.linspace(most, experts, STARTS).astype(np.int64))[::-1]:
-        hosts = _deal(weight, replicas_of_expert(weight, devices, int(replicas)), devices, cap)
+        hosts = _deal(weight, replicas_of_expert(weight, devices, int(replicas)), devices, cap, stop)
         starts.append((largest_load(hosts, weight), len(starts), hosts))
         if stop():
             break
     return [hosts for _, _, hosts in sorted(starts, key=lambda ranked: ranked[:2])]
 
 
-def _deal(weight: NDArray[np.float64], count: NDArray[np.int64], devices: int, cap: int) -> Hosts:
+def _deal(weight: NDArray[np.float64], count: NDArray[np.int64], devices: int, cap: int, stop: Stop) -> Hosts:
     """Replicas by falling size, each to the lightest device that has a free slot and not the expert; one that finds no
-    such device is left out, which an expert's first never is."""
+    such device is left out, which an expert's first never is. Once `stop` answers True there are only firsts."""
     hosts = np.zeros((len(weight), devices), dtype=bool)
     load, used = np.zeros(devices), np.zeros(devices, dtype=np.int64)
     size = weight / count
     for expert in np.argsort(-size, kind="stable"):
-        for _ in range(count[expert]):
+        for _ in range(1 if stop() else count[expert]):
             able = (used < cap) & ~hosts[expert]
             if not able.any():
                 break
@@ -158,6 +160,8 @@ class _Search:
         """Move an expert away from the heaviest device, or swap it for a lighter one; counts stay."""
         worst = int(self.load.argmax())
         here = np.flatnonzero(self.hosts[:, worst])
+        if len(here) * self.hosts.size > MOST_CELLS:
+            return False
         not_here = ~self.hosts[:, worst]
         # saved[expert here, expert or nobody there]: by how much the heaviest device would be relieved
         there_size = np.append(np.where(not_here, self.size, np.inf), 0.0)
@@ -184,6 +188,8 @@ class _Search:
         """On some device drop an expert that has other hosts, add one, or both, such that the heaviest device gains."""
         nobody, worst = len(self.weight), int(self.load.argmax())
         here = np.flatnonzero(self.hosts[:, worst])
+        if LIGHTEST * len(here) * self.hosts.size > MOST_CELLS:
+            return False
         drop_ok = np.vstack([self.hosts & (self.count > 1)[:, None], self.used < self.cap])
         add_ok = np.vstack([~self.hosts, np.ones(len(self.load), dtype=bool)])
         # An expert of the heaviest device gets one more host ...

@@ -50,14 +50,23 @@ def least_imbalance(instance: JointInstance, worst: bool) -> float:
     In every layer the busiest GPU has at least the mean load, rounded up where loads are whole numbers; and of the
     k P + 1 heaviest experts some GPU has k + 1, filled up with the lightest.
     """
+    of_workload = _least_imbalance_of_layers(instance).mean(axis=1)
+    return float((of_workload.max() if worst else of_workload.mean()) - SAFETY)
+
+
+def most_balancedness(instance: JointInstance) -> NDArray[np.float64]:
+    """float64[workload]: upper limit of the balancedness, by the same reasons."""
+    return (1 / (1 + _least_imbalance_of_layers(instance))).mean(axis=1) + SAFETY
+
+
+def _least_imbalance_of_layers(instance: JointInstance) -> NDArray[np.float64]:
     limit = np.zeros((instance.workloads, instance.layers))
     for workload, layer in np.ndindex(*limit.shape):
         load = instance.load[workload, layer]
         mean = load.sum() / instance.gpus
         if mean > 0:
             limit[workload, layer] = max(least_peak(load, instance.slots) / mean - 1, 0.0)
-    of_workload = limit.mean(axis=1)
-    return float((of_workload.max() if worst else of_workload.mean()) - SAFETY)
+    return limit
 
 
 def least_peak(load: NDArray[np.float64], slots: NDArray[np.int64]) -> float:

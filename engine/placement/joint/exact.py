@@ -6,6 +6,7 @@ from math import factorial, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.placement.joint.rows import RowsInstance
 from engine.placement.joint.state import JointTerms
 from engine.result import Stop
 
@@ -14,8 +15,11 @@ MOST_PLACEMENTS, MOST_STEPS = 2520, 150_000_000
 
 
 def solvable(terms: JointTerms, max_moves: int | None) -> bool:
-    """Whether the instance is small enough, and its objective a sum over layers: not where the worst workload counts."""
+    """Whether the instance is small enough, and its objective a sum over layers: not where the worst workload counts, nor
+    where rows do."""
     instance = terms.instance
+    if isinstance(instance, RowsInstance):
+        return False
     placements = factorial(instance.experts) // prod(factorial(int(slots)) for slots in instance.slots)
     steps = placements**2 * max(instance.layers - 1, 1) * ((max_moves or 0) + 1)
     return not terms.worst and instance.experts <= 10 and placements <= MOST_PLACEMENTS and steps <= MOST_STEPS

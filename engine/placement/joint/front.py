@@ -60,6 +60,7 @@ def front(
     time_limit: float = 20.0,
     stop: Stop = never,
     on_point: Callable[[FrontPoint], None] | None = None,
+    initial: tuple[NDArray[np.int64], ...] = (),
 ) -> list[FrontPoint]:
     """At most `points` placements from fewest hops to best balance, none beaten by another in hop cost share and
     balancedness; with `start` and max_moves all of them within the moves.
@@ -67,9 +68,10 @@ def front(
     The options are those of `place_jointly`, for one search a point; kicks None: 0.08 a (layer, expert) pair, at least
     30, and twice that at both ends. time_limit: wall seconds in all, an outer cap, shared out among the searches to come.
     on_point: called after every search with the best point for its weight, if it is a new one; later ones may beat it, so a
-    page shows those that `beats` leaves. When `stop` answers True the points found so far are returned.
+    page shows those that `beats` leaves. initial: placements int64[layer, expert] that every search may begin from.
 
-    At least one point is returned. Raises InputError if an option is out of range (see `place_jointly`).
+    At least one point is returned, and when `stop` answers True those found so far. Raises InputError if an option is out of
+    range (see `place_jointly`).
     """
     if points < 1:
         raise InputError(f"points: {points}; wanted at least 1")
@@ -93,7 +95,7 @@ def front(
             workloads,
             start,
             max_moves,
-            initial=() if not tried else (archive.best(weight).gpu_of_expert,),
+            initial=initial if not tried else (*initial, archive.best(weight).gpu_of_expert),
             kicks=kicks * (2 if len(tried) < len(weights) else 1),
             seed=seed + len(tried),
             time_limit=max(left, 0.0),

@@ -174,10 +174,14 @@ class JointInstance:
         hops = np.einsum("wlik,lik->w", self.transition_share, self.distance[before, after])
         moving = self.transition_share.sum(axis=(1, 2, 3))
         kept = np.einsum("wlik,lik->w", self.transition_share, (before == after).astype(np.float64)) + 1 - moving
+        return JointFigures(hops, np.minimum(kept, 1.0), *self.balance(gpu_of_expert))
+
+    def balance(self, gpu_of_expert: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Imbalance and balancedness of a placement int64[layer, expert], as in `JointFigures`."""
         peak = self.gpu_load(gpu_of_expert).max(axis=2)
         loaded = peak > 0
         most = np.where(loaded, peak, 1.0)
-        return JointFigures(hops, np.minimum(kept, 1.0), (most - 1).mean(axis=1), (1 / most).mean(axis=1))
+        return (most - 1).mean(axis=1), (1 / most).mean(axis=1)
 
 
 def equal_slots(experts: int, gpus: int) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from engine.errors import InputError
 from engine.placement.joint.exact import shortest, solvable
 from engine.placement.joint.instance import JointFigures, JointInstance, equal_slots
+from engine.placement.joint.rows import state_of, terms_of
 from engine.placement.joint.search import first_placement, search
 from engine.placement.joint.state import JointState, JointTerms
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
@@ -44,9 +45,9 @@ def place_jointly(
 ) -> Result[NDArray[np.int64]]:
     """Experts to GPUs with a low weight · H / H_random + (1 - weight) · B; `solution` is gpu_of_expert int64[layer, expert].
 
-    H is the hop cost share (`JointFigures`), H_random its expected value under a blind placement, which depends on the
-    slots and the prices of hops only; B is the imbalance, the mean over layers of max / mean GPU load less 1. Over
-    several workloads each of the two is the largest ("worst") or the mean of the workloads' figures.
+    H is the hop cost share (`JointFigures`; of a `RowsInstance` rows / those of a blind placement), H_random its expected
+    value under a blind placement, which depends on the slots and the prices of hops only; B is the imbalance, the mean over
+    layers of max / mean GPU load less 1. Over several workloads each is the largest ("worst") or the mean of theirs.
 
     weight: 0 (balance alone) … 1 (affinity alone).
     start: int64[layer, expert], the placement in use; the search begins there.
@@ -55,8 +56,7 @@ def place_jointly(
     initial: further placements to begin from; the best one is taken. With max_moves those too far from `start` are not.
     kicks: how often the search starts anew from a disturbed placement; None: 0.4 a (layer, expert) pair, at least 100.
     time_limit: wall seconds, an outer cap. Same input, seed and kicks, same answer, unless it cuts the search short.
-    on_progress: called with (objective, bound) after improvements. on_placement: called with placements found on the
-        way, for a front; each is a copy.
+    on_progress: called with (objective, bound) after improvements. on_placement: called with copies of placements met.
 
     Status OPTIMAL if proven: the instance is small enough for a shortest path over all placements (at most 2520 of a
     layer), or the objective meets the bound, or no move is allowed. TIME_LIMIT or CANCELLED if the search was cut short,
@@ -66,7 +66,7 @@ def place_jointly(
     """
     began = time.perf_counter()
     start, initial = _checked(instance, weight, workloads, start, max_moves, initial, kicks)
-    terms = JointTerms(instance, weight, workloads == "worst")
+    terms = terms_of(instance, weight, workloads == "worst")
     kicks = _usual_kicks(instance) if kicks is None else kicks
     incumbent = _Incumbent(terms, began + time_limit, stop, on_progress, on_placement)
     incumbent.bound = max(terms.limit(incumbent.ended), 0.0)
@@ -161,7 +161,7 @@ def _searched(
     terms = incumbent.terms
     if from_mean:
         # The mean is smoother: half of the kicks go into a placement that is good for all.
-        mean = JointTerms(terms.instance, terms.weight, worst=False)
+        mean = terms_of(terms.instance, terms.weight, worst=False)
         search(_state(mean, incumbent.place, start, max_moves), kicks // 2, seed, incumbent.ended, incumbent.visit)
         kicks -= kicks // 2
     return search(_state(terms, incumbent.place, start, max_moves), kicks, seed, incumbent.ended, incumbent.visit)
@@ -170,7 +170,7 @@ def _searched(
 def _state(
     terms: JointTerms, place: NDArray[np.int64], start: NDArray[np.int64] | None, max_moves: int | None
 ) -> JointState:
-    return JointState(terms, place, start if max_moves is not None else None, max_moves)
+    return state_of(terms, place, start if max_moves is not None else None, max_moves)
 
 
 def _best_of(

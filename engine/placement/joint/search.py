@@ -51,7 +51,7 @@ def search(state: JointState, kicks: int, seed: int, stop: Stop, visit: Visit) -
         else:
             descend_steeply(state, stop)
         wide_low, wide_high = max(0, low - 1), min(state.layers, high + 1)
-        pairs = list(combinations(gpus.tolist(), 2))
+        pairs = list(combinations(gpus.tolist(), 2)) if state.linked else []
         for index in rng.permutation(len(pairs))[:PAIRS_PER_KICK]:
             if stop():
                 break
@@ -242,7 +242,7 @@ def _settle(state: JointState, rng: np.random.Generator, stop: Stop, visit: Visi
 
 
 def _chains(state: JointState, rng: np.random.Generator, stop: Stop, price: float = 0.0) -> None:
-    pairs = list(combinations(range(state.gpus), 2))
+    pairs = list(combinations(range(state.gpus), 2)) if state.linked else []
     for index in rng.permutation(len(pairs))[:POLISH_PAIRS]:
         span = longest_chain(state, *pairs[index])
         for low in range(0, state.layers, span):

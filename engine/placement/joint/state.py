@@ -28,8 +28,7 @@ class JointTerms:
     def __init__(self, instance: JointInstance, weight: float, worst: bool) -> None:
         self.instance, self.weight = instance, weight
         self.worst = worst and instance.workloads > 1
-        hop = instance.transition_share if self.worst else instance.transition_share.mean(axis=0, keepdims=True)
-        self.hop = hop * (weight / instance.random_hop_cost_share)
+        self.hop = self._hop()
         per_workload = 1 if self.worst else instance.workloads
         self.load = instance.relative_load * ((1 - weight) / instance.layers / per_workload)
         self.unit = (1 - weight) / instance.layers / per_workload or 1.0
@@ -41,9 +40,18 @@ class JointTerms:
         """The objective's part of values [scenario or workload, ...]: the largest, or the sum of what is divided already."""
         return values.max(axis=0) if self.worst else values.sum(axis=0)
 
+    def _hop(self) -> NDArray[np.float64]:
+        share = self.instance.transition_share
+        share = share if self.worst else share.mean(axis=0, keepdims=True)
+        return share * (self.weight / self.instance.random_hop_cost_share)
+
+    def least_affinity(self, stop: Stop = never) -> float:
+        """Lower limit of the hop cost share over the workloads."""
+        return least_hop_cost_share(self.instance, self.worst, stop)
+
     def limit(self, stop: Stop = never) -> float:
         """A lower limit of the objective: each of the two figures at the least it can be on its own."""
-        hops = least_hop_cost_share(self.instance, self.worst, stop) if self.weight > 0 else 0.0
+        hops = self.least_affinity(stop) if self.weight > 0 else 0.0
         imbalance = least_imbalance(self.instance, self.worst) if self.weight < 1 else 0.0
         return self.weight * hops / self.instance.random_hop_cost_share + (1 - self.weight) * imbalance
 
@@ -67,7 +75,10 @@ class JointState:
     journal: the swaps made since it was last cleared; a swap is its own inverse, so `undo` replays them backwards.
 
     With `start` int64[layer, expert] no swap may put more than `max_moves` (layer, expert) pairs elsewhere than there.
+    linked: whether what a swap costs depends on the layers beside it, so that exchanges in several at once can gain.
     """
+
+    linked = True
 
     def __init__(
         self,
@@ -87,16 +98,20 @@ class JointState:
         terms = self.terms
         self.place = place.copy()
         self.journal: list[tuple[int, int, int]] = []
+        self._reset_hops()
+        self.gpu_load = np.einsum("wle,leg->wlg", terms.load, (place[:, :, None] == np.arange(self.gpus)) * 1.0)
+        self.peak = self.gpu_load.max(axis=2)
+        self.peaks = self.peak.sum(axis=1) + terms.offset
+        self.moves = int((place != self.start).sum()) if self.start is not None else 0
+
+    def _reset_hops(self) -> None:
+        terms, place = self.terms, self.place
         to = terms.distance[place]  # float64[layer, expert, gpu]
         self.cost = np.zeros((len(terms.hop), self.layers, self.experts, self.gpus))
         self.cost[:, :-1] += terms.hop @ to[1:]
         inward = terms.hop.transpose(0, 1, 3, 2) @ to[:-1]
         self.cost[:, 1:] += inward
         self.hops = np.take_along_axis(inward, place[None, 1:, :, None], axis=3).sum(axis=(1, 2, 3))
-        self.gpu_load = np.einsum("wle,leg->wlg", terms.load, (place[:, :, None] == np.arange(self.gpus)) * 1.0)
-        self.peak = self.gpu_load.max(axis=2)
-        self.peaks = self.peak.sum(axis=1) + terms.offset
-        self.moves = int((place != self.start).sum()) if self.start is not None else 0
 
     @property
     def objective(self) -> float:
@@ -109,9 +124,7 @@ class JointState:
         max_moves are infinite.
         """
         terms, gpu = self.terms, self.place[layer]
-        there = self.cost[:, layer].take(gpu, axis=2)
-        there -= there.diagonal(axis1=1, axis2=2)[:, :, None].copy()
-        hops = there + there.transpose(0, 2, 1)
+        hops = self._hop_changes(layer)
         peaks = np.empty((len(terms.load), self.experts, self.experts))
         uneven = np.zeros((self.experts, self.experts))
         for workload, load in enumerate(terms.load[:, layer]):
@@ -136,19 +149,17 @@ class JointState:
             gain += price * moved
         return gain
 
+    def _hop_changes(self, layer: int) -> NDArray[np.float64]:
+        """float64[scenario, expert, expert]: what `hops` change by when two experts of the layer swap GPUs."""
+        there = self.cost[:, layer].take(self.place[layer], axis=2)
+        there -= there.diagonal(axis1=1, axis2=2)[:, :, None].copy()
+        return there + there.transpose(0, 2, 1)
+
     def swap(self, layer: int, first: int, second: int) -> None:
         """Swap the GPUs of two experts of a layer."""
         terms = self.terms
         here, there = int(self.place[layer, first]), int(self.place[layer, second])
-        cost = self.cost[:, layer]
-        self.hops += cost[:, first, there] - cost[:, first, here] + cost[:, second, here] - cost[:, second, there]
-        shift = terms.distance[there] - terms.distance[here]
-        if layer + 1 < self.layers:
-            tokens = terms.hop[:, layer, first] - terms.hop[:, layer, second]
-            self.cost[:, layer + 1] += tokens[:, :, None] * shift
-        if layer:
-            tokens = terms.hop[:, layer - 1, :, first] - terms.hop[:, layer - 1, :, second]
-            self.cost[:, layer - 1] += tokens[:, :, None] * shift
+        self._swap_hops(layer, first, second)
         difference = terms.load[:, layer, first] - terms.load[:, layer, second]
         self.gpu_load[:, layer, here] -= difference
         self.gpu_load[:, layer, there] += difference
@@ -161,6 +172,20 @@ class JointState:
             self.moves += int(here != home[second]) - int(there != home[second])
         self.place[layer, first], self.place[layer, second] = there, here
         self.journal.append((layer, first, second))
+
+    def _swap_hops(self, layer: int, first: int, second: int) -> None:
+        """Bring `hops` and what their changes are read from up to date with a swap to come."""
+        terms = self.terms
+        here, there = int(self.place[layer, first]), int(self.place[layer, second])
+        cost = self.cost[:, layer]
+        self.hops += cost[:, first, there] - cost[:, first, here] + cost[:, second, here] - cost[:, second, there]
+        shift = terms.distance[there] - terms.distance[here]
+        if layer + 1 < self.layers:
+            tokens = terms.hop[:, layer, first] - terms.hop[:, layer, second]
+            self.cost[:, layer + 1] += tokens[:, :, None] * shift
+        if layer:
+            tokens = terms.hop[:, layer - 1, :, first] - terms.hop[:, layer - 1, :, second]
+            self.cost[:, layer - 1] += tokens[:, :, None] * shift
 
     def potential(self, layer: int) -> float:
         """What `swap_gains` of the layer are changes of, but for what other layers add."""

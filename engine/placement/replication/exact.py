@@ -40,6 +40,8 @@ def best_layout(
     load: float64[load, expert] in units of the ideal; speed: float64[gpu]; known: int64[gpu, place], a good layout, which
     comes back if nothing better is found; bound: a limit that is already proven.
     """
+    if _longest(load, speed) * SPEED_UNITS >= 2**63:  # times further apart than the solver's whole numbers can count
+        return known, bound
     model = _free_model if split == "free" else _equal_model
     return model(load, slots_of_gpu, speed, known, bound, seconds, seed, stop)
 

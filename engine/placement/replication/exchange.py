@@ -15,6 +15,8 @@ STILL_ROUNDS = 6
 """Rounds without any improvement after which a row is taken to have none left: its pairs are drawn anew each time."""
 IMPROVEMENT = 1e-9
 """Least relative improvement of a pair's worse GPU that counts, far above round-off."""
+MOST_ENTRIES = 2**22
+"""Entries of that table for one row: where there are more, the greedy layout has to do."""
 ENTRIES_AT_ONCE = 400_000
 """Entries of the table of exchanges that are weighed in one step: few enough for the processor's cache."""
 
@@ -58,7 +60,7 @@ def exchange(
     open_rows = np.flatnonzero(layouts.worst > good_enough)
     still = np.zeros(len(layouts.expert), dtype=np.int64)
     _, gpus, places = layouts.expert.shape
-    if gpus < 2:
+    if gpus < 2 or gpus // 2 * places * places > MOST_ENTRIES:
         return
     at_once = max(1, ENTRIES_AT_ONCE // (gpus // 2 * places * places))
     for turn in range(rounds):

@@ -168,13 +168,13 @@ class _Pricer:
         if self.routing.even:
             size = traffic.sum(axis=1).max()
             return np.max([self.problem.cost.all_to_all(block, size / self.cut) for block in self.blocks], axis=0)
-        # Uneven traffic is no collective of one size: the busiest port of the network counts.
+        # Uneven traffic is no collective of one size: the busiest port of the network counts, with all its sends at once.
         network = self.problem.network
         src, dst = np.nonzero(np.where(np.eye(len(traffic), dtype=bool), 0.0, traffic))
         if not len(src):
             return np.zeros(len(self.cut))
         start_up = float(network.start_up(src, dst).max())
-        return start_up + network.fluid_seconds(src, dst, traffic[src, dst]) / self.cut
+        return start_up + network.paced_seconds(src, dst, traffic[src, dst]) / self.cut
 
     def _routed(self, operator: Operator) -> bool:
         """Whether it works on as many tokens as the routing sends."""

@@ -77,7 +77,7 @@ def _timeline(program: Program, priced: PricedStep, start: np.ndarray, end: np.n
     lanes = tuple(_lane(names, members) for members in priced.groups)
     labels = tuple(program.labels[index] for index in task)
     measured = "; operators with measured times count as measured" if problem.graph is not None else ""
-    return Timeline(events, lanes, "simulated", problem.cost.source + measured, labels)
+    return Timeline(events, lanes, "simulated", problem.cost_source + measured, labels)
 
 
 def event_kind(operator: Operator) -> str:

@@ -1,0 +1,22 @@
+"""Engine calls whose answers are kept between runs, keyed by content digests; the data itself is passed unhashed.
+
+Nothing here changes the session or the data folder. The pages call all of it as `cached.problem()`.
+"""
+
+# ruff: noqa: F401  what this package offers
+from app.cached.devices import attached, testbed_fault
+from app.cached.figures import (
+    balance,
+    bound,
+    check_launch,
+    check_plan,
+    key_of,
+    metrics,
+    migration,
+    sends_of_layer,
+    simulate,
+    utilisation,
+    waits,
+)
+from app.cached.inputs import inspection, measured_pairs, model_fault, placement_in_use, problem, recording, workload
+from app.cached.plans import Answer, Candidate, answer_of, candidates, jobs, open_plan, result_of, resume_jobs

@@ -1,0 +1,156 @@
+"""What plans are worth on a problem: timelines, figures, bounds, moves, and the rules that they break."""
+
+import pandas as pd
+import streamlit as st
+
+from app import simulations
+from engine import store
+from engine.balance import Balance
+from engine.errors import InputError
+from engine.goal import Goal
+from engine.launch.preparation.launch import Launch
+from engine.plan import Placement, Plan, SendOrder
+from engine.problem import Problem
+from engine.result import Provenance
+from engine.simulate import bound_of_plan as engine_bound
+from engine.simulate import simulate_layers
+from engine.simulate.metrics import SCORED_ON, Metrics, balance_of, input_digests, simulation_digest
+from engine.simulate.metrics import metrics as engine_metrics
+from engine.simulate.migration import Migration
+from engine.simulate.migration import migration as engine_migration
+from engine.simulate.waits import waits as engine_waits
+from engine.studies.utilisation import Utilisation, exclusive_and_colocated
+from engine.systems.pieces import linear_placement
+from engine.timeline import Timeline
+from engine.validate import refuse_broken, refuse_broken_launch
+
+
+def simulate(plan: Plan, problem: Problem) -> Timeline:
+    return _simulate(plan.id, key_of(problem), plan, problem)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Simulating")
+def _simulate(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Timeline:
+    return store.load_timeline(simulation_digest(_plan, _problem)) or simulations.timeline(_plan, _problem)
+
+
+def sends_of_layer(plan: Plan, problem: Problem, layer: int) -> Timeline:
+    """One MoE layer of the simulated timeline, with every send."""
+    return _sends_of_layer(plan.id, key_of(problem), layer, plan, problem)
+
+
+@st.cache_resource(max_entries=4, show_spinner="Simulating")
+def _sends_of_layer(id: str, key: tuple[str, ...], layer: int, _plan: Plan, _problem: Problem) -> Timeline:
+    return simulate_layers(_plan, _problem, simulate(_plan, _problem), layer, layer)
+
+
+def check_plan(plan: Plan, problem: Problem) -> None:
+    """Raise InputError, one line, when a plan breaks a rule or does not fit the problem."""
+    if fault := _fault_of_plan(plan.name, plan.id, key_of(problem), plan, problem):
+        raise InputError(fault)
+
+
+@st.cache_resource(max_entries=256, show_spinner="Checking the plan")
+def _fault_of_plan(name: str, id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> str:
+    try:
+        refuse_broken(_plan, _problem)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def check_launch(launch: Launch) -> None:
+    """Raise InputError, one line, when a plan of a launch breaks a rule."""
+    plans = tuple(part for plan in launch.plans for part in (plan.name, plan.id))
+    second = launch.second or ()
+    inputs = (launch.workload, launch.model, launch.cluster, *second, launch.step)
+    key = tuple("" if document is None else document.digest for document in inputs)
+    if fault := _fault_of_launch(plans, key, launch):
+        raise InputError(fault)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Checking the plans")
+def _fault_of_launch(plans: tuple[str, ...], key: tuple[str, ...], _launch: Launch) -> str:
+    try:
+        refuse_broken_launch(
+            _launch.plans, _launch.workload, _launch.model, _launch.cluster, _launch.second, _launch.step
+        )
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def waits(plan: Plan, problem: Problem) -> pd.DataFrame:
+    """What all GPUs wait for in an inference plan, step by step."""
+    return _waits(plan.id, key_of(problem), simulate(plan, problem))
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _waits(id: str, key: tuple[str, ...], _timeline: Timeline) -> pd.DataFrame:
+    return engine_waits(_timeline)
+
+
+def metrics(plan: Plan, problem: Problem) -> Metrics:
+    return _metrics(plan.id, key_of(problem), plan, problem)
+
+
+@st.cache_resource(max_entries=256, show_spinner="Simulating")
+def _metrics(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Metrics:
+    return engine_metrics(_plan, _problem, simulate(_plan, _problem))
+
+
+def balance(plan: Plan, problem: Problem) -> Balance:
+    """How evenly a plan loads its GPUs, without simulating it."""
+    return _balance(plan.id, key_of(problem), plan, problem)
+
+
+@st.cache_resource(max_entries=256, show_spinner=False)
+def _balance(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Balance:
+    return balance_of(_plan, _problem)
+
+
+def utilisation(plan: Plan, problem: Problem) -> tuple[Utilisation, ...]:
+    """Of the GPUs with each of two models alone, and with both."""
+    return _utilisation(plan.id, key_of(problem), plan, problem)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Simulating each model alone")
+def _utilisation(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> tuple[Utilisation, ...]:
+    return exclusive_and_colocated(_plan, _problem, simulate(_plan, _problem))
+
+
+def bound(plan: Plan, problem: Problem, first: int, last: int, straight: bool = False) -> float:
+    """Seconds below which no send order brings the plan's placement in these MoE layers; straight: no order without relays,
+    unless the plan's own has some."""
+    return _bound(plan.id, key_of(problem), first, last, straight, plan, problem)
+
+
+@st.cache_resource(max_entries=256, show_spinner=False)
+def _bound(
+    id: str, key: tuple[str, ...], first: int, last: int, straight: bool, _plan: Plan, _problem: Problem
+) -> float:
+    return engine_bound(_plan, _problem, first, last, straight)
+
+
+def migration(plan: Plan, problem: Problem) -> Migration | None:
+    """What a move from the placement in use to a plan costs; None for two models, whose placement in use is unknown."""
+    if plan.goal is Goal.TWO_MODELS:
+        return None
+    now = problem.in_use or linear_placement(problem)
+    return _migration(plan.id, now.digest, key_of(problem), plan, now, problem)
+
+
+@st.cache_resource(max_entries=256, show_spinner="Counting moves")
+def _migration(id: str, now: str, key: tuple[str, ...], _plan: Plan, _now: Placement, _problem: Problem) -> Migration:
+    order = SendOrder(mode="concurrent")
+    deployed = Plan(
+        name="in use", placement=_now, send_order=order, travel=_plan.travel, provenance=Provenance(optimiser="")
+    )
+    seconds = (simulate(plan, _problem).total for plan in (deployed, _plan))
+    return engine_migration(_now, _plan.placement, _problem, *seconds)
+
+
+def key_of(problem: Problem) -> tuple[str, ...]:
+    """Digests of all that a plan's figures depend on."""
+    digests = input_digests(problem)
+    return tuple(digests.get(role, "") for role in SCORED_ON)

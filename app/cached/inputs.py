@@ -1,0 +1,148 @@
+"""What is open: recordings, and the problem that all inputs make."""
+
+import json
+from copy import copy
+
+import streamlit as st
+
+from app import state
+from app.cached.plans import candidates
+from engine import store
+from engine.cluster import Cluster
+from engine.costs import choice as cost_choice
+from engine.costs.measured_pairs import MeasuredPairs
+from engine.costs.pair_cluster import PairCluster
+from engine.errors import InputError
+from engine.goal import Goal
+from engine.model import MoEModel
+from engine.plan import Placement
+from engine.problem import Problem, make_problem
+from engine.studies.inspection import Inspection
+from engine.studies.inspection import inspect as engine_inspect
+from engine.training import balanced_load
+from engine.workload import Workload, digest_of
+
+
+def workload() -> Workload | None:
+    """The open recording; None when there is none or the data folder has lost it."""
+    digest = state.workload_digest()
+    try:
+        return recording(digest) if digest else None
+    except InputError:
+        return None
+
+
+def recording(digest: str) -> Workload:
+    """A recording of the session, under the name that it has there: others may have saved the same contents before."""
+    original = _workload(digest)
+    name = state.workloads().get(digest, original.name)
+    return original if name == original.name else _renamed(digest, name, original)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _renamed(digest: str, name: str, _original: Workload) -> Workload:
+    renamed = copy(_original)  # shares the arrays
+    object.__setattr__(renamed, "name", name)
+    return renamed
+
+
+@st.cache_resource(max_entries=16, show_spinner="Reading the recording")
+def _workload(digest: str) -> Workload:
+    return store.load_workload(digest)
+
+
+def inspection() -> Inspection:
+    """Of the open recording, held against the model that it was made with, else against the open one."""
+    digest = state.workload_digest()
+    model = state.model_of(digest) or state.model()
+    return _inspection(digest, model and model.digest, workload(), model)
+
+
+@st.cache_resource(max_entries=16, show_spinner="Checking the recording")
+def _inspection(digest: str, of_model: str | None, _workload: Workload, _model: MoEModel | None) -> Inspection:
+    return engine_inspect(_workload, _model)
+
+
+def measured_pairs() -> PairCluster | None:
+    """The open cluster beside the pairs that were measured on its hosts; None where none were, or the data folder has lost
+    them."""
+    digest, cluster = state.pairs_digest(), state.cluster()
+    if digest is None or cluster is None:
+        return None
+    try:
+        return _measured_pairs(digest, cluster.digest, cluster)
+    except InputError:
+        return None
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _measured_pairs(digest: str, of_cluster: str, _cluster: Cluster) -> PairCluster | None:
+    return store.load_document(MeasuredPairs, digest).beside(_cluster)
+
+
+def problem() -> Problem | None:
+    """What is open, as a problem; None while something is missing. Raises InputError when the parts do not fit."""
+    first, cluster, model, step = workload(), state.cluster(), state.model(), state.step()
+    if model is not None and step is not None:
+        first = first if step.routing == "recorded" else _fitting_or_balanced(first, model)
+    elif model is not None and state.serving() is not None:
+        first = _fitting_or_balanced(first, model)
+    if first is None or cluster is None or model is None:
+        return None
+    second = None
+    if (digest := state.second()) and step is None:
+        second = (recording(digest), state.model_of(digest))
+    alone = second is None and step is None
+    others = tuple(recording(digest) for digest in state.others()) if alone else ()
+    in_use = placement_in_use() if alone else None
+    names = tuple(part.name for part in (first, *others, *(second or ())))
+    graph, cost = (state.graph() if step else None), state.cost()
+    travel = state.travel() if step is None else None
+    key = (
+        names,
+        first.digest,
+        cluster.digest,
+        model.digest,
+        second and (second[0].digest, second[1].digest),
+        tuple(other.digest for other in others),
+        in_use and in_use.digest,
+        step and step.digest,
+        graph and graph.digest,
+        travel and travel.digest,
+        digest_of(json.dumps(cost, sort_keys=True)),
+    )
+    return _problem(
+        key, first, cluster, model, cost_choice.from_dict(cost), second, others, in_use, step, graph, travel
+    )
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _problem(
+    key: tuple, _workload, _cluster, _model, _cost, _second, _others, _in_use, _step, _graph, _travel
+) -> Problem:
+    return make_problem(_workload, _cluster, _model, _cost, _second, _others, _in_use, _step, _graph, _travel)
+
+
+def _fitting_or_balanced(recording: Workload | None, model: MoEModel) -> Workload:
+    """Whole steps can be looked at before anything was recorded: without a fitting recording, with balanced loads."""
+    return recording if recording is not None and model_fault(recording, model) is None else balanced_load(model)
+
+
+def model_fault(recording: Workload, model: MoEModel) -> str | None:
+    """Why a recording is not of a model; None where it may be."""
+    try:
+        model.check_recording(recording.layers, recording.num_experts, recording.k, recording.name)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def placement_in_use() -> Placement | None:
+    """The placement of the plan that is marked as deployed, where it fits the open recording and cluster."""
+    candidate = candidates().get(state.in_use() or "")
+    recording, cluster = workload(), state.cluster()
+    if candidate is None or recording is None or cluster is None or candidate.plan.goal is Goal.TWO_MODELS:
+        return None
+    placement = candidate.plan.placement
+    fits = (recording.layers, recording.num_experts, len(cluster.gpus))
+    return placement if (placement.layers, placement.experts, placement.gpus) == fits else None

@@ -1,0 +1,145 @@
+"""The plans of the session and what jobs have kept."""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+
+import streamlit as st
+
+from app import state
+from engine import store
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.jobs.protocol import RESULT
+from engine.plan import Plan
+from engine.result import Status
+from engine.store import team
+from engine.store.database import LostError, database
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A plan of the session and how it came about."""
+
+    plan: Plan
+    status: str
+    runtime: float
+    notes: dict[str, dict]
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a job that plans has kept so far. refused: systems that cannot plan for this, by title, with the reason."""
+
+    candidates: list[Candidate]
+    refused: dict[str, str]
+
+
+def candidates() -> dict[str, Candidate]:
+    """Every plan that the session's jobs have found so far, by id, newest job first; then those of a front, those of sweeps and
+    of the team that were opened, and those that came in files."""
+    by_id: dict[str, Candidate] = {}
+    front = state.study_job("front")
+    for job in jobs([*state.plan_jobs(), *([front] if front else [])]):
+        with suppress(InputError):  # a damaged result, which is said where the job is watched
+            for candidate in answer_of(job).candidates:
+                by_id.setdefault(candidate.plan.id, candidate)
+    for id, name in state.taken().items():
+        for job in jobs([name]):
+            with suppress(InputError):
+                by_id.setdefault(id, _taken(id, job))
+    for id, number in state.saved().items():
+        try:
+            by_id.setdefault(id, _saved(database().address, id, number))
+        except LostError:  # each further question would wait as long for an answer
+            break
+        except InputError:  # it is another database now
+            continue
+    for id, digest in state.imported().items():
+        try:
+            by_id.setdefault(id, _imported(digest))
+        except InputError:  # the data folder has lost it
+            continue
+    return by_id
+
+
+@st.cache_resource(max_entries=64, show_spinner="Reading a plan")
+def _imported(digest: str) -> Candidate:
+    return Candidate(store.load_document(Plan, digest), Status.FEASIBLE.value, math.nan, {})
+
+
+@st.cache_resource(max_entries=256, show_spinner="Reading a saved plan")
+def _saved(address: str, id: str, number: int | None) -> Candidate:
+    """A plan of the team, which never changes; number: of the time that it was saved, None: it is in no workspace."""
+    plan, figures = team.load_plan(database(), id), {}
+    if number is not None:
+        saved = team.find_saved(database(), number)
+        if saved.plan != id:
+            raise InputError("another database has another plan under this number")
+        plan, figures = plan.model_copy(update={"name": saved.name}), saved.figures
+    status = plan.claim.status.value if plan.claim else Status.FEASIBLE.value
+    return Candidate(plan, status, figures.get("runtime") or math.nan, figures.get("notes") or {})
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _taken(id: str, _job: runner.Job) -> Candidate:
+    """One plan of a sweep, which once found stays in its job's result. Raises InputError where that is damaged."""
+    try:
+        candidates = (_job.result or {}).get("candidates", [])
+        return _candidate(next(candidate for candidate in candidates if candidate["point"]["plan_id"] == id))
+    except (StopIteration, LookupError, TypeError, AttributeError):
+        raise InputError(f"{_job.folder / RESULT} is damaged (it has no plan {id[:8]})") from None
+
+
+def answer_of(job: runner.Job) -> Answer:
+    """What a job that plans has kept so far. Raises InputError where that is damaged."""
+    return _answer(job.id, written, job) if (written := job.result_written) else Answer([], {})
+
+
+@st.cache_resource(max_entries=64, show_spinner="Reading plans")
+def _answer(id: str, written: int, _job: runner.Job) -> Answer:
+    try:
+        result = _job.result or {}
+        return Answer([_candidate(candidate) for candidate in result["candidates"]], dict(result.get("refused", {})))
+    except InputError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise InputError(f"{_job.folder / RESULT} is damaged (its plans cannot be read); run the job again") from None
+
+
+def result_of(job: runner.Job) -> dict | None:
+    """What a job has kept so far; None while it is nothing. Raises InputError where it is damaged. Not to be changed: other
+    runs and sessions share it."""
+    return _result(job.id, written, job) if (written := job.result_written) else None
+
+
+@st.cache_resource(max_entries=16, show_spinner="Reading results")
+def _result(id: str, written: int, _job: runner.Job) -> dict:
+    return _job.result
+
+
+def _candidate(data: dict) -> Candidate:
+    return Candidate(Plan.from_dict(data["plan"], "plan"), data["status"], data["runtime"], data["notes"])
+
+
+@st.cache_resource(show_spinner=False)
+def resume_jobs() -> None:
+    """Once a server: start the jobs again that waited when the machine went down."""
+    runner.resume(store.data_folder())
+
+
+def jobs(ids: list[str]) -> list[runner.Job]:
+    """The jobs of these ids that still exist."""
+    existing = []
+    for id in ids:
+        try:
+            existing.append(runner.find(id, store.data_folder()))
+        except InputError:
+            continue
+    return existing
+
+
+def open_plan() -> Plan | None:
+    """The open plan; None when none is open or its job is gone."""
+    candidate = candidates().get(state.plan_id() or "")
+    return candidate.plan if candidate else None

@@ -1,0 +1,139 @@
+"""Whole serving steps: where their time goes."""
+
+import numpy as np
+import plotly.graph_objects as go
+
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, finish, plain, strokes
+from engine.serving.figures import ServingFigures
+from engine.units import TIME, scale_of, seconds, share
+
+DENSE = KIND_COLOURS["dense"]
+PARTS = (
+    ("embedding", "Embedding", DENSE, "x"),
+    ("attention", "Attention and projections", DENSE, ""),
+    ("norm", "Norms", DENSE, "."),
+    ("gate", "Router", KIND_COLOURS["gate"], ""),
+    ("shared expert", "Shared experts", DENSE, "/"),
+    ("dense FFN", "Dense FFN", DENSE, "\\"),
+    ("dispatch", KIND_TITLES["dispatch"], KIND_COLOURS["dispatch"], ""),
+    ("ffn", "Experts", KIND_COLOURS["ffn"], ""),
+    ("combine", KIND_TITLES["combine"], KIND_COLOURS["combine"], ""),
+    ("aggregate", KIND_TITLES["aggregate"], KIND_COLOURS["aggregate"], ""),
+    ("head", "Output head", DENSE, "-"),
+    ("other", "Other operators", "#8A9694", ""),
+)
+"""Of `ServingFigures.parts`, in the order of a layer: key, title, colour, pattern."""
+
+SAME = 0.0005
+"""Gain that people do not see."""
+
+
+def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
+    """One stacked bar a plan, the one that is shown first: every kind of operator as if nothing overlapped; a solid line is the
+    step itself, which overlap makes shorter, the dashed one its bound. dark: of the page."""
+    names, figures = list(plans), list(plans.values())
+    longest = max(sum(served.parts.values()) for served in figures)
+    factor, unit = scale_of(longest, TIME)
+    place = np.arange(len(names))
+    figure = go.Figure()
+    for kind, title, colour, pattern in PARTS:
+        values = np.array([served.parts.get(kind, 0.0) for served in figures])
+        if not values.any():
+            continue
+        figure.add_bar(
+            x=values / factor,
+            y=place,
+            orientation="h",
+            name=title,
+            width=0.56,
+            marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": _pattern(pattern)},
+            customdata=[
+                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / sum(served.parts.values()))} of the work"
+                for name, served, value in zip(names, figures, values, strict=True)
+            ],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    ink = "#FFFFFF" if dark else "#16201F"
+    _draw_lines(figure, figures, factor, ink)
+    _write_bound(figure, figures, factor)
+    figure.add_scatter(
+        x=[sum(served.parts.values()) / factor for served in figures],
+        y=place,
+        mode="text",
+        showlegend=False,
+        hoverinfo="skip",
+        text=[f"  {_total(served)}" for served in figures],
+        textposition="middle right",
+    )
+    figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest / factor * 1.25])
+    figure.update_yaxes(
+        tickvals=place,
+        ticktext=[plain(name) for name in names],
+        range=[len(names) - 0.5, -0.85],
+        showgrid=False,
+        zeroline=False,
+    )
+    height = 190 + 46 * len(names)
+    return finish(
+        figure,
+        _finding(plans),
+        height,
+        barmode="stack",
+        legend={"orientation": "h", "x": 0, "y": -62 / (height - 130), "yanchor": "top", "traceorder": "normal"},
+    )
+
+
+def _pattern(shape: str) -> dict:
+    return {"shape": shape, "fillmode": "overlay", "fgcolor": "#16201F", "size": 6, "solidity": 0.2} if shape else {}
+
+
+def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float, ink: str) -> None:
+    """Bounds, and the steps themselves where something is hidden."""
+    places = range(len(figures))
+    if any(served.hidden for served in figures):
+        figure.add_scatter(
+            **strokes([served.seconds / factor for served in figures], places, 0.4),
+            mode="lines",
+            name="The step, the rest is hidden",
+            line={"width": 3, "color": ink},
+            hoverinfo="skip",
+        )
+    figure.add_scatter(
+        **strokes([served.bound / factor for served in figures], places, 0.4),
+        mode="lines",
+        name="Bound: any order of sends",
+        line={"dash": "dash", "width": 1.5, "color": ink},
+        hoverinfo="skip",
+    )
+
+
+def _write_bound(figure: go.Figure, figures: list[ServingFigures], factor: float) -> None:
+    """The bound's value above the first bar."""
+    bound = figures[0].bound
+    figure.add_annotation(
+        x=bound / factor, y=-0.44, yshift=9, text=f"bound {seconds(bound)}", showarrow=False, font={"size": 12}
+    )
+
+
+def _total(served: ServingFigures) -> str:
+    hidden = f", {seconds(served.hidden)} hidden" if served.hidden else ""
+    return f"{seconds(served.seconds)}{hidden}"
+
+
+def _finding(plans: dict[str, ServingFigures]) -> str:
+    """What takes most of the first plan's step, and what the other takes beside it."""
+    (name, served), *others = plans.items()
+    kind = max(served.parts, key=served.parts.get)
+    title = next(title for key, title, _, _ in PARTS if key == kind)
+    work = "work" if served.hidden else "step"
+    most = f"{title}: {share(served.parts[kind] / sum(served.parts.values()))} of its {work}"
+    for other, beside in others:
+        gain = served.gain_over(beside)
+        if abs(gain) < SAME:
+            return f"{_short(name)} takes as long as {_short(other)}. {most}"
+        return f"{_short(name)} is {share(abs(gain))} {'faster' if gain > 0 else 'slower'} than {_short(other)}. {most}"
+    return f"{_short(name)} takes {seconds(served.seconds)}. {most}"
+
+
+def _short(name: str) -> str:
+    return plain(name.split(" (")[0])

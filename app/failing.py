@@ -1,0 +1,73 @@
+"""What a page shows of what fails: a line, and a way out."""
+
+import functools
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import streamlit as st
+
+from app import state
+from app.text import plain
+from engine import logs
+from engine.errors import InputError
+from engine.workload import digest_of
+
+LOG = logging.getLogger(logs.OURS)
+
+
+@contextmanager
+def saying() -> Iterator[None]:
+    """What cannot be read or written is said in a line where it would stand, and the page goes on."""
+    try:
+        yield
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+
+
+@contextmanager
+def in_a_line() -> Iterator[None]:
+    """The same of whatever is raised inside. A fault of ours gets a number, under which the log has all about it; what a person
+    reads of it gives away nothing."""
+    try:
+        with saying():
+            yield
+    except Exception as error:
+        apologise(error)
+
+
+def fragment(function: Callable | None = None, *, run_every: float | None = None) -> Any:
+    """`st.fragment`, what fails in it said in its place: it runs again by itself, where nothing is around it."""
+
+    def guarded(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def run(*arguments: Any, **options: Any) -> Any:
+            with in_a_line():
+                return function(*arguments, **options)
+
+        return st.fragment(run, run_every=run_every)
+
+    return guarded if function is None else guarded(function)
+
+
+def apologise(error: Exception) -> None:
+    """Say that this is not the visitor's fault, and offer what they can do. The same fault has the same number."""
+    number = digest_of(*traceback.format_exception(error))[:8]
+    LOG.error("a page failed, fault %s", number, exc_info=error)
+    with st.container(key=f"failed-{number}"):
+        st.error(
+            f"This part of the page failed, by a fault of Switchyard. What you have is kept. Fault {number}: the studio's log "
+            "tells more.",
+            icon=":material/error:",
+        )
+        with st.container(horizontal=True):
+            st.button("Try again", icon=":material/refresh:", key=f"again-{number}")
+            st.button(
+                "Go on in an empty session",
+                icon=":material/restart_alt:",
+                key=f"empty-{number}",
+                on_click=state.begin_anew,
+                help="This one stays under its address.",
+            )

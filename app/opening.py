@@ -1,0 +1,270 @@
+"""Whatever file a person drops, brought to its place in the session: one function a kind of file."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app import cached, state, uploads
+from engine import formats, store
+from engine.catalogue.nvidia import type_of
+from engine.costs import AlphaBeta, CostProfile, Profiled, choice
+from engine.costs.measured_pairs import MeasuredPairs
+from engine.costs.pair_cluster import draw_pairs
+from engine.errors import InputError
+from engine.formats.measured.nccl_pairs import read_pairs
+from engine.formats.nvidia_topo import read_topology
+from engine.formats.placements import Deployed, open_plan_file
+from engine.model import MoEModel
+from engine.overlap.operator_graph import OperatorGraph
+from engine.plan import Plan, SendOrder
+from engine.result import Provenance
+from engine.serving.step import ServingStep
+from engine.training import TrainingStep
+from engine.workload import RoutingTrace, TrafficMatrix, Workload
+
+MOST_WORKLOADS = 64
+"""In one file: every one of them is read, kept and listed."""
+ORDER = (
+    "routing",
+    "loads",
+    "traffic",
+    "model",
+    "topology",
+    "pairs",
+    "cluster",
+    "measurements",
+    "profile",
+    "step",
+    "graph",
+    "plan",
+)
+"""A model must fit the recording that is open, and a plan its model and cluster, so that all of them can be dropped at once."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of an uploaded file, in a sentence: what it was opened as, or why it was not."""
+
+    text: str
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Known:
+    """What files may not say themselves: the model that was dropped along, or else is open, and the type of GPUs."""
+
+    model: MoEModel | None
+    gpu_type: str | None
+
+
+def receive(
+    files: Sequence[tuple[str, bytes]], is_new: Sequence[bool], gpu_type: str | None = None
+) -> list[Answer | None]:
+    """Open uploaded files (name, content) as what they are, files of one recording together, and say what became of each. What
+    the session had open stays open where nothing took its place.
+
+    is_new: of each file; older ones are read only with new ones of their recording, else their answer is None; gpu_type: of
+    machines whose files do not name it
+    """
+    try:
+        with uploads.as_files(files) as paths, store.scratch() as scratch:
+            return _received(paths, is_new, scratch, gpu_type)
+    except InputError as error:
+        return [Answer(str(error), refused=True) if new else None for new in is_new]
+
+
+def _received(
+    paths: Sequence[Path], is_new: Sequence[bool], scratch: Path, gpu_type: str | None
+) -> list[Answer | None]:
+    answers: list[list[Answer]] = [[] for _ in paths]
+    upload_of: dict[Path, int] = {}
+    parts: list[formats.Part] = []
+    for place, path in enumerate(paths):
+        try:
+            inside = formats.single_files(path, scratch)
+        except InputError as error:
+            answers[place].append(Answer(str(error), refused=True))
+            continue
+        parts += inside
+        upload_of |= {file: place for part in inside for file in part.paths}
+    known = Known(_model_among(parts), gpu_type)
+    for part in sorted(formats.joined(parts), key=lambda part: ORDER.index(part.format.kind)):
+        places = dict.fromkeys(upload_of[file] for file in part.paths)
+        if not any(is_new[place] for place in places):
+            continue
+        try:
+            answer = Answer(_OPEN[part.format.kind](part, known))
+        except InputError as error:
+            (place, *_), inside = places, not set(part.paths) & set(paths)
+            text = f"{paths[place].name}: {error}" if inside else str(error)
+            alone = (
+                "" if len(part.paths) == 1 else f"; none of the {len(part.paths)} files that belong together was opened"
+            )
+            answer = Answer(text + alone, refused=True)
+        for place in places:
+            answers[place].append(answer)
+    return [_together(of_file) for of_file in answers]
+
+
+def _together(answers: Sequence[Answer]) -> Answer | None:
+    """Of an archive, whose files each have one."""
+    if not answers:
+        return None
+    return Answer("; ".join(answer.text for answer in answers), any(answer.refused for answer in answers))
+
+
+def _model_among(parts: Sequence[formats.Part]) -> MoEModel | None:
+    for part in parts:
+        if part.format.kind == "model":
+            try:
+                return formats.read_model(part.paths[0])
+            except InputError:
+                break  # opening it says why
+    return state.model()
+
+
+def _recording(part: formats.Part, known: Known) -> str:
+    names = formats.members(part.paths[0]) if len(part.paths) == 1 else ()
+    if len(names) > MOST_WORKLOADS:
+        raise InputError(
+            f"{part.paths[0].name}: holds {len(names)} workloads, at most {MOST_WORKLOADS} are opened at once; save fewer"
+        )
+    workloads = [_read(part, member, known.model) for member in names or (None,)]
+    for workload in workloads:
+        state.open_workload(workload)
+    return "opened " + " and ".join(workload.name for workload in workloads)
+
+
+def _read(part: formats.Part, member: str | None, model: MoEModel | None) -> Workload:
+    """The recording. One with the layers and k of the model is held against that model's number of experts; one of another
+    model is no fault, so its own sizes count then."""
+    if model is None:
+        return formats.read_workload(part.paths, member=member)
+    facts = {"member": member, "bytes_per_token": model.bytes_per_token, "model": model}
+    workload = formats.read_workload(part.paths, **facts)
+    same = isinstance(workload, RoutingTrace) and (workload.layers, workload.k) == (
+        len(model.moe_layers),
+        model.experts_per_token,
+    )
+    if not same or workload.num_experts == model.experts:
+        return workload
+    return formats.read_workload(part.paths, num_experts=model.experts, **facts)
+
+
+def _model(part: formats.Part, _: Known) -> str:
+    (path,) = part.paths
+    model, workload = formats.read_model(path), cached.workload()
+    # A serving step assumes balanced routing where the recording is of another model.
+    if workload is not None and not isinstance(workload, TrafficMatrix) and state.serving() is None:
+        try:
+            model.check_recording(workload.layers, workload.num_experts, workload.k, workload.name)
+        except InputError as error:
+            raise InputError(f"{path.name}: {error}; the open model stays (open the model's recording first)") from None
+    state.open_model(model)
+    if part.format.name == "huggingface":
+        state.remember_config(model, store.save_config(path))
+    return f"opened the model {model.name}"
+
+
+def _cluster(part: formats.Part, _: Known) -> str:
+    cluster = formats.read_cluster(part.paths[0])
+    state.open_cluster(cluster)
+    return f"opened the cluster {cluster.name}"
+
+
+def _topology(part: formats.Part, known: Known) -> str:
+    drawn = read_topology(part.paths[0], known.gpu_type)
+    state.open_cluster(drawn.cluster)
+    return f"opened the cluster {drawn.cluster.name}: {'; '.join(drawn.notes)}"
+
+
+def _pairs(part: formats.Part, known: Known) -> str:
+    pairs, notes = read_pairs(part.paths)
+    unknown = next((device for device in pairs.devices if type_of(device) is None), None)
+    if unknown and known.gpu_type is None:
+        raise InputError(
+            f"'{unknown}' is not in the catalogue; choose the nearest GPU type on the Cluster page, for the logs in its drop "
+            "zone"
+        )
+    host, *others = dict.fromkeys(pairs.hosts)
+    drawn = draw_pairs(
+        pairs, f"{host} and {len(others)} more host{'s' * (len(others) > 1)}" if others else host, known.gpu_type
+    )
+    state.open_cluster(drawn.cluster)
+    state.open_pairs(MeasuredPairs.of(pairs))
+    return f"opened the cluster {drawn.cluster.name}: {'; '.join((*notes, *drawn.notes))}"
+
+
+def _costs(part: formats.Part, _: Known) -> str:
+    profile = formats.read_costs(part.paths[0])
+    fitted = isinstance(profile, CostProfile)
+    state.add_cost_source(profile.name, choice.to_dict(AlphaBeta(profile) if fitted else Profiled(profile)))
+    notes = [] if fitted else list(profile.notes or ())
+    if formats.is_of_one_pair(part.paths[0]):
+        notes.append(formats.OF_ONE_PAIR)
+    said = f" ({'; '.join(notes)})" if notes else ""
+    return f"read {profile.name}: choose it for computation or for the network on the Cluster page{said}"
+
+
+def _step(part: formats.Part, _: Known) -> str:
+    (path,) = part.paths
+    if state.model() is None:
+        raise InputError(f"{path.name}: is {part.format.title}; open its model first")
+    if part.format.name == "serving-step":
+        state.open_serving(formats.read_document(ServingStep, path))
+        return "opened the serving step: see the Optimise page"
+    state.open_step(formats.read_document(TrainingStep, path))
+    return "opened the training step: see the Optimise page"
+
+
+def _graph(part: formats.Part, _: Known) -> str:
+    (path,) = part.paths
+    formats.read_document(OperatorGraph, path)
+    raise InputError(f"{path.name}: is {part.format.title}; import it below the training step on the Optimise page")
+
+
+def _plan(part: formats.Part, _: Known) -> str:
+    """What is deployed now."""
+    (path,) = part.paths
+    file, model, cluster = open_plan_file(path), state.model(), state.cluster()
+    if model is None or cluster is None:
+        missing = " and ".join(what for what, there in (("model", model), ("cluster", cluster)) if there is None)
+        raise InputError(f"{path.name}: is {part.format.title}; open its {missing} first")
+    deployed = file.deployed(model, len(cluster.gpus))
+    plan = file.plan or plan_of(deployed, path.name)
+    try:
+        if (problem := cached.problem()) is not None:
+            cached.check_plan(plan, problem)
+    except InputError as error:
+        raise InputError(f"{path.name}: cannot count as deployed: {error}") from None
+    state.add_imported(plan)
+    state.set_in_use(plan.id)
+    notes = f" ({'; '.join(deployed.notes)})" if deployed.notes else ""
+    return f"{plan.name} counts as deployed now: {deployed.format}{notes}"
+
+
+def plan_of(deployed: Deployed, name: str) -> Plan:
+    """A placement of a serving engine, which sends all at once, as a plan."""
+    return Plan(
+        name=name[:120],
+        placement=deployed.placement,
+        send_order=SendOrder(mode="concurrent"),
+        travel=state.travel(),
+        provenance=Provenance(optimiser="file"),
+    )
+
+
+_OPEN: dict[formats.Kind, Callable[[formats.Part, Known], str]] = {
+    "routing": _recording,
+    "loads": _recording,
+    "traffic": _recording,
+    "model": _model,
+    "cluster": _cluster,
+    "topology": _topology,
+    "pairs": _pairs,
+    "measurements": _costs,
+    "profile": _costs,
+    "step": _step,
+    "graph": _graph,
+    "plan": _plan,
+}

@@ -1,0 +1,140 @@
+"""What is deployed now: chosen by word, among the session's plans or from an engine's plan file; and how well it does today."""
+
+import streamlit as st
+
+from app import balance, cached, drop_zone, opening, state, widgets
+from app.serving.figures import deployed
+from app.text import plain
+from engine import units
+from engine.errors import InputError
+from engine.formats.placements import open_plan_file
+from engine.goal import Goal
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.simulate.metrics import Metrics, cross_node_share, speedup
+from engine.studies.what_if import is_quick
+
+LINEAR = "linear (contiguous blocks)"
+ROUND_ROBIN = "round-robin (as vLLM)"
+
+
+def choose(problem: Problem) -> bool:
+    """The choice of what is deployed. Whether another one was chosen just now."""
+    plans = {
+        id: candidate.plan for id, candidate in cached.candidates().items() if candidate.plan.goal is Goal.INFERENCE
+    }
+    dealt = _round_robin(problem)
+    names = {None: LINEAR} | ({dealt.id: ROUND_ROBIN} if dealt else {})
+    names |= {id: f"{plan.name} · {id[:8]}" for id, plan in plans.items() if id not in names}
+    now = state.in_use() if state.in_use() in names else None
+    chosen = st.selectbox(
+        "Deployed now",
+        list(names),
+        list(names).index(now),
+        format_func=names.__getitem__,
+        help="What runs today: gains and what a move costs are counted from here.",
+    )
+    if dealt is not None and chosen == dealt.id and chosen not in plans:
+        state.add_imported(dealt)
+    if chosen == now:
+        return False
+    state.set_in_use(chosen)
+    return True
+
+
+def receive() -> None:
+    """A zone for the file of what is deployed."""
+    drop_zone.show(
+        "deployed-file",
+        "Or its plan file",
+        "What your engine runs: SGLang's map (JSON or .pt), TensorRT-LLM's YAML, vLLM's log or vLLM-Ascend's map, a "
+        "permutation for Megatron-Core, ExFlow's table, a table of slots, or a plan of the studio.",
+    )
+
+
+def _round_robin(problem: Problem) -> Plan | None:
+    """vLLM's other default layout for what is open; None where it does not fit."""
+    try:
+        layout = open_plan_file("round-robin").deployed(problem.model, len(problem.cluster.gpus))
+    except InputError:
+        return None
+    return opening.plan_of(layout, ROUND_ROBIN)
+
+
+def show(problem: Problem) -> None:
+    """Today's figures of what is deployed; why there are none where it does not fit what is open."""
+    chosen = cached.candidates().get(state.in_use() or "")
+    if chosen is not None and problem.in_use is None:
+        st.warning(
+            f"{plain(chosen.plan.name)} is not for what is open ({plain(widgets.why_not(chosen.plan, problem))}), so "
+            "contiguous blocks count as deployed.",
+            icon=":material/warning:",
+        )
+    try:
+        plan, _ = deployed(problem)
+        even, away = cached.balance(plan, problem), _away(plan, problem)
+        figures = cached.metrics(plan, problem) if _worth_simulating(problem) else None
+    except InputError as error:
+        st.warning(f"What is deployed cannot be scored here: {plain(str(error))}.", icon=":material/warning:")
+        return
+    name = LINEAR if chosen is None or problem.in_use is None else plan.name
+    st.markdown(f"**Today, with {plain(name)}**")
+    with st.container(horizontal=True, gap="large"):
+        if figures is not None:
+            st.metric("Time, simulated", units.seconds(figures.total), help=f"of a pass; {figures.how_simulated}")
+        st.metric("Balancedness", f"{even.balancedness:.3f}", help="mean / largest load of the GPUs; 1 is even")
+        balance.metric(even)
+        st.metric(
+            "Cross-node share",
+            "one node" if away is None else units.share(away),
+            help="of the token copies that are dispatched, counted one by one: those that go to another node",
+        )
+        if figures is not None:
+            _ceiling(figures, problem)
+
+
+def _worth_simulating(problem: Problem) -> bool:
+    """What takes seconds is simulated once it is asked for."""
+    return is_quick(problem) or st.toggle(
+        "Simulate what is deployed too, which takes a while",
+        key="deployed-simulated",
+        help="for its time and its ceiling",
+    )
+
+
+def _away(plan: Plan, problem: Problem) -> float | None:
+    return _kept_away(plan.id, cached.key_of(problem), plan, problem)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _kept_away(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> float | None:
+    return cross_node_share(_plan, _problem)
+
+
+def _ceiling(figures: Metrics, problem: Problem) -> None:
+    """How much there is to win at most, as far as it is proven."""
+    label, bound = "Ceiling by order alone", figures.order_bound
+    covers = "no order of sends of this placement is faster than {}. Another placement may be: Aurora proves how fast"
+    if (everywhere := _bound_of_placements(problem)) is not None:
+        label, bound = "Ceiling", everywhere
+        covers = (
+            "no placement without replicas is faster than {} with as many slots per GPU as the plan below whose optimiser "
+            "says so"
+        )
+    st.metric(
+        label,
+        units.ratio(max(speedup(figures.total, bound), 1.0)),
+        help=f"as fast as today at most: {covers.format(units.seconds(bound))}",
+    )
+
+
+def _bound_of_placements(problem: Problem) -> float | None:
+    """The best that a plan of the session says it has proven over all placements, for these very inputs."""
+    proven = []
+    for _, candidate in widgets.comparable(problem):
+        if candidate.plan.claim is None or candidate.plan.claim.scope != "placement and order":
+            continue
+        figures = cached.metrics(candidate.plan, problem)
+        if figures.bound is not None:
+            proven.append(figures.bound)
+    return max(proven, default=None)

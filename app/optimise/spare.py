@@ -1,0 +1,138 @@
+"""How many spare slots are worth their memory: the advisor, and its advice as an option of Replication (EPLB)."""
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app import state, tables, widgets
+from app.charts import redundancy as charts
+from app.serving import judging
+from app.text import plain
+from app.what_if import jobs
+from engine import units
+from engine.problem import Problem
+from engine.studies.judge import CONFIDENCE
+from engine.studies.knee import Knee
+from engine.studies.redundancy import RedundancyPoint
+from engine.systems.options import Value
+
+KIND, SYSTEM, OPTION = "redundancy", "eplb", "redundant"
+
+
+def key_of(system: str) -> str:
+    """Of a system's checkbox, which begins anew, ticked, when advice on it is taken."""
+    taken = state.advised_spare()
+    return system if taken is None or system != SYSTEM else f"{system}-advised-{taken[1]}"
+
+
+def is_advised(system: str) -> bool:
+    """Whether the advice that was taken is for this system."""
+    return system == SYSTEM and state.advised_spare() is not None
+
+
+def default_of(system: str, option: str) -> tuple[str, Value | None]:
+    """Key and default of an option's input: the advised number where that was taken, else None, the option's own."""
+    if not (is_advised(system) and option == OPTION):
+        return system, None
+    return key_of(system), state.advised_spare()[0]
+
+
+def panel(problem: Problem) -> None:
+    """Gain against spare slots and memory, with the number that is advised."""
+    st.caption(
+        "Spare slots hold second copies of popular experts, and take memory that keys and values could have. Planned with "
+        "Replication (EPLB) on the open recording, for every number of slots that engines accept, as many on every GPU; judged "
+        "on other recordings, or on its later half."
+    )
+    problem = replace(problem, in_use=None, others=())
+    others = widgets.fitting_recordings(problem)
+    others.pop(problem.workload.digest, None)
+    chosen = []
+    if others:
+        chosen = st.multiselect(
+            "Judged on",
+            list(others),
+            list(others),
+            format_func=others.get,
+            placeholder="The later half of the open recording",
+            key="spare-judged-on",
+        )
+    wanted = {"recordings": [problem.workload.digest, *chosen], **judging.arguments(problem)}
+    if st.button("Advise", icon=":material/memory:", disabled=jobs.running(KIND)):
+        jobs.run(KIND, problem, wanted)
+    jobs.watch(
+        KIND,
+        problem,
+        {"serving": None} | wanted,
+        lambda result, complete: _show(problem, result, complete),
+        "No curve yet: press Advise. On the sample it takes a few seconds.",
+    )
+
+
+def _show(problem: Problem, result: dict[str, Any], complete: bool) -> None:
+    if not result["points"]:
+        return
+    if "error" not in result["points"][0]:
+        st.info(
+            "This curve is of an older version and has no intervals: press Advise again.", icon=":material/history:"
+        )
+        return
+    points = [RedundancyPoint.from_dict(point) for point in result["points"]]
+    advised = None if result["knee"] is None else Knee.from_dict(result["knee"], "advice")
+    widgets.chart(charts.spare_slots(points, advised, result["held_out"]), "spare-slots")
+    if advised is not None:
+        _advice(advised, points)
+    elif complete:
+        st.caption("Stopped before all numbers were tried, so none is advised.")
+    tables.show(as_text(points), hide_index=True, alt="Gain, balance and memory by spare slots")
+    where = f"judged on {' and '.join(map(plain, result['judged_on']))}"
+    if not result["held_out"]:
+        where += ", which is in sample: open another recording of this model to hold it out"
+    st.caption(
+        f"Planned on {plain(result['planned_on'])}, {where}. The curve ends there because {plain(result['limit'])}. "
+        f"The band is the {units.share(CONFIDENCE)} interval of the gain, as far as those recordings are samples. Times are of "
+        f"{plain(result['unit'])}. Costs: {plain(result['cost_source'])}."
+    )
+    jobs.download(points, KIND)
+
+
+def _advice(advised: Knee, points: list[RedundancyPoint]) -> None:
+    slots_of_gpu = next(point.slots_of_gpu for point in points if point.slots == advised.slots)
+    spare = slots_of_gpu - points[0].slots_of_gpu
+    with st.container(horizontal=True, vertical_alignment="center"):
+        number = f"{spare} spare slot{'s' * (spare > 1)} a GPU" if spare else "No spare slots"
+        st.markdown(f"**{number}**: {advised.reason}.")
+        if st.button(
+            "Use it", icon=":material/check:", help="sets the spare slots of Replication (EPLB) in the options above"
+        ):
+            state.advise_spare(spare)
+            state.notice(
+                f"Replication (EPLB) plans with {spare or 'no'} spare slot{'s' * (spare != 1)} a GPU: press Run."
+            )
+            st.rerun(scope="app")
+
+
+def _interval(point: RedundancyPoint) -> str:
+    low, high = point.interval
+    return f"{units.signed(low)} to {units.signed(high)}"
+
+
+def as_text(points: list[RedundancyPoint]) -> pd.DataFrame:
+    """One row a number of slots."""
+    fewest = points[0].slots_of_gpu
+    return pd.DataFrame(
+        {
+            "Spare a GPU": [f"+{point.slots_of_gpu - fewest}" for point in points],
+            "Slots a layer": [f"{point.slots:,}" for point in points],
+            "Gain": [units.signed(point.gain) for point in points],
+            f"{units.share(CONFIDENCE)} interval": ["", *(_interval(point) for point in points[1:])],
+            "Worst": [units.signed(point.gain_worst) for point in points],
+            "Time": [units.seconds(point.seconds) for point in points],
+            "Balancedness": [f"{point.balancedness:.3f}" for point in points],
+            "As planned": [f"{point.planned_balancedness:.3f}" for point in points],
+            "Memory of spare": [units.size(point.memory_bytes) for point in points],
+            "Experts a GPU": [units.size(point.gpu_bytes) for point in points],
+        }
+    )

@@ -1,0 +1,83 @@
+"""The thresholds of this session: a form to set others, and how they differ from those of a verdict."""
+
+from collections.abc import Callable
+
+import streamlit as st
+
+from app import state
+from app.text import plain
+from engine.errors import InputError
+from engine.verdict import Thresholds
+
+LABELS = {
+    "gain": "gain held out",
+    "try_gain": "gain held out, to try it",
+    "worst_gain": "gain on the worst part",
+    "persistence": "persistence",
+    "replica_gain": "what replicas add",
+    "break_even_minutes": "minutes until the move has paid",
+    "memory": "memory of the fullest GPU",
+    "tokens_per_expert": "tokens per expert",
+    "confidence": "confidence of the interval",
+}
+"""As the criteria of a verdict are called."""
+
+SHARES = set(LABELS) - {"break_even_minutes", "tokens_per_expert"}
+"""Asked for in per cent."""
+
+
+def popover(decide: Callable[[Thresholds], None]) -> None:
+    """The thresholds of this session, to be changed; decide: called with the changed ones. Another key is another popover,
+    which is closed."""
+    now = state.thresholds()
+    others = "" if now == Thresholds() else ", changed"
+    with st.popover(f"Thresholds{others}", icon=":material/tune:", key=f"thresholds-{now.digest[:12]}"):
+        st.caption("Kept for this session; a verdict that is there is decided again by them at once.")
+        with st.form(f"thresholds-form-{now.digest[:12]}", border=False):
+            values, places = {}, st.columns(2)
+            for turn, name in enumerate(Thresholds.model_fields):
+                with places[turn % 2]:
+                    values[name] = _field(name, getattr(now, name))
+            with st.container(horizontal=True):
+                kept = st.form_submit_button("Keep these", icon=":material/check:", type="primary")
+                usual = st.form_submit_button("The usual ones", icon=":material/restart_alt:")
+        if kept or usual:
+            try:
+                chosen = Thresholds() if usual else Thresholds.from_values(values)
+                state.set_thresholds(chosen)
+                decide(chosen)
+            except InputError as error:
+                st.error(plain(str(error)), icon=":material/error:")
+            else:
+                st.rerun()
+
+
+def _field(name: str, value: float) -> float:
+    schema = Thresholds.schemas()[name]
+    high = float(schema["maximum"])
+    low = float(schema["minimum"]) if "minimum" in schema else float(schema["exclusiveMinimum"]) + 0.01
+    scale = 100 if name in SHARES else 1
+    shown = st.number_input(
+        f"{LABELS[name][0].upper()}{LABELS[name][1:]}{', %' if name in SHARES else ''}",
+        scale * low,
+        scale * high,
+        round(scale * value, 9),
+        step=1.0,
+        format="%g",
+        help=schema["description"],
+    )
+    return round(shown / scale, 11)
+
+
+def differences(of_verdict: Thresholds, of_session: Thresholds) -> str:
+    """`gain held out 15 % (here 5 %), memory of the fullest GPU 80 % (here 90 %)`"""
+    pairs = {name: (getattr(of_verdict, name), getattr(of_session, name)) for name in Thresholds.model_fields}
+    return ", ".join(
+        f"{LABELS[name]} {_quantity(name, theirs)} (here {_quantity(name, ours)})"
+        for name, (theirs, ours) in pairs.items()
+        if theirs != ours
+    )
+
+
+def _quantity(name: str, value: float) -> str:
+    return f"{100 * value:,.10g} %" if name in SHARES else f"{value:,.10g}"

@@ -1,0 +1,226 @@
+"""Worth it? One word on a plan, from its gain on recordings that it was not made from."""
+
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import streamlit as st
+
+from app import cached, state, tables, widgets
+from app.charts import verdict as charts
+from app.optimise import studies
+from app.review import criteria, thresholds
+from app.review.brief import Brief
+from app.serving import judging
+from app.text import plain
+from app.visitor import people
+from engine import store, units
+from engine.errors import InputError
+from engine.goal import Goal
+from engine.jobs import judgements, runner
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.units import signed
+from engine.verdict import WORDS, Judgement, Thresholds, Verdict
+
+ICONS = {
+    "do-it": ":green[:material/check_circle:]",
+    "try-it": ":blue[:material/science:]",
+    "not-now": ":orange[:material/do_not_disturb_on:]",
+    "cannot-say": ":gray[:material/help:]",
+}
+EMPTY = (
+    "Not judged yet. The plan's system is run again on the earlier half of its recordings and judged on the later one, and the "
+    "plan itself on the recordings that you hold out. On the sample it takes about ten seconds."
+)
+
+
+def show(brief: Brief) -> None:
+    """The last verdict, and the choices for another."""
+    st.subheader("Worth it?", anchor=False)
+    if brief.problem.goal is not Goal.INFERENCE:
+        st.caption("A verdict is told on plans for inference of one model.")
+        return
+    plan, problem = brief.own.plan, brief.problem
+    wanted = _chosen(plan, problem)
+    kind = _kind(plan)
+    _adopt(kind, plan)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if st.button("Tell the verdict", icon=":material/gavel:", disabled=_runs(kind), key=f"judge-{plan.id[:16]}"):
+            _start(kind, brief, wanted)
+        thresholds.popover(partial(_decide_again, kind))
+    studies.watch(kind, lambda result: _answer(result, kind, wanted), EMPTY)
+
+
+def last(plan: Plan) -> tuple[Verdict, float] | None:
+    """The verdict on a plan that this page shows, and when it was judged, in seconds since the epoch; None where there is none
+    yet."""
+    _adopt(_kind(plan), plan)
+    job = _newest(_kind(plan))
+    judgement = None
+    with suppress(InputError):  # a damaged one, which is said where it is shown
+        judgement = _judgement(cached.result_of(job)) if job is not None else None
+    return None if judgement is None else (judgement.verdict, job.started)
+
+
+def _kind(plan: Plan) -> str:
+    return f"verdict-{plan.id[:16]}"
+
+
+def _judgement(result: dict[str, Any] | None) -> Judgement | None:
+    """None of a job that has none yet, and of older versions, which kept no evidence."""
+    return Judgement.from_dict(result, "verdict") if result and "evidence" in result else None
+
+
+def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
+    """The arguments that a person chooses: recordings, thresholds, and whether in a whole step."""
+    own = [problem.workload, *problem.others]
+    others = _others(problem)
+    held_out = []
+    if others:
+        held_out = st.multiselect(
+            "Held-out recordings",
+            list(others),
+            list(others),
+            format_func=others.get,
+            key=f"held-out-{plan.id[:16]}",
+            placeholder="Only the later half of its own",
+            help="Recordings of the same model that the plan was not made from. Every one takes a few seconds.",
+        )
+    else:
+        st.caption(
+            "Held out is the later half of the plan's own recordings, where they can be cut in time. Open other recordings of "
+            "this model on the Workload page to judge it on those too."
+        )
+    serving = judging.arguments(problem)
+    if serving and not st.toggle("Judge it in the open serving step", True, key=f"whole-step-{plan.id[:16]}"):
+        serving = {}
+    digests = [*(recording.digest for recording in own), *held_out]
+    return {"recordings": digests, "thresholds": state.thresholds().model_dump(mode="json"), **serving}
+
+
+def _others(problem: Problem) -> dict[str, str]:
+    """Names, by digest, of the session's recordings of this model that the plan was not made from."""
+    made_from = {recording.digest for recording in (problem.workload, *problem.others)}
+    return {digest: name for digest, name in widgets.fitting_recordings(problem).items() if digest not in made_from}
+
+
+def _newest(kind: str) -> runner.Job | None:
+    return next(iter(cached.jobs([state.study_job(kind)] if state.study_job(kind) else [])), None)
+
+
+def _runs(kind: str) -> bool:
+    job = _newest(kind)
+    return job is not None and not job.state.finished
+
+
+def _adopt(kind: str, plan: Plan) -> None:
+    """A verdict that somebody asked for here before is shown to everybody, and again where the next one was stopped."""
+    job = _newest(kind)
+    if job is not None and job.state is not runner.State.CANCELLED:
+        return
+    for job in runner.jobs(store.data_folder(), "verdict"):
+        if job.request.arguments.get("plan_id") == plan.id and job.result_written:
+            state.set_study_job(kind, job.id)
+            return
+
+
+def _start(kind: str, brief: Brief, wanted: dict[str, Any]) -> None:
+    plan, deployed = (part.plan.model_dump(mode="json", exclude_none=True) for part in (brief.own, brief.baseline))
+    more = {"plan": plan, "plan_id": brief.own.plan.id, "deployed": deployed} | wanted
+    try:
+        state.set_study_job(kind, widgets.start_job_on(brief.problem, "verdict", more).id)
+    except InputError as error:
+        st.error(plain(str(error)), icon=":material/error:")
+    else:
+        st.rerun()
+
+
+def _decide_again(kind: str, chosen: Thresholds) -> None:
+    """The verdict by other thresholds, from the evidence that is kept, for everybody. Raises InputError for visitors who may
+    not plan."""
+    job = _newest(kind)
+    if job is not None and job.state.finished and _judgement(cached.result_of(job)) is not None:
+        people.allow("plan")
+        judgements.decide_again(job, chosen)
+
+
+def _answer(result: dict[str, Any], kind: str, wanted: dict[str, Any]) -> None:
+    if (job := _newest(kind)) is None:
+        return
+    if (judgement := _judgement(result)) is None:
+        st.info("This verdict is of an older version: press Tell the verdict again.", icon=":material/history:")
+        return
+    verdict = judgement.verdict
+    st.title(f"{ICONS[verdict.verdict]} {WORDS[verdict.verdict].capitalize()}", anchor=False)
+    first, *more = verdict.reasons
+    st.markdown(f"**{plain(first)}**")
+    _say_what_differs(job, judgement.thresholds, kind, wanted)
+    _figures(verdict)
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.markdown("\n".join(f"- {plain(reason)}" for reason in more))
+    with right:
+        if verdict.parts:
+            widgets.chart(charts.gains(verdict), f"{kind}-gains")
+    tables.show(criteria.as_text(verdict.criteria), hide_index=True, alt="What the verdict hangs on")
+    tables.show(_beside(verdict), hide_index=True, alt="The plan beside no plan and no replicas")
+
+
+def _say_what_differs(job: runner.Job, decided_by: Thresholds, kind: str, wanted: dict[str, Any]) -> None:
+    """Between the verdict and the choices of this session: other evidence takes a job, other thresholds do not."""
+    judged_on = {name: job.request.arguments.get(name) for name in ("recordings", "serving")}
+    if judged_on != {"serving": None} | {name: value for name, value in wanted.items() if name in judged_on}:
+        st.info(
+            f"Told {widgets.describe_time(job.started)} with other recordings or another step than are chosen now. Tell it "
+            "again.",
+            icon=":material/history:",
+        )
+    if decided_by == state.thresholds():
+        return
+    with st.container(horizontal=True, vertical_alignment="center"):
+        others = thresholds.differences(decided_by, state.thresholds())
+        st.markdown(f":material/tune: Decided by other thresholds than this session has: {others}.")
+        if st.button("Decide by this session's", key=f"decide-{kind}"):
+            try:
+                _decide_again(kind, state.thresholds())
+            except InputError as error:
+                st.error(plain(str(error)), icon=":material/error:")
+            else:
+                st.rerun()
+
+
+def _figures(verdict: Verdict) -> None:
+    with st.container(horizontal=True, gap="large"):
+        if verdict.gain_held_out is not None:
+            st.metric(
+                "Gain held out",
+                signed(verdict.gain_held_out),
+                help=f"{units.share(verdict.confidence)} interval {signed(verdict.gain_low)} to "
+                f"{signed(verdict.gain_high)}, over {plain(verdict.deployed)}",
+            )
+        if verdict.parts:
+            paid = verdict.break_even_steps is not None
+            st.metric(
+                "Break-even",
+                criteria.steps(verdict.break_even_steps) if paid else "never",
+                help="until the time of moving experts is won back",
+            )
+            st.metric(
+                "That is", criteria.minutes(verdict.break_even_minutes) if paid else "—", help="at the plan's own pace"
+            )
+        st.metric("Memory of replicas", units.size(verdict.memory_bytes), help="on all GPUs")
+        kept = verdict.persistence
+        st.metric(
+            "Persistence",
+            "unknown" if kept is None else units.share(kept),
+            help="part of what a plan made for the held-out recordings would gain there that this plan keeps",
+        )
+
+
+def _beside(verdict: Verdict) -> dict[str, list[str]]:
+    return {
+        "Beside": [row.name for row in verdict.beside],
+        "Gain held out": ["unknown" if row.gain is None else signed(row.gain) for row in verdict.beside],
+        "Memory of replicas": [units.size(row.replica_bytes) for row in verdict.beside],
+    }

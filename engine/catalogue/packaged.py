@@ -1,0 +1,117 @@
+"""What the package aiconfigurator-core knows beside its measurements: GPUs, as a second catalogue, and the `config.json` of
+some ninety models. Only its data files are read, and only when somebody asks."""
+
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import yaml
+
+from engine.catalogue import GpuType, gpu_types
+from engine.cluster import Node
+from engine.errors import InputError
+
+PACKAGE = "aiconfigurator-core"
+VECTOR_SHARE = 1 / 16
+"""fp32 rate of the CUDA cores against the 16-bit tensor cores, where the package does not say it: that of an A100; an H100 has
+1/15, a B200 1/30. Experts and attention never compute in fp32."""
+LINK_LATENCY = 5e-6
+"""Seconds, assumed as in the catalogue."""
+
+OURS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "l40s")
+"""Systems that our own catalogue has from the makers' datasheets."""
+
+SUFFIX = "_config.json"
+
+
+def package_folder() -> Path | None:
+    """Where the package is installed; None where it is not. Its own code stays unrun: importing it would load its compiled
+    extension."""
+    spec = find_spec("aiconfigurator_core")
+    folders = map(Path, (spec.submodule_search_locations or ()) if spec else ())
+    return next((folder for folder in folders if (folder / "systems" / "data").is_dir()), None)
+
+
+def installed_folder(what: str) -> Path:
+    """The same; raises InputError that says what needs the package, in the plural, where it is not installed."""
+    if (folder := package_folder()) is None:
+        raise InputError(f"{what} need the package {PACKAGE} (Linux x86-64 only), which is not installed")
+    return folder
+
+
+@lru_cache
+def packaged_gpu_types() -> dict[str, GpuType]:
+    """GPU types that only the package knows, by name; none where it is not installed."""
+    if (folder := package_folder()) is None:
+        return {}
+    kinds = (_gpu_type(path) for path in sorted((folder / "systems").glob("*.yaml")) if path.stem not in OURS)
+    return {kind.name: kind for kind in kinds if kind is not None}
+
+
+def every_gpu_type() -> dict[str, GpuType]:
+    """Our catalogue, then what only the package has."""
+    ours = gpu_types()
+    return ours | {name: kind for name, kind in packaged_gpu_types().items() if name not in ours}
+
+
+def packaged_node(gpu_type: str, name: str) -> Node:
+    """A node of GPUs that only the package knows, with the links that it states. Raises InputError for any other type."""
+    if gpu_type not in (kinds := packaged_gpu_types()):
+        raise InputError(
+            f"no GPU type '{gpu_type}' in {PACKAGE}; it has {', '.join(kinds) or 'none: it is not installed'}"
+        )
+    system = _system(installed_folder("its GPUs") / "systems" / f"{system_of(gpu_type)}.yaml")["node"]
+    return Node(
+        name=name,
+        gpus=(kinds[gpu_type].gpu(),) * int(system["num_gpus_per_node"]),
+        link_bandwidth=float(system["intra_node_bw"]),
+        link_latency=LINK_LATENCY,
+    )
+
+
+def system_of(gpu_type: str) -> str:
+    """The package's own name for one of its GPU types: `gb200` for `GB200`."""
+    return gpu_type.lower().replace("-", "_").replace(" ", "_")
+
+
+@lru_cache
+def packaged_configs() -> dict[str, Path]:
+    """Checkpoints on the Hugging Face Hub, such as `deepseek-ai/DeepSeek-V3`, and the file with their `config.json`. Raises
+    InputError where the package is not installed."""
+    folder = installed_folder("the packaged models") / "model_configs"
+    files = sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.endswith("_hf_quant_config.json"))
+    return {path.name.removesuffix(SUFFIX).replace("--", "/", 1): path for path in files}
+
+
+def _system(path: Path) -> dict:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def _gpu_type(path: Path) -> GpuType | None:
+    """One system file as a GPU type; None of one that is no machine."""
+    data = _system(path)
+    if not isinstance(data, dict) or not {"gpu", "node"} <= set(data):
+        return None
+    rates, node = data["gpu"], data["node"]
+    fp16 = float(rates["bfloat16_tc_flops"])
+    note = "The rate of fp32 is assumed where the package does not state it."
+    if "num_gpus_per_rack" in node:
+        note += f" Nodes of one rack, {node['num_gpus_per_rack']} GPUs, are joined by NVLink, whose rate is the fabric's here."
+    return GpuType(
+        name=_title(path.stem),
+        memory=float(rates["mem_capacity"]),
+        memory_bandwidth=float(rates["mem_bw"]),
+        flops_fp32=float(rates.get("float32_tc_flops", fp16 * VECTOR_SHARE)),
+        flops_fp16=fp16,
+        flops_fp8=float(rates.get("fp8_tc_flops", 0)),
+        bandwidth=float(node["inter_node_bw"]),
+        source=f"{PACKAGE} {version(PACKAGE)}, systems/{path.name}",
+        date="2026",
+        note=note,
+    )
+
+
+def _title(system: str) -> str:
+    """`H100-PCIe` of `h100_pcie`, and `RTX-PRO-6000-SERVER` of `rtx_pro_6000_server`."""
+    return "-".join("PCIe" if part == "pcie" else part.upper() for part in system.split("_"))

@@ -1,0 +1,129 @@
+"""`export`: a plan as a serving engine reads it, or its timeline for Perfetto."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from engine import formats, store
+from engine.cli.command import Commands, add_command
+from engine.cli.inputs import add_inputs, add_travel, deployed_for, plans_and_problem
+from engine.cli.output import answer, write
+from engine.errors import InputError
+from engine.formats import perfetto
+from engine.formats.placements import TARGETS, Export, open_plan_file, write_placement
+from engine.formats.source import fault, one_clear_line, read_json_object
+from engine.model import MoEModel
+from engine.plan import Placement, Plan
+from engine.simulate import simulate
+from engine.studies.even import EvenProjection, project_evenly
+from engine.timeline import Timeline
+from engine.units import ratio, seconds
+
+
+def add(commands: Commands) -> None:
+    """The commands of this group."""
+    command = add_command(commands, "export", _export, "a plan as a serving engine reads it, or for Perfetto")
+    command.add_argument("plan", type=Path, help="a plan, a serving engine's plan file, 'linear' or 'round-robin'")
+    command.add_argument("--to", required=True, choices=[*TARGETS, "perfetto"])
+    command.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
+    command.add_argument(
+        "--even", action="store_true", help="project the plan to as many slots on every GPU, and say what that costs"
+    )
+    command.add_argument("--mtp", action="store_true", help="trtllm: with a layer for multi-token prediction")
+    command.add_argument(
+        "--measured",
+        type=Path,
+        metavar="RUN",
+        help="perfetto: with the measured run beside; what 'launch --json' printed",
+    )
+    add_inputs(command, required=False)
+    add_travel(command, "the plan's own")
+
+
+def _export(options: argparse.Namespace) -> int:
+    if options.measured and options.to != "perfetto":
+        raise InputError("--measured is for --to perfetto")
+    if options.to == "perfetto":
+        if options.even or options.mtp:
+            raise InputError("--even and --mtp are for serving engines; leave them out for Perfetto")
+        exported, projection = Export({options.output.name: _trace(options).encode()}), None
+    else:
+        exported, projection = _placement(options)
+    for content in exported.files.values():
+        write(options.output, content)
+    saved = {
+        "to": options.to,
+        "saved": str(options.output),
+        "lines": list(exported.lines),
+        "notes": list(exported.notes),
+    }
+    answer(options, saved | {"even": None if projection is None else _priced(projection)}, _as_text)
+    return 0
+
+
+def _placement(options: argparse.Namespace) -> tuple[Export, EvenProjection | None]:
+    """The file for an engine, and the projection where one was asked for."""
+    if options.even:
+        (plan,), problem = plans_and_problem(options, [options.plan])
+        projection = project_evenly(plan, problem)
+        plan, model = projection.plan, problem.model
+    else:
+        projection, (plan, model) = None, _plan_and_model(options)
+    return write_placement(options.to, plan, model, options.output.name, options.mtp), projection
+
+
+def _plan_and_model(options: argparse.Namespace) -> tuple[Plan | Placement, MoEModel]:
+    """The plan with the model that it was made for or that the options name; of a serving engine's file its placement."""
+    file = open_plan_file(options.plan)
+    if file.plan is not None:
+        digest = file.plan.provenance.inputs.get("model", "")
+        return file.plan, formats.read_model(options.model) if options.model else store.load_document(MoEModel, digest)
+    if not (options.model and options.cluster):
+        raise InputError(f"{file.path.name}: a bare placement needs --model and --cluster beside it")
+    model = formats.read_model(options.model)
+    return deployed_for(file, model, formats.read_cluster(options.cluster)).placement, model
+
+
+def _trace(options: argparse.Namespace) -> str:
+    """Chrome Trace Event JSON of the prediction, or of a launch's prediction and measurement."""
+    if not options.measured:
+        (plan,), problem = plans_and_problem(options, [options.plan])
+        return perfetto.write_trace(simulate(plan, problem))
+    plan = formats.read_plan(options.plan)
+    with one_clear_line(options.measured):
+        runs = read_json_object(options.measured).get("runs")
+        for run in runs if isinstance(runs, list) else ():
+            if isinstance(run, dict) and run.get("plan") == plan.id:
+                try:
+                    timelines = [Timeline.from_dict(run[name]) for name in ("predicted", "measured")]
+                    return perfetto.write_trace(*timelines)
+                except (KeyError, TypeError, AttributeError):
+                    raise fault(options.measured, "its timelines are not as a launch saves them") from None
+    raise fault(
+        options.measured, f"has no run of the plan {plan.name} ({plan.id[:12]}); give what 'launch --json' printed"
+    )
+
+
+def _priced(projection: EvenProjection) -> dict[str, Any]:
+    return {
+        "slots": projection.slots,
+        "added": projection.added,
+        "dropped": projection.dropped,
+        "before": projection.before.to_dict(),
+        "after": projection.after.to_dict(),
+    }
+
+
+def _as_text(content: dict[str, Any]) -> str:
+    lines = []
+    if (even := content["even"]) is not None:
+        before, after = even["before"], even["after"]
+        lines.append(
+            f"even: {even['slots']} slots on every GPU, {even['added']} copies of experts new, {even['dropped']} given up; "
+            f"{seconds(before['total'])} becomes {seconds(after['total'])} ({ratio(after['total'] / before['total'])}), "
+            f"balancedness {before['balancedness']:.3f} becomes {after['balancedness']:.3f}"
+        )
+    lines.append(f"saved: {content['saved']}")
+    if content["lines"]:
+        lines += ["add to the engine's command line or configuration:", *(f"  {line}" for line in content["lines"])]
+    return "\n".join(lines + [f"note: {note}" for note in content["notes"]])

@@ -1,0 +1,216 @@
+"""`record`: a recording from a running server."""
+
+import argparse
+import signal
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from engine import formats
+from engine.cli.command import Commands, add_command
+from engine.cli.output import answer, progress, stopped_by_signals
+from engine.errors import InputError
+from engine.recording import dumps, sglang, vllm
+from engine.recording.per_request import Recorded, record_requests, save_requests
+from engine.recording.prompts import read_prompts
+from engine.recording.server import API_KEY, Server, check_url
+
+MAX_CONCURRENCY = 256
+TIMEOUT = 300.0
+MAX_TOKENS = 64
+HANG_UP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+"""A terminal that goes away must not leave a server recording either; under nohup it may."""
+
+
+def add(commands: Commands) -> None:
+    """The commands of this group."""
+    command = add_command(commands, "record", _record, "record from a running server of SGLang or vLLM")
+    engine = command.add_mutually_exclusive_group(required=True)
+    engine.add_argument("--sglang", metavar="URL", help="an SGLang server, such as http://localhost:30000")
+    engine.add_argument("--vllm", metavar="URL", help="a vLLM server, such as http://localhost:8000")
+    command.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        type=Path,
+        metavar="OUT",
+        help="with --prompts: the .npz to write; otherwise the folder for the recorder's files",
+    )
+    command.add_argument(
+        "--seconds", type=float, metavar="N", help="SGLang's recorder: how long; with --prompts: at most so long"
+    )
+    command.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="send these prompts (one a line, or .jsonl) and keep the routing that their answers carry",
+    )
+    command.add_argument(
+        "--from-folder",
+        type=Path,
+        metavar="DIR",
+        help=f"SGLang's recorder: the server's {dumps.FOLDER_VARIABLE} (by default {dumps.USUAL_FOLDER}), as it is reachable "
+        "here; its files are copied from there",
+    )
+    command.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE",
+        help="the model served: config.json, or a name of the catalogue (default with --sglang: what the server serves, if "
+        "it is in the catalogue)",
+    )
+    command.add_argument(
+        "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"tokens to generate a prompt ({MAX_TOKENS})"
+    )
+    command.add_argument("--concurrency", type=int, default=1, metavar="N", help="prompts at a time (1)")
+    command.add_argument(
+        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help=f"for one answer, and for files ({TIMEOUT:g})"
+    )
+    command.epilog = f"The environment variable {API_KEY} holds the key of a server that asks for one."
+
+
+def _record(options: argparse.Namespace) -> int:
+    _check(options)
+    if options.prompts is None:
+        return _from_recorder(options)
+    return _from_answers(options)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise InputError for options that do not go together, before any server is asked."""
+    if not 1 <= options.concurrency <= MAX_CONCURRENCY:
+        raise InputError(f"--concurrency {options.concurrency}: choose between 1 and {MAX_CONCURRENCY}")
+    if options.max_tokens < 1:
+        raise InputError(f"--max-tokens {options.max_tokens}: at least one is needed")
+    for name in ("seconds", "timeout"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value <= 7 * 86400:
+            raise InputError(f"--{name} {value:g}: choose between 0 and 604,800 s, a week")
+    if options.prompts is not None:
+        if options.from_folder:
+            raise InputError(
+                "--prompts takes routing from answers, --from-folder from SGLang's recorder; name one of them"
+            )
+        if options.output.suffix.lower() != ".npz":
+            raise InputError(f"{options.output}: a recording from answers is an .npz; give it a name that ends so")
+        if options.output.is_dir() or not options.output.absolute().parent.is_dir():
+            raise InputError(f"{options.output} cannot be written: it is a folder, or lies in none")
+    elif options.vllm:
+        raise InputError(
+            "vLLM has no recorder to start: it returns routing with each answer; name the --prompts to send"
+        )
+    elif options.seconds is None:
+        raise InputError(
+            "--seconds is missing: how long is SGLang's recorder to run? (or --prompts: which ones to send)"
+        )
+
+
+def _from_recorder(options: argparse.Namespace) -> int:
+    """SGLang's recorder for a time, and its files where they can be reached."""
+    server = Server(check_url(options.sglang), options.timeout)
+    if options.from_folder:
+        dumps.check_folders(options.from_folder, options.output)
+    recorder = sglang.recorder_of(server, sglang.read_info(server))
+    before = set(dumps.dumps_in(options.from_folder)) if options.from_folder else set()
+    with stopped_by_signals(*HANG_UP) as stop, progress() as report:
+        seconds = sglang.record_window(server, options.seconds, stop, report)
+    content: dict[str, Any] = {"engine": "sglang", "from": "recorder", "mode": recorder.mode, "seconds": seconds}
+    content |= {"files": [], "expected_files": recorder.files, "copy_from": None, "notes": []}
+    if recorder.metrics:
+        content["notes"].append(
+            "the server's balancedness metrics use the same recorder and rest until it is started again"
+        )
+    if options.from_folder:
+        # Signals anew: the first Ctrl-C ended the recording and is to keep it, a further one ends the wait.
+        with stopped_by_signals() as stop:
+            written = dumps.wait_for_dumps(options.from_folder, before, recorder.files, options.timeout, stop)
+        content["files"] = [str(path) for path in dumps.copy_dumps(written, options.output)]
+        if len(written) < recorder.files:
+            content["notes"].append(
+                f"{len(written)} of {recorder.files} files, one a rank: the others are on the machines of their ranks"
+            )
+    else:
+        host = urlsplit(server.url).hostname
+        content["copy_from"] = f"{host}:{dumps.USUAL_FOLDER}/{dumps.PATTERN}"
+    answer(options, content, _recorder_as_text)
+    return 0
+
+
+def _recorder_as_text(content: dict[str, Any]) -> str:
+    lines = [f"recorded for {content['seconds']:.1f} s in the mode {content['mode']}"]
+    lines += [f"saved: {file}" for file in content["files"]]
+    if content["copy_from"]:
+        count = content["expected_files"]
+        lines.append(
+            f"the server wrote {count} file{'s' * (count > 1)} on its own machine, which HTTP does not give out. Copy "
+            f"{content['copy_from']}, or what lies where its {dumps.FOLDER_VARIABLE} says: the newest, with several nodes from "
+            "each. Next time --from-folder does it, where that folder can be reached from here"
+        )
+    return "\n".join(lines + [f"note: {note}" for note in content["notes"]])
+
+
+def _from_answers(options: argparse.Namespace) -> int:
+    """The routing that answers to the prompts carry, as one file."""
+    prompts = read_prompts(options.prompts)
+    model = formats.read_model(options.model) if options.model else None
+    server, metrics = Server(check_url(options.sglang or options.vllm), options.timeout), {}
+    if options.sglang:
+        info = sglang.read_info(server)
+        model = model or sglang.model_served(server, info)
+        ask = sglang.asker(server, info, model, options.max_tokens)
+    else:
+        ask = vllm.asker(server, vllm.served_model(server), model, options.max_tokens)
+        metrics = vllm.read_metrics(server)
+    with stopped_by_signals(*HANG_UP) as stop, progress() as report:
+        recorded = record_requests(ask, prompts, options.concurrency, options.seconds, stop, report)
+    experts = save_requests(options.output, recorded, model.experts if model else None)
+    content: dict[str, Any] = {
+        "engine": "sglang" if options.sglang else "vllm",
+        "from": "answers",
+        "saved": str(options.output),
+        "prompts": len(prompts),
+        "answered": len(recorded.rows),
+        "refused": len(recorded.refused),
+        "tokens": experts.shape[0],
+        "layers": experts.shape[1],
+        "k": experts.shape[2],
+        "metrics": {},
+        "notes": _notes(recorded, experts),
+    }
+    if metrics:
+        after = vllm.read_metrics(server)
+        content["metrics"] = {name: [metrics.get(name), value] for name, value in after.items()}
+    answer(options, content, _answers_as_text)
+    if recorded.fault:
+        raise InputError(f"{recorded.fault}; what was recorded before is in {options.output}")
+    return 0
+
+
+def _notes(recorded: Recorded, experts: np.ndarray) -> list[str]:
+    """What a person should know of the recording beside its size."""
+    notes = []
+    if recorded.ended:
+        notes.append(f"ended before the last prompt: {recorded.ended}")
+    if recorded.refused:
+        number, reason = next(iter(recorded.refused.items()))
+        notes.append(
+            f"{len(recorded.refused)} prompts were refused and left out; prompt {number + 1}: {reason or 'no reason'}"
+        )
+    dense = next(iter(recorded.rows.values())).shape[1] - experts.shape[1]
+    if dense:
+        notes.append(f"{dense} layer{'s' * (dense > 1)} without any choice left out, as dense")
+    if missing := int((experts < 0).any(axis=(1, 2)).sum()):
+        notes.append(f"{missing:,} tokens lack the choices of some layers, which are −1")
+    return notes
+
+
+def _answers_as_text(content: dict[str, Any]) -> str:
+    lines = [
+        f"{content['answered']:,} of {content['prompts']:,} prompts: {content['tokens']:,} tokens × {content['layers']} MoE "
+        f"layers × {content['k']} experts"
+    ]
+    for name, (before, after) in content["metrics"].items():
+        lines.append(f"{name}: {after:g}" + ("" if before in (None, after) else f" (before: {before:g})"))
+    return "\n".join([*lines, *(f"note: {note}" for note in content["notes"]), f"saved: {content['saved']}"])

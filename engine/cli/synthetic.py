@@ -1,0 +1,93 @@
+"""`synthetic`: a recording of routing that nobody recorded."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from engine import formats
+from engine.cli import text
+from engine.cli.command import Commands, add_command
+from engine.cli.output import answer
+from engine.errors import InputError
+from engine.files import replace_atomically
+from engine.formats.writers.npz import write_npz
+from engine.studies.imbalance import PRESETS, USUAL_STEPS, ImbalanceRecipe
+from engine.studies.inspection import inspect
+from engine.studies.synthetic import Recipe
+from engine.workload import RoutingTrace
+
+USUAL_TOKENS = 16_384
+USUAL_SKEW, USUAL_AFFINITY = 1.0, 0.5
+
+
+def add(commands: Commands) -> None:
+    """The commands of this group."""
+    command = add_command(commands, "synthetic", _synthetic, "a routing log that nobody recorded, for a model")
+    command.add_argument(
+        "--model",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="model JSON, Hugging Face config.json, or a catalogue name",
+    )
+    described = "; ".join(f"{key}: {preset.text}" for key, preset in PRESETS.items())
+    command.add_argument(
+        "--preset",
+        choices=list(PRESETS),
+        metavar="W",
+        help=f"an imbalance workload of NVIDIA/Megatron-LM pull request #7488, in place of skew and affinity. {described}",
+    )
+    command.add_argument(
+        "--skew",
+        type=float,
+        metavar="S",
+        help=f"exponent of the power law of popularity, 0: all alike (default: {USUAL_SKEW:g})",
+    )
+    command.add_argument(
+        "--affinity",
+        type=float,
+        metavar="A",
+        help=f"the probability that a token goes on to the experts that follow its own (default: {USUAL_AFFINITY:g})",
+    )
+    command.add_argument("--tokens", type=int, default=USUAL_TOKENS, metavar="N", help=f"default: {USUAL_TOKENS}")
+    command.add_argument(
+        "--steps", type=int, metavar="N", help=f"steps of a preset, which w6 and w7 tell apart (default: {USUAL_STEPS})"
+    )
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    command.add_argument("-o", "--output", required=True, type=Path, metavar="FILE.npz")
+
+
+def _synthetic(options: argparse.Namespace) -> int:
+    if options.output.suffix.lower() != ".npz":
+        raise InputError(f"{options.output}: a synthetic recording is written as .npz")
+    trace = _recipe(options).draw(formats.read_model(options.model))
+    _save(trace, options.output)
+    answer(options, {"recording": inspect(trace).to_dict(), "saved": str(options.output)}, _as_text)
+    return 0
+
+
+def _recipe(options: argparse.Namespace) -> Recipe | ImbalanceRecipe:
+    """What the options ask for. Raises InputError where they ask for two things at once."""
+    if options.preset is None:
+        if options.steps is not None:
+            raise InputError("--steps is of the presets; give --preset too")
+        skew = USUAL_SKEW if options.skew is None else options.skew
+        affinity = USUAL_AFFINITY if options.affinity is None else options.affinity
+        return Recipe(options.tokens, skew, affinity, options.seed)
+    if options.skew is not None or options.affinity is not None:
+        raise InputError("a preset has no --skew and no --affinity: give either --preset or these")
+    steps = min(USUAL_STEPS, max(options.tokens, 1)) if options.steps is None else options.steps
+    return ImbalanceRecipe(options.preset, options.tokens, steps, options.seed)
+
+
+def _save(trace: RoutingTrace, path: Path) -> None:
+    """Write the recording whole or not at all. Raises InputError when it cannot be written."""
+    try:
+        with replace_atomically(path) as draft:
+            write_npz(trace, draft)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _as_text(content: dict[str, Any]) -> str:
+    return f"{text.inspected(content['recording'])}\nsaved the recording: {content['saved']}"

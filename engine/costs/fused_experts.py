@@ -1,0 +1,175 @@
+"""Experts by the fused kernels that serving engines run, from the measured tables of aiconfigurator-core.
+
+Its `moe_perf` tables have SGLang's Triton kernel for many sizes of models; the `wideep_*_moe_perf` ones the grouped GEMMs that
+follow DeepEP, for DeepSeek-V3's sizes. A row is what one GPU of an expert-parallel group takes for its experts, routing
+weights and activation included; `num_tokens` counts the tokens of all GPUs, so that in a balanced row each expert gets
+num_tokens · topk / num_experts of them.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+
+from engine.cluster import Cluster, Gpu
+from engine.costs.base import CostModel
+from engine.costs.silicon_tables import MILLISECONDS, folder_of, installed_package, newest
+from engine.errors import InputError
+from engine.model import MoEModel
+from engine.network import Network
+from engine.workload import digest_of
+
+Phase = Literal["prefill", "decode"]
+
+DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8_block"}
+WIDE_TABLES: dict[Phase, str] = {
+    "prefill": "wideep_context_moe_perf.parquet",
+    "decode": "wideep_generation_moe_perf.parquet",
+}
+BALANCED = ("balanced", "uniform")
+SIZES = ("hidden_size", "inter_size", "topk", "num_experts")
+
+
+@dataclass(frozen=True)
+class FusedExperts(CostModel):
+    """Another source with its experts replaced by measured fused kernels.
+
+    slots: experts of a layer that a GPU holds. An expert with so many tokens takes its share of a balanced row in which a GPU
+    holds as many experts and all have as many tokens, interpolated linearly in the logarithms of both. Experts add up, so an
+    uneven load takes what its parts take. Fewer tokens than measured take as long as the fewest (the weights are read all the
+    same), more go on at the last throughput.
+
+    The tables' rows of power-law loads check that: of GPUs that hold 4 to 32 experts of DeepSeek-V3 they are met to 13 % (an
+    exponent of 0.6) to 24 % (1.2) on average, and no more than 8 % off to one side (`tests.benchmarks.bench_serving`). Each was
+    measured on one draw of the law, which is not kept, so a part of that is the draw's.
+    """
+
+    rest: CostModel
+    phase: Phase
+    slots: float
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.rest.digest, self.phase, str(self.slots), installed_package())
+
+    @property
+    def source(self) -> str:
+        return (
+            f"experts: fused kernels of SGLang ({self.phase}), measured, {installed_package()}; else {self.rest.source}"
+        )
+
+    def lacks_computation(self, cluster: Cluster) -> str | None:
+        return self.rest.lacks_computation(cluster)
+
+    def lacks_network(self, cluster: Cluster) -> str | None:
+        return self.rest.lacks_network(cluster)
+
+    def beyond(self, cluster: Cluster) -> str | None:
+        return self.rest.beyond(cluster)
+
+    def gemm(self, gpu: Gpu, m: np.ndarray, n: int, k: int, dtype: str) -> np.ndarray:
+        return self.rest.gemm(gpu, m, n, k, dtype)
+
+    def memory_pass(self, gpu: Gpu, size: np.ndarray) -> np.ndarray:
+        return self.rest.memory_pass(gpu, size)
+
+    def network(self, cluster: Cluster) -> Network:
+        return self.rest.network(cluster)
+
+    def all_to_all(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
+        return self.rest.all_to_all(cluster, size)
+
+    def all_reduce(self, cluster: Cluster, size: np.ndarray) -> np.ndarray:
+        return self.rest.all_reduce(cluster, size)
+
+    def together(self, seconds: np.ndarray) -> np.ndarray:
+        return self.rest.together(seconds)
+
+    def gate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        return self.rest.gate(gpu, tokens, model)
+
+    def attention(self, gpu: Gpu, tokens: np.ndarray, keys: int, model: MoEModel) -> np.ndarray:
+        return self.rest.attention(gpu, tokens, keys, model)
+
+    def aggregate(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        return self.rest.aggregate(gpu, tokens, model)
+
+    def expert_ffn(self, gpu: Gpu, tokens: np.ndarray, model: MoEModel) -> np.ndarray:
+        if (table := kernel_table(gpu.type, model, self.phase)) is None:
+            raise InputError(f"there are no measured fused kernels for {model.name} in {model.dtype} on {gpu.type}")
+        return table.seconds(tokens, self.slots)
+
+
+@dataclass(frozen=True, eq=False)
+class KernelTable:
+    """Balanced rows of one model's sizes on one GPU.
+
+    experts: experts a GPU holds, float64[row]; tokens: of each expert, float64[row, point]; share: seconds for each expert,
+    float64[row, point]. A row's last points may repeat.
+    """
+
+    experts: np.ndarray
+    tokens: tuple[np.ndarray, ...]
+    share: tuple[np.ndarray, ...]
+
+    def seconds(self, tokens: np.ndarray, slots: float) -> np.ndarray:
+        """float64[...]: what one expert with `tokens` tokens (float64[...]) adds on a GPU that holds `slots` experts."""
+        tokens = np.asarray(tokens, dtype=np.float64)
+        place = np.interp(np.log(max(slots, 1e-9)), np.log(self.experts), np.arange(len(self.experts)))
+        low, high = int(np.floor(place)), int(np.ceil(place))
+        below, above = self._row(low, tokens), self._row(high, tokens)
+        seconds = np.exp(np.log(below) * (1 - (place - low)) + np.log(above) * (place - low))
+        return np.where(tokens > 0, seconds, 0.0)
+
+    def _row(self, row: int, tokens: np.ndarray) -> np.ndarray:
+        measured, share = self.tokens[row], self.share[row]
+        inside = np.clip(tokens, measured[0], measured[-1])
+        seconds = np.exp(np.interp(np.log(inside), np.log(measured), np.log(share)))
+        return seconds * np.maximum(tokens / measured[-1], 1.0)
+
+
+@lru_cache
+def kernel_table(gpu_type: str, model: MoEModel, phase: Phase) -> KernelTable | None:
+    """The kernels for a model on a GPU type: those of wide expert parallelism where they were measured, else the usual ones;
+    None where neither was. Raises InputError when the package is absent."""
+    rows = kernel_rows(gpu_type, model, phase)
+    rows = rows[rows.distribution.isin(BALANCED)]
+    if rows.empty:
+        return None
+    experts, tokens, share = [], [], []
+    for held, part in rows.groupby("experts_held"):
+        part = part.sort_values("tokens")
+        seconds = np.maximum.accumulate(part.seconds.to_numpy(np.float64))  # noise aside, more tokens never take less
+        experts.append(float(held))
+        tokens.append(part.tokens.to_numpy(np.float64))
+        share.append(seconds / held)
+    return KernelTable(np.array(experts), tuple(tokens), tuple(share))
+
+
+def kernel_rows(gpu_type: str, model: MoEModel, phase: Phase) -> pd.DataFrame:
+    """All rows of `kernel_table`'s source, skewed ones too: columns `distribution`, `experts_held`, `all_tokens`, `tokens` (of
+    an expert, on average) and `seconds`."""
+    columns = ["distribution", "experts_held", "all_tokens", "tokens", "seconds"]
+    installed_package()
+    folder = folder_of(gpu_type)
+    if folder is None or model.dtype not in DTYPES or model.ffn_matrices != 3:
+        return pd.DataFrame(columns=columns)
+    wanted = dict(zip(SIZES, (model.d_model, model.d_ff, model.experts_per_token, model.experts), strict=True))
+    for name in (WIDE_TABLES[phase], "moe_perf.parquet"):
+        for file in newest(folder, "moe/sglang", name):
+            filters = [(key, "=", value) for key, value in wanted.items()]
+            filters += [("moe_dtype", "=", DTYPES[model.dtype]), ("moe_tp_size", "=", 1)]
+            rows = pq.read_table(file, filters=filters).to_pandas()
+            if rows.empty:
+                continue
+            rows = rows.assign(
+                experts_held=model.experts // rows.moe_ep_size,
+                all_tokens=rows.num_tokens,
+                tokens=rows.num_tokens * model.experts_per_token / model.experts,
+            )
+            keys = columns[:-1]
+            return (rows.groupby(keys).latency.median() * MILLISECONDS).rename("seconds").reset_index()
+    return pd.DataFrame(columns=columns)

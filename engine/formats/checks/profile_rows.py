@@ -1,0 +1,121 @@
+"""Rows of profiling or warm-up: thousands of consecutive tokens with the same choices, as engines make them from dummy
+inputs when they start (vllm #56716, #57151). They put all mass on k experts of each layer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine import units
+from engine.finding import Finding
+from engine.formats.checks.words import skew_of
+from engine.workload import RoutingTrace
+
+LONGEST, SHARE = 64, 0.05
+"""Identical rows one after another, in number or as part of all tokens, beyond which a stretch is suspect."""
+FEWEST = 8
+"""Of a short recording: fewer identical rows show nothing."""
+FEWEST_STRETCHES, FALSE_ALARM = 20, 1e-3
+"""Stretches that show how long they usually are, and how often one beyond that may be taken for profile rows."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Tokens first … end - 1, which made the same choices in all layers (or, side by side, several such series)."""
+
+    first: int
+    end: int
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.first
+
+
+def profile_stretches(trace: RoutingTrace) -> list[Stretch]:
+    """Suspect stretches in their order; a recording that is nothing but one is a stretch too."""
+    same = _same_as_next(trace)
+    edges = np.concatenate([[0], np.flatnonzero(~same) + 1, [trace.tokens]])
+    first, length = edges[:-1], np.diff(edges)
+    suspect = (length > min(LONGEST, SHARE * trace.tokens)) & (length >= FEWEST)
+    if not suspect.any():
+        return []
+    if len(length) < FEWEST_STRETCHES:
+        for at in np.flatnonzero(suspect):
+            elsewhere = np.delete(trace.experts, np.s_[first[at] : first[at] + length[at]], axis=0)
+            suspect[at] = length[at] > _longest_of_row(trace.experts[first[at]], elsewhere, trace.tokens)
+    else:
+        suspect &= length > _longest_by_chance(length)
+    stretches: list[Stretch] = []
+    for start, end in zip(first[suspect].tolist(), (first + length)[suspect].tolist(), strict=True):
+        if stretches and stretches[-1].end == start:
+            start = stretches.pop().first
+        stretches.append(Stretch(start, end))
+    return stretches
+
+
+def _same_as_next(trace: RoutingTrace) -> np.ndarray:
+    """bool[token - 1]: the next token chose the same in every layer. Tokens without any choice are padding and like no
+    other."""
+    experts = trace.experts
+    same = (experts[1:, 0] == experts[:-1, 0]).all(axis=1)
+    alike = np.flatnonzero(same)
+    # Most differ in the first layer, and only the few others are looked at whole.
+    for start in range(0, len(alike), 4096):
+        part = alike[start : start + 4096]
+        rows = experts[part]
+        same[part] = (experts[part + 1] == rows).all(axis=(1, 2)) & (rows >= 0).any(axis=(1, 2))
+    return same
+
+
+def _longest_by_chance(lengths: np.ndarray) -> float:
+    """Identical rows that may well follow one another, if the lengths of stretches fall off as nine in ten of them do.
+
+    lengths: int64[stretch]
+    """
+    usual = np.quantile(lengths, 0.9, method="lower")  # e^(-usual / mean) = 1 / 10
+    return float(usual * np.log(len(lengths) / FALSE_ALARM) / np.log(10))
+
+
+def _longest_of_row(row: np.ndarray, elsewhere: np.ndarray, tokens: int) -> float:
+    """The same where stretches are too few to show it: if every token is like `row` as often as the others are.
+
+    row: int16[layer, k]; elsewhere: int16[token, layer, k], outside of its stretch
+    """
+    share = (1 + (elsewhere == row).all(axis=(1, 2)).sum()) / (2 + len(elsewhere))
+    return float(np.log(tokens / FALSE_ALARM) / -np.log(share))
+
+
+def check_profile_rows(trace: RoutingTrace) -> Iterator[Finding]:
+    """How much the recording's skew owes to such rows."""
+    stretches = profile_stretches(trace)
+    if not stretches:
+        return
+    longest = max(stretches, key=lambda stretch: stretch.tokens)
+    cut = sum(stretch.tokens for stretch in stretches)
+    if cut == trace.tokens:
+        if trace.k == 1 and len(stretches) == 1:
+            return  # every layer has a single expert, which `check_layers` says
+        yield Finding(
+            severity="error",
+            code="profile-rows",
+            message=(
+                f"All {cut:,} tokens are in stretches that made the same choices in every layer, as an engine's dummy "
+                "inputs do at its start: there is no routing of real text here; record while requests are served."
+            ),
+            rows=(longest.first, longest.end),
+        )
+        return
+    inside = np.concatenate([np.arange(stretch.first, stretch.end) for stretch in stretches])
+    rest = trace.load - trace.part(inside).load
+    others = f", {cut:,} with those in {len(stretches) - 1} other places" if len(stretches) > 1 else ""
+    yield Finding(
+        severity="warning",
+        code="profile-rows",
+        message=(
+            f"Tokens {longest.first:,} to {longest.end - 1:,} made the same choices in every layer ({longest.tokens:,} tokens"
+            f"{others}; {units.share(cut / trace.tokens)} of the recording), as an engine's dummy inputs do while it profiles "
+            f"or warms up. With them the skew reads {skew_of(trace.load):.1f}×, without them {skew_of(rest):.1f}×: cut them."
+        ),
+        rows=(longest.first, longest.end),
+        remedy="cut-profile-rows",
+    )

@@ -1,0 +1,75 @@
+"""Times out of files, whatever they are: which of the formats with times has which reader."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.costs import CollectiveTimes, CostProfile, MeasuredTimes
+from engine.costs.device_profile import DeviceProfile
+from engine.errors import InputError
+from engine.finding import Finding
+from engine.formats.format import BELONGS
+from engine.formats.measured import aiconfigurator, deepxtrace, kineto, nccl_pairs, nccl_tests, times_table
+from engine.formats.recognition import identify
+from engine.formats.source import MAX_FILE_BYTES, fault, one_clear_line, read_json_object
+
+
+def _calibration(path: Path) -> DeviceProfile:
+    return DeviceProfile.from_dict(read_json_object(path, MAX_FILE_BYTES), path.name)
+
+
+_READERS: dict[str, Callable[[Path], CostProfile | MeasuredTimes]] = {
+    "aiconfigurator-gemm": aiconfigurator.read_gemms,
+    "aiconfigurator-nccl": aiconfigurator.read_collectives,
+    **{f"aiconfigurator-{name}": aiconfigurator.refuse for name, *_ in aiconfigurator.NAMED},
+    "calibration": lambda path: _calibration(path).measured,
+    "cost-profile": lambda path: CostProfile.from_dict(read_json_object(path), path.name),
+    "csv": times_table.read_measurements,  # which says what columns are missing
+    "deepxtrace": deepxtrace.refuse,
+    "measured-times": lambda path: MeasuredTimes.from_dict(read_json_object(path), path.name),
+    "measured-times-table": times_table.read_measurements,
+    "nccl-tests": nccl_tests.read_nccl_tests,
+    "profiler-trace": kineto.read_kineto,
+}
+"""By the name of the format."""
+OF_ONE_PAIR = (
+    "tests between two GPUs: with the logs of other pairs they are a cluster; drop all of them together on any page"
+)
+
+
+def read_costs(path: Path) -> CostProfile | MeasuredTimes:
+    """Fitted lines or measured times, told by content: either of them as saved, what `calibrate` writes, measured times as a
+    table, the text that nccl-tests prints, a trace of the PyTorch profiler, or tables of aiconfigurator. Raises InputError."""
+    with one_clear_line(path):
+        format = identify(path)
+        if format.name not in _READERS:
+            raise fault(path, f"is {format.title}, which has no times to plan with; {BELONGS[format.kind]}")
+        return _READERS[format.name](path)
+
+
+def read_collectives(path: Path) -> tuple[CollectiveTimes, ...]:
+    """The collectives of measured times in any form that `read_costs` takes, of a calibration also the sends to one peer.
+    Raises InputError."""
+    with one_clear_line(path):
+        if identify(path).name == "calibration":
+            return _calibration(path).collectives
+        measured = read_costs(path)
+        if isinstance(measured, CostProfile):
+            raise fault(path, "a profile of fitted lines does not say how many sends met; give the measured times")
+        return measured.collectives
+
+
+def findings_of_times(path: Path) -> list[Finding]:
+    """What is to be said of a file of times: what of it was left out, or why nothing can be read off it."""
+    try:
+        costs = read_costs(path)
+    except InputError as error:
+        return [Finding(severity="error", code="no-times", message=str(error))]
+    notes = list(costs.notes or ()) if isinstance(costs, MeasuredTimes) else []
+    if is_of_one_pair(path):
+        notes.append(f"{OF_ONE_PAIR}, or give them to detect --pairs")
+    return [Finding(severity="ok", code="times", message=note) for note in notes]
+
+
+def is_of_one_pair(path: Path) -> bool:
+    """Whether a file has nccl-tests between two GPUs, which draw a cluster with those of other pairs."""
+    return identify(path).name == "nccl-tests" and bool(nccl_pairs.pairs_in(path))

@@ -1,0 +1,248 @@
+"""Chrome traces of the PyTorch profiler (Kineto), `.json` or `.json.gz`: GEMMs and collectives of one rank.
+
+What counts, repetitions of a size by their median:
+
+* GEMMs: operators `aten::mm` and `aten::addmm` with `Input Dims` and `Input type` (record_shapes=True). With a GPU their
+  time is that of the kernels that carry the operator's `External id`, without one the operator's own.
+* Collectives: kernels with `Collective name`, `In msg nelems`, `dtype` and `Group size`; on a CPU the `gloo:` ranges with
+  `Input Dims`. A rank that is early waits inside its collective for the others, and the trace cannot tell: profile ranks that
+  arrive together.
+* Kernels of DeepEP (see `deepep_kernels`): how many there are and how long they took.
+
+Events are taken one by one as they are read, so that a trace may be much larger than the memory that is left.
+"""
+
+import gzip
+import io
+import zlib
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from math import isfinite, prod
+from pathlib import Path
+from typing import BinaryIO
+
+from engine.catalogue.nvidia import type_of
+from engine.costs.measured import CollectiveTimes, GemmTimes, MeasuredTimes, medians
+from engine.formats.format import Format
+from engine.formats.glance import Glance
+from engine.formats.measured.deepep_kernels import ExchangeKernel, exchange_times, in_words, kernel_of
+from engine.formats.measured.json_stream import read_members
+from engine.formats.source import fault, one_line, quoted
+
+MAX_TRACE_BYTES = 1024**3
+"""Of the JSON text, unpacked."""
+
+GEMMS = {"aten::mm": 0, "aten::addmm": 1}
+"""Operators, and which of their inputs is A."""
+
+DTYPES = {"float": "fp32", "c10::bfloat16": "bf16", "c10::half": "fp16"}
+"""`Input type` in lower case."""
+
+COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "all_to_allv": "all_to_all",
+    "alltoallv": "all_to_all",
+}
+
+ELEMENT_BYTES = {
+    "float": 4,
+    "half": 2,
+    "bfloat16": 2,
+    "double": 8,
+    "byte": 1,
+    "char": 1,
+    "bool": 1,
+    "short": 2,
+    "int": 4,
+    "long": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "c10::bfloat16": 2,
+    "c10::half": 2,
+}
+"""By torch's name of the dtype, in lower case."""
+
+
+def read_kineto(path: Path) -> MeasuredTimes:
+    """The times in a trace; raises InputError when it has neither GEMMs nor collectives nor kernels of DeepEP."""
+    trace, about = _Events(), {}
+    with _unpacked(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace")
+        for key, value in read_members(text, path, "traceEvents", MAX_TRACE_BYTES):
+            if key == "traceEvents":
+                trace.take(value)
+            elif key in ("distributedInfo", "deviceProperties"):
+                about[key] = value
+    gpu = _gpu_type(about) if trace.on_gpu else "CPU"
+    gemm, collectives = trace.gemms(), trace.collectives(_world_size(about))
+    exchanges = exchange_times(trace.exchanges)
+    if not gemm and not collectives and not exchanges:
+        raise fault(
+            path,
+            "no GEMMs with shapes and no all-to-all or all-reduce with sizes in this trace; profile with "
+            "record_shapes=True, on GPUs with CUDA activities and NCCL",
+        )
+    return MeasuredTimes(
+        name=one_line(path.name.removesuffix(".gz").removesuffix(".json"))[:80] or "trace",
+        origin=f"PyTorch profiler trace on {gpu}"[:300],
+        gemm=tuple(GemmTimes(gpu=gpu, dtype=dtype, points=medians(points)) for dtype, points in gemm.items()),
+        collectives=tuple(
+            CollectiveTimes(operation=operation, ranks=ranks, points=medians(points))
+            for (operation, ranks), points in collectives.items()
+        ),
+        exchanges=exchanges or None,
+        notes=(*map(in_words, exchanges), *trace.left_out()) or None,
+    )
+
+
+def _unpacked(path: Path) -> BinaryIO:
+    return gzip.open(path) if Glance(path).magic == ".gz" else path.open("rb")
+
+
+@dataclass
+class _Events:
+    """What counts of the events so far.
+
+    kernels: by `External id`, µs; operators: (id, dtype, m, n, k, µs) of GEMMs; on_device, on_host: (operation, ranks, bytes,
+    seconds) of collectives, ranks 0 where the trace's world counts; exchanges: seconds by kernel; others: how many collectives
+    of other kinds
+    """
+
+    on_gpu: bool = False
+    kernels: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    operators: list[tuple[object, str, int, int, int, float]] = field(default_factory=list)
+    on_device: list[tuple[str, int, int, float]] = field(default_factory=list)
+    on_host: list[tuple[str, int, int, float]] = field(default_factory=list)
+    exchanges: dict[ExchangeKernel, list[float]] = field(default_factory=lambda: defaultdict(list))
+    others: Counter[str] = field(default_factory=Counter)
+
+    def take(self, event: object) -> None:
+        if not isinstance(event, dict):
+            return
+        category, name = event.get("cat"), event.get("name")
+        self.on_gpu |= category == "kernel"
+        if not _complete(event) or not isinstance(name, str):
+            return
+        if category == "kernel":
+            self._take_kernel(event, name)
+        elif category == "cpu_op" and name in GEMMS:
+            self._take_operator(event)
+        elif name.startswith("gloo:"):
+            about = event["args"]
+            types = about.get("Input type")
+            dtype = types[0] if isinstance(types, list) and types else None
+            count = _elements(about.get("Input Dims"))
+            self._take_collective(self.on_host, name.removeprefix("gloo:"), 0, count, dtype, event["dur"])
+
+    def _take_kernel(self, event: dict, name: str) -> None:
+        about = event["args"]
+        if isinstance(about.get("External id"), int):
+            self.kernels[about["External id"]] += event["dur"]
+        if "Collective name" in about:
+            operation, ranks = about["Collective name"], about.get("Group size")
+            if isinstance(ranks, int) and ranks > 1:
+                count, dtype = about.get("In msg nelems"), about.get("dtype")
+                self._take_collective(self.on_device, operation, ranks, count, dtype, event["dur"])
+        elif (kernel := kernel_of(name)) is not None:
+            self.exchanges[kernel].append(event["dur"] * 1e-6)
+
+    def _take_operator(self, event: dict) -> None:
+        about, first = event["args"], GEMMS[event["name"]]
+        dims, types = about.get("Input Dims"), about.get("Input type")
+        match dims[first : first + 2] if isinstance(dims, list) else None:
+            case [[int(m), int(k)], [int(inner), int(n)]] if inner == k and min(m, n, k) > 0:
+                dtype = types[first] if isinstance(types, list) and len(types) > first else None
+                if isinstance(dtype, str) and dtype.lower() in DTYPES:
+                    self.operators.append((about.get("External id"), DTYPES[dtype.lower()], m, n, k, event["dur"]))
+
+    def _take_collective(
+        self, into: list, operation: object, ranks: int, count: object, dtype: object, duration: float
+    ) -> None:
+        if not isinstance(operation, str):
+            return
+        if operation.lower() not in COLLECTIVES:
+            self.others[operation[:40]] += 1
+        elif isinstance(count, int) and count > 0 and isinstance(dtype, str) and dtype.lower() in ELEMENT_BYTES:
+            size = count * ELEMENT_BYTES[dtype.lower()]
+            into.append((COLLECTIVES[operation.lower()], ranks, size, duration * 1e-6))
+
+    def gemms(self) -> dict[str, list[tuple[float, ...]]]:
+        """By dtype: (m, n, k, seconds)."""
+        gemms = defaultdict(list)
+        for number, dtype, m, n, k, own in self.operators:
+            duration = own
+            if self.on_gpu:
+                duration = self.kernels.get(number, 0.0) if isinstance(number, int) else 0.0
+            if duration > 0:
+                gemms[dtype].append((m, n, k, duration * 1e-6))
+        return gemms
+
+    def collectives(self, world: int) -> dict[tuple[str, int], list[tuple[float, float]]]:
+        """By operation and number of ranks: (bytes, seconds)."""
+        collectives = defaultdict(list)
+        for operation, ranks, size, seconds in self.on_device if self.on_gpu else self.on_host:
+            if (ranks or world) > 1:
+                collectives[operation, ranks or world].append((size, seconds))
+        return collectives
+
+    def left_out(self) -> list[str]:
+        """What the trace has and nothing here is timed by."""
+        if not self.others:
+            return []
+        names = ", ".join(f"{count} × {quoted(name)}" for name, count in self.others.most_common(6))
+        return [f"left out, as not used for planning: {names}"]
+
+
+def _complete(event: dict) -> bool:
+    """Whether this is an event with a duration and details."""
+    if event.get("ph") != "X" or not isinstance(event.get("args"), dict):
+        return False
+    duration = event.get("dur")
+    return isinstance(duration, int | float) and isfinite(duration) and duration > 0
+
+
+def _elements(dims: object) -> int | None:
+    """Elements of the first tensor, None where its shape is not recorded."""
+    first = dims[0] if isinstance(dims, list) and dims else None
+    if isinstance(first, list) and first and all(isinstance(size, int) for size in first):
+        return prod(first)
+    return None
+
+
+def _world_size(data: dict) -> int:
+    about = data.get("distributedInfo")
+    size = about.get("world_size") if isinstance(about, dict) else None
+    return size if isinstance(size, int) else 0
+
+
+def _gpu_type(data: dict) -> str:
+    """The catalogue's name of the first device, or its own name."""
+    devices = data.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices else None
+    name = first.get("name") if isinstance(first, dict) else None
+    if not isinstance(name, str) or not name.strip():
+        return "GPU"
+    name = one_line(name)
+    return type_of(name) or name[:80]
+
+
+def _tells(glance: Glance) -> bool:
+    if glance.magic != ".gz" and not glance.is_text:
+        return False
+    head = _unpacked_head(glance) if glance.magic == ".gz" else glance.head
+    begins = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+    return begins and (b'"traceEvents"' in head or (b'"schemaVersion"' in head and b'"deviceProperties"' in head))
+
+
+def _unpacked_head(glance: Glance) -> bytes:
+    try:
+        with gzip.open(glance.path) as file:
+            return file.read(len(glance.head))
+    except (OSError, EOFError, zlib.error):
+        return b""
+
+
+FORMATS = (Format("profiler-trace", "a trace of the PyTorch profiler", "profile", _tells),)

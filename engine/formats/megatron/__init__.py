@@ -1,0 +1,6 @@
+"""Megatron-Core's router traces: `records` reads the files of ranks, `stages` finds which layers their numbers mean, `trace`
+puts the tokens together."""
+
+from engine.formats.megatron.trace import FORMATS
+
+__all__ = ["FORMATS"]

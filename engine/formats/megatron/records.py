@@ -1,0 +1,172 @@
+"""The records of Megatron-Core's router tracer (megatron/core/transformer/moe/router_trace.py), one JSON object a line for
+every (step, block, layer) of a rank:
+
+{"step", "stage": "pre_dispatch", "block": "decoder" | "mtp", "layer", "rank", "num_tokens", "topk", "top_indices": [[k ids]
+× tokens]}, of MTP also "mtp_idx", and "hs_…" and "logit_…" where hidden states and logits were saved beside it.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.formats.arrays import MAX_EXPERTS, MAX_K, MAX_LAYERS, MAX_RANKS
+from engine.formats.json_lines import lines, parse
+from engine.formats.number_lists import array_of_text
+from engine.formats.source import MAX_CONTAINERS, Source, quoted
+
+BLOCKS = ("decoder", "mtp")
+_LIMITS = {"step": 2**31, "layer": MAX_LAYERS, "rank": MAX_RANKS}
+_CHOICES, _KEY = "top_indices", b'"top_indices"'
+_AT_ONCE = 4 * 1024**2
+"""Bytes of lines that are parsed together."""
+
+Line = tuple[int, bytes]
+"""Its number from 1, and its text."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """What one rank recorded, in the order of its file.
+
+    step, layer, tokens: int64[record]; is_mtp: bool[record]; experts: int16[row, k], the tokens of one record after another;
+    sidecars: whether hidden states or logits were saved beside it
+    """
+
+    source: Source
+    rank: int
+    step: np.ndarray
+    layer: np.ndarray
+    tokens: np.ndarray
+    is_mtp: np.ndarray
+    experts: np.ndarray
+    sidecars: bool
+
+    @property
+    def start(self) -> np.ndarray:
+        """int64[record]: the row at which each begins."""
+        return np.cumsum(self.tokens) - self.tokens
+
+
+def read_records(source: Source) -> Records:
+    """All records of a rank's file; raises InputError that names the line at fault."""
+    heads, experts, rank, k = [], [], None, None
+    for chunk in _chunks(source):
+        if k is None:
+            k = next((k for line in chunk if (k := _width(source, line))), None)
+        records, chosen = _parsed_together(chunk, k) or _parsed(source, chunk, k)
+        experts.append(chosen)
+        for (number, _), record in zip(chunk, records, strict=True):
+            heads.append(_head(source, f"line {number}", record))
+            rank = record["rank"] if rank is None else rank
+            if record["rank"] != rank:
+                raise source.fault(
+                    f"is of rank {record['rank']}, the lines before of rank {rank}; give every rank's file",
+                    f"line {number}",
+                )
+    if rank is None or k is None:
+        raise source.fault("no record has any tokens")
+    step, layer, tokens, is_mtp, sidecars = np.array(heads, np.int64).T
+    return Records(
+        source, rank, step, layer, tokens, is_mtp.astype(bool), np.concatenate(experts), bool(sidecars.any())
+    )
+
+
+def _chunks(source: Source) -> Iterator[list[Line]]:
+    chunk, size = [], 0
+    for number, line in lines(source.path):
+        chunk.append((number, line))
+        size += len(line)
+        if size > _AT_ONCE:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _width(source: Source, line: Line) -> int:
+    """Experts of the record's first token, 0 where it has no tokens."""
+    number, text = line
+    rows = _rows(source, f"line {number}", parse(source.path, number, text))
+    return len(rows[0]) if rows else 0
+
+
+def _parsed_together(chunk: list[Line], k: int | None) -> tuple[list[dict], np.ndarray] | None:
+    """(records with numbers of tokens for their choices, int16[row, k] choices) of lines as the tracer writes them; None for
+    others. The choices, nearly all of a file, are read as one list, thirty times as fast as JSON is."""
+    if k is None:
+        return None
+    heads, bodies = [], []
+    for _, line in chunk:
+        start, end = line.find(b"[", line.find(_KEY)), line.rfind(b"]") + 1
+        bodies.append(line[start:end])
+        heads.append(line[:start] + b"null" + line[end:])
+    together = b"[%b]" % b",".join(heads)
+    if together.count(b"[") + together.count(b"{") > MAX_CONTAINERS:
+        return None
+    try:
+        records = json.loads(together)
+    except (ValueError, RecursionError):
+        return None
+    if len(records) != len(chunk) or not all(isinstance(record, dict) for record in records):
+        return None
+    tokens = [record.get("num_tokens") for record in records if record.get(_CHOICES, 0) is None]
+    if len(tokens) < len(chunk) or not all(type(number) is int and number >= 0 for number in tokens):
+        return None
+    bodies, numbers = [body for body in bodies if body != b"[]"], [number for number in tokens if number]
+    if [body.count(b"[") - 1 for body in bodies] != numbers:
+        return None
+    if not all(body.startswith(b"[[") and body.endswith(b"]]") for body in bodies):
+        return None
+    chosen = array_of_text(b"[%b]" % b",".join(body[1:-1] for body in bodies), 2)
+    if chosen is None or chosen.shape[1] != k or chosen.min() < -1 or chosen.max() >= MAX_EXPERTS:
+        return None
+    return [{**record, _CHOICES: record["num_tokens"]} for record in records], chosen.astype(np.int16)
+
+
+def _parsed(source: Source, chunk: list[Line], k: int | None) -> tuple[list[dict], np.ndarray]:
+    """As `_parsed_together`, of any lines, one after another; raises InputError at the first that breaks a rule."""
+    records, rows = [], []
+    for number, line in chunk:
+        place, record = f"line {number}", parse(source.path, number, line)
+        chosen = _rows(source, place, record)
+        for token, row in enumerate(chosen):
+            if len(row) != k:
+                raise source.fault(f"token {token} has {len(row)} experts, others {k}", place)
+            if wrong := [expert for expert in row if type(expert) is not int or not -1 <= expert < MAX_EXPERTS]:
+                raise source.fault(
+                    f"token {token} chose expert {quoted(wrong[0])}; ids are 0 … {MAX_EXPERTS - 1}", place
+                )
+        rows += chosen
+        records.append({**record, _CHOICES: len(chosen)})
+    return records, np.array(rows, np.int16).reshape(-1, k or 1)
+
+
+def _rows(source: Source, place: str, record: dict) -> list[list]:
+    """The choices of a record: lists of one length from 1 to the most there may be; raises InputError."""
+    rows = record.get(_CHOICES)
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise source.fault(f"needs {_CHOICES}, the k expert ids of every token", place)
+    if rows and not 1 <= len(rows[0]) <= MAX_K:
+        raise source.fault(f"a token has {len(rows[0])} experts; between 1 and {MAX_K} are read", place)
+    return rows
+
+
+def _head(source: Source, place: str, record: dict) -> tuple[int, int, int, bool, bool]:
+    """(step, layer, tokens, of MTP?, saved with sidecars?); raises InputError. Its choices are a number of tokens here."""
+    for name, limit in _LIMITS.items():
+        if not (type(record.get(name)) is int and 0 <= record[name] < limit):
+            raise source.fault(f"{name} must be a whole number from 0 to {limit - 1}", place)
+    if (block := record.get("block", BLOCKS[0])) not in BLOCKS:
+        raise source.fault(f"block must be {' or '.join(BLOCKS)}, not {quoted(block)}", place)
+    tokens = record[_CHOICES]
+    if record.get("num_tokens", tokens) != tokens:
+        raise source.fault(f"num_tokens is {quoted(record['num_tokens'])}, but {_CHOICES} has {tokens}", place)
+    return (
+        record["step"],
+        record["layer"],
+        tokens,
+        block == BLOCKS[1],
+        "hs_offset" in record or "logit_offset" in record,
+    )

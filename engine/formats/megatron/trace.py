@@ -1,0 +1,260 @@
+"""Megatron-Core's router traces (`--moe-routing-trace-path`): `router_trace_rank{r}.jsonl`, what every token of a rank chose.
+
+Tokens of a micro-batch (one record a layer; several a step in training) are put together over layers and pipeline stages. The
+MTP block is never mixed with the decoder, and tokens that several ranks recorded count once.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from engine.finding import Finding, Origin
+from engine.formats.arrays import routing_trace
+from engine.formats.format import Format
+from engine.formats.glance import Glance
+from engine.formats.megatron.records import Records, read_records
+from engine.formats.megatron.stages import Stages, pipeline_stages
+from engine.formats.source import Source
+from engine.workload import RoutingTrace
+
+NAME = "megatron-router-trace"
+MOST_TEXT = 512 * 1024**2
+"""Bytes of all ranks' files: some 13 million rows of 8 choices."""
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """Tokens that went through all layers together, in order of steps and then of sources.
+
+    step, source, tokens: int64[micro-batch]; source: the place among the ranks of a stage
+    experts: int16[token, layer, k]; incomplete: how many were left out for want of a layer
+    """
+
+    step: np.ndarray
+    source: np.ndarray
+    tokens: np.ndarray
+    experts: np.ndarray
+    incomplete: int
+
+
+def read(sources: Sequence[Source]) -> RoutingTrace:
+    """The decoder's trace; its source ranks are data-parallel ranks. Raises InputError, also where the number of pipeline
+    stages is open."""
+    source = sources[0]
+    if sum(file.path.stat().st_size for file in sources) > MOST_TEXT:
+        raise source.fault(
+            f"is one of {len(sources)} files of more than {MOST_TEXT // 1024**2} MB together; record fewer steps "
+            "(--moe-routing-trace-max-…)"
+        )
+    ranks = sorted((read_records(file) for file in sources), key=lambda records: records.rank)
+    for before, records in pairwise(ranks):
+        if before.rank == records.rank:
+            raise records.source.fault(
+                f"is of rank {records.rank}, as is {before.source.path.name}; give one run's files"
+            )
+    decoder = [records for records in ranks if not records.is_mtp.all()]
+    if not decoder:
+        raise source.fault("has layers of multi-token prediction (MTP) alone; give the decoder's ranks too")
+    if len(widths := sorted({records.experts.shape[1] for records in decoder})) > 1:
+        raise source.fault(f"its ranks have {widths[0]} and {widths[-1]} experts per token; give the files of one run")
+    stages = pipeline_stages(source, decoder)
+    batches = _micro_batches(source, decoder, stages)
+    kept, copies, recomputed = _first_seen(batches)
+    experts = batches.experts if kept.all() else batches.experts[np.repeat(kept, batches.tokens)]
+    source_rank = np.unique(batches.source[kept], return_inverse=True)[1]
+    trace = routing_trace(source, experts, source_rank=np.repeat(source_rank, batches.tokens[kept]))
+    findings = (*_about_stages(stages, decoder), *_about_tokens(batches, copies, recomputed), *_about_files(ranks))
+    return replace(trace, model_layers=stages.model_layers, origin=Origin(format=NAME, findings=findings))
+
+
+def _micro_batches(source: Source, ranks: Sequence[Records], stages: Stages) -> MicroBatches:
+    """The tokens of all ranks, layer beside layer.
+
+    In the table, int64[7, record], the first three rows name a micro-batch (step, source, which one of the step), the others
+    say where its tokens in a layer are: column of the layer, rank's file, row there, and how many.
+    """
+    width = len(ranks) // len(stages.layers)
+    first_column = np.cumsum([0, *map(len, stages.layers)])
+    parts = []
+    for place, records in enumerate(ranks):
+        own = np.flatnonzero(~records.is_mtp)
+        step, layer = records.step[own], records.layer[own]
+        column = first_column[place // width] + np.searchsorted(stages.layers[place // width], layer)
+        parts.append(
+            np.stack(
+                [
+                    step,
+                    np.full(len(own), place % width),
+                    _occurrence(step, layer),
+                    column,
+                    np.full(len(own), place),
+                    records.start[own],
+                    records.tokens[own],
+                ]
+            )
+        )
+    table = np.concatenate(parts, axis=1)
+    table = table[:, np.lexsort(table[[3, 2, 1, 0]])]
+    starts = np.flatnonzero(np.r_[True, (table[:3, 1:] != table[:3, :-1]).any(axis=0)])
+    tokens = table[6]
+    layers = int(first_column[-1])
+    whole = (np.diff(np.r_[starts, table.shape[1]]) == layers) & (
+        np.maximum.reduceat(tokens, starts) == np.minimum.reduceat(tokens, starts)
+    )
+    begun = starts[whole & (tokens[starts] > 0)]
+    if not len(begun):
+        raise source.fault("no step has all layers with the same tokens; give the files of all ranks of one run")
+    tokens_of = tokens[begun]
+    return MicroBatches(
+        step=table[0, begun],
+        source=table[1, begun],
+        tokens=tokens_of,
+        experts=_gathered(ranks, table[4:6, begun[:, None] + np.arange(layers)], tokens_of),
+        incomplete=int((~whole).sum()),
+    )
+
+
+def _occurrence(step: np.ndarray, layer: np.ndarray) -> np.ndarray:
+    """int64[record]: how often the same layer was recorded before in the same step: the number of the micro-batch."""
+    order = np.lexsort((layer, step))
+    place = np.arange(len(order))
+    first = np.r_[True, (np.diff(step[order]) != 0) | (np.diff(layer[order]) != 0)]
+    occurrence = np.empty(len(order), np.int64)
+    occurrence[order] = place - np.maximum.accumulate(np.where(first, place, 0))
+    return occurrence
+
+
+def _gathered(ranks: Sequence[Records], origin: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """int16[token, layer, k]. origin: int64[2, micro-batch, layer], the file and the row in it where tokens begin."""
+    file, row = origin
+    begin = np.cumsum(tokens) - tokens
+    experts = np.empty((int(tokens.sum()), file.shape[1], ranks[0].experts.shape[1]), np.int16)
+    for place, records in enumerate(ranks):
+        for column in np.flatnonzero((file == place).any(axis=0)):
+            mine = np.flatnonzero(file[:, column] == place)
+            within = np.arange(tokens[mine].sum()) - np.repeat(np.cumsum(tokens[mine]) - tokens[mine], tokens[mine])
+            into = within + np.repeat(begin[mine], tokens[mine])
+            experts[into, column] = records.experts[within + np.repeat(row[mine, column], tokens[mine])]
+    return experts
+
+
+def _first_seen(batches: MicroBatches) -> tuple[np.ndarray, int, int]:
+    """(bool[micro-batch] that count, sources that recorded another's tokens, micro-batches recorded again when activations were
+    recomputed)."""
+    begin = np.cumsum(batches.tokens) - batches.tokens
+    digests = [
+        hashlib.blake2b(np.ascontiguousarray(batches.experts[start : start + number]), digest_size=16).digest()
+        for start, number in zip(begin.tolist(), batches.tokens.tolist(), strict=True)
+    ]
+    kept = np.ones(len(digests), bool)
+    seen: set[tuple[int, int, bytes]] = set()
+    of_source: dict[int, dict[int, list[bytes]]] = {}
+    for place, key in enumerate(zip(batches.source.tolist(), batches.step.tolist(), digests, strict=True)):
+        kept[place] = key not in seen
+        seen.add(key)
+        if kept[place]:
+            of_source.setdefault(key[0], {}).setdefault(key[1], []).append(key[2])
+    recomputed = int((~kept).sum())
+    common = sorted(set.intersection(*(set(steps) for steps in of_source.values())))
+    firsts: dict[tuple, int] = {}
+    for source, steps in of_source.items():
+        content = tuple(tuple(steps[step]) for step in common) or (source,)
+        firsts.setdefault(content, source)
+    kept &= np.isin(batches.source, list(firsts.values()))
+    return kept, len(of_source) - len(firsts), recomputed
+
+
+def _about_stages(stages: Stages, ranks: Sequence[Records]) -> Iterator[Finding]:
+    if len(stages.layers) > 1:
+        yield Finding(
+            severity="ok",
+            code="pipeline-stages",
+            message=(f"{len(ranks)} ranks are {len(stages.layers)} pipeline stages, whose layers follow one another."),
+        )
+    missing = sorted(set(range(ranks[-1].rank + 1)) - {records.rank for records in ranks})
+    if missing:
+        yield Finding(
+            severity="warning",
+            code="missing-ranks",
+            message=(
+                f"The files of {len(missing)} ranks are missing (first: rank {missing[0]}), so their tokens are not counted; "
+                "add them."
+            ),
+        )
+    if stages.model_layers is None:
+        yield Finding(
+            severity="warning",
+            code="layer-numbering",
+            message=(
+                "Layers may be counted from 0 or from 1, so which model layers these are is not known; open the model first "
+                "(--model)."
+            ),
+        )
+
+
+def _about_tokens(batches: MicroBatches, copies: int, recomputed: int) -> Iterator[Finding]:
+    if copies:
+        yield Finding(
+            severity="warning",
+            code="tensor-parallel-copies",
+            message=(
+                f"{copies} ranks recorded the same tokens as another one, as tensor-parallel ranks do; their copies are left "
+                "out."
+            ),
+        )
+    if recomputed:
+        yield Finding(
+            severity="warning",
+            code="recomputed-copies",
+            message=(
+                f"{recomputed} micro-batches were recorded twice in a step, as recomputing activations does; the second is "
+                "left out."
+            ),
+        )
+    if batches.incomplete:
+        yield Finding(
+            severity="warning",
+            code="incomplete-steps",
+            message=(
+                f"{batches.incomplete} of {len(batches.tokens) + batches.incomplete} micro-batches lack a layer, or have other "
+                "numbers of tokens in it, and are left out; layers in CUDA graphs are not recorded."
+            ),
+        )
+
+
+def _about_files(ranks: Sequence[Records]) -> Iterator[Finding]:
+    if mtp := sum(int(records.tokens[records.is_mtp].sum()) for records in ranks):
+        yield Finding(
+            severity="warning",
+            code="mtp-left-out",
+            message=(
+                f"{mtp} rows of multi-token prediction (MTP) are left out: it is a layer of its own, with other tokens than "
+                "the decoder's."
+            ),
+        )
+    if any(records.sidecars for records in ranks):
+        yield Finding(
+            severity="ok",
+            code="sidecars",
+            message="Hidden states or logits were saved beside it (.bin); they are not read, the choices are all here.",
+        )
+
+
+def _tells(glance: Glance) -> bool:
+    return {"step", "layer", "rank", "top_indices"} <= glance.record.keys()
+
+
+FORMATS = (
+    Format(
+        NAME,
+        "Megatron-Core's router trace",
+        "routing",
+        _tells,
+        read,
+        lambda path: re.sub(r"rank\d+", "rank", path.name),
+    ),
+)

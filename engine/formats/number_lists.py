@@ -1,0 +1,112 @@
+"""Nested lists out of JSON as arrays: out of what was parsed, and, where they are most of a text, straight out of that."""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+
+INTEGERS: frozenset[type] = frozenset({int})
+NUMBERS: frozenset[type] = frozenset({int, float})
+BULK = (
+    *("routed_experts", "prompt_routed_experts", "topk_experts", "origin_rows", "top_indices"),
+    *("expert_load", "p2l_map", "logical_count"),
+)
+"""Keys under which recordings have nearly all of their text: ids and counts."""
+UNREAD = ("topk_weights",)
+"""Keys under which they have as much again that nothing here reads."""
+# Its quotation mark is no part of a text: there it has a backslash before.
+_PLACE = re.compile(rb'"(?<!\\")(?P<key>%b)"\s*:\s*(?=(?P<beginning>\[[\[\s]*))' % "|".join((*BULK, *UNREAD)).encode())
+SHORTEST = 1024
+"""Bytes of a text with which this begins to be quicker than Python's parser."""
+_MOST_ARRAYS = 100_000
+"""In a text; arrays of a few numbers are no gain."""
+_MOST_AXES = 3
+_STANDS_FOR_LIST = "-Infinity"
+"""A constant that Python's parser hands over; it stands in no recording."""
+
+
+def array_of_lists(rows: object, depth: int, kinds: frozenset[type] = INTEGERS) -> np.ndarray | None:
+    """int64[...] of `depth` axes, float64 where `kinds` holds float; None unless all lists of a level are of one length and
+    hold numbers of these kinds alone.
+
+    Three times as quick as `np.array`, which also makes of one long text among the numbers an array that no memory holds.
+
+    rows: lists, or what `loads` made of them, int32[...], which integers stay
+    """
+    if isinstance(rows, np.ndarray):
+        return None if rows.ndim != depth else rows.astype(np.float64) if float in kinds else rows
+    shape, level = [], [rows]
+    for axis in range(depth):
+        if set(map(type, level)) != {list} or len(lengths := set(map(len, level))) != 1:
+            return None
+        shape.append(lengths.pop())
+        if axis < depth - 1:
+            level = list(chain.from_iterable(level))
+    if not set(map(type, chain.from_iterable(level))) <= kinds:
+        return None
+    dtype = np.float64 if float in kinds else np.int64
+    try:
+        return np.fromiter(chain.from_iterable(level), dtype, len(level) * shape[-1]).reshape(shape)
+    except OverflowError:
+        return None
+
+
+def array_of_text(text: bytes, depth: int) -> np.ndarray | None:
+    """int32[...] of `depth` axes out of a text that is one list, None unless `scan_lists` takes it."""
+    from engine.formats.scan_lists import scan_lists  # numba, which takes a moment to load
+
+    lengths, numbers = np.empty(depth, np.int64), np.empty(len(text) // 2, np.int32)
+    end, count = scan_lists(np.frombuffer(text, np.uint8), 0, lengths, numbers)
+    return numbers[:count].reshape(lengths) if end == len(text) else None
+
+
+def loads(text: bytes, most_lists: int) -> object | None:
+    """The JSON in a text, with int32[...] in place of lists under the keys `BULK` that `scan_lists` takes, and None in place of
+    lists of numbers under the keys `UNREAD`. None where there are no such lists, more than `most_lists` others, or anything
+    that Python's parser alone is to judge, such as a short text.
+    """
+    outline, arrays = _taken_out(text) if len(text) >= SHORTEST else (b"", [])
+    if not arrays or outline.count(b"[") + outline.count(b"{") > most_lists:
+        return None
+    if outline.count(_STANDS_FOR_LIST.encode()) != len(arrays):
+        return None
+    left = iter(arrays)
+    try:
+        value = json.loads(outline, parse_constant=lambda name: next(left) if name == _STANDS_FOR_LIST else float(name))
+    except (ValueError, RecursionError):
+        return None
+    return None if any(True for _ in left) else value  # what is left stood in a text
+
+
+def _taken_out(text: bytes) -> tuple[bytes, list[np.ndarray | None]]:
+    """The text with constants in place of the lists, and these."""
+    parts, arrays, begin = [], [], 0
+    for start, end, array in _lists(text):
+        parts += (text[begin:start], _STANDS_FOR_LIST.encode())
+        arrays.append(array)
+        begin = end
+    return b"".join((*parts, text[begin:])), arrays
+
+
+def _lists(text: bytes) -> Iterator[tuple[int, int, np.ndarray | None]]:
+    """(first byte, byte after the last, numbers) of the lists under one of the keys, the first `_MOST_ARRAYS` of them."""
+    place = _PLACE.search(text)
+    if place is None:
+        return
+    from engine.formats.scan_lists import scan_lists, skip_lists
+
+    data, numbers = np.frombuffer(text, np.uint8), np.empty(len(text) // 2, np.int32)
+    for _ in range(_MOST_ARRAYS):
+        start, array = place.end(), None
+        if place["key"].decode() in UNREAD:
+            end = skip_lists(data, start)
+        else:
+            lengths = np.empty(min(place["beginning"].count(b"["), _MOST_AXES), np.int64)
+            end, count = scan_lists(data, start, lengths, numbers)
+            array = numbers[:count].reshape(lengths).copy() if end > 0 else None
+        if end > 0:
+            yield start, end, array
+        if (place := _PLACE.search(text, max(start, end))) is None:
+            return

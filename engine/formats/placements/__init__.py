@@ -1,0 +1,216 @@
+"""Plans of serving engines, in and out: where their experts are, one module an outside format.
+
+A file is told by its content. Layers are counted as each engine does, over all decoder layers or over MoE layers; the MTP
+layer, which a `MoEModel` does not have, is left out with a note.
+"""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.errors import IllegalError, InputError
+from engine.formats import torch_files
+from engine.formats.placements import exflow, megatron, sglang, table, tensorrt_llm, vllm, vllm_ascend, vllm_plugin
+from engine.formats.placements.defaults import WORDS, default_layout
+from engine.formats.placements.export import Export, Written
+from engine.formats.placements.not_carried import not_carried
+from engine.formats.placements.plan_source import MAX_JSON_BYTES, Deployed, PlanSource, parse_json
+from engine.formats.source import MAGIC, MAX_FILE_BYTES, fault, one_clear_line, quoted
+from engine.model import MoEModel
+from engine.plan import Placement, Plan
+
+__all__ = [
+    "TARGETS",
+    "WORDS",
+    "Deployed",
+    "Export",
+    "PlanFile",
+    "Target",
+    "open_plan_file",
+    "read_deployed",
+    "recognise",
+    "write_placement",
+]
+
+Target = Literal["sglang", "trtllm", "vllm", "vllm-ascend", "megatron", "exflow", "csv"]
+
+_WRITERS: dict[Target, Callable[[Placement, MoEModel, str], Written]] = {
+    "sglang": sglang.write,
+    "trtllm": partial(tensorrt_llm.write, mtp=False),
+    "vllm": vllm.write,
+    "vllm-ascend": vllm_ascend.write,
+    "megatron": megatron.write,
+    "exflow": exflow.write,
+    "csv": table.write,
+}
+TARGETS: tuple[Target, ...] = tuple(_WRITERS)
+
+MAX_TEXT_BYTES = 32 * 1024**2
+"""Of a table."""
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan file that has been told by its content, but not read for a model yet.
+
+    plan: the whole plan, of a file of the studio; read: the placement of any other
+    """
+
+    path: Path
+    plan: Plan | None
+    read: Callable[[PlanSource], Deployed]
+
+    def deployed(self, model: MoEModel, gpus: int) -> Deployed:
+        """The placement for a model on so many GPUs; raises InputError when the file does not fit them."""
+        with one_clear_line(self.path):
+            return self.read(PlanSource(self.path, model, gpus))
+
+
+def read_deployed(source: Path | str, model: MoEModel, gpus: int) -> Placement:
+    """Where experts are now: from a plan file of the studio or of a serving engine, or by word, `linear` or `round-robin`, as
+    vLLM lays them out by default. Raises InputError that names the file, the place and the rule."""
+    return open_plan_file(source).deployed(model, gpus).placement
+
+
+def open_plan_file(source: Path | str) -> PlanFile:
+    """The file, or the default layout of that word, told by its content; raises InputError."""
+    path = Path(source)
+    if str(source) in WORDS:
+        return PlanFile(path, None, lambda source: default_layout(str(source.path), source.model, source.gpus))
+    with one_clear_line(path):
+        if not path.is_file():
+            raise fault(path, "is a folder; give a file" if path.is_dir() else "there is no such file")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise fault(path, f"is larger than {MAX_FILE_BYTES // 1024**2} MB")
+        return recognise(path, path.read_bytes())
+
+
+def recognise(path: Path, data: bytes) -> PlanFile:
+    """The plan in these bytes; path: what to call it. Raises InputError, also for what is no plan, with what it is."""
+    with one_clear_line(path):
+        plan, read = _recognise(path, data)
+        return PlanFile(path, plan, read)
+
+
+_Reader = Callable[[PlanSource], Deployed]
+
+
+def _recognise(path: Path, data: bytes) -> tuple[Plan | None, _Reader]:
+    if not data:
+        raise fault(path, "the file is empty")
+    if data.startswith(b"PK"):
+        return None, _reader_of_map(path, _content_of_torch(path, data))
+    if data.startswith(b"\x80"):
+        raise fault(path, "is a pickle, which is never unpickled; save the map of experts with torch.save or as JSON")
+    if kind := next((words for magic, words in MAGIC.values() if data.startswith(magic)), None):
+        raise fault(path, f"is {kind}, not a plan")
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if vllm.is_log(data):
+        return None, lambda source: vllm.read(source, data)
+    if data.lstrip()[:1] in (b"{", b"["):
+        return _recognise_json(path, data)
+    if len(data) > MAX_TEXT_BYTES:
+        raise fault(path, f"is longer than {MAX_TEXT_BYTES // 1024**2} MB, as no plan is")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise fault(path, "is not UTF-8 text; save it as UTF-8") from None
+    first_line = text.lstrip().split("\n", 1)[0]
+    if exflow.is_table(first_line):
+        return None, lambda source: exflow.read(source, text)
+    if table.is_table(first_line):
+        return None, lambda source: table.read(source, text)
+    if tensorrt_llm.ASSIGNMENTS in text:
+        content = tensorrt_llm.parse(path, text)
+        return None, lambda source: tensorrt_llm.read(source, content)
+    raise fault(path, f"is no plan that is known here ({_KNOWN})")
+
+
+def _content_of_torch(path: Path, data: bytes) -> dict[str, Any]:
+    """What `torch.save` wrote, with SGLang's map as lists; raises InputError."""
+    content = torch_files.load(path, io.BytesIO(data))
+    if not isinstance(content, dict):
+        raise fault(path, f"holds a {type(content).__name__}, not a dict with a map of experts")
+    return content | {
+        key: _rows(path, content[key], key)
+        for key in (sglang.KEY, sglang.DUMPED)
+        if key in content and not isinstance(content[key], list)
+    }
+
+
+def _rows(path: Path, tensor: object, key: str) -> list[list[int]]:
+    slots = torch_files.array_of(path, tensor, key)
+    if slots.dtype.kind not in "iu":
+        raise fault(path, f"must be whole numbers, not {slots.dtype}", key)
+    if slots.ndim != 2:
+        raise fault(path, f"must be [layers, slots], not {list(slots.shape)}", key)
+    return slots.tolist()
+
+
+def _recognise_json(path: Path, data: bytes) -> tuple[Plan | None, _Reader]:
+    ours = b'"send_order"' in data  # a plan of the studio may have millions of sends, in columns
+    content = parse_json(path, data, most_bytes=MAX_FILE_BYTES if ours else MAX_JSON_BYTES)
+    if isinstance(content, list):
+        return None, lambda source: megatron.read(source, content)
+    if {"placement", "send_order"} <= set(content):
+        plan = Plan.from_dict(content, path.name)
+        return plan, lambda source: Deployed(_fitting(source, plan.placement), "plan of the studio")
+    if vllm_ascend.LAYERS in content:
+        return None, lambda source: vllm_ascend.read(source, content)
+    if vllm_plugin.MAPS in content:
+        return None, lambda source: vllm_plugin.read(source, content)
+    return None, _reader_of_map(path, content)
+
+
+def _reader_of_map(path: Path, content: dict[str, Any]) -> _Reader:
+    """Of a dict with SGLang's keys; raises InputError for another one."""
+    if not sglang.is_map(content):
+        if "logical_count" in content:
+            raise fault(path, "holds the loads of experts (logical_count): a recording, not a plan")
+        keys = ", ".join(quoted(key) for key in list(content)[:6]) or "no keys"
+        raise fault(path, f"is no plan that is known here ({_KNOWN}); it has {keys}")
+    return lambda source: sglang.read(source, content)
+
+
+_KNOWN = (
+    "of the studio, SGLang, vLLM, vLLM-Ascend, TensorRT-LLM or ExFlow, permutation for Megatron-Core, table of slots"
+)
+
+
+def _fitting(source: PlanSource, placement: Placement) -> Placement:
+    """The placement of one of our plans, for the same sizes."""
+    for what, mine, theirs in (
+        ("GPUs", placement.gpus, source.gpus),
+        ("MoE layers", placement.layers, len(source.model.moe_layers)),
+        ("experts", placement.experts, source.model.experts),
+    ):
+        if mine != theirs:
+            raise source.fault(f"is for {mine} {what}, but there are {theirs}")
+    return placement
+
+
+def write_placement(
+    target: Target, plan: Plan | Placement, model: MoEModel, name: str = "plan.json", mtp: bool = False
+) -> Export:
+    """A plan's placement as an engine reads it, with what to add to the engine's command line.
+
+    target: the engine; name: the file's, which some engines take the format from and all lines to add repeat; mtp: with the MTP
+    layer too, for TensorRT-LLM alone. Of two models it is the first. What is written has been read back and is the same.
+    Raises InputError for a plan that the engine can not load, with the layers and GPUs at fault.
+    """
+    if mtp and target != "trtllm":
+        raise InputError("only TensorRT-LLM's placement has a layer for MTP (--mtp)")
+    placement = plan.placement if isinstance(plan, Plan) else plan
+    write = partial(tensorrt_llm.write, mtp=True) if mtp else _WRITERS[target]
+    written = write(placement, model, name)
+    file = Path(name)
+    back = recognise(file, written.content).deployed(model, placement.gpus).placement
+    if [[sorted(held) for held in row] for row in back.experts_of_gpu] != [
+        [sorted(held) for held in row] for row in placement.experts_of_gpu
+    ]:
+        raise IllegalError(f"{file.name}: what was written for {target} is another placement when it is read back")
+    left = not_carried(plan) if isinstance(plan, Plan) else ()
+    return Export({file.name: written.content}, written.lines, (*written.notes, *left))

@@ -1,0 +1,121 @@
+"""What every writer of a plan shares: the file with what belongs beside it, and the rules that all engines have."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import InputError
+from engine.model import MoEModel
+from engine.plan import Placement
+
+PROJECT = "export its even projection instead (--even)"
+
+
+@dataclass(frozen=True)
+class Export:
+    """A plan as an engine takes it.
+
+    files: content by file name; lines: what to add to the engine's command line or configuration, as they are typed;
+    notes: what the engine can not carry of the plan, and on what it depends, for people
+    """
+
+    files: Mapping[str, bytes]
+    lines: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one format's writer hands back; see `Export`."""
+
+    content: bytes
+    lines: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def check_model(placement: Placement, model: MoEModel) -> None:
+    """Raise InputError unless the placement is of this model's own MoE layers and experts."""
+    for what, mine, theirs in (
+        ("MoE layers", placement.layers, len(model.moe_layers)),
+        ("experts a layer", placement.experts, model.experts),
+    ):
+        if mine != theirs:
+            raise InputError(f"the plan places {mine} {what}, but the model {model.name} has {theirs}")
+    for layer, (said, own) in enumerate(zip(placement.model_layers, model.moe_layers, strict=True)):
+        if said != own:
+            raise InputError(f"layer {layer} of the plan is model layer {said}, of the model {model.name} it is {own}")
+
+
+def even_slots(placement: Placement, model: MoEModel, engine: str) -> NDArray[np.int64]:
+    """int64[MoE layer, slot]: the expert of every slot, GPU after GPU, of a plan with as many slots on every GPU in every
+    layer and no expert twice on a GPU. engine: its name, for messages. Raises InputError for another plan, which names the
+    layers and GPUs at fault."""
+    check_model(placement, model)
+    refuse_uneven(placement, engine)
+    refuse_twice(placement, engine)
+    return np.array([[expert for held in row for expert in held] for row in placement.experts_of_gpu], dtype=np.int64)
+
+
+def refuse_uneven(placement: Placement, engine: str) -> None:
+    """Raise InputError unless every GPU has as many slots in every layer."""
+    slots = placement.slots
+    if (slots == slots[0, 0]).all():
+        return
+    uneven = np.flatnonzero((slots != slots[:, :1]).any(axis=1))
+    if len(uneven):
+        layer = int(uneven[0])
+        counts = sorted(set(slots[layer].tolist()), reverse=True)
+        held = "; ".join(f"{count} on {_gpus(np.flatnonzero(slots[layer] == count))}" for count in counts)
+        also = f"; also uneven: {_layers(uneven[1:])}" if len(uneven) > 1 else ""
+        raise InputError(
+            f"{engine} needs as many slots on every GPU, but {_layer(placement, layer)} has {held}{also}; {PROJECT}"
+        )
+    other = int((slots[:, 0] != slots[0, 0]).argmax())
+    totals = slots.sum(axis=1)
+    raise InputError(
+        f"{engine} needs as many slots in every layer, but {_layer(placement, 0)} has {totals[0]} and "
+        f"{_layer(placement, other)} has {totals[other]}; {PROJECT}"
+    )
+
+
+def refuse_twice(placement: Placement, engine: str) -> None:
+    """Raise InputError when a GPU holds one expert in two slots of a layer."""
+    for layer, row in enumerate(placement.experts_of_gpu):
+        for gpu, held in enumerate(row):
+            if len(set(held)) < len(held):
+                expert = next(expert for expert in held if held.count(expert) > 1)
+                raise InputError(
+                    f"{engine} can not use a second copy of an expert on one GPU, but {_layer(placement, layer)} has "
+                    f"expert {expert} twice on GPU {gpu}; {PROJECT}"
+                )
+
+
+def refuse_replicas(placement: Placement, engine: str) -> None:
+    """Raise InputError when an expert has more than one copy."""
+    copies = placement.slots.sum(axis=1)
+    if (copies > placement.experts).any():
+        layer = int((copies > placement.experts).argmax())
+        raise InputError(
+            f"{engine} has no replicas, but {_layer(placement, layer)} has {copies[layer]} copies of "
+            f"{placement.experts} experts; plan with redundant=0"
+        )
+
+
+def _layer(placement: Placement, layer: int) -> str:
+    return f"layer {layer} (model layer {placement.model_layers[layer]})"
+
+
+def _gpus(gpus: NDArray[np.int64]) -> str:
+    return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {_ranges(gpus)}"
+
+
+def _layers(layers: NDArray[np.int64]) -> str:
+    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {_ranges(layers)}"
+
+
+def _ranges(numbers: NDArray[np.int64]) -> str:
+    """Ascending numbers with runs drawn together, as in `0 … 3, 7`."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    return ", ".join(f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

@@ -1,0 +1,124 @@
+"""The plan file being read and what it is read for: the one way to complain about it, and from slots to a `Placement`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic_core import from_json
+
+from engine.errors import InputError
+from engine.formats.source import MAX_VALUES, fault, quoted
+from engine.model import MoEModel
+from engine.plan import Placement
+
+MAX_SLOTS = 65536
+"""Of a layer; 4096 experts on each of 16 GPUs."""
+
+
+MAX_JSON_BYTES = 16 * 1024**2
+"""Of a plan of an engine; a hundred layers of 16 384 slots take ten."""
+MAX_JSON_PARTS = 500_000
+"""Lists, objects and keys of a plan. Each takes tens of bytes and the time of the collector, which looks at all of them."""
+
+
+def parse_json(path: Path, data: bytes, place: str = "", most_bytes: int = MAX_JSON_BYTES) -> Any:
+    """What JSON says, of bounded size in memory; raises InputError."""
+    if len(data) > most_bytes:
+        raise fault(path, f"is longer than {most_bytes // 1024**2} MB, as no plan is", place)
+    if sum(map(data.count, (b"[", b"{", b":"))) > MAX_JSON_PARTS:
+        raise fault(path, f"has more than {MAX_JSON_PARTS} lists and keys, as no plan has", place)
+    if data.count(b",") > MAX_VALUES:  # of plans of the studio: long columns are texts without any
+        raise fault(path, f"has more than {MAX_VALUES:,} numbers in lists, as no plan has", place)
+    try:
+        return from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise fault(path, f"not valid JSON ({error})", place) from None
+
+
+@dataclass(frozen=True)
+class PlanSource:
+    """A plan file, the model that it places and how many GPUs share that model's experts."""
+
+    path: Path
+    model: MoEModel
+    gpus: int
+
+    def fault(self, text: str, place: str = "") -> InputError:
+        """See `engine.formats.source.fault`."""
+        return fault(self.path, text, place)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What a plan file says, for a model and a number of GPUs.
+
+    format: what the file is, for people; notes: what of it was left out or read in a way that a person should know
+    """
+
+    placement: Placement
+    format: str
+    notes: tuple[str, ...] = ()
+
+
+def whole_numbers_of(source: PlanSource, ids: object, place: str) -> list[int]:
+    """`ids` where they are a list of whole numbers; raises InputError otherwise. JSON's true and 1.0 are none."""
+    if not isinstance(ids, list):
+        raise source.fault("a list of expert ids is needed", place)
+    if len(ids) > MAX_SLOTS:
+        raise source.fault(f"has {len(ids)} slots, at most {MAX_SLOTS} are read", place)
+    if not set(map(type, ids)) <= {int}:
+        slot, other = next((slot, other) for slot, other in enumerate(ids) if type(other) is not int)
+        raise source.fault(f"slot {slot} is {quoted(other)}, not an expert id (a whole number)", place)
+    return ids
+
+
+def expert_ids(source: PlanSource, ids: object, place: str) -> list[int]:
+    """The experts in the slots of a layer, each expert in one slot at least; raises InputError otherwise."""
+    ids, experts = whole_numbers_of(source, ids, place), source.model.experts
+    if ids and not 0 <= min(ids) <= max(ids) < experts:
+        slot = next(slot for slot, expert in enumerate(ids) if not 0 <= expert < experts)
+        raise source.fault(
+            f"slot {slot} holds expert {quoted(ids[slot])}; the experts of {source.model.name} are 0 … {experts - 1}",
+            place,
+        )
+    if missing := set(range(experts)).difference(ids):
+        raise source.fault(f"expert {min(missing)} is in no slot; every expert needs one in every layer", place)
+    return ids
+
+
+def even_placement(source: PlanSource, rows: Sequence[object], places: Sequence[str]) -> Placement:
+    """Slots that go to the GPUs in equal blocks, slot j to GPU j // (slots / GPUs).
+
+    rows: the slots of every MoE layer; places: what to call each row in a message. Raises InputError for a row that is no
+    list of experts, that leaves one out or has another length than the first, and for slots that do not divide over the
+    GPUs.
+    """
+    slots = [expert_ids(source, row, place) for row, place in zip(rows, places, strict=True)]
+    for row, place in zip(slots, places, strict=True):
+        if len(row) != len(slots[0]):
+            raise source.fault(f"has {len(row)} slots, the first MoE layer {len(slots[0])}; all need as many", place)
+    if len(slots[0]) % source.gpus:
+        raise source.fault(f"{len(slots[0])} slots do not divide over {source.gpus} GPUs")
+    return Placement.from_slots(
+        np.array(slots, dtype=np.int64),
+        np.full(source.gpus, len(slots[0]) // source.gpus),
+        source.model.experts,
+        source.model.moe_layers,
+    )
+
+
+def field_of(source: PlanSource, content: dict, key: str, kind: type, place: str = "") -> Any:
+    """`content[key]` where it is of this kind; raises InputError otherwise."""
+    value = content.get(key)
+    if type(value) is not kind:
+        names = {dict: "an object {…}", list: "a list [ … ]", int: "a whole number"}
+        raise source.fault(f"needs {names[kind]} under {quoted(key)}", place)
+    return value
+
+
+def check_number(source: PlanSource, content: dict, key: str, expected: int, why: str, place: str = "") -> None:
+    """Raise InputError unless `content[key]`, where there is one, is what the slots say. why: what they say, in words."""
+    if key in content and content[key] != expected:
+        raise source.fault(f"{key} is {quoted(content[key])}, but {why}", place)

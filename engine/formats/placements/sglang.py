@@ -1,0 +1,102 @@
+"""SGLang's expert locations, for `--init-expert-location` (srt/eplb/expert_location.py): which expert is in every slot.
+
+JSON, or `torch.save` of the same dict: `{"physical_to_logical_map": [[…slots] × decoder layers]}` and no other key. Every
+decoder layer has a row; that of a dense layer is never used but must be a full, valid one.
+"""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.formats.placements.export import Written, even_slots
+from engine.formats.placements.plan_source import Deployed, PlanSource, even_placement, expert_ids
+from engine.formats.source import quoted
+from engine.model import MoEModel
+from engine.plan import Placement
+
+KEY = "physical_to_logical_map"
+DUMPED = "last_physical_to_logical_map"
+"""Where the recorder's `per_pass` and `per_token` dumps have the map that ran last."""
+
+
+def write(placement: Placement, model: MoEModel, name: str) -> Written:
+    """The map as JSON, or as `.pt` where the file's name ends so: SGLang tells them apart by it.
+
+    Can not carry: different numbers of slots, an expert twice on a GPU, a layout of the MTP layer, and of a plan anything
+    beside its placement. Raises InputError for such placements and for other extensions.
+    """
+    extension = Path(name).suffix
+    if extension not in (".json", ".pt"):
+        raise InputError(f"{name}: SGLang reads its expert locations by extension; call the file .json or .pt")
+    slots = even_slots(placement, model, "SGLang")
+    count = slots.shape[1]
+    rows = np.tile(np.arange(count) % model.experts, (model.layers, 1))
+    rows[list(model.moe_layers)] = slots
+    redundant = count - model.experts
+    lines = (f"--init-expert-location {name}", f"--ep-num-redundant-experts {redundant}", f"--ep-size {placement.gpus}")
+    notes = ("leave --enable-eplb off: it would move the experts again while the server runs",)
+    if redundant:
+        lines += ("--ep-dispatch-algorithm dynamic",)
+        notes += (
+            "predictions share an expert's tokens equally over its copies, as the dispatch algorithm 'dynamic' does",
+        )
+    return Written(_saved(rows) if extension == ".pt" else json.dumps({KEY: rows.tolist()}).encode(), lines, notes)
+
+
+def _saved(rows: np.ndarray) -> bytes:
+    """int64[layer, slot] as `torch.save` writes it."""
+    import torch  # which takes seconds to load
+
+    file = io.BytesIO()
+    torch.save({KEY: torch.from_numpy(rows)}, file)
+    return file.getvalue()
+
+
+def is_map(content: dict[str, Any]) -> bool:
+    return KEY in content or DUMPED in content
+
+
+def read(source: PlanSource, content: dict[str, Any]) -> Deployed:
+    """The rows of the MoE layers. A map that only has those is one of a vLLM plugin's (HYGON, its form without versions)."""
+    key = KEY if KEY in content else DUMPED
+    rows, model = content[key], source.model
+    if not isinstance(rows, list):
+        raise source.fault("needs a list with a row of slots for every layer", key)
+    if len(rows) == len(model.moe_layers) < model.layers:
+        return of_moe_layers(source, rows, "vLLM plugin (HYGON) map")
+    others = [other for other in content if other != KEY]
+    if key == KEY and others:
+        raise source.fault(f"SGLang takes no other key beside {KEY!r}, this has {quoted(others[0])}")
+    notes = _without_mtp(source, len(rows), key)
+    places = [f"{key}, layer {layer}" for layer in range(model.layers)]
+    moe = model.moe_layers
+    placement = even_placement(source, [rows[layer] for layer in moe], [places[layer] for layer in moe])
+    for layer in model.dense_layers:
+        if len(expert_ids(source, rows[layer], places[layer])) != placement.slots[0].sum():
+            raise source.fault(
+                "this dense layer has another number of slots; SGLang needs a full row of it too", places[layer]
+            )
+    return Deployed(placement, "SGLang expert locations" if key == KEY else "SGLang recorder dump, its last map", notes)
+
+
+def of_moe_layers(source: PlanSource, rows: list, kind: str) -> Deployed:
+    """A map with a row for every MoE layer and none for the dense ones."""
+    placement = even_placement(source, rows, [f"{KEY}, MoE layer {layer}" for layer in range(len(rows))])
+    note = f"its {len(rows)} rows are MoE layers; SGLang would ask for all {source.model.layers} decoder layers"
+    return Deployed(placement, kind, (note,) if len(rows) < source.model.layers else ())
+
+
+def _without_mtp(source: PlanSource, rows: int, key: str) -> tuple[str, ...]:
+    """What to say of further rows; InputError unless there is one for every decoder layer and for MTP at most one."""
+    layers = source.model.layers
+    if rows == layers:
+        return ()
+    if rows == layers + 1:
+        return (f"layer {layers}, after the last decoder layer, is the MTP layer's and left out",)
+    raise source.fault(
+        f"has {rows} rows; {source.model.name} has {layers} decoder layers, dense ones included, and each has one", key
+    )

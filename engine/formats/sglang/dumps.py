@@ -1,0 +1,197 @@
+"""The recorder's dumps of single passes (`.pt`, modes `per_pass` and `per_token`), one file a rank: what both have in common.
+
+`{"records": [{forward_pass_id, rank, gatherer_key, …}], "last_physical_to_logical_map": int[decoder layer, slot]}`
+(srt/eplb/expert_distribution.py). What is recorded is of physical slots; the map that folds them to logical experts is
+that of the moment of the dump.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from engine.finding import Finding
+from engine.formats import torch_files
+from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, MAX_RANKS, MAX_SLOTS, first
+from engine.formats.source import MAX_FILE_BYTES, Source, quoted
+
+MAX_MAP = 2**22
+"""Slots of all layers together; 61 layers of 1024 slots are a hundred times fewer."""
+MAX_BYTES = 4 * MAX_FILE_BYTES
+"""Of all ranks' files together."""
+PRIMARY = "primary"
+_DUMP_OF_RANK = re.compile(r"expert_distribution_recorder_(?P<time>\d+(?:\.\d+)?)_(?P<rank>\d+)\.pt")
+
+
+@dataclass(frozen=True)
+class Dump:
+    """The dump of one rank. records: of the model itself, in the order of its passes; drafts: how many records of a draft model
+    were left out; logical_of_slot: int64[decoder layer, slot]"""
+
+    source: Source
+    rank: int
+    records: list[dict]
+    drafts: int
+    logical_of_slot: np.ndarray
+
+    @property
+    def num_experts(self) -> int:
+        return int(self.logical_of_slot.max()) + 1
+
+    def place(self, record: dict) -> str:
+        return f"rank {self.rank}, forward pass {record['forward_pass_id']}"
+
+    def digest(self, key: str) -> bytes:
+        """Of the passes and the tensors under this key: what ranks that hold the same tokens have in common."""
+        hasher = hashlib.blake2b()
+        for record in self.records:
+            numbers = torch_files.array_of(self.source.path, record.get(key), f"{self.place(record)}, {key}")
+            hasher.update(f"{record['forward_pass_id']} {numbers.shape} {record.get('input_ids')}".encode())
+            hasher.update(np.ascontiguousarray(numbers).data)
+        return hasher.digest()
+
+    def check_ids(self, numbers: np.ndarray, place: str) -> None:
+        """Raise InputError unless all are slots or -1."""
+        slots = self.logical_of_slot.shape[1]
+        if numbers.size and (numbers.min() < -1 or numbers.max() >= slots):
+            at = first((numbers < -1) | (numbers >= slots))
+            raise self.source.fault(f"slot {numbers[at]} is out of range, slots are 0 … {slots - 1}", place)
+
+
+def read_dump(source: Source) -> Dump:
+    """The dump in a file; raises InputError."""
+    data = torch_files.load(source.path)
+    records = data.get("records") if isinstance(data, dict) else None
+    if not isinstance(records, list) or "last_physical_to_logical_map" not in data:
+        raise source.fault("a dump of the recorder has 'records' and 'last_physical_to_logical_map'")
+    ranks = set()
+    for at, record in enumerate(records):
+        whole = isinstance(record, dict) and all(type(record.get(key)) is int for key in ("forward_pass_id", "rank"))
+        if not whole or not 0 <= record["rank"] < MAX_RANKS or abs(record["forward_pass_id"]) >= 2**53:
+            raise source.fault("needs whole numbers 'forward_pass_id' and 'rank'", f"record {at}")
+        ranks.add(record["rank"])
+    if len(ranks) != 1:
+        raise source.fault(
+            "holds records of several ranks; a dump is of one" if ranks else "no forward pass was recorded"
+        )
+    own = [record for record in records if record.get("gatherer_key", PRIMARY) in (PRIMARY, "child_a", "child_b")]
+    if not own:
+        raise source.fault(f"holds passes of {quoted(records[0]['gatherer_key'])} alone, none of the model itself")
+    own.sort(key=lambda record: record["forward_pass_id"])
+    return Dump(source, ranks.pop(), own, len(records) - len(own), _map(source, data["last_physical_to_logical_map"]))
+
+
+def _map(source: Source, tensor: object) -> np.ndarray:
+    place = "last_physical_to_logical_map"
+    slots = torch_files.array_of(source.path, tensor, place)
+    if slots.dtype.kind not in "iu" or slots.ndim != 2 or 0 in slots.shape:
+        raise source.fault(f"must be whole numbers [layers, slots], not {slots.dtype} {list(slots.shape)}", place)
+    if slots.shape[0] > MAX_LAYERS or slots.shape[1] > MAX_SLOTS or slots.size > MAX_MAP:
+        raise source.fault(f"{list(slots.shape)} are more layers or slots than there can be", place)
+    if slots.min() < 0 or slots.max() >= MAX_EXPERTS:
+        raise source.fault(f"experts are 0 … {MAX_EXPERTS - 1}", place)
+    return slots.astype(np.int64)
+
+
+def check_sizes(sources: Sequence[Source]) -> None:
+    """Raise InputError for files that are too large together."""
+    total = sum(source.path.stat().st_size for source in sources)
+    if total > MAX_BYTES:
+        raise sources[0].fault(
+            f"with the other ranks' {total / 1024**2:.0f} MB, more than the limit of {MAX_BYTES // 1024**2} MB; record "
+            "fewer passes"
+        )
+
+
+def read_ranks(sources: Iterable[Source]) -> Iterator[Dump]:
+    """The dump of every rank, one at a time; raises InputError unless they are of different ranks of one recording."""
+    reference, ranks = None, set()
+    for source in sources:
+        dump = read_dump(source)
+        reference = reference or replace(dump, records=[])
+        _check_alike(dump, reference)
+        if dump.rank in ranks:
+            raise source.fault(f"is a second file of rank {dump.rank}; give the files of one recording")
+        ranks.add(dump.rank)
+        yield dump
+
+
+def _check_alike(dump: Dump, other: Dump) -> None:
+    """Raise InputError unless the dumps of two ranks can be of one recording."""
+    sizes, others = (*dump.logical_of_slot.shape, dump.num_experts), (*other.logical_of_slot.shape, other.num_experts)
+    if sizes != others:
+        raise dump.source.fault(
+            "has {} layers, {} slots and {} experts, but {} has {}, {} and {}; give the files of one recording".format(
+                *sizes, other.source.path.name, *others
+            )
+        )
+
+
+def find_in_maps(dumps: Iterable[Dump]) -> list[Finding]:
+    """What there is to say of how the ranks folded slots to experts, and of what was left out."""
+    by_rank = list(dumps)
+    reference, findings = by_rank[0], []
+    if apart := [dump.rank for dump in by_rank if (dump.logical_of_slot != reference.logical_of_slot).any()]:
+        message = (
+            f"Rank {apart[0]} ended with another placement of experts than rank {reference.rank}: the balancer moved "
+            "experts while recording, and what ran before is folded by the wrong map. Record again with the balancer off."
+        )
+        findings.append(Finding(severity="error", code="balancer-moved", message=message))
+    if drafts := sum(dump.drafts for dump in by_rank):
+        message = f"{drafts} records of the draft model are left out; its layers are placed by themselves."
+        findings.append(Finding(severity="ok", code="draft-model-left-out", message=message))
+    return findings
+
+
+def find_copies(kept: int, copies: Sequence[int]) -> list[Finding]:
+    """kept: ranks that are counted; copies: ranks with the same tokens as one of these"""
+    if not copies:
+        return []
+    ranks = ", ".join(map(str, copies[:8])) + (" …" if len(copies) > 8 else "")
+    message = (
+        f"{len(copies)} of {kept + len(copies)} ranks ({ranks}) recorded the very tokens of another rank, as under tensor "
+        "parallelism: every token is counted once, and which rank held it is left open."
+    )
+    return [Finding(severity="ok", code="copies-dropped", message=message)]
+
+
+def find_missing(ranks: Sequence[int]) -> list[Finding]:
+    """What there is to say where the files of some ranks below the highest are not there."""
+    missing = sorted(set(range(max(ranks, default=0))) - set(ranks))
+    if not missing:
+        return []
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    message = (
+        f"The file of rank {missing[0]}{more} is missing: what these ranks' tokens chose is not in; add all files."
+    )
+    return [Finding(severity="warning", code="ranks-missing", message=message)]
+
+
+def recording_of(path: Path) -> str:
+    """What the dumps of all ranks at one moment have in common. Each rank puts its own clock into the name: in a folder,
+    the dumps until a rank comes again are one recording."""
+    return grouped_by_rank(path, _DUMP_OF_RANK)
+
+
+def grouped_by_rank(path: Path, pattern: re.Pattern[str]) -> str:
+    """The name of the first file of the recording that the file is of. pattern: of names, with the groups `time` and `rank`"""
+    if not pattern.fullmatch(path.name):
+        return path.name
+    return _recordings(path.parent, path.parent.stat().st_mtime_ns, pattern).get(path.name, path.name)
+
+
+@lru_cache(maxsize=8)
+def _recordings(folder: Path, _changed: int, pattern: re.Pattern[str]) -> dict[str, str]:
+    """By the name of a dump in the folder, the name of the first dump of its recording."""
+    matches = [match for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
+    recording, ranks, first_of = "", set(), {}
+    for match in sorted(matches, key=lambda match: (float(match["time"]), int(match["rank"]))):
+        if not ranks or match["rank"] in ranks:
+            recording, ranks = match.string, set()
+        ranks.add(match["rank"])
+        first_of[match.string] = recording
+    return first_of

@@ -1,0 +1,171 @@
+"""The choices of single requests as SGLang answers with `return_routed_experts`: `meta_info.routed_experts` of /generate,
+`sglext` (once `sgl_ext`) of the OpenAI endpoints, for the answer or a choice. Workers of Dynamo pass the same text on as
+`engine_data.routed_experts` or `disaggregated_params.routed_experts`; what its front end makes of it (`nvext`) is read with
+the answers of vLLM.
+
+A file holds one answer, a list of them or one a line. Layers and k are not in it: they are the open model's. How many of
+the tokens are the prompt's follows from the number that was generated: the last of these was never forwarded.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.finding import Finding, Origin
+from engine.formats.arrays import routing_trace
+from engine.formats.format import Format
+from engine.formats.glance import Glance
+from engine.formats.json_lines import lines, parse_value
+from engine.formats.recording_names import without_ids
+from engine.formats.routed_experts import decode_int32
+from engine.formats.sglang.layers import moe_rows
+from engine.formats.source import MAX_FILE_BYTES, Source
+from engine.model import MoEModel
+from engine.workload import DECODE, PREFILL, RoutingTrace
+
+NAME = "sglang-routed-experts"
+KEY = "routed_experts"
+WRAPPERS = ("meta_info", "sglext", "sgl_ext", "engine_data", "disaggregated_params")
+MAX_LINE_BYTES = 32 * 1024**2
+"""Of one answer in a file of lines: ten thousand tokens of 61 layers and 8 experts."""
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The choices in an answer, still as text. dtype: of the numbers; prompt, generated: tokens, None where it does not say"""
+
+    place: str
+    text: object
+    dtype: str
+    prompt: int | None
+    generated: int | None
+
+
+def read_responses(sources: Sequence[Source]) -> RoutingTrace:
+    """One sequence an answer, in the order of the files; by phase where every answer says how many tokens it generated. Raises
+    InputError, also without a model."""
+    model = sources[0].model
+    if model is None:
+        raise sources[0].fault(
+            "holds expert ids without the number of layers and of experts a token; open the model first, or give --model"
+        )
+    if sum(source.path.stat().st_size for source in sources) > MAX_FILE_BYTES:
+        raise sources[0].fault(f"is over {MAX_FILE_BYTES // 1024**2} MB with the other files; give fewer requests")
+    experts, phases = [], []
+    for source in sources:
+        for place, answer in _answers(source):
+            for routed in _routed(answer, place):
+                experts.append(_decode(source, model, routed))
+                phases.append(_phase(source, len(experts[-1]), routed))
+    if not experts:
+        raise sources[0].fault(f"no answer has {KEY!r}; ask with return_routed_experts of a server that returns them")
+    shapes = sorted({ids.shape[1:] for ids in experts})
+    if len(shapes) > 1:
+        raise sources[0].fault(f"answers differ in layers and choices: {shapes[0]} and {shapes[1]}")
+    rows, model_layers, findings = _layers(sources[0], model, experts)
+    sequence = np.repeat(np.arange(len(experts)), [len(ids) for ids in experts])
+    together = np.empty((len(sequence), len(rows), shapes[0][1]), np.int16)
+    ends = np.cumsum([len(ids) for ids in experts])
+    for ids, end in zip(experts, ends, strict=True):
+        together[end - len(ids) : end] = ids[:, rows]
+    if missed := int(np.count_nonzero((together < 0).all(axis=(1, 2)))):
+        message = (
+            f"{missed} of {len(together)} tokens were captured in no layer, as those of a cached prefix may not be."
+        )
+        findings = [*findings, Finding(severity="warning", code="tokens-not-captured", message=message)]
+    return replace(
+        routing_trace(sources[0], together, sequence, recorded_experts=model.experts),
+        phase=None if any(phase is None for phase in phases) else np.concatenate(phases),
+        model_layers=model_layers,
+        origin=Origin(format=NAME, findings=tuple(findings)),
+    )
+
+
+def _layers(
+    source: Source, model: MoEModel, experts: list[np.ndarray]
+) -> tuple[np.ndarray, tuple[int, ...], list[Finding]]:
+    """Rows to keep, their model layers, and what there is to say of the others. experts: int16[token, layer, k] of every
+    answer"""
+    layers, k = experts[0].shape[1:]
+    used = np.zeros(layers, bool)
+    for ids in experts:
+        # With one choice a token, expert 0 and nothing captured look the same.
+        used |= (ids >= (0 if k > 1 else 1)).any(axis=(0, 2))
+    rows, findings = moe_rows(source, used, model.experts)
+    if not rows.size:
+        raise source.fault(f"no token has a choice in any MoE layer of {model.name}")
+    return rows, tuple(rows.tolist()), findings
+
+
+def _answers(source: Source) -> Iterator[tuple[str, object]]:
+    """(place, answer) of every JSON object in the file: one, a list, or one a line."""
+    content = Glance(source.path).json
+    if isinstance(content, dict):
+        yield "", content
+    elif isinstance(content, list):
+        yield from ((f"answer {at}", answer) for at, answer in enumerate(content))
+    else:
+        for number, line in lines(source.path, MAX_LINE_BYTES):
+            yield f"line {number}", parse_value(source.path, number, line)
+
+
+def _routed(answer: object, place: str) -> Iterator[Routed]:
+    """The choices in an answer and in each of its choices of text."""
+    if not isinstance(answer, dict):
+        return
+    choices = answer.get("choices") if isinstance(answer.get("choices"), list) else []
+    for at, part in enumerate([answer, *choices]):
+        inside = [part.get(name) for name in WRAPPERS] if isinstance(part, dict) else []
+        wrapper = next((each for each in inside if isinstance(each, dict) and each.get(KEY) is not None), None)
+        if wrapper is not None:
+            of_answer = answer.get("usage") if len(choices) < 2 else None
+            usages = (part.get("meta_info"), part.get("usage"), of_answer)
+            usage = next((usage for usage in usages if isinstance(usage, dict)), {})
+            where = ", ".join(filter(None, (place, f"choice {at - 1}" if at else "")))
+            counts = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
+            yield Routed(where, wrapper[KEY], wrapper.get("routed_experts_dtype", "int32"), *counts)
+
+
+def _count(usage: dict, name: str) -> int | None:
+    return usage[name] if type(usage.get(name)) is int and usage[name] >= 0 else None
+
+
+def _decode(source: Source, model: MoEModel, routed: Routed) -> np.ndarray:
+    """int16[token, layer, k]"""
+    if not isinstance(routed.text, str):
+        kind = "list" if isinstance(routed.text, np.ndarray) else type(routed.text).__name__
+        raise source.fault(f"{KEY} is no text in base64 but {kind}", routed.place)
+    try:
+        return decode_int32(routed.text, model.layers, model.experts_per_token, str(routed.dtype))
+    except InputError as error:
+        raise source.fault(f"{error} ({model.name})", routed.place) from None
+
+
+def _phase(source: Source, rows: int, routed: Routed) -> np.ndarray | None:
+    """int8[token], None where the answer does not say how many tokens it generated. Raises InputError where it says that
+    there are other numbers of tokens: then layers or k are another model's."""
+    if routed.generated is None:
+        return None
+    decoded = max(routed.generated - 1, 0)
+    most = rows if routed.prompt is None else routed.prompt + decoded
+    if not decoded <= rows <= most:
+        raise source.fault(
+            f"{rows} tokens by the model's layers and experts per token, but {decoded} … {most} by the answer's counts; "
+            "is it this model's?",
+            routed.place,
+        )
+    return np.repeat(np.array([PREFILL, DECODE], np.int8), [rows - decoded, decoded])
+
+
+def _tells(glance: Glance) -> bool:
+    content = glance.json if glance.json is not None else glance.record
+    answer = content[0] if isinstance(content, list) and content else content
+    if any(True for _ in _routed(answer, "")):
+        return True
+    # A first line that is too long for a glance.
+    return glance.is_json and b'"meta_info"' in glance.head and b'"routed_experts"' in glance.head
+
+
+FORMATS = (Format(NAME, "SGLang's choices of requests", "routing", _tells, read_responses, without_ids),)

@@ -1,0 +1,53 @@
+"""Loads of many steps in few spans of time."""
+
+import numpy as np
+
+from engine.formats.arrays import MAX_SPLIT
+
+MAX_SPANS = 64
+
+
+def split_steps(steps: np.ndarray, numbers: int) -> list[np.ndarray]:
+    """`steps` (int64[...], in the order of time) in spans of equally many, at least one.
+
+    numbers: in the loads of one span; of all spans they are at most `MAX_SPLIT`
+    """
+    return np.array_split(steps, max(1, min(MAX_SPANS, len(steps), MAX_SPLIT // max(numbers, 1))))
+
+
+def sum_spans(counts: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """float64[span, layer, expert], see `split_steps`.
+
+    counts: number[step, layer, expert]
+    order: int64[...], the steps that count, in the order of time
+    """
+    return np.stack([counts[span].sum(axis=0, dtype=np.float64) for span in split_steps(order, counts[0].size)])
+
+
+class StepSpans:
+    """The same while it is not known how many steps come: the last span is perhaps of fewer steps, and whenever all
+    are full, two neighbours become one. None where the loads of two would take more than `MAX_SPLIT` numbers."""
+
+    def __init__(self, layers: int, experts: int) -> None:
+        most = min(MAX_SPANS, MAX_SPLIT // (layers * experts)) // 2 * 2
+        self._sums = np.zeros((most, layers, experts))
+        self._steps_of_span = 1
+        self.steps = 0
+
+    def add(self, load: np.ndarray) -> None:
+        """The next step. load: number[layer, expert]"""
+        if not len(self._sums):
+            return
+        if self.steps == len(self._sums) * self._steps_of_span:
+            halved = self._sums.reshape(-1, 2, *load.shape).sum(axis=1)
+            self._sums[:] = 0
+            self._sums[: len(halved)] = halved
+            self._steps_of_span *= 2
+        self._sums[self.steps // self._steps_of_span] += load
+        self.steps += 1
+
+    @property
+    def by_step(self) -> np.ndarray | None:
+        """float64[span, layer, expert] in the order of time, None for fewer than two."""
+        spans = -(-self.steps // self._steps_of_span)
+        return self._sums[:spans].copy() if spans > 1 else None

@@ -1,0 +1,40 @@
+"""What the studio itself saves as JSON, told by the keys that each kind must have."""
+
+from collections.abc import Callable
+
+from engine.formats.format import Format, Kind
+from engine.formats.glance import Glance
+
+
+def _is_plan(glance: Glance) -> bool:
+    # A plan may be longer than what is parsed for a glance: its placement stands at its head.
+    return (glance.is_json and b'"experts_of_gpu"' in glance.head) or frozenset(
+        {"placement", "provenance"}
+    ) <= glance.keys
+
+
+_KEYS: tuple[tuple[str, str, Kind, frozenset[str]], ...] = (
+    ("cluster", "a cluster of the studio", "cluster", frozenset({"nodes"})),
+    ("model", "a model of the studio", "model", frozenset({"experts", "experts_per_token", "d_model"})),
+    ("serving-step", "a step of serving", "step", frozenset({"phase", "sequences", "context"})),
+    ("training-step", "a training step", "step", frozenset({"batch", "sequence_length", "heads"})),
+    ("operator-graph", "the operators of a training step", "graph", frozenset({"name", "operators"})),
+    ("calibration", "a calibration", "measurements", frozenset({"kind", "measured"})),
+    ("measured-times", "measured times", "measurements", frozenset({"kind", "origin"})),
+)
+
+
+def _is_cost_profile(glance: Glance) -> bool:
+    lines = {"gemm", "gate", "memory", "network", "all_reduce"}
+    return {"name", "origin"} <= glance.keys and bool(lines & glance.keys)
+
+
+def _has(keys: frozenset[str]) -> Callable[[Glance], bool]:
+    return lambda glance: keys <= glance.keys
+
+
+FORMATS = (
+    Format("plan", "a plan of the studio", "plan", _is_plan),
+    *(Format(name, title, kind, _has(keys)) for name, title, kind, keys in _KEYS),
+    Format("cost-profile", "a profile of fitted lines", "measurements", _is_cost_profile),
+)

@@ -1,0 +1,182 @@
+"""Expert loads that vLLM writes with the open pull request #41141 ("offline EPLB"), as JSON lines.
+
+* `{"record_type": "eplb_load_stats", "version": 1, "step", "expert_load": [layer][slot], "p2l_map": [layer][slot]}`, one every
+  so many steps, with `num_ranks` in the older form. Loads are of physical slots; the map beside them says which expert each is.
+* The newer form begins with one `{"record_type": "eplb_load_meta", "version", "model", "num_ranks", "num_groups", "num_nodes",
+  "num_layers", "num_redundant_experts"}`.
+
+Layers are MoE layers. Its own tools set markers of benchmark runs between the lines; what is of another type is left out.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from engine.finding import Finding, Origin
+from engine.formats.arrays import MAX_LAYERS, check_amounts, expert_load, first, place_in
+from engine.formats.format import Format, of_one_file
+from engine.formats.glance import Glance
+from engine.formats.json_lines import records
+from engine.formats.layer_numbers import model_layers_of
+from engine.formats.number_lists import NUMBERS, array_of_lists
+from engine.formats.source import Source, quoted
+from engine.formats.step_spans import StepSpans
+from engine.workload import ExpertLoad
+
+NAME = "vllm-eplb-loads"
+STATS, META = "eplb_load_stats", "eplb_load_meta"
+_MARKERS = ("session_metadata", "bench_run_start")
+
+
+@dataclass
+class _Seen:
+    """What the lines before said. logical_of_slot: int64[layer, slot], the map of the last line with loads; moved: steps at
+    whose line another map began; layers_moved: layers in which it differed"""
+
+    meta: dict | None = None
+    logical_of_slot: np.ndarray | None = None
+    moved: list[object] = field(default_factory=list)
+    layers_moved: set[int] = field(default_factory=set)
+    steps: list[object] = field(default_factory=list)
+    empty: int = 0
+    others: Counter = field(default_factory=Counter)
+
+
+def read_loads(source: Source) -> ExpertLoad:
+    """Loads of experts, summed over all lines, with spans of time; each line is folded by its own map."""
+    seen, spans, total = _Seen(), None, None
+    for load in _folded(source, seen):
+        if total is None:
+            total, spans = np.zeros(load.shape), StepSpans(*load.shape)
+        elif total.shape != load.shape:
+            raise source.fault(
+                f"has loads of {list(load.shape)} layers and experts, the lines before {list(total.shape)}; give one model's",
+                f"step {seen.steps[-1]}",
+            )
+        total += load
+        spans.add(load)
+    if total is None:
+        raise source.fault(f"holds no {STATS} line with any tokens" if seen.empty else f"holds no {STATS} line")
+    numbers = model_layers_of(source, len(total)) or tuple(range(len(total)))
+    loads = expert_load(source, total, tuple(range(len(total))))
+    kept = list(loads.model_layers)
+    by_step = spans.by_step
+    return replace(
+        loads,
+        model_layers=tuple(numbers[layer] for layer in kept),
+        by_step=None if by_step is None else by_step[:, kept],
+        origin=Origin(format=NAME, findings=tuple(_findings(seen, kept))),
+    )
+
+
+def _folded(source: Source, seen: _Seen) -> Iterator[np.ndarray]:
+    """float64[layer, expert] of every line with loads."""
+    for number, record in records(source.path, arrays=True):
+        place, kind = f"line {number}", record.get("record_type")
+        if kind == META:
+            if seen.meta is not None or seen.logical_of_slot is not None:
+                raise source.fault(f"{META} stands once, as the first line; give the file of one recording", place)
+            seen.meta = record
+        elif kind == STATS:
+            load = _fold(source, record, seen, place)
+            seen.steps.append(record.get("step"))
+            if load.any():
+                yield load
+            else:
+                seen.empty += 1
+        else:
+            seen.others[str(kind)] += 1
+
+
+def _fold(source: Source, record: dict, seen: _Seen, place: str) -> np.ndarray:
+    """float64[layer, expert] of one line: the loads of all slots of an expert together."""
+    step = record.get("step")
+    if isinstance(step, bool) or not isinstance(step, int):
+        raise source.fault(f"needs a whole number 'step', not {quoted(step)}", place)
+    load = _table(source, record, "expert_load", place)
+    check_amounts(source, load, "a load", place_in(f"{place}, expert_load, layer", "slot"))
+    logical = _table(source, record, "p2l_map", place)
+    if seen.logical_of_slot is None or not np.array_equal(logical, seen.logical_of_slot):
+        _take_map(source, record, logical, seen, place)
+    logical = seen.logical_of_slot
+    if logical.shape != load.shape:
+        raise source.fault(
+            f"expert_load is {list(load.shape)}, p2l_map {list(logical.shape)}; both are [layers][slots]", place
+        )
+    layers, experts = len(load), int(logical.max()) + 1
+    expert = np.arange(layers)[:, None] * experts + logical
+    return np.bincount(expert.ravel(), weights=load.ravel(), minlength=layers * experts).reshape(layers, experts)
+
+
+def _take_map(source: Source, record: dict, logical: np.ndarray, seen: _Seen, place: str) -> None:
+    """Check a map that differs from the last line's and keep it. logical: float64[layer, slot]"""
+    slots = logical.shape[1]
+    faulty = (logical < 0) | (logical >= slots) | (logical != np.rint(logical))
+    if faulty.any():
+        layer, slot = first(faulty)
+        raise source.fault(
+            f"expert {logical[layer, slot]:g} is out of range, {slots} slots hold experts 0 … {slots - 1} at most",
+            f"{place}, p2l_map, layer {layer}, slot {slot}",
+        )
+    logical = logical.astype(np.int64)
+    experts, redundant = int(logical.max()) + 1, (seen.meta or {}).get("num_redundant_experts")
+    if isinstance(redundant, int) and slots - redundant != experts:
+        raise source.fault(
+            f"p2l_map places {experts} experts on {slots} slots, but {META} says {redundant} of them are redundant",
+            place,
+        )
+    if seen.logical_of_slot is not None and seen.logical_of_slot.shape == logical.shape:
+        seen.moved.append(record.get("step"))
+        seen.layers_moved.update(np.flatnonzero((logical != seen.logical_of_slot).any(axis=1)).tolist())
+    seen.logical_of_slot = logical
+
+
+def _table(source: Source, record: dict, key: str, place: str) -> np.ndarray:
+    """float64[layer, slot]"""
+    table = array_of_lists(record.get(key), 2, NUMBERS)
+    if table is None or not table.size or len(table) > MAX_LAYERS:
+        raise source.fault(
+            f"needs '{key}', lists of numbers [layers][slots] with as many slots in every layer, at most {MAX_LAYERS} layers",
+            place,
+        )
+    return table
+
+
+def _findings(seen: _Seen, kept: list[int]) -> Iterator[Finding]:
+    """kept: which recorded layer each layer of the loads is"""
+    if seen.moved:
+        times = f"{len(seen.moved)} times, first " if len(seen.moved) > 1 else ""
+        yield Finding(
+            severity="warning",
+            code="balancer-moved",
+            message=(
+                f"The balancer moved experts while this was recorded ({times}before step {seen.moved[0]}). Each line is folded "
+                "by its own map, so the loads hold; but no single placement served them, and tokens may have been counted "
+                "under the map before. Record with online rebalancing off."
+            ),
+            layers=tuple(layer for layer, recorded in enumerate(kept) if recorded in seen.layers_moved),
+        )
+    if any(later <= earlier for earlier, later in zip(seen.steps, seen.steps[1:], strict=False)):
+        yield Finding(
+            severity="warning",
+            code="steps-restart",
+            message="Steps do not rise from line to line: several runs are in one file; spans of time mix them.",
+        )
+    if seen.others:
+        kinds = ", ".join(f"{quoted(kind)} ({count})" for kind, count in seen.others.most_common(4))
+        yield Finding(
+            severity="ok" if set(seen.others) <= set(_MARKERS) else "warning",
+            code="other-records",
+            message=f"Lines of other types were left out: {kinds}.",
+        )
+    if seen.empty:
+        yield Finding(severity="ok", code="idle-steps", message=f"{seen.empty} lines without any tokens were left out.")
+
+
+def _tells(glance: Glance) -> bool:
+    return glance.record.get("record_type") in (STATS, META, *_MARKERS)
+
+
+FORMATS = (Format(NAME, "vLLM's expert loads (PR #41141)", "loads", _tells, of_one_file(read_loads)),)

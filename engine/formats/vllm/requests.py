@@ -1,0 +1,116 @@
+"""Routing that was recorded request by request, as one trace."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.finding import Finding, Origin
+from engine.formats.arrays import Place, routing_trace
+from engine.formats.layer_numbers import model_layers_of
+from engine.formats.source import MAX_UNPACKED_BYTES, Source
+from engine.workload import DECODE, PREFILL, RoutingTrace
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one request, or one choice of its answer, was routed to.
+
+    experts: int[row, layer, k], -1 = no choice; rows of the prompt first
+    prompt_rows: how many rows are of the prompt; None: the recording does not say
+    source, place: where it was read, for messages
+    """
+
+    experts: np.ndarray
+    prompt_rows: int | None
+    source: Source
+    place: str = ""
+
+
+def trace_of_requests(requests: Iterable[Request], format: str, findings: tuple[Finding, ...] = ()) -> RoutingTrace:
+    """One trace, a sequence a request in their order; its phases where every request says where its prompt ends. Layers that
+    the open model knows as dense are left out.
+
+    Raises InputError where requests differ in layers or k, or hold more than 2 GB together.
+    """
+    held: list[Request] = []
+    size = 0
+    for request in requests:
+        if request.experts.ndim != 3 or 0 in request.experts.shape:
+            raise request.source.fault(
+                f"must be [tokens, layers, k] with at least one of each, not {list(request.experts.shape)}",
+                request.place,
+            )
+        if held and request.experts.shape[1:] != held[0].experts.shape[1:]:
+            raise request.source.fault(
+                f"has {_sizes(request)}, but the first request {_sizes(held[0])}; give the files of one model",
+                request.place,
+            )
+        if (size := size + request.experts.nbytes) > MAX_UNPACKED_BYTES:
+            raise request.source.fault(
+                f"all requests together hold more than {MAX_UNPACKED_BYTES // 1024**3} GB; give fewer requests",
+                request.place,
+            )
+        held.append(request)
+    source = held[0].source
+    rows = np.array([len(request.experts) for request in held])
+    experts = np.concatenate([request.experts for request in held])
+    trace = routing_trace(
+        source, experts, np.repeat(np.arange(len(held)), rows), place=_place_in(held, np.cumsum(rows))
+    )
+    if silent := sum(request.prompt_rows is None for request in held):
+        findings = (*findings, _phases_unknown(silent, len(held)))
+    return replace(
+        _without_dense_layers(trace, source),
+        phase=None if silent else _phases(held, rows),
+        origin=Origin(format=format, findings=findings),
+    )
+
+
+def _place_in(requests: list[Request], ends: np.ndarray) -> Place:
+    """Places in the file and answer of each request. ends: int64[request], the token after its last"""
+
+    def place(index: tuple[int, ...]) -> str:
+        number = int(np.searchsorted(ends, index[0], side="right"))
+        request = requests[number]
+        row = index[0] - int(ends[number]) + len(request.experts)
+        file = "" if request.source.path == requests[0].source.path else request.source.path.name
+        return ", ".join(part for part in (file, request.place, f"token {row}, layer {index[1]}") if part)
+
+    return place
+
+
+def _sizes(request: Request) -> str:
+    return f"{request.experts.shape[1]} layers and k = {request.experts.shape[2]}"
+
+
+def _phases(requests: list[Request], rows: np.ndarray) -> np.ndarray:
+    """int8[token]"""
+    prompt = np.array([request.prompt_rows for request in requests])
+    row_of_token = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
+    return np.where(row_of_token < np.repeat(prompt, rows), PREFILL, DECODE).astype(np.int8)
+
+
+def _without_dense_layers(trace: RoutingTrace, source: Source) -> RoutingTrace:
+    """The trace with its layers numbered as in the open model; where it holds all decoder layers, without the dense ones."""
+    numbers = model_layers_of(source, trace.layers)
+    if numbers is None or source.model is None:
+        return trace
+    moe = [layer for layer, number in enumerate(numbers) if number in source.model.moe_layers]
+    return replace(
+        trace,
+        experts=trace.experts if len(moe) == trace.layers else np.ascontiguousarray(trace.experts[:, moe]),
+        model_layers=tuple(numbers[layer] for layer in moe),
+    )
+
+
+def _phases_unknown(silent: int, requests: int) -> Finding:
+    which = "None" if silent == requests else f"{requests - silent} alone"
+    return Finding(
+        severity="warning",
+        code="phase-unknown",
+        message=(
+            f"{which} of {requests} requests says how long its prompt is, so prefill and decode cannot be told apart; keep "
+            "the answers' usage, or prompt_token_ids, when recording."
+        ),
+    )

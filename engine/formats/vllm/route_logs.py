@@ -1,0 +1,174 @@
+"""Routing as the loggers of two vLLM forks write it (VLLM_LOG_MOE), in JSON lines: first
+`{"type": "meta", "model_id", "top_k", "layers_logged", …}`, then a line a token
+`{"type": "route", "req_id", "token_idx", "layer", "topk_ids": [k], "topk_weights": [k]}`.
+
+A server logs one layer, so the layers of a recording are several files. token_idx restarts at every forward pass and req_id
+counts passes: the place of a line among those of its layer is all that says which token it is of.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from engine.finding import Finding, Origin
+from engine.formats.arrays import MAX_EXPERTS, MAX_K, MAX_LAYERS, first, routing_trace
+from engine.formats.format import Format
+from engine.formats.glance import Glance
+from engine.formats.json_lines import columns, line_of_row
+from engine.formats.layer_numbers import model_layers_named
+from engine.formats.recording_names import without_ids
+from engine.formats.source import Source, quoted
+from engine.workload import RoutingTrace
+
+NAME = "route-log"
+_SCHEMA = pa.schema(
+    [("type", pa.string()), ("token_idx", pa.int64()), ("layer", pa.int64()), ("topk_ids", pa.list_(pa.int64()))]
+)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What was logged of one layer. experts: int16[token, k]; place_in_pass: int64[token], the token_idx"""
+
+    source: Source
+    number: int
+    experts: np.ndarray
+    place_in_pass: np.ndarray
+
+
+def read_routes(sources: Sequence[Source]) -> RoutingTrace:
+    """A trace of the layers in all files; requests are not told apart.
+
+    Raises InputError where layers have other numbers of tokens, or one is there twice.
+    """
+    layers: dict[int, _Layer] = {}
+    for source in sources:
+        for layer in _layers(source):
+            if layer.number in layers:
+                raise source.fault(
+                    f"holds layer {layer.number}, and so does {layers[layer.number].source.path.name}; give one run's files"
+                )
+            layers[layer.number] = layer
+    ordered = [layers[number] for number in sorted(layers)]
+    reference = ordered[0]
+    for layer in ordered:
+        if layer.experts.shape != reference.experts.shape:
+            raise layer.source.fault(
+                f"has {len(layer.experts)} tokens with k = {layer.experts.shape[1]} in layer {layer.number}, but layer "
+                f"{reference.number} ({reference.source.path.name}) {len(reference.experts)} with k = "
+                f"{reference.experts.shape[1]}; log every layer while the same requests are served in the same order"
+            )
+    experts = np.stack([layer.experts for layer in ordered], axis=1)
+    trace = routing_trace(sources[0], experts, recorded_experts=_recorded_experts(sources))
+    return replace(
+        trace,
+        model_layers=model_layers_named(sources[0], [layer.number for layer in ordered]),
+        origin=Origin(format=NAME, findings=tuple(_findings(ordered))),
+    )
+
+
+def _layers(source: Source) -> Iterator[_Layer]:
+    """What one file holds, a layer at a time."""
+    table = columns(source.path, _SCHEMA)
+    row_of_line = np.flatnonzero(pc.fill_null(pc.equal(table["type"], "route"), False).to_numpy(zero_copy_only=False))
+    if not len(row_of_line):
+        raise source.fault("holds no lines of type 'route': no token was logged")
+    table = table.take(pa.array(row_of_line))
+    token_idx, layer = (_whole(source, table, key, row_of_line) for key in ("token_idx", "layer"))
+    experts = _choices(source, table, row_of_line)
+    numbers = np.unique(layer)
+    if numbers[0] < 0 or len(numbers) > MAX_LAYERS:
+        raise source.fault(
+            f"layer numbers count from 0, and there are at most {MAX_LAYERS}; {quoted(numbers[0])} is not one"
+        )
+    for number in numbers:
+        rows = slice(None) if len(numbers) == 1 else layer == number
+        yield _Layer(source, int(number), experts[rows], token_idx[rows])
+
+
+def _whole(source: Source, table: pa.Table, key: str, row_of_line: np.ndarray) -> np.ndarray:
+    """int64[line]"""
+    if table[key].null_count:
+        row = pc.index(pc.is_null(table[key]), True).as_py()
+        raise source.fault(f"needs a whole number '{key}'", line_of_row(source.path, int(row_of_line[row])))
+    return table[key].to_numpy()
+
+
+def _choices(source: Source, table: pa.Table, row_of_line: np.ndarray) -> np.ndarray:
+    """int16[line, k]"""
+    lengths = pc.fill_null(pc.list_value_length(table["topk_ids"]), 0).to_numpy()
+    k = int(lengths[0])
+    odd = lengths != k
+    if odd.any() or not 1 <= k <= MAX_K:
+        row = int(odd.argmax())
+        raise source.fault(
+            f"'topk_ids' has {lengths[row]} experts, the first line {k}; every token has as many, 1 … {MAX_K}",
+            line_of_row(source.path, int(row_of_line[row])),
+        )
+    said = Glance(source.path).record.get("top_k")
+    if isinstance(said, int) and said != k:
+        raise source.fault(f"'topk_ids' has {k} experts, but the first line says top_k is {said}")
+    flat = pc.list_flatten(table["topk_ids"])
+    ids = pc.fill_null(flat, MAX_EXPERTS).to_numpy().reshape(-1, k)
+    faulty = (ids < -1) | (ids >= MAX_EXPERTS)
+    if faulty.any():
+        row, choice = first(faulty)
+        raise source.fault(
+            f"expert {flat[row * k + choice].as_py()} is out of range 0 … {MAX_EXPERTS - 1}",
+            line_of_row(source.path, int(row_of_line[row])),
+        )
+    return ids.astype(np.int16)
+
+
+def _recorded_experts(sources: Sequence[Source]) -> int | None:
+    """Experts per layer, where one of the first lines says it."""
+    said = [Glance(source.path).record.get("num_experts") for source in sources]
+    return next((number for number in said if type(number) is int and 1 <= number <= MAX_EXPERTS), None)
+
+
+def _findings(layers: list[_Layer]) -> Iterator[Finding]:
+    numbers = ", ".join(str(layer.number) for layer in layers[:8]) + (" …" if len(layers) > 8 else "")
+    yield Finding(
+        severity="ok",
+        code="layers-logged",
+        message=f"Layer {numbers} was logged; a plan from this recording is of no other layer."
+        if len(layers) == 1
+        else f"{len(layers)} layers were logged: {numbers}.",
+    )
+    reference = layers[0]
+    apart = [at for at, layer in enumerate(layers) if not np.array_equal(layer.place_in_pass, reference.place_in_pass)]
+    if apart:
+        layer = layers[apart[0]]
+        token = int((layer.place_in_pass != reference.place_in_pass).argmax())
+        yield Finding(
+            severity="error",
+            code="layers-not-aligned",
+            message=(
+                f"Layers {reference.number} and {layer.number} were logged over other forward passes (they part at token "
+                f"{token}): a row is not one token. Loads of each layer hold, affinity between layers does not; log every "
+                "layer while the same requests are served one at a time, in the same order."
+            ),
+            rows=(token, len(layer.place_in_pass)),
+            layers=tuple(apart),
+        )
+    elif len({layer.source.path for layer in layers}) > 1:
+        yield Finding(
+            severity="warning",
+            code="layers-of-several-runs",
+            message=(
+                "Each layer was logged in a run of its own. Their passes have the same numbers of tokens, but nothing else "
+                "shows that a row is the same token in every layer; affinity between layers holds only if it is."
+            ),
+        )
+
+
+def _tells(glance: Glance) -> bool:
+    record = glance.record
+    is_meta = record.get("type") == "meta" and ("top_k" in record or "layers_logged" in record)
+    return is_meta or (record.get("type") == "route" and "topk_ids" in record)
+
+
+FORMATS = (Format(NAME, "a routing log of a vLLM fork", "routing", _tells, read_routes, without_ids),)

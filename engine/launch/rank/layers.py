@@ -1,0 +1,277 @@
+"""One model's part of a forward pass on one rank, step by step: gate, dispatch in the plan's order, expert FFNs, combine,
+aggregate. Here every copy of a token travels on its own.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from engine.launch.rank.communicator import Communicator
+from engine.launch.rank.context import RankContext
+from engine.launch.rank.exchange import Exchange
+from engine.launch.rank.hops import Hops, hops
+from engine.launch.rank.layer import (
+    aggregate,
+    expert_ffns,
+    gate,
+    reference,
+    relative_difference,
+    tokens_in,
+    uses_grouped_gemms,
+)
+from engine.launch.rank.recorder import Mark
+from engine.launch.rank.relayed import RelayedExchange
+from engine.launch.rank.routes import Piece, Rows, combined, pieces, route
+from engine.launch.rank.wire import wires_of
+from engine.plan import Placement, Plan, Schedule
+
+NETWORK = ("dispatch", "combine")
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """What a rank needs for a layer before its clock runs: indexes on its device, the weights of the experts at work, and
+    buffers for what will arrive.
+
+    chosen: int64[token, k] of the tokens held; token, choice: int64[copy sent]; by_expert: int64[copy received], in the
+    order of the experts, of which the one at place e has rows_of[e]; ends: see `expert_ffns`; result: int64[copy returned],
+    its place in that order; token_back, choice_back: int64[copy that comes back]
+    """
+
+    chosen: torch.Tensor
+    token: torch.Tensor
+    choice: torch.Tensor
+    by_expert: torch.Tensor
+    rows_of: list[int]
+    ends: torch.Tensor | None
+    inward: torch.Tensor
+    outward: torch.Tensor
+    result: torch.Tensor
+    token_back: torch.Tensor
+    choice_back: torch.Tensor
+    incoming: torch.Tensor
+    back: torch.Tensor
+
+
+class Layers:
+    """One model's MoE layers on this rank. In every layer its steps are called in the order `ready`, `gate`, `exchange`
+    ("dispatch"), `ffn`, `exchange` ("combine"), `aggregate`.
+
+    number: which of the plan's models; communicator: what its exchanges use
+    wires: by exchange, the rows of a plan that says how tokens travel; of others none: tensors are sent as they are
+    """
+
+    def __init__(self, context: RankContext, plan: Plan, communicator: Communicator, number: int = 0) -> None:
+        self.context, self.communicator, self.number = context, communicator, number
+        self.model = (context.instructions.model, context.instructions.model_b)[number]
+        self.experts, self.source = context.tokens[number].experts, context.tokens[number].source
+        placement, order = ((plan.placement, plan.send_order), (plan.placement_b, plan.send_order_b))[number]
+        self.layers, self.mode = self.experts.shape[1], order.mode
+        self.wires = {} if plan.travel is None else dict(zip(NETWORK, wires_of(plan.travel, self.model), strict=True))
+        self.weights = context.weights(self.model, self.layers)
+        self.home = self.homes(placement.gpu_of_expert)
+        self.routes: dict[str, list[Rows]] = {kind: [] for kind in NETWORK}
+        self.order: dict[str, list[list[Piece] | Hops]] = {kind: [] for kind in NETWORK}
+        for layer in range(self.layers):
+            for kind, way in zip(NETWORK, self._routed(layer, placement), strict=True):
+                schedule = None if order.mode == "concurrent" else getattr(order, kind)[layer]
+                self.routes[kind].append(way)
+                self.order[kind].append(self._ordered(schedule, way))
+        self.x: torch.Tensor | None = None
+        """[token held, d_model], by the tokens' numbers: at first what enters the first layer, at last the output."""
+
+    def _routed(self, layer: int, placement: Placement) -> tuple[Rows, Rows]:
+        """Who sends what to whom in a layer's dispatch and combine."""
+        out = route(self.experts[:, layer], self.home[layer], placement.share[layer])
+        return out, combined(out, self.home[layer + 1])
+
+    def _ordered(self, schedule: Schedule | None, route: Rows) -> list[Piece] | Hops:
+        """All sends of an exchange."""
+        if self.mode == "two-tier":
+            return hops(schedule, route.counts, self.context.instructions.tiers.network)
+        return pieces(self.mode, schedule, route.counts)
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row of the dispatch."""
+        return self.model.d_model
+
+    def homes(self, gpu_of_expert: np.ndarray) -> np.ndarray:
+        """int64[layer + 1, token]: the rank that holds a token before every layer, and after the last one. gpu_of_expert:
+        int64[layer, expert]"""
+        return np.broadcast_to(self.source, (self.layers + 1, len(self.source)))
+
+    def held(self, layer: int) -> np.ndarray:
+        """int64[token]: which tokens this rank holds before a layer."""
+        return np.flatnonzero(self.home[layer] == self.context.rank)
+
+    def begin(self) -> None:
+        """Put the tokens at the beginning of a pass."""
+        self.x = self.first_tokens()[self.held(0)]
+
+    def first_tokens(self) -> torch.Tensor:
+        """[token, d_model]: what enters the first layer, of all ranks."""
+        return tokens_in(
+            len(self.experts), self.model, self.context.instructions.seed, self.context.device, self.weights.dtype
+        )
+
+    def ready(self, layer: int) -> None:
+        """Bring what a layer needs. A served model has its weights in place, here every layer brings its own: while all
+        clocks are stopped."""
+        rank, out, back = self.context.rank, self.routes["dispatch"][layer], self.routes["combine"][layer]
+        sent, received, returned, arriving = (
+            out.outgoing(rank),
+            out.incoming(rank),
+            back.outgoing(rank),
+            back.incoming(rank),
+        )
+        by_expert = np.argsort(out.expert[received], kind="stable")
+        # A copy is known by its token and its choice, whatever the order in which it lies somewhere.
+        k = self.experts.shape[2]
+        computed = (out.token * k + out.choice)[received][by_expert]
+        in_order = np.argsort(computed)
+        result = in_order[np.searchsorted(computed, (back.token * k + back.choice)[returned], sorter=in_order)]
+        self._ready = Ready(
+            chosen=self._on_device(self.experts[self.held(layer), layer].astype(np.int64)),
+            token=self._on_device(np.searchsorted(self.held(layer), out.token[sent])),
+            choice=self._on_device(out.choice[sent]),
+            by_expert=self._on_device(by_expert),
+            **self._at_work(layer, out.expert[received]),
+            result=self._on_device(result),
+            token_back=self._on_device(np.searchsorted(self.held(layer + 1), back.token[arriving])),
+            choice_back=self._on_device(back.choice[arriving]),
+            incoming=self._buffer("dispatch", len(received)),
+            back=self._buffer("combine", len(arriving)),
+        )
+        self._make_ways(layer)
+
+    def _at_work(self, layer: int, expert: np.ndarray) -> dict[str, Any]:
+        """rows_of, ends, inward and outward of `Ready`. expert: int64[copy received], in any order"""
+        at_work, rows_of = np.unique(expert, return_counts=True)
+        inward, outward = self.weights.experts(layer, at_work.tolist())
+        grouped = len(at_work) and uses_grouped_gemms(
+            self.context.device, self.weights.dtype, (inward.shape[2], *outward.shape[1:])
+        )
+        ends = self._on_device(np.cumsum(rows_of).astype(np.int32)) if grouped else None
+        return {"rows_of": rows_of.tolist(), "ends": ends, "inward": inward, "outward": outward}
+
+    def _buffer(self, kind: str, rows: int) -> torch.Tensor:
+        """Room for what arrives in an exchange."""
+        if kind in self.wires:
+            return torch.empty((rows, self.wires[kind].bytes), dtype=torch.uint8, device=self.context.device)
+        return self.x.new_empty((rows, self.width if kind == "dispatch" else self.model.d_model))
+
+    def _packed(self, kind: str, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of d_model numbers as they are sent, and `_unpacked` as they come out."""
+        return self.wires[kind].pack(rows) if kind in self.wires else rows
+
+    def _unpacked(self, kind: str, rows: torch.Tensor) -> torch.Tensor:
+        return self.wires[kind].unpack(rows).to(self.weights.dtype) if kind in self.wires else rows
+
+    def _make_ways(self, layer: int) -> None:
+        """The exchanges of a layer, ready to receive."""
+        self._ways = {kind: self._way(kind, layer, channel) for channel, kind in enumerate(NETWORK)}
+        if not self.communicator.in_host_memory:
+            for kind, into in zip(NETWORK, (self._ready.incoming, self._ready.back), strict=True):
+                self._ways[kind].expect(into)
+
+    def gate(self, layer: int) -> None:
+        """Score this rank's tokens and lay out what it sends."""
+        with self._computing("gate", layer):
+            normal, self.weight = gate(self.x, self.weights.router[layer], self._ready.chosen)
+            packed = self._packed("dispatch", normal)
+        self.outgoing = packed[self._ready.token]
+
+    def _way(self, kind: str, layer: int, channel: int) -> Exchange:
+        recorder = self.context.recorder
+        row_bytes = (self.width if kind == "dispatch" else self.model.d_model) * self.model.bytes_per_number
+        if kind in self.wires:
+            row_bytes = float(self.wires[kind].bytes)
+
+        def log(piece: Piece, begin: Mark) -> None:
+            recorder.log(
+                kind,
+                layer,
+                begin,
+                recorder.mark(),
+                model=self.number,
+                phase=piece.phase,
+                src=piece.src,
+                dst=piece.dst,
+                row=piece.begin,
+                bytes=(piece.end - piece.begin) * row_bytes,
+            )
+
+        return self._exchange(kind, layer, log, channel)
+
+    def _exchange(self, kind: str, layer: int, log: Callable[[Piece, Mark], None], channel: int) -> Exchange:
+        """What carries out the dispatch or combine of a layer."""
+        rank, recorder, group = self.context.rank, self.context.recorder, self.communicator.group
+        order, counts = self.order[kind][layer], self.routes[kind][layer].counts
+        if isinstance(order, Hops):
+            return RelayedExchange(rank, order, counts, log, recorder, group, channel)
+        return Exchange(rank, self.mode, order, counts, log, recorder, group, self.context.links, channel)
+
+    def exchange(self, kind: str, layer: int) -> None:
+        """The dispatch or combine of a layer. The ranks have to have met."""
+        recorder = self.context.recorder
+        out, into = (self.outgoing, self._ready.incoming) if kind == "dispatch" else (self.result, self._ready.back)
+        self.communicator.carry(
+            self._ways[kind].run, out, into, lambda begin, end: recorder.log(kind, layer, begin, end, model=self.number)
+        )
+
+    def ffn(self, layer: int) -> None:
+        """This rank's experts on all rows that came, and their outputs in the order of the combine."""
+        with self._computing("ffn", layer):
+            rows = self._unpacked("dispatch", self._ready.incoming)
+            outputs_of_experts = self._computed(rows[self._ready.by_expert])
+            self.result = self._packed("combine", outputs_of_experts[self._ready.result])
+
+    def _computed(self, rows: torch.Tensor) -> torch.Tensor:
+        """[row, d_model]: the outputs of the experts for rows in their order."""
+        gated, now = self.model.ffn_matrices == 3, self._ready
+        return expert_ffns(rows, now.rows_of, now.inward, now.outward, gated, now.ends)
+
+    def aggregate(self, layer: int) -> None:
+        """Sum up what came back for this rank's tokens."""
+        now = self._ready
+        with self._computing("aggregate", layer):
+            back = self._unpacked("combine", now.back)
+            self.x = aggregate(self.x, back, self.weight[now.token_back, now.choice_back], now.token_back)
+
+    def _computing(self, kind: str, layer: int) -> contextlib.AbstractContextManager[None]:
+        return self.context.recorder.computing(kind, layer, model=self.number)
+
+    def difference(self) -> float | None:
+        """See `Executor.difference`, of this model alone."""
+        context, planned = self.context, self.first_tokens()
+        for rank, part in outputs(self.x, np.bincount(self.home[-1], minlength=context.ranks), context):
+            planned[self._on_device(np.flatnonzero(self.home[-1] == rank))] = part.to(context.device)
+        return None if context.rank else relative_difference(planned, self.unplanned())
+
+    def unplanned(self) -> torch.Tensor:
+        """[token, d_model]: the output of one process without a plan."""
+        self.context.use_all_cores()
+        experts = self._on_device(self.experts.astype(np.int64))
+        return reference(experts, self.model, self.weights, self.first_tokens(), *self.wires.values())
+
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.context.device)
+
+
+def outputs(output: torch.Tensor, counts: np.ndarray, context: RankContext) -> Iterator[tuple[int, torch.Tensor]]:
+    """On rank 0 every rank and its output, one after another; nothing on the others. counts: int64[rank] rows."""
+    output = output.to(context.communication_device).contiguous()
+    if context.rank:
+        dist.send(output, 0)
+        return
+    yield 0, output
+    for other in range(1, context.ranks):
+        part = output.new_empty((int(counts[other]), *output.shape[1:]))
+        dist.recv(part, other)
+        yield other, part

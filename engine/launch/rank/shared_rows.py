@@ -1,0 +1,121 @@
+"""One model's layers where a token goes once to every rank that has some of its experts (`gpu` travel).
+
+A row brings the token's gate weights along. The rank that gets it gives it to all its experts that the token chose, sums up
+their weighted outputs in fp32, and sends one row back; the token's rank sums up what comes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.communication.travel import Stops
+from engine.copies import serving_gpus
+from engine.launch.rank.communicator import Communicator
+from engine.launch.rank.context import RankContext
+from engine.launch.rank.layer import gate
+from engine.launch.rank.layers import Layers
+from engine.launch.rank.routes import Rows, rows_of_ranks
+from engine.launch.rank.stops import reference_with_stops
+from engine.plan import Placement, Plan
+
+
+@dataclass(frozen=True, eq=False)
+class SharedReady:
+    """What a rank needs for a layer before its clock runs, see `Ready`.
+
+    sent: int64[row sent], which of the tokens held; row, choice: int64[copy] of the copies computed here, in the order of the
+    experts: the row received that it is made of, and which of its token's choices it is; token_back: int64[row that comes back]
+    """
+
+    chosen: torch.Tensor
+    sent: torch.Tensor
+    row: torch.Tensor
+    choice: torch.Tensor
+    rows_of: list[int]
+    ends: torch.Tensor | None
+    inward: torch.Tensor
+    outward: torch.Tensor
+    token_back: torch.Tensor
+    incoming: torch.Tensor
+    back: torch.Tensor
+
+
+class SharedRows(Layers):
+    """One model's layers on this rank. hosts: int64[token, k] of every layer, the rank of each choice, -1 = none; stops: where
+    rows enter the nodes of the ranks; here each is its own"""
+
+    _ready: SharedReady
+    stops: Stops
+
+    def __init__(self, context: RankContext, plan: Plan, communicator: Communicator, number: int = 0) -> None:
+        placement, tokens = (plan.placement, plan.placement_b)[number], context.tokens[number]
+        self.stops = self._stops(context)
+        self.hosts = [
+            serving_gpus(placement, layer, tokens.experts[:, layer], plan.travel, tokens.source, self.stops)
+            for layer in range(placement.layers)
+        ]
+        super().__init__(context, plan, communicator, number)
+
+    def _stops(self, context: RankContext) -> Stops:
+        return Stops(np.arange(context.ranks))
+
+    def _routed(self, layer: int, placement: Placement) -> tuple[Rows, Rows]:
+        return rows_of_ranks(self.hosts[layer], self.source, self.context.ranks)
+
+    def _tokens(self, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """int64[row] tokens: of what this rank sends in a layer, of what it receives (and returns), and of what comes back."""
+        rank, out, back = self.context.rank, self.routes["dispatch"][layer], self.routes["combine"][layer]
+        return out.token[out.outgoing(rank)], out.token[out.incoming(rank)], back.token[back.incoming(rank)]
+
+    def ready(self, layer: int) -> None:
+        sent, received, back = self._tokens(layer)
+        held = self.held(layer)
+        row, choice = np.nonzero(self.hosts[layer][received] == self.context.rank)
+        expert = self.experts[received[row], layer, choice]
+        by_expert = np.argsort(expert, kind="stable")
+        self._ready = SharedReady(
+            chosen=self._on_device(self.experts[held, layer].astype(np.int64)),
+            sent=self._on_device(np.searchsorted(held, sent)),
+            row=self._on_device(row[by_expert]),
+            choice=self._on_device(choice[by_expert]),
+            **self._at_work(layer, expert),
+            token_back=self._on_device(np.searchsorted(held, back)),
+            incoming=self._buffer("dispatch", len(received)),
+            back=self._buffer("combine", len(back)),
+        )
+        self._make_ways(layer)
+
+    def gate(self, layer: int) -> None:
+        with self._computing("gate", layer):
+            normal, weight = gate(self.x, self.weights.router[layer], self._ready.chosen)
+            packed = self.wires["dispatch"].pack(normal, weight)
+        self.outgoing = packed[self._ready.sent]
+
+    def ffn(self, layer: int) -> None:
+        """This rank's experts on the rows that came, and for each the sum of what they make of it."""
+        now, wire = self._ready, self.wires["dispatch"]
+        with self._computing("ffn", layer):
+            outputs = self._computed(self._unpacked("dispatch", now.incoming)[now.row])
+            weighted = outputs.float() * wire.gate_weights(now.incoming)[now.row, now.choice, None]
+            summed = weighted.new_zeros((len(now.incoming), self.model.d_model)).index_add_(0, now.row, weighted)
+            self.result = self.wires["combine"].pack(summed)
+
+    def aggregate(self, layer: int) -> None:
+        now = self._ready
+        with self._computing("aggregate", layer):
+            back = self.wires["combine"].unpack(now.back)
+            self.x = self.x.float().index_add(0, now.token_back, back).to(self.x.dtype)
+
+    def stop_of_rank(self) -> np.ndarray:
+        """int64[rank]: ranks with the same number sum up what they have for a token before it goes on together."""
+        return self.stops.of_gpu
+
+    def unplanned(self) -> torch.Tensor:
+        if self.wires["combine"].dtype == torch.float32:  # nothing is rounded at a stop
+            return super().unplanned()
+        self.context.use_all_cores()
+        experts, hosts = (np.ascontiguousarray(array, dtype=np.int64) for array in (self.experts, np.stack(self.hosts)))
+        stops = hosts, self.source.astype(np.int64), self.stop_of_rank()
+        tensors = (self._on_device(array) for array in (experts, *stops))
+        return reference_with_stops(self.model, self.weights, self.first_tokens(), tuple(self.wires.values()), *tensors)

@@ -1,0 +1,87 @@
+"""Rows as they cross the network: a token's numbers in the format of its travel, their scales, and gate weights.
+
+A row is bytes, in this order: the numbers, for 8-bit ones a 32-bit scale of each 128, and the 32-bit gate weights that go with
+it. It is as long as `Travel.row_bytes` says.
+"""
+
+import torch
+
+from engine.launch.rank.layer import TORCH_DTYPE
+from engine.model import MoEModel
+from engine.plan import Travel
+from engine.plan.travel import BYTES_PER_SCALE, BYTES_PER_WEIGHT, NUMBERS_PER_SCALE
+
+FP8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(FP8).max
+
+
+class Wire:
+    """The rows of one way. dtype: of their numbers; width: how many a row has; weights: how many gate weights go with them.
+
+    bytes: of a row
+    """
+
+    def __init__(self, dtype: str, width: int, weights: int = 0) -> None:
+        self.dtype = FP8 if dtype == "fp8" else TORCH_DTYPE[dtype]
+        self.width, self.weights = width, weights
+        self.groups = -(-width // NUMBERS_PER_SCALE) if dtype == "fp8" else 0
+        self._numbers = width * self.dtype.itemsize
+        self._scales = self._numbers + self.groups * BYTES_PER_SCALE
+        self.bytes = self._scales + weights * BYTES_PER_WEIGHT
+
+    def pack(self, vectors: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        """uint8[row, byte]. vectors: [row, width]; weights: [row, weight], where there are some"""
+        if self.groups:
+            parts = [part.view(torch.uint8) for part in self._scaled(vectors)]
+        else:
+            parts = [vectors.to(self.dtype).contiguous().view(torch.uint8)]
+        if self.weights:
+            parts.append(weights.float().contiguous().view(torch.uint8))
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+    def unpack(self, rows: torch.Tensor) -> torch.Tensor:
+        """float32[row, width] of uint8[row, byte]."""
+        numbers = rows[:, : self._numbers].contiguous().view(self.dtype).float()
+        if not self.groups:
+            return numbers
+        scale = _at_the_beginning(rows[:, self._numbers : self._scales]).view(torch.float32)
+        return numbers * scale.repeat_interleave(NUMBERS_PER_SCALE, dim=1)[:, : self.width]
+
+    def gate_weights(self, rows: torch.Tensor) -> torch.Tensor:
+        """float32[row, weight] of uint8[row, byte]."""
+        return _at_the_beginning(rows[:, self._scales :]).view(torch.float32)
+
+    def rounded(self, vectors: torch.Tensor) -> torch.Tensor:
+        """[row, width]: what arrives of these, in their own format."""
+        if self.dtype == vectors.dtype:
+            return vectors
+        weights = vectors.new_zeros((len(vectors), self.weights)) if self.weights else None
+        return self.unpack(self.pack(vectors, weights)).to(vectors.dtype)
+
+    def summed(self, rows: torch.Tensor, into: torch.Tensor, count: int) -> torch.Tensor:
+        """uint8[count, byte]: rows that go on as one, summed in fp32. rows: uint8[row, byte]; into: int64[row], which one"""
+        numbers = self.unpack(rows)
+        return self.pack(numbers.new_zeros((count, self.width)).index_add_(0, into, numbers))
+
+    def _scaled(self, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """8-bit numbers, and the scales of their groups: the largest number of a group becomes the largest of the format."""
+        missing = self.groups * NUMBERS_PER_SCALE - self.width
+        padded = torch.nn.functional.pad(vectors.float(), (0, missing))
+        grouped = padded.view(len(vectors), self.groups, NUMBERS_PER_SCALE)
+        scale = (grouped.abs().amax(dim=2) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+        numbers = (grouped / scale[:, :, None]).clamp(-LARGEST, LARGEST).to(FP8)
+        return numbers.flatten(1)[:, : self.width].contiguous(), scale.contiguous()
+
+
+def _at_the_beginning(part: torch.Tensor) -> torch.Tensor:
+    """A part of rows in memory of its own: as other numbers can be read only bytes that begin at a multiple of their size."""
+    return part.clone(memory_format=torch.contiguous_format)
+
+
+def wires_of(travel: Travel, model: MoEModel) -> tuple[Wire, Wire]:
+    """The rows of dispatch and of combine of a model in the format it is computed in."""
+    weights = 0 if travel.unit == "copies" else model.experts_per_token
+    return (
+        Wire(travel.dispatch or model.dtype, model.d_model, weights),
+        Wire(travel.combine or model.dtype, model.d_model),
+    )

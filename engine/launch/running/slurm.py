@@ -1,0 +1,162 @@
+"""What Slurm's own commands answer: how a job stands, what a partition has, and whether a job would be taken."""
+
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.errors import InputError, one_line
+from engine.launch.places.destination import Slurm
+
+ANSWER_LIMIT = 60.0
+"""Seconds that a command has to answer. It asks a controller that is away several times before it gives up."""
+
+UNKNOWN_JOB = "Invalid job id"
+"""How Slurm says that it does not know a job (any more). Whatever else goes wrong says nothing of the job."""
+
+PREFIX = re.compile(r"^[\w:]+ error: ")
+"""Which part of Slurm says that something is wrong."""
+
+NO_REASON = ("", "None", "(null)")
+
+SMALL_MEMORY = 1000
+"""MB of a node's configured memory up to which TorchX takes it for not configured, and asks for none."""
+
+GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
+"""How many GPUs a node's generic resources count, of each type."""
+
+
+class MaybeSubmittedError(InputError):
+    """Something went wrong, but the job has been submitted, or may have been."""
+
+
+class Word(NamedTuple):
+    """Slurm's word on one node of a job, such as PENDING, and why it stands like that, where Slurm says."""
+
+    state: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.state} ({self.reason})" if self.reason else self.state
+
+
+class NodeKind(NamedTuple):
+    """Nodes of a partition that are configured alike. memory: MB; minutes: for which the partition lets a job run."""
+
+    partition: str
+    default: bool
+    minutes: float
+    nodes: int
+    cpus: int
+    memory: int
+    gpus: int
+
+
+def asked(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """What a command of Slurm answers. Raises FileNotFoundError where it is not installed, and InputError when it says nothing
+    for `ANSWER_LIMIT`. text: its standard input."""
+    try:
+        return subprocess.run(command, input=text or "", capture_output=True, text=True, timeout=ANSWER_LIMIT)
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{command[0]} has said nothing for {ANSWER_LIMIT:g} s") from None
+
+
+def fault_of(answer: subprocess.CompletedProcess[str]) -> str:
+    """Why a command failed, in its own words, on one line."""
+    lines = [line for line in answer.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line] or lines
+    if not errors:
+        return f"{answer.args[0]} ended with exit code {answer.returncode}"
+    return PREFIX.sub("", one_line(errors[-1]))
+
+
+def words_on(job: str) -> list[Word]:
+    """Slurm's word on every node of a job, none when it does not know the job any more: of its queue, which keeps a job that
+    has ended for some minutes, and after that of its accounting, where there is one.
+
+    Raises InputError when it cannot be asked, which says nothing of the job, and FileNotFoundError where it is not installed.
+    """
+    queue = asked(["squeue", "--noheader", "--states=all", "--format=%T %r", f"--jobs={job}"])
+    if queue.returncode == 0 and queue.stdout.strip():
+        return [_word(line) for line in queue.stdout.splitlines() if line.strip()]
+    if shutil.which("sacct"):
+        books = asked(["sacct", "--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={job}"])
+        if books.returncode == 0 and books.stdout.strip():
+            return [Word(line.split()[0]) for line in books.stdout.splitlines() if line.strip()]
+    if queue.returncode and UNKNOWN_JOB not in queue.stderr:
+        raise InputError(f"Slurm does not answer: {fault_of(queue)}")
+    return []
+
+
+def _word(line: str) -> Word:
+    state, _, reason = line.strip().partition(" ")
+    return Word(state, "" if reason.strip() in NO_REASON else reason.strip())
+
+
+def refuse_impossible(destination: Slurm, limit: float) -> None:
+    """Raise InputError for a job that no partition asked for could ever start: Slurm takes it and lets it wait for ever. What
+    is only busy or down now does not count, and what Slurm does not tell is left to it.
+
+    limit: of the job, in seconds
+    """
+    answer = asked(["sinfo", "--noheader", "--exact", "--noconvert", "--format=%P|%l|%D|%c|%m|%G"])
+    kinds = _kinds(answer.stdout) if answer.returncode == 0 else []
+    names = (
+        destination.partition.split(",")
+        if destination.partition
+        else [kind.partition for kind in kinds if kind.default]
+    )
+    faults = []
+    for name in dict.fromkeys(names):
+        its = [kind for kind in kinds if kind.partition == name]
+        fault = _fault(its, destination, math.ceil(limit / 60)) if its else None
+        if fault is None:
+            return
+        faults.append(f"the partition {name} {fault}")
+    if faults:
+        raise InputError(f"Slurm could never start this job: {'; '.join(faults)}")
+
+
+def _kinds(text: str) -> list[NodeKind]:
+    """What sinfo prints, one line a kind of node."""
+    kinds = []
+    for line in text.splitlines():
+        name, longest, nodes, cpus, memory, gres = line.split("|")
+        gpus = sum(map(int, GPUS.findall(gres)))
+        kinds.append(
+            NodeKind(name.rstrip("*"), name.endswith("*"), _minutes(longest), int(nodes), int(cpus), int(memory), gpus)
+        )
+    return kinds
+
+
+def _minutes(text: str) -> float:
+    """Of `[days-]hours:minutes:seconds`, of `minutes:seconds`, or of a word for no limit."""
+    days, _, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in (days or "0", *parts)):
+        return math.inf
+    seconds = sum(int(part) * 60**place for place, part in enumerate(reversed(parts)))
+    return int(days or 0) * 1440 + seconds / 60
+
+
+def _fault(kinds: Sequence[NodeKind], destination: Slurm, minutes: int) -> str | None:
+    """Why a partition of these nodes can never run the job; None when it can."""
+    longest = kinds[0].minutes
+    if minutes > longest:
+        return f"lets a job run for {longest:g} minutes, and this one has a limit of {minutes}; choose a shorter time limit"
+    memory = int(destination.memory_per_node // 2**20)
+    fitting = sum(
+        kind.nodes
+        for kind in kinds
+        if kind.cpus >= destination.cpus_per_node
+        and kind.gpus >= destination.gpus_per_node
+        and (kind.memory >= memory or kind.memory <= SMALL_MEMORY)
+    )
+    if fitting >= destination.nodes:
+        return None
+    gpus = f", {destination.gpus_per_node} GPUs" if destination.gpus_per_node else ""
+    each = f"{destination.cpus_per_node} CPUs{gpus} and {memory / 1024:g} GiB"
+    there = sum(kind.nodes for kind in kinds)
+    return f"has {there} nodes, {fitting} of them with {each}, and the job needs {destination.nodes} such nodes"

@@ -1,0 +1,153 @@
+"""What the tokens of a layer send at least, in any placement: straight lower limits on rows over a relaxed placement.
+
+The same-group matrix Y of P groups of C vertices (C - 1 experts, and one vertex that stands for the group itself, or is left
+out where no token has a home) is positive semidefinite with unit diagonal and row sums C. Its part orthogonal to the constant
+vector has P - 1 eigenvalues C, the others 0; an expert shares its group with one of the group vertices, these with none of
+each other. Rows are at least constant - <slope, Y> (see `lines`), and for any prices Z >= 0 of signs, d of the diagonal, and
+prices h of an expert's homes
+
+    <slope, Y> <= (C / V) sum(M) + C (sum of the P - 1 largest eigenvalues of centred M) + sum d + 2 sum_e max_g h_eg
+
+with M = slope + Z - Diag d - h, V vertices. Under a cap the load beside any vertex in its group is at most that of a group: a
+price u_v >= 0 for each takes u_v load_w from the slope of v and w, and u_v times a group's load from the limit. The
+alternating direction method of multipliers looks for the Y that sends least and for the prices; lines are averaged over its
+steps (an average of lower limits is one). Every value of `evaluate` is proven.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import eigh
+
+from engine.placement.coactivation.lines import facets, tangent
+from engine.placement.coactivation.nets import distinct, sets_of
+from engine.placement.projections import onto_box
+
+RHO, RELAXATION, LEAST_SHARE, CAP_STEP = 0.3, 1.6, 0.1, 2.0
+"""The third: of a new line in the average; the last: how fast prices follow load above the cap."""
+
+
+class Relaxation:
+    """The lower limit on a layer's rows, tightened by `iterate`.
+
+    experts: int[token, choice] (-1 = none); home: int64[token], the token's own group, -1 = outside; count: experts in all;
+    load: float64[expert], of what a group may have at most, for a limit on the rows of placements within this cap.
+    """
+
+    def __init__(
+        self,
+        experts: NDArray[np.integer],
+        home: NDArray[np.int64],
+        groups: int,
+        count: int,
+        load: NDArray[np.float64] | None = None,
+    ) -> None:
+        chosen = sets_of(experts)
+        at, _, times = distinct(np.column_stack([chosen, home.astype(np.int32)]))
+        self.member, self.home = chosen[at], np.where(home[at] < 0, -1, home[at] + count)
+        self.weight = times.astype(np.float64)
+        self.experts, self.groups, self.homes = count, groups, groups if (home >= 0).any() else 0
+        self.lines = facets(chosen.shape[1], count // groups, groups)
+        self.vertices = count + self.homes
+        self.size = self.vertices // groups
+        self.load, self.cap_price = np.zeros(self.vertices), np.zeros(self.vertices)
+        if load is not None:
+            self.load[:count] = load
+        self.same = self._even()
+        self.slope, self.constant = self._tangent()
+        self.scale = (float(np.linalg.norm(_centred(self.slope))) or 1.0) / self.size
+        self.price = np.zeros_like(self.same)
+        self.steps, self.limit = 0, -math.inf
+
+    def _even(self) -> NDArray[np.float64]:
+        """The mean of all placements."""
+        same = np.full((self.vertices, self.vertices), (self.experts / self.groups - 1) / max(self.experts - 1, 1))
+        same[self.experts :] = same[:, self.experts :] = 1 / self.groups
+        same[self.experts :, self.experts :] = 0.0
+        np.fill_diagonal(same, 1.0)
+        return same
+
+    def _tangent(self) -> tuple[NDArray[np.float64], float]:
+        slope = np.empty_like(self.same)
+        constant = tangent(self.member, self.home, self.weight, self.same, self.lines, slope)
+        return (slope + slope.T) / 2, constant
+
+    @property
+    def seconds_of_step(self) -> float:
+        """On an ordinary core, by estimate."""
+        return least_seconds(self.vertices) + 5e-9 * self.member.size * self.member.shape[1]
+
+    def iterate(self) -> None:
+        """One step of the method."""
+        rho, total = RHO * self.scale, self.size * (self.groups - 1)
+        pulled = _centred(self.same + (self._capped_slope() - self.price) / rho)
+        values, vectors = eigh(pulled, driver="evd", overwrite_a=True, check_finite=False)
+        values = onto_box(values, self.size, total)
+        used = values > 1e-9 * self.size
+        spread = (vectors[:, used] * values[used]) @ vectors[:, used].T + self.size / self.vertices
+        mixed = RELAXATION * spread + (1 - RELAXATION) * self.same
+        self.same = self._legal(mixed + self.price / rho)
+        self.price += rho * (mixed - self.same)
+        self.steps += 1
+        share = max(LEAST_SHARE, 2 / (self.steps + 2))
+        slope, constant = self._tangent()
+        self.slope = (1 - share) * self.slope + share * slope
+        self.constant = (1 - share) * self.constant + share * constant
+        if self.load.any():
+            step = CAP_STEP * rho / (self.load @ self.load)
+            self.cap_price = np.maximum(self.cap_price + step * (self.same @ self.load - 1.0), 0.0)
+
+    def _capped_slope(self) -> NDArray[np.float64]:
+        price = np.outer(self.cap_price, self.load)
+        return self.slope - (price + price.T) / 2
+
+    def _legal(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The nearest matrix without negative entries, with a unit diagonal, and with one home for every expert."""
+        experts, matrix = self.experts, np.maximum(matrix, 0.0) if not self.homes else matrix
+        if self.homes:
+            homes = _onto_simplex(matrix[:experts, experts:])
+            matrix = np.maximum(matrix, 0.0)
+            matrix[:experts, experts:], matrix[experts:, :experts] = homes, homes.T
+            matrix[experts:, experts:] = 0.0
+        np.fill_diagonal(matrix, 1.0)
+        return matrix
+
+    def evaluate(self) -> float:
+        """Rows that every placement sends at least: the best value so far, which is `limit`."""
+        experts = self.experts
+        price = (self.price + self.price.T) / 2
+        homes, diagonal = price[:experts, experts:], price.diagonal().copy()
+        limit = float(diagonal.sum()) + (2 * float(homes.max(axis=1).sum()) if self.homes else 0.0)
+        price[:experts, :experts] = np.minimum(price[:experts, :experts], 0.0)
+        np.fill_diagonal(price, diagonal)
+        limit += float(self.cap_price.sum())
+        gain = self._capped_slope() - price
+        limit += self.size / self.vertices * float(gain.sum())
+        if self.groups > 1:
+            side = self.vertices
+            # All eigenvalues: the routine for a few of them fails on matrices of low rank.
+            top = eigh(_centred(gain), driver="evd", eigvals_only=True)[1 - self.groups :]
+            # Round-off of the eigenvalues, generously.
+            limit += self.size * (float(top.sum()) + 1e-12 * side * float(np.abs(gain).max()) * side)
+        self.limit = max(self.limit, self.constant - limit)
+        return self.limit
+
+
+def least_seconds(vertices: int) -> float:
+    """Of one step, before it is known what tokens chose."""
+    return 1e-3 + 1e-9 * vertices**3
+
+
+def _centred(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A symmetric matrix without its row and column means."""
+    means = matrix.mean(axis=0)
+    return matrix - means - means[:, None] + means.mean()
+
+
+def _onto_simplex(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The nearest rows without negative entries that each sum to 1."""
+    falling = -np.sort(-rows, axis=1)
+    shift = (falling.cumsum(axis=1) - 1) / np.arange(1, rows.shape[1] + 1)
+    last = (falling > shift).sum(axis=1) - 1
+    return np.maximum(rows - shift[np.arange(len(rows)), last][:, None], 0.0)

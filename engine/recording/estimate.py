@@ -1,0 +1,120 @@
+"""How large a recording becomes: bytes from the model, the tokens and the forward passes, with the sum that led there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.model import MoEModel
+
+SGLANG_SLOTS = 8
+"""Choices that SGLang's `per_token` has room for, whatever the model's k."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is recorded.
+
+    tokens: prompt and generated tokens, all requests together
+    passes: forward passes (steps)
+    ranks: that each write a file
+    """
+
+    model: MoEModel
+    tokens: int
+    passes: int
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """bytes: of all files, or of what goes over the network; sum: how they come about, for people."""
+
+    bytes: float
+    sum: str
+
+
+def _sglang_stat(run: Run) -> Estimate:
+    model = run.model
+    product = f"{run.passes:,} passes × {model.layers} layers × {model.experts} experts × 4 bytes, whatever the tokens"
+    return Estimate(run.passes * model.layers * model.experts * 4, product)
+
+
+def _sglang_per_pass(run: Run) -> Estimate:
+    model = run.model
+    product = f"{run.passes:,} passes × {run.ranks} ranks × {model.layers} layers × {model.experts} experts × 4 bytes"
+    return Estimate(run.passes * run.ranks * model.layers * model.experts * 4, product)
+
+
+def _sglang_per_token(run: Run) -> Estimate:
+    choices, counts = run.tokens * run.model.layers * SGLANG_SLOTS * 4, _sglang_per_pass(run)
+    product = (
+        f"{run.tokens:,} tokens × {run.model.layers} layers × {SGLANG_SLOTS} places × 4 bytes, and counts: {counts.sum}"
+    )
+    return Estimate(choices + counts.bytes, product)
+
+
+def _sglang_answers(run: Run) -> Estimate:
+    return _choices(run, run.model.layers, 4, base64=True)
+
+
+def _vllm_answers(run: Run) -> Estimate:
+    return _choices(run, len(run.model.moe_layers), 1 if run.model.experts <= 256 else 2, base64=True)
+
+
+def _npz(run: Run) -> Estimate:
+    return _choices(run, len(run.model.moe_layers), 2, base64=False)
+
+
+def _choices(run: Run, layers: int, width: int, base64: bool) -> Estimate:
+    k = run.model.experts_per_token
+    product = f"{run.tokens:,} tokens × {layers} layers × {k} experts × {width} byte{'s' * (width > 1)}"
+    return Estimate(
+        run.tokens * layers * k * width * (4 / 3 if base64 else 1),
+        product + (" × 4/3 in base64" if base64 else ", before compression"),
+    )
+
+
+def _ascend_map(run: Run) -> Estimate:
+    layers, experts = len(run.model.moe_layers), run.model.experts
+    width = _digits(experts) + 2
+    return Estimate(layers * experts * width, f"{layers} layers × {experts} experts × about {width:.1f} characters")
+
+
+def _tensorrt(run: Run) -> Estimate:
+    layers, experts = len(run.model.moe_layers), run.model.experts
+    product = f"{run.passes:,} iterations × {run.ranks} ranks × {layers} layers × {experts} experts × 8 bytes"
+    return Estimate(run.passes * run.ranks * layers * experts * 8, product)
+
+
+def _megatron(run: Run) -> Estimate:
+    layers, k = len(run.model.moe_layers), run.model.experts_per_token
+    width = k * (_digits(run.model.experts) + 2) + 2
+    product = f"{run.tokens:,} tokens × {layers} layers × about {width:.0f} characters of JSON"
+    return Estimate(run.tokens * layers * width, product)
+
+
+def _digits(experts: int) -> float:
+    """Mean digits of an expert's id."""
+    return sum(len(str(expert)) for expert in range(experts)) / experts
+
+
+ESTIMATES: dict[str, Callable[[Run], Estimate]] = {
+    "sglang-stat": _sglang_stat,
+    "sglang-per-pass": _sglang_per_pass,
+    "sglang-per-token": _sglang_per_token,
+    "sglang-answers": _sglang_answers,
+    "vllm-answers": _vllm_answers,
+    "vllm-ascend-answers": _vllm_answers,
+    "vllm-ascend-map": _ascend_map,
+    "tensorrt-llm": _tensorrt,
+    "megatron": _megatron,
+    "pytorch": _npz,
+}
+"""By the key of a way to record, see `guide`."""
+
+
+def estimate(way: str, model: MoEModel, tokens: int, passes: int = 1000, ranks: int = 1) -> Estimate:
+    """How large a recording becomes in one of the ways of `guide`; an estimate, without the few kilobytes of headers.
+
+    tokens: prompt and generated tokens; passes: forward passes; ranks: that write a file each
+    """
+    return ESTIMATES[way](Run(model, tokens, passes, ranks))

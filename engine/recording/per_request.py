@@ -1,0 +1,188 @@
+"""Requests to a running server, and the routing that its answers carry, as one recording."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from engine.errors import InputError, StoppedError
+from engine.files import open_atomically
+from engine.formats.source import MAX_FILE_BYTES
+from engine.recording.prompts import Prompt
+from engine.recording.server import ServerError
+from engine.result import Stop
+
+Ask = Callable[[Prompt], np.ndarray]
+"""Sends one prompt; int16[row, layer, k] of its answer. Raises InputError."""
+Report = Callable[[float, str], None]
+"""Takes the share that is done and a line about it."""
+
+MAX_RECORDED_BYTES = MAX_FILE_BYTES
+"""Of ids as int16, so that the file can be read back: random ids of 256 experts compress to 0.65 of their bytes, of 512 to
+0.71, which leaves room for the last answer."""
+
+REFUSED = (400, 413, 422)
+"""Statuses about one prompt (too long, not allowed), not about the server."""
+
+_LOOK_SECONDS = 0.1
+
+
+@dataclass
+class Recorded:
+    """What was recorded so far.
+
+    rows: by number of the prompt, int16[token, layer, k]; layers and k are alike
+    refused: numbers of the prompts that the server refused, with its words
+    ended: why recording ended before the last prompt; "" when it did not
+    fault: what went wrong after the first answer, if anything
+    """
+
+    rows: dict[int, np.ndarray] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    ended: str = ""
+    fault: InputError | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.rows.values()))
+
+    @property
+    def bytes(self) -> int:
+        return sum(rows.nbytes for rows in self.rows.values())
+
+
+def record_requests(
+    ask: Ask, prompts: Sequence[Prompt], concurrency: int, seconds: float | None, stop: Stop, report: Report
+) -> Recorded:
+    """Send the prompts, `concurrency` at a time, until all are answered, `seconds` have passed or `stop` is true.
+
+    The first goes alone: what it is answered with shows whether the server records at all. Later, a prompt that is refused
+    is left out; any other fault ends the recording, and what there is stays.
+
+    Raises InputError when there is no answer to the first prompt.
+    """
+    begin, recorded = time.monotonic(), Recorded()
+    end = begin + seconds if seconds is not None else float("inf")
+    for numbers, threads in ((range(1), 1), (range(1, len(prompts)), concurrency)):
+        answers = _Answers(ask, prompts, numbers, threads)
+        for _ in numbers:
+            while (answer := answers.next()) is None and not _is_over(recorded, end, seconds, stop):
+                pass
+            if answer is None or not _take(recorded, *answer) or _is_over(recorded, end, seconds, stop):
+                answers.close()
+                return _or_fault(recorded)
+            _tell(report, recorded, len(prompts), begin, end)
+    return _or_fault(recorded)
+
+
+class _Answers:
+    """Prompts sent by threads of their own, answers in the order in which they come. The threads are daemons: a request that
+    hangs keeps nobody from leaving, and its connection ends with the process, upon which the server drops it."""
+
+    def __init__(self, ask: Ask, prompts: Sequence[Prompt], numbers: range, threads: int) -> None:
+        self._answers: queue.Queue[tuple[int, np.ndarray | InputError]] = queue.Queue()
+        self._ahead = iter(numbers)
+        self._lock = threading.Lock()
+        self._closed = False
+        for _ in range(min(threads, len(numbers))):
+            threading.Thread(target=self._work, args=(ask, prompts), daemon=True).start()
+
+    def next(self) -> tuple[int, np.ndarray | InputError] | None:
+        """The number of a prompt and its answer or fault; None when there is none within a moment."""
+        try:
+            return self._answers.get(timeout=_LOOK_SECONDS)
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Send no further prompt."""
+        self._closed = True
+
+    def _work(self, ask: Ask, prompts: Sequence[Prompt]) -> None:
+        while not self._closed:
+            with self._lock:
+                number = next(self._ahead, None)
+            if number is None:
+                return
+            try:
+                answer: np.ndarray | InputError = ask(prompts[number])
+            except InputError as error:
+                answer = error
+            self._answers.put((number, answer))
+
+
+def _take(recorded: Recorded, number: int, answer: np.ndarray | InputError) -> bool:
+    """Add an answer to what is recorded; whether to go on."""
+    if isinstance(answer, ServerError) and answer.status in REFUSED and recorded.rows:
+        recorded.refused[number] = answer.reason
+        return True
+    if isinstance(answer, InputError):
+        recorded.fault = answer
+        return False
+    first = next(iter(recorded.rows.values()), answer)
+    if answer.shape[1:] != first.shape[1:]:
+        recorded.fault = InputError(
+            f"prompt {number + 1}: its routing is {list(answer.shape)}, that of the first answer {list(first.shape)}; "
+            "layers and experts per token must be the same in all"
+        )
+        return False
+    recorded.rows[number] = answer
+    return True
+
+
+def _is_over(recorded: Recorded, end: float, seconds: float | None, stop: Stop) -> bool:
+    if stop():
+        recorded.ended = "stopped"
+    elif time.monotonic() > end:
+        recorded.ended = f"{seconds:g} s have passed"
+    elif recorded.bytes > MAX_RECORDED_BYTES:
+        recorded.ended = f"more would not fit into a file of {MAX_FILE_BYTES // 1024**2} MB"
+    return bool(recorded.ended)
+
+
+def _or_fault(recorded: Recorded) -> Recorded:
+    """What was recorded; its fault is raised where nothing was."""
+    if recorded.rows:
+        return recorded
+    raise recorded.fault or StoppedError(f"nothing was recorded: {recorded.ended} before the first answer")
+
+
+def _tell(report: Report, recorded: Recorded, prompts: int, begin: float, end: float) -> None:
+    done, passed = len(recorded.rows) + len(recorded.refused), time.monotonic() - begin
+    left = min(passed / done * (prompts - done), end - time.monotonic())
+    report(
+        max(done / prompts, passed / (passed + left) if left > 0 else 1.0),
+        f"{done:,} of {prompts:,} prompts, {recorded.tokens:,} tokens, about {time_left(left)}",
+    )
+
+
+def time_left(seconds: float) -> str:
+    """`90 s left`, `12 min left`."""
+    return f"{max(seconds, 0):.0f} s left" if seconds < 120 else f"{seconds / 60:.0f} min left"
+
+
+def save_requests(path: Path, recorded: Recorded, num_experts: int | None) -> np.ndarray:
+    """Write `experts` int16[token, layer, k], `sequence` int32[token] (the number of the prompt, from 0) and, where it is
+    known, `num_experts` as a compressed `.npz`; returns `experts`. Layers in which no token has a choice are dense ones and
+    left out. Raises InputError when the file cannot be written, or when no layer is left."""
+    numbers = sorted(recorded.rows)
+    experts = np.concatenate([recorded.rows[number] for number in numbers])
+    experts = experts[:, (experts >= 0).any(axis=(0, 2))]
+    if not experts.shape[1]:
+        raise InputError(
+            "the server's routing is all zeros: it captured nothing. Known of speculative decoding in some SGLang builds; "
+            "record without it"
+        )
+    arrays = {"experts": experts, "sequence": np.repeat(numbers, [len(recorded.rows[n]) for n in numbers]).astype("i4")}
+    if num_experts is not None:
+        arrays["num_experts"] = np.int64(num_experts)
+    try:
+        with open_atomically(path) as file:
+            np.savez_compressed(file, **arrays)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    return experts

@@ -1,0 +1,181 @@
+"""SGLang over HTTP: its recorder, and requests that return their routing.
+
+Sources: SGLang, srt/entrypoints/http_server.py (`/start_`, `/stop_` and `/dump_expert_distribution_record`, `/server_info`),
+srt/eplb/expert_distribution.py (what is dumped, and where to), srt/state_capturer/routed_experts.py (`/generate`).
+"""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.formats import packaged
+from engine.formats.routed_experts import decode_int32
+from engine.formats.source import quoted
+from engine.model import MoEModel
+from engine.recording.per_request import Ask, Report, time_left
+from engine.recording.prompts import Prompt
+from engine.recording.server import Server, ServerError
+from engine.result import Stop
+
+START, STOP, DUMP = (f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
+RECORDER_FLAG = "--expert-distribution-recorder-mode"
+ROUTING_FLAG = "--enable-return-routed-experts"
+WHOLE = ("stat", "stat_approx")
+"""Recorder modes in which rank 0 alone writes one file for all."""
+
+CONTROL_SECONDS = 60.0
+"""For the answers to start and stop, which come between two batches."""
+
+_LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """A server's recorder, as the server describes itself.
+
+    mode: of its `--expert-distribution-recorder-mode`
+    files: how many files one dump writes; one a rank, or one for all
+    metrics: it records by itself for its balancedness metrics, and a recording ends that
+    """
+
+    mode: str
+    files: int
+    metrics: bool
+
+
+def read_info(server: Server) -> dict[str, Any]:
+    """What the server says of itself: its arguments and its version. Raises InputError."""
+    try:
+        return server.get_object("/server_info")
+    except ServerError as error:
+        if error.status != 404:
+            raise
+    try:
+        return server.get_object("/get_server_info")  # its name before 2026
+    except ServerError as error:
+        if error.status != 404:
+            raise
+        raise InputError(f"{server.url}: has no /server_info; is this an SGLang server?") from None
+
+
+def recorder_of(server: Server, info: dict[str, Any]) -> Recorder:
+    """The server's recorder, checked before anything is asked of it: without one, SGLang's scheduler raises upon the first
+    request to start and takes the server down. Raises InputError."""
+    key = "expert_distribution_recorder_mode"
+    if key not in info:
+        raise InputError(
+            f"{server.url}: does not say whether it can record; name an SGLang server itself, not a router"
+        )
+    if not info[key]:
+        raise InputError(
+            f"{server.url}: its recorder is off; start the server with {RECORDER_FLAG} stat (or per_token)"
+        )
+    if info.get("enable_eplb"):
+        raise InputError(
+            f"{server.url}: balances experts by itself, from the same recorder, and moves them while it records; record on a "
+            "server without --enable-eplb"
+        )
+    mode = str(info[key])
+    ranks = [info.get(name) for name in ("tp_size", "pp_size")]
+    ranks = [number if isinstance(number, int) and number > 0 else 1 for number in ranks]
+    return Recorder(
+        mode, 1 if mode in WHOLE else ranks[0] * ranks[1], bool(info.get("enable_expert_distribution_metrics"))
+    )
+
+
+def record_window(server: Server, seconds: float, stop: Stop, report: Report) -> float:
+    """Let the recorder run for so many seconds, or until `stop` is true, and have it write what it has; returns how long it
+    ran. Whatever happens after the request to start, the server is asked to stop. Raises InputError."""
+    begin, control = time.monotonic(), replace(server, timeout=min(server.timeout, CONTROL_SECONDS))
+    try:
+        control.post(START, {})
+        while (passed := time.monotonic() - begin) < seconds and not stop():
+            report(passed / seconds, f"recording, {time_left(seconds - passed)}")
+            time.sleep(min(_LOOK_SECONDS, seconds - passed))
+    except BaseException as error:
+        _stop_after_fault(control)
+        if isinstance(error, ServerError) and error.status == 404:
+            raise InputError(
+                f"{error}: it cannot record; start the server with {RECORDER_FLAG} stat (or per_token)"
+            ) from None
+        raise
+    _stop(control)
+    report(1.0, "stopped; the server writes what it recorded")
+    server.post(DUMP, {})
+    return passed
+
+
+def _stop(server: Server) -> None:
+    """Stop the recorder, at a second attempt if need be."""
+    try:
+        server.post(STOP, {})
+    except InputError:
+        try:
+            server.post(STOP, {})
+        except InputError as error:
+            raise InputError(f"{error}; the server may still be recording: POST {server.url}{STOP}") from None
+
+
+def _stop_after_fault(server: Server) -> None:
+    """Stop the recorder if it can be reached; what went wrong before is the news."""
+    try:
+        server.post(STOP, {})
+    except InputError:
+        return
+
+
+def model_served(server: Server, info: dict[str, Any]) -> MoEModel:
+    """The model that the server says it serves, where it is a packaged one. Raises InputError that asks for it."""
+    served = str(info.get("model_path", ""))
+    if packaged.is_packaged(served):
+        return packaged.packaged_model(served)
+    raise InputError(
+        f"{server.url}: serves {quoted(served)}, which no packaged model is called; its answers do not say how many layers and "
+        "experts per token they have, so name its config.json with --model"
+    )
+
+
+def asker(server: Server, info: dict[str, Any], model: MoEModel, max_tokens: int) -> Ask:
+    """What sends one prompt to `/generate` and decodes the routing of its tokens. Raises InputError where the server's own
+    arguments say that it returns none."""
+    if info.get("enable_return_routed_experts") is False:
+        raise InputError(f"{server.url}: returns no routing; start the server with {ROUTING_FLAG}")
+
+    def ask(prompt: Prompt) -> np.ndarray:
+        answer = server.post_for_json(
+            "/generate",
+            {
+                "text" if isinstance(prompt, str) else "input_ids": prompt,
+                "sampling_params": {"max_new_tokens": max_tokens},
+                "return_routed_experts": True,
+            },
+        )
+        return _routing(server, answer[0] if isinstance(answer, list) and len(answer) == 1 else answer, model)
+
+    return ask
+
+
+def _routing(server: Server, answer: object, model: MoEModel) -> np.ndarray:
+    """int16[row, decoder layer, k] of one answer."""
+    meta = answer.get("meta_info") if isinstance(answer, dict) else None
+    text = meta.get("routed_experts") if isinstance(meta, dict) else None
+    if text is None:
+        raise InputError(f"{server.url}/generate: answers without routed experts; start the server with {ROUTING_FLAG}")
+    experts = decode_int32(
+        text, model.layers, model.experts_per_token, str(meta.get("routed_experts_dtype") or "int32")
+    )
+    prompt, completion = meta.get("prompt_tokens"), meta.get("completion_tokens")
+    if isinstance(prompt, int) and isinstance(completion, int) and len(experts) != prompt + completion - 1:
+        raise InputError(
+            f"{server.url}/generate: routing of {len(experts)} tokens for {prompt} + {completion} − 1; {model.name} has "
+            f"{model.layers} layers and {model.experts_per_token} experts per token, is that the model it serves?"
+        )
+    if experts.max() >= model.experts:
+        raise InputError(
+            f"{server.url}/generate: chose expert {experts.max()}, but {model.name} has only {model.experts}; are these slots "
+            "of redundant experts, or another model?"
+        )
+    return experts

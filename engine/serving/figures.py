@@ -1,0 +1,113 @@
+"""What a whole step of serving comes to: the simulated MoE layers and the operators beside them, in the figures people use."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from engine.cluster import Cluster
+from engine.model import MoEModel
+from engine.problem import MEMORY_SHARE
+from engine.serving.operators import Operator, by_kind, seconds_of
+from engine.serving.sizes import TransformerSizes
+from engine.serving.step import BYTES_PER_KV, ServingStep
+
+HALF_BYTES = 2
+ROUND_OFF = 1e-9
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest GPU: its experts, everything else of the model, and keys and values of its sequences at their full
+    length. room: what of the GPU may be used, the rest is for activations, buffers and the runtime."""
+
+    experts: float
+    others: float
+    kv: float
+    room: float
+
+    @property
+    def total(self) -> float:
+        return self.experts + self.others + self.kv
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.room
+
+    def most_sequences(self, step: ServingStep) -> int:
+        """Sequences for which a GPU has room."""
+        free = self.room - self.experts - self.others
+        return max(0, int(free // (self.kv / step.sequences)))
+
+
+@dataclass(frozen=True)
+class ServingFigures:
+    """One step of a plan.
+
+    seconds: of the whole step; bound: no send order brings the placement below it; operators: beside the MoE layers; moe: busy
+    seconds of the MoE layers by kind of event, one step after another (with two batches those of both); sources: where
+    operators and MoE layers were timed.
+    """
+
+    step: ServingStep
+    seconds: float
+    bound: float
+    operators: tuple[Operator, ...]
+    moe: Mapping[str, float]
+    memory: Memory
+    sources: tuple[str, str]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens a second and GPU: in decode generated ones, in prefill those of the prompts."""
+        return self.step.tokens / self.seconds
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of every kind of operator and of every kind of event in the MoE layers, as if nothing overlapped."""
+        return by_kind(self.operators) | {kind: seconds for kind, seconds in self.moe.items() if seconds}
+
+    @property
+    def hidden(self) -> float:
+        """Seconds that overlap saves: what the parts take one after another, less the step; round-off is nothing."""
+        saved = seconds_of(self.operators) + sum(self.moe.values()) - self.seconds
+        return saved if saved > ROUND_OFF * self.seconds else 0.0
+
+    def gain_over(self, other: "ServingFigures") -> float:
+        """How many more tokens a second than another plan, as a share: 0.1 is 10 % more."""
+        return other.seconds / self.seconds - 1
+
+    def to_dict(self) -> dict:
+        """Plain JSON, seconds and bytes."""
+        named = {"decode": "seconds_per_token", "prefill": "seconds_to_first_token"}[self.step.phase]
+        return {
+            "phase": self.step.phase,
+            "step_seconds": self.seconds,
+            "bound_seconds": self.bound,
+            named: self.seconds,
+            "tokens_per_second_per_gpu": self.tokens_per_second,
+            "moe_seconds": sum(self.moe.values()),
+            "hidden_seconds": self.hidden,
+            "parts": self.parts,
+            "operators": [asdict(operator) for operator in self.operators],
+            "memory": asdict(self.memory)
+            | {
+                "total": self.memory.total,
+                "fits": self.memory.fits,
+                "most_sequences": self.memory.most_sequences(self.step),
+            },
+            "operator_source": self.sources[0],
+            "moe_source": self.sources[1],
+        }
+
+
+def memory_of(
+    held: np.ndarray, cluster: Cluster, model: MoEModel, sizes: TransformerSizes, step: ServingStep
+) -> Memory:
+    """The memory of the GPU on which least is left. held: float64[gpu] bytes of routed experts."""
+    inside, sixteen_bit = sizes.weights(model)
+    others = inside * model.bytes_per_number + sixteen_bit * HALF_BYTES
+    kv = step.sequences * sizes.kept_numbers(step.longest, model.layers) * BYTES_PER_KV[step.kv_dtype]
+    room = cluster.values("memory") * MEMORY_SHARE
+    fullest = int((room - held).argmin())
+    return Memory(float(held[fullest]), float(others), float(kv), float(room[fullest]))

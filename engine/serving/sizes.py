@@ -1,0 +1,97 @@
+"""The sizes of a transformer beside its experts: attention, dense layers and vocabulary."""
+
+from pydantic import Field, model_validator
+
+from engine.model import MoEModel
+from engine.schema import Frozen
+
+
+class TransformerSizes(Frozen):
+    """What `MoEModel` leaves out because no placement depends on it.
+
+    Attention is either of query and key-value heads of one size (multi-head, grouped or multi-query), or latent (MLA,
+    DeepSeek-V2 §2.1), which keeps `kv_rank + rope_size` numbers of a token for all heads together. For MLA `head_size` is that
+    of queries and keys without the rotary part, `value_size` that of values. Sparse latent attention (DSA, DeepSeek-V3.2 §2.1)
+    scores all tokens with small index heads first, and attends to the best `sparse_keys` of them. Layers with a sliding window
+    are taken to have the same heads as the others.
+    """
+
+    heads: int = Field(ge=1, le=4096)
+    kv_heads: int = Field(ge=1, le=4096)
+    head_size: int = Field(ge=1, le=65536)
+    value_size: int = Field(ge=1, le=65536)
+    kv_rank: int = Field(default=0, ge=0, le=1_000_000, description="MLA: width of the latent; 0: no MLA")
+    q_rank: int = Field(default=0, ge=0, le=1_000_000, description="MLA: width of the queries' latent; 0: none")
+    rope_size: int = Field(default=0, ge=0, le=65536, description="MLA: rotary part of queries and keys")
+    sparse_keys: int = Field(default=0, ge=0, le=10_000_000, description="DSA: tokens that a token attends to; 0: all")
+    index_heads: int = Field(default=0, ge=0, le=4096, description="DSA: heads that score tokens")
+    index_size: int = Field(default=0, ge=0, le=65536, description="DSA: size of such a head; all share their keys")
+    window: int = Field(
+        default=0, ge=0, le=10_000_000, description="tokens that a token sees in layers with a sliding window"
+    )
+    windowed_layers: int = Field(default=0, ge=0, le=1000, description="layers with a sliding window")
+    dense_d_ff: int = Field(ge=1, le=10_000_000, description="inner width of the FFN of dense layers")
+    vocabulary: int = Field(ge=1, le=10_000_000)
+    tied_embeddings: bool = Field(default=False, description="input and output embedding are one matrix")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TransformerSizes":
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+        if not self.kv_rank and (self.q_rank or self.rope_size):
+            raise ValueError("q_rank and rope_size belong to latent attention (MLA), which needs kv_rank too")
+        if bool(self.window) != bool(self.windowed_layers):
+            raise ValueError("layers with a sliding window need both window and windowed_layers")
+        sparse = (self.sparse_keys, self.index_heads, self.index_size)
+        if any(sparse) and not (all(sparse) and self.q_rank):
+            raise ValueError(
+                "sparse attention (DSA) needs sparse_keys, index_heads and index_size, and latent queries (q_rank)"
+            )
+        return self
+
+    @property
+    def latent(self) -> bool:
+        """Whether attention is latent (MLA)."""
+        return self.kv_rank > 0
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers that the KV cache keeps of a token in one layer."""
+        latent = self.kv_rank + self.rope_size + self.index_size
+        return latent if self.latent else self.kv_heads * (self.head_size + self.value_size)
+
+    def kept_numbers(self, tokens: int, layers: int) -> int:
+        """Numbers that the KV cache keeps of a sequence of so many tokens in a model of so many layers."""
+        everywhere = (layers - self.windowed_layers) * tokens + self.windowed_layers * min(tokens, self.window)
+        return everywhere * self.kv_numbers
+
+    def projections(self, d_model: int) -> tuple[tuple[str, int, int], ...]:
+        """Name, output and input width of the matrices that attention multiplies tokens with, in order. Of MLA those of
+        prefill; decode takes the same numbers of the up-projection of keys and values apart (absorption)."""
+        query = self.heads * (self.head_size + self.rope_size)
+        out = ("output projection", d_model, self.heads * self.value_size)
+        if not self.latent:
+            keys = self.kv_heads * (self.head_size + self.value_size)
+            return (("query, key and value projection", self.heads * self.head_size + keys, d_model), out)
+        # The index heads' keys and weights come with the down-projection, their queries with those of attention.
+        width, query = self.q_rank + self.kv_numbers + self.index_heads, query + self.index_heads * self.index_size
+        return (
+            ("down-projection", width, d_model),
+            ("query up-projection", query, self.q_rank or d_model),
+            ("key-value up-projection", self.heads * (self.head_size + self.value_size), self.kv_rank),
+            out,
+        )
+
+    def attention_weights(self, d_model: int) -> int:
+        """Numbers of one layer's attention matrices."""
+        return sum(width * depth for _, width, depth in self.projections(d_model))
+
+    def weights(self, model: MoEModel) -> tuple[int, int]:
+        """Numbers of everything but the routed experts: of the matrices inside the layers, which are in the model's number
+        format, and of embedding, head and routers, which stay at 16 bits."""
+        moe, dense = len(model.moe_layers), len(model.dense_layers)
+        inside = model.layers * self.attention_weights(model.d_model)
+        inside += moe * model.shared_experts * model.ffn_matrices * model.d_model * model.d_ff
+        inside += dense * model.ffn_matrices * model.d_model * self.dense_d_ff
+        embeddings = (1 if self.tied_embeddings else 2) * self.vocabulary * model.d_model
+        return inside, embeddings + moe * model.experts * model.d_model

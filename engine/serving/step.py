@@ -1,0 +1,104 @@
+"""One step of a serving engine: what every GPU works on at once."""
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from engine.model import MoEModel
+from engine.schema import Frozen
+from engine.workload import ExpertLoad, RoutingTrace, Workload
+
+MOST_CHOICES = 2**27
+"""Of a recording at the tokens of a step; what would have more is kept as loads. 8192 tokens on each of 32 GPUs, as DeepSeek-V3
+routes them, have 1.2e8."""
+Phase = Literal["prefill", "decode"]
+BYTES_PER_KV = {"bf16": 2, "fp8": 1}
+
+
+class ServingStep(Frozen):
+    """Prefill or decode with data-parallel attention on all GPUs and the experts spread over them, as wide expert parallelism
+    is served: every GPU has sequences of its own and a copy of everything but the experts.
+
+    A prefill step takes whole prompts and ends with their first tokens; a decode step makes one token of each sequence.
+    """
+
+    phase: Phase
+    sequences: int = Field(ge=1, le=100_000, description="sequences on each GPU in one step")
+    context: int = Field(ge=1, le=10_000_000, description="tokens of a prompt")
+    output: int = Field(default=1, ge=1, le=10_000_000, description="tokens generated for a prompt")
+    overlap: Literal["none", "two-batch"] = Field(
+        default="none", description="two-batch: two halves of the step, one computes while the other's tokens travel"
+    )
+    kv_dtype: Literal["bf16", "fp8"] = Field(default="bf16", description="numbers of the KV cache")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ServingStep":
+        if self.overlap == "two-batch" and self.sequences % 2:
+            raise ValueError(
+                f"two-batch overlap cuts a step into two equal halves, but {self.sequences} sequences on a GPU are odd; use an "
+                'even number, or overlap "none"'
+            )
+        return self
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that every GPU passes through the layers in one step."""
+        return self.sequences * (self.context if self.phase == "prefill" else 1)
+
+    @property
+    def keys(self) -> float:
+        """Tokens that a token looks back on, itself included: of a prompt's tokens the mean, in decode half-way through the
+        output."""
+        return (self.context + 1) / 2 if self.phase == "prefill" else self.context + (self.output + 1) / 2
+
+    def keys_within(self, window: int) -> float:
+        """The same where a token sees no further than the last `window` tokens, itself included."""
+        if self.phase == "decode":
+            return min(self.keys, window)
+        growing = min(self.context, window)
+        return (growing * (growing + 1) / 2 + (self.context - growing) * window) / self.context
+
+    @property
+    def head_rows(self) -> int:
+        """Tokens that every GPU scores the vocabulary for: the last of each sequence."""
+        return self.sequences
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence at its full length, in prefill of its prompt."""
+        return self.context + (self.output if self.phase == "decode" else 0)
+
+    def half(self) -> "ServingStep":
+        """One of the two batches of two-batch overlap, on its own."""
+        return self.model_copy(update={"sequences": self.sequences // 2, "overlap": "none"})
+
+
+def load_of_step(workload: Workload, step: ServingStep, model: MoEModel, gpus: int) -> ExpertLoad:
+    """The recording's popularity of experts, layer by layer, at the tokens of one step of all GPUs. A layer without any
+    recorded token is balanced.
+
+    These are expected loads: a step's own tokens scatter around them, which counts most where an expert gets only a few. Which
+    experts a token chooses together, and from which GPU, is not kept.
+    """
+    copies = step.tokens * gpus * model.experts_per_token
+    load = workload.load
+    total = load.sum(axis=1, keepdims=True)
+    share = load / total.clip(min=1e-300)
+    share[total[:, 0] == 0] = 1 / load.shape[1]
+    return ExpertLoad(_name(workload, step), share * copies, model.moe_layers)
+
+
+def recording_of_step(workload: Workload, step: ServingStep, model: MoEModel, gpus: int) -> Workload:
+    """A recording with as many tokens as one step of all GPUs, to plan for: of a routing log a sample of its tokens, evenly
+    spaced, or all of them over and over; of anything else, and of very large steps, the loads. Tokens are on any GPU."""
+    tokens = step.tokens * gpus
+    if not isinstance(workload, RoutingTrace) or tokens * workload.layers * workload.k > MOST_CHOICES:
+        return load_of_step(workload, step, model, gpus)
+    sample = workload.spread(tokens).experts
+    experts = np.resize(sample, (tokens, *sample.shape[1:]))
+    return RoutingTrace(_name(workload, step), experts, workload.num_experts)
+
+
+def _name(workload: Workload, step: ServingStep) -> str:
+    return f"{workload.name}, at {step.tokens} tokens a GPU"[:200]

@@ -1,0 +1,135 @@
+"""A whole step of serving under a plan: its MoE layers simulated at the tokens of the step, the operators beside them by a
+source of their own."""
+
+from dataclasses import dataclass, replace
+
+from engine.costs.fused_experts import FusedExperts, kernel_table
+from engine.errors import InputError
+from engine.plan import Plan, TravelUnit
+from engine.problem import Problem
+from engine.result import Stop, never
+from engine.serving.aiconfigurator import AiconfiguratorOperators
+from engine.serving.figures import ServingFigures, memory_of
+from engine.serving.operators import IN_MOE_LAYERS, OUTSIDE_MOE_LAYERS, Operator, OperatorSource, seconds_of
+from engine.serving.sizes import TransformerSizes
+from engine.serving.step import ServingStep, load_of_step
+from engine.simulate.events import EventLog, too_many
+from engine.simulate.inference import bound_of_work, log_model
+from engine.simulate.two_batch import bound_of_two_batches, log_two_batches
+from engine.simulate.work import Work, work_of
+from engine.timeline import INFERENCE_KINDS, Timeline
+from engine.workload import RoutingTrace
+
+HELD_BY_EXCHANGES: dict[TravelUnit, float] = {"copies": 0.0, "gpu": 20 / 132, "node": 20 / 132}
+"""Share of a GPU's processors that the kernels of exchanges hold where computation runs beside them. DeepEP's normal kernels
+are given 20 of an H100's or H200's 132 by default, and GEMMs the others; its low-latency kernels hold none while data travels.
+"""
+
+
+@dataclass(frozen=True)
+class ServedStep:
+    """The figures of a step, and the timeline of its MoE layers; with two batches, of all that takes turns with them."""
+
+    figures: ServingFigures
+    timeline: Timeline
+
+
+def serve(
+    plan: Plan, problem: Problem, step: ServingStep, source: OperatorSource, sizes: TransformerSizes, stop: Stop = never
+) -> ServedStep:
+    """One step of a plan for inference. Raises InputError when the plan does not fit the problem, or follows tokens from layer
+    to layer, which data-parallel attention does not."""
+    problem.check_plan(plan)
+    if problem.second is not None or problem.step is not None:
+        raise InputError("a step of serving is of one model's inference; close the second model or the training step")
+    if plan.execution != "vanilla":
+        raise InputError(
+            f"the plan {plan.name} is executed context-coherently, but with data-parallel attention tokens go home after every "
+            "layer"
+        )
+    if len({gpu.type for gpu in problem.cluster.gpus}) > 1:
+        raise InputError("serving is timed on GPUs of one type, because attention is the same on all of them")
+    batches = 2 if step.overlap == "two-batch" else 1
+    batch = step.half() if batches == 2 else step
+    operators, work = source.operators(batch), work_of_step(plan, problem, batch)
+    log = EventLog(too_many(*(work.dispatch, work.combine) * batches))
+    if batches == 2:
+        operators, work = _beside_exchanges(operators, work)
+        inside = _seconds_a_layer(operators, problem)
+        log_two_batches(log, work, inside, plan.send_order, problem.network, stop)
+        bound = bound_of_two_batches(work, inside, problem.network)
+        operators = tuple(replace(operator, seconds=2 * operator.seconds) for operator in operators)
+        outside = seconds_of(operators) - 2 * inside * len(work.dispatch)
+    else:
+        log_model(log, work, plan.send_order, problem.network, range(len(work.dispatch)), stop=stop)
+        bound = float(bound_of_work(work, problem.network, relayed=True).sum())
+        outside = seconds_of(operators)
+    timeline = log.timeline(problem, plan.travel)
+    memory = memory_of(problem.held_bytes(plan.placement), problem.cluster, problem.model, sizes, step)
+    moe, sources = _seconds_by_kind(timeline), (source.source, timeline.cost_source)
+    figures = ServingFigures(step, timeline.total + outside, bound + outside, operators, moe, memory, sources)
+    return ServedStep(figures, timeline)
+
+
+def serve_as_measured(
+    plan: Plan, problem: Problem, step: ServingStep, source: OperatorSource, sizes: TransformerSizes, stop: Stop = never
+) -> ServedStep:
+    """The same with experts by the measured kernels of the engine that the operators are measured of, where there are some;
+    by the problem's own costs beside the datasheet's operators."""
+    if isinstance(source, AiconfiguratorOperators):
+        problem = with_fused_experts(problem, plan, step)
+    return serve(plan, problem, step, source, sizes, stop)
+
+
+def work_of_step(plan: Plan, problem: Problem, step: ServingStep) -> Work:
+    """What the MoE layers of one batch ask for. Rows that several experts share are counted on the recorded tokens where there
+    are some, wherever they came from: sequences of a server are on any GPU."""
+    at_step = problem.with_workload(load_of_step(problem.workload, step, problem.model, len(problem.cluster.gpus)))
+    work = work_of(plan.placement, at_step, plan.execution, plan.travel)
+    if plan.travel is None or plan.travel.unit == "copies" or not isinstance(problem.workload, RoutingTrace):
+        return work
+    trace = replace(problem.workload, sequence=None, source_rank=None)
+    recorded = work_of(plan.placement, problem.with_workload(trace), plan.execution, plan.travel)
+    copies = trace.load.sum(axis=1)[:, None, None]
+    scale = at_step.workload.load.sum(axis=1)[:, None, None] / copies.clip(min=1.0)
+    return replace(work, dispatch=recorded.dispatch * scale, combine=recorded.combine * scale)
+
+
+def with_fused_experts(problem: Problem, plan: Plan, step: ServingStep) -> Problem:
+    """The problem with measured fused kernels for its experts where there are some for its model and GPUs, else as it is."""
+    kinds = {gpu.type for gpu in problem.cluster.gpus}
+    if any(kernel_table(kind, problem.model, step.phase) is None for kind in kinds):
+        return problem
+    return replace(problem, cost=FusedExperts(problem.cost, step.phase, float(plan.placement.slots.mean())))
+
+
+def _beside_exchanges(operators: tuple[Operator, ...], work: Work) -> tuple[tuple[Operator, ...], Work]:
+    """What computes beside exchanges, with the processors that their kernels leave to it."""
+    longer = 1 / (1 - HELD_BY_EXCHANGES[work.unit])
+    operators = tuple(
+        operator if operator.kind in OUTSIDE_MOE_LAYERS else replace(operator, seconds=operator.seconds * longer)
+        for operator in operators
+    )
+    return operators, replace(work, compute={kind: seconds * longer for kind, seconds in work.compute.items()})
+
+
+def _seconds_a_layer(operators: tuple[Operator, ...], problem: Problem) -> float:
+    """Seconds of the operators inside one MoE layer, in the mean where layers differ; embedding, head and dense layers have no
+    dispatch to hide."""
+    layers, moe_layers = problem.model.layers, len(problem.model.moe_layers)
+    return sum(
+        operator.seconds / (moe_layers if operator.kind in IN_MOE_LAYERS else layers)
+        for operator in operators
+        if operator.kind not in OUTSIDE_MOE_LAYERS
+    )
+
+
+def _seconds_by_kind(timeline: Timeline) -> dict[str, float]:
+    """Busy seconds of the MoE steps by kind, of all batches: of an all-to-all from its first start to its last end, of a
+    computation what the GPU computes that has most to do."""
+    seconds, events = timeline.seconds_of_kind(), timeline.events
+    for kind in ("gate", "ffn", "aggregate"):
+        mine = events[events["kind"] == kind]
+        longest = (mine["end"] - mine["start"]).groupby([mine["layer"], mine["model"]]).max()
+        seconds[kind] = float(longest.sum())
+    return {kind: seconds[kind] for kind in INFERENCE_KINDS}

@@ -1,0 +1,221 @@
+"""How many spare slots are worth their memory: balance and time against slots, planned on one recording, judged on others.
+
+Which number is advised: `engine.studies.knee`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.goal import Goal
+from engine.parallel import in_order
+from engine.placement.replication import Algorithm, ReplicationInstance, balancedness, replicate
+from engine.plan import Placement, Plan, SendOrder
+from engine.problem import MEMORY_SHARE
+from engine.result import Provenance, Stop, never
+from engine.studies.held_out import by_time
+from engine.studies.judge import Judge, Timing, deviation, interval, ratio_gain, redrawn_gains, redrawn_loads, timing
+from engine.systems.base import Report, silent
+from engine.systems.eplb import speed_of_gpu
+from engine.units import size
+from engine.workload import Workload
+
+SPARE = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Spare slots a GPU and layer that are tried, as far as memory goes: every small number, then ever larger steps."""
+SECONDS_A_COUNT = 2.0
+"""Of search for replicas, at most."""
+
+
+@dataclass(frozen=True)
+class RedundancyPoint:
+    """One number of slots that engines accept: as many on every GPU.
+
+    slots: of a layer on all GPUs; spare: beyond one for every expert; slots_of_gpu: of a layer on each GPU
+    balancedness: mean / max GPU load by its speed, mean over layers and judged recordings; least_balancedness: of the worst
+        layer; planned_balancedness: mean over layers of the recording that was planned on
+    seconds: of a step or pass, mean over the judged recordings; gain: over the fewest slots, mean over these, as a share
+    memory_bytes: of the spare slots in all layers on all GPUs; gpu_bytes: of all slots of a GPU
+    error: standard error of the gain, from the judged recordings being samples; gain_worst: on the one with the least
+    draws: float64[draw], the gain in every draw of the judged recordings, the same draws at every point; not kept in JSON
+    """
+
+    slots: int
+    spare: int
+    slots_of_gpu: int
+    balancedness: float
+    least_balancedness: float
+    planned_balancedness: float
+    seconds: float
+    gain: float
+    memory_bytes: float
+    gpu_bytes: float
+    error: float
+    gain_worst: float
+    draws: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """In which the gain lies as far as the judged recordings are samples."""
+        return interval(self.gain, self.error)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {kept.name: getattr(self, kept.name) for kept in fields(self) if kept.name != "draws"}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The point that `to_dict` described."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, eq=False)
+class Replication:
+    """How replicas are planned. algorithm: see `replicate`; groups: of experts that EPLB keeps together on a node where the
+    nodes divide them (DeepSeek-V3's gate has 8); 1: experts go to any node."""
+
+    algorithm: Algorithm = "best"
+    groups: int = 1
+    seed: int = 0
+
+
+def planned_and_judged(recordings: Sequence[Workload]) -> tuple[Workload, tuple[Workload, ...], bool]:
+    """(the recording to plan on, those to judge on, whether these were held out): the first and the others, of a single routing
+    log its halves in time, and loads or traffic that stand alone are judged on themselves. Raises InputError for none."""
+    if not recordings:
+        raise InputError("name at least one recording")
+    if len(recordings) > 1:
+        return recordings[0], tuple(recordings[1:]), True
+    if cut := by_time(recordings[0]):
+        return cut[0], (cut[1],), True
+    return recordings[0], (recordings[0],), False
+
+
+def most_slots(judge: Judge) -> tuple[int, str]:
+    """(slots of a layer that fit every GPU, in words what limits them). Engines give all GPUs as many, so that the smallest GPU
+    decides. Raises InputError where not even every expert once fits."""
+    problem = judge.problem
+    room = problem.cluster.values("memory") * MEMORY_SHARE - judge.bytes_beside
+    per_slot = problem.model.bytes_per_expert * problem.workload.layers
+    fits, experts = np.floor(room / per_slot).astype(np.int64), problem.workload.num_experts
+    tight, needed = int(fits.argmin()), -(-experts // len(fits))
+    whose = f"{problem.cluster.gpu_names[tight]} has {size(max(room[tight], 0.0))} for experts, {size(per_slot)} a slot"
+    if fits[tight] < needed:
+        raise InputError(f"{needed} slots a layer are needed for {experts} experts, but {whose}; add GPUs or memory")
+    if fits[tight] >= experts:
+        return experts, f"a GPU needs no more than one slot for each of {experts} experts"
+    return int(fits[tight]), whose
+
+
+def counts_of(judge: Judge) -> list[int]:
+    """Slots of a layer on each GPU that are tried, ascending, up to `most_slots`. All GPUs have as many, so that slots
+    divide by GPUs as every engine asks."""
+    base, (most, _) = -(-judge.problem.workload.num_experts // len(judge.problem.cluster.gpus)), most_slots(judge)
+    return [base + spare for spare in SPARE if base + spare <= most]
+
+
+def redundancy(
+    judge: Judge,
+    planned: Workload,
+    judged: Sequence[Workload],
+    replication: Replication | None = None,
+    stop: Stop = never,
+    report: Report = silent,
+) -> Iterator[RedundancyPoint]:
+    """The curve, fewest slots first. Asked to stop, it ends early. Raises InputError for recordings and groups that do not fit,
+    and for anything but inference of one model."""
+    if judge.problem.goal is not Goal.INFERENCE:
+        raise InputError(
+            "spare slots are advised for inference of one model; close the second model or the training step"
+        )
+    counts = counts_of(judge)
+
+    def begun(finished: int, index: int) -> None:
+        report(finished / len(counts), f"{counts[index]} slots a GPU", None, None)
+
+    sampled = tuple((recording, redrawn_loads(recording, turn, stop)) for turn, recording in enumerate(judged))
+    common, first = (judge, planned, sampled, replication or Replication(), counts), None
+    for index, answer in in_order(_count, common, len(counts), stop, begun):
+        if answer is None:
+            return
+        balance, planned_balance, timings = answer
+        first = timings if first is None else first
+        yield _point(judge, counts[index], balance, planned_balance, timings, first)
+
+
+def _point(
+    judge: Judge,
+    slots_of_gpu: int,
+    balance: np.ndarray,
+    planned_balance: float,
+    timings: list[Timing],
+    first: list[Timing],
+) -> RedundancyPoint:
+    """balance: float64[recording, layer]; timings, first: of every judged recording, with these and with the fewest slots"""
+    problem = judge.problem
+    slots = slots_of_gpu * len(problem.cluster.gpus)
+    spare, layers = slots - problem.workload.num_experts, problem.workload.layers
+    pairs = list(zip(first, timings, strict=True))
+    gains = [ratio_gain(fewest.seconds, timed.seconds) for fewest, timed in pairs]
+    draws = np.mean([redrawn_gains(*pair) for pair in pairs], axis=0)
+    return RedundancyPoint(
+        slots=slots,
+        spare=spare,
+        slots_of_gpu=slots_of_gpu,
+        balancedness=float(balance.mean()),
+        least_balancedness=float(balance.min()),
+        planned_balancedness=planned_balance,
+        seconds=float(np.mean([timed.seconds for timed in timings])),
+        gain=float(np.mean(gains)),
+        memory_bytes=spare * layers * problem.model.bytes_per_expert,
+        gpu_bytes=slots_of_gpu * layers * problem.model.bytes_per_expert,
+        error=deviation(draws),
+        gain_worst=float(min(gains)),
+        draws=draws,
+    )
+
+
+def _count(
+    common: tuple[Judge, Workload, tuple[tuple[Workload, np.ndarray], ...], Replication, list[int]],
+    index: int,
+    stop: Stop,
+    report: Report,
+) -> tuple[np.ndarray, float, list[Timing]] | None:
+    """(balancedness float64[judged recording, layer], its mean on the planned one, timings of every judged one); None when
+    stopped.
+
+    common: with every judged recording its draws, see `redrawn_loads`
+    """
+    judge, planned, sampled, replication, counts = common
+    problem = judge.problem.with_workload(planned)
+    gpus, speed = len(problem.cluster.gpus), speed_of_gpu(problem)
+    nodes = len(problem.cluster.nodes) if replication.groups > 1 else 1
+    loads = np.array([planned.load, *(recording.load for recording, _ in sampled)])
+    instance = ReplicationInstance(
+        loads[:1],
+        counts[index] * gpus,
+        gpus,
+        nodes=nodes,
+        groups=replication.groups,
+        speed=None if replication.algorithm == "eplb" else speed,
+    )
+    result = replicate(instance, replication.algorithm, time_limit=SECONDS_A_COUNT, seed=replication.seed, stop=stop)
+    if stop():
+        return None
+    everywhere = balancedness(result.solution, ReplicationInstance(loads, instance.slots, gpus, speed=speed))
+    plan = _plan(result.solution, instance, judge)
+    timings = [timing(judge, plan, recording, redrawn) for recording, redrawn in sampled]
+    return everywhere[1:], float(everywhere[0].mean()), timings
+
+
+def _plan(physical_to_logical: np.ndarray, instance: ReplicationInstance, judge: Judge) -> Plan:
+    """int64[layer, slot] with a plain all-to-all, tokens travelling as the problem says."""
+    problem = judge.problem
+    placement = Placement.from_slots(
+        physical_to_logical, instance.slots_of_gpu, problem.workload.num_experts, problem.model.moe_layers
+    )
+    order, provenance = SendOrder(mode="concurrent"), Provenance(optimiser="redundancy")
+    name = f"{instance.slots} slots"
+    return Plan(name=name, placement=placement, send_order=order, travel=problem.travel, provenance=provenance)

@@ -1,0 +1,72 @@
+"""Collectives inside a scale-up domain: NCCL's, and the all-to-alls of TensorRT-LLM over NVLink."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.catalogue import gpu
+from engine.cluster import Cluster, Node
+from engine.communication.travel import Stops, rows_of_tokens
+from engine.costs import CollectiveTimes, MeasuredTimes, Profiled, fit_line
+from engine.costs.deepep_tables import EXPERTS, benchmark_experts, benchmark_model
+from engine.costs.silicon_tables import MACHINES, NCCL_OPERATIONS, collective_table, measured_counts, nvlink_table
+from engine.plan import Travel
+from engine.studies.trust.prediction import Prediction
+
+NCCL_GPUS = ("H100", "H200", "B200")
+NVLINK_MACHINE = "gb200"
+TRAVEL = Travel(unit="gpu", combine="bf16")
+
+
+def nccl() -> Iterator[Prediction]:
+    """All-to-alls and all-reduces on 2 to 8 GPUs of a node: interpolated between every second size, and by a datasheet."""
+    for kind in NCCL_GPUS:
+        machine = MACHINES[kind]
+        for operation in NCCL_OPERATIONS:
+            for gpus in measured_counts(machine.folder):
+                table = collective_table(machine.folder, operation, gpus)
+                if table is None:
+                    continue
+                node = Node(name="node", gpus=(gpu(kind),) * gpus, link_bandwidth=machine.link_bandwidth)
+                cluster = Cluster(name=kind, nodes=(node,))
+                points = tuple(zip(table[0][::2].tolist(), table[1][::2].tolist(), strict=True))
+                learned = CollectiveTimes(operation=operation, ranks=gpus, points=points)
+                source = Profiled(MeasuredTimes(name="every second size", origin=kind, collectives=(learned,)))
+                answers = getattr(source, operation)(cluster, table[0])
+                for place, (size, measured) in enumerate(zip(*table, strict=True)):
+                    yield Prediction(
+                        f"NCCL {operation.replace('_', '-')}",
+                        kind,
+                        1,
+                        f"{gpus} GPUs, {size:,.0f} bytes each",
+                        float(measured),
+                        float(answers[place]),
+                        place % 2 == 0,
+                    )
+
+
+def nvlink_exchanges() -> Iterator[Prediction]:
+    """Dispatch and combine over NVLink: one row a GPU, by a start-up and a rate that are fitted to every second number of
+    tokens, for every number of GPUs that meet."""
+    row_bytes = dict(zip(("dispatch", "combine"), TRAVEL.row_bytes(benchmark_model()), strict=True))
+    for (kind, ranks), table in nvlink_table(NVLINK_MACHINE).groupby(["kind", "ranks"]):
+        size = table.tokens.to_numpy() * _rows_a_token(ranks) * row_bytes[kind]
+        seconds = table.seconds.to_numpy()
+        predicted = fit_line(size[::2], seconds[::2]).seconds(size)
+        for place, tokens in enumerate(table.tokens):
+            yield Prediction(
+                f"TensorRT-LLM {kind} over NVLink",
+                "GB200",
+                1,
+                f"{ranks} GPUs, {tokens:,} tokens each",
+                float(seconds[place]),
+                float(predicted[place]),
+                place % 2 == 0,
+            )
+
+
+def _rows_a_token(ranks: int) -> float:
+    """Rows that a token sends to other GPUs, in the mean."""
+    hosts = benchmark_experts(1, "copies") // (EXPERTS // ranks)
+    rows = rows_of_tokens(hosts, np.zeros(len(hosts)), Stops(np.zeros(ranks, dtype=np.int64)), "gpu")
+    return float(rows[0, 1:].sum() / len(hosts))

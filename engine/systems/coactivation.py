@@ -1,0 +1,136 @@
+"""Experts that fire together in one place, so that a token's row goes to few GPUs or nodes.
+
+Where an engine sends one row of a token to each GPU (or node) that has one of its experts, what a placement sends is how many
+of those there are. Experts of which tokens choose several at once then belong together, with a cap on the load of a GPU:
+without one the same few GPUs get all popular experts.
+"""
+
+import numpy as np
+from pydantic import Field
+
+from engine.errors import InputError
+from engine.placement.coactivation import CoactivationInstance, coactivation, served, with_copies
+from engine.plan import Placement
+from engine.problem import Problem
+from engine.result import Result, Stop
+from engine.systems.base import Draft, Note, Notes, Report, System, proof_of
+from engine.systems.eplb import slots_per_gpu
+from engine.systems.options import Options, Order, Seed, TimeLimit
+from engine.systems.pieces import best_order, experts_per_gpu, linear_placement, to_placement
+from engine.timeline import balancedness
+from engine.units import digits, share
+from engine.workload import RoutingTrace
+
+PORT_WEIGHT = 0.3
+"""What the busiest port counts beside all rows: it decides how long an all-to-all takes."""
+BUSIEST = "busiest GPU's tokens, against the mean"
+
+
+class CoactivationOptions(Options):
+    cap: float = Field(
+        1.1, ge=1, le=1000, description="tokens of the most loaded GPU of a layer, at most, as a multiple of the mean"
+    )
+    redundant: int = Field(
+        0, ge=0, le=64, description="spare slots per GPU and layer, filled with copies where they save rows"
+    )
+    order: Order = "concurrent"
+    time_limit: TimeLimit = Field(10.0, description="seconds for search and bound together, and as many for copies")
+    seed: Seed = 0
+
+
+def coactivate(problem: Problem, options: CoactivationOptions, stop: Stop, report: Report) -> Draft:
+    """Fewest rows under a cap on load, on nodes between nodes first and then inside them, and in spare slots the copies that
+    save most of what is left."""
+    instance = instance_of(problem, options.cap)
+    spare = int(slots_per_gpu(problem, options.redundant, "even")[0]) - instance.expert_count // instance.gpus
+    report(0.1, "bringing experts together that fire together", None, None)
+    result = coactivation(instance, options.time_limit, options.seed, stop=stop, port_weight=PORT_WEIGHT)
+    placement, notes = to_placement(result.solution, problem), notes_of(result, instance, problem)
+    if spare:
+        report(0.5, "adding copies", None, None)
+        holds = with_copies(instance, result.solution, spare, options.time_limit, stop)
+        placement = placement_of(holds, problem)
+        notes |= notes_of_copies(holds, spare, placement, instance, problem)
+    ordered = best_order(placement, problem, options.order, stop, report)
+    return ordered.draft(notes, stop())
+
+
+def placement_of(holds: np.ndarray, problem: Problem) -> Placement:
+    """holds: bool[layer, expert, gpu], where copies are."""
+    rows = tuple(tuple(tuple(np.flatnonzero(gpu).tolist()) for gpu in layer.T) for layer in holds)
+    return Placement(experts=holds.shape[1], experts_of_gpu=rows, model_layers=problem.model.moe_layers)
+
+
+def instance_of(problem: Problem, cap: float | None) -> CoactivationInstance:
+    """The placement problem. Raises InputError where rows are not shared, tokens are not known, or GPUs take unequal numbers of
+    experts."""
+    trace, travel = problem.workload, problem.travel
+    if travel is None or travel.unit == "copies":
+        raise InputError(
+            "every copy of a token travels on its own, so experts gain nothing by being together; choose one row a GPU or one "
+            "a node as how tokens travel"
+        )
+    if not isinstance(trace, RoutingTrace):
+        raise InputError(f"which experts fire together is seen in tokens, but {trace.name} has none; use a routing log")
+    gpus, slots = len(problem.cluster.gpus), experts_per_gpu(problem)
+    if np.any(slots != slots[0]):
+        raise InputError(f"{trace.num_experts} experts do not divide equally over {gpus} GPUs")
+    sizes = set(problem.stops.sizes.tolist())
+    if travel.unit == "node" and len(sizes) > 1:
+        raise InputError("one row a node needs nodes of equal size here; the cluster's have " + _sizes(sizes))
+    experts = np.ascontiguousarray(trace.experts.transpose(1, 0, 2))
+    # Of a cluster in one node all rows stay inside it: what counts are GPUs.
+    unit = "gpu" if problem.stops.count == 1 else travel.unit
+    return CoactivationInstance(experts, problem.gpu_of_token, gpus, sizes.pop(), unit, cap, trace.num_experts)
+
+
+def _sizes(sizes: set[int]) -> str:
+    return f"{', '.join(map(str, sorted(sizes)))} GPUs"
+
+
+def notes_of(result: Result, instance: CoactivationInstance, problem: Problem) -> Notes:
+    """What is saved against contiguous blocks, how near to the best it is, and what it does to balance."""
+    linear = linear_placement(problem).gpu_of_expert
+    before, rows = float(instance.rows(linear).sum()), result.objective
+    where = {"gpu": "GPUs", "node": "nodes"}[instance.travel]
+    tokens = float((instance.experts >= 0).any(axis=2).sum()) or 1.0
+    text = f"{digits(rows / tokens)} a token to other {where}, {digits(before / tokens)} with contiguous blocks"
+    if before:
+        most = 1 - min(result.bound, before) / before
+        text += f" ({share(1 - rows / before)} saved; at most {share(most)} is possible, proven)"
+    load = instance.imbalance(result.solution)
+    return {"rows": Note(text), "proof": Note(proof_of(result)), BUSIEST: _busiest(load)}
+
+
+def _busiest(load: np.ndarray) -> Note:
+    """load: float64[layer]"""
+    return Note(f"{digits(float(load.mean()))} in the mean of the layers, {digits(float(load.max()))} in the worst")
+
+
+def notes_of_copies(
+    holds: np.ndarray, spare: int, placement: Placement, instance: CoactivationInstance, problem: Problem
+) -> Notes:
+    """How many copies there are (holds: bool[layer, expert, gpu]) and what they are good for, by how tokens travel."""
+    count = int(holds.sum()) - holds.shape[0] * holds.shape[1]
+    text = f"{count:,} in {holds.shape[0] * holds.shape[2] * spare:,} spare slots, a heuristic without a bound"
+    if problem.travel.replicas is None:
+        text += "; served in turn: they save rows only where the engine chooses copies per token"
+    else:
+        rows = sum(served(instance, layer, of_layer)[1] for layer, of_layer in enumerate(holds))
+        tokens = float((instance.experts >= 0).any(axis=2).sum()) or 1.0
+        where = {"gpu": "GPUs", "node": "nodes"}[instance.travel]
+        text += f"; with them {digits(rows / tokens)} a token to other {where}"
+    load = problem.served(placement, problem.travel).sum(axis=1)
+    return {"copies": Note(text), BUSIEST: _busiest(1 / balancedness(load))}
+
+
+SYSTEMS = (
+    System(
+        name="coactivation",
+        title="Co-activation",
+        summary="experts that fire together share a GPU or node: fewer rows where a row serves several experts",
+        paper="DeepEP's way of sending",
+        recipe=coactivate,
+        options=CoactivationOptions,
+    ),
+)

@@ -1,0 +1,90 @@
+"""Is the studio well?"""
+
+import streamlit as st
+
+from app import failing, tables, widgets
+from app.operate import overview
+from app.text import plain
+from app.visitor import guard, people, presence
+from engine import units
+from engine.errors import InputError
+from engine.jobs import runner
+from engine.upkeep.health import health, line
+
+SECONDS = 5
+
+
+def refuse_others() -> None:
+    """Stop here for whoever may not see this: the navigation does not have the page for them, but a login may run out."""
+    if not guard.may_operate(st.context, st.user):
+        st.error("This page is for whoever runs the studio.", icon=":material/lock:")
+        st.stop()
+
+
+@failing.fragment(run_every=SECONDS)
+def now() -> None:
+    """What changes while one looks."""
+    refuse_others()
+    checks = health()
+    if all(check.well for check in checks):
+        st.success(plain(line(checks)), icon=":material/check_circle:")
+    else:
+        st.error(plain(line(checks)), icon=":material/error:")
+    running, ended = overview.jobs()
+    st.subheader(f"Jobs · {len(running)} running or waiting", anchor=False)
+    for job in running:
+        st.caption(f"{plain(job.request.kind)}, started {widgets.describe_time(job.started)}")
+        widgets.job_row(job, runner.GRACE)
+    if ended:
+        tables.show(
+            overview.jobs_as_text(ended),
+            hide_index=True,
+            height="content",
+            alt="Jobs that have ended, newest first",
+            column_config={"Why": st.column_config.TextColumn(width="large")},
+        )
+    present = presence.visitors()
+    st.subheader(f"Here now · {len(present)}", anchor=False)
+    tables.show(overview.visitors_as_text(present), hide_index=True, height="content", alt="Visitors of this studio")
+
+
+def kept() -> None:
+    """What takes room, and what of it may go."""
+    room = overview.room()
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.subheader(f"Data folder · {units.size(room.taken)}", anchor=False)
+        st.caption(f"{units.size(room.free)} of {units.size(room.total)} are free on its disk.")
+        tables.show(
+            overview.uses_as_text(room.uses),
+            hide_index=True,
+            height="content",
+            alt="What takes room, the most first",
+            column_config={"Share": st.column_config.ProgressColumn(format="%.0f %%", max_value=100)},
+        )
+    with right:
+        try:
+            cleaning = overview.what_would_go()
+        except InputError as error:
+            st.subheader("What would go", anchor=False)
+            st.error(plain(str(error)), icon=":material/error:")
+            return
+        st.subheader(f"What would go · {units.size(sum(going.size for going in cleaning.going))}", anchor=False)
+        st.caption(
+            f"Unused for {cleaning.days} days or more, and nothing that stays refers to it. This page removes nothing:"
+        )
+        st.code("python -m engine clean", language=None)
+        if cleaning.going:
+            tables.show(
+                overview.going_as_text(cleaning), hide_index=True, height="content", alt="What clean would remove"
+            )
+
+
+with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
+    st.header("Operate", anchor=False, width="content")
+    with st.container(horizontal=True, width="content"):
+        people.show()
+st.caption("Is the studio well? Its health, its jobs, who is here, and what takes room.")
+refuse_others()
+now()
+kept()

@@ -1,0 +1,168 @@
+"""Plans out of the studio: every engine's file, what is refused and why, and the price of the even projection."""
+
+import io
+import json
+
+import pytest
+import torch
+import yaml
+from streamlit.testing.v1 import AppTest
+
+from app.export.engines import PERFETTO, TAKERS, exported, file_name, without_flags
+from engine import store
+from engine.formats.placements import TARGETS
+from engine.jobs.runner import State
+from engine.launch.preparation.launch import Launch
+from engine.plan import Plan
+from tests.app.test_launch_page import problem_of
+from tests.app.test_pages import chooser, visit
+from tests.app.test_step_page import said
+from tests.jobs.launched import finish, request_of
+
+pytestmark = pytest.mark.slow
+
+EXPERTS, GPUS = 16, 8
+
+
+@pytest.fixture
+def app(ana: AppTest) -> AppTest:
+    return ana.run()
+
+
+def opened(app: AppTest) -> AppTest:
+    """The Launch page with the export open."""
+    app.session_state["launch-export"] = True
+    return visit(app, "launch")
+
+
+def open_uneven(app: AppTest) -> AppTest:
+    """The same for the linear plan with a second copy of expert 0 in its first layer."""
+    placement = app.plans[0].placement
+    first, *others = placement.experts_of_gpu
+    changed = placement.model_copy(update={"experts_of_gpu": ((*first[:-1], (*first[-1], 0)), *others)})
+    parts = {"name": "lop-sided", "placement": changed, "claim": None}
+    plan = Plan.model_validate({name: getattr(app.plans[0], name) for name in Plan.model_fields} | parts)
+    app.session_state["imported"] = {plan.id: store.save_document(plan)}
+    app.session_state["plan"] = plan.id
+    return opened(app)
+
+
+def take(app: AppTest, title: str) -> AppTest:
+    chooser(app, "Engine").set_value(next(taker for taker in TAKERS if taker.title == title))
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def lines(app: AppTest) -> list[str]:
+    """What the last code block says."""
+    return app.code[-1].value.splitlines()
+
+
+def button(app: AppTest):
+    return next(button for button in app.get("download_button") if button.proto.label.startswith("Download "))
+
+
+def test_every_target_is_offered() -> None:
+    assert {taker.target for taker in TAKERS} == {*TARGETS, PERFETTO}
+    assert len({taker.title for taker in TAKERS}) == len(TAKERS)
+
+
+def test_flags_of_the_command_line_are_left_out() -> None:
+    assert without_flags("needs a copy (--mtp); export it (--even), please") == "needs a copy; export it, please"
+
+
+def test_nothing_is_written_before_it_is_asked_for(app: AppTest) -> None:
+    visit(app, "launch")
+    assert all(box.label != "Engine" for box in app.selectbox)
+
+
+@pytest.mark.parametrize(
+    ("title", "line", "note"),
+    [
+        ("SGLang, JSON", "--ep-num-redundant-experts 0", "enable"),
+        ("SGLang, .pt", ".pt", "enable"),
+        ("TensorRT-LLM", "enable_attention_dp: true", "architecture"),
+        ("vLLM", "--enable-eplb", "41141"),
+        ("vLLM-Ascend", "--additional-config", "first model runner"),
+        ("Megatron-Core, DeepSpeed", "--expert-model-parallel-size 8", "checkpoint"),
+    ],
+)
+def test_each_engine_has_its_lines_and_notes(app: AppTest, title: str, line: str, note: str) -> None:
+    take(opened(app), title)
+    assert any(line in typed for typed in lines(app)), lines(app)
+    text = said(app.markdown).replace("\\", "")
+    assert note in text and "Not carried: the order of its sends" in text and "(--" not in text
+    assert button(app).proto.label.endswith(next(taker.suffix for taker in TAKERS if taker.title == title))
+    assert not app.error
+
+
+def test_the_files_hold_the_plan(app: AppTest) -> None:
+    """As the engines read them, by the bare libraries."""
+    plan, model = app.plans[1], app.session_state["model"]
+    wanted = [[expert for held in row for expert in held] for row in plan.placement.experts_of_gpu]
+
+    def content(title: str, mtp: bool = False) -> bytes:
+        taker = next(taker for taker in TAKERS if taker.title == title)
+        ((name, content),) = exported(plan, model, taker, mtp).files.items()
+        assert name == file_name(plan, taker) and name.endswith(taker.suffix)
+        return content
+
+    assert json.loads(content("SGLang, JSON"))["physical_to_logical_map"] == wanted
+    tensors = torch.load(io.BytesIO(content("SGLang, .pt")), weights_only=True, map_location="cpu")
+    assert tensors["physical_to_logical_map"].tolist() == wanted
+    layers = list(model.moe_layers)
+    assignments = yaml.safe_load(content("TensorRT-LLM"))["initial_global_assignments"]
+    assert [assignments[layer] for layer in layers] == wanted
+    assert set(yaml.safe_load(content("TensorRT-LLM", mtp=True))["initial_global_assignments"]) == {
+        *layers,
+        model.layers,
+    }
+
+
+def test_the_layer_for_mtp_is_a_tick_of_tensorrt_llm_alone(app: AppTest) -> None:
+    def ticks() -> list[str]:
+        return [box.label for box in app.checkbox if "MTP" in box.label]
+
+    take(opened(app), "SGLang, JSON")
+    assert not ticks()
+    take(app, "TensorRT-LLM")
+    assert ticks() and "add a copy" in said(app.markdown)
+    next(box for box in app.checkbox if "MTP" in box.label).check().run()
+    assert "MTP layer's, a copy of layer" in said(app.markdown).replace("\\", "")
+
+
+def test_an_uneven_plan_is_refused_with_the_reason_and_its_even_projection_priced(app: AppTest) -> None:
+    take(open_uneven(app), "SGLang, JSON")
+    refusal = app.error[-1].value.replace("\\", "")
+    assert "SGLang needs as many slots on every GPU" in refusal and "3 on GPU 7" in refusal and "--even" not in refusal
+    assert all(not toggle.value for toggle in app.toggle)
+    next(toggle for toggle in app.toggle if toggle.label == "Project it to an even plan").set_value(True).run()
+    assert not app.exception, app.exception
+    figures = {metric.label: metric for metric in app.metric}
+    assert figures["Time, simulated"].delta.endswith("%)") and "before" in figures["Balancedness"].delta
+    assert figures["Slots on every GPU"].value == "3"
+    assert f"--ep-num-redundant-experts {3 * GPUS - EXPERTS}" in lines(app)
+    assert "even" in button(app).proto.label
+
+
+def test_replicas_that_an_engine_has_not_are_refused_without_a_projection(app: AppTest) -> None:
+    take(open_uneven(app), "Megatron-Core, DeepSpeed")
+    assert "has no replicas" in app.error[-1].value and all("even" not in toggle.label for toggle in app.toggle)
+
+
+def test_a_table_has_no_line_to_add(app: AppTest) -> None:
+    codes = len(visit(app, "launch").code)
+    take(open_uneven(app), "Table (CSV)")
+    assert not app.error and len(app.code) == codes
+
+
+def test_perfetto_has_the_measurement_as_a_second_group_once_there_is_one(app: AppTest, monkeypatch) -> None:
+    take(opened(app), "Perfetto")
+    assert "Once a launch of this plan has been measured" in said(app.caption)
+    problem = problem_of(app)
+    launch = Launch(tuple(app.plans), problem.workload, problem.model, problem.cluster, ranks=2, tokens=64)
+    assert finish(request_of(launch, store.data_folder()), 2.0, monkeypatch).state is State.DONE
+    app.run()
+    run = chooser(app, "Measurement as a second group")
+    assert "this machine, 2 ranks" in run.options[0] and run.options[-1].startswith("none")

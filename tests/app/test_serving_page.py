@@ -1,0 +1,235 @@
+"""The goal of serving, from its card to the timeline, without a browser."""
+
+import json
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import cached, model_catalogue
+from app.charts import serving as charts
+from app.state.session import Session, write
+from engine import store
+from engine.catalogue import cluster_presets, model_presets
+from engine.costs import Datasheet
+from engine.formats import read_sizes
+from engine.jobs import runner
+from engine.plan import SendOrder
+from engine.problem import make_problem
+from engine.serving.roofline import RooflineOperators
+from engine.serving.step import ServingStep
+from engine.serving.usual import usual_serving, usual_sizes
+from engine.simulate.serving import serve
+from engine.systems import SYSTEMS, run
+from engine.systems.pieces import linear_placement
+from engine.training import balanced_load
+from engine.units import digits, seconds
+from tests.app.test_pages import ROOT, open_sample, plan_the_sample, press, visit
+from tests.costs.silicon import needs_tables
+from tests.test_cli_serve import ALPHA
+
+pytestmark = pytest.mark.slow
+
+SERVE = "Serving step"
+
+
+@pytest.fixture
+def app(warm_python) -> AppTest:
+    return open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
+
+
+def enter(app: AppTest, label: str, value) -> AppTest:
+    widgets = [*app.number_input, *app.selectbox, *app.segmented_control]
+    next(widget for widget in widgets if widget.label == label).set_value(value)
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def said(elements) -> str:
+    return " | ".join(element.value.replace("\\", "") for element in elements)
+
+
+def metrics(app: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in app.metric}
+
+
+def serving(app: AppTest, preset: str = "hgx-h200-8") -> AppTest:
+    """The page with the goal chosen and GPUs of one type."""
+    return press(press(visit(app, "optimise"), SERVE), preset)
+
+
+def test_a_mixed_cluster_is_answered_with_clusters_that_can_serve(app: AppTest) -> None:
+    press(visit(app, "optimise"), SERVE)
+    assert "GPUs of one type" in said(app.info) and "RTX 2080 Ti" in said(app.info)
+    assert not app.metric and not any(button.label == "Run" for button in app.button)
+    press(app, "hgx-h200-8")
+    assert app.session_state["serving"] == usual_serving()
+    assert metrics(app).keys() >= {"Gain over linear", "A token, simulated", "Tokens/s a GPU", "Above the bound"}
+    assert metrics(app)["Gain over linear"] == "+0.0 %"
+
+
+def test_the_figures_of_the_table_are_those_of_serve(app: AppTest) -> None:
+    plan_the_sample(serving(app))
+    table = app.dataframe[0].value
+    assert table["Plan"].iloc[0] == "Aurora" and len(table) == 4
+    model, cluster = app.session_state["model"], app.session_state["cluster"]
+    problem = make_problem(store.load_workload(app.session_state["workload"]), cluster, model, Datasheet())
+    sizes, step = usual_sizes(model), usual_serving()
+    source = RooflineOperators(model, sizes, cluster.gpus[0])
+    (job,) = runner.jobs(store.data_folder(), "optimise")
+    plans = {candidate.plan.name: candidate.plan for candidate in cached.answer_of(job).candidates}
+    linear = plans["Linear placement"].model_copy(
+        update={"placement": linear_placement(problem), "send_order": SendOrder(mode="concurrent")}
+    )
+    deployed = serve(linear, problem, step, source, sizes).figures
+    time = next(column for column in table if column.startswith("A token"))
+    factor = {"ms": 1e-3, "µs": 1e-6}[time.split(", ")[1].split(" ")[0]]
+    for row in table.to_dict("records"):
+        figures = serve(plans[row["Plan"]], problem, step, source, sizes).figures
+        assert row[time] == digits(figures.seconds / factor)
+        assert row["Tokens/s/GPU"] == digits(64 / figures.seconds)
+        assert row["Gain over linear"] == f"{100 * (deployed.seconds / figures.seconds - 1):+.1f} %"
+        assert row["Room for sequences"] == f"{figures.memory.most_sequences(step):,}"
+    times = table[time].astype(float).tolist()
+    assert times == sorted(times) and times[-1] > times[0]
+
+    app.session_state["in_use"] = plans["Random order (RCS)"].id
+    app.run()
+    assert "Gain over the plan in use" in app.dataframe[0].value
+    assert float(metrics(app)["Gain over the plan in use"].split(" ")[0]) > 1
+    visit(app, "timeline")
+    best = serve(plans["Aurora"], problem, step, source, sizes).figures
+    assert metrics(app)["A token, simulated"] == seconds(best.seconds)
+    assert "MoE layers" in said(app.caption) and not app.error
+    for page in ("what_if", "launch"):
+        assert "this page shows the plan's MoE layers as inference" in said(visit(app, page).caption)
+    press(visit(app, "optimise"), "Inference latency of one model")
+    assert app.dataframe[0].value["Plan"].iloc[0] == "Aurora" and "A token, simulated" not in metrics(app)
+    press(app, SERVE)
+    assert len(app.dataframe[0].value) == 4
+
+
+def test_a_plan_that_cannot_be_served_is_not_opened_by_itself(app: AppTest) -> None:
+    serving(app)
+    for box in app.checkbox:
+        if " · " in box.label:
+            box.set_value(box.label.startswith(("**ExFlow", "**Linear")))
+    app.run()
+    plan_the_sample(app)
+    assert app.dataframe[0].value["Plan"].tolist() == ["Linear placement"]
+    assert "ExFlow is not in the table: the plan ExFlow is executed context-coherently" in said(app.caption)
+    assert app.dataframe[0].value[""].tolist() == ["▸"]
+
+
+def test_what_cannot_be_is_said_and_the_last_step_stays(app: AppTest) -> None:
+    serving(app)
+    enter(app, "Overlap", "two-batch")
+    assert app.session_state["serving"].overlap == "two-batch"
+    enter(app, "Sequences per GPU", 31)
+    assert "31 sequences on a GPU are odd" in said(app.error) and "The last valid step stays" in said(app.error)
+    assert app.session_state["serving"].sequences == 64
+    enter(app, "Sequences per GPU", 32)
+    assert not app.error and app.session_state["serving"].sequences == 32
+    enter(app, "Sequences per GPU", 100_000)
+    assert "It does not fit" in said(app.warning) and "At most" in said(app.warning)
+
+
+def test_prefill_has_prompts_and_a_time_to_the_first_token(app: AppTest) -> None:
+    serving(app)
+    enter(app, "Step", "prefill")
+    assert app.session_state["serving"] == usual_serving("prefill")
+    assert "First token, simulated" in metrics(app) and not any(
+        box.label == "Output, tokens" for box in app.number_input
+    )
+
+
+def test_every_model_has_a_step_of_its_own(app: AppTest) -> None:
+    enter(serving(app), "Sequences per GPU", 16)
+    alpha = app.session_state["model"]
+    app.session_state["model"] = model_presets()["Qwen3-30B-A3B"].model
+    app.run()
+    assert app.session_state["serving"].sequences == 64
+    app.session_state["model"] = alpha
+    app.run()
+    assert app.session_state["serving"].sequences == 16
+
+
+def test_an_uploaded_config_tells_the_sizes(app: AppTest) -> None:
+    serving(app)
+    assert "beside its experts are assumed" in said(app.info)
+    assumed = metrics(app)["A token, simulated"]
+    visit(app, "workload")
+    config = json.dumps(ALPHA).encode()
+    app.file_uploader[0].set_value([("alpha.json", config, "application/json")])
+    app.run()
+    assert not app.error, said(app.error)
+    visit(app, "optimise")
+    assert not app.info or "assumed" not in said(app.info)
+    assert metrics(app)["A token, simulated"] != assumed
+    assert "sizes: the uploaded config.json" in said(app.caption)
+    digest = next(iter(app.session_state["configs"].values()))
+    path = store.config_path(digest)
+    assert path.read_bytes() == config and read_sizes(path).vocabulary == 1000
+    path.unlink()
+    app.run()
+    assert "no longer in the data folder; upload it again" in said(app.error)
+
+
+def test_a_config_of_another_model_than_the_recordings_may_be_uploaded(app: AppTest) -> None:
+    visit(serving(app), "workload")
+    other = json.dumps(ALPHA | {"num_experts": 32, "_name_or_path": "other"}).encode()
+    app.file_uploader[0].set_value([("other.json", other, "application/json")])
+    app.run()
+    assert not app.error and app.session_state["model"].experts == 32
+    visit(app, "optimise")
+    assert "Balanced routing is assumed" in said(app.caption) and "A token, simulated" in metrics(app)
+
+
+@needs_tables
+def test_a_model_of_the_catalogue_needs_no_recording(app: AppTest) -> None:
+    enter(serving(app), "Catalogue of models", "Qwen/Qwen3-30B-A3B")
+    assert app.session_state["configs"][app.session_state["model"].digest] == "Qwen/Qwen3-30B-A3B"
+    assert "assumed: no recording of this model is open" in said(app.caption)
+    assert "compiled engine for sglang on H200" in said(app.caption)
+    assert "fused kernels of SGLang" in said(app.caption) and not app.error
+    enter(app, "Catalogue of models", "Qwen/Qwen3.5-35B-A3B")
+    assert "linear, state-space or other sparse attention" in said(app.error) and not app.metric
+
+
+def test_without_the_package_the_catalogue_says_so(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_catalogue, "package_folder", lambda: None)
+    visit(app, "workload")
+    assert "package aiconfigurator-core" in said(app.caption)
+    assert not any(box.label == "Catalogue of models" for box in app.selectbox)
+
+
+def test_a_session_without_serving_opens_as_before(app: AppTest) -> None:
+    stored = json.loads(write(Session(model=app.session_state["model"], cluster=app.session_state["cluster"])))
+    for field in ("serving", "servings", "configs"):
+        del stored[field]
+    store.save_session("older-session", json.dumps(stored))
+    older = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    older.query_params["session"] = "older-session"
+    older.run()
+    assert not older.exception and not older.toast
+    press(visit(older, "optimise"), SERVE)
+    press(older, "hgx-h100-8")
+    assert "A token, simulated" in metrics(older)  # with balanced routing, since no recording is open
+
+
+def test_the_chart_has_every_second_of_the_step() -> None:
+    model, cluster = model_presets()["Qwen3-30B-A3B"].model, cluster_presets()["hgx-h200-8"].cluster
+    problem = make_problem(balanced_load(model), cluster, model, Datasheet())
+    sizes = usual_sizes(model)
+    plan = run(SYSTEMS["linear"], problem).result.solution
+    source = RooflineOperators(model, sizes, cluster.gpus[0])
+    for overlap in ("none", "two-batch"):
+        step = ServingStep(phase="prefill", sequences=4, context=2000, overlap=overlap)
+        figures = serve(plan, problem, step, source, sizes).figures
+        figure = charts.parts({"<b>plan</b>": figures, "linear": figures})
+        bars = [trace for trace in figure.data if trace.type == "bar"]
+        assert set(figures.parts) <= {kind for kind, *_ in charts.PARTS}
+        factor = 1e-3 if "ms" in figure.layout.xaxis.title.text else 1.0
+        assert sum(bar.x[0] for bar in bars) * factor == pytest.approx(figures.seconds + figures.hidden)
+        assert "<b>" not in figure.layout.title.text and "takes as long as linear" in figure.layout.title.text
+        assert any("hidden" in text for trace in figure.data for text in (trace.text or ())) == (overlap != "none")

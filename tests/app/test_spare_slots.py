@@ -1,0 +1,148 @@
+"""The advisor on spare slots: the curve, the number that is advised, and taking it."""
+
+import json
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.charts import redundancy as charts
+from app.optimise import spare
+from engine import store
+from engine.studies.knee import Knee
+from engine.studies.redundancy import RedundancyPoint
+from engine.workload import ExpertLoad, RoutingTrace
+from tests.app.test_optimise_page import choose, finished
+from tests.app.test_pages import ROOT, open_sample, press, visit
+from tests.app.test_step_page import said
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def app(warm_python) -> AppTest:
+    app = open_sample(AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60).run())
+    return visit(app, "optimise")
+
+
+def points(*gains: float) -> list[RedundancyPoint]:
+    return [
+        RedundancyPoint(
+            slots=16 + 8 * turn,
+            spare=8 * turn,
+            slots_of_gpu=2 + turn,
+            balancedness=0.7,
+            least_balancedness=0.6,
+            planned_balancedness=0.9,
+            seconds=1e-3 / (1 + gain),
+            gain=gain,
+            memory_bytes=8 * turn * 1e6,
+            gpu_bytes=(2 + turn) * 1e6,
+            error=0.01 if turn else 0.0,
+            gain_worst=gain,
+        )
+        for turn, gain in enumerate(gains)
+    ]
+
+
+def lop_sided(app: AppTest) -> str:
+    """Open a recording in which one expert of every layer gets most tokens; its digest."""
+    rng = np.random.default_rng(1)
+    experts = rng.choice(16, (8192, 8, 1), p=[0.6, *[0.4 / 15] * 15]).astype(np.int16)
+    digest = store.save_workload(trace := RoutingTrace("lop-sided", experts, 16))
+    app.session_state["workloads"] = {**app.session_state["workloads"], digest: trace.name}
+    app.session_state["workload"] = digest
+    app.run()
+    return digest
+
+
+def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(app: AppTest) -> None:
+    digest = lop_sided(app)
+    choose(app, "Show", "Spare slots")
+    assert "No curve yet" in said(app.info)
+    next(box for box in app.multiselect if box.label == "Judged on").set_value([])
+    app.run()
+    press(app, "Advise")
+    job = finished("redundancy")
+    assert job.request.arguments["recordings"] == [digest]
+    app.run()
+    result = job.result
+    advised = next(point for point in result["points"] if point["slots"] == result["knee"]["slots"])
+    number = advised["slots_of_gpu"] - 2
+    assert number > 0, "a hot expert is worth a second copy"
+    assert f"**{number} spare slot" in said(app.markdown) and result["knee"]["reason"] in said(app.markdown)
+    assert "lop-sided, earlier half" in said(app.caption).replace("\\", "")
+    table = app.dataframe[0].value
+    assert len(table) == len(result["points"]) and table["Spare a GPU"].iloc[0] == "+0"
+    press(app, "Use it")
+    ticked = {box.label.split("**")[1]: box.value for box in app.checkbox}
+    assert ticked["Replication (EPLB)"]
+    assert next(number for number in app.number_input if number.label == "redundant").value == number
+    # What a person types over it counts, until advice is taken again.
+    next(number for number in app.number_input if number.label == "redundant").set_value(5).run()
+    press(app, "Use it")
+    assert next(number for number in app.number_input if number.label == "redundant").value == number
+
+
+def test_loads_alone_are_judged_in_sample_and_that_is_said(app: AppTest) -> None:
+    load = np.tile([40.0, 40.0, *[5.0] * 14], (8, 1))
+    digest = store.save_workload(ExpertLoad("loads", load, tuple(range(8))))
+    app.session_state["workloads"] = {digest: "loads"}
+    app.session_state["workload"] = digest
+    app.run()
+    choose(app, "Show", "Spare slots")
+    press(app, "Advise")
+    assert not finished("redundancy").result["held_out"]
+    app.run()
+    assert "which is in sample" in said(app.caption)
+
+
+def test_another_cluster_asks_for_another_curve(app: AppTest) -> None:
+    lop_sided(app)
+    choose(app, "Show", "Spare slots")
+    press(app, "Advise")
+    finished("redundancy")
+    app.session_state["cluster"] = app.session_state["cluster"].part(list(range(4)))
+    app.run()
+    assert "run it again for what is open" in said(app.info)
+
+
+def test_a_curve_without_intervals_asks_for_another(app: AppTest) -> None:
+    lop_sided(app)
+    choose(app, "Show", "Spare slots")
+    press(app, "Advise")
+    job = finished("redundancy")
+    result = job.result
+    older = [{name: value for name, value in point.items() if name != "error"} for point in result["points"]]
+    (job.folder / "result.json").write_text(json.dumps(result | {"points": older, "knee": 16}))
+    app.run()
+    assert not app.exception and "of an older version" in said(app.info)
+
+
+def advice(slots: int, rule: str = "enough") -> Knee:
+    return Knee(slots=slots, rule=rule, reason="because")
+
+
+def test_the_chart_marks_the_advised_number() -> None:
+    band, curve, advised = (figure := charts.spare_slots(points(0.0, 0.09, 0.1), advice(24), True)).data[:3]
+    assert band.y == pytest.approx([0, 7.04, 8.04, 11.96, 10.96, 0], abs=0.01) and band.x == (0, 1, 2, 2, 1, 0)
+    assert "95 % interval +7.0 % to +11.0 %" in curve.hovertext[1]
+    assert curve.y == pytest.approx([0, 9, 10]) and advised.x == (1,) and advised.text == ("advised",)
+    assert figure.layout.title.text == "1 spare slot a GPU brings 9.0 % for 8 MB on all GPUs"
+    assert figure.layout.xaxis.ticktext == ("+0<br>0", "+1<br>8", "+2<br>16")
+    assert "held out" in figure.layout.yaxis.title.text
+
+
+def test_the_chart_while_it_runs_and_where_nothing_is_gained() -> None:
+    assert charts.spare_slots(points(0.0), None, True).layout.title.text == "So far one number of slots"
+    assert "in sample" in charts.spare_slots(points(0.0, -0.1), advice(16), False).layout.yaxis.title.text
+    nothing = charts.spare_slots(points(0.0, -0.1), advice(16, "too little"), True)
+    assert nothing.layout.title.text == "No number of spare slots is worth its memory here"
+    noise = charts.spare_slots(points(0.0, 0.015), advice(16, "noise"), True)
+    assert noise.layout.title.text == "What spare slots gain here may as well be nothing"
+
+
+def test_the_table_in_words() -> None:
+    row = spare.as_text(points(0.0, 0.09)).iloc[1]
+    assert row["Gain"] == "+9.0 %" and row["Slots a layer"] == "24" and row["Memory of spare"] == "8 MB"
+    assert (row["95 % interval"], row["Worst"]) == ("+7.0 % to +11.0 %", "+9.0 %")

@@ -1,0 +1,60 @@
+"""No text that a person or a file gave is computed by the spreadsheet that opens a downloaded table."""
+
+import csv
+import io
+
+import pandas as pd
+import pytest
+
+from app import tables
+from engine.cluster import Cluster, Gpu, Node
+from engine.errors import InputError
+
+FORMULAS = (
+    "=1+1",
+    '=HYPERLINK("http://attacker.example","plan")',
+    "+1+cmd|' /C calc'!A0",
+    "-2+3+cmd|' /C calc'!A0",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "-",
+    "- in October",
+)
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_formula_becomes_text(text):
+    assert tables.cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Aurora", "+0.7 %", "-15 %", "-1.2e-05", "+3 µs", "-2.1 GB/s", "1=1", "a@b", "−5"]
+)
+def test_names_and_figures_stay(text):
+    assert tables.cell(text) == text
+
+
+def test_a_table_keeps_all_else():
+    frame = pd.DataFrame({"=A1": ["=x", "y"], "n": [1, -2], "list": [["=z"], []]}, index=[3, 4])
+    safe = tables.without_formulas(frame)
+    assert safe.columns.tolist() == ["'=A1", "n", "list"] and safe.index.tolist() == [3, 4]
+    assert (
+        safe["'=A1"].tolist() == ["'=x", "y"]
+        and safe["n"].tolist() == [1, -2]
+        and safe["list"].tolist() == [["=z"], []]
+    )
+    rows = list(csv.reader(io.StringIO(tables.as_csv(frame))))
+    assert rows[0][0] == "'=A1" and rows[1][0] == "'=x"
+
+
+@pytest.mark.parametrize("name", ["=1+1", "@x", "+1+cmd|' /C calc'!A0", "-x"])
+def test_the_names_of_a_cluster_are_no_formulas(name):
+    """Its inventory is edited in a table, where an apostrophe would become part of the name."""
+    rates = dict.fromkeys(("memory", "memory_bandwidth", "flops_fp32", "flops_fp16", "send_bandwidth"), 1e12)
+    gpu = {"type": "H100", "receive_bandwidth": 1e12} | rates
+    for broken in ({"type": name}, None):
+        node = {"name": name if broken is None else "n", "gpus": [gpu | (broken or {})]}
+        with pytest.raises(InputError, match="a spreadsheet would take it for a formula"):
+            Cluster.from_dict({"name": "c", "nodes": [node]}, "c.json")
+    assert Cluster(name="c", nodes=(Node(name="n-1", gpus=(Gpu(**gpu),)),)).nodes[0].name == "n-1"

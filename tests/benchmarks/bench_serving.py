@@ -1,0 +1,223 @@
+"""A whole step of serving beside aiconfigurator's: `python -m tests.benchmarks.bench_serving [--workload FILE]`.
+
+DeepSeek-V3 on 32 H200, decode of 64 sequences a GPU (2000 tokens in, 1000 out) and prefill of two prompts of 4096. First with
+balanced routing, every kind of operator beside those of aiconfigurator's own graph for wide expert parallelism; then with the
+skew of a recording, and what plans win back; last the fused kernels on the tables' power-law rows. aiconfigurator counts all
+61 layers as MoE layers, the down-projection of latent attention twice, and leaves head, router and one normalisation out.
+"""
+
+import argparse
+import contextlib
+import io
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from engine.catalogue import gpu, node_types
+from engine.cluster import Cluster
+from engine.costs import Combined, Datasheet, DeepEP
+from engine.errors import InputError
+from engine.formats import read_sizes, read_workload
+from engine.formats.packaged import packaged_config, packaged_models
+from engine.plan import Plan, Travel
+from engine.problem import Problem, make_problem
+from engine.serving.aiconfigurator import BACKEND, NODE, WIDE, AiconfiguratorOperators, handle_of
+from engine.serving.figures import ServingFigures
+from engine.serving.operators import OperatorSource, seconds_of
+from engine.serving.roofline import RooflineOperators
+from engine.serving.step import ServingStep
+from engine.simulate.serving import serve, with_fused_experts
+from engine.studies.synthetic import synthetic
+from engine.studies.trust.power_law import skew_errors
+from engine.systems import SYSTEMS
+from engine.systems.base import run
+from engine.training import balanced_load
+from engine.workload import Workload
+from tests.benchmarks.deepseek import RECIPE
+from tests.serving.samples import DECODE, DEEPSEEK, PREFILL, h200
+
+CHECKPOINT, SYSTEM, CLUSTER = "deepseek-ai/DeepSeek-V3", "h200_sxm", h200(4)
+MEASURED = Combined(Datasheet(), DeepEP())
+TRAVEL = {
+    "decode": Travel(unit="copies", dispatch="fp8", combine="bf16"),
+    "prefill": Travel(unit="node", dispatch="fp8", combine="bf16"),
+}
+"""As DeepEP's low-latency and normal kernels send."""
+
+KINDS = {
+    "attention": "attention",
+    "qkv_a_proj_gemm": "attention",
+    "downscale_gemm": "attention",
+    "embedding": "embedding",
+    "add_norm_1": "norm",
+    "gate_ffn1_gemm": "shared expert",
+    "act_gate": "shared expert",
+    "ffn2_gemm": "shared expert",
+    "moe_dispatch": "dispatch",
+    "moe": "ffn",
+    "moe_combine": "combine",
+}
+"""Operators of aiconfigurator's graph, and what they are called here."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workload", type=Path, help="a recording of DeepSeek-V3 or R1 (default: one made with skew)")
+    arguments = parser.parse_args()
+    sources = sources_of_operators()
+    for step in (DECODE, PREFILL):
+        beside(step, sources)
+    workload = read_workload(arguments.workload) if arguments.workload else synthetic(DEEPSEEK, RECIPE)
+    won_back(workload, sources["operators measured"])
+    beside_a_server(workload)
+    power_law()
+    datasheet_beside_measurements()
+
+
+def sources_of_operators() -> dict[str, OperatorSource]:
+    config = packaged_config(CHECKPOINT)
+    sizes, card = read_sizes(config), CLUSTER.gpus[0]
+    return {
+        "operators measured": AiconfiguratorOperators(config, DEEPSEEK, sizes, card.type),
+        "by datasheet": RooflineOperators(DEEPSEEK, sizes, card),
+    }
+
+
+def beside(step: ServingStep, sources: dict[str, OperatorSource]) -> None:
+    """Every kind of operator in ms."""
+    columns = {"aiconfigurator": theirs(step)}
+    measured, roofline = sources.values()
+    for name, cost, source in (
+        ("ours, measured", MEASURED, measured),
+        ("network as drawn", Datasheet(), measured),
+        ("operators by datasheet", MEASURED, roofline),
+    ):
+        problem = make_problem(balanced_load(DEEPSEEK), CLUSTER, DEEPSEEK, cost)
+        parts = served("linear", problem, step, source).parts
+        columns[name] = {kind: seconds * 1e3 for kind, seconds in parts.items()}
+    kinds = list(dict.fromkeys(kind for column in columns.values() for kind in column))
+    print(f"\n{step.phase + ', ms':>20}" + "".join(f"{name:>24}" for name in columns))
+    totals = {name: sum(column.values()) for name, column in columns.items()}
+    for kind in kinds:
+        print(f"{kind:>20}" + "".join(f"{column.get(kind, 0.0):24.2f}" for column in columns.values()))
+    print(f"{'total':>20}" + "".join(f"{total:24.2f}" for total in totals.values()))
+    print(f"{'error':>20}" + "".join(f"{total / totals['aiconfigurator'] - 1:24.1%}" for total in totals.values()))
+    print(f"{'tokens/s/GPU':>20}" + "".join(f"{step.tokens / total * 1e3:24.0f}" for total in totals.values()))
+
+
+def theirs(step: ServingStep, distribution: str = "balanced") -> dict[str, float]:
+    """Milliseconds by kind of aiconfigurator's own step with DeepEP, which its command line reports too."""
+    logging.disable(logging.CRITICAL)
+    try:
+        from aiconfigurator_core.sdk import engine, perf_database
+        from aiconfigurator_core.sdk.config_builders import build_model_config
+        from aiconfigurator_core.sdk.models import get_model
+
+        gpus = len(CLUSTER.gpus)
+        settings = build_model_config(1, 1, gpus, 1, gpus, fmha_quant_mode="fp8_block", kvcache_quant_mode="fp8")
+        settings.moe_comm_backend, settings.num_gpus_per_node = WIDE, NODE
+        settings.system, settings.workload_distribution = SYSTEM, distribution
+        version = engine._literal_backend_version(SYSTEM, BACKEND, None, None, None)
+        graph = get_model(CHECKPOINT, settings, BACKEND)
+        database = perf_database.get_database(SYSTEM, BACKEND, version)
+        handle = handle_of(graph, CHECKPOINT, SYSTEM, version, database)
+        if step.phase == "decode":
+            every = list(range(len(graph.generation_ops)))
+            rows = handle.evaluate_generation_ops(every, batch_size=step.sequences, s=round(step.keys))
+        else:
+            every = list(range(len(graph.context_ops)))
+            rows = handle.evaluate_context_ops(every, batch_size=step.sequences, s=step.context)
+    finally:
+        logging.disable(logging.NOTSET)
+    seconds: dict[str, float] = {}
+    for name, milliseconds, *_ in rows:
+        kind = KINDS[name.removeprefix("generation_").removeprefix("context_")]
+        seconds[kind] = seconds.get(kind, 0.0) + milliseconds
+    return seconds
+
+
+def plan_of(system: str, problem: Problem, step: ServingStep) -> Plan:
+    with contextlib.redirect_stderr(io.StringIO()):
+        plan = run(SYSTEMS[system], problem).result.solution
+    return Plan.model_validate(dict(plan) | {"travel": TRAVEL[step.phase], "claim": None})
+
+
+def served(system: str, problem: Problem, step: ServingStep, source: OperatorSource) -> ServingFigures:
+    plan = plan_of(system, problem, step)
+    return serve(plan, with_fused_experts(problem, plan, step), step, source, source.sizes).figures
+
+
+def won_back(workload: Workload, source: OperatorSource) -> None:
+    """Plans on a recording, in a whole step with and without two batches."""
+    problem = make_problem(workload, CLUSTER, DEEPSEEK, MEASURED)
+    print(f"\n{workload.name}: tokens/s/GPU")
+    print(f"{'':>10}{'overlap':>12}{'plan':>10}{'step ms':>10}{'MoE ms':>10}{'tokens/s/GPU':>14}{'gain':>8}{'GB':>7}")
+    for step in (DECODE, PREFILL):
+        for overlap in ("none", "two-batch"):
+            here = step.model_copy(update={"overlap": overlap})
+            figures = {system: served(system, problem, here, source) for system in ("linear", "eplb")}
+            for system, row in figures.items():
+                gain = row.gain_over(figures["linear"])
+                print(
+                    f"{step.phase:>10}{overlap:>12}{system:>10}{row.seconds * 1e3:10.2f}{sum(row.moe.values()) * 1e3:10.2f}"
+                    f"{row.tokens_per_second:14.0f}{gain:8.1%}{row.memory.total / 1e9:7.1f}"
+                )
+
+
+def beside_a_server(workload: Workload) -> None:
+    """SGLang's report on nodes of eight H100 (lmsys.org/blog/2025-05-05-large-scale-ep): with prompts of 2000 tokens 52.3
+    thousand of them a second and node, and 22.3 thousand generated ones; two batches won 27 to 35 % in prefill."""
+    print("\nDeepSeek-V3 on nodes of eight H100, EPLB: thousand tokens a second and node")
+    kind, config = node_types()["hgx-h100"], packaged_config(CHECKPOINT)
+    source = AiconfiguratorOperators(config, DEEPSEEK, read_sizes(config), kind.gpu)
+    for phase, nodes, sequences, reported in (("prefill", 4, 8, 52.3), ("decode", 9, 256, 22.3)):
+        drawn = tuple(kind.node(f"node {index}") for index in range(nodes))
+        cluster = Cluster(name=f"{nodes} nodes", nodes=drawn, latency=kind.fabric_latency)
+        problem = make_problem(workload, cluster, DEEPSEEK, MEASURED)
+        step = ServingStep(phase=phase, sequences=sequences, context=2000, output=100, kv_dtype="fp8")
+        alone = served("eplb", problem, step, source)
+        both = served("eplb", problem, step.model_copy(update={"overlap": "two-batch"}), source)
+        rates = [figures.tokens_per_second * 8 / 1e3 for figures in (alone, both)]
+        print(
+            f"{phase:>10}: reported {reported}, here {rates[0]:.1f}, two batches {rates[1]:.1f} ({both.gain_over(alone):+.0%})"
+        )
+
+
+def datasheet_beside_measurements() -> None:
+    """How far the datasheet's operators are from the measured ones, over all packaged models that have both."""
+    print("\noperators by the datasheet against measured ones, all packaged models: relative error of their sum")
+    for phase in ("decode", "prefill"):
+        for kv_dtype in ("bf16", "fp8"):
+            shape = {"sequences": 64, "context": 2000} if phase == "decode" else {"sequences": 1, "context": 4096}
+            step = ServingStep(phase=phase, kv_dtype=kv_dtype, **shape)
+            errors = [error for kind in ("H100", "H200", "B200") for error in roofline_errors(kind, step)]
+            print(
+                f"{phase:>10} {kv_dtype:>5}: mean {np.mean(errors):+.2f}, of its size {np.mean(np.abs(errors)):.2f}, worst "
+                f"{max(errors, key=abs):+.2f} of {len(errors)}"
+            )
+
+
+def roofline_errors(gpu_type: str, step: ServingStep) -> Iterator[float]:
+    for checkpoint, model in packaged_models().items():
+        config = packaged_config(checkpoint)
+        try:
+            sizes = read_sizes(config)
+            measured = seconds_of(AiconfiguratorOperators(config, model, sizes, gpu_type).operators(step))
+        except InputError:
+            continue
+        yield seconds_of(RooflineOperators(model, sizes, gpu(gpu_type)).operators(step)) / measured - 1
+
+
+def power_law() -> None:
+    print("\nfused kernels on power-law rows, GPUs that hold 4 to 32 experts: relative error")
+    for phase in ("decode", "prefill"):
+        errors = skew_errors("H200", DEEPSEEK, phase)
+        mine = errors[errors.held.between(4, 32)].groupby("exponent").error
+        for exponent, error in mine:
+            print(f"{phase:>10} exponent {exponent:<5} mean {error.mean():+.2f}, of its size {error.abs().mean():.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Rows of a dispatch: against a reading token by token, and what must hold whatever the placement."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.communication.travel import Stops, places_of, rows_by_chance, rows_of_tokens, rows_to_all
+from engine.costs import Datasheet
+from engine.network import Network, off_diagonal
+from engine.plan import Placement, Travel
+from engine.problem import Problem, make_problem
+from engine.validate.plan import rows_of_layer
+from engine.workload import ExpertLoad, RoutingTrace
+from tests.strategies import clusters, make_model, placements, problems, travels
+from tests.systems.samples import in_nodes
+
+UNITS = ("copies", "gpu", "node")
+
+
+@st.composite
+def placed(draw, **options) -> tuple[Problem, Placement]:
+    problem = draw(problems(travelling=True, **options))
+    sizes = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
+    return problem, draw(placements(*sizes))
+
+
+@settings(max_examples=150, deadline=None)
+@given(placed(), st.sampled_from(("gpu", "node")))
+def test_rows_agree_with_a_reading_token_by_token(case, unit):
+    problem, placement = case
+    source = problem.workload.rank_of_token(problem.network.gpus)
+    for layer in range(problem.workload.layers):
+        hosts = placement.hosts(layer, problem.workload.experts[:, layer])
+        rows = rows_of_tokens(hosts, source, problem.stops, unit)
+        np.testing.assert_array_equal(
+            rows, rows_of_layer(placement, problem, layer, Travel(unit=unit), source.tolist())
+        )
+
+
+@settings(max_examples=200, deadline=None)
+@given(placed())
+def test_what_is_saved_and_what_is_not(case):
+    """One row a GPU is never more than one a copy; one a node never crosses the fabric more often; and every GPU gets at
+    least the rows that it wants, however they enter its node."""
+    problem, placement = case
+    domain = Network.of(problem.cluster).domain
+    foreign = domain[:, None] != domain[None, :]
+    source = problem.workload.rank_of_token(problem.network.gpus)
+    for layer in range(problem.workload.layers):
+        hosts = placement.hosts(layer, problem.workload.experts[:, layer])
+        copies, gpu, node = (rows_of_tokens(hosts, source, problem.stops, unit) for unit in UNITS)
+        assert np.all(gpu <= copies) and np.array_equal(gpu > 0, copies > 0)
+        np.testing.assert_array_equal(copies.diagonal() > 0, node.diagonal() > 0)
+        assert np.all((node * foreign).sum(axis=1) <= (gpu * foreign).sum(axis=1))
+        assert np.all(node.sum(axis=0) >= gpu.sum(axis=0))
+
+
+def test_one_token_by_hand():
+    """Nodes of two, links. The token of GPU 1 has experts on GPUs 0, 2 and 3, two of them on 2."""
+    stops = Stops(np.array([0, 0, 2, 2]))
+    hosts, source = np.array([[2, 0, 3, 2]]), np.array([1])
+    by_unit = {unit: rows_of_tokens(hosts, source, stops, unit) for unit in UNITS}
+    as_pairs = {
+        unit: {(int(a), int(b)): rows[a, b] for a, b in zip(*np.nonzero(rows), strict=True)}
+        for unit, rows in by_unit.items()
+    }
+    assert as_pairs == {
+        "copies": {(1, 2): 2, (1, 0): 1, (1, 3): 1},
+        "gpu": {(1, 2): 1, (1, 0): 1, (1, 3): 1},
+        "node": {(1, 0): 1, (1, 3): 1, (3, 2): 1},  # it enters at GPU 3, the second of its node as GPU 1 is of its own
+    }
+
+
+@settings(max_examples=100, deadline=None)
+@given(clusters(least=3, most=6, linked=True))
+def test_a_row_enters_a_smaller_node_at_a_gpu_that_it_has(cluster):
+    stops = Stops(Network.of(cluster).domain)
+    gpus = len(cluster.gpus)
+    for source in range(gpus):
+        for domain in range(stops.count):
+            entry = stops.entry[source, domain]
+            assert stops.of_gpu[entry] == domain
+            assert domain != stops.of_gpu[source] or entry == source
+
+
+@settings(max_examples=60, deadline=None)
+@given(placed(layers=(1, 1)), st.sampled_from(("gpu", "node")))
+def test_by_chance_is_certain_where_it_is(case, unit):
+    """With one expert a token, what it touches is known: rows by chance are then the rows of the tokens in the mean."""
+    problem, placement = case
+    trace = problem.workload
+    first = RoutingTrace("first", trace.experts[:, :, :1], trace.num_experts, source_rank=trace.source_rank)
+    gpus, single = (
+        len(problem.cluster.gpus),
+        Placement.from_gpu_of_expert(placement.gpu_of_expert, placement.gpus, (1,)),
+    )
+    demand = first.demand(gpus)[0]
+    tokens = demand.sum(axis=1)
+    likely = demand / np.where(tokens > 0, tokens, 1.0)[:, None] @ single.share[0]
+    touched = places_of(likely, problem.stops) if unit == "node" else likely
+    hosts = single.hosts(0, first.experts[:, 0])
+    expected = rows_of_tokens(hosts, first.rank_of_token(gpus), problem.stops, unit)
+    np.testing.assert_allclose(rows_by_chance(touched, tokens, problem.stops, unit), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("unit", ["gpu", "node"])
+def test_loads_alone_give_nearly_the_rows_of_tokens_that_choose_independently(unit):
+    """64 experts, 4 a token, drawn without any affinity: the estimate from their loads is within a few per cent."""
+    rng = np.random.default_rng(1)
+    popularity = rng.dirichlet(np.full(64, 2.0))
+    chosen = np.argsort(-(rng.gumbel(size=(6000, 1, 64)) + np.log(popularity)), axis=2)[:, :, :4].astype(np.int16)
+    trace = RoutingTrace("log", chosen, 64)
+    model = make_model(1, 64, 4)
+    placement = Placement.from_gpu_of_expert(np.arange(64)[None] // 16, 4, model.moe_layers)
+    travel, cluster = Travel(unit=unit), in_nodes(4, 2, 4e6)
+    exact, estimate = (
+        off_diagonal(make_problem(workload, cluster, model, Datasheet()).traffic(placement, travel)[0])
+        for workload in (trace, ExpertLoad("loads", trace.load, model.moe_layers))
+    )
+    assert np.array_equal(exact > 0, estimate > 0)
+    assert estimate[exact > 0] == pytest.approx(exact[exact > 0], rel=0.06)
+    assert estimate.sum() == pytest.approx(exact.sum(), rel=0.01)
+
+
+@given(travels)
+def test_row_bytes(travel):
+    model = make_model(1, 8, 2)  # 64 numbers of 16 bits
+    out, back = travel.row_bytes(model)
+    assert out == {None: 128, "fp8": 64 + 4}[travel.dispatch] + (0 if travel.unit == "copies" else 2 * 4)
+    assert back == {None: 128, "bf16": 128, "fp32": 256}[travel.combine]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.data())
+def test_every_row_of_an_all_gather_reaches_every_gpu_once_and_crosses_once_a_node(rows, data):
+    domain = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))))
+    rows, stops = np.array(rows, dtype=float), Stops(domain)
+    moved, away = rows_to_all(rows, stops), domain[:, None] != domain[None, :]
+    assert moved.sum(axis=0).tolist() == [rows.sum()] * len(rows)
+    crossing = np.where(away, moved, 0).sum()
+    assert crossing == sum(rows[domain != node].sum() for node in set(domain))
+    sizes = {node: (domain == node).sum() for node in set(domain)}
+    for gpu, mine in enumerate(domain):
+        even = rows[domain == mine].sum() / sizes[mine]
+        assert abs(np.where(away, moved, 0)[gpu].sum() - even * (len(sizes) - 1)) < len(sizes)

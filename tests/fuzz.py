@@ -1,0 +1,94 @@
+"""All fuzz targets for a given time: `make fuzz SECONDS=600`.
+
+A target is a property test of a reader or a kernel that takes any input, see `TARGETS`. Each gets an equal part of the time and
+begins with the good files or instances that its strategies change; what has failed before is tried first (`.hypothesis`).
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from functools import wraps
+
+import pytest
+
+TARGETS = (
+    "tests/formats",
+    "tests/solve/test_any_numbers.py",
+    "tests/solve/test_fuzz.py",
+    "tests/validate/test_tampered.py",
+)
+FUZZED = ("test_fuzz", "test_any_file", "test_any_numbers", "test_tampered")
+"""How the files with targets begin."""
+BATCH = 20
+"""Inputs between two looks at the clock."""
+
+
+class _Collected:
+    """A plugin of pytest that keeps what was collected."""
+
+    def __init__(self) -> None:
+        self.items: list[pytest.Function] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.items = [item for item in session.items if item.path.name.startswith(FUZZED) and _is_target(item)]
+
+
+def _is_target(item: pytest.Item) -> bool:
+    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+
+
+def _counted(test: Callable[..., None], counts: list[int]) -> Callable[..., None]:
+    """The test, which counts its inputs in the one entry of `counts`."""
+
+    @wraps(test)
+    def once(*arguments: object, **named: object) -> None:
+        counts[0] += 1
+        test(*arguments, **named)
+
+    return once
+
+
+def fuzz(item: pytest.Function, seconds: float) -> tuple[int, str | None]:
+    """How many inputs a target took in so many seconds, and what went wrong."""
+    ends, counts = time.monotonic() + seconds, [0]
+    handle = item.obj.hypothesis
+    test, handle.inner_test = handle.inner_test, _counted(handle.inner_test, counts)
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    try:
+        while time.monotonic() < ends:
+            item.obj(**parameters)
+    except Exception:
+        return counts[0], traceback.format_exc()
+    finally:
+        handle.inner_test = test
+    return counts[0], None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run all fuzz targets for a given time.")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of all targets together (default 600)")
+    parser.add_argument("--only", default="", help="targets with this in their name")
+    options = parser.parse_args()
+    os.environ["SWITCHYARD_FUZZ"] = str(BATCH)  # which also lets every run try other inputs
+    collected = _Collected()
+    pytest.main(["--collect-only", "-qqq", "-n0", "-p", "no:cacheprovider", "--no-summary", *TARGETS], [collected])
+    items = [item for item in collected.items if options.only in item.nodeid]
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["SWITCHYARD_DATA"] = folder
+        for item in items:
+            inputs, fault = fuzz(item, options.seconds / len(items))
+            print(f"{inputs:8,} inputs  {'FAILED' if fault else 'ok    '}  {item.nodeid}", flush=True)
+            if fault:
+                failed += 1
+                print(fault, file=sys.stderr, flush=True)
+    print(f"{len(items)} targets, {failed} failed")
+    return 1 if failed or not items else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The ranks' exchanges under NCCL's rules, which Gloo does not have: `nccl_rules` tells them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.prepare import prepare
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.results.run import Run
+from engine.launch.running import local
+from engine.plan import Plan, Priority
+from engine.result import never
+from engine.simulate.streams import POLICIES
+from engine.systems.base import silent
+from tests.launch.test_colocated import OTHER, pair_of, recording_b
+from tests.launch.test_local import HOST, MODEL, MODES, plan_for, recording
+from tests.launch.test_step_launch import plan_by, problem_for
+from tests.launch.test_step_launch import prepare as prepare_step
+
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
+
+VARIANTS = ("", "eager,one-queue", "late,two-machines")
+RULES = "tests.launch.nccl_rules"
+
+
+def run_under_rules(launch: PreparedLaunch, words: str, folder, monkeypatch) -> Run:
+    """The launch over NCCL, as far as its ranks know."""
+    monkeypatch.setenv("SWITCHYARD_NCCL", words)
+    monkeypatch.setattr(local, "WORKER", RULES)
+    instructions = launch.instructions.model_copy(update={"backend": "nccl"})
+    return local.run_here(replace(launch, instructions=instructions), folder, never, silent)
+
+
+def coherent(plan: Plan) -> Plan:
+    return plan.model_copy(update={"name": f"coherent {plan.name}", "execution": "context-coherent"})
+
+
+@pytest.mark.parametrize("words", VARIANTS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_order_of_one_model(tmp_path, monkeypatch, ranks, words):
+    trace = recording(120)
+    plans = [plan_for(trace, mode) for mode in MODES]
+    plans += [coherent(plans[0]), coherent(plans[-1])]
+    launch = prepare(Launch(tuple(plans), trace, MODEL, ranks=ranks, repeats=1), HOST)
+    whole = run_under_rules(launch, words, tmp_path / "run", monkeypatch)
+    for run in whole.runs:
+        assert 0 <= run.difference <= 1e-5
+    for file in (tmp_path / "run").glob("clock-*.json"):
+        offset, error = json.loads(file.read_text())
+        assert abs(offset) <= error < 0.1
+
+
+@pytest.mark.parametrize("words", VARIANTS)
+def test_two_models_in_every_order(tmp_path, monkeypatch, words):
+    trace, trace_b = recording(120), recording_b()
+    plans = tuple(pair_of(mode, mode, trace, trace_b) for mode in MODES if mode != "shared")
+    asked = Launch(plans, trace, MODEL, second=(trace_b, OTHER), ranks=4, repeats=1)
+    whole = run_under_rules(prepare(asked, HOST), words, tmp_path / "run", monkeypatch)
+    assert len(whole.runs) == len(plans) and all(0 <= run.difference <= 1e-5 for run in whole.runs)
+
+
+# Not late: what one thread waits for, another one reads, and a processor's threads have no streams to tell each other.
+@pytest.mark.parametrize("words", ["", "eager,one-queue,uneven"])
+def test_training_steps_of_every_policy(tmp_path, monkeypatch, words):
+    plan = plan_by("lancet", problem_for())
+    plans = [
+        plan.model_copy(update={"name": policy, "priority": Priority(policy=policy, micro_op=3e3)})
+        for policy in POLICIES
+    ]
+    whole = run_under_rules(prepare_step(*plans, repeats=1), words, tmp_path / "run", monkeypatch)
+    assert len(whole.runs) == len(POLICIES) and all(0 <= run.difference <= 1e-4 for run in whole.runs)

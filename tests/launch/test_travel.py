@@ -1,0 +1,300 @@
+"""Plans that say how tokens travel, launched: ranks send what is simulated, byte by byte, and compute what one process does."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.cli import main
+from engine.cluster import Cluster
+from engine.communication.order import order
+from engine.communication.two_tier import two_tier
+from engine.costs import CostProfile, Datasheet, Line
+from engine.errors import InputError, UndecidedError
+from engine.launch.preparation.inference import prepare_inference
+from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.place_checks import traffic_check
+from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.rank.spread import Legs
+from engine.launch.rank.tiers import Tiers
+from engine.launch.results.prediction import predict
+from engine.launch.results.run import MeasuredPlan
+from engine.launch.running.local import run_here
+from engine.network import Network, off_diagonal
+from engine.plan import Placement, Plan, SendOrder, Travel
+from engine.problem import Problem
+from engine.result import never
+from engine.simulate.work import works_of
+from engine.systems.base import silent
+from engine.timeline import Timeline
+from tests.launch.test_colocated import OTHER, pair, recording_b
+from tests.launch.test_local import EVEN, EXPERTS, HOST, LAYERS, MODEL, UNEVEN, plan_for, recording
+from tests.launch.test_testbed import MBIT
+from tests.launch.test_tiers import TWO_NODES, cluster_of
+
+pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
+
+WIDE = MODEL.model_copy(update={"d_model": 160})
+"""A row of it has more than one group of 8-bit numbers, the last one not full."""
+TRACE = recording(padding=0.1)
+
+
+def travelling(
+    plan: Plan, unit: str, dispatch: str | None = None, combine: str | None = None, replicas: str | None = None
+) -> Plan:
+    travel = Travel(unit=unit, dispatch=dispatch, combine=combine, replicas=replicas)
+    return Plan.model_validate(dict(plan) | {"travel": travel, "name": f"{plan.name} {travel.in_words}"})
+
+
+def sent(timeline: Timeline, kind: str, layer: int, ranks: int, model: int = 0) -> np.ndarray:
+    """float64[src, dst] bytes."""
+    events = timeline.events
+    events = events[(events["kind"] == kind) & (events["layer"] == layer) & (events["model"] == model)]
+    traffic = np.zeros((ranks, ranks))
+    np.add.at(traffic, (events["resource"], events["peer"]), events["bytes"])
+    return traffic
+
+
+def hold_bytes(launch: PreparedLaunch, runs: Sequence[MeasuredPlan], nodes: Cluster) -> None:
+    """What was sent, measured and predicted, is what `works_of` says of the plan on its ranks. nodes: of the ranks"""
+    instructions, second = launch.instructions, None
+    if instructions.model_b is not None:
+        second = Problem(launch.workloads[1], nodes, instructions.model_b, Datasheet())
+    problem = Problem(launch.workloads[0], nodes, instructions.model, Datasheet(), second)
+    for run, folded in zip(runs, instructions.plans, strict=True):
+        for number, work in enumerate(works_of(folded, problem)):
+            for kind in ("dispatch", "combine"):
+                for layer, wanted in enumerate(getattr(work, kind)):
+                    wanted = np.where(np.eye(instructions.ranks, dtype=bool), 0.0, wanted)
+                    assert wanted.any()
+                    measured, predicted = (
+                        sent(timeline, kind, layer, instructions.ranks, number)
+                        for timeline in (run.measured, run.predicted)
+                    )
+                    np.testing.assert_array_equal(measured, wanted)
+                    np.testing.assert_allclose(predicted, wanted, rtol=1e-9)
+
+
+def prepared(*plans: Plan, cluster: Cluster | None = TWO_NODES, **more) -> PreparedLaunch:
+    trace, model = more.pop("trace", TRACE), more.pop("model", WIDE)
+    return prepare_inference(Launch(plans, trace, model, cluster, **{"ranks": 4, "repeats": 1} | more), HOST)
+
+
+def launched(folder: Path, launch: PreparedLaunch) -> tuple[MeasuredPlan, ...]:
+    return run_here(launch, folder / "run", never, silent).runs
+
+
+# Before anything runs.
+
+
+def refused(plan: Plan, part: str, **more) -> None:
+    with pytest.raises(InputError, match=part) as caught:
+        prepared(plan, **more)
+    assert "\n" not in str(caught.value) and plan.name in str(caught.value)
+
+
+CONCURRENT = plan_for(TRACE, "concurrent")
+BY_NODE = travelling(CONCURRENT, "node", "fp8", "bf16")
+
+
+def test_what_no_rank_carries_out_is_refused_in_one_line():
+    coherent = CONCURRENT.model_copy(update={"execution": "context-coherent"})
+    for unit in ("gpu", "node"):
+        refused(
+            travelling(coherent, unit),
+            "one row .* context-coherent launch sends every copy on its own .* --travel copies",
+        )
+    refused(travelling(coherent, "copies", "fp8"), "fp8 out, but a context-coherent launch")
+    matched = travelling(plan_for(TRACE, "matched"), "node")
+    refused(
+        matched,
+        "one row a node, .* all at once, not in a matched order; plan with a concurrent order, or with --travel gpu",
+    )
+    assert prepared(travelling(plan_for(TRACE, "matched"), "gpu"), cluster=None).ready
+    both = travelling(pair(CONCURRENT, plan_for(recording_b(), "matched", UNEVEN, OTHER)), "node")
+    refused(both, "not in a matched order", second=(recording_b(), OTHER))
+
+
+def test_rows_of_nodes_need_the_nodes():
+    begin = "a token goes once to a node, whose GPUs pass it on to each other"
+    refused(BY_NODE, begin + r"; say which nodes there are \(--cluster\)", cluster=None)
+    refused(BY_NODE, begin + ": it is for 4 GPUs, drawn has 3", cluster=cluster_of((3, 8e9)))
+    refused(BY_NODE, "on 2 ranks .* several nodes: choose 4", ranks=2, cluster=cluster_of((1, None), (3, 8e9)))
+    nodes = cluster_of(*((2, 8e9),) * 9)
+    row = tuple((gpu,) if gpu < EXPERTS else () for gpu in range(18))
+    wide = Placement(experts=EXPERTS, experts_of_gpu=(row,) * LAYERS, model_layers=range(LAYERS))
+    with pytest.raises(UndecidedError, match=r"whose GPUs pass it on to each other, so that .* takes at least 9 ranks"):
+        prepared(BY_NODE.model_copy(update={"placement": wide}), cluster=nodes, ranks=None)
+    assert prepared(BY_NODE).instructions.tiers.node == (0, 0, 1, 1)
+    assert prepared(travelling(CONCURRENT, "gpu"), cluster=None).instructions.tiers is None
+
+
+def test_the_tolerance_is_that_of_the_coarsest_format():
+    launch = prepared(CONCURRENT, BY_NODE, travelling(CONCURRENT, "gpu", "fp16"))
+    assert [launch.instructions.tolerance(plan) for plan in launch.instructions.plans] == [1e-4, 5e-2, 1e-2]
+    assert "to 0.05 of its largest number" in next(check.text for check in launch.checks if check.name == "Numbers")
+
+
+def test_the_check_says_how_tokens_travel():
+    def said(*plans: Plan) -> list[str]:
+        return [check.text for check in prepared(*plans).checks if check.name == "Rows"]
+
+    assert not said(CONCURRENT) and said(BY_NODE) == ["one row a node, fp8 out, bf16 back"]
+    assert said(CONCURRENT, travelling(CONCURRENT, "gpu")) == ["of concurrent one row a GPU one row a GPU"]
+
+
+def on_links(launch: PreparedLaunch, port: float, link: float) -> PreparedLaunch:
+    """As on a testbed of nodes of two, rates in Mbit/s."""
+    tiers = Tiers(node=(0, 0, 1, 1), port=(port * MBIT,) * 4, link=(link * MBIT,) * 4)
+    known = {"bandwidth": (port * MBIT,) * 4, "tiers": tiers}
+    return replace(launch, instructions=launch.instructions.model_copy(update=known))
+
+
+def seconds_of(launch: PreparedLaunch, start_up: float, rate: float) -> np.ndarray:
+    """Predicted seconds of every plan's first dispatch. rate: bytes/s of the slowest link"""
+    free = Line(alpha=0, beta=1e-15)
+    cost = {"gemm": {"CPU": free}, "gate": {"CPU": free}, "memory": {"CPU": free}}
+    measured = {
+        "network": [[1.0, 1.0]],
+        "phases": [[size, size / rate + start_up] for size in (1e5, 1e6)],
+        "meetings": [[0, 0.0], [1, 0.0]],
+    }
+    profile, seconds = CostProfile(name="p", origin="made up", **cost), []
+    for plan in launch.instructions.plans:
+        events = predict(launch, plan, profile, measured).events
+        events = events[(events["kind"] == "dispatch") & (events["layer"] == 0)]
+        seconds.append(events["end"].max() - events["start"].min())
+    return np.array(seconds)
+
+
+def test_a_prediction_knows_the_nodes_and_the_slices():
+    """Links as fast as ports are still what tokens spread over, and what is spread follows what enters."""
+    by_node, by_gpu = (travelling(plan_for(TRACE, "concurrent", EVEN, WIDE), unit) for unit in ("node", "gpu"))
+    launch = on_links(prepared(by_node, by_gpu), 5, 5)
+    problem = Problem(launch.workloads[0], TWO_NODES, launch.instructions.model, Datasheet())
+    rows, network = off_diagonal(works_of(by_node, problem)[0].dispatch[0]), launch.instructions.tiers.network
+    whole = network.fluid_seconds(*np.nonzero(rows), rows[rows > 0])
+    sliced, gpu = seconds_of(launch, 0.0, 5 * MBIT)
+    assert whole <= sliced < 1.4 * whole, "the first slice enters alone, and the last one is spread alone"
+    legs = Legs.of(
+        launch.instructions.plans[0].placement.hosts(0, launch.workloads[0].experts[:, 0]),
+        launch.workloads[0].rank_of_token(4),
+        problem.stops,
+    )
+    row, steps = by_node.travel.row_bytes(launch.instructions.model)[0], 0.0
+    for step in (legs.second, ~legs.second):
+        steps += network.fluid_seconds(legs.src[step], legs.dst[step], np.full(step.sum(), row))
+    single, _ = seconds_of(on_links(prepared(by_node, by_gpu), 5000, 5000), 0.0, 5000 * MBIT)
+    assert single == pytest.approx(steps / 1000) and steps > 1.1 * sliced, "too short for slices"
+    late, late_gpu = seconds_of(launch, 0.02, 5 * MBIT)
+    assert late_gpu == pytest.approx(gpu + 0.02) and late >= sliced + 0.03, "each step costs a start-up"
+
+
+def test_a_testbed_has_time_for_the_rows_that_are_sent():
+    def least(*plans: Plan) -> float:
+        return float(traffic_check(on_links(prepared(*plans), 1, 9)).text.split()[2])
+
+    copies, gpu, node = (
+        least(CONCURRENT if unit == "copies" else travelling(CONCURRENT, unit)) for unit in ("copies", "gpu", "node")
+    )
+    assert gpu < copies and node < copies
+    assert least(travelling(CONCURRENT, "copies", "bf16", "bf16")) == pytest.approx(copies / 2, rel=0.02)
+
+
+# Launched.
+
+FORMATS = ((None, None), ("fp8", "bf16"), ("bf16", "fp16"), ("fp16", "fp8"))
+
+
+@pytest.mark.parametrize("unit", ["copies", "gpu", "node"])
+def test_four_ranks_in_two_nodes_send_what_is_simulated_and_compute_the_same(unit, tmp_path):
+    """Copies of a replica divide equally in a simulation, and in whole rows where they are sent: their plan has none."""
+    where = EVEN if unit == "copies" else UNEVEN
+    concurrent = plan_for(TRACE, "concurrent", where, WIDE)
+    launch = prepared(*(travelling(concurrent, unit, *formats) for formats in FORMATS))
+    runs = launched(tmp_path, launch)
+    hold_bytes(launch, runs, TWO_NODES)
+    # A last bit that becomes a step of a coarse format is rare, and nothing beside a row that is wrong.
+    assert [run.difference <= limit for run, limit in zip(runs, (1e-5, 1e-2, 1e-3, 1e-2), strict=True)] == [True] * 4
+    assert all(run.plan.travel.in_words in run.predicted.cost_source for run in runs if run.plan.travel)
+
+
+@pytest.mark.parametrize("unit", ["gpu", "node"])
+def test_ranks_choose_the_copies_that_touch_fewest(unit, tmp_path):
+    where = Placement(
+        experts=EXPERTS,
+        experts_of_gpu=(((0, 1, 4, 6), (2, 3, 7), (4, 5, 0, 2), (6, 7, 1)),) * LAYERS,
+        model_layers=tuple(range(LAYERS)),
+    )
+    plan = plan_for(TRACE, "concurrent", where, WIDE)
+    fewest, in_turn = (travelling(plan, unit, "fp8", "bf16", replicas) for replicas in ("fewest", None))
+    launch = prepared(fewest, in_turn)
+    runs = launched(tmp_path, launch)
+    hold_bytes(launch, runs, TWO_NODES)
+    assert all(run.difference <= 1e-2 for run in runs)
+    away = np.kron(~np.eye(2, dtype=bool), np.ones((2, 2))) if unit == "node" else ~np.eye(4, dtype=bool)
+    rows = [sum((sent(run.measured, "dispatch", layer, 4) * away).sum() for layer in range(LAYERS)) for run in runs]
+    assert rows[0] < 0.9 * rows[1]
+
+
+def test_rows_of_ranks_go_in_every_order(tmp_path):
+    concurrent = travelling(plan_for(TRACE, "concurrent", UNEVEN, WIDE), "gpu", "fp8", "bf16")
+    launch = prepared(concurrent)
+    problem = Problem(launch.workloads[0], TWO_NODES, launch.instructions.model, Datasheet())
+    (work,), rate, plans = works_of(concurrent, problem), np.ones(4), []
+    for mode in ("matched", "shared", "sequential", "two-tier"):
+
+        def scheduled(matrix: np.ndarray, mode: str = mode):
+            if mode == "two-tier":
+                return two_tier(matrix, Network.of(TWO_NODES)).solution
+            return order(matrix, rate, rate, "matched" if mode == "sequential" else mode).solution
+
+        ways = {kind: tuple(map(scheduled, getattr(work, kind))) for kind in ("dispatch", "combine")}
+        plans.append(concurrent.model_copy(update={"name": mode, "send_order": SendOrder(mode=mode, **ways)}))
+    launch = prepared(*plans)
+    *straight, relayed = launched(tmp_path, launch)
+    direct = launch.instructions.model_copy(update={"plans": launch.instructions.plans[:3]})
+    hold_bytes(replace(launch, instructions=direct), straight, TWO_NODES)
+    assert all(run.difference <= 1e-2 for run in (*straight, relayed))
+
+
+def test_ranks_that_stand_for_several_gpus_send_the_rows_of_their_nodes(tmp_path):
+    """Eight GPUs in two nodes on four ranks: the rows follow from where the ranks' experts are."""
+    row = ((0,), (1,), (2, 7), (3,), (4, 0), (5,), (6,), (7,))
+    where = Placement(experts=EXPERTS, experts_of_gpu=(row,) * LAYERS, model_layers=tuple(range(LAYERS)))
+    concurrent = plan_for(TRACE, "concurrent", where, WIDE)
+    launch = prepared(
+        *(travelling(concurrent, unit, "fp8", "bf16") for unit in ("node", "gpu")),
+        cluster=cluster_of((4, 8e9), (4, 8e9)),
+    )
+    runs = launched(tmp_path, launch)
+    assert launch.instructions.tiers.node == (0, 0, 1, 1) and launch.instructions.plans[0].placement.gpus == 4
+    hold_bytes(launch, runs, TWO_NODES)
+    assert all(run.difference <= 1e-2 for run in runs)
+
+
+@pytest.mark.parametrize("unit", ["gpu", "node"])
+def test_tokens_of_two_models_travel_alike(unit, tmp_path):
+    other = plan_for(recording_b(), "concurrent", UNEVEN, OTHER)
+    plan = travelling(pair(plan_for(TRACE, "concurrent", EVEN, WIDE), other), unit, "fp8", "bf16")
+    launch = prepared(plan, second=(recording_b(), OTHER))
+    (run,) = launched(tmp_path, launch)
+    hold_bytes(launch, (run,), TWO_NODES)
+    assert run.difference <= 1e-2
+
+
+def test_the_command_line_takes_the_nodes_from_the_cluster(tmp_path, capsys, own_data_folder):
+    np.savez(tmp_path / "trace.npz", experts=TRACE.experts)
+    for name, document in (("plan", BY_NODE), ("model", MODEL), ("cluster", TWO_NODES)):
+        (tmp_path / f"{name}.json").write_text(document.to_json())
+    command = ["launch", f"{tmp_path}/plan.json", f"--workload={tmp_path}/trace.npz", f"--model={tmp_path}/model.json"]
+    command += ["--ranks=4", "--repeats=1", "--tokens=100", "--json"]
+    assert main(command) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ") and "say which nodes there are (--cluster)" in error and "\n" not in error
+    assert main([*command, f"--cluster={tmp_path}/cluster.json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["difference"] < 1e-2 and "one row a node, fp8 out, bf16 back" in run["predicted"]["cost_source"]

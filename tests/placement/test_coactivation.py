@@ -1,0 +1,329 @@
+"""Placing experts that fire together: against every placement of small instances, and what must not change the answer."""
+
+import threading
+import time
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import IllegalError, InputError
+from engine.placement.coactivation import CoactivationInstance, coactivation
+from engine.placement.coactivation.compile_ahead import compile_ahead
+from engine.placement.coactivation.copies import served, with_copies
+from engine.result import Status
+from engine.validate.coactivation import check_coactivation
+from tests.placement.coactivation_cases import planted_tokens, random_tokens, topic_tokens
+
+pytestmark = pytest.mark.slow
+
+SHAPES = [
+    (4, 2, None, "gpu"),
+    (6, 3, None, "gpu"),
+    (6, 2, None, "gpu"),
+    (8, 4, 2, "node"),
+    (8, 4, 2, "gpu"),
+    (6, 6, 3, "node"),
+    (5, 5, None, "gpu"),
+    (6, 6, 1, "node"),
+    (4, 4, 4, "node"),
+]
+
+
+def made(shape, choices: int, tokens: int, cap: float | None, seed: int, layers: int = 1) -> CoactivationInstance:
+    experts, gpus, per_node, travel = shape
+    rng = np.random.default_rng(seed)
+    chosen = random_tokens(layers, tokens, experts, min(choices, experts), seed, missing=0.1)
+    source = rng.integers(-1 if seed % 3 == 0 else 0, gpus, tokens)
+    return CoactivationInstance(chosen, source, gpus, per_node, travel, cap, experts)
+
+
+small = st.builds(
+    made,
+    st.sampled_from(SHAPES),
+    st.integers(1, 4),
+    st.integers(1, 40),
+    st.sampled_from([None, 1.0, 1.2, 1.6]),
+    st.integers(0, 2**32 - 1),
+)
+
+
+def check(result, instance: CoactivationInstance) -> tuple[list[int], list[float]]:
+    """The answer is legal and worth what it says; (rows, imbalance) of every layer, token by token."""
+    rows, imbalance = check_coactivation(
+        result.solution,
+        instance.experts,
+        instance.source_gpu,
+        instance.gpus,
+        instance.gpus_per_node,
+        instance.travel,
+        None if result.status in (Status.INFEASIBLE, Status.TIME_LIMIT) else instance.cap,
+    )
+    assert result.solution.dtype == np.int64
+    assert result.objective == sum(rows)
+    assert result.bound <= result.objective
+    assert instance.rows(result.solution).tolist() == rows
+    assert instance.imbalance(result.solution).tolist() == pytest.approx(imbalance)
+    return rows, imbalance
+
+
+def every_placement(instance: CoactivationInstance) -> list[tuple[float, int]]:
+    """(imbalance, rows) of every placement of the only layer, counted by the validator."""
+    size = instance.expert_count // instance.gpus
+    places = sorted(set(permutations([gpu for gpu in range(instance.gpus) for _ in range(size)])))
+    shape = instance.gpus, instance.gpus_per_node, instance.travel
+    measured = [check_coactivation([place], instance.experts, instance.source_gpu, *shape) for place in places]
+    return [(imbalance[0], rows[0]) for rows, imbalance in measured]
+
+
+@settings(max_examples=20, deadline=None)
+@given(small)
+def test_equals_every_placement(instance):
+    result, searched = (
+        coactivation(instance, wall_limit=100),
+        coactivation(instance, time_limit=3, exact=False, wall_limit=100),
+    )
+    check(result, instance)
+    check(searched, instance)
+    places = every_placement(instance)
+    least = min(imbalance for imbalance, _ in places)
+    allowed = max(least, instance.cap or np.inf) + 1e-9
+    best = min(rows for imbalance, rows in places if imbalance <= allowed)
+    assert result.objective == best
+    if instance.cap is None or least <= instance.cap + 1e-9:
+        assert result.status is Status.OPTIMAL and result.bound == best
+    else:
+        assert result.status is Status.INFEASIBLE
+        assert instance.imbalance(result.solution)[0] == pytest.approx(least)
+    # The search, which does not see the exact method, on its own.
+    assert searched.objective == best
+
+
+@pytest.mark.parametrize(
+    "shape", [(12, 3, None, "gpu"), (12, 4, None, "gpu"), (16, 4, 2, "node"), (16, 8, None, "gpu")]
+)
+@pytest.mark.parametrize("cap", [None, 1.15])
+def test_search_finds_the_optimum_of_dynamic_programming(shape, cap):
+    instance = made(shape, 3, 200, cap, 5, layers=2)
+    exact = coactivation(instance, time_limit=60)
+    assert exact.status is Status.OPTIMAL
+    check(exact, instance)
+    searched = coactivation(instance, time_limit=10, exact=False)
+    check(searched, instance)
+    assert searched.objective == exact.objective
+
+
+@settings(max_examples=15, deadline=None)
+@given(small, st.integers(0, 2**32 - 1))
+def test_names_of_gpus_and_order_do_not_matter(instance, seed):
+    """GPUs renamed with the tokens' sources (whole nodes, and places in them), experts renamed, tokens in another order."""
+    rng = np.random.default_rng(seed)
+    size = instance.node_size
+    gpu = (rng.permutation(instance.gpus // size)[:, None] * size + rng.permutation(size)).ravel()
+    expert = np.append(rng.permutation(instance.expert_count), -1)
+    order = rng.permutation(instance.experts.shape[1])
+    other = CoactivationInstance(
+        expert[instance.experts][:, order],
+        np.where(instance.source_gpu < 0, -1, gpu[instance.source_gpu])[order],
+        instance.gpus,
+        instance.gpus_per_node,
+        instance.travel,
+        instance.cap,
+        instance.expert_count,
+    )
+    ours, theirs = (coactivation(each, wall_limit=100) for each in (instance, other))
+    assert (ours.objective, ours.bound, ours.status) == (theirs.objective, theirs.bound, theirs.status)
+
+
+@settings(max_examples=10, deadline=None)
+@given(small)
+def test_every_token_twice_sends_twice_the_rows(instance):
+    twice = CoactivationInstance(
+        np.concatenate([instance.experts] * 2, axis=1),
+        np.concatenate([instance.source_gpu] * 2),
+        instance.gpus,
+        instance.gpus_per_node,
+        instance.travel,
+        instance.cap,
+        instance.expert_count,
+    )
+    assert coactivation(twice).objective == 2 * coactivation(instance).objective
+
+
+def test_one_gpu_to_a_node_is_travel_between_gpus():
+    gpu, node = made((8, 4, None, "gpu"), 3, 60, 1.3, 1), made((8, 4, 1, "node"), 3, 60, 1.3, 1)
+    assert coactivation(gpu).objective == coactivation(node).objective
+
+
+@pytest.mark.parametrize(("stray", "travel"), [(0.0, "gpu"), (0.15, "gpu"), (0.15, "node")])
+def test_planted_partitions_are_recovered(stray, travel):
+    chosen, planted = planted_tokens(3000, 64, 8, 6, stray)
+    instance = CoactivationInstance(chosen[None], np.full(3000, -1), 8, 2, travel, None, 64)
+    result = coactivation(instance, time_limit=6, wall_limit=100)
+    check(result, instance)
+    assert result.objective <= instance.rows(planted[None])[0]
+    if not stray:
+        assert result.status is Status.OPTIMAL and result.objective == 3000
+
+
+def saved_on_others(chosen: np.ndarray, cap: float) -> float:
+    """Rows saved against contiguous blocks on the second half of the tokens int16[token, choice], by a plan for the first."""
+    half, source = len(chosen) // 2, np.arange(len(chosen) // 2) % 8
+    plan_on, score_on = (
+        CoactivationInstance(part[None], source, 8, cap=cap) for part in (chosen[:half], chosen[half:])
+    )
+    result = coactivation(plan_on, time_limit=4, exact=False, wall_limit=100)
+    check(result, plan_on)
+    return 1 - score_on.rows(result.solution)[0] / score_on.rows(np.arange(64)[None] // 8)[0]
+
+
+def test_where_nothing_fires_together_nothing_is_saved():
+    """The null test: all experts of a token by chance. Where topics bring some together, a plan holds on tokens not seen."""
+    assert abs(saved_on_others(random_tokens(1, 8000, 64, 6, seed=3)[0], 1.1)) < 0.01
+    assert saved_on_others(topic_tokens(8000, 64, 6, topics=12), 1.3) > 0.15
+
+
+def test_the_cap_is_kept_where_a_search_finds_a_way_and_else_the_load_is_least():
+    chosen = np.stack([topic_tokens(2000, 64, 6, seed) for seed in range(2)])
+    free = CoactivationInstance(chosen, np.arange(2000) % 8, 8)
+    capped = CoactivationInstance(chosen, np.arange(2000) % 8, 8, cap=1.05)
+    without, within = (coactivation(instance, time_limit=4, exact=False, wall_limit=100) for instance in (free, capped))
+    assert within.status is Status.FEASIBLE and within.objective > without.objective
+    assert free.imbalance(without.solution).max() > 1.05 >= capped.imbalance(within.solution).max()
+    # An expert that every token goes to: its GPU has at least its tokens and those of the seven lightest.
+    chosen = np.concatenate([chosen[:1] % 63, np.full((1, 2000, 1), 63)], axis=2)
+    hot = CoactivationInstance(chosen, np.arange(2000) % 8, 8, cap=1.05)
+    result = coactivation(hot, time_limit=4, exact=False, wall_limit=100)
+    load = np.sort(hot.load(0))
+    assert result.status is Status.INFEASIBLE
+    assert hot.imbalance(result.solution)[0] * load.sum() / 8 == pytest.approx(load[-1] + load[:7].sum())
+
+
+def test_busy_gpus_count_where_asked():
+    instance = CoactivationInstance(topic_tokens(3000, 64, 6, topics=30)[None], np.full(3000, -1), 8)
+
+    def busiest(result) -> int:
+        place = result.solution[0]
+        return max(int((place[instance.experts[0]] == gpu).any(axis=1).sum()) for gpu in range(8))
+
+    rows, ports = (coactivation(instance, 4, exact=False, port_weight=weight, wall_limit=100) for weight in (0.0, 1.0))
+    check(ports, instance)
+    assert busiest(ports) < busiest(rows) and rows.objective < ports.objective
+
+
+def test_inside_nodes_few_rows_go_over_links():
+    """Pairs of experts that always fire together: a node holds both, and so does one GPU of it."""
+    rng = np.random.default_rng(0)
+    pair, other = rng.integers(0, 16, (2, 2000))
+    chosen = np.stack([2 * pair, 2 * pair + 1, 2 * other, 2 * other + 1], axis=1)
+    instance = CoactivationInstance(rng.permutation(32)[chosen][None], np.full(2000, -1), 16, 4, "node")
+    place = coactivation(instance, time_limit=4, exact=False, wall_limit=100).solution[0]
+    together = place[instance.experts[0, :, 0]] == place[instance.experts[0, :, 1]]
+    assert together.all()
+
+
+def test_same_seed_same_answer_and_a_stop_answers_soon():
+    chosen = np.stack([topic_tokens(8192, 256, 8, seed) for seed in range(4)])
+    instance = CoactivationInstance(chosen, np.arange(8192) % 32, 32, 8, "node", 1.2)
+    one_layer = CoactivationInstance(chosen[:1, :500] % 64, np.arange(500) % 8, 8)
+    ours, theirs = (coactivation(one_layer, time_limit=2, seed=7, wall_limit=100) for _ in range(2))
+    assert (ours.solution == theirs.solution).all() and ours.bound == theirs.bound
+    stopped = threading.Event()
+    threading.Timer(0.5, stopped.set).start()
+    start = time.perf_counter()
+    result = coactivation(instance, time_limit=600, stop=stopped.is_set)
+    assert time.perf_counter() - start < 5  # a second on a machine that does nothing else
+    assert result.status in (Status.CANCELLED, Status.INFEASIBLE)
+    check_coactivation(result.solution, chosen, instance.source_gpu, 32, 8, "node")
+    begun = coactivation(instance, time_limit=600, stop=lambda: True)
+    assert begun.status is Status.CANCELLED and begun.bound == 0
+
+
+def test_the_clock_ends_it():
+    compile_ahead()
+    chosen = np.stack([topic_tokens(4096, 256, 8, seed) for seed in range(3)])
+    start = time.perf_counter()
+    result = coactivation(CoactivationInstance(chosen, np.arange(4096) % 32, 32), time_limit=0.5)
+    assert time.perf_counter() - start < 5
+    assert result.status in (Status.TIME_LIMIT, Status.FEASIBLE)
+
+
+def test_layers_without_tokens_and_a_single_gpu():
+    empty = np.full((2, 3, 2), -1)
+    result = coactivation(CoactivationInstance(empty, np.zeros(3, dtype=int), 2, cap=1.0, expert_count=4))
+    assert (result.status, result.objective) == (Status.OPTIMAL, 0)
+    alone = CoactivationInstance(random_tokens(1, 9, 4, 2, 0), np.array([0] * 8 + [-1]), 1, cap=1.0)
+    result = coactivation(alone)
+    assert (result.status, result.objective) == (Status.OPTIMAL, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"experts": np.zeros((1, 3))}, "experts"),
+        ({"experts": np.zeros((1, 3), dtype=int)}, "experts: shape"),
+        ({"experts": np.full((1, 3, 1), -2)}, "-2"),
+        ({"expert_count": 2, "experts": np.full((1, 3, 1), 2)}, "0 to 1"),
+        ({"experts": np.full((1, 3, 1), 40_000)}, "40000"),
+        ({"source_gpu": np.zeros(2, dtype=int)}, "3 tokens"),
+        ({"source_gpu": np.array([0, 1, 2])}, "source_gpu"),
+        ({"gpus": 0}, "gpus"),
+        ({"gpus_per_node": 3}, "gpus_per_node"),
+        ({"travel": "copies"}, "travel"),
+        ({"cap": 0.9}, "cap"),
+        ({"cap": float("nan")}, "cap"),
+        ({"expert_count": 5}, "5 experts"),
+    ],
+)
+def test_a_malformed_instance_says_what_is_wrong(change, part):
+    good = {"experts": np.zeros((1, 3, 1), dtype=int), "source_gpu": np.array([0, 1, 1]), "gpus": 2}
+    CoactivationInstance(**good)
+    with pytest.raises(InputError, match=part):
+        CoactivationInstance(**(good | change))
+
+
+def test_the_validator_finds_what_is_broken():
+    experts, source = np.array([[[0, 1], [2, 3]]]), np.array([0, -1])
+    assert check_coactivation([[0, 0, 1, 1]], experts, source, 2) == ([1], [1.0])
+    assert check_coactivation([[0, 1, 1, 0]], experts, source, 2) == ([3], [1.0])
+    assert check_coactivation([[0, 1, 2, 3]], experts, source, 4, 2, "node") == ([1], [1.0])
+    for place, part in (([[0, 0, 0, 1]], "wanted 2"), ([[0, 0, 1, 2]], "no GPU 2"), ([], "placed")):
+        with pytest.raises(IllegalError, match=part):
+            check_coactivation(place, experts, source, 2)
+    with pytest.raises(IllegalError, match="above"):
+        check_coactivation([[0, 1, 0, 1]], np.array([[[0, 2], [0, 2]]]), source, 2, cap=1.5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([(6, 3, None, "gpu"), (8, 4, 2, "node"), (8, 8, 2, "gpu")]), st.integers(0, 2**32 - 1))
+def test_tokens_choose_the_copies_that_send_fewest_rows(shape, seed):
+    instance = made(shape, 4, 12, None, seed)
+    rng = np.random.default_rng(seed)
+    holds = rng.random((instance.expert_count, instance.gpus)) < 0.3
+    holds[np.arange(instance.expert_count), rng.integers(0, instance.gpus, instance.expert_count)] = True
+    gpu, rows = served(instance, 0, holds)
+    fewest = 0
+    for token, source, at in zip(instance.experts[0], instance.source_gpu, gpu, strict=True):
+        chosen = [expert for expert in token if expert >= 0]
+        assert [a for a in at if a >= 0] == [a for e, a in zip(token, at, strict=True) if e >= 0 and holds[e, a]]
+        home = {source // instance.group_size} if source >= 0 else set()
+        ways = product(*(np.flatnonzero(holds[expert]) // instance.group_size for expert in chosen))
+        fewest += min(len(set(way) - home) for way in ways)
+    assert rows == fewest
+
+
+@pytest.mark.parametrize(("travel", "per_node"), [("gpu", None), ("node", 2)])
+def test_spare_slots_save_rows(travel, per_node):
+    chosen = topic_tokens(2000, 64, 6, topics=20)[None]
+    instance = CoactivationInstance(chosen, np.arange(2000) % 8, 8, per_node, travel)
+    place = coactivation(instance, time_limit=2, exact=False, wall_limit=100).solution
+    rows = [instance.rows(place)[0]]
+    for spare in (0, 1, 2):
+        holds = with_copies(instance, place, spare)
+        assert holds[0, np.arange(64), place[0]].all() and holds[0].sum(axis=0).max() <= 8 + spare
+        rows.append(served(instance, 0, holds[0])[1])
+    assert rows[0] == rows[1] > rows[2] > rows[3]
+    assert rows[2] < 0.95 * rows[1]
+    assert (with_copies(instance, place, 1, stop=lambda: True).sum(axis=2) == 1).all()

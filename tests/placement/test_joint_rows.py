@@ -1,0 +1,117 @@
+"""Balance against rows: exact figures and changes, the best of all placements, several recordings, few moves."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from engine.errors import InputError
+from engine.placement.coactivation import CoactivationInstance
+from engine.placement.joint.bounds import most_balancedness
+from engine.placement.joint.kernel import place_jointly
+from engine.placement.joint.row_starts import with_starts
+from engine.placement.joint.rows import RowsInstance, rows_instance, state_of, terms_of
+from tests.systems.samples import every_placement
+
+NO_TOKENS = np.empty((2, 0, 1), dtype=np.int16)
+
+
+def recording(
+    seed: int, tokens: int = 60, experts: int = 4, gpus: int = 2, travel: str = "gpu"
+) -> CoactivationInstance:
+    """Two layers in which tokens take two experts of a skewed choice, sent from any GPU or from outside."""
+    rng = np.random.default_rng(seed)
+    popular = rng.dirichlet(np.full(experts, 1.5), 2)
+    chosen = np.array(
+        [[rng.choice(experts, 2, replace=False, p=popular[layer]) for _ in range(tokens)] for layer in range(2)]
+    )
+    return CoactivationInstance(
+        chosen, rng.integers(-1, gpus, tokens), gpus, gpus_per_node=2, travel=travel, expert_count=experts
+    )
+
+
+def instance_of(*recordings: CoactivationInstance) -> RowsInstance:
+    load = [[each.load(layer) for layer in range(each.layers)] for each in recordings]
+    return rows_instance(recordings, np.array(load, dtype=np.float64))
+
+
+def objective(instance: RowsInstance, place: np.ndarray, weight: float, over: str) -> float:
+    """From rows and loads alone: each of the two is the largest, or the mean, of the recordings."""
+    several = max if over == "worst" else np.mean
+    rows = [each.rows(place).sum() for each in instance.recordings]
+    imbalance = [(each.imbalance(place) - 1).mean() for each in instance.recordings]
+    return float(weight * several(rows / instance.blind_rows) + (1 - weight) * several(imbalance))
+
+
+@pytest.mark.parametrize("weight", [0, 0.4, 1])
+@pytest.mark.parametrize("over", ["worst", "mean"])
+def test_no_placement_has_a_better_objective(weight, over):
+    instance = instance_of(recording(0), recording(1, tokens=25))
+    instance, starts = with_starts(instance, 2.0)
+    result = place_jointly(instance, weight, over, initial=starts, time_limit=30.0)
+    values = [objective(instance, place, weight, over) for place in every_placement(2, 4, 2)]
+    assert objective(instance, result.solution, weight, over) == pytest.approx(result.objective)
+    assert result.bound - 1e-9 <= min(values) == pytest.approx(result.objective)
+
+
+def test_blind_rows_are_the_mean_of_all_placements_and_the_bounds_hold_of_each():
+    instance, _ = with_starts(instance_of(recording(2), recording(3)), 2.0)
+    places = every_placement(2, 4, 2)
+    rows = np.array([instance.rows(place) for place in places])
+    assert rows.mean(axis=0) == pytest.approx(instance.blind_rows)
+    assert (instance.least_rows <= rows).all() and (instance.least_rows > 0).all()
+    most = most_balancedness(instance)
+    assert all((instance.figures(place).balancedness <= most).all() for place in places)
+
+
+@pytest.mark.parametrize("travel", ["gpu", "node"])
+def test_what_a_swap_changes_is_exact(travel):
+    recordings = [recording(seed, 200, 16, 4, travel) for seed in (4, 5)]
+    instance = instance_of(*recordings)
+    rng = np.random.default_rng(0)
+    place = np.array([rng.permutation(np.arange(16) // 4) for _ in range(2)])
+    state = state_of(terms_of(instance, 1.0, worst=True), place, None, None)
+    for _ in range(60):
+        layer, (first, second) = rng.integers(2), rng.choice(16, 2, replace=False)
+        promised = state.hops + state._hop_changes(layer)[:, first, second]
+        state.swap(layer, first, second)
+        rows = np.array([each.rows(state.place).sum() for each in recordings])
+        assert (state.rows == rows).all()
+        assert state.hops == pytest.approx(promised) and state.hops == pytest.approx(rows / instance.blind_rows)
+    state.undo()
+    assert (state.place == place).all() and (state.rows == instance.rows(place)).all()
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 4])
+def test_few_moves_are_kept_and_best_used(most):
+    instance = instance_of(recording(6), recording(7))
+    start = np.array([[0, 1, 0, 1], [0, 0, 1, 1]])
+    places = [place for place in every_placement(2, 4, 2) if (place != start).sum() <= most]
+    instance, starts = with_starts(instance, 1.0)
+    result = place_jointly(instance, 0.5, "worst", start, most, starts, time_limit=30.0)
+    assert (result.solution != start).sum() <= most
+    best = min(objective(instance, place, 0.5, "worst") for place in places)
+    assert objective(instance, result.solution, 0.5, "worst") == pytest.approx(best)
+
+
+def test_the_worst_recording_and_the_mean_choose_differently():
+    instance = instance_of(*(recording(seed, 80, 6) for seed in (8, 9, 10)))
+    place = {over: place_jointly(instance, 0.6, over, time_limit=30.0).solution for over in ("worst", "mean")}
+    for mine, other in permutations(place):
+        assert objective(instance, place[mine], 0.6, mine) < objective(instance, place[other], 0.6, mine)
+
+
+def test_a_recording_without_tokens_counts_for_balance_alone():
+    silent = CoactivationInstance(NO_TOKENS, np.empty(0, dtype=np.int64), 2, 2, expert_count=4)
+    known = recording(11)
+    load = np.array([[known.load(0), known.load(1)], [[9, 1, 1, 9], [5, 1, 5, 1]]], dtype=np.float64)
+    instance, starts = with_starts(rows_instance((known, silent), load), 1.0)
+    assert instance.blind_rows[1] == instance.least_rows[1] == 0
+    result = place_jointly(instance, 0.1, "worst", initial=starts, time_limit=30.0)
+    assert instance.figures(result.solution).balancedness[1] == 1
+    assert instance.figures(result.solution).hop_cost_share[1] == 0
+
+
+def test_recordings_of_different_clusters_are_refused():
+    with pytest.raises(InputError, match="wanted the same GPUs"):
+        rows_instance((recording(0), recording(0, travel="node")), np.ones((2, 2, 4)))

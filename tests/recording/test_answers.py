@@ -1,0 +1,267 @@
+"""Routing out of answers, by the command line: what is sent, what is kept, and every way in which a server can fail."""
+
+import base64
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from engine.formats import read_workload
+from engine.recording import per_request
+from tests.recording.stand_in import Reply
+from tests.recording.test_recorder import fault
+
+pytestmark = pytest.mark.slow
+
+
+def test_sglang_s_answers_become_one_recording(sglang, model, prompts, record, tmp_path):
+    out = tmp_path / "recording.npz"
+    code, text, _ = record(
+        "--sglang", sglang.url, "--prompts", prompts, "--model", model, "--max-tokens", "5", "-o", out, "--json"
+    )
+    assert code == 0
+    answer = json.loads(text)
+    assert (answer["answered"], answer["tokens"], answer["layers"], answer["k"]) == (3, 21, 3, 2)
+    assert answer["notes"] == ["1 layer without any choice left out, as dense"]
+    assert sglang.asked("/generate")[0] == {
+        "text": "one two three",
+        "sampling_params": {"max_new_tokens": 5},
+        "return_routed_experts": True,
+    }
+    trace = read_workload(out)
+    rows = [3 + 5 - 1, 2 + 5 - 1, 4 + 5 - 1]
+    np.testing.assert_array_equal(trace.experts, np.concatenate([sglang.ids(n)[:, 1:] for n in rows]))
+    np.testing.assert_array_equal(trace.sequence, np.repeat([0, 1, 2], rows))
+    assert trace.num_experts == 8
+
+
+def test_vllm_s_answers_become_one_recording(vllm, prompts, record, tmp_path):
+    out = tmp_path / "recording.npz"
+    code, text, err = record("--vllm", vllm.url + "/v1", "--prompts", prompts, "--max-tokens", "4", "-o", out, "--json")
+    assert code == 0 and "3 of 3 prompts, 18 tokens" in err
+    assert vllm.asked("/v1/completions")[0] == {"model": "tiny", "prompt": "one two three", "max_tokens": 4}
+    trace = read_workload(out)
+    rows = [6, 5, 7]
+    np.testing.assert_array_equal(trace.experts, np.concatenate([vllm.ids(n) for n in rows]))
+    assert json.loads(text)["metrics"] == {
+        'vllm:eplb_balancedness_avg{engine="0",model_name="tiny"}': [0.71, 0.71],
+        'vllm:generation_tokens_total{engine="0",model_name="tiny"}': [0.0, 12.0],
+    }
+
+
+def test_vllm_s_older_lists(vllm, prompts, record, tmp_path):
+    def complete(body: dict) -> dict:
+        prompt = len(body["prompt"].split())
+        ids = vllm.ids(prompt + 2).tolist()
+        return {"prompt_routed_experts": ids[:prompt], "choices": [{"routed_experts": ids[prompt:]}]}
+
+    vllm.answers |= {"/v1/completions": complete, "/metrics": lambda body: None}
+    assert record("--vllm", vllm.url, "--prompts", prompts, "-o", tmp_path / "r.npz")[0] == 0
+    np.testing.assert_array_equal(
+        read_workload(tmp_path / "r.npz").experts, np.concatenate([vllm.ids(n + 2) for n in (3, 2, 4)])
+    )
+
+
+def test_several_at_a_time_give_the_same_recording(vllm, record, tmp_path):
+    lines = [json.dumps({"prompt": list(range(1 + number % 7))}) for number in range(20)]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    for concurrency in (1, 8):
+        options = (
+            "--prompts",
+            tmp_path / "p.jsonl",
+            "--concurrency",
+            concurrency,
+            "-o",
+            tmp_path / f"{concurrency}.npz",
+        )
+        assert record("--vllm", vllm.url, *options)[0] == 0
+    one, eight = (read_workload(tmp_path / f"{n}.npz") for n in (1, 8))
+    np.testing.assert_array_equal(one.experts, eight.experts)
+    np.testing.assert_array_equal(one.sequence, eight.sequence)
+
+
+def test_narrow_ids_that_a_newer_sglang_names(sglang, model, prompts, record, tmp_path):
+    def generate(body: dict) -> dict:
+        answer = sglang.generate(body)
+        ids = np.frombuffer(base64.b64decode(answer["meta_info"]["routed_experts"]), "<i4").astype(np.uint8)
+        answer["meta_info"] |= {
+            "routed_experts": base64.b64encode(ids.tobytes()).decode(),
+            "routed_experts_dtype": "uint8",
+        }
+        return answer
+
+    sglang.answers["/generate"] = generate
+    assert record("--sglang", sglang.url, "--prompts", prompts, "--model", model, "-o", tmp_path / "r.npz")[0] == 0
+    np.testing.assert_array_equal(read_workload(tmp_path / "r.npz").experts[:66], sglang.ids(66)[:, 1:])
+
+
+def without_routing(answer: dict) -> dict:
+    answer["choices"][0]["routed_experts"] = None
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("complete", "part"),
+    [
+        (lambda answer: without_routing(answer), "start the server with --enable-return-routed-experts"),
+        (lambda answer: {"choices": []}, "is this a vLLM server?"),
+        (lambda answer: ["no object"], "is this a vLLM server?"),
+        (lambda answer: "{", "not valid JSON, or was cut short"),
+        (lambda answer: None, "/v1/completions: HTTP 404 (Not Found)"),
+        (lambda answer: Reply(400, {"error": {"message": "too long", "code": 400}}), "HTTP 400 (too long)"),
+        (lambda answer: Reply(500, "<html>" + "x" * 500), "HTTP 500 (<html>xxx"),
+        (lambda answer: Reply(200, answer, truncated=True), "broke off before the answer was complete"),
+        (lambda answer: {"choices": [{"routed_experts": "AAAA"}]}, "no readable .npy"),
+        (lambda answer: {"choices": [{"routed_experts": "%"}]}, "not base64"),
+        (lambda answer: {"choices": [{"routed_experts": [[1]]}]}, "at least one of each"),
+        (lambda answer: {"prompt_routed_experts": [[[1]]], "choices": [{"routed_experts": [[[1, 2]]]}]}, "differ in"),
+    ],
+)
+def test_a_vllm_that_cannot_be_recorded(vllm, prompts, record, tmp_path, complete, part):
+    vllm.answers["/v1/completions"] = lambda body: complete(vllm.complete(body))
+    message = fault(record("--vllm", vllm.url, "--prompts", prompts, "-o", tmp_path / "r.npz"))
+    assert part in message and len(message) < 400
+    assert not (tmp_path / "r.npz").exists() and len(vllm.asked("/v1/completions")) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"routed_experts": None}, "start the server with --enable-return-routed-experts"),
+        ({"prompt_tokens": 2}, "is that the model it serves?"),
+        ({"routed_experts": "AAAA"}, "no whole number of tokens of 4 layers × 2"),
+        ({"routed_experts": "AAAAA"}, "not base64"),
+        ({"routed_experts_dtype": "float16"}, "dtype 'float16'"),
+    ],
+)
+def test_an_sglang_that_cannot_be_recorded(sglang, model, prompts, record, tmp_path, change, part):
+    def generate(body: dict) -> dict:
+        answer = sglang.generate(body)
+        answer["meta_info"] |= change
+        return answer
+
+    sglang.answers["/generate"] = generate
+    options = ("--prompts", prompts, "--model", model, "-o", tmp_path / "r.npz")
+    assert part in fault(record("--sglang", sglang.url, *options))
+
+
+def test_another_model_s_experts(sglang, model, prompts, record, tmp_path):
+    model.write_text(model.read_text().replace('"experts": 8', '"experts": 7'))
+    options = ("--prompts", prompts, "--model", model, "-o", tmp_path / "r.npz")
+    assert "chose expert 7, but tiny has only 7" in fault(record("--sglang", sglang.url, *options))
+
+
+def test_a_model_that_vllm_does_not_serve(vllm, model, prompts, record, tmp_path):
+    model.write_text(model.read_text().replace('"layers": 4', '"layers": 9'))
+    options = ("--prompts", prompts, "--model", model, "-o", tmp_path / "r.npz")
+    assert "the model has 8 MoE layers, the recording 3" in fault(record("--vllm", vllm.url, *options))
+
+
+def test_a_server_that_says_it_returns_no_routing(sglang, model, prompts, record, tmp_path):
+    sglang.info["enable_return_routed_experts"] = False
+    options = ("--prompts", prompts, "--model", model, "-o", tmp_path / "r.npz")
+    assert "--enable-return-routed-experts" in fault(record("--sglang", sglang.url, *options))
+    assert not sglang.asked("/generate")
+
+
+def test_the_model_is_asked_for_where_the_server_s_is_unknown(sglang, prompts, record, tmp_path):
+    message = fault(record("--sglang", sglang.url, "--prompts", prompts, "-o", tmp_path / "r.npz"))
+    assert "'/models/tiny'" in message and "--model" in message
+
+
+def test_zeros_throughout_are_no_recording(sglang, model, prompts, record, tmp_path):
+    sglang.ids = lambda rows: np.zeros((rows, 4, 2), int)
+    options = ("--prompts", prompts, "--model", model, "-o", tmp_path / "r.npz")
+    assert "it captured nothing" in fault(record("--sglang", sglang.url, *options))
+
+
+def test_a_prompt_that_is_refused_later_is_left_out(vllm, prompts, record, tmp_path):
+    def complete(body: dict) -> object:
+        refused = body["prompt"] == "four five"
+        return Reply(400, {"error": {"message": "not this one"}}) if refused else vllm.complete(body)
+
+    vllm.answers["/v1/completions"] = complete
+    code, out, _ = record("--vllm", vllm.url, "--prompts", prompts, "--max-tokens", 1, "-o", tmp_path / "r.npz")
+    assert code == 0 and "2 of 3 prompts" in out and "prompt 2: not this one" in out
+    np.testing.assert_array_equal(read_workload(tmp_path / "r.npz").sequence, [0, 0, 0, 2, 2, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("later", "part"),
+    [
+        (lambda answer: Reply(500, "died"), "HTTP 500 (died)"),
+        (lambda answer: without_routing(answer), "without routed experts"),
+        (lambda answer: {"choices": [{"routed_experts": [[[1]]]}]}, "must be the same in all"),
+    ],
+)
+def test_what_was_recorded_before_a_fault_is_kept(vllm, prompts, record, tmp_path, later, part):
+    def complete(body: dict) -> object:
+        answer = vllm.complete(body)
+        return answer if body["prompt"] == "one two three" else later(answer)
+
+    vllm.answers["/v1/completions"] = complete
+    code, out, err = record("--vllm", vllm.url, "--prompts", prompts, "--max-tokens", 1, "-o", tmp_path / "r.npz")
+    assert code == 2 and "1 of 3 prompts" in out
+    assert part in err and "what was recorded before is in" in err
+    assert read_workload(tmp_path / "r.npz").tokens == 3
+
+
+def test_seconds_bound_the_prompts(vllm, record, tmp_path):
+    def complete(body: dict) -> object:
+        time.sleep(0.06)
+        return vllm.complete(body)
+
+    vllm.answers["/v1/completions"] = complete
+    (tmp_path / "p.txt").write_text("a b c\n" * 1000)
+    options = ("--prompts", tmp_path / "p.txt", "--seconds", "0.4", "-o", tmp_path / "r.npz")
+    code, out, _ = record("--vllm", vllm.url, *options)
+    assert code == 0 and "ended before the last prompt: 0.4 s have passed" in out
+    assert 1 <= len(vllm.asked("/v1/completions")) <= 8
+
+
+def test_a_signal_ends_a_request_that_hangs_and_keeps_the_rest(vllm, prompts, record, tmp_path):
+    hanging, released = threading.Event(), threading.Event()
+
+    def complete(body: dict) -> object:
+        if body["prompt"] != "one two three":
+            hanging.set()
+            released.wait(20)
+        return vllm.complete(body)
+
+    vllm.answers["/v1/completions"] = complete
+    threading.Thread(target=lambda: hanging.wait(10) and os.kill(os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    code, out, _ = record("--vllm", vllm.url, "--prompts", prompts, "-o", tmp_path / "r.npz")
+    released.set()
+    assert time.monotonic() - begin < 5
+    assert code == 0 and "1 of 3 prompts" in out and "stopped" in out
+
+
+def test_what_would_not_fit_into_a_readable_file_is_not_recorded(vllm, prompts, record, tmp_path, monkeypatch):
+    monkeypatch.setattr(per_request, "MAX_RECORDED_BYTES", 10)
+    code, out, _ = record("--vllm", vllm.url, "--prompts", prompts, "-o", tmp_path / "r.npz")
+    assert code == 0 and "1 of 3 prompts" in out and "would not fit" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("--vllm", "http://h", "-o", "r.npz"), "name the --prompts to send"),
+        (("--sglang", "http://h", "-o", "out"), "--seconds is missing"),
+        (("--sglang", "http://h", "--prompts", "p", "--from-folder", "d", "-o", "r.npz"), "name one of them"),
+        (("--vllm", "http://h", "--prompts", "p", "-o", "r.json"), "give it a name that ends so"),
+        (("--vllm", "http://h", "--prompts", "p", "-o", "/none/r.npz"), "or lies in none"),
+        (("--vllm", "http://h", "--prompts", "p", "-o", "r.npz", "--concurrency", "0"), "between 1 and 256"),
+        (("--vllm", "http://h", "--prompts", "p", "-o", "r.npz", "--max-tokens", "0"), "at least one"),
+        (("--sglang", "http://h", "--seconds", "nan", "-o", "out"), "--seconds nan"),
+        (("--sglang", "http://h", "--seconds", "1", "--timeout", "-1", "-o", "out"), "--timeout -1"),
+        (("--vllm", "http://h", "--prompts", "none.txt", "-o", "r.npz"), "none.txt: there is no such file"),
+        (("--sglang", "ftp://h", "--seconds", "1", "-o", "out"), "http://HOST:PORT"),
+    ],
+)
+def test_options_that_do_not_go_together(record, options, part):
+    assert part in fault(record(*options))

@@ -1,0 +1,195 @@
+"""SGLang's recorder, by the command line: start, wait, stop, dump, fetch; and never left running."""
+
+import json
+import os
+import signal
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.cli.record import HANG_UP
+from engine.errors import InputError
+from engine.recording import dumps
+from engine.recording import sglang as client
+from engine.recording.server import Server
+from tests.recording.stand_in import Reply, SGLang
+
+pytestmark = pytest.mark.slow
+
+START, STOP, DUMP = (f"/{verb}_expert_distribution_record" for verb in ("start", "stop", "dump"))
+
+
+def fault(done: tuple[int, str, str]) -> str:
+    """The one line of a command that was refused."""
+    code, out, err = done
+    assert (code, out) == (2, ""), (code, out, err)
+    *_, line = err.splitlines()
+    assert line.startswith("error: ") and err.endswith("\n")
+    return line.removeprefix("error: ")
+
+
+def test_it_starts_waits_stops_dumps_and_fetches(sglang, folder, record, tmp_path):
+    (folder / "expert_distribution_recorder_1.5.pt").write_bytes(b"of last week")
+    begin = time.monotonic()
+    code, out, err = record(
+        "--sglang", sglang.url + "/", "--seconds", "0.3", "--from-folder", folder, "-o", tmp_path / "out", "--json"
+    )
+    assert code == 0 and time.monotonic() - begin >= 0.3
+    assert [path for method, path, _ in sglang.requests if method == "POST"] == [START, STOP, DUMP]
+    answer = json.loads(out)
+    assert answer["mode"] == "stat" and answer["expected_files"] == 1 and answer["copy_from"] is None
+    assert 0.3 <= answer["seconds"] < 5
+    (file,) = answer["files"]
+    assert list((tmp_path / "out").iterdir()) == [Path(file)]
+    assert torch.load(file, weights_only=True)["logical_count"].shape == (2, 4, 8)
+    assert "recording, " in err and "left" in err
+
+
+def test_every_rank_s_file_is_fetched(folder, record, tmp_path):
+    server = SGLang(folder, ranks=4, mode="per_token")
+    code, out, _ = record("--sglang", server.url, "--seconds", "0.1", "--from-folder", folder, "-o", tmp_path / "out")
+    assert code == 0 and out.count("saved: ") == 4
+    assert sorted(path.name[-5:] for path in (tmp_path / "out").iterdir()) == ["_0.pt", "_1.pt", "_2.pt", "_3.pt"]
+    server.close()
+
+
+def test_without_a_folder_it_says_what_to_copy(sglang, record, tmp_path):
+    code, out, _ = record("--sglang", sglang.url, "--seconds", "0.1", "-o", tmp_path / "out")
+    assert code == 0 and sglang.dumps == 1 and not (tmp_path / "out").exists()
+    assert "127.0.0.1:/tmp/expert_distribution_recorder_*.pt" in out
+    assert "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR" in out and "--from-folder" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, *HANG_UP])
+def test_a_signal_stops_the_server_and_keeps_what_there_is(sglang, folder, record, tmp_path, number):
+    def interrupt() -> None:
+        while not sglang.asked(START):
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=interrupt).start()
+    begin = time.monotonic()
+    code, out, _ = record("--sglang", sglang.url, "--seconds", "600", "--from-folder", folder, "-o", tmp_path / "out")
+    assert time.monotonic() - begin < 10
+    assert code == 0 and out.count("saved: ") == 1
+    assert not sglang.recording and sglang.dumps == 1
+
+
+def test_a_recorder_that_is_off_is_never_asked_to_start(sglang, folder, record, tmp_path):
+    sglang.info["expert_distribution_recorder_mode"] = None
+    message = fault(record("--sglang", sglang.url, "--seconds", "1", "-o", tmp_path / "out"))
+    assert "--expert-distribution-recorder-mode stat" in message
+    assert [path for _, path, _ in sglang.requests] == ["/server_info"]
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [({"enable_eplb": True}, "without --enable-eplb"), ({"expert_distribution_recorder_mode": ...}, "not a router")],
+)
+def test_servers_that_must_not_be_started(sglang, record, tmp_path, change, part):
+    sglang.info = {name: value for name, value in (sglang.info | change).items() if value is not ...}
+    assert part in fault(record("--sglang", sglang.url, "--seconds", "1", "-o", tmp_path / "out"))
+    assert not sglang.asked(START)
+
+
+def test_the_older_name_of_server_info(sglang, folder, record, tmp_path):
+    sglang.answers["/get_server_info"] = sglang.answers.pop("/server_info")
+    assert record("--sglang", sglang.url, "--seconds", "0.1", "-o", tmp_path / "out")[0] == 0
+
+
+def test_metrics_that_share_the_recorder_are_mentioned(sglang, record, tmp_path):
+    sglang.info["enable_expert_distribution_metrics"] = True
+    assert (
+        "metrics use the same recorder" in record("--sglang", sglang.url, "--seconds", "0.1", "-o", tmp_path / "o")[1]
+    )
+
+
+def test_a_server_that_fails_to_start_is_stopped_all_the_same(sglang, record, tmp_path):
+    sglang.answers[START] = lambda body: Reply(500, {"error": {"message": "CUDA error:\nout of memory"}})
+    message = fault(record("--sglang", sglang.url, "--seconds", "1", "-o", tmp_path / "out"))
+    assert f"{START}: HTTP 500 (CUDA error: out of memory)" in message
+    assert len(sglang.asked(STOP)) == 1 and not sglang.dumps
+
+
+def test_a_server_without_the_endpoint(sglang, record, tmp_path):
+    del sglang.answers[START]
+    message = fault(record("--sglang", sglang.url, "--seconds", "1", "-o", tmp_path / "out"))
+    assert "HTTP 404 (Not Found)" in message and "--expert-distribution-recorder-mode stat" in message
+
+
+def test_a_server_that_does_not_stop_is_asked_twice_and_named(sglang, record, tmp_path):
+    sglang.answers[STOP] = lambda body: Reply(503, "busy")
+    message = fault(record("--sglang", sglang.url, "--seconds", "0.1", "-o", tmp_path / "out"))
+    assert "HTTP 503 (busy)" in message and f"may still be recording: POST {sglang.url}{STOP}" in message
+    assert len(sglang.asked(STOP)) == 2
+
+
+def test_an_endpoint_for_administrators(sglang, record, tmp_path):
+    sglang.answers[START] = lambda body: Reply(401, {"detail": "Unauthorized"})
+    assert "HTTP 401 (Unauthorized)" in fault(record("--sglang", sglang.url, "--seconds", "1", "-o", tmp_path / "out"))
+
+
+def test_a_folder_in_which_nothing_comes(sglang, record, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    options = ("--seconds", "0.1", "--from-folder", tmp_path / "elsewhere", "--timeout", "0.4", "-o", tmp_path / "out")
+    message = fault(record("--sglang", sglang.url, *options))
+    assert "no file came within 0.4 s" in message and "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR" in message
+    assert not sglang.recording
+
+
+def test_folders_are_checked_before_anything_starts(sglang, folder, record, tmp_path):
+    options = ("--sglang", sglang.url, "--seconds", "1")
+    assert "no such folder" in fault(record(*options, "--from-folder", tmp_path / "none", "-o", tmp_path / "out"))
+    assert "writes already" in fault(record(*options, "--from-folder", folder, "-o", folder))
+    (tmp_path / "file").touch()
+    assert "cannot be made a folder" in fault(record(*options, "--from-folder", folder, "-o", tmp_path / "file"))
+    assert not sglang.requests
+
+
+def test_a_file_that_is_still_being_written_is_waited_for(folder):
+    whole = folder / "whole"
+    torch.save({"logical_count": torch.ones(3, 4, 8)}, whole)
+    content, target = whole.read_bytes(), folder / "expert_distribution_recorder_7.0.pt"
+
+    def write() -> None:
+        with target.open("wb") as file:
+            for at in range(0, len(content), len(content) // 4):
+                file.write(content[at : at + len(content) // 4])
+                file.flush()
+                time.sleep(0.1)
+
+    threading.Thread(target=write).start()
+    assert dumps.wait_for_dumps(folder, set(), 1, 10, lambda: False) == [target]
+    assert target.stat().st_size == len(content) and zipfile.is_zipfile(target)
+
+
+def test_a_file_that_stays_cut_short_is_no_recording(folder):
+    (folder / "expert_distribution_recorder_7.0.pt").write_bytes(b"PK\x03\x04 cut")
+    with pytest.raises(InputError, match=r"no file came that is complete within 0\.2 s"):
+        dumps.wait_for_dumps(folder, set(), 1, 0.2, lambda: False)
+
+
+def test_ranks_of_other_machines_are_not_waited_for_for_ever(folder, monkeypatch):
+    monkeypatch.setattr(dumps, "QUIET_SECONDS", 0.3)
+    torch.save({}, folder / "expert_distribution_recorder_7.0_0.pt")
+    assert len(dumps.wait_for_dumps(folder, set(), 16, 60, lambda: False)) == 1
+
+
+def test_a_wait_can_be_broken_off(folder):
+    with pytest.raises(InputError, match="no file came"):
+        dumps.wait_for_dumps(folder, set(), 1, 600, lambda: True)
+
+
+def test_a_server_that_dies_meanwhile_is_one_line(sglang, record, tmp_path):
+    def die(body: object) -> str:
+        threading.Thread(target=sglang.close).start()
+        return "Start recording the expert distribution.\n"
+
+    sglang.answers[START] = die
+    with pytest.raises(InputError, match="may still be recording") as caught:
+        client.record_window(Server(sglang.url, 5), 0.2, lambda: False, lambda done, message: None)
+    assert "connection refused" in str(caught.value)

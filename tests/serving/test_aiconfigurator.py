@@ -1,0 +1,105 @@
+"""Operators by the compiled engine of aiconfigurator-core, beside what its own wide expert-parallel step says."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+
+from engine.catalogue import packaged
+from engine.errors import InputError
+from engine.formats.packaged import packaged_config
+from engine.serving.aiconfigurator import AiconfiguratorOperators
+from engine.serving.operators import by_kind
+from tests.costs.silicon import needs_tables
+from tests.serving.samples import DECODE, DEEPSEEK, DEEPSEEK_SIZES, PREFILL, QWEN, QWEN_SIZES
+
+pytestmark = [needs_tables, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def deepseek():
+    config = packaged_config("deepseek-ai/DeepSeek-V3")
+    return AiconfiguratorOperators(config, DEEPSEEK, DEEPSEEK_SIZES, "H200")
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    return AiconfiguratorOperators(packaged_config("Qwen/Qwen3-30B-A3B"), QWEN, QWEN_SIZES, "H200")
+
+
+def test_deepseek_decodes_with_the_attention_of_wide_expert_parallelism(deepseek):
+    """Its command line takes 12.2 ms for attention at a length of 2500, 0.24 ms for normalisation and 1.56 ms for shared
+    experts in 61 layers, of which 58 have some."""
+    kinds = by_kind(deepseek.operators(DECODE))
+    assert kinds["attention"] == pytest.approx((12.206 + 0.757) * 1e-3, rel=2e-3)
+    assert kinds["norm"] == pytest.approx(0.2413e-3, rel=1e-3)
+    assert kinds["shared expert"] == pytest.approx(1.5567e-3 * 58 / 61, rel=0.1)
+    assert set(kinds) == {"attention", "norm", "embedding", "shared expert", "dense FFN", "head"}
+
+
+def test_the_down_projection_counts_once(deepseek):
+    names = [operator.name for operator in deepseek.operators(DECODE)]
+    assert "qkv_a_proj_gemm" in names and "downscale_gemm" not in names
+
+
+def test_dense_layers_and_head_are_those_of_the_model(deepseek):
+    rows = {operator.name: operator for operator in deepseek.operators(PREFILL)}
+    assert rows["dense FFN"].layers == 3 and rows["shared experts"].layers == 58 and rows["output head"].layers == 1
+    assert rows["attention"].origin == "silicon"
+    # A dense layer is nine shared experts wide.
+    per_layer = {name: rows[name].seconds / rows[name].layers for name in ("dense FFN", "shared experts")}
+    assert 5 < per_layer["dense FFN"] / per_layer["shared experts"] < 10
+
+
+def test_a_longer_context_costs_attention_alone(deepseek):
+    longer = by_kind(deepseek.operators(DECODE.model_copy(update={"context": 8000})))
+    here = by_kind(deepseek.operators(DECODE))
+    assert longer.pop("attention") > 1.5 * here.pop("attention")
+    assert longer == pytest.approx(here)
+
+
+def test_grouped_heads_go_by_the_usual_graph(qwen):
+    step = DECODE.model_copy(update={"kv_dtype": "bf16"})
+    rows = {operator.name: operator for operator in qwen.operators(step)}
+    assert set(rows) == {"embedding", "add_norm_1", "qkv_gemm", "attention", "proj_gemm", "add_norm_2", "output head"}
+    assert rows["attention"].origin == "silicon" and rows["attention"].kind == "attention"
+
+
+def test_gpus_that_only_the_package_has_are_timed_too(deepseek):
+    here, faster = (
+        sum(by_kind(replace(deepseek, gpu_type=kind).operators(DECODE)).values()) for kind in ("H200", "GB200")
+    )
+    assert here / 2 < faster < here
+
+
+def test_nothing_is_logged_or_left_silent(deepseek, capfd, caplog):
+    replace(deepseek, gpu_type="H100").operators(DECODE)
+    assert capfd.readouterr() == ("", "") and not caplog.records
+    logging.getLogger("aiconfigurator_core").warning("heard")
+    assert [record.message for record in caplog.records] == ["heard"]
+
+
+def test_a_gpu_or_model_that_it_does_not_know_is_named(deepseek, qwen, tmp_path):
+    with pytest.raises(
+        InputError, match=r"aiconfigurator has no measurements of V100-16 \(it has A100-40, .*; use the datasheet"
+    ):
+        replace(deepseek, gpu_type="V100-16").operators(DECODE)
+    with pytest.raises(
+        InputError, match="aiconfigurator has no measurements of sglang on h100_pcie; use the datasheet"
+    ):
+        replace(deepseek, gpu_type="H100-PCIe").operators(DECODE)
+    unknown = tmp_path / "config.json"
+    unknown.write_text(json.dumps({"architectures": ["NobodysModel"], "num_hidden_layers": 2}))
+    with pytest.raises(InputError, match=r"aiconfigurator has no Qwen3-30B-A3B on h200_sxm: .*; use the datasheet"):
+        replace(qwen, config=unknown).operators(DECODE)
+    # Measured with keys and values at 16 bits only.
+    with pytest.raises(InputError, match=r"aiconfigurator cannot time Qwen3-30B-A3B: .*; use the datasheet") as error:
+        qwen.operators(PREFILL)
+    assert "site-packages" not in str(error.value)
+
+
+def test_without_the_package_that_is_what_is_said(deepseek, monkeypatch):
+    monkeypatch.setattr(packaged, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="operators by aiconfigurator need the package aiconfigurator-core"):
+        deepseek.operators(DECODE)

@@ -1,0 +1,193 @@
+"""A whole step of serving: what the figures are made of, and what plans and overlap change."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from engine.cluster import Cluster
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.plan import Placement, Plan, SendOrder, Travel
+from engine.problem import MEMORY_SHARE, Problem, make_problem
+from engine.result import Provenance
+from engine.serving.operators import Operator
+from engine.serving.roofline import RooflineOperators
+from engine.serving.sizes import TransformerSizes
+from engine.serving.step import ServingStep
+from engine.simulate.serving import serve, with_fused_experts, work_of_step
+from engine.simulate.work import work_of
+from engine.training import balanced_load
+from engine.workload import ExpertLoad, RoutingTrace
+from tests.costs.silicon import needs_tables
+from tests.serving.samples import DECODE, DEEPSEEK, DEEPSEEK_SIZES, PREFILL, h200
+from tests.strategies import cluster_of, make_gpu, make_model
+
+MODEL = make_model(4, 8, 2, d_model=64, d_ff=96)
+SIZES = TransformerSizes(heads=4, kv_heads=2, head_size=16, value_size=16, dense_d_ff=128, vocabulary=1000)
+FOUR = cluster_of(*[make_gpu()] * 4)
+STEP = ServingStep(phase="decode", sequences=8, context=100, output=50)
+
+
+@dataclass(frozen=True)
+class Stub:
+    """Attention of 1 ms a layer and sequence, a head of 0.5 ms."""
+
+    layers: int = MODEL.layers
+    source: str = "stub"
+
+    def operators(self, step):
+        return (
+            Operator("attention", "attention", 1e-3 * step.sequences * self.layers, self.layers, "datasheet"),
+            Operator("head", "head", 0.5e-3, 1, "datasheet"),
+        )
+
+
+def problem_of(load: np.ndarray | None = None, model=MODEL, cluster: Cluster = FOUR) -> Problem:
+    workload = balanced_load(model) if load is None else ExpertLoad("recorded", load, model.moe_layers)
+    return make_problem(workload, cluster, model, Datasheet(launch=0.0))
+
+
+def plan_of(gpu_of_expert: list[int], problem: Problem, travel: Travel | None = None, **more) -> Plan:
+    rows = np.tile(gpu_of_expert, (problem.workload.layers, 1))
+    placement = Placement.from_gpu_of_expert(rows, len(problem.cluster.gpus), problem.model.moe_layers)
+    about = {"send_order": SendOrder(mode="concurrent"), "provenance": Provenance(optimiser="test")} | more
+    return Plan(name="blocks", placement=placement, travel=travel, **about)
+
+
+BLOCKS = [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_without_overlap_a_step_is_its_operators_and_its_simulated_layers():
+    problem = problem_of()
+    figures = serve(plan := plan_of(BLOCKS, problem), problem, STEP, Stub(), SIZES).figures
+    work = work_of_step(plan, problem, STEP)
+    assert work.dispatch.shape == (4, 4, 4)
+    # Each GPU has 8 tokens of 2 copies, an eighth of them for each expert and so a quarter for each GPU.
+    assert work.dispatch[0] == pytest.approx(np.full((4, 4), 8 * 2 / 4 * MODEL.bytes_per_token))
+    assert figures.seconds == pytest.approx(5 * 8e-3 + 0.5e-3 + sum(figures.moe.values()))
+    assert figures.hidden == pytest.approx(0.0, abs=1e-12)
+    assert figures.bound <= figures.seconds * (1 + 1e-9)
+    assert figures.tokens_per_second == pytest.approx(8 / figures.seconds)
+    assert figures.parts["attention"] == pytest.approx(5 * 8e-3) and figures.parts["head"] == pytest.approx(0.5e-3)
+    assert sum(figures.parts.values()) == pytest.approx(figures.seconds)
+
+
+def test_the_gain_of_a_balanced_plan_is_of_the_whole_step():
+    load = np.tile([8.0, 8, 1, 1, 1, 1, 1, 1], (4, 1))
+    problem = problem_of(load)
+    blocks, spread = plan_of(BLOCKS, problem), plan_of([0, 1, 2, 2, 3, 3, 0, 1], problem)
+    slow, fast = (serve(plan, problem, STEP, Stub(), SIZES).figures for plan in (blocks, spread))
+    gain = fast.gain_over(slow)
+    assert gain > 0 and gain == pytest.approx(fast.tokens_per_second / slow.tokens_per_second - 1)
+    moe_alone = sum(slow.moe.values()) / sum(fast.moe.values()) - 1
+    assert gain < moe_alone  # attention is the same under both
+
+
+def test_two_batches_hide_what_travels():
+    problem = problem_of()
+    plan = plan_of(BLOCKS, problem)
+    both = STEP.model_copy(update={"overlap": "two-batch"})
+    plain, overlapped = (serve(plan, problem, step, Stub(), SIZES) for step in (STEP, both))
+    assert overlapped.figures.seconds < plain.figures.seconds
+    assert overlapped.figures.hidden > 0
+    assert overlapped.figures.bound <= overlapped.figures.seconds * (1 + 1e-9)
+    # The dense layer's attention and the head (once a batch) are outside of what takes turns.
+    assert overlapped.figures.seconds == pytest.approx(overlapped.timeline.total + 8e-3 + 2 * 0.5e-3)
+    assert set(overlapped.timeline.events.model) == {0, 1}
+    assert (overlapped.timeline.events.kind == "dense").sum() == 4 * 2 * 4
+
+
+def test_kernels_that_exchange_rows_of_a_node_hold_processors_beside_computation():
+    problem = problem_of()
+    both = STEP.model_copy(update={"overlap": "two-batch"})
+    copies, rows = (
+        serve(plan_of(BLOCKS, problem, Travel(unit=unit)), problem, both, Stub(), SIZES).figures
+        for unit in ("copies", "node")
+    )
+    for part in ("attention", "ffn", "gate"):
+        assert rows.parts[part] == pytest.approx(copies.parts[part] * 132 / 112)
+    assert rows.parts["head"] == copies.parts["head"]  # nothing travels beside it
+
+
+def test_memory_is_experts_other_weights_and_the_cache_at_full_length():
+    problem = problem_of()
+    memory = serve(plan_of(BLOCKS, problem), problem, STEP, Stub(), SIZES).figures.memory
+    assert memory.experts == 4 * 2 * MODEL.bytes_per_expert
+    assert memory.kv == 8 * 150 * 2 * 2 * 16 * 5 * 2  # sequences, tokens, keys and values, heads, size, layers, bytes
+    attention = 64 * (4 + 2 + 2) * 16 + 64 * 64
+    dense, embeddings, routers = 3 * 64 * 128, 2 * 1000 * 64, 4 * 8 * 64
+    assert memory.others == 2 * (5 * attention + dense + embeddings + routers)
+    assert memory.room == MEMORY_SHARE * 1e9 and memory.fits
+    assert memory.most_sequences(STEP) == int((memory.room - memory.experts - memory.others) / (memory.kv / 8))
+
+
+def test_what_does_not_fit_is_said():
+    problem = problem_of()
+    long = STEP.model_copy(update={"context": 1_000_000})
+    memory = serve(plan_of(BLOCKS, problem), problem, long, Stub(), SIZES).figures.memory
+    assert not memory.fits and memory.most_sequences(long) < 8
+
+
+def test_rows_that_experts_share_are_counted_on_recorded_tokens():
+    """Both choices of every token sit on one GPU: a row a GPU is one row, not the 13 / 7 of two different experts by chance."""
+    chosen = np.array([[[2 * (token % 4), 2 * (token % 4) + 1]] * 4 for token in range(40)], dtype=np.int16)
+    trace = RoutingTrace("pairs", chosen, 8, sequence=np.zeros(40, dtype=np.int64))
+    problem = make_problem(trace, FOUR, MODEL, Datasheet())
+    plan = plan_of(BLOCKS, problem, Travel(unit="gpu"))
+    work = work_of_step(plan, problem, STEP)
+    row = work.dispatch[0].sum() / (8 * 4)
+    assert row == pytest.approx(plan.travel.row_bytes(MODEL)[0])
+    loads = problem.with_workload(ExpertLoad("loads", trace.load, MODEL.moe_layers))
+    by_chance = work_of(plan.placement, loads, travel=plan.travel).dispatch[0].sum() / 40
+    assert by_chance == pytest.approx(13 / 7 * plan.travel.row_bytes(MODEL)[0])
+
+
+def test_dispatch_and_combine_travel_in_formats_of_their_own():
+    problem = problem_of()
+    plan = plan_of(BLOCKS, problem, Travel(dispatch="fp8", combine="bf16"))
+    work = work_of_step(plan, problem, STEP)
+    assert work.dispatch.sum() / work.combine.sum() == pytest.approx((64 + 4) / 128)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"second": problem_of()}, "is for one model, but two are open"),
+        ({"cluster": cluster_of(*[make_gpu()] * 3, make_gpu(1))}, "serving is timed on GPUs of one type"),
+    ],
+)
+def test_what_is_not_served_is_refused(change, message):
+    problem = problem_of()
+    with pytest.raises(InputError, match=message):
+        serve(plan_of(BLOCKS, problem), replace(problem, **change), STEP, Stub(), SIZES)
+
+
+def test_a_context_coherent_plan_is_refused():
+    problem = problem_of()
+    plan = plan_of(BLOCKS, problem, execution="context-coherent")
+    with pytest.raises(InputError, match="tokens go home after every layer"):
+        serve(plan, problem, STEP, Stub(), SIZES)
+
+
+@needs_tables
+@pytest.mark.parametrize("step", [DECODE, PREFILL], ids=lambda step: step.phase)
+def test_deepseek_on_32_h200_has_measured_experts(step):
+    problem = make_problem(balanced_load(DEEPSEEK), cluster := h200(4), DEEPSEEK, Datasheet())
+    plan = plan_of(np.repeat(np.arange(32), 8), problem, Travel(dispatch="fp8", combine="bf16"))
+    fused = with_fused_experts(problem, plan, step)
+    source = RooflineOperators(DEEPSEEK, DEEPSEEK_SIZES, cluster.gpus[0])
+    figures = serve(plan, fused, step, source, DEEPSEEK_SIZES).figures
+    assert "experts: fused kernels of SGLang" in figures.sources[1]
+    by_gemm = serve(plan, problem, step, source, DEEPSEEK_SIZES).figures
+    assert figures.moe["ffn"] != by_gemm.moe["ffn"]
+    assert {kind: figures.moe[kind] for kind in ("dispatch", "combine")} == pytest.approx(
+        {kind: by_gemm.moe[kind] for kind in ("dispatch", "combine")}
+    )
+    assert figures.memory.fits and figures.memory.total < 60e9
+
+
+@needs_tables
+def test_a_model_without_measured_kernels_keeps_its_costs():
+    problem = problem_of()
+    assert with_fused_experts(problem, plan_of(BLOCKS, problem), STEP) is problem

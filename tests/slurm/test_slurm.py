@@ -1,0 +1,274 @@
+"""Launches on a real Slurm of two nodes. Where it does not matter what ranks do, a shell script stands for what runs them."""
+
+import contextlib
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.errors import InputError
+from engine.launch.places.destination import Destination
+from engine.launch.rank.logs import log_tail
+from engine.launch.running import clusters, on_cluster, torchx_application
+from engine.launch.running.on_cluster import run_on_cluster
+from engine.launch.running.processes import WORKER
+from engine.result import never
+from tests import warm
+from tests.launch.launches_for_clusters import destination, launch_for, shared_folder
+from tests.launch.test_clusters import hold_together
+from tests.slurm.real import NODES, until
+from tests.test_cli import INPUTS, CommandLine
+
+pytestmark = pytest.mark.slow
+
+SIZE = {"gpus": 0, "cpus_per_node": 2, "memory_per_node": 2.0**30}
+
+
+@pytest.fixture
+def engine(capsys) -> CommandLine:
+    return CommandLine(capsys)
+
+
+@pytest.fixture
+def instead(tmp_path, monkeypatch) -> Callable[[str], None]:
+    """Has a shell script run on every node instead of torchrun."""
+
+    def put(script: str) -> None:
+        path = tmp_path / "script"
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(path))
+
+    return put
+
+
+@pytest.fixture
+def warm_ranks(warm_python, monkeypatch) -> None:
+    """Nodes start Python from a process that has everything imported already."""
+    known = torchx_application.EXPORTED
+    monkeypatch.setattr(torchx_application, "EXPORTED", re.compile(f"{known.pattern}|{warm.ADDRESS}"))
+
+
+def place(shared: Path, **more) -> Destination:
+    """Two nodes of one rank, unless `more` says otherwise."""
+    return destination("slurm", shared, **SIZE | more)
+
+
+def submitted(shared: Path, limit: float = 600.0, **more) -> tuple[str, Path]:
+    """The handle and the run folder of a job."""
+    launch = launch_for(place(shared, **more), limit)
+    with clusters.new_run_folder(launch) as folder:
+        return clusters.submit(launch, folder), folder
+
+
+def in_state(handle: str, state: str) -> clusters.Status:
+    """How a job stands once it is in a state."""
+    until(lambda: clusters.status(handle).state == state, 15, f"state {state}")
+    return clusters.status(handle)
+
+
+def watched(launch, seen: Path, act: Callable[[str], object], stop=never) -> list[str]:
+    """What a launch reports until it fails, with the failure at its end. act: does something about a report."""
+    said: list[str] = []
+
+    def report(done, message, *_) -> None:
+        said.append(message)
+        act(message)
+
+    with pytest.raises(InputError) as failure:
+        run_on_cluster(launch, seen, stop, report)
+    return [*said, str(failure.value)]
+
+
+def test_a_launch_runs_on_two_nodes_and_its_results_are_read(slurm, tmp_path, engine, warm_ranks, monkeypatch, capsys):
+    monkeypatch.setattr(on_cluster, "POLL", 0.2)
+    shared = shared_folder(tmp_path)
+    launch, reports = launch_for(place(shared)), []
+    run = run_on_cluster(launch, tmp_path / "seen", never, lambda done, message, *_: reports.append(message))
+    hold_together(run, launch)
+    assert run.profile.cores == 4  # of both nodes, not of this machine
+    assert any(message.endswith("is running, measuring this machine") for message in reports), reports
+    (folder,) = shared.glob("run-*")
+    capsys.readouterr()
+    assert engine.json("collect", folder)["tokens"] == 200
+    assert "comparing with the unplanned computation" in log_tail(tmp_path / "seen", 0)
+    assert not list(tmp_path.rglob("owned"))
+    (folder / "events-1.npz").unlink()
+    assert "has no events-1.npz yet: slurm://" in engine.refused("collect", folder)
+
+
+def test_the_command_line_submits_and_follows(slurm, shared, engine, tmp_path, instead):
+    engine.json("plan", *INPUTS, "--system", "linear", "-o", tmp_path / "plan.json")
+    options = (
+        "--gpus-per-node 0 --nodes 2 --ranks-per-node 1 --cpus-per-node 1 --memory-per-node 1 --tokens 64 --submit"
+    )
+    instead("exit 0")
+    folder = engine.json("launch", tmp_path / "plan.json", "--on", "slurm", "--shared", shared, *options.split())[
+        "folder"
+    ]
+    until(lambda: engine.json("status", folder)["over"], 20, "end")
+    handle = clusters.handle_of(Path(folder))
+    assert engine.text("status", folder) == f"{handle} is succeeded: COMPLETED\n"
+    assert f"has no report.json yet: {handle} succeeded: COMPLETED" in engine.refused("collect", folder)
+
+
+def test_a_rank_that_is_killed_is_named(slurm, shared, tmp_path, warm_ranks, monkeypatch):
+    monkeypatch.setattr(on_cluster, "POLL", 0.1)
+    launch = launch_for(place(shared, ranks_per_node=2))
+
+    def kill(message: str) -> None:
+        """The second rank of the second node, once it computes."""
+        if "measuring" in message:
+            for process in slurm.processes(NODES[1]):
+                with contextlib.suppress(psutil.Error):
+                    if WORKER in process.cmdline() and process.environ().get("RANK") == "3":
+                        process.kill()
+
+    said = watched(launch, tmp_path / "seen", kill)[-1]
+    assert re.search(r"failed.*; rank 3 was killed by signal 9 \(SIGKILL", said), said
+
+
+def test_ranks_get_of_the_environment_only_what_they_need(slurm, shared, tmp_path, instead, monkeypatch):
+    for name in ("DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "SWITCHYARD_PASSWORD"):
+        monkeypatch.setenv(name, "let nobody see this")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0,ib1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    instead(f"env > {tmp_path}/$SLURMD_NODENAME; tr '\\0' '\\n' < /proc/$PPID/environ > {tmp_path}/steward; sleep 300")
+    handle, _ = submitted(shared)
+    until(lambda: all((tmp_path / name).exists() for name in NODES), 15, "job")
+    kept = b"".join(path.read_bytes() for path in slurm.folder.rglob("*") if path.is_file())
+    assert b"ib0,ib1" in kept and b"let nobody" not in kept  # what Slurm keeps of the job
+    for name in NODES:
+        lines = (tmp_path / name).read_text().splitlines()
+        assert "let nobody" not in str(lines)
+        for line in ("NCCL_SOCKET_IFNAME=ib0,ib1", "OMP_NUM_THREADS=2", f"PATH={os.environ['PATH']}"):
+            assert line in lines
+        assert "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[rank ${rank}] " in lines
+    clusters.cancel(handle)
+
+
+def test_what_waits_says_why_and_what_is_cancelled_is_cancelled(slurm, shared, instead, engine):
+    instead("exec sleep 300")
+    first, _ = submitted(shared, cpus_per_node=16)
+    in_state(first, "running")
+    second, folder = submitted(shared, cpus_per_node=16)
+    until(lambda: "(Resources)" in clusters.status(second).text, 15, "reason")
+    assert clusters.status(second).text == "pending (Resources)"
+    assert f"{second} is pending (Resources)" in engine.refused("collect", folder)
+    assert engine.text("cancel", folder) == f"{second} is told to end\n"
+    assert in_state(second, "cancelled").over
+    assert "cancelled" in engine.refused("collect", folder)
+    clusters.cancel(first)
+    assert in_state(first, "cancelled").over
+
+
+def test_a_stop_cancels_the_job(slurm, shared, tmp_path, instead, monkeypatch):
+    monkeypatch.setattr(on_cluster, "POLL", 0.1)
+    instead("exec sleep 300")
+    stop = threading.Event()
+    said = watched(
+        launch_for(place(shared)), tmp_path / "seen", lambda message: "running" in message and stop.set(), stop.is_set
+    )
+    handle = re.search(r"stopped, and (\S+) with it", said[-1])[1]
+    assert in_state(handle, "cancelled").over
+
+
+def test_a_job_that_fails_has_failed_and_not_gone(slurm, shared, tmp_path, instead, monkeypatch, engine, capsys):
+    monkeypatch.setattr(on_cluster, "POLL", 0.1)
+    instead("exit 3")
+    said = watched(launch_for(place(shared, nodes=1)), tmp_path / "seen", bool)[-1]
+    assert re.search(r"failed \(NonZeroExitCode\)", said), said
+    (folder,) = shared.glob("run-*")
+    capsys.readouterr()
+    assert "failed (NonZeroExitCode)" in engine.refused("collect", folder)
+
+
+def test_a_node_that_dies_is_told(slurm, shared, tmp_path, instead, monkeypatch):
+    monkeypatch.setattr(on_cluster, "POLL", 0.1)
+    instead(f"touch {tmp_path}/$SLURMD_NODENAME; exec sleep 300")
+
+    def act(message: str) -> None:
+        if NODES[1] in slurm.daemons and all((tmp_path / name).exists() for name in NODES):
+            slurm.kill_node(NODES[1])
+            # The controller would see it by itself, some twenty seconds later.
+            slurm.say("scontrol", "update", f"nodename={NODES[1]}", "state=down", "reason=dead")
+
+    said = watched(launch_for(place(shared)), tmp_path / "seen", act)
+    assert "failed: NODE_FAIL (NodeDown); " in said[-1] and f"Node failure on {NODES[1]}" in said[-1], said
+
+
+def test_a_controller_that_is_away_is_asked_again(slurm, shared, tmp_path, instead, monkeypatch):
+    monkeypatch.setattr(on_cluster, "POLL", 0.1)
+    instead(f"touch {tmp_path}/begun; until [ -e {tmp_path}/enough ]; do sleep 0.1; done; exit 3")
+    away: list[str] = []
+
+    def act(message: str) -> None:
+        if "no answer" in message:
+            slurm.start_controller()
+        elif away and message.endswith("is running"):
+            (tmp_path / "enough").touch()
+        elif not away and (tmp_path / "begun").exists():
+            slurm.stop_controller()
+            away.append(message)
+
+    said = watched(launch_for(place(shared, nodes=1)), tmp_path / "seen", act)
+    assert any("no answer (Slurm does not answer: Unable to contact" in message for message in said), said
+    assert "failed (NonZeroExitCode)" in said[-1] and not any("gone" in message for message in said)
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "fault"),
+    [
+        ({"nodes": 4}, 600, "main has 2 nodes, 2 of them with 2 CPUs and 1 GiB, and the job needs 4"),
+        ({"cpus_per_node": 17}, 600, "main has 2 nodes, 0 of them with 17 CPUs and 1 GiB"),
+        ({"memory_per_node": 2.0**40}, 600, "main has 2 nodes, 0 of them with 2 CPUs and 1024 GiB"),
+        ({"gpus": 5, "nodes": 1}, 600, "main has 2 nodes, 0 of them with 2 CPUs, 5 GPUs and 1 GiB"),
+        ({"partition": "short"}, 600, "short lets a job run for 2 minutes, and this one has a limit of 10"),
+        ({"partition": "nowhere"}, 600, "Slurm refused the job: .*[Ii]nvalid partition"),
+    ],
+)
+def test_what_could_never_start_is_refused_and_leaves_nothing(slurm, shared, tmp_path, asked, limit, fault):
+    with pytest.raises(InputError, match=fault):
+        submitted(shared, limit, **asked)
+    assert not list(shared.iterdir()) and not slurm.say("squeue", "-h")
+
+
+def test_of_several_partitions_one_is_enough(slurm, shared, instead):
+    instead("exec sleep 300")
+    handle, _ = submitted(shared, partition="short,main", nodes=1)
+    clusters.cancel(handle)
+
+
+def test_two_threads_submit_a_folder_once(slurm, shared, instead):
+    instead("exec sleep 300")
+    launch = launch_for(place(shared, nodes=1))
+    clusters.write(launch, folder := shared / "run")
+    ready = threading.Barrier(2)
+
+    def submit(_: int) -> str:
+        ready.wait()
+        try:
+            return clusters.submit(launch, folder)
+        except InputError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as threads:
+        answers = sorted(threads.map(submit, range(2)))
+    assert len(slurm.say("squeue", "-h", "-o", "%A").split()) == 1
+    assert "submitted" in answers[0] and answers[1].startswith("slurm://"), answers
+    with pytest.raises(InputError, match=f"has been submitted as {answers[1]}"):
+        clusters.submit(launch, folder)
+
+
+def test_a_folder_that_nodes_do_not_see_is_named(slurm, shared, tmp_path, instead, monkeypatch):
+    monkeypatch.setattr(on_cluster, "POLL", 0.1)
+    instead("exec sleep 300")
+    elsewhere = str(tmp_path / "not there")
+    said = watched(launch_for(place(shared, nodes=1, seen_as=elsewhere)), tmp_path / "seen", bool)[-1]
+    assert "left no log" in said and f"do not see it as {elsewhere}/run-" in said

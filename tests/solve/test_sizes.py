@@ -1,0 +1,120 @@
+"""Sizes that no time limit and no memory suffices for are one line before anything begins; smaller ones hear the clock."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.communication.relays import Domains, Relays
+from engine.errors import InputError
+from engine.network import Network
+from engine.overlap.partition_axes import AxisConstraint, AxisProblem, count_axes
+from engine.placement.affinity.bounds import spectral_limits
+from engine.placement.assignment import Matching
+from engine.placement.bottleneck import bottleneck_assignment
+from engine.placement.devices.search import search
+from engine.solve import Options, solve
+from tests.formats.fuzzing import answer_or_one_line
+
+WIDE = [[1.0] * 2049]
+AXES = {"tensors": ["a", "b"], "allowed": [["x", "x"]] * 2**18}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "instance"),
+    [
+        ("order", {"traffic": [[1.0]] * 1025, "bandwidth": 1}),
+        ("two-tier", {"traffic": [[1.0]] * 1025, "bandwidth": 1, "link_bandwidth": 1, "gpus_per_node": 1}),
+        (
+            "two-tier",
+            {"traffic": np.ones((130, 130)).tolist(), "bandwidth": 1, "link_bandwidth": 1, "gpus_per_node": 1},
+        ),
+        ("assign", {"tokens": WIDE * 2049, "bandwidth": [1], "seconds_per_token": [1]}),
+        ("colocate", dict.fromkeys(("send_a", "recv_a", "send_b", "recv_b"), WIDE[0])),
+        ("colocate-heterogeneous", {"cost": [[[1.0]]] * 129}),
+        ("affinity", {"transitions": [WIDE * 2049], "gpus": 1}),
+        (
+            "travel",
+            {
+                "experts": [[0]],
+                "source_gpu": [0],
+                "gpu_of_expert": [0],
+                "gpus": 4096,
+                "gpus_per_node": 1,
+                "travel": "gpu",
+            },
+        ),
+        ("coactivation", {"experts": [[[0]]], "source_gpu": [0], "gpus": 1, "expert_count": 10**9}),
+        ("coactivation", {"experts": [[[0]] * 2**17], "source_gpu": [0] * 2**17, "gpus": 1024}),
+        ("replicate", {"load": [[1.0] * 8], "slots": 100_000, "gpus": 100_000}),
+        ("replicate-devices", {"popularity": [1.0] * 4096, "devices": 4096, "max_experts_per_device": 4096}),
+        ("weight-gradients", {"alltoall": [1.0] * 1025, "dw": [], "allowed": []}),
+        ("partition", {"ops": [{"kind": "comp", "times": [1.0] * 2**10}] * 1025}),
+        ("partition-axes", {"domains": {"a": ["x"], "b": ["x"]}, "constraints": [AXES, AXES]}),
+        ("priority", {"alltoall": [[0.0, 1.0]] * 20_001, "allreduce": []}),
+        ("pipeline-degree", {"max_degree": 10**9}),
+    ],
+)
+def test_beyond_its_size_an_instance_is_one_line(kernel: str, instance: dict[str, Any]):
+    line = answer_or_one_line(lambda: solve(kernel, instance, Options(time_limit=0.1)))
+    assert isinstance(line, str) and line.startswith(f"{kernel}: ")
+
+
+def test_few_slots_of_many_places_are_not_exchanged_in_a_table_of_gigabytes():
+    instance = {"load": [[1.0] * 8], "slots": 10_000, "gpus": 2}
+    answer = answer_or_one_line(lambda: solve("replicate", instance, Options(time_limit=0.5)))
+    assert answer["objective"] <= answer["bound"]
+
+
+def test_devices_with_many_experts_are_not_relieved_in_a_table_of_gigabytes():
+    instance = {"popularity": [1.0 / n for n in range(1, 257)], "devices": 256, "max_experts_per_device": 256}
+    answer = answer_or_one_line(lambda: solve("replicate-devices", instance, Options(time_limit=0.5, exact=False)))
+    assert answer["bound"] <= answer["objective"]
+
+
+def test_nodes_of_unlike_sizes_take_no_table_of_the_largest():
+    sizes = [400, *[1] * 400]
+    node = np.repeat(np.arange(len(sizes)), sizes)
+    rate = np.ones(len(node))
+    network = Network(rate, rate, rate, node, 0.0, np.zeros(len(node)))
+    with pytest.raises(InputError, match="more memory than there may be"):
+        Relays.of(np.ones((len(node), len(node))), Domains.of(network))
+
+
+# The clock
+
+
+def after(questions: int):
+    """A `stop` that answers True from so many questions on."""
+    asked = iter(range(questions))
+    return lambda: next(asked, None) is None
+
+
+def test_a_matching_is_given_up_between_its_paths():
+    weight = np.ones((50, 50))
+    assert Matching(weight, weight, after(10)).fit(1.0, 1.0) is None
+    assert Matching(weight, weight, after(10_000)).fit(1.0, 1.0) is True
+    rng = np.random.default_rng(0)
+    weight, known = rng.random((60, 60)), np.arange(60)
+    best, bound = bottleneck_assignment(weight, known, after(30))
+    assert bound <= weight[known, best].max() <= weight[known, known].max()
+
+
+def test_replicas_are_dealt_while_there_is_time():
+    weight = np.linspace(1, 2, 30)
+    hosts = search(weight, 20, 30, 0, 0, 0.0, after(5), lambda worst: None)
+    assert (hosts.sum(axis=1) >= 1).all() and hosts.sum() < 20 * 30
+
+
+def test_without_time_for_spectra_the_largest_counts_limit_what_is_kept():
+    counts = np.random.default_rng(0).random((2, 12, 12))
+    quick = spectral_limits(counts, 4, deadline=time.perf_counter())
+    slow = spectral_limits(counts, 4)
+    assert (slow <= quick).all() and (quick < counts.sum(axis=(1, 2))).all()
+
+
+def test_counting_axes_is_given_up_between_joins():
+    table = AxisConstraint(("a", "b"), (("x", "x"), ("y", "y")))
+    problem = AxisProblem({"a": ("x", "y"), "b": ("x", "y")}, [table] * 20)
+    assert count_axes(problem, after(5)) is None and count_axes(problem) == 2

@@ -1,0 +1,154 @@
+"""The system that brings experts together: what it saves on planted tokens, where it refuses, and what it says."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cluster import Cluster, Node
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.plan import Plan, Travel
+from engine.problem import Problem, make_problem
+from engine.result import Status
+from engine.simulate import simulate
+from engine.simulate.work import works_of
+from engine.systems import SYSTEMS, run
+from engine.validate import check_plan
+from engine.workload import ExpertLoad, RoutingTrace
+from tests.strategies import make_gpu, make_model, planned_or_skipped, problems
+from tests.systems.samples import in_nodes
+
+SETTINGS = {"time_limit": 2.0}
+
+
+def planted(unit: str, tokens: int = 1200, layers: int = 2) -> Problem:
+    """Sixteen experts in four teams of four that lie as far apart as they can; a token takes four of one team, seldom two."""
+    rng = np.random.default_rng(5)
+    team = rng.integers(0, 4, (tokens, layers))
+    chosen = np.stack([team + 4 * place for place in range(4)], axis=2)  # expert e is of team e mod 4
+    stray = rng.random((tokens, layers)) < 0.1
+    chosen[stray, 0] = (chosen[stray, 0] + 1) % 16
+    trace = RoutingTrace("planted", chosen.astype(np.int16), 16)
+    return make_problem(trace, in_nodes(4, 2, 8e6), make_model(layers, 16, 4), Datasheet(), travel=Travel(unit=unit))
+
+
+@pytest.mark.parametrize("unit", ["gpu", "node"])
+def test_planted_teams_are_found_and_save_rows(unit):
+    problem = planted(unit)
+    outcome = run(SYSTEMS["coactivation"], problem, SETTINGS)
+    plan = outcome.result.solution
+    assert plan.travel == Travel(unit=unit)
+    assert check_plan(plan, problem) == pytest.approx(outcome.result.objective, rel=1e-9)
+    linear = run(SYSTEMS["linear"], problem).result
+    assert outcome.result.objective < 0.75 * linear.objective
+    if unit == "gpu":
+        home = plan.placement.gpu_of_expert
+        assert all(len(set(home[layer, team::4])) == 1 for layer in range(2) for team in range(4))
+    assert "saved" in outcome.notes["rows"].value and outcome.notes["proof"].value
+
+
+def test_it_gains_nothing_where_every_copy_travels_alone():
+    """The placement that is best for rows is no better than contiguous blocks for copies, and says nothing else."""
+    problem = planted("gpu")
+    plan = run(SYSTEMS["coactivation"], problem, SETTINGS).result.solution
+    copies = replace(problem, travel=None)
+    alone = plan.model_copy(update={"travel": None, "claim": None})
+    linear = run(SYSTEMS["linear"], copies).result.objective
+    assert simulate(alone, copies).total > 0.97 * linear
+    with pytest.raises(InputError, match="every copy of a token travels on its own"):
+        run(SYSTEMS["coactivation"], copies, SETTINGS)
+
+
+def test_what_it_cannot_plan_for():
+    problem = planted("node")
+    loads = ExpertLoad("loads", problem.workload.load, problem.model.moe_layers)
+    with pytest.raises(InputError, match="loads has none; use a routing log"):
+        run(SYSTEMS["coactivation"], replace(problem, workload=loads), SETTINGS)
+    first = problem.cluster.nodes[0]
+    uneven = Node(name="three", gpus=(make_gpu(),) * 3, link_bandwidth=8e6)
+    cluster = Cluster(name="five", nodes=(first, uneven))
+    with pytest.raises(InputError, match="do not divide equally over 5 GPUs"):
+        run(SYSTEMS["coactivation"], replace(problem, cluster=cluster), SETTINGS)
+    single = Node(name="single", gpus=(make_gpu(),), link_bandwidth=8e6)
+    cluster = Cluster(name="four", nodes=(single, uneven))
+    with pytest.raises(InputError, match="nodes of equal size here; the cluster's have 1, 3 GPUs"):
+        run(SYSTEMS["coactivation"], replace(problem, cluster=cluster), SETTINGS)
+
+
+@settings(max_examples=30, deadline=None)
+@given(problems(travelling=True), st.sampled_from(("gpu", "node")))
+def test_on_any_cluster_the_plan_is_legal_and_above_its_bound(problem, unit):
+    problem = replace(problem, travel=Travel(unit=unit))
+    outcome = planned_or_skipped(lambda: run(SYSTEMS["coactivation"], problem, {"time_limit": 0.2}))
+    result = outcome.result
+    assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
+    assert result.bound <= result.objective * (1 + 1e-9) and result.solution.claim.scope == "order"
+
+
+def halves(problem: Problem) -> tuple[Problem, Problem]:
+    """The first half of the tokens to plan on, the second to score on."""
+    first, second = problem.workload.halves()
+    return problem.with_workload(first), problem.with_workload(second)
+
+
+def rows_away(plan: Plan, problem: Problem) -> float:
+    """Rows to other GPUs, or to other nodes where tokens travel node by node."""
+    group = problem.stops.of_gpu if plan.travel.unit == "node" else np.arange(plan.placement.gpus)
+    dispatch = works_of(plan, problem)[0].dispatch.sum(axis=0)
+    return dispatch[group[:, None] != group].sum() / plan.travel.row_bytes(problem.model)[0]
+
+
+@pytest.mark.parametrize("unit", ["gpu", "node"])
+def test_copies_that_tokens_choose_save_rows_on_tokens_not_seen(unit):
+    problem = replace(planted(unit), travel=Travel(unit=unit, replicas="fewest"))
+    plan_on, score_on = halves(problem)
+    plans = {spare: run(SYSTEMS["coactivation"], plan_on, SETTINGS | {"redundant": spare}) for spare in (0, 2)}
+    rows = {spare: rows_away(outcome.result.solution, score_on) for spare, outcome in plans.items()}
+    assert rows[2] < 0.95 * rows[0]
+    with_copies = plans[2].result.solution
+    assert with_copies.travel == problem.travel and with_copies.placement.slots.max() <= 6
+    assert check_plan(with_copies, plan_on) == pytest.approx(plans[2].result.objective, rel=1e-9)
+    said = plans[2].notes["copies"].value
+    assert "in 16 spare slots, a heuristic without a bound; with them" in said and "copies" not in plans[0].notes
+    in_turn = run(SYSTEMS["coactivation"], replace(plan_on, travel=Travel(unit=unit)), SETTINGS | {"redundant": 2})
+    assert "save rows only where the engine chooses copies per token" in in_turn.notes["copies"].value
+
+
+def test_copies_need_memory():
+    problem = planted("gpu")
+    room = problem.model.bytes_per_expert * problem.workload.layers * 5.5 / 0.9
+    nodes = tuple(node.model_copy(update={"gpus": (make_gpu(memory=room),) * 2}) for node in problem.cluster.nodes)
+    tight = replace(problem, cluster=problem.cluster.model_copy(update={"nodes": nodes}))
+    assert run(SYSTEMS["coactivation"], tight, SETTINGS | {"redundant": 1}).result.solution
+    with pytest.raises(InputError, match=r"6 slots a layer do not fit .* choose redundant=1"):
+        run(SYSTEMS["coactivation"], tight, SETTINGS | {"redundant": 2})
+
+
+@pytest.mark.parametrize("asked", [0, 1, 3, 20])
+def test_a_stop_leaves_a_legal_plan(asked):
+    problem, count = planted("node"), 0
+
+    def stop() -> bool:
+        nonlocal count
+        count += 1
+        return count > asked
+
+    result = run(SYSTEMS["coactivation"], problem, SETTINGS, stop).result
+    assert (result.status is Status.CANCELLED) == (count > asked)
+    assert check_plan(result.solution, problem) == pytest.approx(result.objective, rel=1e-9)
+
+
+def test_same_seed_same_plan():
+    problem = planted("gpu")
+    first, second = (run(SYSTEMS["coactivation"], problem, SETTINGS | {"seed": 3}).result.solution for _ in range(2))
+    assert first.id == second.id
+
+
+def test_a_cap_is_kept_where_a_placement_keeps_it():
+    problem = planted("gpu")
+    plan = run(SYSTEMS["coactivation"], problem, SETTINGS | {"cap": 1.05}).result.solution
+    load = np.einsum("le,leg->lg", problem.workload.load, plan.placement.share)
+    assert (load.max(axis=1) / load.mean(axis=1)).max() <= 1.05 + 1e-9

@@ -1,0 +1,142 @@
+"""Which copy of an expert serves a token: against a reading that tries every way, what it saves, and what it leaves alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from engine.communication.travel import Stops
+from engine.copies import serving_gpus
+from engine.costs import Datasheet
+from engine.errors import InputError
+from engine.network import off_diagonal
+from engine.plan import Placement, Plan, SendOrder, Travel
+from engine.problem import Problem, make_problem
+from engine.result import Provenance
+from engine.simulate import simulate
+from engine.simulate.metrics import metrics
+from engine.simulate.work import works_of
+from engine.validate import check_plan
+from engine.validate.plan import rows_of_layer
+from engine.workload import ExpertLoad, RoutingTrace, Workload
+from tests.strategies import make_model, placements, problems
+from tests.systems.samples import in_nodes
+
+UNITS = st.sampled_from(("gpu", "node"))
+
+
+def plan_of(placement: Placement, travel: Travel | None) -> Plan:
+    order, provenance = SendOrder(mode="concurrent"), Provenance(optimiser="test")
+    return Plan(name="test", placement=placement, send_order=order, travel=travel, provenance=provenance)
+
+
+@st.composite
+def placed(draw) -> tuple[Problem, Plan]:
+    problem = draw(problems(travelling=True, linked=True))
+    sizes = problem.workload.layers, problem.workload.num_experts, len(problem.cluster.gpus)
+    return problem, plan_of(draw(placements(*sizes)), Travel(unit=draw(UNITS), replicas="fewest"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(placed())
+def test_rows_work_and_seconds_agree_with_a_reading_that_tries_every_way(case):
+    problem, plan = case
+    (work,), travel = works_of(plan, problem), plan.travel
+    row_bytes, sources = travel.row_bytes(problem.model)[0], problem.gpu_of_token.tolist()
+    for layer in range(problem.workload.layers):
+        rows = rows_of_layer(plan.placement, problem, layer, travel, sources)
+        np.testing.assert_allclose(work.dispatch[layer], rows * row_bytes, rtol=1e-12)
+    served, moved = problem.served(plan.placement, travel), problem.copies_moved(plan.placement, travel)
+    np.testing.assert_allclose(served.sum(axis=2), problem.demand.sum(axis=1))
+    assert np.all((served > 0) <= (plan.placement.share > 0))
+    np.testing.assert_allclose(moved.sum(axis=1), served.sum(axis=1) * problem.model.bytes_per_token)
+    assert simulate(plan, problem).total == pytest.approx(check_plan(plan, problem), rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(placed())
+def test_no_token_touches_fewer_with_its_copies_in_turn(case):
+    problem, plan = case
+    by_node = plan.travel.unit == "node" and problem.stops.count > 1
+    group = problem.stops.of_gpu if by_node else np.arange(plan.placement.gpus)
+    source = problem.gpu_of_token
+
+    def touched(travel: Travel, layer: int) -> np.ndarray:
+        chosen = problem.workload.experts[:, layer]
+        hosts = serving_gpus(plan.placement, layer, chosen, travel, source, problem.stops)
+        assert np.array_equal(hosts >= 0, chosen >= 0)
+        return np.array(
+            [len({*group[row[row >= 0]]} - {group[at]}) for row, at in zip(hosts, source, strict=True)], dtype=int
+        )
+
+    for layer in range(problem.workload.layers):
+        assert np.all(touched(plan.travel, layer) <= touched(Travel(unit=plan.travel.unit), layer))
+
+
+def test_one_token_by_hand():
+    """Expert 0 is on GPU 1 alone, expert 1 on GPUs 0 and 2, expert 2 on GPUs 1 and 2; GPUs 0 and 1 are one node. The token of
+    GPU 0 needs GPU 1 for expert 0, which has expert 2 too, and has expert 1 at home; that of GPU 3 two in any case."""
+    row = ((1,), (0, 2), (1, 2), (3,))
+    placement = Placement(experts=4, experts_of_gpu=(row,), model_layers=(0,))
+    stops, experts = Stops(np.array([0, 0, 1, 1])), np.array([[0, 1, 2], [0, 1, 2]], dtype=np.int16)
+    by_unit = {
+        unit: serving_gpus(
+            placement, 0, experts, Travel(unit=unit, replicas="fewest"), np.array([0, 3]), stops
+        ).tolist()
+        for unit in ("gpu", "node")
+    }
+    assert by_unit == {"gpu": [[1, 0, 1], [1, 0, 1]], "node": [[1, 0, 1], [1, 2, 2]]}
+
+
+def in_two_nodes(workload: Workload) -> Problem:
+    return make_problem(workload, in_nodes(4, 2, 8e6), make_model(1, 16, 2), Datasheet())
+
+
+def paired() -> tuple[Problem, Placement]:
+    """Pairs of experts that fire together: expert e with e + 8, which is on another node; e + 8 has a copy beside e."""
+    rng = np.random.default_rng(2)
+    first = rng.integers(0, 8, (800, 1))
+    trace = RoutingTrace("pairs", np.stack([first, first + 8], axis=2).astype(np.int16), 16)
+    rows = tuple(tuple(range(4 * gpu, 4 * gpu + 4)) for gpu in range(4))
+    spare = tuple(rows[gpu] + tuple(expert + 8 for expert in rows[gpu] if expert < 8) for gpu in range(4))
+    return in_two_nodes(trace), Placement(experts=16, experts_of_gpu=(spare,), model_layers=(0,))
+
+
+@pytest.mark.parametrize("unit", ["gpu", "node"])
+def test_copies_save_rows_where_each_token_chooses_them(unit):
+    problem, placement = paired()
+    fewest, in_turn = (plan_of(placement, Travel(unit=unit, replicas=way)) for way in ("fewest", None))
+    rows = [metrics(plan, problem).rows for plan in (fewest, in_turn)]
+    assert rows[0] < 0.8 * rows[1]
+    (work,) = works_of(fewest, problem)
+    assert off_diagonal(work.dispatch[0]).sum() < off_diagonal(works_of(in_turn, problem)[0].dispatch[0]).sum()
+    balanced = [metrics(plan, problem).balancedness for plan in (fewest, in_turn)]
+    assert balanced[0] != balanced[1], "the load follows the tokens that are served"
+
+
+@pytest.mark.parametrize("unit", ["gpu", "node"])
+def test_loads_have_no_tokens_that_choose(unit):
+    problem, placement = paired()
+    loads = in_two_nodes(ExpertLoad("loads", problem.workload.load, problem.model.moe_layers))
+    fewest, in_turn = (
+        works_of(plan_of(placement, Travel(unit=unit, replicas=way)), loads)[0] for way in ("fewest", None)
+    )
+    assert np.array_equal(fewest.dispatch, in_turn.dispatch)
+    assert all(np.array_equal(fewest.compute[kind], in_turn.compute[kind]) for kind in fewest.compute)
+    assert "estimated" in loads.source_of_times(Travel(unit=unit, replicas="fewest"))
+
+
+def test_who_chooses_is_said_and_kept_out_of_plans_from_before():
+    assert Travel(unit="gpu", dispatch="fp8").to_json() == '{"dispatch":"fp8","unit":"gpu"}'
+    where = Placement(experts=2, experts_of_gpu=(((0,), (1,)),), model_layers=(0,))
+    before = plan_of(where, Travel(unit="node", dispatch="fp8", combine="bf16"))
+    assert before.id == "d40d4483b6e1f7fe2e4dc25199d988281ffc07eb3e1ae059458ce1cf34ef9a50"
+    fewest = [Travel(unit=unit, replicas="fewest") for unit in ("gpu", "node")]
+    assert [travel.in_words.split(", ")[-1] for travel in fewest] == [
+        f"each token to the copies that touch fewest {where}" for where in ("GPUs", "nodes")
+    ]
+    with pytest.raises(InputError, match=r"^plan: replicas: .* no choice saves rows; use gpu or node$"):
+        Travel.from_dict({"unit": "copies", "replicas": "fewest"}, "plan")
+    with pytest.raises(ValidationError):
+        Travel(unit="gpu", replicas="in turn")

@@ -1,0 +1,223 @@
+"""Plan files changed by hand, place by place: one line, or a plan whose simulated time is right for what it says now."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError
+from engine.goal import Goal
+from engine.plan import Plan, Travel
+from engine.problem import Problem, make_problem
+from engine.simulate import bound_of_plan, simulate
+from engine.simulate.metrics import has_inputs_of, metrics
+from engine.simulate.training.pricing import graph_of
+from engine.simulate.training.routing import expert_groups
+from engine.systems import run, systems_for
+from engine.validate import check_plan, check_step, check_timeline, refuse_broken
+from tests.formats.fuzzing import EXAMPLES, LONGEST_LINE
+from tests.formats.mutations import places_in, with_change
+from tests.validate.test_refusal import mixed_problem, training_problem
+
+pytestmark = pytest.mark.slow
+
+ROUND_OFF = 1e-6
+SHORT = {"time_limit": 0.1, "seed": 3}
+
+
+def travelling(unit: str, **formats: Any) -> Problem:
+    plain = mixed_problem()
+    travel = Travel(unit=unit, **formats)
+    return make_problem(plain.workload, plain.cluster, plain.model, plain.cost, travel=travel)
+
+
+def of_two_models() -> Problem:
+    first, other = mixed_problem(), mixed_problem(1)
+    return make_problem(first.workload, first.cluster, first.model, first.cost, second=(other.workload, other.model))
+
+
+CASES: dict[str, tuple[str, Callable[[], Problem], dict[str, Any]]] = {
+    "matched": ("aurora", mixed_problem, {"order": "matched"}),
+    "shared": ("aurora", mixed_problem, {"order": "shared"}),
+    "two-tier": ("aurora", mixed_problem, {"order": "two-tier"}),
+    "sequential": ("sjf", mixed_problem, {}),
+    "concurrent": ("linear", mixed_problem, {}),
+    "replicas": ("eplb", mixed_problem, {"order": "matched", "redundant": 4}),
+    "contexts": ("exflow", mixed_problem, {}),
+    "reaction": ("lina", mixed_problem, {}),
+    "rows a GPU": ("coactivation", lambda: travelling("gpu", dispatch="fp8"), {}),
+    "rows a node": ("eplb", lambda: travelling("node", replicas="fewest"), {"redundant": 4}),
+    "two models": ("aurora", of_two_models, {"order": "matched"}),
+    "joint": ("aurora", of_two_models, {"order": "joint"}),
+    "lancet": ("lancet", training_problem, {}),
+    "lina in training": ("lina", training_problem, {}),
+    "pipemoe": ("pipemoe", training_problem, {}),
+}
+
+
+@cache
+def planned(case: str) -> tuple[dict, Problem]:
+    name, make, options = CASES[case]
+    problem = make()
+    system = systems_for(problem)[name]
+    known = {name: value for name, value in (SHORT | options).items() if name in system.options.model_fields}
+    return run(system, problem, known).result.solution.model_dump(mode="json", exclude_none=True), problem
+
+
+def kept(plan: Plan, problem: Problem) -> None:
+    """Seconds that are recomputed, at least the bound, and no bound above them."""
+    timeline = simulate(plan, problem)
+    total = timeline.total
+    assert bound_of_plan(plan, problem) <= total * (1 + ROUND_OFF)
+    figures = metrics(plan, problem, timeline)
+    assert figures.bound is None or figures.bound <= total * (1 + ROUND_OFF)
+    own = has_inputs_of(plan, problem, ("workload", "model", "cluster", "cost"))
+    if problem.goal is Goal.TRAINING:
+        graph = graph_of(problem, expert_groups(plan.placement))
+        assert check_step(timeline, plan, problem, graph) == pytest.approx(total, rel=ROUND_OFF)
+    elif problem.goal is Goal.TWO_MODELS:
+        assert check_timeline(timeline, plan, problem) == pytest.approx(total, rel=ROUND_OFF)
+    elif plan.reaction is None and (own or plan.send_order.mode in ("sequential", "concurrent")):
+        assert check_plan(plan, problem) == pytest.approx(total, rel=ROUND_OFF)
+
+
+def refused(data: object, problem: Problem) -> str | None:
+    """The one line, or None where the plan is taken and right."""
+    try:
+        plan = Plan.from_dict(data, "sent.json")
+        refuse_broken(plan, problem, "sent.json")
+        kept(plan, problem)
+    except InputError as error:
+        line = str(error)
+        assert line.isprintable() and len(line) < LONGEST_LINE, line
+        return line
+    return None
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_as_it_is_a_plan_is_right(case):
+    assert refused(*planned(case)) is None
+
+
+NUMBERS = (0, 1, 2, -1, 7, 4096, 10**6, 10**30, 0.5, 1e-300, 1e300, 1e9)
+OTHERS = (
+    None,
+    True,
+    "x",
+    "",
+    [],
+    {},
+    "matched",
+    "shared",
+    "two-tier",
+    "joint",
+    "sequential",
+    "concurrent",
+    "node",
+    "fp8",
+)
+
+
+def family(path: tuple) -> tuple:
+    """The field that a place belongs to, whichever of its entries it is."""
+    return tuple("·" if isinstance(key, int) else key for key in path)
+
+
+@cache
+def families(case: str) -> dict[tuple, list[tuple]]:
+    """All places of a plan file, by field."""
+    found: dict[tuple, list[tuple]] = {}
+    for path in places_in(planned(case)[0])[1:]:
+        found.setdefault(family(path), []).append(path)
+    return found
+
+
+def value_at(data: Any, path: tuple) -> Any:
+    for key in path:
+        data = data[key]
+    return data
+
+
+@st.composite
+def tampered(draw: st.DrawFn, case: str) -> dict:
+    """A plan file with one to three wrong values, any field as likely as any other."""
+    data, places = planned(case)[0], families(case)
+    if draw(st.booleans()):  # a file may also say that it was made for something else
+        data = unknown_inputs(data)
+    for _ in range(draw(st.sampled_from((1, 1, 2, 3)))):
+        path = draw(st.sampled_from(places[draw(st.sampled_from(sorted(places, key=str)))]))
+        try:
+            old = value_at(data, path)
+        except (KeyError, IndexError, TypeError):
+            continue  # gone with a change before
+        kind = draw(st.sampled_from(("replace", "replace", "replace", "drop", "empty", "repeat")))
+        new = draw(st.sampled_from(changes_of(old))) if kind == "replace" else None
+        data = with_change(data, path, kind, new)
+    return data
+
+
+def changes_of(old: Any) -> list:
+    """Wrong values for one."""
+    match old:
+        case bool() | None:
+            return [*NUMBERS, *OTHERS]
+        case int() | float():
+            return [*NUMBERS, old + 1, old - 1, old * 2, old / 2, *OTHERS]
+        case list():
+            flat = all(not isinstance(item, list | dict) for item in old)
+            zeros = [[0] * len(old), [old[0]] * len(old)] if old and flat else []
+            return [old[::-1], old[1:], old[:-1], old * 2, old + old[:1], [], *zeros, *OTHERS]
+    return [*OTHERS, *NUMBERS]
+
+
+@given(data=st.data(), case=st.sampled_from(list(CASES)))
+@settings(max_examples=2 * EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_changed_plan_is_refused_or_right(data, case):
+    refused(data.draw(tampered(case)), planned(case)[1])
+
+
+def without_sends(plan: dict) -> dict:
+    empty = {"src": [], "dst": [], "bytes": [], "phase": [], "duration": []}
+    order = plan["send_order"]
+    return plan | {"send_order": order | {kind: [empty] * len(order[kind]) for kind in ("dispatch", "combine")}}
+
+
+def in_one_phase(plan: dict) -> dict:
+    order = plan["send_order"]
+    crowded = {
+        kind: [sends | {"phase": [0] * len(sends["phase"])} for sends in order[kind]]
+        for kind in ("dispatch", "combine")
+    }
+    return plan | {"send_order": order | crowded}
+
+
+def to_itself(plan: dict) -> dict:
+    order = plan["send_order"]
+    own = {kind: [sends | {"dst": sends["src"]} for sends in order[kind]] for kind in ("dispatch", "combine")}
+    return plan | {"send_order": order | own}
+
+
+def unknown_inputs(plan: dict) -> dict:
+    return plan | {"provenance": plan["provenance"] | {"inputs": {}}}
+
+
+@pytest.mark.parametrize("broken", [without_sends, in_one_phase, to_itself])
+@pytest.mark.parametrize("case", ["matched", "two-tier", "joint"])
+def test_no_broken_order_is_faster(case, broken):
+    data, problem = planned(case)
+    fair = simulate(Plan.from_dict(data, "plan"), problem).total
+    assert refused(broken(data), problem) is not None
+    # Of a plan for something else, pairs that it does not know are sent as its kind of order may send them: no faster.
+    foreign = unknown_inputs(broken(data))
+    if refused(foreign, problem) is None:
+        assert simulate(Plan.from_dict(foreign, "plan"), problem).total >= fair * (1 - ROUND_OFF)
+
+
+@pytest.mark.parametrize("bound", [1e9, 1e300])
+def test_a_claim_that_its_own_plan_belies_is_not_repeated(bound):
+    data, problem = planned("matched")
+    plan = Plan.from_dict(data | {"claim": data["claim"] | {"bound": bound, "scope": "placement and order"}}, "plan")
+    assert metrics(plan, problem).bound is None

@@ -1,0 +1,258 @@
+"""The decision table: every rule, every threshold on both sides, and that noise never helps."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.verdict import WORDS, Evidence, HeldOut, Judgement, Move, Thresholds, decide, verdict_from
+from engine.verdict.words import RULES, reasons
+
+LIMITS = Thresholds()
+
+
+def part(gain: float, error: float = 0.0, name: str = "b", **more) -> HeldOut:
+    fields = {
+        "by": "recording",
+        "tokens": 1000.0,
+        "planned_on": "a",
+        "seconds_deployed": 1.0,
+        "seconds": 1 / (1 + gain),
+    }
+    return HeldOut(part=name, gain=gain, error=error, **(fields | more))
+
+
+def evidence(*gains: float, error: float = 0.0, **more) -> Evidence:
+    """Of a plan that meets everything and has no replicas, but for what is said."""
+    fields = {
+        "plan": "new",
+        "deployed": "old",
+        "unit": "a pass",
+        "same": False,
+        "faults": (),
+        "scarcest": "b",
+        "tokens_per_expert": 100.0,
+        "tokens_for_each": 200.0,
+        "parts": tuple(part(gain, error, f"part {index}") for index, gain in enumerate(gains or (0.2,))),
+        "persistence": 0.9,
+        "linear": 0.0,
+        "without_replicas": None,
+        "bare_system": None,
+        "replica_bytes": 0.0,
+        "deployed_bytes": 0.0,
+        "added_bytes": 0.0,
+        "memory": 0.5,
+        "move": Move(copies=3, bytes=3e6, seconds=1.0, steps=6.0),
+    }
+    return Evidence(**(fields | more))
+
+
+def word(case: Evidence, **limits) -> str:
+    return decide(case, LIMITS.model_copy(update=limits)).word
+
+
+def test_a_plan_that_meets_everything_is_done():
+    decision = decide(evidence(), LIMITS)
+    assert (decision.word, decision.rule) == ("do-it", "all")
+    assert all(criterion.passed for criterion in decision.criteria)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected", "rule"),
+    [
+        ({"same": True}, "not-now", "same"),
+        ({"memory": 0.95}, "not-now", "memory"),
+        ({"faults": ("a: wrong.",)}, "cannot-say", "faults"),
+        ({"parts": ()}, "cannot-say", "nothing held out"),
+        ({"tokens_per_expert": 3.0}, "cannot-say", "few tokens"),
+        ({"parts": (part(0.0),)}, "not-now", "too little"),
+        ({"parts": (part(-0.3),)}, "not-now", "too little"),
+        ({"parts": (part(0.2, error=0.2),)}, "cannot-say", "noise"),
+        ({"parts": (part(0.015, error=0.005),)}, "not-now", "too little"),
+        ({"move": Move(copies=1, bytes=1.0, seconds=1.0, steps=None)}, "not-now", "move"),
+        ({"persistence": None}, "try-it", "some"),
+    ],
+)
+def test_the_first_rule_that_holds_decides(case, expected, rule):
+    decision = decide(evidence(**case), LIMITS)
+    assert (decision.word, decision.rule) == (expected, rule)
+    said = reasons(evidence(**case), decision, LIMITS)
+    assert said and all(
+        sentence.endswith(".") and "None" not in sentence and "nan" not in sentence for sentence in said
+    )
+
+
+def test_every_rule_has_its_sentence():
+    assert set(RULES) == {
+        "same", "memory", "faults", "nothing held out", "few tokens", "too little", "noise", "move", "all", "some"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "value", "missed"),
+    [
+        ("gain", {"parts": (part(0.2),)}, 0.2, "try-it"),
+        ("try_gain", {"parts": (part(0.2),)}, 0.2, "not-now"),
+        ("worst_gain", {"parts": (part(0.3), part(0.1, name="c"))}, 0.1, "try-it"),
+        ("persistence", {"persistence": 0.6}, 0.6, "try-it"),
+        ("replica_gain", {"parts": (part(0.5),), "without_replicas": 0.2, "replica_bytes": 1.0}, 0.25, "try-it"),
+        ("tokens_per_expert", {"tokens_per_expert": 40.0}, 40.0, "cannot-say"),
+    ],
+)
+def test_a_threshold_that_is_just_met_and_one_just_missed(name, case, value, missed):
+    assert word(evidence(**case), **{name: value - 1e-9}) == "do-it"
+    assert word(evidence(**case), **{name: value + 1e-9}) == missed
+
+
+@pytest.mark.parametrize(("name", "value"), [("memory", 0.5), ("break_even_minutes", 6 / 1.2 / 60)])
+def test_the_same_of_what_may_be_taken_at_most(name, value):
+    """Six steps of 1 / 1.2 s each."""
+    assert word(evidence(), **{name: value + 1e-9}) == "do-it"
+    assert word(evidence(), **{name: value - 1e-9}) == "not-now"
+
+
+def test_a_move_that_never_pays_is_not_one_of_which_nothing_is_known():
+    never = evidence(move=Move(copies=1, bytes=1.0, seconds=1.0))
+    shown = {
+        name: (criterion.value, criterion.infinite, criterion.passed)
+        for name, case in (("never", never), ("unknown", evidence(parts=())))
+        for criterion in decide(case, LIMITS).criteria
+        if criterion.name == "break_even_minutes"
+    }
+    assert shown == {"never": (None, True, False), "unknown": (None, False, False)}
+
+
+def test_more_confidence_asks_for_more():
+    """Of a normal distribution 95 % lie within 1.96, 99 % within 2.58 standard errors."""
+    case = evidence(parts=(part(0.2, error=0.09),))
+    assert case.interval(0.95) == pytest.approx((0.2 - 1.96 * 0.09, 0.2 + 1.96 * 0.09), abs=1e-4)
+    assert word(case, confidence=0.95) == "do-it"
+    assert word(case, confidence=0.99) == "cannot-say"
+
+
+def test_the_error_of_a_mean_of_independent_parts():
+    case = evidence(parts=(part(0.1, error=0.03), part(0.3, error=0.04, name="c")))
+    assert case.gain == pytest.approx(0.2) and case.error == pytest.approx(0.05 / 2)
+
+
+def test_tokens_needed_by_hand():
+    """1000 tokens leave 1.96 × 0.2 around a gain of 0.2: 1.96² times as many leave the gain itself."""
+    case = evidence(parts=(part(0.2, error=0.2),))
+    assert case.tokens_needed(0.02, 0.95) == pytest.approx(1000 * 1.959964**2, rel=1e-5)
+    assert "about 3,900 tokens" in reasons(case, decide(case, LIMITS), LIMITS)[0]
+
+
+def test_scarce_tokens_say_how_many_are_needed():
+    """1000 tokens are 5 for an expert, so 25 for each are 5000."""
+    case = evidence(tokens_per_expert=5.0)
+    assert "Record at least 5,000 tokens" in reasons(case, decide(case, LIMITS), LIMITS)[0]
+
+
+def test_what_is_short_of_its_threshold_is_named():
+    case = evidence(persistence=0.2, parts=(part(0.03),))
+    said = reasons(case, decide(case, LIMITS), LIMITS)
+    assert said[1] == "Short of their thresholds: gain held out, persistence."
+
+
+@pytest.mark.parametrize(
+    ("made_for_it", "persistence", "sentence"),
+    [
+        (0.3, 0.7, "It keeps 70 % of what a plan made for the held-out parts would gain there."),
+        (None, 0.7, "It keeps 70 % of what it gains on what it was made from."),
+        (0.3, 0.2, "It keeps only 20 % of what a plan made for the held-out parts would gain there: routing differs, "),
+        (0.3, -0.2, "Nothing is left of what a plan made for the held-out parts would gain there: "),
+        (
+            -0.1,
+            None,
+            "How long a plan like this serves cannot be told: a plan made for the held-out parts gains nothing",
+        ),
+        (None, None, "How long a plan like this serves cannot be told: its system cannot be run again"),
+    ],
+)
+def test_persistence_in_words(made_for_it, persistence, sentence):
+    case = evidence(persistence=persistence, parts=(part(0.2, made_for_it=made_for_it),))
+    assert any(said.startswith(sentence) for said in reasons(case, decide(case, LIMITS), LIMITS))
+
+
+@pytest.mark.parametrize(
+    ("without", "sentence"),
+    [
+        (0.2, "and add 25 % to the same system without them."),
+        (
+            0.4951,
+            "and add 0.3 % to the same system without them, too little for that memory: plan without spare slots.",
+        ),
+        (0.5, "and add 0.0 % to the same system without them, too little for that memory: plan without spare slots."),
+        (1.0, "and lose 25 % against the same system without them: plan without spare slots."),
+    ],
+)
+def test_replicas_in_words(without, sentence):
+    case = evidence(0.5, without_replicas=without, replica_bytes=1e9, added_bytes=1e8)
+    said = [reason for reason in reasons(case, decide(case, LIMITS), LIMITS) if reason.startswith("Its replicas take")]
+    assert said == [f"Its replicas take 1 GB of memory in all, up to 100 MB more on a GPU, {sentence}"]
+
+
+def test_the_worst_part_is_named_where_there_are_several():
+    def worst(case: Evidence) -> list[str]:
+        return [
+            reason
+            for reason in reasons(case, decide(case, LIMITS), LIMITS)
+            if "worst part is" in reason or "below" in reason
+        ]
+
+    assert worst(evidence(0.2)) == []
+    assert worst(evidence(0.2, 0.1)) == ["The worst part is part 1 with +10.0 %."]
+    assert worst(evidence(0.3, -0.1)) == ["On part 1 it loses 10 %, and no part should be below 0.0 %."]
+
+
+def test_shares_in_place_of_counts_are_named():
+    case = evidence(tokens_per_expert=1e-3)
+    assert reasons(case, decide(case, LIMITS), LIMITS)[0].endswith("or give the counts if these are shares.")
+
+
+def test_the_docs_have_every_threshold_with_its_value():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "verdict.md").read_text()
+    for name, field in Thresholds.model_fields.items():
+        assert f"| `{name}` | {field.default:g} |" in text
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, "try it"),
+        ({"gain": 0.02}, "do it"),
+        ({"worst_gain": 0.04}, "try it"),
+        ({"try_gain": 0.04}, "not now"),
+        ({"break_even_minutes": 0.05}, "not now"),
+        ({"memory": 0.4}, "not now"),
+        ({"tokens_per_expert": 101}, "cannot say yet"),
+        ({"gain": 0.02, "confidence": 0.99}, "cannot say yet"),
+    ],
+)
+def test_kept_evidence_is_decided_by_any_thresholds(limits, expected):
+    """A gain of 3 ± 1.3 %: 95 % lie within 2.55 %, 99 % within 3.35 %."""
+    kept = Judgement(evidence=evidence(0.03, error=0.013), thresholds=Thresholds(**limits))
+    read = Judgement.from_json(kept.to_json(), "kept")
+    assert read == kept and read.verdict == kept.verdict == verdict_from(kept.evidence, kept.thresholds)
+    assert WORDS[read.verdict.verdict] == expected
+    thresholds = {criterion.name: criterion.threshold for criterion in read.verdict.criteria}
+    confidence = read.verdict.confidence
+    assert thresholds | {"confidence": confidence} == kept.thresholds.model_dump()
+
+
+gains = st.floats(-0.5, 2.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(gains, min_size=1, max_size=3), st.floats(0, 1), st.floats(0, 0.49), st.floats(0, 1))
+def test_more_noise_never_makes_a_plan_better(values, error, more, persistence):
+    """Nor does a lower gain, a lower persistence, or a fuller memory."""
+    height = {"cannot-say": 0, "not-now": 0, "try-it": 1, "do-it": 2}
+    before = evidence(*values, error=error, persistence=persistence)
+    reached = height[word(before)]
+    assert height[word(evidence(*values, error=error + more, persistence=persistence))] <= reached
+    lower = evidence(*[value - more for value in values], error=error, persistence=persistence)
+    assert height[word(lower)] <= reached
+    for worse in ({"persistence": persistence * more}, {"memory": 0.5 + more}, {"tokens_per_expert": 100 * more}):
+        assert height[word(before.model_copy(update=worse))] <= reached

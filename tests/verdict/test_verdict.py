@@ -1,0 +1,218 @@
+"""Verdicts that can be reckoned by hand, and what must hold of all."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import InputError, StoppedError
+from engine.plan import Travel
+from engine.studies.judge import Judge
+from engine.systems import SYSTEMS, run
+from engine.verdict import Evidence, Thresholds, evidence_of, running, verdict_from, verdict_of
+from engine.verdict.sources import split_by_origin
+from engine.workload import ExpertLoad, RoutingTrace
+from tests.strategies import seeds
+from tests.verdict.hand import loads, log, plan_of, problem_of
+
+A = loads("a", [3000.0, 3000.0, 1000.0, 1000.0])
+B = loads("b", [3000.0, 2000.0, 1000.0, 2000.0])
+LINEAR, APART = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+
+
+def test_the_gain_on_another_recording_by_hand():
+    """Of a, contiguous blocks take 6000 s and the plan 4000, half as many again; of b 5000 and 4000, a quarter."""
+    plan = plan_of("plan", APART, made_from=A)
+    verdict = verdict_of(plan, problem_of(A), [A, B])
+    (part,) = verdict.parts
+    assert (part.by, part.part, part.planned_on) == ("recording", "b", "a")
+    assert (part.seconds_deployed, part.seconds) == (5000, 4000)
+    assert verdict.gain_held_out == verdict.gain_worst == pytest.approx(0.25)
+    assert verdict.persistence == pytest.approx(0.25 / 0.5)  # nothing makes it again: over its gain on a
+    assert verdict.gain_low < 0.25 < verdict.gain_high
+    assert verdict.gain_high - verdict.gain_low < 0.1  # Poisson: 5000 ± 71
+    assert verdict.verdict == "do-it"
+    assert {row.name: row.gain for row in verdict.beside}["no plan: experts in contiguous blocks"] == 0
+    assert verdict.memory_bytes == 0 and verdict.move_copies == 2
+
+
+def test_a_plan_that_is_wrong_for_another_hour():
+    """Of the recording that comes, contiguous blocks take 4000 s and the plan for a 6000: a third less."""
+    there = loads("there", [3000.0, 1000.0, 3000.0, 1000.0])
+    verdict = verdict_of(plan_of("plan", APART, made_from=A), problem_of(A), [A, there])
+    assert verdict.gain_held_out == pytest.approx(-1 / 3)
+    assert verdict.persistence == pytest.approx(-1 / 3 / 0.5)
+    assert verdict.verdict == "not-now" and verdict.break_even_steps is None
+
+
+def test_the_move_by_hand():
+    """Two experts of 3 × 64 × 96 numbers of two bytes change places, over ports that take no time to speak of."""
+    verdict = verdict_of(plan_of("plan", APART, made_from=A), problem_of(A), [A, B])
+    assert verdict.move_bytes == 2 * 3 * 64 * 96 * 2
+    assert verdict.move_seconds == pytest.approx(0, abs=1e-20)
+    assert verdict.break_even_steps == pytest.approx(0, abs=1e-20)
+
+
+def test_memory_of_replicas_by_hand():
+    """Two of six slots are spare; each GPU holds three experts where it held two."""
+    plan = plan_of("plan", [[0, 1, 2], [0, 1, 3]], made_from=A, optimiser="eplb", options={"algorithm": "eplb"})
+    verdict = verdict_of(plan, problem_of(A), [A, B], thresholds=Thresholds(replica_gain=0.1))
+    size = 3 * 64 * 96 * 2
+    assert (verdict.memory_bytes, verdict.memory_bytes_per_gpu) == (2 * size, size)
+    assert verdict.memory_share == pytest.approx(3 * size / 1e9)
+    # b: 3500 s and 4500 s with replicas; EPLB without, made of a, puts a popular expert on each GPU: 4000 s whatever the pairs.
+    assert verdict.gain_held_out == pytest.approx(5000 / 4500 - 1)
+    bare = next(row for row in verdict.beside if row.name.startswith("no replicas"))
+    assert bare.gain == pytest.approx(0.25) and bare.replica_bytes == 0
+    assert any(
+        reason.endswith("and lose 11 % against the same system without them: plan without spare slots.")
+        for reason in verdict.reasons
+    )
+
+
+def test_by_time_the_system_is_run_again_on_the_earlier_half():
+    """800 tokens of 0 and 1 come first, then 800 of 0 and 2: what keeps 0 and 1 apart does not keep 0 and 2 apart."""
+    drifted = log("drifted", *[[0], [1]] * 400, *[[0], [2]] * 400)
+    problem = problem_of(drifted)
+    plan = run(SYSTEMS["eplb"], problem, {"redundant": 0, "algorithm": "eplb"}).result.solution
+    verdict = verdict_of(plan, problem, [drifted])
+    (part,) = verdict.parts
+    assert (part.by, part.part, part.planned_on) == ("time", "drifted, later half", "drifted, earlier half")
+    assert part.seconds_deployed == 400 and part.made_for_it == pytest.approx(0)
+    assert verdict.persistence is None  # contiguous blocks are best in the later half: there is nothing to keep
+
+
+def test_a_plan_for_two_recordings_is_made_again_from_the_earlier_halves_of_both():
+    rng = np.random.default_rng(0)
+    first, second = (log(name, *rng.integers(0, 4, (400, 1)).tolist()) for name in ("first", "second"))
+    problem = replace(problem_of(first), others=(second,))
+    plan = run(SYSTEMS["eplb"], problem, {"redundant": 0}).result.solution
+    verdict = verdict_of(plan, problem, [second, first])
+    assert [(part.part, part.planned_on) for part in verdict.parts] == [
+        (f"{name}, later half", "first, earlier half and second, earlier half") for name in ("first", "second")
+    ]
+    # With one of the two missing nothing can be made again, and what is known to be seen is no evidence.
+    assert verdict_of(plan, problem, [second]).parts == ()
+
+
+def test_a_system_that_refuses_a_recording_leaves_open_what_it_would_gain():
+    """ExFlow follows tokens, and loads have none; in time it can be run again."""
+    rng = np.random.default_rng(0)
+    mine = log("mine", *rng.integers(0, 4, (400, 2)).tolist())
+    problem = problem_of(mine)
+    plan = run(SYSTEMS["exflow"], problem, {"time_limit": 0.2, "execution": "vanilla"}).result.solution
+    verdict = verdict_of(plan, problem, [mine, loads("loads", *[[300.0, 200.0, 100.0, 200.0]] * 2)])
+    in_time, other = verdict.parts
+    assert in_time.made_for_it is not None and other.made_for_it is None
+    assert verdict.persistence in (
+        None,
+        pytest.approx(in_time.gain / in_time.made_for_it if in_time.made_for_it else 0),
+    )
+
+
+def test_what_is_deployed_already_is_not_now():
+    plan = plan_of("plan", APART, made_from=A)
+    verdict = verdict_of(plan.model_copy(update={"name": "again"}), problem_of(A), [A, B], deployed=plan)
+    assert verdict.verdict == "not-now" and verdict.gain_held_out is None
+    assert verdict.reasons == ("The plan does exactly what is deployed, so there is nothing to win.",)
+
+
+def test_one_recording_of_loads_says_nothing():
+    verdict = verdict_of(plan_of("plan", APART, made_from=A), problem_of(A), [A])
+    assert verdict.verdict == "cannot-say" and "Nothing was held out" in verdict.reasons[0]
+
+
+def test_a_recording_with_errors_says_nothing():
+    silent = loads("silent", [3000.0, 3000.0, 1000.0, 1000.0], [0.0] * 4)
+    plan = plan_of("plan", APART, APART)
+    verdict = verdict_of(plan, problem_of(silent), [silent])
+    assert verdict.verdict == "cannot-say" and "received no tokens" in verdict.reasons[0]
+    assert verdict.parts == () and verdict.gain_held_out is None
+
+
+def test_few_tokens_say_nothing_and_how_many_are_needed():
+    few = [ExpertLoad(name, load / 100, (1,)) for name, load in (("a", A.load), ("b", B.load))]
+    verdict = verdict_of(plan_of("plan", APART, made_from=few[0]), problem_of(few[0]), few)
+    assert verdict.verdict == "cannot-say" and verdict.tokens_per_expert == 20
+    assert "Record at least 100 tokens" in verdict.reasons[0]
+
+
+def test_a_goal_and_a_plan_that_do_not_fit_are_refused():
+    three = loads("three", [1.0] * 6)
+    with pytest.raises(InputError, match="the plan plan is for 4 experts"):
+        verdict_of(plan_of("plan", APART), problem_of(three), [three])
+
+
+def test_stopped_before_the_end_there_is_none():
+    with pytest.raises(StoppedError, match="stopped before there was a verdict"):
+        verdict_of(plan_of("plan", APART, made_from=A), problem_of(A), [A, B], stop=lambda: True)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"gain": 0.5, "try_gain": 0.3},
+        {"confidence": 0.6},
+        {"worst_gain": 0.4, "persistence": 1.0, "replica_gain": 3.0},
+        {"memory": 1e-9},
+        {"tokens_per_expert": 1e9, "break_even_minutes": 0.0},
+    ],
+)
+def test_no_threshold_enters_the_evidence(limits):
+    """A verdict by other thresholds, from evidence that was kept as JSON, is the one of a new judgement by them."""
+    plan = plan_of("plan", [[0, 1, 2], [0, 1, 3]], made_from=A, optimiser="eplb", options={"algorithm": "eplb"})
+    kept = Evidence.from_json(evidence_of(plan, problem_of(A), [A, B]).to_json(), "kept")
+    thresholds = Thresholds(**limits)
+    assert verdict_from(kept, thresholds) == verdict_of(plan, problem_of(A), [A, B], thresholds=thresholds)
+
+
+def test_tokens_of_linear_travel_as_those_of_the_plan():
+    plan = plan_of("plan", APART, made_from=A).model_copy(update={"travel": Travel(unit="gpu")})
+    assert verdict_of(plan, problem_of(A), [A, B]).gain_held_out == pytest.approx(0.25)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds, st.sampled_from((16.0, 1000.0)))
+def test_scaling_loads_changes_no_gain(seed, factor):
+    rng = np.random.default_rng(seed)
+    first, second = (rng.integers(100, 10_000, (2, 4)).astype(np.float64) for _ in range(2))
+    plan = {"optimiser": "eplb", "options": {"redundant": 1, "algorithm": "eplb"}}
+    verdicts = []
+    for scale in (1.0, factor):
+        a, b = (ExpertLoad(name, load * scale, (1, 2)) for name, load in (("a", first), ("b", second)))
+        laid = plan_of("plan", [[0, 1, 2], [3, 0, 1]], [[0, 3, 2], [1, 0, 3]], made_from=a, **plan)
+        verdicts.append(verdict_of(laid, problem_of(a), [a, b]))
+    first, other = verdicts
+    assert other.gain_held_out == pytest.approx(first.gain_held_out)
+    assert other.persistence == (None if first.persistence is None else pytest.approx(first.persistence))
+    assert [row.gain for row in other.beside] == pytest.approx([row.gain for row in first.beside])
+    assert other.gain_high - other.gain_low <= first.gain_high - first.gain_low + 1e-12  # more tokens, less noise
+
+
+def test_a_bare_placement_runs_as_the_plan_does():
+    plan = plan_of("plan", APART).model_copy(update={"travel": Travel(unit="gpu"), "execution": "context-coherent"})
+    bare = plan_of("bare", LINEAR).placement
+    now = running(bare, plan)
+    assert (now.name, now.travel, now.execution, now.placement) == ("deployed", plan.travel, plan.execution, bare)
+    assert running(plan_of("copies", [[0, 1, 2], [0, 2, 3]]).placement, plan).execution == "vanilla"
+
+
+# Which recordings a plan has seen
+
+
+def test_recordings_are_known_by_their_digests():
+    judge, plan = Judge(problem_of(A)), plan_of("plan", APART, made_from=A)
+    again = loads("another name of the same", *A.load.tolist())
+    assert split_by_origin(plan, [B, A, again, A], judge) == ((A,), (B,))
+    assert split_by_origin(plan_of("plan", APART), [A, B], judge) == ((), (A, B))
+
+
+def test_a_recording_at_the_tokens_of_a_step_is_its_whole_one():
+    whole = RoutingTrace("chat", A.load.astype(np.int16).reshape(-1, 1, 1) % 4, 4)
+    step = loads("chat, at 64 tokens a GPU", [30.0, 30.0, 10.0, 10.0])
+    judge, plan = Judge(problem_of(step)), plan_of("plan", APART, made_from=step)
+    assert split_by_origin(plan, [step, whole, B], judge) == ((whole,), (B,))
+    assert split_by_origin(plan, [step, B], judge) == ((step,), (B,))
