@@ -5,6 +5,7 @@ begins with the good files or instances that its strategies change; what has fai
 """
 
 import argparse
+import inspect
 import os
 import sys
 import tempfile
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 
 import pytest
 
@@ -52,12 +54,15 @@ def _counted(test: Callable[..., None], counts: list[int]) -> Callable[..., None
     return once
 
 
-def fuzz(item: pytest.Function, seconds: float) -> tuple[int, str | None]:
-    """How many inputs a target took in so many seconds, and what went wrong."""
+def fuzz(item: pytest.Function, seconds: float, folder: Path) -> tuple[int, str | None]:
+    """How many inputs a target took in so many seconds, and what went wrong; a target that asks for `tmp_path` gets the
+    folder."""
     ends, counts = time.monotonic() + seconds, [0]
     handle = item.obj.hypothesis
     test, handle.inner_test = handle.inner_test, _counted(handle.inner_test, counts)
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    if "tmp_path" in inspect.signature(item.obj).parameters:
+        parameters["tmp_path"] = folder
     try:
         while time.monotonic() < ends:
             item.obj(**parameters)
@@ -81,7 +86,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SWITCHYARD_DATA"] = folder
         for item in items:
-            inputs, fault = fuzz(item, options.seconds / len(items))
+            inputs, fault = fuzz(item, options.seconds / len(items), Path(folder))
             print(f"{inputs:8,} inputs  {'FAILED' if fault else 'ok    '}  {item.nodeid}", flush=True)
             if fault:
                 failed += 1
