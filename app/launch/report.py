@@ -150,7 +150,7 @@ def _figures(run: dict[str, Any], report: dict[str, Any]) -> None:
             "Output differs by",
             f"{run['difference']:.1g}",
             help="largest difference from the unplanned single-process computation, relative to its largest number; "
-            "a launch that differs by more than rounding fails",
+            f"a launch that differs by more than rounding explains{_allowed(run)} fails",
         )
         st.metric(
             "Clocks agree to",
@@ -158,6 +158,11 @@ def _figures(run: dict[str, Any], report: dict[str, Any]) -> None:
             help="by how much the clocks of two ranks may differ; ranks on one machine share its clock",
         )
         st.metric("Tokens", f"{report['tokens']:,}")
+
+
+def _allowed(run: dict) -> str:
+    """How much that is; launches of earlier versions do not say."""
+    return f", here {run['allowed_difference']:.1g}," if "allowed_difference" in run else ""
 
 
 def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:

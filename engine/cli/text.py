@@ -264,7 +264,8 @@ def _launched_plan(run: dict[str, Any]) -> str:
             f"{run['name']}: median of {len(run['pass_seconds'])} passes ({spread})",
             table(["step", "predicted", "measured", "measured / predicted"], rows),
             *_launched_layers(run["by_layer"]),
-            f"differs from the unplanned computation by {run['difference']:.2g} of its largest number",
+            f"differs from the unplanned computation by {run['difference']:.2g} of its largest number (rounding explains up to "
+            f"{run['allowed_difference']:.2g})",
             f"predicted with {run['predicted']['cost_source']}",
         ]
     )

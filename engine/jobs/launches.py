@@ -108,5 +108,6 @@ def _describe_plan(measured: MeasuredPlan) -> dict[str, Any]:
         "waiting_seconds": comparison.waiting,
         "predicted_waiting_seconds": comparison.predicted_waiting,
         "pass_seconds": list(measured.totals),
-        "difference": measured.difference,
+        "difference": measured.difference.error,
+        "allowed_difference": measured.difference.allowed,
     }

@@ -154,7 +154,7 @@ def outcome_of(prepared: PreparedLaunch, devices: Devices, backend: str) -> str:
     (run,) = finished.runs
     return (
         f"{run.plan.name}, {finished.tokens:,} tokens: {seconds(run.measured.total)} (predicted "
-        f"{seconds(run.predicted.total)}), differs from the unplanned by {run.difference:.1g}"
+        f"{seconds(run.predicted.total)}), differs from the unplanned by {run.difference.error:.1g}"
     )
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from engine.launch.rank.context import RankContext
+from engine.launch.rank.difference import Difference
 from engine.launch.rank.instructions import RankInstructions, Tokens
 from engine.launch.rank.joining import leave_with_parent
 from engine.launch.rank.layer import Weights
@@ -58,8 +59,8 @@ class Outcome:
     repeated: whether both gave the same gradients to the bit; updated: whether the weights have moved against the gradients;
     memory: most bytes in tensors at any time."""
 
-    difference: float | None
-    spoilt: tuple[float | None, ...]
+    difference: Difference | None
+    spoilt: tuple[Difference | None, ...]
     events: list[tuple]
     repeated: bool
     updated: bool
@@ -172,10 +173,10 @@ def run(cases: Sequence[Case], folder: Path, limit: float = 150.0) -> dict[str, 
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, timeout=limit, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
-    outcomes: dict[str, list[Outcome]] = {}
+    outcome, outcomes = TypeAdapter(Outcome), {}
     for ranks in {case.ranks for case in cases}:
         parts = [json.loads((folder / f"{ranks}-{rank}.json").read_text()) for rank in range(ranks)]
-        outcomes |= {name: [Outcome(**part[name]) for part in parts] for name in parts[0]}
+        outcomes |= {name: [outcome.validate_python(part[name]) for part in parts] for name in parts[0]}
     return outcomes
 
 

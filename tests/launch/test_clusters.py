@@ -71,7 +71,11 @@ def finish(command: list[str], **more) -> None:
 def hold_together(run, launch) -> None:
     """The results are those of this launch, and its ranks computed what one process computes."""
     (measured_plan,) = run.runs
-    assert measured_plan.plan == launch.plans[0] and measured_plan.difference < 1e-5 and len(measured_plan.totals) == 2
+    assert (
+        measured_plan.plan == launch.plans[0]
+        and measured_plan.difference.error < 1e-5
+        and len(measured_plan.totals) == 2
+    )
     assert run.tokens == launch.workloads[0].tokens == 200 and run.device == "CPU"
     assert measured_plan.measured.resources == measured_plan.predicted.resources == ("rank 0", "rank 1")
     size = launch.instructions.model.bytes_per_token

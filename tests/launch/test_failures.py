@@ -290,7 +290,7 @@ def test_what_a_rank_left_torn_or_not_at_all_is_named(tmp_path, monkeypatch, nam
     """keep: share of the file that is there."""
 
     def leave(commands, ranks, limit, folder, stop, report) -> None:
-        (folder / REPORT).write_text(json.dumps({"differences": [0.0], "device": "CPU", "clock_error": 0.0}))
+        (folder / REPORT).write_text(json.dumps({"differences": [[0.0, 1e-4]], "device": "CPU", "clock_error": 0.0}))
         points = [[1.0, 1e-6], [2.0, 2e-6], [3.0, 3e-6]]
         (folder / MACHINE_TIMES).write_text(json.dumps(dict.fromkeys(("gemm", "gate", "memory", "network"), points)))
         for number in (0, 1):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from engine.launch.rank.difference import relative
 from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions, Tokens
 from engine.launch.rank.layer import (
     Weights,
@@ -14,7 +15,6 @@ from engine.launch.rank.layer import (
     ffn,
     has_grouped_kernel,
     reference,
-    relative_difference,
     tokens_in,
     uses_grouped_gemms,
 )
@@ -64,7 +64,7 @@ def test_grouped_gemms_and_one_expert_after_another_give_what_each_expert_gives(
     ends = torch.tensor(counts).cumsum(0).to(torch.int32)
     together = expert_ffns(rows, counts, inward, outward, gated, ends)
     for output in (alone, together):
-        assert output.dtype == dtype and relative_difference(output, wanted) <= off
+        assert output.dtype == dtype and relative(output, wanted) <= off
     assert wanted.abs().max() > 0.1
 
 

@@ -246,7 +246,7 @@ def hold_together(launch: PreparedLaunch, whole: Run) -> None:
     assert whole.profile.ranks == ranks and len(whole.runs) == len(launch.instructions.plans)
     kinds = STEPS if ranks > 1 else tuple(kind for kind in STEPS if kind not in NETWORK_KINDS)
     for run in whole.runs:
-        assert 0 <= run.difference <= 1e-5
+        assert 0 <= run.difference.error <= 1e-5
         assert len(run.totals) == repeats and run.measured.total == sorted(run.totals)[repeats // 2]
         assert run.predicted.resources == run.measured.resources
         for timeline in (run.predicted, run.measured):
@@ -342,7 +342,9 @@ def test_one_rank_has_no_network_and_a_launch_writes_into_its_folder_only(tmp_pa
 @pytest.mark.parametrize("difference", [1e-3, float("nan"), float("inf")])
 def test_an_output_that_differs_makes_the_run_invalid(tmp_path, monkeypatch, difference):
     def ranks_of_a_wrong_kernel(commands, ranks, limit, folder, stop, report) -> None:
-        (folder / REPORT).write_text(json.dumps({"differences": [difference], "device": "CPU", "clock_error": 0.0}))
+        (folder / REPORT).write_text(
+            json.dumps({"differences": [[difference, 1e-4]], "device": "CPU", "clock_error": 0.0})
+        )
 
     monkeypatch.setattr(local, "run_processes", ranks_of_a_wrong_kernel)
     with pytest.raises(InputError, match="differs from the unplanned computation"):

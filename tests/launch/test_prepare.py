@@ -146,7 +146,9 @@ def test_numbers_are_told_with_the_difference_they_may_make():
     assert "fp32" in text_of(prepare(), "Numbers") and "0.0001" in text_of(prepare(), "Numbers")
     launch = prepare(dtype="bf16")
     assert launch.instructions.model.dtype == launch.instructions.model_b.dtype == "bf16"
-    assert "bf16" in text_of(launch, "Numbers") and "0.05" in text_of(launch, "Numbers")
+    assert "bf16" in text_of(launch, "Numbers") and "3 times as far from that as an unplanned" in text_of(
+        launch, "Numbers"
+    )
     on_gpus = prepare(ranks=4, devices=gpus(4), dtype="fp32")
     assert on_gpus.instructions.backend == "nccl" and on_gpus.instructions.model.dtype == "fp32"
     with pytest.raises(InputError, match="fp8: a launch computes in fp32 or bf16"):

@@ -8,10 +8,10 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.launch.rank.difference import allowed, coarsest, relative
 from engine.launch.rank.exchange import Exchange
 from engine.launch.rank.forward import kind_of_layers
 from engine.launch.rank.instructions import RankInstructions, Tokens
-from engine.launch.rank.layer import relative_difference
 from engine.launch.rank.layers import Layers
 from engine.launch.rank.shared_rows import SharedRows
 from engine.launch.rank.spread import Legs
@@ -69,7 +69,7 @@ def test_any_travel_computes_what_one_process_computes(launch, slices):
         return
     # A last bit may be a whole step of a coarse format, and then shows in all of its token; a token, a weight or an expert that
     # is wrong shows far above that.
-    assert relative_difference(output, wanted) <= launch[0].tolerance(launch[0].plans[0])
+    assert relative(output, wanted) <= allowed(coarsest(launch[0].model, launch[0].plans[0]))
     moved = ((output - wanted).abs() / wanted.abs().max() > 1e-5).any(dim=1)
     assert moved.sum() <= 1 + 0.2 * len(moved)
 
@@ -101,4 +101,5 @@ def test_a_lost_weight_or_a_wrong_expert_is_noticed(launch):
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(SharedRows, "ffn", half)
         ranks, output = run(launch)
-        assert relative_difference(output, ranks[0].unplanned()) > instructions.tolerance(instructions.plans[0]) / 2
+        rounding = allowed(coarsest(instructions.model, instructions.plans[0]))
+        assert relative(output, ranks[0].unplanned()) > rounding / 2

@@ -59,7 +59,7 @@ def test_lancet_and_pipemoe_in_one_launch_give_the_gradients_of_one_process(tmp_
     whole = run_here(launch, tmp_path / "run", never, silent)
     assert whole.tokens == 64 and whole.profile.all_reduce is not None and not processes_of(tmp_path)
     for measured_plan in whole.runs:
-        assert 0 <= measured_plan.difference <= 1e-4 and len(measured_plan.totals) == 2
+        assert 0 <= measured_plan.difference.error <= 1e-4 and len(measured_plan.totals) == 2
         kinds = {"dense", "gate", "ffn", "aggregate", "dispatch", "combine", "dx", "dw", "all_reduce"}
         assert set(measured_plan.measured.events["kind"]) == set(measured_plan.predicted.events["kind"]) == kinds
         # What was measured are the tasks that were simulated, on every rank.
@@ -135,4 +135,4 @@ def test_recorded_routing_is_replayed(tmp_path):
     problem = make_problem(trace, cluster, MODEL, Datasheet(), step=step)
     launch = prepare(plan_by("lancet", problem), step=step, workload=trace, repeats=1)
     (measured_plan,) = run_here(launch, tmp_path / "run", never, silent).runs
-    assert 0 <= measured_plan.difference <= 1e-4
+    assert 0 <= measured_plan.difference.error <= 1e-4

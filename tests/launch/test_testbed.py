@@ -313,7 +313,7 @@ def test_a_launch_computes_what_one_process_computes_and_its_network_is_the_shap
     launch = prepare(Launch((plan_for(trace, "matched"),), trace, MODEL, ranks=3, repeats=1), HOST)
     whole = run_here(launch.on_testbed(Testbed(rate)), tmp_path / "run", never, silent)
     (run,) = whole.runs
-    assert 0 <= run.difference <= 1e-5 and whole.tokens == trace.tokens
+    assert 0 <= run.difference.error <= 1e-5 and whole.tokens == trace.tokens
     for timeline in (run.predicted, run.measured):
         events = timeline.events
         for (_, kind), sends in events[events["stream"] == "network"].groupby(["layer", "kind"], observed=True):

@@ -88,7 +88,7 @@ def test_relayed_rows_go_over_links(tmp_path):
     whole = run_here(launch, tmp_path / "run", never, silent)
     network = launch.instructions.tiers.network
     for run in whole.runs:
-        assert 0 <= run.difference <= 1e-5
+        assert 0 <= run.difference.error <= 1e-5
         for timeline in (run.predicted, run.measured):
             for layer in range(LAYERS):
                 sends = of(timeline, "dispatch", layer)

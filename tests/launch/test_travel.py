@@ -18,6 +18,7 @@ from engine.launch.preparation.inference import prepare_inference
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.place_checks import traffic_check
 from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.rank.difference import coarsest
 from engine.launch.rank.spread import Legs
 from engine.launch.rank.tiers import Tiers
 from engine.launch.results.prediction import predict
@@ -132,9 +133,10 @@ def test_rows_of_nodes_need_the_nodes():
     assert prepared(travelling(CONCURRENT, "gpu"), cluster=None).instructions.tiers is None
 
 
-def test_the_tolerance_is_that_of_the_coarsest_format():
+def test_what_is_allowed_goes_by_the_coarsest_format():
     launch = prepared(CONCURRENT, BY_NODE, travelling(CONCURRENT, "gpu", "fp16"))
-    assert [launch.instructions.tolerance(plan) for plan in launch.instructions.plans] == [1e-4, 5e-2, 1e-2]
+    formats = [coarsest(launch.instructions.model, plan) for plan in launch.instructions.plans]
+    assert formats == ["fp32", "fp8", "fp16"]
     assert "to 0.05 of its largest number" in next(check.text for check in launch.checks if check.name == "Numbers")
 
 
@@ -218,7 +220,9 @@ def test_four_ranks_in_two_nodes_send_what_is_simulated_and_compute_the_same(uni
     runs = launched(tmp_path, launch)
     hold_bytes(launch, runs, TWO_NODES)
     # A last bit that becomes a step of a coarse format is rare, and nothing beside a row that is wrong.
-    assert [run.difference <= limit for run, limit in zip(runs, (1e-5, 1e-2, 1e-3, 1e-2), strict=True)] == [True] * 4
+    assert [run.difference.error <= limit for run, limit in zip(runs, (1e-5, 1e-2, 1e-3, 1e-2), strict=True)] == [
+        True
+    ] * 4
     assert all(run.plan.travel.in_words in run.predicted.cost_source for run in runs if run.plan.travel)
 
 
@@ -234,7 +238,7 @@ def test_ranks_choose_the_copies_that_touch_fewest(unit, tmp_path):
     launch = prepared(fewest, in_turn)
     runs = launched(tmp_path, launch)
     hold_bytes(launch, runs, TWO_NODES)
-    assert all(run.difference <= 1e-2 for run in runs)
+    assert all(run.difference.error <= 1e-2 for run in runs)
     away = np.kron(~np.eye(2, dtype=bool), np.ones((2, 2))) if unit == "node" else ~np.eye(4, dtype=bool)
     rows = [sum((sent(run.measured, "dispatch", layer, 4) * away).sum() for layer in range(LAYERS)) for run in runs]
     assert rows[0] < 0.9 * rows[1]
@@ -258,7 +262,7 @@ def test_rows_of_ranks_go_in_every_order(tmp_path):
     *straight, relayed = launched(tmp_path, launch)
     direct = launch.instructions.model_copy(update={"plans": launch.instructions.plans[:3]})
     hold_bytes(replace(launch, instructions=direct), straight, TWO_NODES)
-    assert all(run.difference <= 1e-2 for run in (*straight, relayed))
+    assert all(run.difference.error <= 1e-2 for run in (*straight, relayed))
 
 
 def test_ranks_that_stand_for_several_gpus_send_the_rows_of_their_nodes(tmp_path):
@@ -273,7 +277,7 @@ def test_ranks_that_stand_for_several_gpus_send_the_rows_of_their_nodes(tmp_path
     runs = launched(tmp_path, launch)
     assert launch.instructions.tiers.node == (0, 0, 1, 1) and launch.instructions.plans[0].placement.gpus == 4
     hold_bytes(launch, runs, TWO_NODES)
-    assert all(run.difference <= 1e-2 for run in runs)
+    assert all(run.difference.error <= 1e-2 for run in runs)
 
 
 @pytest.mark.parametrize("unit", ["gpu", "node"])
@@ -283,7 +287,7 @@ def test_tokens_of_two_models_travel_alike(unit, tmp_path):
     launch = prepared(plan, second=(recording_b(), OTHER))
     (run,) = launched(tmp_path, launch)
     hold_bytes(launch, (run,), TWO_NODES)
-    assert run.difference <= 1e-2
+    assert run.difference.error <= 1e-2
 
 
 def test_the_command_line_takes_the_nodes_from_the_cluster(tmp_path, capsys, own_data_folder):

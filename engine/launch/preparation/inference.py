@@ -21,6 +21,7 @@ from engine.launch.preparation.settled import (
     ranks_of,
     relays_of,
 )
+from engine.launch.rank.difference import allowed, coarsest, in_words
 from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions
 from engine.launch.rank.links import Links
 from engine.launch.rank.tiers import Tiers, uses_nodes
@@ -212,12 +213,13 @@ def _checks(
         rows = "; ".join(f"of {plan.name} {plan.travel.in_words}" for plan in travelling)
         yield Check("Rows", True, rows if len(instructions.plans) > 1 else travelling[0].travel.in_words)
     yield Check("Tokens", True, f"{replayed} of {whose}, {instructions.repeats} timed passes{each} after a warm-up")
-    dtype, tolerance = instructions.model.dtype, max(map(instructions.tolerance, instructions.plans))
+    dtype = instructions.model.dtype
+    rounded = max((coarsest(instructions.model, plan) for plan in instructions.plans), key=allowed)
     yield Check(
         "Numbers",
         True,
-        f"{dtype}, random weights, routing replayed; attention is not run. What comes out is compared with an unplanned "
-        f"computation, to {tolerance:.2g} of its largest number",
+        f"{dtype}, random weights, routing replayed; attention is not run. What comes out is compared with "
+        f"an unplanned computation{in_words(dtype, rounded, 'its largest number')}",
     )
 
 

@@ -18,7 +18,8 @@ from engine.launch.preparation.settled import (
     rank_check,
     ranks_of,
 )
-from engine.launch.rank.instructions import TOLERANCE, RankInstructions
+from engine.launch.rank.difference import in_words
+from engine.launch.rank.instructions import RankInstructions
 from engine.launch.step.problem import check_step_plan, step_problem
 from engine.launch.step.sizes import gradient_bytes, reference_bytes, shrunk, step_bytes
 from engine.training import TrainingStep
@@ -89,8 +90,8 @@ def _checks(instructions: RankInstructions, planned: TrainingStep, devices: Devi
     yield Check(
         "Numbers",
         True,
-        f"{dtype}, random weights and tokens. Gradients, loss and hidden state are compared with those of one process with "
-        f"automatic differentiation, to {TOLERANCE[dtype]:.2g} of the largest number of each",
+        f"{dtype}, random weights and tokens. What comes out (gradients, loss, hidden state) is compared with one process' "
+        f"automatic differentiation{in_words(dtype, dtype, 'the largest number of each')}",
     )
 
 

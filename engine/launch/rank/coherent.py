@@ -14,9 +14,10 @@ from functools import partial
 import numpy as np
 import torch
 
+from engine.launch.rank.difference import Difference, worst
 from engine.launch.rank.forward import Forward
 from engine.launch.rank.gathering import Gathering
-from engine.launch.rank.layer import aggregate, gate, normalised, relative_difference
+from engine.launch.rank.layer import aggregate, gate, normalised
 from engine.launch.rank.layers import Layers, outputs
 from engine.launch.rank.recorder import Mark
 from engine.launch.rank.routes import Piece
@@ -106,15 +107,15 @@ class CarriedLayers(Layers):
         output[self._on_device(self._moved)] = self._everything[self._on_device(self._gathering.row_of_item)]
         return output
 
-    def difference(self) -> float | None:
+    def difference(self) -> Difference | None:
         """Of the rank whose output differs the most: all must have all of it."""
         context, output = self.context, self.gathered()
-        wanted = None if context.rank else self.unplanned()
+        compare = None if context.rank else self.comparison()
         differences = [
-            relative_difference(part.to(context.device), wanted)
+            compare(part.to(context.device))
             for _, part in outputs(output, np.full(context.ranks, len(output)), context)
         ]
-        return max(differences) if differences else None
+        return worst(differences) if differences else None
 
 
 class Coherent(Forward):

@@ -16,6 +16,7 @@ import torch
 
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
+from engine.launch.rank.difference import Difference, worst
 from engine.launch.rank.forward import kind_of_layers
 from engine.plan import Plan
 
@@ -123,6 +124,6 @@ class Colocated:
             arrivals[place]()
             model.aggregate(layer)
 
-    def difference(self) -> float | None:
+    def difference(self) -> Difference | None:
         differences = [model.difference() for model in self.models]
-        return None if None in differences else max(differences)
+        return None if None in differences else worst(differences)

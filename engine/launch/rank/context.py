@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from engine.launch.rank.difference import Difference
 from engine.launch.rank.instructions import PROGRESS, RankInstructions, Tokens
 from engine.launch.rank.layer import TORCH_DTYPE, Weights
 from engine.launch.rank.links import Links
@@ -81,6 +82,5 @@ class Executor(Protocol):
         """One pass; its events go to the context's recorder. report: takes the share of the pass that is done, and a word on
         it."""
 
-    def difference(self) -> float | None:
-        """On rank 0, by how much the last pass differs from the unplanned one on a single process, relative to the largest
-        number there; None on the others."""
+    def difference(self) -> Difference | None:
+        """On rank 0, by how much the last pass differs from the unplanned one on a single process; None on the others."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from engine.launch.rank.by_node import RowsOfNodes
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
+from engine.launch.rank.difference import Difference
 from engine.launch.rank.layers import Layers
 from engine.launch.rank.shared_rows import SharedRows
 from engine.plan import Plan
@@ -50,5 +51,5 @@ class Forward:
             self.communicator.meet()
             model.aggregate(layer)
 
-    def difference(self) -> float | None:
+    def difference(self) -> Difference | None:
         return self.model.difference()

@@ -21,11 +21,6 @@ from engine.workload import RoutingTrace, Workload
 INSTRUCTIONS, TRACE, REPORT, MACHINE_TIMES = "spec.json", "trace.npz", "report.json", "calibration.json"
 """Files in the run folder: what the ranks read, and what rank 0 writes."""
 
-TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2, "fp8": 5e-2}
-"""Largest difference from the unplanned output, relative to its largest number, that rounding alone can explain, by the number
-format. Where rows are sent in a coarser one, both sides round to it, but the last bit of a sum before that can decide which of
-two neighbours it becomes: half a step is a sixteenth of a number in fp8."""
-
 MAX_REPEATS, MAX_PLANS = 100, 8
 POOL_STRIDE = 1009
 """Offset between the windows of two experts in the pool of weights: prime, so that no two experts see equal rows."""
@@ -70,13 +65,6 @@ class RankInstructions(Frozen):
     def goal(self) -> Goal:
         """What the ranks run."""
         return goal_of(training=self.step is not None, two_models=self.model_b is not None)
-
-    def tolerance(self, plan: Plan) -> float:
-        """How far what a plan computes may be from the unplanned computation, see `TOLERANCE`."""
-        formats = {self.model.dtype}
-        if plan.travel is not None:
-            formats |= {plan.travel.dispatch, plan.travel.combine} - {None}
-        return max(TOLERANCE[dtype] for dtype in formats)
 
     @property
     def device(self) -> str:

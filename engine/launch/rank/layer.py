@@ -142,23 +142,20 @@ def reference(
     there: Rounding | None = None,
     back: Rounding | None = None,
 ) -> torch.Tensor:
-    """All layers on one process without any plan: expert by expert, no exchange. experts: int64[token, layer, k]; there, back:
-    how numbers are rounded that would go to an expert and back (default: they are not)"""
+    """All layers on one process without any plan: expert by expert, no exchange. experts: int64[token, layer, k]; x:
+    [token, d_model], in the format to compute in; there, back: how numbers are rounded that would go to an expert and back
+    (default: they are not)"""
     for layer in range(experts.shape[1]):
         chosen = experts[:, layer]
-        normal, weight = gate(x, weights.router[layer], chosen)
+        normal, weight = gate(x, weights.router[layer].to(x.dtype), chosen)
         normal = normal if there is None else there.rounded(normal)
         total = x.to(torch.float32, copy=True)
         for expert in range(model.experts):
             token, choice = torch.nonzero(chosen == expert, as_tuple=True)
             if len(token):
-                out = ffn(normal[token], *weights.expert(layer, expert), model.ffn_matrices == 3)
+                inward, outward = (matrix.to(x.dtype) for matrix in weights.expert(layer, expert))
+                out = ffn(normal[token], inward, outward, model.ffn_matrices == 3)
                 out = out if back is None else back.rounded(out)
                 total.index_add_(0, token, out.float() * weight[token, choice].float()[:, None])
         x = total.to(x.dtype)
     return x
-
-
-def relative_difference(planned: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The largest difference, relative to the largest number wanted."""
-    return float((planned.float() - wanted.float()).abs().max()) / float(wanted.float().abs().max())

@@ -13,17 +13,10 @@ import torch.distributed as dist
 
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
+from engine.launch.rank.difference import Difference, allowed, coarsest, relative
 from engine.launch.rank.exchange import Exchange
 from engine.launch.rank.hops import Hops, hops
-from engine.launch.rank.layer import (
-    aggregate,
-    expert_ffns,
-    gate,
-    reference,
-    relative_difference,
-    tokens_in,
-    uses_grouped_gemms,
-)
+from engine.launch.rank.layer import aggregate, expert_ffns, gate, reference, tokens_in, uses_grouped_gemms
 from engine.launch.rank.recorder import Mark
 from engine.launch.rank.relayed import RelayedExchange
 from engine.launch.rank.routes import Piece, Rows, combined, pieces, route
@@ -73,6 +66,7 @@ class Layers:
         placement, order = ((plan.placement, plan.send_order), (plan.placement_b, plan.send_order_b))[number]
         self.layers, self.mode = self.experts.shape[1], order.mode
         self.wires = {} if plan.travel is None else dict(zip(NETWORK, wires_of(plan.travel, self.model), strict=True))
+        self.number_format = coarsest(self.model, plan)
         self.weights = context.weights(self.model, self.layers)
         self.home = self.homes(placement.gpu_of_expert)
         self.routes: dict[str, list[Rows]] = {kind: [] for kind in NETWORK}
@@ -247,18 +241,29 @@ class Layers:
     def _computing(self, kind: str, layer: int) -> contextlib.AbstractContextManager[None]:
         return self.context.recorder.computing(kind, layer, model=self.number)
 
-    def difference(self) -> float | None:
+    def difference(self) -> Difference | None:
         """See `Executor.difference`, of this model alone."""
         context, planned = self.context, self.first_tokens()
         for rank, part in outputs(self.x, np.bincount(self.home[-1], minlength=context.ranks), context):
             planned[self._on_device(np.flatnonzero(self.home[-1] == rank))] = part.to(context.device)
-        return None if context.rank else relative_difference(planned, self.unplanned())
+        return None if context.rank else self.comparison()(planned)
+
+    def comparison(self) -> Callable[[torch.Tensor], Difference]:
+        """What compares outputs [token, d_model] with that of one process without a plan, see `difference`."""
+        wanted, off = self.unplanned(), 0.0
+        if self.model.dtype != "fp32":
+            rounded, wanted = wanted, self._reference(self.first_tokens().float())
+            off = relative(rounded, wanted)
+        return lambda output: Difference(relative(output, wanted), allowed(self.number_format, off))
 
     def unplanned(self) -> torch.Tensor:
-        """[token, d_model]: the output of one process without a plan."""
+        """[token, d_model]: the output of one process without a plan, in the formats of the launch."""
+        return self._reference(self.first_tokens())
+
+    def _reference(self, first_tokens: torch.Tensor) -> torch.Tensor:
         self.context.use_all_cores()
         experts = self._on_device(self.experts.astype(np.int64))
-        return reference(experts, self.model, self.weights, self.first_tokens(), *self.wires.values())
+        return reference(experts, self.model, self.weights, first_tokens, *self.wires.values())
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.context.device)

@@ -11,6 +11,7 @@ import numpy as np
 from engine.costs import CostProfile
 from engine.errors import InputError
 from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.rank.difference import Difference
 from engine.launch.rank.instructions import MACHINE_TIMES, REPORT
 from engine.launch.results.prediction import fit_profile, predict
 from engine.launch.results.timelines import measured_timelines, unreadable
@@ -20,14 +21,14 @@ from engine.timeline import Timeline
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPlan:
-    """One plan of a finished launch, as it was asked for. totals: seconds of every timed pass; difference: largest deviation
-    from the unplanned output, relative to its largest number; measured is the pass of median length."""
+    """One plan of a finished launch, as it was asked for. totals: seconds of every timed pass; difference: from the
+    unplanned output; measured is the pass of median length."""
 
     plan: Plan
     predicted: Timeline
     measured: Timeline
     totals: tuple[float, ...]
-    difference: float
+    difference: Difference
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,21 +50,18 @@ def read_run(launch: PreparedLaunch, folder: Path, cores: int | None = None) -> 
     cores: processors of the machines that they ran on (default: of this one).
     """
     instructions, outcome = launch.instructions, _read_json(folder / REPORT)
-    for plan, difference in zip(instructions.plans, outcome["differences"], strict=True):
-        tolerance = instructions.tolerance(plan)
-        # Written so that a NaN, which compares false, fails too.
-        if not difference <= tolerance:
+    differences = [Difference(*figures) for figures in outcome["differences"]]
+    for plan, difference in zip(instructions.plans, differences, strict=True):
+        if difference.share > 1:
             raise InputError(
-                f"what {plan.name} computed differs from the unplanned computation by {difference:.2g} of its largest "
-                f"number (allowed: {tolerance:g}); the run is not valid"
+                f"what {plan.name} computed differs from the unplanned computation by {difference.error:.2g} of its "
+                f"largest number (allowed: {difference.allowed:.2g}); the run is not valid"
             )
     machine_times = _read_json(folder / MACHINE_TIMES)
     profile = fit_profile(machine_times, outcome["device"], instructions, cores or len(os.sched_getaffinity(0)))
     passes = measured_timelines(folder, instructions.ranks, len(instructions.plans), outcome["device"])
     measured_plans = []
-    for plan, folded, timelines, difference in zip(
-        launch.plans, instructions.plans, passes, outcome["differences"], strict=True
-    ):
+    for plan, folded, timelines, difference in zip(launch.plans, instructions.plans, passes, differences, strict=True):
         totals = tuple(timeline.total for timeline in timelines)
         middle = int(np.argsort(totals)[len(totals) // 2])
         predicted = predict(launch, folded, profile, machine_times)
