@@ -12,6 +12,7 @@ from engine.jobs.protocol import ERROR, EXIT, REQUEST, Context, Request
 from engine.jobs.runner import Job
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepared import PreparedLaunch
+from engine.launch.rank.difference import Difference
 from engine.launch.results.run import MeasuredPlan, Run
 from engine.problem import make_problem
 from engine.simulate import simulate
@@ -33,7 +34,7 @@ def simulated(launch: PreparedLaunch, factor: float) -> Run:
         measured = Timeline(events, predicted.resources, "measured", "CPU")
         totals = [measured.total] * launch.instructions.repeats
         totals[-1] *= 1.1
-        runs.append(MeasuredPlan(launched_plan, predicted, measured, tuple(totals), 1e-7))
+        runs.append(MeasuredPlan(launched_plan, predicted, measured, tuple(totals), Difference(1e-7, 1e-4)))
     profile = CostProfile(name="made up", origin="a test", gemm={"CPU": Line(alpha=0, beta=1)})
     return Run(tuple(runs), "CPU", launch.workloads[0].tokens, profile, 0.0)
 
