@@ -20,12 +20,11 @@ def show(title: str, question: str) -> None:
     _remember_model()
     _say_what_is_not_kept()
     strip()
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
+    with st.container(horizontal=True, vertical_alignment="center"):
         st.header(title, anchor=False, width="content")
-        with st.container(horizontal=True, width="content"):
-            glossary.popover(title)
-            people.show()
-    st.caption(question)
+        st.caption(question, width="stretch")
+        glossary.popover(title)
+        people.show()
     tour.show(title)
     if text := state.take_notice():
         st.toast(plain(text))

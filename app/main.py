@@ -19,6 +19,7 @@ if __name__ == "__main__":
     from engine.errors import InputError
 
     st.set_page_config(page_title="Switchyard", page_icon=str(ROOT / "app" / "icon.png"), layout="wide")
+    st.logo(str(ROOT / "app" / "wordmark.svg"), size="large")
     logs.configure()
     collector.spare()
     with contextlib.suppress(InputError, OSError):  # said by whatever needs the data folder

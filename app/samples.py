@@ -1,13 +1,16 @@
 """The sample gallery: the recordings that ship with Switchyard and the catalogue's presets."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
 from app import state
 from engine import catalogue, formats
 from engine.catalogue import ClusterPreset, ModelPreset
+from engine.studies.synthetic import Recipe
 
 FOLDER = Path(__file__).parent.parent / "sample_traces"
 
@@ -34,6 +37,9 @@ RECORDINGS = (
 )
 
 
+LARGE = Recipe(tokens=4096, skew=0.6, affinity=0.3)
+
+
 def open_recording(sample: Sample) -> None:
     """Open a shipped recording and its model."""
     model = formats.read_model(FOLDER / sample.model)
@@ -41,6 +47,19 @@ def open_recording(sample: Sample) -> None:
     # First what a full disk refuses, or half a sample would be open.
     state.open_workload(formats.read_workload(path, num_experts=model.experts, bytes_per_token=model.bytes_per_token))
     state.open_model(model)
+
+
+def open_large() -> None:
+    """Open a recording as large as DeepSeek-R1's, which nobody recorded, on 32 H100."""
+    model = models()["DeepSeek-R1"].model
+    state.open_workload(LARGE.draw(model))
+    state.open_model(model)
+    state.open_cluster(clusters()["hgx-h100-4-nodes"].cluster)
+
+
+def gain() -> dict[str, Any]:
+    """Seconds of the sample's forward pass with experts in order and as planned by a system, and the plan's bound."""
+    return json.loads((FOLDER / "gain.json").read_bytes())
 
 
 def open_sample() -> None:

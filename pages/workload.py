@@ -3,9 +3,9 @@
 import pandas as pd
 import streamlit as st
 
-from app import cached, drop_zone, header, model_catalogue, samples, tables, widgets
+from app import cached, drop_zone, header, model_catalogue, samples, state, tables, widgets
 from app.charts import workload as charts
-from app.workload import checks, guide, save
+from app.workload import checks, guide, save, welcome
 from engine import units
 from engine.balance import over_layers
 from engine.workload import RoutingTrace
@@ -13,6 +13,10 @@ from engine.workload import RoutingTrace
 ROWS_SHOWN = 1000
 
 header.show("Workload", "What did I record, and can I trust it?")
+
+welcomed = state.is_empty() and not state.brings_own()
+if welcomed:
+    welcome.show()
 
 drop, gallery = st.columns([2, 3], gap="large")
 with drop:
@@ -35,11 +39,23 @@ with gallery:
                 if st.button(sample.title, key=sample.file, help=sample.text):
                     samples.open_recording(sample)
                     st.rerun()
+    st.caption(
+        "As large as the real thing, but synthetic: drawn by a power law with some affinity, recorded by nobody."
+    )
+    if st.button(
+        "DeepSeek-R1's size", key="large", help="58 MoE layers × 256 experts, top-8, on four nodes of eight H100"
+    ):
+        with st.spinner("Drawing 4,096 tokens through 58 layers …"):
+            samples.open_large()
+        st.rerun()
 
 workload = cached.workload()
 if workload is None:
-    st.info("Drop a recording, open one of the samples, or take everything at once:", icon=":material/info:")
-    widgets.sample_button()
+    if welcomed:
+        st.info("Drop a recording, or open one of the samples.", icon=":material/info:")
+    else:
+        st.info("Drop a recording, open one of the samples, or take everything at once:", icon=":material/info:")
+        widgets.sample_button()
     st.stop()
 
 inspection = cached.inspection()

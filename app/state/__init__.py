@@ -50,6 +50,8 @@ from app.state.moment import (
     answer_drawing,
     answer_upload,
     answers_of_uploads,
+    bring_own,
+    brings_own,
     come_back,
     compare_layers,
     complain,

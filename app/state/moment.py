@@ -9,11 +9,20 @@ _WANTS_TWO, _EDIT_ROUND, _TABLE_BASE, _DRAWN = "wants_two", "edit_round", "table
 _UPLOADS, _ZONES, _WATCHED, _LAYERS = "uploads", "zones", "watched", "layers_compared"
 _SHOWN, _RUN_FOLDERS = "launch_shown", "run_folders"
 _REVIEWED, _REFUSED, _WRITTEN = "reviewed", "refused", "written"
-_ADVISED_SPARE = "advised_spare"
+_ADVISED_SPARE, _BRINGS_OWN = "advised_spare", "brings_own"
 _NOTICE, _LEFT_OUT, _BACK, _GONE = "notice", "left_out", "back", "gone"
 _OVERTAKEN, _NOT_STORED = "overtaken", "not_stored"
 TYPED = "typed-"
 """How the keys of text fields begin whose text `keep_typed` keeps."""
+
+
+def brings_own() -> bool:
+    """Whether a newcomer has said that they bring a recording."""
+    return st.session_state.get(_BRINGS_OWN, False)
+
+
+def bring_own() -> None:
+    st.session_state[_BRINGS_OWN] = True
 
 
 def wants_two() -> bool:
