@@ -81,13 +81,13 @@ def partition_axes(
     Status OPTIMAL with an assignment, INFEASIBLE if there is none, CANCELLED or TIME_LIMIT (wall seconds) if it was not
     decided. There is nothing to minimise: `objective` and `bound` are 0.
     """
+    from engine.overlap.axes_by_cp_sat import some_places  # see engine.solver
+
     start = time.perf_counter()
     tables = problem.tables()
     if not all(rows for _, rows in tables) or not all(problem.domains.values()):
         status, solution = Status.INFEASIBLE, None
     else:
-        from engine.overlap.axes_by_cp_sat import some_places  # see engine.solver
-
         left = max(start + time_limit - time.perf_counter(), LEAST_SECONDS)
         status, places = some_places(
             {tensor: len(axes) for tensor, axes in problem.domains.items()}, tables, left, seed, stop

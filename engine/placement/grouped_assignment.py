@@ -43,6 +43,9 @@ def assign_groups(
     instance is beyond CP-SAT (more than 4096 GPU-expert pairs), CANCELLED if `stop` answered True. Same input and seed,
     same answer, unless the wall limit cuts a step short. Raises InputError if the slots cannot hold the experts.
     """
+    from engine.placement.grouped_exact import best_groups  # see engine.solver
+    from engine.placement.grouped_relaxation import relaxation_bound
+
     start = time.perf_counter()
     slots = _checked_slots(slots, instance, exact_slots)
     options = {"exact_slots": exact_slots, "time_limit": time_limit}
@@ -50,10 +53,6 @@ def assign_groups(
     if slots.max() == slots.min() == 1:
         result = assign(_with_idle_experts(instance), stop)
         return replace(result, solution=result.solution[: instance.experts], provenance=provenance)
-
-    # Here, see engine.solver.
-    from engine.placement.grouped_exact import best_groups
-    from engine.placement.grouped_relaxation import relaxation_bound
 
     deadline = start + time_limit
     floors = _unavoidable(instance, slots, exact_slots)

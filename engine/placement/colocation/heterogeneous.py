@@ -42,6 +42,8 @@ def colocate_heterogeneous(
     CANCELLED if `stop` answered True. Same input and seed, same answer, unless the wall limit cuts a step short. Raises
     InputError for a wrong shape or value.
     """
+    from engine.placement.colocation.exact import prove  # see engine.solver
+
     start = time.perf_counter()
     deadline, options = start + time_limit, {"time_limit": time_limit, "exact": exact}
     cost = _checked(cost)
@@ -57,8 +59,6 @@ def colocate_heterogeneous(
     kinds = _kinds(cost)
     exact = exact and len(kinds) * cost[0].size <= CP_SAT_TRIPLES
     if exact and largest(cost, best) > bound:
-        from engine.placement.colocation.exact import prove  # see engine.solver
-
         best, bound = prove(cost, kinds, best, bound, QUESTION_SHARE * time_limit, deadline, seed, stop, report)
     objective = largest(cost, best)
     if objective <= bound:
