@@ -20,10 +20,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEELS, UNPACKED = ROOT / ".gpu-wheels", ROOT / ".gpu-wheels-unpacked"
+OLDEST = (3, 11)
 NEEDED = ("networkx", "numba", "numpy", "nvidia-ml-py", "pandas", "psutil", "pydantic", "scipy")
 """What the check and the ranks import beside PyTorch. Their own requirements come along with their wheels."""
 ALSO = ("ortools", "pyarrow", "PyYAML", "safetensors")
 """What some checks are skipped without."""
+
+
+def here() -> str:
+    """The version of this Python, as `3.11`."""
+    return ".".join(map(str, sys.version_info[:2]))
 
 
 def pins() -> dict[str, str]:
@@ -58,8 +64,8 @@ def wheels_of(name: str) -> list[Path]:
 
 def _is_for_this_python(wheel: Path) -> bool:
     pythons, abi, _ = wheel.stem.rsplit("-", 3)[1:]
-    here = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return abi in (here, "abi3", "none") and (abi == "abi3" or bool({here, "py3"} & set(pythons.split("."))))
+    mine = f"cp{here().replace('.', '')}"
+    return abi in (mine, "abi3", "none") and (abi == "abi3" or bool({mine, "py3"} & set(pythons.split("."))))
 
 
 def folders_of(names: Sequence[str]) -> list[Path]:
@@ -80,13 +86,12 @@ def folders_of(names: Sequence[str]) -> list[Path]:
 def missing_in_words(names: Sequence[str]) -> str:
     """One line: what is missing in which version, and what to do."""
     wanted = pins()
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    text = f"{sys.executable} (Python {here}) lacks {', '.join(f'{name} {wanted[name]}' for name in names)}"
+    text = f"{sys.executable} (Python {here()}) lacks {', '.join(f'{name} {wanted[name]}' for name in names)}"
     if "torch" in names:
         text += "; PyTorch is the machine's own, install it there"
     if carried := [name for name in names if name != "torch"]:
         text += (
-            f"; where there is a package index, run make gpu-wheels GPU_PYTHON_VERSION={here} "
+            f"; where there is a package index, run make gpu-wheels GPU_PYTHON_VERSION={here()} "
             f'GPU_WHEELS="{" ".join(carried)}", and take {WHEELS.name} along'
         )
     return text
@@ -123,13 +128,18 @@ def main(arguments: Sequence[str]) -> int:
     if asked.command == "fetch":
         if unknown := sorted(set(asked.names) - {*NEEDED, *ALSO}):
             parser.error(f"{unknown[0]} is not needed: choose from {', '.join((*NEEDED, *ALSO))}")
-        here = f"{sys.version_info.major}.{sys.version_info.minor}"
-        usual = NEEDED if asked.python not in (None, here) else lacking(NEEDED)
+        usual = NEEDED if asked.python not in (None, here()) else lacking(NEEDED)
         try:
-            fetch(asked.names or usual, asked.python or here)
+            fetch(asked.names or usual, asked.python or here())
         except subprocess.CalledProcessError:  # pip has said why
             return 1
         return 0
+    if sys.version_info < OLDEST:
+        print(
+            f"{sys.executable} is Python {here()}; Switchyard needs {'.'.join(map(str, OLDEST))} or newer",
+            file=sys.stderr,
+        )
+        return 1
     absent = lacking()
     if missing := [name for name in absent if not wheels_of(name)]:
         print(missing_in_words(missing), file=sys.stderr)

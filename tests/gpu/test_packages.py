@@ -59,6 +59,12 @@ def test_what_is_missing_is_said_in_one_line_with_versions_and_what_to_do(wheels
     assert "PyTorch is the machine's own" in printed.err
 
 
+def test_a_python_that_is_too_old_is_told_so(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 4))
+    assert main([]) == 1
+    assert "is Python 3.10; Switchyard needs 3.11 or newer" in capsys.readouterr().err
+
+
 def test_an_older_major_version_is_not_good_enough_and_a_later_one_is(wheels, monkeypatch):
     installed(monkeypatch, pandas="2.3.1", numpy="3.0.0rc1", scipy="1.9.0")
     assert packages.lacking() == ["pandas"]
