@@ -3,6 +3,9 @@
 Prints a line for everything that was tried: whether it holds, and the figure; keeps them as JSON. Exit code 1 when something
 does not hold, and when the machine has a GPU that PyTorch cannot use; 0 otherwise, also without any GPU, where there is nothing
 to check. Takes some minutes. docs/first-gpu.md says how to read it.
+
+The tests run its launches over Gloo on processors and everything round them with made-up machines; NCCL, CUDA's clock and
+memory need a GPU.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""Calibration: times of a sweep against GEMMs that are measured directly."""
+"""Calibration: times of a sweep against GEMMs that are measured directly. The tests know only its shapes: CUDA's events, by
+which GEMMs are timed here, need a GPU."""
 
 import itertools
 import math
