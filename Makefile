@@ -10,7 +10,9 @@ COMPILED := engine/simulate/__pycache__/.compiled
 # Some hundred processes are started by the tests, and each would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: studio test quick fuzz gpu lint pictures clean
+GPU_CHECK = $(addprefix --json=,$(GPU_JSON))
+
+.PHONY: studio test quick fuzz gpu gpu-wheels lint pictures clean
 
 studio: $(VENV)/.studio
 	OPENBLAS_NUM_THREADS=1 $(PYTHON) -m streamlit run app/main.py --server.port $(PORT) -- --sample
@@ -30,9 +32,20 @@ quick: $(VENV)/.test $(COMPILED)
 fuzz: $(VENV)/.test $(COMPILED)
 	$(PYTHON) -m tests.fuzz --seconds $(SECONDS)
 
-# Everything that needs an NVIDIA GPU, in a short table.
+# Everything that needs an NVIDIA GPU, in a table. With GPU_PYTHON=python3 by that Python, with its own PyTorch: nothing is
+# installed and no package index is asked.
+ifdef GPU_PYTHON
+gpu:
+	@wheels=$$($(GPU_PYTHON) -m tests.gpu.packages) && \
+		PYTHONPATH="$$wheels$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m tests.gpu.check $(GPU_CHECK)
+else
 gpu: $(VENV)/.studio
-	$(PYTHON) -m tests.gpu.check
+	$(PYTHON) -m tests.gpu.check $(GPU_CHECK)
+endif
+
+# What that Python lacks, or GPU_WHEELS for Python GPU_PYTHON_VERSION, into .gpu-wheels, which travels with the tree.
+gpu-wheels:
+	@$(or $(GPU_PYTHON),python3) -m tests.gpu.packages fetch $(GPU_WHEELS) $(addprefix --python=,$(GPU_PYTHON_VERSION))
 
 lint: $(VENV)/.test
 	$(PYTHON) -m ruff check .
@@ -65,4 +78,4 @@ $(COMPILED): $(KERNELS) | $(VENV)/bin/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) .switchyard .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .gpu-wheels .gpu-wheels-unpacked .switchyard .pytest_cache .ruff_cache .hypothesis

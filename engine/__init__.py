@@ -32,6 +32,7 @@ above; `tests/test_architecture.py` reads this list and holds every import again
     finding: what is known of a recording beside its numbers
     columns, ranges, schema: how documents are checked and saved
     finite: numbers leave as finite ones or not at all
+    data_folder: where everything is kept
     errors, files, goal, logs, units: the ground
 """
 

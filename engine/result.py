@@ -1,10 +1,11 @@
 """What every optimisation kernel returns."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Generic, TypeVar
 
 from pydantic import Field
@@ -51,8 +52,12 @@ class Provenance(Frozen):
 
 @cache
 def library_versions() -> dict[str, str]:
-    """Versions of the libraries that can change an answer."""
-    return {name: version(name) for name in ("numpy", "scipy", "ortools")}
+    """Versions of the libraries that can change an answer. One that a machine lacks has changed none."""
+    versions = {}
+    for name in ("numpy", "scipy", "ortools"):
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 @dataclass(frozen=True)

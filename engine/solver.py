@@ -1,4 +1,8 @@
-"""CP-SAT, run so that it can be stopped, watched and repeated."""
+"""CP-SAT, run so that it can be stopped, watched and repeated.
+
+OR-Tools takes long to import, and a machine that only runs ranks need not have it: models stand in modules of their own,
+which kernels import where they solve, before their clock starts where they always do.
+"""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -29,6 +29,8 @@ IMPORTED = (
     "engine.jobs.tasks",
     "engine.jobs.studies",
     "engine.jobs.scores",
+    "engine.placement.grouped_exact",
+    "engine.placement.grouped_relaxation",
     "engine.launch.worker",
     "engine.launch.calibration.sweep_rank",
     "engine.launch.step.run",

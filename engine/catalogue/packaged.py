@@ -6,8 +6,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-import yaml
-
 from engine.catalogue import GpuType, gpu_types
 from engine.cluster import Node
 from engine.errors import InputError
@@ -85,6 +83,8 @@ def packaged_configs() -> dict[str, Path]:
 
 
 def _system(path: Path) -> dict:
+    import yaml  # here, as ranks import this module and read none
+
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 

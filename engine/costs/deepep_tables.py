@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
+import pandas as pd
 
 from engine.costs.silicon_tables import newest
 from engine.model import MoEModel
@@ -56,7 +56,7 @@ def measured_exchanges(folder: str) -> tuple[Exchange, ...]:
         model = benchmark_model()
         row_bytes = dict(zip(columns, travel_of(unit).row_bytes(model), strict=True))
         for file in newest(folder, "comm/sglang", name):
-            table = pq.read_table(file).to_pandas()
+            table = pd.read_parquet(file)
             wide = (table.hidden_size == WIDTH) & (table.num_topk == EXPERTS_PER_TOKEN) & (table.num_experts == EXPERTS)
             if (table := table[wide]).node_num.nunique() < 2:
                 continue

@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 
 from engine.cluster import Cluster, Gpu
 from engine.costs.base import CostModel
@@ -162,7 +161,7 @@ def kernel_rows(gpu_type: str, model: MoEModel, phase: Phase) -> pd.DataFrame:
         for file in newest(folder, "moe/sglang", name):
             filters = [(key, "=", value) for key, value in wanted.items()]
             filters += [("moe_dtype", "=", DTYPES[model.dtype]), ("moe_tp_size", "=", 1)]
-            rows = pq.read_table(file, filters=filters).to_pandas()
+            rows = pd.read_parquet(file, filters=filters)
             if rows.empty:
                 continue
             rows = rows.assign(

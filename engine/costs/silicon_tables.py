@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 
 from engine.catalogue.packaged import PACKAGE, package_folder, packaged_gpu_types, system_of
 from engine.costs.curve import Curve, never_falling
@@ -65,8 +64,8 @@ def installed_package() -> str:
 def gemm_table(folder: str, dtype: str) -> GemmTable | None:
     """The GEMMs of a machine, None where the dtype was not measured. Raises InputError when the package is absent."""
     for file in newest(folder, "gemm/sglang", "gemm_perf.parquet"):
-        rows = pq.read_table(file, columns=["gemm_dtype", "m", "n", "k", "latency"])
-        rows = rows.to_pandas().loc[lambda table: table.gemm_dtype == dtype]
+        rows = pd.read_parquet(file, columns=["gemm_dtype", "m", "n", "k", "latency"])
+        rows = rows.loc[lambda table: table.gemm_dtype == dtype]
         if rows.empty:
             continue
         cube = rows.groupby(["m", "n", "k"]).latency.median().unstack("k")
@@ -98,7 +97,7 @@ def moe_table(folder: str, dtype: str) -> pd.DataFrame:
         "num_experts": "experts",
     }
     for file in newest(folder, "moe/sglang", "moe_perf.parquet"):
-        rows = pq.read_table(file).to_pandas()
+        rows = pd.read_parquet(file)
         alone = (rows.moe_tp_size == 1) & (rows.moe_ep_size == 1) & (rows.distribution == "balanced")
         rows = rows[alone & (rows.moe_dtype == dtype)].rename(columns=names)
         if not rows.empty:
@@ -110,7 +109,7 @@ def nvlink_table(folder: str) -> pd.DataFrame:
     """TensorRT-LLM's exchanges of 16-bit rows, top-8 of 256 experts evenly loaded, 7168 wide: columns kind (dispatch, combine),
     ranks, tokens (a GPU) and seconds, ascending. Raises InputError as `gemm_table`."""
     for file in newest(folder, "comm/trtllm", "trtllm_alltoall_perf.parquet"):
-        rows = pq.read_table(file).to_pandas()
+        rows = pd.read_parquet(file)
         plain = rows.moe_dtype == "bfloat16"
         kinds = {"alltoall_dispatch": "dispatch", "alltoall_combine": "combine"}
         rows = rows[plain & rows.op_name.isin(kinds)]
@@ -131,7 +130,7 @@ def collective_table(folder: str, operation: str, gpus: int) -> tuple[np.ndarray
     """(float64[size] bytes of each GPU's buffer, ascending; float64[size] seconds as measured) of a collective, None where it
     was not measured on so many GPUs."""
     for file in newest(folder, "comm/nccl", "nccl_perf.parquet"):
-        rows = pq.read_table(file, columns=["op_name", "nccl_dtype", "num_gpus", "message_size", "latency"]).to_pandas()
+        rows = pd.read_parquet(file, columns=["op_name", "nccl_dtype", "num_gpus", "message_size", "latency"])
         asked = (rows.op_name == NCCL_OPERATIONS[operation]) & (rows.nccl_dtype == "half") & (rows.num_gpus == gpus)
         if asked.any():
             times = rows[asked].groupby("message_size").latency.median()
@@ -152,7 +151,7 @@ def measured_counts(folder: str) -> tuple[int, ...]:
     """Numbers of GPUs with an all-to-all, ascending."""
     counts: set[int] = set()
     for file in newest(folder, "comm/nccl", "nccl_perf.parquet"):
-        rows = pq.read_table(file, columns=["op_name", "num_gpus"]).to_pandas()
+        rows = pd.read_parquet(file, columns=["op_name", "num_gpus"])
         counts |= set(rows.num_gpus[rows.op_name == NCCL_OPERATIONS["all_to_all"]].tolist())
     return tuple(sorted(counts))
 

@@ -10,11 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ortools.sat.python.cp_model import FEASIBLE, INFEASIBLE, OPTIMAL, CpModel, Domain
-
 from engine.errors import InputError
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
-from engine.solver import solve
 
 Axis = int | str
 """A dimension counted from 0, -1 for a tensor that every part uses whole, or a name such as `irregular`."""
@@ -84,27 +81,18 @@ def partition_axes(
     Status OPTIMAL with an assignment, INFEASIBLE if there is none, CANCELLED or TIME_LIMIT (wall seconds) if it was not
     decided. There is nothing to minimise: `objective` and `bound` are 0.
     """
+    from engine.overlap.axes_by_cp_sat import some_places  # see engine.solver
+
     start = time.perf_counter()
     tables = problem.tables()
     if not all(rows for _, rows in tables) or not all(problem.domains.values()):
         status, solution = Status.INFEASIBLE, None
     else:
-        model = CpModel()
-        place = {
-            tensor: model.new_int_var_from_domain(Domain(0, len(axes) - 1), tensor)
-            for tensor, axes in problem.domains.items()
-        }
-        for tensors, rows in tables:
-            model.add_allowed_assignments([place[tensor] for tensor in tensors], sorted(rows))
-        answer, solver = solve(model, max(start + time_limit - time.perf_counter(), LEAST_SECONDS), seed, stop)
-        solution = None
-        if answer in (OPTIMAL, FEASIBLE):
-            status = Status.OPTIMAL
-            solution = {tensor: axes[solver.value(place[tensor])] for tensor, axes in problem.domains.items()}
-        elif answer == INFEASIBLE:
-            status = Status.INFEASIBLE
-        else:
-            status = Status.CANCELLED if stop() else Status.TIME_LIMIT
+        left = max(start + time_limit - time.perf_counter(), LEAST_SECONDS)
+        status, places = some_places(
+            {tensor: len(axes) for tensor, axes in problem.domains.items()}, tables, left, seed, stop
+        )
+        solution = places and {tensor: problem.domains[tensor][place] for tensor, place in places.items()}
     return Result(
         status=status,
         objective=0.0,

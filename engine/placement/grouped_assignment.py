@@ -6,29 +6,21 @@ the Lagrangian bound at the multipliers of the linear relaxation, local search (
 the worst GPUs, kicks), and CP-SAT where the instance is small enough.
 """
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.linear_solver.python import model_builder
-from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
-from scipy.optimize import linear_sum_assignment
 
 from engine.errors import InputError
 from engine.placement.assignment import AssignmentInstance, assign
 from engine.placement.grouped_search import search
 from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
-from engine.solver import POLL_SECONDS, solve
 
 PROVEN_GAP = 1e-6
 CP_SAT_PAIRS = 4096
 """GPU-expert pairs up to which CP-SAT pays: above, it spends tens of seconds on its first relaxation."""
-CP_SAT_UNITS = 2**30
-"""Integer units of the known objective in the model: rounding costs under 2e-7 of it even with 50 experts on a GPU. With
-2^32 and more CP-SAT 9.15 calls wrong answers of small models optimal (32-bit sums in its presolve)."""
 RELAXATION_SHARE, SEARCH_SHARE, CP_SAT_SHARE = 0.2, 0.25, 0.55
 
 
@@ -51,6 +43,9 @@ def assign_groups(
     instance is beyond CP-SAT (more than 4096 GPU-expert pairs), CANCELLED if `stop` answered True. Same input and seed,
     same answer, unless the wall limit cuts a step short. Raises InputError if the slots cannot hold the experts.
     """
+    from engine.placement.grouped_exact import best_groups  # see engine.solver
+    from engine.placement.grouped_relaxation import relaxation_bound
+
     start = time.perf_counter()
     slots = _checked_slots(slots, instance, exact_slots)
     options = {"exact_slots": exact_slots, "time_limit": time_limit}
@@ -64,7 +59,7 @@ def assign_groups(
     least = floors[0] + 2 * floors[1]
     if not stop():
         seconds = RELAXATION_SHARE * time_limit
-        least = max(least, _relaxation_bound(instance, slots, exact_slots, floors, seconds, stop))
+        least = max(least, relaxation_bound(instance, slots, exact_slots, floors, seconds, stop))
 
     def report(objective: float, proven: float = 0.0) -> None:
         if on_incumbent:
@@ -76,7 +71,7 @@ def assign_groups(
     beyond_cp_sat = instance.compute.size > CP_SAT_PAIRS
     if relative_gap(objective, bound) > PROVEN_GAP and not beyond_cp_sat and not stop():
         seconds = max(0.0, min(CP_SAT_SHARE * time_limit, deadline - time.perf_counter()))
-        improved, proven = _cp_sat(instance, slots, exact_slots, best, seconds, seed, stop, report)
+        improved, proven = best_groups(instance, slots, exact_slots, best, seconds, seed, stop, report)
         bound = max(bound, proven)
         if instance.cost(improved) < objective:
             best, objective = improved, instance.cost(improved)
@@ -136,110 +131,3 @@ def _checked_slots(slots: NDArray[np.int64], instance: AssignmentInstance, exact
             f"take {places - experts} slots away or let the slots be upper limits"
         )
     return np.minimum(slots, experts).astype(np.int64)
-
-
-def _relaxation_bound(
-    instance: AssignmentInstance,
-    slots: NDArray[np.int64],
-    exact_slots: bool,
-    floors: tuple[float, float],
-    time_limit: float,
-    stop: Stop,
-) -> float:
-    """Lower bound of max F + 2 max N in seconds: the linear relaxation with max F and max N not below their floors.
-
-    The simplex code only proposes multipliers. The bound is the Lagrangian at them, whose minimum over the assignments
-    is a transportation problem solved exactly, so no solver tolerance enters it. 0 if the simplex code ran out of time.
-    """
-    gpus, experts = instance.gpus, instance.experts
-    unit = instance.cost(np.repeat(np.arange(gpus), slots)[:experts]) or 1.0
-    weighted_sum, ones = model_builder.LinearExpr.weighted_sum, np.ones(max(gpus, experts))
-    model = model_builder.Model()
-    f, n = (model.new_num_var(floor / unit, 2.0, name) for floor, name in zip(floors, "fn", strict=True))
-    x = [[model.new_num_var(0.0, 1.0, "") for _ in range(experts)] for _ in range(gpus)]
-    for e in range(experts):
-        model.add(weighted_sum([x[g][e] for g in range(gpus)], ones[:gpus]) == 1.0)
-    loads = []
-    for g in range(gpus):
-        held = weighted_sum(x[g], ones[:experts])
-        model.add(held == float(slots[g]) if exact_slots else held <= float(slots[g]))
-        for seconds, limit, known in (
-            (instance.compute[g], f, 0.0),
-            (instance.receive[g], n, 0.0),
-            (-instance.send_saved[g], n, instance.send_total[g]),
-        ):
-            row = weighted_sum([*x[g], limit], [*(seconds / unit), -1.0])
-            loads.append(model.add(row <= -known / unit))
-    model.minimize(f + 2 * n)
-    solver = model_builder.Solver("glop")
-    solver.set_time_limit_in_seconds(time_limit)
-    outcome: list[model_builder.SolveStatus] = []
-    helper = threading.Thread(target=lambda: outcome.append(solver.solve(model)), daemon=True)
-    helper.start()
-    while helper.is_alive():
-        helper.join(POLL_SECONDS)
-        if stop():
-            solver.stop_search()
-    if not outcome or outcome[0] != model_builder.SolveStatus.OPTIMAL:
-        return 0.0
-    on_f, on_receive, on_send = np.maximum(-np.array([solver.dual_value(row) for row in loads]), 0.0).reshape(gpus, 3).T
-    on_f = on_f / max(on_f.sum(), 1.0)
-    share = max((on_receive.sum() + on_send.sum()) / 2, 1.0)
-    on_receive, on_send = on_receive / share, on_send / share
-    price = on_f[:, None] * instance.compute + on_receive[:, None] * instance.receive
-    per_slot = np.repeat(price - on_send[:, None] * instance.send_saved, slots, axis=0)
-    taken = per_slot[linear_sum_assignment(per_slot)].sum()
-    free_f, free_n = 1 - on_f.sum(), 2 - on_receive.sum() - on_send.sum()
-    return float(on_send @ instance.send_total + taken + max(free_f, 0.0) * floors[0] + max(free_n, 0.0) * floors[1])
-
-
-def _cp_sat(
-    instance: AssignmentInstance,
-    slots: NDArray[np.int64],
-    exact_slots: bool,
-    best: NDArray[np.int64],
-    seconds: float,
-    seed: int,
-    stop: Stop,
-    on_progress: Callable[[float, float], None],
-) -> tuple[NDArray[np.int64], float]:
-    """An assignment int64[expert] at least as good as `best` up to rounding, and a lower bound in seconds.
-
-    Loads are rounded down and savings up, so that the optimum of the integer model is at most the true one.
-    """
-    objective, gpus, experts = instance.cost(best), instance.gpus, instance.experts
-    scale = CP_SAT_UNITS / objective
-    # The product of two floats may land just above a whole number it should stay below: give way before rounding.
-    slack = 1e-6
-
-    def down(value: NDArray[np.float64]) -> NDArray[np.int64]:
-        return np.floor(np.maximum(value * scale - slack, 0.0)).astype(np.int64)
-
-    compute, receive, send_total = down(instance.compute), down(instance.receive), down(instance.send_total)
-    saved = np.ceil(instance.send_saved * scale + slack).astype(np.int64)
-    model = CpModel()
-    x = [[model.new_bool_var("") for _ in range(experts)] for _ in range(gpus)]
-    f, n = model.new_int_var(0, CP_SAT_UNITS, "f"), model.new_int_var(0, CP_SAT_UNITS // 2, "n")
-    for e in range(experts):
-        model.add_exactly_one(x[g][e] for g in range(gpus))
-    for g in range(gpus):
-        held = LinearExpr.sum(x[g])
-        model.add(held == int(slots[g]) if exact_slots else held <= int(slots[g]))
-        model.add(LinearExpr.weighted_sum(x[g], compute[g].tolist()) <= f)
-        model.add(LinearExpr.weighted_sum(x[g], receive[g].tolist()) <= n)
-        model.add(int(send_total[g]) - LinearExpr.weighted_sum(x[g], saved[g].tolist()) <= n)
-    model.minimize(f + 2 * n)
-    hint = {x[g][e]: int(best[e] == g) for g in range(gpus) for e in range(experts)}
-    status, solver = solve(
-        model,
-        seconds,
-        seed,
-        stop,
-        hint,
-        linearization_level=2,
-        on_progress=lambda objective, bound: on_progress(objective / scale, bound / scale),
-    )
-    if status not in (OPTIMAL, FEASIBLE):
-        return best, 0.0
-    chosen = np.array([[solver.boolean_value(variable) for variable in row] for row in x])
-    return chosen.argmax(axis=0), solver.best_objective_bound / scale

@@ -1,9 +1,9 @@
 """What is kept: recordings, documents and sessions as files in the data folder, the team's work in a database."""
 
+from engine.data_folder import data_folder
 from engine.store.files import (
     alone_with_sessions,
     config_path,
-    data_folder,
     has_workload,
     load_document,
     load_session,

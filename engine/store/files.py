@@ -4,11 +4,10 @@ import hashlib
 import json
 import os
 import re
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar, get_args
@@ -17,8 +16,9 @@ import numpy as np
 import pandas as pd
 from filelock import FileLock
 
+from engine.data_folder import data_folder
 from engine.errors import InputError
-from engine.files import PRIVATE, PRIVATE_FILE, make_folder, open_atomically, write_atomically
+from engine.files import PRIVATE_FILE, make_folder, open_atomically, write_atomically
 from engine.finding import Origin
 from engine.formats.source import one_clear_line
 from engine.schema import Frozen
@@ -35,22 +35,6 @@ _TOUCHED_AFTER = 12 * 3600.0
 """Seconds after which a file that is used is marked as used."""
 _PATIENCE = 20.0
 """Seconds for which who stores a session waits for others."""
-
-
-def data_folder() -> Path:
-    """The folder from SWITCHYARD_DATA, or `.switchyard` in the project's root; made if missing, and its owner's alone, as
-    whoever can read the name of a session can open it."""
-    folder = Path(os.environ.get("SWITCHYARD_DATA") or Path(__file__).parents[2] / ".switchyard").resolve()
-    try:
-        make_folder(folder)
-        about = folder.stat()
-    except OSError as error:
-        raise InputError(f"the data folder {folder} cannot be made ({error.strerror}); set SWITCHYARD_DATA") from None
-    open_to_others = stat.S_IMODE(about.st_mode) & ~PRIVATE
-    if open_to_others and about.st_uid == os.geteuid() and not about.st_mode & stat.S_ISVTX:  # as /tmp has
-        with suppress(OSError):  # of a volume that is mounted to be read
-            folder.chmod(PRIVATE)
-    return folder
 
 
 @contextmanager

@@ -82,6 +82,7 @@ def plug_in(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], forbidden: tuple[s
     calls = {
         "nvmlInit": init,
         "nvmlShutdown": shutdown,
+        "nvmlSystemGetDriverVersion": lambda: "580.95.05",
         "nvmlDeviceGetCount": lambda: len(gpus),
         "nvmlDeviceGetHandleByIndex": lambda at: gpus[at],
         "nvmlDeviceGetName": lambda gpu: gpu.name,

@@ -29,8 +29,9 @@ from engine.timeline import Timeline
 from engine.workload import RoutingTrace
 from tests.launch import lockstep
 from tests.launch import test_tiers as tiers
+from tests.launch.plans import MODES
 from tests.launch.test_layer import model_of, unplanned
-from tests.launch.test_local import EXPERTS, LAYERS, MODEL, MODES, K, plan_for, recording
+from tests.launch.test_local import EXPERTS, LAYERS, MODEL, K, plan_for, recording
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
 

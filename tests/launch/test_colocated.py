@@ -21,6 +21,7 @@ from engine.systems.base import silent
 from engine.timeline import Timeline
 from engine.workload import RoutingTrace
 from tests.launch import lockstep
+from tests.launch.plans import beside
 from tests.launch.test_local import EXPERTS, HOST, LAYERS, MODEL, UNEVEN, plan_for, recording
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
@@ -37,18 +38,8 @@ def recording_b() -> RoutingTrace:
     return replace(trace, name="b", experts=np.ascontiguousarray(experts, dtype=np.int16))
 
 
-def pair(first: Plan, second: Plan) -> Plan:
-    return first.model_copy(
-        update={
-            "name": f"{first.name} beside {second.name}",
-            "placement_b": second.placement,
-            "send_order_b": second.send_order,
-        }
-    )
-
-
 def pair_of(mode_a: str, mode_b: str, a: RoutingTrace, b: RoutingTrace) -> Plan:
-    return pair(plan_for(a, mode_a), plan_for(b, mode_b, UNEVEN, OTHER))
+    return beside(plan_for(a, mode_a), plan_for(b, mode_b, UNEVEN, OTHER))
 
 
 @pytest.fixture

@@ -19,8 +19,6 @@ import pytest
 from engine import store
 from engine.catalogue import cluster_presets
 from engine.cluster import Cluster
-from engine.communication.baselines import random_order
-from engine.communication.order import order
 from engine.costs import Datasheet
 from engine.errors import InputError
 from engine.jobs import protocol, runner
@@ -34,13 +32,14 @@ from engine.launch.results.run import Run
 from engine.launch.running import local
 from engine.launch.running.local import command_of, run_here
 from engine.model import MoEModel
-from engine.plan import Placement, Plan, SendOrder
+from engine.plan import Placement, Plan
 from engine.problem import Problem
-from engine.result import Provenance, never
+from engine.result import never
 from engine.systems.base import silent
 from engine.timeline import INFERENCE_KINDS, NETWORK_KINDS, Timeline
 from engine.validate import check_plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
+from tests.launch.plans import MODES, plan_in, skewed
 
 pytestmark = pytest.mark.slow
 
@@ -50,16 +49,10 @@ MODEL = MoEModel(name="tiny", layers=LAYERS, experts=EXPERTS, experts_per_token=
 BIG = MODEL.model_copy(update={"d_model": 256, "d_ff": 512})
 """A model whose hundred passes take longer than any test waits."""
 HOST = Devices(gpus=(), memory=(), cores=2, host_memory=8 * 2.0**30)
-MODES = ("matched", "shared", "sequential", "concurrent")
 
 
 def recording(tokens: int = 300, padding: float = 0.0) -> RoutingTrace:
-    """Skewed routing, every token's experts different; `padding` is the share of tokens without a choice."""
-    rng = np.random.default_rng(7)
-    keys = rng.random((tokens, LAYERS, EXPERTS)) ** (1 / np.arange(1, EXPERTS + 1))
-    experts = np.argsort(-keys, axis=-1)[:, :, :K].astype(np.int16)
-    experts[rng.random((tokens, LAYERS)) < padding] = -1
-    return RoutingTrace("made up", experts, EXPERTS)
+    return skewed(tokens, MODEL, padding)
 
 
 def placement(*slots: tuple[int, ...]) -> Placement:
@@ -73,21 +66,7 @@ UNEVEN = placement((0, 1, 2, 7), (3, 7), (4, 5), (6,))
 
 
 def plan_for(trace: RoutingTrace, mode: str, where: Placement = EVEN, model: MoEModel = MODEL) -> Plan:
-    """A plan whose order was made for the traffic of `trace`."""
-    size = model.model_copy(update={"dtype": "fp32"}).bytes_per_token
-    traffic = trace.demand(where.gpus) @ where.share * size
-    rate = np.linspace(1e9, 2e9, where.gpus)
-
-    def scheduled(matrix: np.ndarray, seed: int):
-        if mode == "sequential":
-            return random_order(matrix, seed)
-        return order(matrix, rate, rate, mode).solution
-
-    schedules = [] if mode == "concurrent" else [(scheduled(m, 0), scheduled(m.T, 1)) for m in traffic]
-    send_order = SendOrder(
-        mode=mode, dispatch=[dispatch for dispatch, _ in schedules], combine=[combine for _, combine in schedules]
-    )
-    return Plan(name=mode, placement=where, send_order=send_order, provenance=Provenance(optimiser="test"))
+    return plan_in(mode, trace, where, model)
 
 
 def prepare(mode: str = "concurrent", ranks: int | None = 2, **more) -> PreparedLaunch:

@@ -10,12 +10,13 @@ from engine.launch.preparation.prepare import prepare
 from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.results.run import Run
 from engine.launch.running import local
-from engine.plan import Plan, Priority
+from engine.plan import Priority
 from engine.result import never
 from engine.simulate.streams import POLICIES
 from engine.systems.base import silent
+from tests.launch.plans import MODES, coherent
 from tests.launch.test_colocated import OTHER, pair_of, recording_b
-from tests.launch.test_local import HOST, MODEL, MODES, plan_for, recording
+from tests.launch.test_local import HOST, MODEL, plan_for, recording
 from tests.launch.test_step_launch import plan_by, problem_for
 from tests.launch.test_step_launch import prepare as prepare_step
 
@@ -31,10 +32,6 @@ def run_under_rules(launch: PreparedLaunch, words: str, folder, monkeypatch) -> 
     monkeypatch.setattr(local, "WORKER", RULES)
     instructions = launch.instructions.model_copy(update={"backend": "nccl"})
     return local.run_here(replace(launch, instructions=instructions), folder, never, silent)
-
-
-def coherent(plan: Plan) -> Plan:
-    return plan.model_copy(update={"name": f"coherent {plan.name}", "execution": "context-coherent"})
 
 
 @pytest.mark.parametrize("words", VARIANTS)

@@ -14,7 +14,8 @@ from engine.launch.results.prediction import fit_profile, predict
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.workload import ExpertLoad, RoutingTrace
-from tests.launch.test_colocated import OTHER, pair, pair_of, recording_b
+from tests.launch.plans import beside
+from tests.launch.test_colocated import OTHER, pair_of, recording_b
 from tests.launch.test_local import EXPERTS, HOST, LAYERS, MODEL, K, plan_for, recording
 
 TRACE, TRACE_B = recording(), recording_b()
@@ -63,7 +64,7 @@ def test_the_budget_is_for_both_models(monkeypatch):
 def test_memory_is_for_both_models():
     def need(model: MoEModel) -> float:
         launch = prepare(
-            plan=pair(
+            plan=beside(
                 plan_for(TRACE, "concurrent"),
                 both().model_copy(update={"send_order": both().send_order_b, "placement": both().placement_b}),
             ),

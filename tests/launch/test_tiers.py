@@ -24,7 +24,8 @@ from engine.network import Network
 from engine.plan import Placement, Plan, SendOrder
 from engine.result import never
 from engine.systems.base import silent
-from tests.launch.test_local import EVEN, HOST, LAYERS, MODEL, MODES, hold_together, of, plan_for, recording
+from tests.launch.plans import MODES
+from tests.launch.test_local import EVEN, HOST, LAYERS, MODEL, hold_together, of, plan_for, recording
 from tests.strategies import make_gpu
 
 TRACE = recording()

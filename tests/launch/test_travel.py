@@ -31,7 +31,8 @@ from engine.result import never
 from engine.simulate.work import works_of
 from engine.systems.base import silent
 from engine.timeline import Timeline
-from tests.launch.test_colocated import OTHER, pair, recording_b
+from tests.launch.plans import beside
+from tests.launch.test_colocated import OTHER, recording_b
 from tests.launch.test_local import EVEN, EXPERTS, HOST, LAYERS, MODEL, UNEVEN, plan_for, recording
 from tests.launch.test_testbed import MBIT
 from tests.launch.test_tiers import TWO_NODES, cluster_of
@@ -115,7 +116,7 @@ def test_what_no_rank_carries_out_is_refused_in_one_line():
         "one row a node, .* all at once, not in a matched order; plan with a concurrent order, or with --travel gpu",
     )
     assert prepared(travelling(plan_for(TRACE, "matched"), "gpu"), cluster=None).ready
-    both = travelling(pair(CONCURRENT, plan_for(recording_b(), "matched", UNEVEN, OTHER)), "node")
+    both = travelling(beside(CONCURRENT, plan_for(recording_b(), "matched", UNEVEN, OTHER)), "node")
     refused(both, "not in a matched order", second=(recording_b(), OTHER))
 
 
@@ -283,7 +284,7 @@ def test_ranks_that_stand_for_several_gpus_send_the_rows_of_their_nodes(tmp_path
 @pytest.mark.parametrize("unit", ["gpu", "node"])
 def test_tokens_of_two_models_travel_alike(unit, tmp_path):
     other = plan_for(recording_b(), "concurrent", UNEVEN, OTHER)
-    plan = travelling(pair(plan_for(TRACE, "concurrent", EVEN, WIDE), other), unit, "fp8", "bf16")
+    plan = travelling(beside(plan_for(TRACE, "concurrent", EVEN, WIDE), other), unit, "fp8", "bf16")
     launch = prepared(plan, second=(recording_b(), OTHER))
     (run,) = launched(tmp_path, launch)
     hold_bytes(launch, (run,), TWO_NODES)

@@ -344,7 +344,7 @@ def test_search_through_the_kernel_gets_near_the_flow():
 def test_only_what_rounding_can_take_is_forgiven(monkeypatch, above, status):
     """CP-SAT's limit for three all-to-alls and four dW may be 4 x 7 / 2^30 = 2.6e-8 too high."""
     monkeypatch.setattr(
-        kernel, "best_assignment", lambda instance, known, *_: (known, overlap(instance, known) * (1 + above))
+        exact, "best_assignment", lambda instance, known, *_: (known, overlap(instance, known) * (1 + above))
     )
     result = schedule_weight_gradients(CROSSING)
     assert result.status is status

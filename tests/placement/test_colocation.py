@@ -11,7 +11,7 @@ from ortools.sat.python.cp_model import UNKNOWN
 
 from engine.errors import InputError
 from engine.placement.bottleneck import bottleneck_assignment, with_slack
-from engine.placement.colocation import heterogeneous
+from engine.placement.colocation import exact, heterogeneous
 from engine.placement.colocation.bounds import projections, weighted_mean
 from engine.placement.colocation.cycle import ModelTables, cycle_bound
 from engine.placement.colocation.heterogeneous import colocate_heterogeneous, decoupled
@@ -231,7 +231,7 @@ def test_beyond_cp_sat_there_is_an_answer_without_a_proof(monkeypatch):
         table for table in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(table)
     )
     monkeypatch.setattr(heterogeneous, "CP_SAT_TRIPLES", 60)
-    monkeypatch.setattr(heterogeneous, "solve", None)
+    monkeypatch.setattr(exact, "solve", None)
     result = colocate_heterogeneous(cost)
     assert result.status is Status.FEASIBLE and result.provenance.options["exact"] is True
     assert check_colocation_heterogeneous(result.solution, cost) == result.objective > result.bound
@@ -242,7 +242,7 @@ def test_a_question_without_an_answer_proves_nothing(monkeypatch):
         table for table in (costs(8, seed, "four types") for seed in range(30)) if not _proven_without_cp_sat(table)
     )
     optimum, asked = colocate_heterogeneous(cost).objective, []
-    monkeypatch.setattr(heterogeneous, "solve", lambda *rest, **more: (asked.append(1) or UNKNOWN, None))
+    monkeypatch.setattr(exact, "solve", lambda *rest, **more: (asked.append(1) or UNKNOWN, None))
     result = colocate_heterogeneous(cost)
     assert result.status is Status.TIME_LIMIT and result.bound <= optimum <= result.objective
     assert 1 < len(asked) < 12

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine import store
 from engine.cluster import Cluster
 from engine.errors import InputError
 from engine.goal import Goal, goal_of
@@ -79,6 +78,8 @@ class Launch:
     @classmethod
     def from_arguments(cls, arguments: dict[str, Any]) -> "Launch":
         """What `to_arguments` described. Raises InputError when the data folder has lost a recording."""
+        from engine import store  # here, as ranks have no use for its readers
+
         on = arguments.get("on", "local")
         if on not in PLACES:
             raise InputError(f"a launch runs on {' or '.join(PLACES)}, not on {on!a}")

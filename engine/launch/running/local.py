@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.data_folder import data_folder
 from engine.errors import InputError
 from engine.files import open_to_append
 from engine.launch.preparation.prepared import PreparedLaunch
@@ -14,7 +15,6 @@ from engine.launch.rank.instructions import write_instructions, writing
 from engine.launch.results.run import Run, read_run
 from engine.launch.running.processes import WORKER, commands_of, run_processes
 from engine.result import Stop
-from engine.store import data_folder
 
 TEMPORARY, IN_USE = "run-", "in-use"
 """How the folders of launches begin that are kept nowhere, and the file in each that its process holds."""

@@ -10,8 +10,6 @@ from engine.overlap.weight_gradients.instance import NOWHERE, WeightGradientInst
 from engine.result import Stop
 from engine.solver import solve
 
-MOST_CHOICES = 20_000
-"""Eligible pairs of a dW and an all-to-all up to which CP-SAT is tried."""
 FIRST_SHARE = 0.2
 """Share of the time for a first attempt without the full linear relaxation."""
 UNITS_EXPONENT = 30

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from engine.errors import InputError
 from engine.overlap.weight_gradients.bounds import cut_bound
-from engine.overlap.weight_gradients.exact import MOST_CHOICES, best_assignment, rounding
 from engine.overlap.weight_gradients.exchange import exchange_search, usual_steps
 from engine.overlap.weight_gradients.greedy import best_fit, closest_sums
 from engine.overlap.weight_gradients.instance import WeightGradientInstance, overlap, without_idle
@@ -35,6 +34,8 @@ SEARCH_SHARE, PROOF_SHARE = 0.4, 0.6
 takes no more than the rest, its limits are the same however fast the machine is."""
 FEW_STATES, ALL_STATES = 300, 10**6
 """Collections of waiting dW kept by `best_nested`: first few for a better answer, then all for the proof."""
+MOST_CHOICES = 20_000
+"""Eligible pairs of a dW and an all-to-all up to which CP-SAT is tried."""
 
 
 def schedule_weight_gradients(
@@ -149,6 +150,8 @@ class _Work:
     def integers(self, exact: bool) -> None:
         seconds = min(PROOF_SHARE * self.time_limit, self.begin + self.time_limit - time.perf_counter())
         if exact and seconds > 0 and self.instance.allowed.sum() <= MOST_CHOICES:
+            from engine.overlap.weight_gradients.exact import best_assignment, rounding  # see engine.solver
+
             alltoall_of_dw, bound = best_assignment(self.instance, self.best, self.bound, seconds, self.seed, self.stop)
             self.bound = min(self.bound, bound)
             self.take(alltoall_of_dw)

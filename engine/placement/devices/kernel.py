@@ -11,22 +11,17 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.sat.python.cp_model import FEASIBLE, OPTIMAL, CpModel, LinearExpr
 
 from engine.errors import InputError
 from engine.placement.devices.first_fit import Hosting, check_slots, pack_devices
 from engine.placement.devices.search import Hosts, largest_load, replicas_of_expert, search, usual_kicks
 from engine.result import Provenance, Result, Status, Stop, library_versions, never, relative_gap
-from engine.solver import solve
 
 PROVEN_GAP = 1e-9
 CP_SAT_CHOICES = 1500
 """(expert, number of hosts, device) choices up to which CP-SAT is tried."""
 CP_SAT_SECONDS = 10.0
 """What CP-SAT gets at most: a proof that takes longer hardly ever comes."""
-CP_SAT_UNITS = 2**30
-"""Integer units of the known objective in the model. With 2^32 and more CP-SAT 9.15 calls wrong answers of small models
-optimal (32-bit sums in its presolve)."""
 SEARCH_SHARE = 0.4
 
 
@@ -153,74 +148,14 @@ def _best(
     most = np.minimum(devices, devices * cap - (fewest.sum() - fewest))
     if np.sum(most - fewest + 1) * devices > CP_SAT_CHOICES:
         return hosts, bound, cut_short, 0.0
+    from engine.placement.devices.exact import CP_SAT_UNITS, best_hosts  # see engine.solver
+
     seconds = min(CP_SAT_SECONDS, max(0.0, deadline - time.perf_counter()))
-    exact_hosts, proven, ended = _cp_sat(weight, cap, hosts, fewest, most, bound, seconds, seed, stop, report)
+    exact_hosts, proven, ended = best_hosts(weight, cap, hosts, fewest, most, bound, seconds, seed, stop, report)
     if largest_load(exact_hosts, weight) < objective:
         hosts = exact_hosts
     # A unit for each piece on a device, and one for the arithmetic on floats before they are rounded.
     return hosts, max(bound, proven), not ended, (cap + 1) * objective / CP_SAT_UNITS
-
-
-def _cp_sat(
-    weight: NDArray[np.float64],
-    cap: int,
-    hosts: Hosts,
-    fewest: NDArray[np.int64],
-    most: NDArray[np.int64],
-    bound: float,
-    seconds: float,
-    seed: int,
-    stop: Stop,
-    on_progress: Callable[[float, float], None],
-) -> tuple[Hosts, float, bool]:
-    """Hosts at least as good up to rounding, a lower bound, and whether the search came to its end.
-
-    fewest, most: int64[expert], the numbers of hosts that an answer better than `hosts` can have. Pieces are rounded
-    down, so that the optimum of the integer model is at most the true one.
-    """
-    experts, devices = hosts.shape
-    objective = largest_load(hosts, weight)
-    scale = CP_SAT_UNITS / objective
-    model = CpModel()
-    largest = model.new_int_var(int(bound * scale * (1 - PROVEN_GAP)), CP_SAT_UNITS, "largest")
-    pieces: list[list[tuple[object, int]]] = [[] for _ in range(devices)]
-    hint, chosen = {}, [[[] for _ in range(devices)] for _ in range(experts)]
-    # The devices are alike: the expert with the largest piece takes the first ones.
-    leader = int((weight / fewest).argmax())
-    now = _leader_first(hosts, leader)
-    for expert in range(experts):
-        counts = range(int(fewest[expert]), int(most[expert]) + 1)
-        is_count = [model.new_bool_var("") for _ in counts]
-        model.add_exactly_one(is_count)
-        for count, it_is in zip(counts, is_count, strict=True):
-            here = [model.new_bool_var("") for _ in range(devices)]
-            model.add(LinearExpr.sum(here) == count * it_is)
-            size = int(weight[expert] / count * scale * (1 - 1e-15))
-            as_now = now[expert].sum() == count
-            hint[it_is] = int(as_now)
-            for device, variable in enumerate(here):
-                pieces[device].append((variable, size))
-                chosen[expert][device].append(variable)
-                hint[variable] = int(as_now and now[expert, device])
-                if expert == leader:
-                    model.add(variable == it_is) if device < count else model.add(variable == 0)
-    for held in pieces:
-        variables = [variable for variable, _ in held]
-        model.add(LinearExpr.sum(variables) <= cap)
-        model.add(LinearExpr.weighted_sum(variables, [size for _, size in held]) <= largest)
-    model.minimize(largest)
-    status, solver = solve(
-        model, seconds, seed, stop, hint, on_progress=lambda best, low: on_progress(best / scale, low / scale)
-    )
-    if status not in (OPTIMAL, FEASIBLE):
-        return hosts, 0.0, False
-    best_hosts = np.array([[any(solver.boolean_value(is_host) for is_host in cell) for cell in row] for row in chosen])
-    return best_hosts, solver.best_objective_bound / scale, status == OPTIMAL
-
-
-def _leader_first(hosts: Hosts, leader: int) -> Hosts:
-    """The same state with the devices of the expert `leader` in front."""
-    return hosts[:, np.argsort(~hosts[leader], kind="stable")]
 
 
 def _hosts(solution: Hosting, experts: int) -> Hosts:

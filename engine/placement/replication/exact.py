@@ -14,14 +14,6 @@ UNITS = 2**24
 """Integer units of the ideal time in the models: rounding costs under 1e-6 of it even with a dozen experts on a GPU."""
 SPEED_UNITS = 2**26
 """Integer units of the highest speed where speeds differ; the product with a time still fits into 63 bits."""
-MOST_VARIABLES = 500
-"""Variables up to which a proof is tried: above, a minute seldom ends in one or improves on the search."""
-
-
-def variables(experts: int, loads: int, slots_of_gpu: NDArray[np.int64], split: str) -> int:
-    """How large the model of a layer is."""
-    gpus = len(slots_of_gpu)
-    return experts * gpus * (loads + 1 if split == "free" else int(slots_of_gpu.sum()) - experts + 1)
 
 
 def best_layout(

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from engine.errors import InputError
 from engine.placement.replication.bounds import ROUND_OFF, least_time
 from engine.placement.replication.eplb import eplb
-from engine.placement.replication.exact import MOST_VARIABLES, best_layout, variables
 from engine.placement.replication.instance import ReplicationInstance, balancedness
 from engine.placement.replication.search import search, search_free
 from engine.result import Provenance, Result, Status, Stop, library_versions, never
@@ -28,6 +27,8 @@ Algorithm = Literal["best", "eplb"]
 PROVEN_GAP = 1e-6
 PROOF_SHARE = 0.4
 """Share of the time limit that the proof of one layer may take."""
+MOST_VARIABLES = 500
+"""Variables up to which a proof is tried: above, a minute seldom ends in one or improves on the search."""
 
 
 def imbalance_gap(result: Result) -> float:
@@ -150,8 +151,10 @@ def _prove(
     seconds: limit for each layer. False if that left the least one unproven; True also where the layers are too large to try.
     """
     loads, _, experts = instance.loads.shape
-    if variables(experts, loads, instance.slots_of_gpu, instance.split) > MOST_VARIABLES:
+    if _variables(experts, loads, instance.slots_of_gpu, instance.split) > MOST_VARIABLES:
         return True
+    from engine.placement.replication.exact import best_layout  # see engine.solver
+
     tried = np.zeros(len(reached), dtype=bool)
     while not stop():
         layer = int(np.where(tried, np.inf, reached).argmin())
@@ -179,3 +182,9 @@ def _prove(
         if on_incumbent:
             on_incumbent(float(reached.min()), max(float(bound.min()), float(reached.min())))
     return False
+
+
+def _variables(experts: int, loads: int, slots_of_gpu: NDArray[np.int64], split: str) -> int:
+    """How large the model of a layer is."""
+    gpus = len(slots_of_gpu)
+    return experts * gpus * (loads + 1 if split == "free" else int(slots_of_gpu.sum()) - experts + 1)

@@ -1,0 +1,62 @@
+"""Recordings and plans of any size for launches, made up."""
+
+import numpy as np
+
+from engine.communication.baselines import random_order
+from engine.communication.order import order
+from engine.model import MoEModel
+from engine.plan import OrderMode, Placement, Plan, Schedule, SendOrder
+from engine.result import Provenance
+from engine.workload import RoutingTrace
+
+MODES: tuple[OrderMode, ...] = ("matched", "shared", "sequential", "concurrent")
+"""Orders in which a launch sends without nodes."""
+
+
+def skewed(tokens: int, model: MoEModel, padding: float = 0.0) -> RoutingTrace:
+    """Skewed routing, every token's experts different; `padding` is the share of tokens without a choice."""
+    rng, experts = np.random.default_rng(7), model.experts
+    keys = rng.random((tokens, len(model.moe_layers), experts)) ** (1 / np.arange(1, experts + 1))
+    chosen = np.argsort(-keys, axis=-1)[:, :, : model.experts_per_token].astype(np.int16)
+    chosen[rng.random(chosen.shape[:2]) < padding] = -1
+    return RoutingTrace("made up", chosen, experts)
+
+
+def blocks(model: MoEModel, gpus: int) -> Placement:
+    """As many experts as the others, or one more, on every GPU."""
+    slots = tuple(tuple(block.tolist()) for block in np.array_split(np.arange(model.experts), gpus))
+    layers = model.moe_layers
+    return Placement(experts=model.experts, experts_of_gpu=(slots,) * len(layers), model_layers=layers)
+
+
+def plan_in(mode: OrderMode, trace: RoutingTrace, where: Placement, model: MoEModel) -> Plan:
+    """A plan whose order was made for the traffic of `trace`, in 32-bit numbers."""
+    size = model.model_copy(update={"dtype": "fp32"}).bytes_per_token
+    traffic = trace.demand(where.gpus) @ where.share * size
+    rate = np.linspace(1e9, 2e9, where.gpus)
+
+    def scheduled(matrix: np.ndarray, seed: int) -> Schedule:
+        if mode == "sequential":
+            return random_order(matrix, seed)
+        return order(matrix, rate, rate, mode).solution
+
+    schedules = [] if mode == "concurrent" else [(scheduled(m, 0), scheduled(m.T, 1)) for m in traffic]
+    send_order = SendOrder(
+        mode=mode, dispatch=[dispatch for dispatch, _ in schedules], combine=[combine for _, combine in schedules]
+    )
+    return Plan(name=mode, placement=where, send_order=send_order, provenance=Provenance(optimiser="test"))
+
+
+def coherent(plan: Plan) -> Plan:
+    return plan.model_copy(update={"name": f"coherent {plan.name}", "execution": "context-coherent"})
+
+
+def beside(first: Plan, second: Plan) -> Plan:
+    """A plan of two models from one of each."""
+    return first.model_copy(
+        update={
+            "name": f"{first.name} beside {second.name}",
+            "placement_b": second.placement,
+            "send_order_b": second.send_order,
+        }
+    )
