@@ -28,9 +28,10 @@ class Lane:
     which they could wait for each other for ever.
     """
 
-    def __init__(self, context: RankContext, communicator: Communicator) -> None:
-        self.communicator, self.device = communicator, context.device
-        self._stream = torch.cuda.Stream(context.device) if context.device.type == "cuda" else None
+    def __init__(
+        self, context: RankContext, communicator: Communicator, stream: torch.cuda.Stream | None = None
+    ) -> None:
+        self.communicator, self.device, self._stream = communicator, context.device, stream
         self._exchanges: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._threaded = context.instructions.backend == "gloo"
         if self._threaded:
@@ -93,7 +94,7 @@ class Colocated:
             kind_of_layers(plan)(context, plan, communicator, number)
             for number, communicator in enumerate(communicators)
         ]
-        self.lanes = [Lane(context, communicator) for communicator in communicators]
+        self.lanes = [Lane(context, *own) for own in zip(communicators, context.streams(2), strict=True)]
 
     def run(self, report: Callable[[float, str], None]) -> None:
         for model in self.models:

@@ -56,7 +56,8 @@ class Lane:
 
 class Network:
     """The collectives of a program. launch: starts a collective and returns what waits until it is over, on a GPU until the
-    current stream has been told to wait for it; one_order: whether all start in one order (see the top of this file)."""
+    current stream has been told to wait for it; streams: of two lanes, on a GPU; one_order: whether all start in one order
+    (see the top of this file)."""
 
     def __init__(
         self,
@@ -64,9 +65,10 @@ class Network:
         policy: str,
         launch: Callable[[int], Callable[[], None]],
         device: torch.device,
+        streams: Sequence[torch.cuda.Stream | None],
         one_order: bool = False,
     ) -> None:
-        self.policy, self.launch, self.device = policy, launch, device
+        self.policy, self.launch, self.device, self.streams = policy, launch, device, streams
         self.stream, self.pair = tasks.stream.tolist(), tasks.pair.tolist()
         self.before: list[list[int]] = [[] for _ in self.stream]
         for before, after in tasks.edges.tolist():
@@ -84,8 +86,7 @@ class Network:
         self._done: dict[int, torch.cuda.Event | None] = {}
         self._landed = 0
         self._failure: BaseException | None = None
-        streams = [torch.cuda.Stream(self.device) if self.on_gpu else None for _ in self.order]
-        self._lanes = [Lane(tasks, stream) for tasks, stream in zip(self.order, streams, strict=True)]
+        self._lanes = [Lane(tasks, stream) for tasks, stream in zip(self.order, self.streams, strict=False)]
         self._threads = [threading.Thread(target=self._attend, args=(lane,), daemon=True) for lane in self._lanes]
         for thread in self._threads:
             thread.start()
