@@ -11,8 +11,11 @@ import torch.distributed as dist
 
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
-from engine.launch.rank.colocated import Lane
+from engine.launch.rank import colocated
+from engine.launch.rank.colocated import Colocated, Lane
 from engine.launch.rank.communicator import Communicator
+from engine.launch.rank.context import RankContext
+from engine.launch.rank.hops import Hops
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.running.local import run_here
 from engine.plan import Plan
@@ -58,7 +61,7 @@ def lane() -> Iterator[Lane]:
     trace = recording(4)
     instructions = RankInstructions(plans=(plan_for(trace, "concurrent"),), model=MODEL, ranks=1, backend="gloo")
     (context,) = lockstep.contexts_of(instructions)
-    yield Lane(context, Communicator(context, *context.groups(1)))
+    yield Lane(context, Communicator(context, *context.groups(1)), None, False)
     dist.destroy_process_group()
 
 
@@ -91,9 +94,51 @@ def test_an_exchange_may_write_where_its_starter_may():
             plans=(plan_for(recording(4), "concurrent"),), model=MODEL, ranks=1, backend="gloo"
         )
         (context,) = lockstep.contexts_of(instructions)
-        Lane(context, Communicator(context)).start(lambda: buffer[:2].copy_(torch.ones(2)))()
+        Lane(context, Communicator(context), None, False).start(lambda: buffer[:2].copy_(torch.ones(2)))()
     dist.destroy_process_group()
     assert buffer.tolist() == [1, 1, 0]
+
+
+class Handed:
+    """In place of a model and of its communicator: notes what the host hands over, in its order."""
+
+    def __init__(self, name: str, handed: list[str], mode: str, order: object) -> None:
+        self.name, self.handed, self.mode, self.order = name, handed, mode, {"dispatch": [order]}
+
+    def meet(self) -> None:
+        self.handed.append(f"meet {self.name}")
+
+    def exchange(self, kind: str, layer: int) -> None:
+        self.handed.append(f"{kind} {self.name}")
+
+    def __getattr__(self, step: str):
+        return lambda layer: self.handed.append(f"{step} {self.name}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "order", "together"),
+    [("concurrent", [], True), ("matched", [], False), ("concurrent", Hops([], *[np.zeros(0)] * 3), False)],
+)
+def test_over_nccl_an_exchange_of_b_in_one_batch_does_not_wait_for_the_end_of_that_of_a(
+    monkeypatch, mode, order, together
+):
+    handed: list[str] = []
+    names = iter(("both", "a", "b"))
+    monkeypatch.setattr(colocated, "Communicator", lambda *_: Handed(next(names), handed, mode, order))
+    monkeypatch.setattr(
+        colocated, "kind_of_layers", lambda plan: lambda context, plan, communicator, number: communicator
+    )
+    plan = plan_for(recording(4), mode)
+    instructions = RankInstructions(plans=(plan,), model=MODEL, model_b=OTHER, ranks=1, backend="nccl", gpus=1)
+    (context,) = lockstep.contexts_of(instructions)
+    monkeypatch.setattr(RankContext, "groups", lambda self, count: [None] * count)
+    Colocated(context, plan).layer(0)
+    exchanges = {}
+    for kind, steps in (("dispatch", ("gate a", "gate b")), ("combine", ("ffn a", "ffn b"))):
+        of_a, of_b = ([step, f"meet {name}", f"{kind} {name}"] for step, name in zip(steps, "ab", strict=True))
+        ends = ["meet a"], ["meet b"]
+        exchanges[kind] = [*of_a, *of_b, *ends[0], *ends[1]] if together else [*of_a, *ends[0], *of_b, *ends[1]]
+    assert handed == [*exchanges["dispatch"], *exchanges["combine"], "aggregate a", "aggregate b"]
 
 
 # Real ranks.

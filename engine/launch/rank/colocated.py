@@ -3,6 +3,14 @@
 Every rank computes one thing at a time, in the order of `engine.simulate.colocated`: the gates of a and b, then the experts
 of a as soon as its dispatch has ended, those of b, and likewise the aggregations. An all-to-all starts when all ranks have
 finished what feeds it, and runs beside the computation of the other model.
+
+Over NCCL kernels start in the order in which the host hands them over (see `settings`): what is handed over behind an exchange
+waits until its last batch has begun. The meeting that ends an exchange of a begins only where that has ended, so before the
+exchange of b it would let that one wait until all ranks have ended a's, and the two could not share the network as they do in
+the simulation. So it comes behind the exchange of b, if that is one batch, which begins as soon as all ranks have finished what
+feeds it. But behind phases it would let a's computation wait for the last of them: then it stays where it was, and
+the network serves one model after the other. That kernels start as NCCL says takes a GPU to see; the order in which they are
+handed over does not.
 """
 
 import contextlib
@@ -17,6 +25,8 @@ import torch
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.forward import kind_of_layers
+from engine.launch.rank.hops import Hops
+from engine.launch.rank.layers import Layers
 from engine.plan import Plan
 
 
@@ -26,12 +36,15 @@ class Lane:
     On a GPU they have a stream of their own. Gloo keeps its caller waiting, so its exchanges also have a thread of their
     own. NCCL's are handed over by the thread that computes: so all ranks start those of two models in one order, without
     which they could wait for each other for ever.
+
+    stream: its own, None without a GPU; left_open: whether `start` leaves out the meeting that ends an exchange, for `close`
     """
 
     def __init__(
-        self, context: RankContext, communicator: Communicator, stream: torch.cuda.Stream | None = None
+        self, context: RankContext, communicator: Communicator, stream: torch.cuda.Stream | None, left_open: bool
     ) -> None:
         self.communicator, self.device, self._stream = communicator, context.device, stream
+        self.left_open, self._ended = left_open, None
         self._exchanges: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._threaded = context.instructions.backend == "gloo"
         if self._threaded:
@@ -40,8 +53,9 @@ class Lane:
 
     def start(self, exchange: Callable[[], None]) -> Callable[[], None]:
         """Run an exchange between two meetings of all ranks, after what the current stream was given so far. The function
-        returned waits for it: the host where a thread runs it, else the current stream."""
+        returned waits for both: the host where a thread runs them, else the current stream."""
         ready, ended, over = self._event(), self._event(), Future()
+        self._ended = ended
         if ready is not None:
             ready.record()
 
@@ -51,9 +65,8 @@ class Lane:
                     self._stream.wait_event(ready)
                 self.communicator.meet()
                 exchange()
-                self.communicator.meet()
-                if ended is not None:
-                    ended.record()
+                if not self.left_open:
+                    self._end(ended)
 
         def run_and_tell() -> None:
             try:
@@ -71,6 +84,17 @@ class Lane:
         else:
             run_and_tell()
         return wait
+
+    def close(self) -> None:
+        """The meeting that ends the last exchange, if it was left out. To be called before that is waited for."""
+        if self.left_open:
+            with self._on_stream():
+                self._end(self._ended)
+
+    def _end(self, ended: torch.cuda.Event | None) -> None:
+        self.communicator.meet()
+        if ended is not None:
+            ended.record()
 
     def _work(self, inference: bool) -> None:
         with torch.inference_mode(inference):  # a thread begins without it
@@ -94,7 +118,8 @@ class Colocated:
             kind_of_layers(plan)(context, plan, communicator, number)
             for number, communicator in enumerate(communicators)
         ]
-        self.lanes = [Lane(context, *own) for own in zip(communicators, context.streams(2), strict=True)]
+        left_open = context.instructions.backend == "nccl" and in_one_batch(self.models[1])
+        self.lanes = [Lane(context, *own, left_open) for own in zip(communicators, context.streams(2), strict=True)]
 
     def run(self, report: Callable[[float, str], None]) -> None:
         for model in self.models:
@@ -116,14 +141,26 @@ class Colocated:
         for model, lane in both:
             model.gate(layer)
             arrivals.append(lane.start(partial(model.exchange, "dispatch", layer)))
+        self._close()
         for place, (model, lane) in enumerate(both):
             arrivals[place]()
             model.ffn(layer)
             arrivals[place] = lane.start(partial(model.exchange, "combine", layer))
+        self._close()
         for place, (model, _) in enumerate(both):
             arrivals[place]()
             model.aggregate(layer)
 
+    def _close(self) -> None:
+        for lane in self.lanes:
+            lane.close()
+
     def difference(self) -> float | None:
         differences = [model.difference() for model in self.models]
         return None if None in differences else max(differences)
+
+
+def in_one_batch(model: Layers) -> bool:
+    """Whether every exchange of a model starts all sends at once, on all ranks."""
+    hops = any(isinstance(order, Hops) for orders in model.order.values() for order in orders)
+    return model.mode == "concurrent" and not hops

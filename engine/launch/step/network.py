@@ -22,8 +22,9 @@ micro-ops are small for.
 Over NCCL a fixed order of every lane is not enough: kernels of different communicators may have to wait for a place on the
 device, and two ranks that start an all-to-all and an all-reduce in different orders then wait for each other. There all
 collectives start in one order on all ranks, that in which the simulation starts them, which stands in for the policy: what a
-rank is late with holds back what comes after it. No deadlock: take the first in that order that is not over on all ranks. What
-it waits for ended in the simulation before it started, so it comes earlier.
+rank is late with holds back what comes after it. NCCL is told to keep the device to the order of the host (see `settings`), as
+a collective is handed over before what it waits for is over on the device. No deadlock: take the first in that order that is
+not over on all ranks. What it waits for ended in the simulation before it started, so it comes earlier.
 """
 
 import threading
