@@ -190,6 +190,7 @@ def gemms() -> str:
         path = Path(folder) / "profile.json"
         write_atomically(path, profile.to_json())
         cost = Profiled(read_costs(path))
+    torch.set_float32_matmul_precision("highest")  # as the ranks do
     device, figures, failed = torch.device("cuda", 0), [], []
     gpu = stood_for(profile.measured.gemm[0].gpu)
     for gemm in profile.measured.gemm:

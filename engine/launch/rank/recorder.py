@@ -115,6 +115,11 @@ class Recorder:
         event.record()
         return Mark(event, self._paused)
 
+    def wait_for_stream(self) -> None:
+        """Keep the host until a GPU has done what its current stream was given so far."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def log(
         self,
         kind: str,
