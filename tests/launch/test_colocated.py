@@ -1,8 +1,10 @@
 """Two models on the same ranks: each computes what it computes alone, and one sends while the other computes."""
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -97,6 +99,22 @@ def test_an_exchange_may_write_where_its_starter_may():
         Lane(context, Communicator(context), None, False).start(lambda: buffer[:2].copy_(torch.ones(2)))()
     dist.destroy_process_group()
     assert buffer.tolist() == [1, 1, 0]
+
+
+def test_a_lane_over_gloo_works_on_the_gpu_of_its_rank(lane, monkeypatch):
+    """The GPU is the host here: only what names it has to be stood in for."""
+    gpu, chosen = torch.device("cuda", 1), threading.local()
+    stand_ins = {"set_device": lambda device: setattr(chosen, "device", device), "Event": mock.MagicMock}
+    stand_ins |= {"stream": lambda stream: contextlib.nullcontext(), "current_stream": lambda device: mock.MagicMock()}
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    (context,) = lockstep.contexts_of(
+        RankInstructions(plans=(plan_for(recording(4), "concurrent"),), model=MODEL, ranks=1, backend="gloo")
+    )
+    used = []
+    there = Lane(replace(context, device=gpu), lane.communicator, mock.MagicMock(), False)
+    there.start(lambda: used.append(getattr(chosen, "device", "the first one")))()
+    assert used == [gpu]
 
 
 class Handed:

@@ -97,6 +97,9 @@ class Lane:
             ended.record()
 
     def _work(self, inference: bool) -> None:
+        if self._stream is not None:
+            # A thread begins on the first GPU, where coming back to it would make a context of every rank.
+            torch.cuda.set_device(self.device)
         with torch.inference_mode(inference):  # a thread begins without it
             while True:
                 self._exchanges.get()()
