@@ -17,10 +17,9 @@ from engine.launch.rank import colocated
 from engine.launch.rank.colocated import Colocated, Lane
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
-from engine.launch.rank.hops import Hops
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.running.local import run_here
-from engine.plan import Plan
+from engine.plan import Plan, Travel
 from engine.result import never
 from engine.systems.base import silent
 from engine.timeline import Timeline
@@ -120,8 +119,8 @@ def test_a_lane_over_gloo_works_on_the_gpu_of_its_rank(lane, monkeypatch):
 class Handed:
     """In place of a model and of its communicator: notes what the host hands over, in its order."""
 
-    def __init__(self, name: str, handed: list[str], mode: str, order: object) -> None:
-        self.name, self.handed, self.mode, self.order = name, handed, mode, {"dispatch": [order]}
+    def __init__(self, name: str, handed: list[str]) -> None:
+        self.name, self.handed = name, handed
 
     def meet(self) -> None:
         self.handed.append(f"meet {self.name}")
@@ -133,30 +132,39 @@ class Handed:
         return lambda layer: self.handed.append(f"{step} {self.name}")
 
 
+def test_over_nccl_exchanges_in_one_batch_do_not_wait_for_the_end_of_each_other(monkeypatch):
+    plan = pair_of("concurrent", "concurrent", recording(4), recording_b())
+    dispatches = ["gate a", "meet a", "dispatch a", "gate b", "meet b", "dispatch b", "meet a", "meet b"]
+    combines = ["ffn a", "meet a", "combine a", "ffn b", "meet b", "combine b", "meet a", "meet b"]
+    assert handed_over(plan, monkeypatch) == [*dispatches, *combines, "aggregate a", "aggregate b"]
+
+
 @pytest.mark.parametrize(
-    ("mode", "order", "together"),
-    [("concurrent", [], True), ("matched", [], False), ("concurrent", Hops([], *[np.zeros(0)] * 3), False)],
+    ("modes", "travel"),
+    [
+        (("concurrent", "matched"), None),
+        (("matched", "concurrent"), None),
+        (("concurrent", "concurrent"), Travel(unit="node")),
+    ],
 )
-def test_over_nccl_an_exchange_of_b_in_one_batch_does_not_wait_for_the_end_of_that_of_a(
-    monkeypatch, mode, order, together
-):
+def test_over_nccl_the_computation_of_a_does_not_wait_for_phases_of_b(monkeypatch, modes, travel):
+    plan = pair_of(*modes, recording(4), recording_b()).model_copy(update={"travel": travel})
+    dispatches = ["gate a", "meet a", "dispatch a", "meet a", "gate b", "meet b", "dispatch b", "meet b"]
+    combines = ["ffn a", "meet a", "combine a", "meet a", "ffn b", "meet b", "combine b", "meet b"]
+    assert handed_over(plan, monkeypatch) == [*dispatches, *combines, "aggregate a", "aggregate b"]
+
+
+def handed_over(plan: Plan, monkeypatch) -> list[str]:
+    """A layer of both models as the host of a rank hands it over."""
     handed: list[str] = []
     names = iter(("both", "a", "b"))
-    monkeypatch.setattr(colocated, "Communicator", lambda *_: Handed(next(names), handed, mode, order))
-    monkeypatch.setattr(
-        colocated, "kind_of_layers", lambda plan: lambda context, plan, communicator, number: communicator
-    )
-    plan = plan_for(recording(4), mode)
+    monkeypatch.setattr(colocated, "Communicator", lambda *_: Handed(next(names), handed))
+    monkeypatch.setattr(colocated, "kind_of_layers", lambda plan: lambda context, plan, model, number: model)
+    monkeypatch.setattr(RankContext, "groups", lambda self, count: [None] * count)
     instructions = RankInstructions(plans=(plan,), model=MODEL, model_b=OTHER, ranks=1, backend="nccl", gpus=1)
     (context,) = lockstep.contexts_of(instructions)
-    monkeypatch.setattr(RankContext, "groups", lambda self, count: [None] * count)
     Colocated(context, plan).layer(0)
-    exchanges = {}
-    for kind, steps in (("dispatch", ("gate a", "gate b")), ("combine", ("ffn a", "ffn b"))):
-        of_a, of_b = ([step, f"meet {name}", f"{kind} {name}"] for step, name in zip(steps, "ab", strict=True))
-        ends = ["meet a"], ["meet b"]
-        exchanges[kind] = [*of_a, *of_b, *ends[0], *ends[1]] if together else [*of_a, *ends[0], *of_b, *ends[1]]
-    assert handed == [*exchanges["dispatch"], *exchanges["combine"], "aggregate a", "aggregate b"]
+    return handed
 
 
 # Real ranks.

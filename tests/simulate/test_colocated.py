@@ -1,5 +1,6 @@
 """Two models on the same GPUs: the order of computation, what waits for what, closed forms, and the bound."""
 
+import math
 import time
 from dataclasses import replace
 
@@ -105,6 +106,30 @@ def test_every_rule_of_the_pipeline(case):
             fed[{"gate": "dispatch", "ffn": "combine"}.get(step), model_] = lane.max()
     assert checked_events == len(events) and set(events["model"]) <= {0, 1}
     assert all(events.loc[events["stream"] == "compute", "peer"] == -1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(), st.sets(st.sampled_from([("dispatch", 1), ("combine", 0), ("combine", 1)])))
+def test_what_goes_in_turn_starts_when_the_one_before_has_ended_and_no_later(case, turns):
+    compute, traffic = case[:2], case[2:4]
+    events = colocated_timeline(*case, in_turn=frozenset(turns))
+    fed_by, lasts = {"dispatch": "gate", "combine": "ffn"}, []
+    for layer in range(len(traffic[0][0])):
+        before = 0.0
+        for kind, model_ in (("dispatch", 0), ("dispatch", 1), ("combine", 0), ("combine", 1)):
+            of_model = events[(events["layer"] == layer) & (events["model"] == model_)]
+            sends, fed = of_model[of_model["kind"] == kind], of_model[of_model["kind"] == fed_by[kind]]
+            if not len(sends) or compute[model_][fed_by[kind]][layer].min() == 0:
+                before = math.nan  # when it would have started is not in the events
+                continue
+            ready = float(fed["end"].max())
+            if (kind, model_) in turns and not math.isnan(before):
+                assert sends["start"].min() == pytest.approx(max(ready, before))
+            elif (kind, model_) not in turns:
+                assert sends["start"].min() == pytest.approx(ready)
+            before = float(sends["end"].max())
+            lasts.append(before)
+    assert not lasts or total(events) >= max(lasts)
 
 
 @settings(max_examples=100, deadline=None)

@@ -3,14 +3,6 @@
 Every rank computes one thing at a time, in the order of `engine.simulate.colocated`: the gates of a and b, then the experts
 of a as soon as its dispatch has ended, those of b, and likewise the aggregations. An all-to-all starts when all ranks have
 finished what feeds it, and runs beside the computation of the other model.
-
-Over NCCL kernels start in the order in which the host hands them over (see `settings`): what is handed over behind an exchange
-waits until its last batch has begun. The meeting that ends an exchange of a begins only where that has ended, so before the
-exchange of b it would let that one wait until all ranks have ended a's, and the two could not share the network as they do in
-the simulation. So it comes behind the exchange of b, if that is one batch, which begins as soon as all ranks have finished what
-feeds it. But behind phases it would let a's computation wait for the last of them: then it stays where it was, and
-the network serves one model after the other. That kernels start as NCCL says takes a GPU to see; the order in which they are
-handed over does not.
 """
 
 import contextlib
@@ -25,8 +17,7 @@ import torch
 from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.forward import kind_of_layers
-from engine.launch.rank.hops import Hops
-from engine.launch.rank.layers import Layers
+from engine.launch.rank.turns import left_open
 from engine.plan import Plan
 
 
@@ -37,7 +28,7 @@ class Lane:
     own. NCCL's are handed over by the thread that computes: so all ranks start those of two models in one order, without
     which they could wait for each other for ever.
 
-    stream: its own, None without a GPU; left_open: whether `start` leaves out the meeting that ends an exchange, for `close`
+    stream: its own, None without a GPU; left_open: whether `start` leaves the meeting that ends an exchange to `close` (see `turns`)
     """
 
     def __init__(
@@ -121,8 +112,8 @@ class Colocated:
             kind_of_layers(plan)(context, plan, communicator, number)
             for number, communicator in enumerate(communicators)
         ]
-        left_open = context.instructions.backend == "nccl" and in_one_batch(self.models[1])
-        self.lanes = [Lane(context, *own, left_open) for own in zip(communicators, context.streams(2), strict=True)]
+        own = zip(communicators, context.streams(2), strict=True)
+        self.lanes = [Lane(context, *lane, left_open(context.instructions, plan)) for lane in own]
 
     def run(self, report: Callable[[float, str], None]) -> None:
         for model in self.models:
@@ -161,9 +152,3 @@ class Colocated:
     def difference(self) -> float | None:
         differences = [model.difference() for model in self.models]
         return None if None in differences else max(differences)
-
-
-def in_one_batch(model: Layers) -> bool:
-    """Whether every exchange of a model starts all sends at once, on all ranks."""
-    hops = any(isinstance(order, Hops) for orders in model.order.values() for order in orders)
-    return model.mode == "concurrent" and not hops
