@@ -28,7 +28,8 @@ class Lane:
     own. NCCL's are handed over by the thread that computes: so all ranks start those of two models in one order, without
     which they could wait for each other for ever.
 
-    stream: its own, None without a GPU; left_open: whether `start` leaves the meeting that ends an exchange to `close` (see `turns`)
+    stream: its own, None without a GPU; left_open: whether `start` leaves the meeting that ends an exchange to `close`, see
+        `turns`
     """
 
     def __init__(
