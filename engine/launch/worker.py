@@ -29,6 +29,7 @@ from engine.launch.rank.joining import joined, leave_with_parent, reporting_fail
 from engine.launch.rank.links import links_of
 from engine.launch.rank.measure_machine import measure_machine
 from engine.launch.rank.recorder import Recorder
+from engine.launch.rank.settings import settle
 from engine.plan import Plan
 
 
@@ -37,15 +38,13 @@ def main(folder: Path) -> None:
     leave_with_parent()
     with reporting_failure():
         instructions, tokens = read_instructions(folder)
+        settle(instructions.backend)
         rank = int(os.environ["RANK"])
         device = torch.device("cpu")
         if instructions.device == "cuda":
             device = gpu_of(rank)
             torch.cuda.set_device(device)
-            if instructions.model_b is not None:
-                # Two communicators deadlock unless NCCL keeps to the order in which the host hands their exchanges over.
-                os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
-        with joined(instructions.backend, instructions.limit), torch.inference_mode():
+        with joined(instructions.backend, instructions.limit, device), torch.inference_mode():
             run(RankContext(instructions, tokens, rank, device, Recorder(rank, device)), folder)
 
 

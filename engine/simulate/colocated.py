@@ -30,12 +30,21 @@ Traffic = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Dispatch and combine of one model, float64[layer, src, dst] bytes each, diagonals ignored."""
 
 
-def simulate_colocated(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched) -> Timeline:
-    """The predicted timeline of a plan for two models, which must fit the problem."""
+InTurn = frozenset[tuple[str, int]]
+"""All-to-alls, as ("dispatch" or "combine", 0 or 1 for model a or b), that do not start before the one before them has ended:
+the dispatch of b behind that of a, then the combine of a, then that of b."""
+
+
+def simulate_colocated(
+    plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched, in_turn: InTurn = frozenset()
+) -> Timeline:
+    """The predicted timeline of a plan for two models, which must fit the problem. in_turn: what shares the network with
+    nothing before it (default: all-to-alls that meet overlap)"""
     works = works_of(plan, problem)
     orders = plan.send_order, plan.send_order_b
     log = EventLog(too_many(*(traffic for work in works for traffic in (work.dispatch, work.combine))))
-    colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network, log, stop=stop, advance=advance)
+    watched = {"stop": stop, "advance": advance}
+    colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network, log, in_turn=in_turn, **watched)
     return log.timeline(problem, plan.travel)
 
 
@@ -82,11 +91,13 @@ def colocated_timeline(
     free: NDArray[np.float64] | None = None,
     stop: Stop = never,
     advance: Advance = unwatched,
+    in_turn: InTurn = frozenset(),
 ) -> pd.DataFrame:
     """The events of two models on one cluster, with the columns of `Timeline.events`; `model` is 0 for a, 1 for b.
 
     log: what collects them; stretch: the layers that are simulated (None: all), on GPUs that are free from float64[gpu]
-    `free` seconds on (None: 0). Both models must have as many layers. Raises InputError as `Fabric` and its `release` do.
+    `free` seconds on (None: 0); in_turn: see `simulate_colocated`. Both models must have as many layers. Raises InputError as
+    `Fabric` and its `release` do.
     """
     layers = _layers(compute_a, compute_b, traffic_a, traffic_b)
     compute, traffic, order = (compute_a, compute_b), (traffic_a, traffic_b), (order_a, order_b)
@@ -100,8 +111,10 @@ def colocated_timeline(
         lane = start + seconds
         return log.compute(kind, layer, start, seconds, model)
 
-    def send(kind: str, layer: int, model: int, start: float) -> str:
-        """Release an all-to-all; its name on the fabric."""
+    def send(kind: str, layer: int, model: int, start: float, before: str | None = None) -> str:
+        """Release an all-to-all; its name on the fabric. before: that of the one before it in this layer"""
+        if (kind, model) in in_turn:
+            start = max(start, fabric.finish(before))
         name = f"{kind} of model {'ab'[model]} in layer {layer}"
         which, mine = ("dispatch", "combine").index(kind), order[model]
         schedule = None if mine.mode == "concurrent" else getattr(mine, kind)[layer]
@@ -122,9 +135,11 @@ def colocated_timeline(
         # Every release comes before the network is simulated up to it: each of the four starts after computation that
         # follows all ends asked for so far.
         dispatch_a = send("dispatch", layer, 0, run("gate", layer, 0, 0.0))
-        dispatch_b = send("dispatch", layer, 1, run("gate", layer, 1, 0.0))
-        combine_a = send("combine", layer, 0, run("ffn", layer, 0, arrival(dispatch_a, "dispatch", layer, 0)))
-        combine_b = send("combine", layer, 1, run("ffn", layer, 1, arrival(dispatch_b, "dispatch", layer, 1)))
+        dispatch_b = send("dispatch", layer, 1, run("gate", layer, 1, 0.0), dispatch_a)
+        ffn_a = run("ffn", layer, 0, arrival(dispatch_a, "dispatch", layer, 0))
+        combine_a = send("combine", layer, 0, ffn_a, dispatch_b)
+        ffn_b = run("ffn", layer, 1, arrival(dispatch_b, "dispatch", layer, 1))
+        combine_b = send("combine", layer, 1, ffn_b, combine_a)
         run("aggregate", layer, 0, arrival(combine_a, "combine", layer, 0))
         run("aggregate", layer, 1, arrival(combine_b, "combine", layer, 1))
         advance((layer + 1 - stretch.start) / len(stretch))

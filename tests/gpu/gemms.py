@@ -45,6 +45,7 @@ def calibrate_quickly() -> list[Finding]:
 def gemms() -> list[Finding]:
     """Times of a full calibration, read back from its file, against CUDA events round GEMMs of known models: experts and
     routers, by a stopwatch that shares nothing with the calibration's."""
+    torch.set_float32_matmul_precision("highest")  # as the ranks do
     profile = calibrated(quick=False)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"

@@ -14,7 +14,7 @@ communication"; PyTorch's notes on `batch_isend_irecv` and on `init_process_grou
 
 SWITCHYARD_NCCL holds words, separated by commas:
 
-* `eager`: communicators are made with their groups.
+* `eager`: communicators are made with their groups, as on GPUs, which `joining` names.
 * `one-queue`: all communicators of a rank share one queue, as with CUDA_DEVICE_MAX_CONNECTIONS=1 or with kernels that fill a
   device: then only an order of launches that is the same on all ranks ends.
 * `late`: `wait` returns at once and what is to arrive is NaN until it has; every operation of PyTorch runs after what was

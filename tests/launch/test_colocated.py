@@ -1,8 +1,10 @@
 """Two models on the same ranks: each computes what it computes alone, and one sends while the other computes."""
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,11 +13,13 @@ import torch.distributed as dist
 
 from engine.launch.preparation.launch import Launch
 from engine.launch.preparation.prepare import prepare
-from engine.launch.rank.colocated import Lane
+from engine.launch.rank import colocated
+from engine.launch.rank.colocated import Colocated, Lane
 from engine.launch.rank.communicator import Communicator
+from engine.launch.rank.context import RankContext
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.running.local import run_here
-from engine.plan import Plan
+from engine.plan import Plan, Travel
 from engine.result import never
 from engine.systems.base import silent
 from engine.timeline import Timeline
@@ -49,7 +53,7 @@ def lane() -> Iterator[Lane]:
     trace = recording(4)
     instructions = RankInstructions(plans=(plan_for(trace, "concurrent"),), model=MODEL, ranks=1, backend="gloo")
     (context,) = lockstep.contexts_of(instructions)
-    yield Lane(context, Communicator(context, *context.groups(1)))
+    yield Lane(context, Communicator(context, *context.groups(1)), None, False)
     dist.destroy_process_group()
 
 
@@ -82,9 +86,76 @@ def test_an_exchange_may_write_where_its_starter_may():
             plans=(plan_for(recording(4), "concurrent"),), model=MODEL, ranks=1, backend="gloo"
         )
         (context,) = lockstep.contexts_of(instructions)
-        Lane(context, Communicator(context)).start(lambda: buffer[:2].copy_(torch.ones(2)))()
+        Lane(context, Communicator(context), None, False).start(lambda: buffer[:2].copy_(torch.ones(2)))()
     dist.destroy_process_group()
     assert buffer.tolist() == [1, 1, 0]
+
+
+def test_a_lane_over_gloo_works_on_the_gpu_of_its_rank(lane, monkeypatch):
+    """The GPU is the host here: only what names it has to be stood in for."""
+    gpu, chosen = torch.device("cuda", 1), threading.local()
+    stand_ins = {"set_device": lambda device: setattr(chosen, "device", device), "Event": mock.MagicMock}
+    stand_ins |= {"stream": lambda stream: contextlib.nullcontext(), "current_stream": lambda device: mock.MagicMock()}
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    (context,) = lockstep.contexts_of(
+        RankInstructions(plans=(plan_for(recording(4), "concurrent"),), model=MODEL, ranks=1, backend="gloo")
+    )
+    used = []
+    there = Lane(replace(context, device=gpu), lane.communicator, mock.MagicMock(), False)
+    there.start(lambda: used.append(getattr(chosen, "device", "the first one")))()
+    assert used == [gpu]
+
+
+class Handed:
+    """In place of a model and of its communicator: notes what the host hands over, in its order."""
+
+    def __init__(self, name: str, handed: list[str]) -> None:
+        self.name, self.handed = name, handed
+
+    def meet(self) -> None:
+        self.handed.append(f"meet {self.name}")
+
+    def exchange(self, kind: str, layer: int) -> None:
+        self.handed.append(f"{kind} {self.name}")
+
+    def __getattr__(self, step: str):
+        return lambda layer: self.handed.append(f"{step} {self.name}")
+
+
+def test_over_nccl_exchanges_in_one_batch_do_not_wait_for_the_end_of_each_other(monkeypatch):
+    plan = pair_of("concurrent", "concurrent", recording(4), recording_b())
+    dispatches = ["gate a", "meet a", "dispatch a", "gate b", "meet b", "dispatch b", "meet a", "meet b"]
+    combines = ["ffn a", "meet a", "combine a", "ffn b", "meet b", "combine b", "meet a", "meet b"]
+    assert handed_over(plan, monkeypatch) == [*dispatches, *combines, "aggregate a", "aggregate b"]
+
+
+@pytest.mark.parametrize(
+    ("modes", "travel"),
+    [
+        (("concurrent", "matched"), None),
+        (("matched", "concurrent"), None),
+        (("concurrent", "concurrent"), Travel(unit="node")),
+    ],
+)
+def test_over_nccl_the_computation_of_a_does_not_wait_for_phases_of_b(monkeypatch, modes, travel):
+    plan = pair_of(*modes, recording(4), recording_b()).model_copy(update={"travel": travel})
+    dispatches = ["gate a", "meet a", "dispatch a", "meet a", "gate b", "meet b", "dispatch b", "meet b"]
+    combines = ["ffn a", "meet a", "combine a", "meet a", "ffn b", "meet b", "combine b", "meet b"]
+    assert handed_over(plan, monkeypatch) == [*dispatches, *combines, "aggregate a", "aggregate b"]
+
+
+def handed_over(plan: Plan, monkeypatch) -> list[str]:
+    """A layer of both models as the host of a rank hands it over."""
+    handed: list[str] = []
+    names = iter(("both", "a", "b"))
+    monkeypatch.setattr(colocated, "Communicator", lambda *_: Handed(next(names), handed))
+    monkeypatch.setattr(colocated, "kind_of_layers", lambda plan: lambda context, plan, model, number: model)
+    monkeypatch.setattr(RankContext, "groups", lambda self, count: [None] * count)
+    instructions = RankInstructions(plans=(plan,), model=MODEL, model_b=OTHER, ranks=1, backend="nccl", gpus=1)
+    (context,) = lockstep.contexts_of(instructions)
+    Colocated(context, plan).layer(0)
+    return handed
 
 
 # Real ranks.

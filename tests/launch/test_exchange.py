@@ -1,18 +1,24 @@
 """Exchanges between three real ranks: every row arrives where it belongs, whatever the order, and a pace is kept."""
 
 import json
+import math
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
-from engine.launch.rank.exchange import MOST_SLICES, SLICE, slices
+from engine.launch.rank.exchange import MOST_SLICES, SLICE, Exchange, slices
 from engine.launch.rank.links import Links
+from engine.launch.rank.recorder import Recorder
 from engine.launch.rank.routes import Piece, pieces
 from tests import warm
 from tests.launch.exchange_cases import MODES, PACED_RATES, counts_of, schedule_of
+from tests.launch.exchange_ranks import WIDTH
 
 RANKS, ROOT = 3, Path(__file__).parents[2]
 
@@ -78,6 +84,38 @@ def test_a_shared_order_takes_what_its_busiest_link_needs(outcomes):
         assert rows == same == wanted(counts, rank)
         # The last part is posted when the others have had their time, and these links are really much faster.
         assert needed * (parts - 1) / parts < paced + 0.01 and unpaced < paced
+
+
+class Stream:
+    """Of a GPU that the host is ahead of."""
+
+    LATE = 0.1
+
+    def __init__(self) -> None:
+        self.reached = math.nan
+
+    def synchronize(self) -> None:
+        time.sleep(self.LATE)
+        self.reached = time.monotonic()
+
+
+def test_over_nccl_a_pace_begins_when_the_gpu_has_come_to_the_exchange(monkeypatch):
+    """The GPU is the host here: only its stream and NCCL have to be stood in for."""
+    stream, posted, gpu = Stream(), [], torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
+    monkeypatch.setattr(dist, "P2POp", lambda *operation: operation)
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda operations: [posted.append(time.monotonic())][:0])
+    recorder = Recorder(0, gpu)
+    monkeypatch.setattr(recorder, "mark", lambda: None)
+    counts = np.array([[0, 60], [60, 0]])
+    links = Links(np.full(2, 60 * WIDTH * 8 / (4 * SLICE)))
+    order = pieces("shared", schedule_of("shared", counts, 0), counts)
+    way = Exchange(0, "shared", order, counts, lambda piece, begin: None, recorder, links=links)
+    outgoing = torch.zeros((60, WIDTH), dtype=torch.float64)
+    way.run(outgoing, torch.empty_like(outgoing))
+    assert len(posted) == 4, "four parts"
+    assert all(moment >= stream.reached + part * SLICE for part, moment in enumerate(posted))
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16])

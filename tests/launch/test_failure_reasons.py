@@ -93,7 +93,10 @@ def meeting(monkeypatch) -> Iterator[socket.socket]:
 
 def test_a_rank_that_never_joins_is_named(meeting):
     meeting.close()
-    with pytest.raises(InputError, match=r"^rank 1 did not join within 0.3 s$"), joined("gloo", 0.3):
+    with (
+        pytest.raises(InputError, match=r"^rank 1 did not join within 0.3 s$"),
+        joined("gloo", 0.3, torch.device("cpu")),
+    ):
         pass
 
 
@@ -101,7 +104,7 @@ def test_a_port_in_use_is_named(meeting):
     meeting.listen()
     port = meeting.getsockname()[1]
     wanted = f"^port {port} of 127.0.0.1, where the ranks meet, is in use by another program$"
-    with pytest.raises(InputError, match=wanted), joined("gloo", 0.3):
+    with pytest.raises(InputError, match=wanted), joined("gloo", 0.3, torch.device("cpu")):
         pass
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):

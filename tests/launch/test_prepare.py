@@ -13,6 +13,7 @@ from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.results.prediction import fit_profile, predict
 from engine.model import MoEModel
 from engine.plan import Plan
+from engine.timeline import Timeline
 from engine.workload import ExpertLoad, RoutingTrace
 from tests.launch.plans import beside
 from tests.launch.test_colocated import OTHER, pair_of, recording_b
@@ -121,13 +122,31 @@ def test_two_models_that_no_simulation_takes_side_by_side():
         prepare(plan=both("concurrent").model_copy(update={"placement_b": placed}), second=(fewer, model))
 
 
-@pytest.mark.parametrize("mode", ["matched", "sequential", "concurrent"])
-def test_the_prediction_of_two_models_has_the_work_of_both(mode):
-    launch = prepare(both(mode), second=(TRACE_B, OTHER))
+def predicted(launch: PreparedLaunch) -> Timeline:
+    """Of its first plan, on a machine that computes and sends as if it were one of today's."""
     measured = {name: [[1.0, 1e-4], [1e6, 1e-2]] for name in ("gemm", "gate", "memory", "network", "phases")}
     measured["meetings"] = [[0, 1e-4], [1, 2e-4]]
     profile = fit_profile(measured, "CPU", launch.instructions, 2)
-    timeline = predict(launch, launch.instructions.plans[0], profile, measured)
+    return predict(launch, launch.instructions.plans[0], profile, measured)
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode", "overlap"),
+    [("gloo", "matched", True), ("gloo", "concurrent", True), ("nccl", "matched", False), ("nccl", "concurrent", True)],
+)
+def test_the_prediction_lets_two_models_overlap_where_their_backend_does(backend, mode, overlap):
+    launch = prepare(both(mode), second=(TRACE_B, OTHER))
+    instructions = launch.instructions.model_copy(update={"backend": backend})
+    events = predicted(replace(launch, instructions=instructions)).events
+    sends = events[events["stream"] == "network"].groupby(["kind", "model", "layer"], observed=True)
+    start, end = sends["start"].min(), sends["end"].max()
+    assert ((start["dispatch", 1] < end["dispatch", 0]) == overlap).all()
+
+
+@pytest.mark.parametrize("mode", ["matched", "sequential", "concurrent"])
+def test_the_prediction_of_two_models_has_the_work_of_both(mode):
+    launch = prepare(both(mode), second=(TRACE_B, OTHER))
+    timeline = predicted(launch)
     for number, (trace, model) in enumerate(
         zip(launch.workloads, (launch.instructions.model, launch.instructions.model_b), strict=True)
     ):

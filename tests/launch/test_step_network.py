@@ -1,5 +1,6 @@
 """When the collectives of a step start, with collectives that only pass time."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -11,10 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.launch.rank.context import RankContext
+from engine.launch.rank.instructions import RankInstructions
+from engine.launch.rank.recorder import Recorder
 from engine.launch.step.network import Network, StepError, last_computations, orders_of, simulated_order
 from engine.simulate.streams import ALL_REDUCE, ALL_TO_ALL, COMPUTE, POLICIES, Tasks
+from tests.launch.test_local import MODEL, plan_for, recording
 
 CPU = torch.device("cpu")
+NONE = (None, None)
 SHORT = 5e-4
 
 
@@ -37,7 +43,7 @@ class Run:
         self.tasks, self.seconds = tasks, seconds
         self.span: dict[int, list[float]] = {}
         self.started: list[int] = []
-        self.network = Network(tasks, policy, self.launch, CPU, one_order)
+        self.network = Network(tasks, policy, self.launch, CPU, NONE, one_order)
 
     def launch(self, task: int) -> Callable[[], None]:
         self.begin(task)
@@ -168,7 +174,7 @@ def test_a_collective_that_fails_ends_the_step_with_its_reason():
 
         return over
 
-    network = Network(tasks, "fair", lost, CPU)
+    network = Network(tasks, "fair", lost, CPU, NONE)
     network.start()
     network.begin(0)
     network.finish(0)
@@ -180,7 +186,7 @@ def test_a_collective_that_fails_ends_the_step_with_its_reason():
 def test_threads_end_when_the_computation_fails():
     before = threading.active_count()
     tasks = tasks_of([COMPUTE, ALL_TO_ALL, ALL_REDUCE], [(0, 1), (0, 2)], [-1, 0, -1])
-    network = Network(tasks, "fair", lambda task: lambda: None, CPU)
+    network = Network(tasks, "fair", lambda task: lambda: None, CPU, NONE)
     network.start()
     assert threading.active_count() == before + 2
     network.fail(ValueError("out of memory"))
@@ -188,3 +194,25 @@ def test_threads_end_when_the_computation_fails():
     while threading.active_count() > before:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_all_plans_and_passes_have_the_same_streams(monkeypatch):
+    """A GPU only by name: streams are counted, and nothing is started."""
+    made = []
+    for name, stand_in in {
+        "Stream": lambda device: made.append(device) or object(),
+        "stream": lambda stream: contextlib.nullcontext(),
+        "set_device": lambda device: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    gpu, trace = torch.device("cuda", 0), recording(4)
+    instructions = RankInstructions(
+        plans=(plan_for(trace, "concurrent"),), model=MODEL, ranks=1, backend="nccl", gpus=1
+    )
+    context = RankContext(instructions, (), 0, gpu, Recorder(0, gpu))
+    for policy in ("fair", "fifo"):
+        network = Network(tasks_of([COMPUTE], []), policy, lambda task: lambda: None, gpu, context.streams(2))
+        for _ in range(3):
+            network.start()
+            network.end()
+    assert made == [gpu, gpu] and network.streams[0] is not network.streams[1]

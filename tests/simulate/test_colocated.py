@@ -107,6 +107,26 @@ def test_every_rule_of_the_pipeline(case):
     assert all(events.loc[events["stream"] == "compute", "peer"] == -1)
 
 
+ALL_TO_ALLS = (("dispatch", 0), ("dispatch", 1), ("combine", 0), ("combine", 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.sets(st.sampled_from(ALL_TO_ALLS[1:])))
+def test_what_goes_in_turn_starts_when_the_one_before_has_ended_and_no_later(case, turns):
+    feeds = {"dispatch": "gate", "combine": "ffn"}
+    compute = tuple({step: seconds + 1e-4 for step, seconds in of_model.items()} for of_model in case[:2])
+    events = colocated_timeline(*compute, *case[2:], in_turn=frozenset(turns))
+    for layer in range(len(case[2][0])):
+        ended = 0.0
+        for kind, model_ in ALL_TO_ALLS:
+            of_model = events[(events["layer"] == layer) & (events["model"] == model_)]
+            ready = of_model.loc[of_model["kind"] == feeds[kind], "end"].max()
+            sends = of_model[of_model["kind"] == kind]
+            start = max(ready, ended) if (kind, model_) in turns else ready
+            assert not len(sends) or sends["start"].min() == pytest.approx(start)
+            ended = sends["end"].max() if len(sends) else start
+
+
 @settings(max_examples=100, deadline=None)
 @given(cases())
 def test_no_send_order_beats_the_bound(case):

@@ -39,6 +39,7 @@ from engine.launch.rank.context import report_progress
 from engine.launch.rank.instructions import writing
 from engine.launch.rank.joining import joined, leave_with_parent, reporting_failure
 from engine.launch.rank.layer import TORCH_DTYPE, aggregate
+from engine.launch.rank.settings import settle
 
 ROOM = 0.4
 """Share of the free memory that may be used."""
@@ -56,11 +57,12 @@ def main(folder: Path) -> None:
     leave_with_parent()
     with reporting_failure():
         sweep = Sweep.from_json((folder / REQUEST).read_text(), REQUEST)
+        settle(sweep.backend)
         rank, device = int(os.environ["RANK"]), torch.device("cpu")
         if sweep.backend == "nccl":
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
-        with joined(sweep.backend, sweep.limit), torch.inference_mode():
+        with joined(sweep.backend, sweep.limit, device), torch.inference_mode():
             times = SweepRank(sweep, rank, device).measure()
         if rank == 0:
             with writing(folder):

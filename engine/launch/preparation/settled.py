@@ -68,7 +68,7 @@ def check_passes(repeats: int, limit: float) -> None:
 
 
 def computed_in(model: MoEModel, dtype: str | None, on_gpus: bool) -> MoEModel:
-    """The model in the numbers that will be used."""
+    """The model in the numbers that will be used: fp8 becomes bf16 and TF32 real fp32, which ranks have PyTorch keep to."""
     if dtype not in (None, "fp32", "bf16"):
         raise InputError(f"{dtype}: a launch computes in fp32 or bf16")
     usual = {"fp8": "bf16", "tf32": "fp32"}

@@ -18,6 +18,7 @@ from engine.launch.rank.communicator import Communicator
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.difference import Difference, worst
 from engine.launch.rank.forward import kind_of_layers
+from engine.launch.rank.turns import left_open
 from engine.plan import Plan
 
 
@@ -27,11 +28,16 @@ class Lane:
     On a GPU they have a stream of their own. Gloo keeps its caller waiting, so its exchanges also have a thread of their
     own. NCCL's are handed over by the thread that computes: so all ranks start those of two models in one order, without
     which they could wait for each other for ever.
+
+    stream: its own, None without a GPU; left_open: whether `start` leaves the meeting that ends an exchange to `close`, see
+        `turns`
     """
 
-    def __init__(self, context: RankContext, communicator: Communicator) -> None:
-        self.communicator, self.device = communicator, context.device
-        self._stream = torch.cuda.Stream(context.device) if context.device.type == "cuda" else None
+    def __init__(
+        self, context: RankContext, communicator: Communicator, stream: torch.cuda.Stream | None, left_open: bool
+    ) -> None:
+        self.communicator, self.device, self._stream = communicator, context.device, stream
+        self.left_open, self._ended = left_open, None
         self._exchanges: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._threaded = context.instructions.backend == "gloo"
         if self._threaded:
@@ -40,8 +46,9 @@ class Lane:
 
     def start(self, exchange: Callable[[], None]) -> Callable[[], None]:
         """Run an exchange between two meetings of all ranks, after what the current stream was given so far. The function
-        returned waits for it: the host where a thread runs it, else the current stream."""
+        returned waits for both: the host where a thread runs them, else the current stream."""
         ready, ended, over = self._event(), self._event(), Future()
+        self._ended = ended
         if ready is not None:
             ready.record()
 
@@ -51,9 +58,8 @@ class Lane:
                     self._stream.wait_event(ready)
                 self.communicator.meet()
                 exchange()
-                self.communicator.meet()
-                if ended is not None:
-                    ended.record()
+                if not self.left_open:
+                    self._end(ended)
 
         def run_and_tell() -> None:
             try:
@@ -72,7 +78,21 @@ class Lane:
             run_and_tell()
         return wait
 
+    def close(self) -> None:
+        """The meeting that ends the last exchange, if it was left out. To be called before that is waited for."""
+        if self.left_open:
+            with self._on_stream():
+                self._end(self._ended)
+
+    def _end(self, ended: torch.cuda.Event | None) -> None:
+        self.communicator.meet()
+        if ended is not None:
+            ended.record()
+
     def _work(self, inference: bool) -> None:
+        if self._stream is not None:
+            # A thread begins on the first GPU, where coming back to it would make a context of every rank.
+            torch.cuda.set_device(self.device)
         with torch.inference_mode(inference):  # a thread begins without it
             while True:
                 self._exchanges.get()()
@@ -94,7 +114,8 @@ class Colocated:
             kind_of_layers(plan)(context, plan, communicator, number)
             for number, communicator in enumerate(communicators)
         ]
-        self.lanes = [Lane(context, communicator) for communicator in communicators]
+        own = zip(communicators, context.streams(2), strict=True)
+        self.lanes = [Lane(context, *lane, left_open(context.instructions, plan)) for lane in own]
 
     def run(self, report: Callable[[float, str], None]) -> None:
         for model in self.models:
@@ -116,13 +137,19 @@ class Colocated:
         for model, lane in both:
             model.gate(layer)
             arrivals.append(lane.start(partial(model.exchange, "dispatch", layer)))
+        self._close()
         for place, (model, lane) in enumerate(both):
             arrivals[place]()
             model.ffn(layer)
             arrivals[place] = lane.start(partial(model.exchange, "combine", layer))
+        self._close()
         for place, (model, _) in enumerate(both):
             arrivals[place]()
             model.aggregate(layer)
+
+    def _close(self) -> None:
+        for lane in self.lanes:
+            lane.close()
 
     def difference(self) -> Difference | None:
         differences = [model.difference() for model in self.models]

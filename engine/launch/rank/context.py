@@ -32,6 +32,7 @@ class RankContext:
     links: Links | None = None
     _weights: dict = field(default_factory=dict)
     _groups: list[dist.ProcessGroup] = field(default_factory=list)
+    _streams: list[torch.cuda.Stream | None] = field(default_factory=list)
 
     @property
     def ranks(self) -> int:
@@ -42,6 +43,13 @@ class RankContext:
         while len(self._groups) < count:
             self._groups.append(dist.new_group(timeout=timedelta(seconds=self.instructions.limit)))
         return self._groups[:count]
+
+    def streams(self, count: int) -> list[torch.cuda.Stream | None]:
+        """Streams beside that of the computation, the same ones whoever asks and for the whole launch: PyTorch hands out 32 in
+        turn, so that with new ones for every pass two of a pass would be one, and wait for each other. None without a GPU."""
+        while len(self._streams) < count:
+            self._streams.append(torch.cuda.Stream(self.device) if self.device.type == "cuda" else None)
+        return self._streams[:count]
 
     @property
     def communication_device(self) -> torch.device:

@@ -100,8 +100,12 @@ class Exchange:
 
     def _side_by_side(self, phase: int, outgoing: torch.Tensor, incoming: torch.Tensor) -> list[dist.Work]:
         """Send all of a phase (and receive it, unless that has begun). Paced, every send progresses at the constant rate
-        size / seconds: its next part goes when the time for it has come, whatever has become of those before."""
+        size / seconds: its next part goes when the time for it has come, whatever has become of those before. The time is the
+        host's, which over NCCL is ahead of its GPU, so it waits for that first: otherwise parts whose time had come before the
+        ranks met would go at once."""
         parts, seconds = self._pace(phase, outgoing)
+        if parts > 1:
+            self.recorder.wait_for_stream()
         begin, works = time.monotonic(), []
         for step in range(parts):
             if step:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import NoReturn
 
+import torch
 import torch.distributed as dist
 
 from engine.errors import InputError
@@ -47,12 +48,19 @@ def reporting_failure() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def joined(backend: str, limit: float) -> Iterator[None]:
+def joined(backend: str, limit: float, device: torch.device) -> Iterator[None]:
     """Inside, this rank and all others are together. Raises InputError that names those that have not come after
-    `JOIN_LIMIT`. limit: seconds for which a rank may wait for what another one has to do."""
+    `JOIN_LIMIT`. limit: seconds for which a rank may wait for what another one has to do.
+
+    device: what the rank computes on. NCCL is told, and connects all ranks at once: one that cannot is known before anything
+    is measured, later groups are split off (which all ranks have to take part in), a barrier does not have to guess on which
+    GPU it is, and a send outside a batch uses the communicator that there is instead of making one for each pair.
+    """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _meet(rank, ranks, min(JOIN_LIMIT, limit))
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=limit))
+    bound = device if backend == "nccl" and device.type == "cuda" else None
+    wait = timedelta(seconds=limit)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=wait, device_id=bound)
     yield
     dist.destroy_process_group()
 

@@ -139,19 +139,24 @@ def _uniform(
 def _meeting(context: RankContext, between_layers: bool) -> float:
     """Seconds from when the last rank has done a step to when the first one goes on: an exchange, after which they come one
     by one and not, as after another meeting, all at once."""
-    communicator, gaps = Communicator(context), []
+    communicator, recorder, gaps = Communicator(context), context.recorder, []
     _, exchange, expect = _uniform(context, AROUND[0], "concurrent")
     for _ in range(SHORT_REPEATS + 1):
         expect()
         communicator.meet()
         exchange()
-        ready = _clock(context)
+        ready = recorder.mark()
         if between_layers:
-            with context.recorder.paused():
+            with recorder.paused():
                 pass
         communicator.meet()
-        last, first = _latest(context, ready, -_clock(context))
-        gaps.append(max(0.0, -first - last))
+        gone = recorder.mark()
+        if context.device.type == "cuda":  # whose ranks go on together: who was ready last has waited least
+            (longest,) = _latest(context, -recorder.seconds_between(ready, gone))
+            gaps.append(max(0.0, -longest))
+        else:
+            last, first = _latest(context, recorder.seconds_at(ready), -recorder.seconds_at(gone))
+            gaps.append(max(0.0, -first - last))
     return _median(gaps[1:])
 
 
@@ -163,22 +168,26 @@ def rows_of(times: float, mean: float) -> int:
 def seconds_of(
     work: Callable[[], None], context: RankContext, repeats: int, before: Callable[[], None] | None = None
 ) -> float:
-    """Median seconds, the same figure on all ranks, from the first rank's start to the last one's end: ranks that share
-    cores wait for each other, which a rank's own stopwatch would not see. before: done every time, not measured."""
-    spans = []
+    """Median seconds, the same figure on all ranks, by the marks that time a pass. before: done every time, not measured.
+
+    On processors from the first rank's start to the last one's end: ranks that share cores wait for each other, which a rank's
+    own stopwatch would not see. On GPUs what the slowest rank takes by its events. After a meeting over NCCL its kernels are in
+    the queue already, as in a pass, so that neither handing them over nor waiting for their end counts; how much that is takes
+    a GPU to see.
+    """
+    communicator, recorder, spans = Communicator(context), context.recorder, []
     for _ in range(repeats + 1):
         if before is not None:
             before()
-        dist.barrier()
-        begin = _clock(context)
+        communicator.meet()
+        begin = recorder.mark()
         work()
-        spans.append(sum(_latest(context, -begin, _clock(context))))
+        end = recorder.mark()
+        if context.device.type == "cuda":
+            spans.append(max(_latest(context, recorder.seconds_between(begin, end))))
+        else:
+            spans.append(sum(_latest(context, -recorder.seconds_at(begin), recorder.seconds_at(end))))
     return _median(spans[1:])
-
-
-def _clock(context: RankContext) -> float:
-    """Seconds on the common clock, with the device's work done and pauses left out."""
-    return context.recorder.now() - context.recorder.mark().paused
 
 
 def _latest(context: RankContext, *times: float) -> list[float]:

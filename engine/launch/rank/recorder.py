@@ -96,7 +96,9 @@ class Recorder:
             torch.cuda.synchronize(self.device)
         if self._number:
             for *head, start, end, label in self._pass:
-                self._kept.append((self._plan, self._number, *head, self._seconds(start), self._seconds(end), label))
+                self._kept.append(
+                    (self._plan, self._number, *head, self.seconds_at(start), self.seconds_at(end), label)
+                )
         self._pass.clear()
 
     def now(self) -> float:
@@ -112,6 +114,11 @@ class Recorder:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return Mark(event, self._paused)
+
+    def wait_for_stream(self) -> None:
+        """Keep the host until a GPU has done what its current stream was given so far."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def log(
         self,
@@ -157,8 +164,19 @@ class Recorder:
         with open_atomically(path) as file:
             np.savez_compressed(file, **{name: np.array(values) for name, values in zip(COLUMNS, columns, strict=True)})
 
-    def _seconds(self, mark: Mark) -> float:
+    def seconds_at(self, mark: Mark) -> float:
+        """A moment on the common clock, on a GPU one of the pass that was begun last; without the time that was paused."""
         if isinstance(mark.when, float):
             return mark.when + self.offset - mark.paused
         host, base = self._base
         return host + base.elapsed_time(mark.when) / 1e3 + self.offset - mark.paused
+
+    def seconds_between(self, start: Mark, end: Mark) -> float:
+        """What passed on this rank between two moments, without the time that was paused. The host waits until the device
+        has come to the later one, which costs the time between them nothing."""
+        if isinstance(start.when, float):
+            length = end.when - start.when
+        else:
+            end.when.synchronize()
+            length = start.when.elapsed_time(end.when) / 1e3
+        return length - (end.paused - start.paused)

@@ -15,9 +15,11 @@ from engine.launch.rank.hops import Hops
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.rank.links import Links, known_links, links_of
 from engine.launch.rank.spread import hops_of_layer
+from engine.launch.rank.turns import in_turn
 from engine.plan import Plan, Schedule, SendOrder
 from engine.problem import Problem
 from engine.simulate import simulate
+from engine.simulate.colocated import simulate_colocated
 from engine.timeline import Timeline
 
 
@@ -56,12 +58,18 @@ def predict(launch: PreparedLaunch, plan: Plan, profile: CostProfile, measured: 
     if instructions.model_b is not None:
         second = Problem(launch.workloads[1], here, instructions.model_b, cost)
     problem = Problem(launch.workloads[0], here, instructions.model, cost, second, runs_attention=False)
-    timeline = simulate(plan, problem)
+    timeline = simulate(plan, problem) if second is None else _side_by_side(instructions, plan, problem)
     events = timeline.events if second else with_meetings(timeline.events, *(gap for _, gap in measured["meetings"]))
     source = f"{AlphaBeta(profile).source}; {links.text}"
     if plan.travel is not None:
         source += f"; {plan.travel.in_words}"
     return replace(timeline, events=events, resources=names, cost_source=source)
+
+
+def _side_by_side(instructions: RankInstructions, plan: Plan, problem: Problem) -> Timeline:
+    """Of two models, whose all-to-alls overlap as far as what carries them lets them."""
+    problem.check_plan(plan)
+    return simulate_colocated(plan, problem.as_planned(plan), in_turn=in_turn(instructions, plan))
 
 
 def _as_executed(launch: PreparedLaunch, plan: Plan, links: Links) -> Plan:

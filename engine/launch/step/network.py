@@ -22,8 +22,9 @@ micro-ops are small for.
 Over NCCL a fixed order of every lane is not enough: kernels of different communicators may have to wait for a place on the
 device, and two ranks that start an all-to-all and an all-reduce in different orders then wait for each other. There all
 collectives start in one order on all ranks, that in which the simulation starts them, which stands in for the policy: what a
-rank is late with holds back what comes after it. No deadlock: take the first in that order that is not over on all ranks. What
-it waits for ended in the simulation before it started, so it comes earlier.
+rank is late with holds back what comes after it. NCCL is told to keep the device to the order of the host (see `settings`), as
+a collective is handed over before what it waits for is over on the device. No deadlock: take the first in that order that is
+not over on all ranks. What it waits for ended in the simulation before it started, so it comes earlier.
 """
 
 import threading
@@ -56,7 +57,8 @@ class Lane:
 
 class Network:
     """The collectives of a program. launch: starts a collective and returns what waits until it is over, on a GPU until the
-    current stream has been told to wait for it; one_order: whether all start in one order (see the top of this file)."""
+    current stream has been told to wait for it; streams: of two lanes, on a GPU; one_order: whether all start in one order
+    (see the top of this file)."""
 
     def __init__(
         self,
@@ -64,9 +66,10 @@ class Network:
         policy: str,
         launch: Callable[[int], Callable[[], None]],
         device: torch.device,
+        streams: Sequence[torch.cuda.Stream | None],
         one_order: bool = False,
     ) -> None:
-        self.policy, self.launch, self.device = policy, launch, device
+        self.policy, self.launch, self.device, self.streams = policy, launch, device, streams
         self.stream, self.pair = tasks.stream.tolist(), tasks.pair.tolist()
         self.before: list[list[int]] = [[] for _ in self.stream]
         for before, after in tasks.edges.tolist():
@@ -84,8 +87,7 @@ class Network:
         self._done: dict[int, torch.cuda.Event | None] = {}
         self._landed = 0
         self._failure: BaseException | None = None
-        streams = [torch.cuda.Stream(self.device) if self.on_gpu else None for _ in self.order]
-        self._lanes = [Lane(tasks, stream) for tasks, stream in zip(self.order, streams, strict=True)]
+        self._lanes = [Lane(tasks, stream) for tasks, stream in zip(self.order, self.streams, strict=False)]
         self._threads = [threading.Thread(target=self._attend, args=(lane,), daemon=True) for lane in self._lanes]
         for thread in self._threads:
             thread.start()

@@ -73,8 +73,9 @@ class StepExecutor:
             if task in self._bound:
                 self._packed.setdefault(computation, []).append(task)
         self._forgotten = self._last_uses()
-        one_order = context.instructions.backend == "nccl"
-        self.network = Network(self.program.tasks, plan.priority.policy, self._launch, context.device, one_order)
+        one_order, policy = context.instructions.backend == "nccl", plan.priority.policy
+        streams = context.streams(2)
+        self.network = Network(self.program.tasks, policy, self._launch, context.device, streams, one_order)
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
         self._events: dict[int, tuple[Mark, Mark, float]] = {}
 

@@ -1,0 +1,129 @@
+"""What a rank tells CUDA, NCCL and PyTorch before it uses them. No GPU is needed: what is said is looked at, not what comes of
+it."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from engine.launch import worker
+from engine.launch.calibration import sweep_rank
+from engine.launch.calibration.sweep import REQUEST, Sweep
+from engine.launch.rank import joining, settings
+from engine.launch.rank.instructions import RankInstructions, write_instructions
+from tests.launch.test_local import MODEL, plan_for, recording
+
+NAMES = (*settings.FOR_NCCL, "NCCL_LAUNCH_ORDER_IMPLICIT")
+GPU = torch.device("cuda", 1)
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    """A rank's process that knows nothing yet, whose GPUs are there to be counted only."""
+    for name in NAMES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    for module in (worker, sweep_rank):
+        monkeypatch.setattr(module, "leave_with_parent", lambda: None)
+        monkeypatch.setattr(module, "reporting_failure", contextlib.nullcontext)
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def launch(folder: Path, backend: str, see: Callable[[], None], monkeypatch) -> None:
+    """A rank of a launch. see: called when it begins to run"""
+    trace = recording(4)
+    gpus = 2 if backend == "nccl" else 0
+    instructions = RankInstructions(
+        plans=(plan_for(trace, "concurrent"),), model=MODEL, ranks=2, backend=backend, gpus=gpus
+    )
+    write_instructions(folder, instructions, [trace])
+    monkeypatch.setattr(worker, "run", lambda *_: see())
+    worker.main(folder)
+
+
+def calibrate(folder: Path, backend: str, see: Callable[[], None], monkeypatch) -> None:
+    """A rank of a calibration."""
+    sweep = Sweep(ranks=2, backend=backend, dtypes=("fp32",), seconds=1, repeats=1, held_out=1)
+    (folder / REQUEST).write_text(sweep.to_json())
+    monkeypatch.setattr(sweep_rank, "SweepRank", lambda *_: type("Rank", (), {"measure": lambda self: see()})())
+    sweep_rank.main(folder)
+
+
+def environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in NAMES if name in os.environ}
+
+
+WANTED = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32", "NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
+
+
+@pytest.mark.parametrize("start", [launch, calibrate])
+def test_a_rank_of_nccl_has_its_settings_before_cuda_starts(start, tmp_path, monkeypatch):
+    seen = []
+
+    def count() -> int:
+        seen.append(environment())
+        return 2
+
+    monkeypatch.setattr(torch.cuda, "device_count", count)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.append(environment()))
+    for module in (worker, sweep_rank):
+        monkeypatch.setattr(module, "joined", lambda *_: contextlib.nullcontext())
+    start(tmp_path, "nccl", lambda: seen.append(environment()), monkeypatch)
+    assert len(seen) >= 2 and all(each == WANTED for each in seen)
+
+
+def test_what_the_user_says_of_cuda_holds(monkeypatch):
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    settings.settle("nccl")
+    assert environment() == WANTED | {"CUDA_MODULE_LOADING": "LAZY"}
+
+
+def test_gloo_needs_no_settings():
+    settings.settle("gloo")
+    assert environment() == {}
+
+
+@pytest.mark.parametrize("start", [launch, calibrate])
+def test_a_rank_multiplies_fp32_in_fp32_whatever_pytorch_was_told(start, tmp_path, monkeypatch):
+    seen = []
+    for module in (worker, sweep_rank):
+        monkeypatch.setattr(module, "joined", lambda *_: contextlib.nullcontext())
+    torch.set_float32_matmul_precision("medium")
+    start(tmp_path, "gloo", lambda: seen.append(torch.backends.cuda.matmul.allow_tf32), monkeypatch)
+    assert seen == [False] and torch.get_float32_matmul_precision() == "highest"
+    assert torch.backends.cuda.matmul.fp32_precision == torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+
+
+def test_the_variable_of_nvidias_images_means_nothing_to_a_rank():
+    """It is read where PyTorch is loaded, which is why a rank has to say what it wants afterwards."""
+    code = (
+        "import torch; before = torch.get_float32_matmul_precision(); from engine.launch.rank.settings import settle; "
+    )
+    code += "settle('nccl'); print(before, torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32)"
+    override = os.environ | {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    told = subprocess.run([sys.executable, "-c", code], env=override, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["high", "highest", "False"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "wanted"), [("nccl", GPU, GPU), ("gloo", GPU, None), ("gloo", torch.device("cpu"), None)]
+)
+def test_nccl_is_told_the_device_and_connects_at_once(backend, device, wanted, monkeypatch):
+    """What it does then is in the rules of `nccl_rules` ("eager")."""
+    made = []
+    monkeypatch.setattr(joining, "_meet", lambda *_: dist.HashStore())
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: made.append(how))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    with joining.joined(backend, 10.0, device):
+        pass
+    assert [how["device_id"] for how in made] == [wanted]
