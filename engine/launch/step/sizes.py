@@ -48,6 +48,8 @@ def step_bytes(problem: Problem, plan: Plan) -> np.ndarray:
     Of several plans in one launch see `further_plan_bytes`.
     """
     state = step_state_bytes(problem, plan.placement) + pool_bytes(problem.model, problem.step)
+    # Weights are made one by one beside those that they go to, in memory that the allocator keeps afterwards.
+    state += max(_widest(problem.model, problem.step) * problem.model.bytes_per_number, problem.model.bytes_per_expert)
     # Nothing is kept when gradients are compared: with what rank 0 sends, their difference and its magnitude.
     largest = max(_widest(problem.model, problem.step), _first_matrix(problem.model))
     return state + np.maximum(_kept_bytes(problem, plan.placement, _irregular(plan)), 3 * 4.0 * largest)
@@ -96,7 +98,7 @@ def reference_bytes(model: MoEModel, step: TrainingStep, ranks: int) -> float:
 def pool_bytes(model: MoEModel, step: TrainingStep) -> float:
     """The random numbers that weights are made of, and the routers."""
     layers = len(model.moe_layers)
-    # Two for every attention and dense or shared FFN, beside embedding, head and a gate.
+    # One for every expert, at most five for the other matrices of a layer, and those of embedding and head.
     windows = POOL_STRIDE * (layers * model.experts + 5 * model.layers + 3)
     numbers = _widest(model, step) + windows + layers * model.d_model * model.experts
     return numbers * model.bytes_per_number + model.bytes_per_expert
