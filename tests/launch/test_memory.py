@@ -17,7 +17,7 @@ from engine.launch.rank.layer import Weights
 from engine.launch.rank.layers import Layers
 from engine.launch.rank.recorder import Recorder
 from engine.launch.step.run import StepExecutor
-from engine.plan import Placement, Plan
+from engine.plan import Placement, Plan, Travel
 from engine.workload import RoutingTrace
 from tests.launch.step_ranks import CPU
 from tests.launch.test_colocated import OTHER, pair, recording_b
@@ -80,10 +80,10 @@ def twice(executor: Executor) -> None:
         executor.run(lambda done, message: None)
 
 
-@pytest.mark.parametrize("kind", [Forward, Coherent])
-def test_a_layer_is_gone_before_the_next_one_is_made(living, kind):
+@pytest.mark.parametrize(("kind", "travel"), [(Forward, None), (Forward, Travel(unit="gpu")), (Coherent, None)])
+def test_a_layer_is_gone_before_the_next_one_is_made(living, kind, travel):
     trace = recording(40)
-    plan = placed(plan_for(trace, "concurrent"))
+    plan = placed(plan_for(trace, "concurrent").model_copy(update={"travel": travel}))
     twice(kind(context_of(plan, trace, model=MODEL), plan))
     (counts,) = living.values()
     assert counts == [0] * (2 * LAYERS), "also between two passes, where the layers of another plan may come"
