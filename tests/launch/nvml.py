@@ -28,7 +28,8 @@ class NoPermissionError(NVMLError):
 
 @dataclass
 class Gpu:
-    """links: per NVLink the bus of the GPU at its other end, SWITCH, or None for a link that is down."""
+    """links: per NVLink the bus of the GPU at its other end, SWITCH, or None for a link that is down; taken: bytes that
+    processes have."""
 
     name: str
     memory: float
@@ -36,6 +37,7 @@ class Gpu:
     generation: int = 4
     width: int = 16
     links: list[int | str | None] = field(default_factory=list)
+    taken: float = 0.0
 
 
 def switched(name: str, count: int, links: int, memory: float = 80 * GIB, generation: int = 4) -> list[Gpu]:
@@ -86,7 +88,8 @@ def plug_in(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], forbidden: tuple[s
         "nvmlDeviceGetCount": lambda: len(gpus),
         "nvmlDeviceGetHandleByIndex": lambda at: gpus[at],
         "nvmlDeviceGetName": lambda gpu: gpu.name,
-        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=int(gpu.memory)),
+        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=int(gpu.memory), free=int(gpu.memory - gpu.taken)),
+        "nvmlDeviceGetUUID": lambda gpu: f"GPU-{gpu.bus}",
         "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.generation,
         "nvmlDeviceGetMaxPcieLinkWidth": lambda gpu: gpu.width,
         "nvmlDeviceGetPciInfo": lambda gpu: bus(gpu.bus),

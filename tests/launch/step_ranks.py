@@ -36,7 +36,8 @@ CASES = "cases.json"
 @dataclass(frozen=True)
 class Case:
     """A step to execute. double: in 64 bits, where rounding hides nothing; slow: seconds that every all-to-all takes longer;
-    probed: whether to look at the memory, and to spoil the gradients afterwards; recorded: tokens in the recording."""
+    probed: whether to look at the memory, and to spoil the gradients afterwards; recorded: tokens in the recording; staged:
+    whether collectives pass through the host's memory, as those of a GPU do over Gloo."""
 
     name: str
     plan: Plan
@@ -46,6 +47,7 @@ class Case:
     slow: float = 0.0
     probed: bool = False
     recorded: int = 90
+    staged: bool = False
 
     @property
     def ranks(self) -> int:
@@ -76,6 +78,12 @@ class Double(RankContext):
 
     def weights(self, model: MoEModel, layers: int) -> Weights:
         return self._weights.setdefault(0, Weights(model, layers, self.instructions.seed, self.device, torch.float64))
+
+
+class Staged(Double):
+    """A job whose device passes for another one than Gloo's."""
+
+    communication_device = torch.device("cpu", 0)
 
 
 class Listener(Recorder):
@@ -116,7 +124,8 @@ def execute(case: Case, rank: int) -> Outcome:
     instructions = RankInstructions(
         plans=(case.plan,), model=case.model, step=case.step, ranks=case.ranks, backend="gloo", limit=60
     )
-    context = (Double if case.double else RankContext)(instructions, (recording(case),), rank, CPU, Listener(rank))
+    kind = Staged if case.staged else Double if case.double else RankContext
+    context = kind(instructions, (recording(case),), rank, CPU, Listener(rank))
     executor = StepExecutor(context, case.plan)
     before = {name: weight.value.clone() for name, weight in executor.weights.items()}
     memory = step_of(executor, case.probed)

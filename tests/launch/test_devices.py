@@ -31,8 +31,11 @@ CUBE = [
 ]
 
 
-def pretend_cuda(monkeypatch, names: list[str]) -> None:
-    properties = [SimpleNamespace(name=name, total_memory=80 * GIB) for name in names]
+def pretend_cuda(monkeypatch, names: list[str], first: int = 0) -> None:
+    """GPUs for PyTorch. first: which one of the machine's it is shown first"""
+    properties = [
+        SimpleNamespace(name=name, total_memory=80 * GIB, uuid=uuid) for uuid, name in enumerate(names, first)
+    ]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(names))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
@@ -135,6 +138,20 @@ def test_what_only_the_driver_sees_runs_nothing(monkeypatch):
     pretend_cuda(monkeypatch, ["NVIDIA H200"])
     devices = attached()
     assert "PyTorch can use 1 of them" in devices.summary and "CUDA_VISIBLE_DEVICES" in devices.notes[0]
+
+
+def test_what_other_processes_have_is_not_free(monkeypatch):
+    """Whatever number a GPU has where only some are visible (CUDA_VISIBLE_DEVICES)."""
+    gpus = switched("NVIDIA H200", 4, links=18)
+    gpus[2].taken = 50 * GIB
+    plug_in(monkeypatch, gpus)
+    pretend_cuda(monkeypatch, ["NVIDIA H200"] * 2, first=1)
+    devices = attached()
+    assert devices.memory == (80 * GIB, 30 * GIB)
+    assert [gpu.free for gpu in devices.machine] == [80 * GIB, 80 * GIB, 30 * GIB, 80 * GIB]
+    assert [gpu.memory for gpu in devices.machine] == [80 * GIB] * 4, "a drawn GPU has all of it"
+    pretend_cuda(monkeypatch, ["NVIDIA H200"], first=9)  # an instance of one (MIG), which NVML lists with its GPU
+    assert attached().memory == (80 * GIB,)
 
 
 def test_mixed_and_unknown_names():

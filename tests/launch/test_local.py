@@ -142,7 +142,7 @@ def test_default_ranks():
 
 
 def test_gpus_run_nccl_in_the_models_own_numbers():
-    gpus = Devices(gpus=("H200",) * 4, memory=(2.0**37,) * 4, cores=16, host_memory=1.0)
+    gpus = Devices(gpus=("H200",) * 4, memory=(2.0**37,) * 4, cores=16, host_memory=2.0**37)
     launch = prepare("matched", None, devices=gpus)
     instructions = launch.instructions
     assert (instructions.backend, instructions.ranks, instructions.model.dtype) == ("nccl", 4, "bf16") and launch.ready

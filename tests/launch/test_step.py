@@ -107,6 +107,7 @@ def cases() -> list[Case]:
     steps.append(Case("packed", plan, MODEL, STEP, probed=True))
     single = packed_placement(problem(), 8)
     steps.append(Case("all experts everywhere", plan_of(single, Priority(policy="fair", bucket=2e4)), MODEL, STEP))
+    steps.append(Case("through the host", plan_of(pipeline=pipeline(2, 3)), MODEL, STEP, staged=True))
     shared = MODEL.model_copy(update={"shared_experts": 2, "ffn_matrices": 2})
     steps.append(Case("shared experts", plan_of(pipeline=pipeline(2, 2)), shared, STEP))
     for dtype in ("fp32", "bf16"):

@@ -22,7 +22,8 @@ MOST_RANKS = 8
 class Accelerator:
     """A GPU of this machine as its driver describes it.
 
-    name: what the driver calls it; memory: bytes
+    name: what the driver calls it; memory: bytes; free: those that no process has now; uuid: by which the driver and PyTorch
+    mean the same one; both None where they are not known
     pcie: bytes/s of its PCIe port in one direction, None where that is not known
     nvlinks: NVLinks to every GPU of the machine (0: none, and to itself), None where that is not known
     """
@@ -31,6 +32,8 @@ class Accelerator:
     memory: float
     pcie: float | None = None
     nvlinks: tuple[int, ...] | None = None
+    free: float | None = None
+    uuid: str | None = None
 
     @property
     def type(self) -> str | None:
@@ -40,9 +43,9 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Devices:
-    """Attached accelerators and the host. gpus: those that PyTorch can run on; memory: bytes of every one of them;
-    host_memory: bytes free on the host; machine: every GPU that the driver shows, also those that PyTorch cannot use;
-    notes: what was not found, and why."""
+    """Attached accelerators and the host. gpus: those that PyTorch can run on; memory: bytes of every one of them that are
+    free, or all where only those are known (of a cluster, and where NVML does not tell); host_memory: bytes free on the host;
+    machine: every GPU that the driver shows, also those that PyTorch cannot use; notes: what was not found, and why."""
 
     gpus: tuple[str, ...]
     memory: tuple[float, ...]
@@ -85,9 +88,10 @@ def attached() -> Devices:
         notes += () if gpus else (why_none,)
     elif len(gpus) < len(machine):
         notes += (why_none if not gpus else "PyTorch may use fewer GPUs than the machine has (CUDA_VISIBLE_DEVICES)",)
+    free = {gpu.uuid: gpu.free for gpu in machine if gpu.free is not None}
     return Devices(
         gpus=tuple(gpu.name for gpu in gpus),
-        memory=tuple(gpu.memory for gpu in gpus),
+        memory=tuple(free.get(gpu.uuid, gpu.memory) for gpu in gpus),
         cores=len(os.sched_getaffinity(0)),
         host_memory=float(psutil.virtual_memory().available),
         machine=machine,
@@ -138,7 +142,8 @@ def _seen_by_torch() -> tuple[tuple[Accelerator, ...], str]:
     indices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     why = "this PyTorch is built without CUDA" if torch.version.cuda is None else "PyTorch finds no usable GPU"
     properties = [torch.cuda.get_device_properties(index) for index in indices]
-    return tuple(Accelerator(gpu.name, float(gpu.total_memory)) for gpu in properties), why
+    # What is free it could tell only from a context of its own on every GPU, which takes some hundred megabytes of each.
+    return tuple(Accelerator(gpu.name, float(gpu.total_memory), uuid=str(gpu.uuid)) for gpu in properties), why
 
 
 def _seen_by_nvml() -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
@@ -151,12 +156,15 @@ def _seen_by_nvml() -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
         with _session(pynvml):
             handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
             links = _nvlinks(pynvml, handles)
+            memory = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
             return tuple(
                 Accelerator(
                     name=pynvml.nvmlDeviceGetName(handle),
-                    memory=float(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    memory=float(memory[at].total),
                     pcie=_pcie(pynvml, handle),
                     nvlinks=None if links is None else tuple(links[at].tolist()),
+                    free=float(memory[at].free),
+                    uuid=pynvml.nvmlDeviceGetUUID(handle).removeprefix("GPU-"),
                 )
                 for at, handle in enumerate(handles)
             ), ()

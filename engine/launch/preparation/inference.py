@@ -9,20 +9,21 @@ from engine.goal import Goal
 from engine.launch.places.devices import Devices
 from engine.launch.places.fold import fold_plan, fold_tiers, fold_trace, nearest_ranks
 from engine.launch.places.testbed import emulated
+from engine.launch.preparation.forward_memory import forward_memory
 from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.memory import memory_checks
 from engine.launch.preparation.prepared import Check, PreparedLaunch
 from engine.launch.preparation.settled import (
     backend_check,
     check_passes,
     computed_in,
     gpus_of,
-    memory_check,
     rank_check,
     ranks_of,
     relays_of,
 )
 from engine.launch.rank.difference import allowed, coarsest, in_words
-from engine.launch.rank.instructions import POOL_STRIDE, RankInstructions
+from engine.launch.rank.instructions import RankInstructions
 from engine.launch.rank.links import Links
 from engine.launch.rank.tiers import Tiers, uses_nodes
 from engine.model import MoEModel
@@ -204,8 +205,8 @@ def _checks(
 ) -> Iterator[Check]:
     yield rank_check(instructions, gpus)
     yield backend_check(instructions, devices)
-    rank_bytes = max(_bytes_of_rank(plan, instructions, traces) for plan in instructions.plans)
-    yield memory_check(instructions, devices, rank_bytes, 0.0, "replay fewer tokens or use fewer ranks")
+    needed = forward_memory(instructions, traces)
+    yield from memory_checks(instructions, devices, needed, "replay fewer tokens or use fewer ranks")
     each = f" of each of {len(instructions.plans)} plans in turn" if len(instructions.plans) > 1 else ""
     replayed = " and ".join(f"{trace.tokens:,}" for trace in traces)
     whose = "the recording" if len(traces) == 1 else "the two recordings"
@@ -221,27 +222,3 @@ def _checks(
         f"{dtype}, random weights, routing replayed; attention is not run. What comes out is compared with "
         f"an unplanned computation{in_words(dtype, rounded, 'its largest number')}",
     )
-
-
-def _bytes_of_rank(plan: Plan, instructions: RankInstructions, traces: Sequence[RoutingTrace]) -> float:
-    """Bytes that the busiest rank needs at once, of all models."""
-    models = [instructions.model] if instructions.model_b is None else [instructions.model, instructions.model_b]
-    total = 0.0
-    for model in {model.digest: model for model in models}.values():
-        pool = POOL_STRIDE * traces[0].layers * model.experts * model.bytes_per_number
-        total += model.bytes_per_expert + pool
-    for model, trace, placement in zip(models, traces, (plan.placement, plan.placement_b), strict=False):
-        demand = trace.demand(instructions.ranks)
-        # Where tokens choose their copies one may serve all that choose its expert.
-        chooses = plan.travel is not None and plan.travel.replicas is not None
-        share = placement.share > 0 if chooses else placement.share
-        received = float((demand.sum(axis=1)[:, None, :] @ share).max())
-        sent = float(demand.sum(axis=2).max()) if plan.execution == "vanilla" else received
-        total += float(placement.slots.max()) * model.bytes_per_expert
-        # What is passed on for others lies in a pool: in each of two hops about as much as a rank sends or receives itself.
-        copies = 9.0 if uses_nodes(plan) else 6.0
-        total += copies * (sent + received) * model.bytes_per_token
-        total += received * model.ffn_matrices * model.d_ff * model.bytes_per_number
-        # All tokens, as they are made, and after both all-gathers of a context-coherent pass.
-        total += trace.tokens * model.d_model * (4 + model.bytes_per_number * (1 if plan.execution == "vanilla" else 4))
-    return total

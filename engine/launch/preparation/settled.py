@@ -94,15 +94,3 @@ def backend_check(instructions: RankInstructions, devices: Devices) -> Check:
     else:
         where = f"Gloo: CPU, {devices.cores} cores for {instructions.ranks} ranks"
     return Check("Backend", True, where)
-
-
-def memory_check(
-    instructions: RankInstructions, devices: Devices, rank_bytes: float, more: float, advice: str
-) -> Check:
-    """Whether `rank_bytes` for every rank, and `more` for one of them, find room on every device or in the host's memory."""
-    together = -(-instructions.ranks // instructions.gpus) if instructions.gpus else instructions.ranks
-    need = rank_bytes * together + more
-    room = min(devices.memory) if instructions.gpus else devices.host_memory
-    text = f"{rank_bytes / 2**30:.2f} GiB per rank, {need / 2**30:.2f} of {room / 2**30:.1f} GiB"
-    fits = need < 0.8 * room
-    return Check("Memory", fits, text if fits else f"{text}: {advice}")

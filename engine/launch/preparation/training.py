@@ -8,22 +8,15 @@ from engine.errors import InputError
 from engine.launch.places.devices import Devices
 from engine.launch.places.fold import fold_plan, fold_trace
 from engine.launch.preparation.launch import Launch
+from engine.launch.preparation.memory import RankMemory, memory_checks
 from engine.launch.preparation.prepared import Check, PreparedLaunch
-from engine.launch.preparation.settled import (
-    backend_check,
-    check_passes,
-    computed_in,
-    gpus_of,
-    memory_check,
-    rank_check,
-    ranks_of,
-)
+from engine.launch.preparation.settled import backend_check, check_passes, computed_in, gpus_of, rank_check, ranks_of
 from engine.launch.rank.difference import in_words
 from engine.launch.rank.instructions import RankInstructions
 from engine.launch.step.problem import check_step_plan, step_problem
-from engine.launch.step.sizes import gradient_bytes, reference_bytes, shrunk, step_bytes
+from engine.launch.step.sizes import further_plan_bytes, pool_bytes, reference_bytes, shrunk, staged_bytes, step_bytes
 from engine.training import TrainingStep
-from engine.workload import RoutingTrace
+from engine.workload import RoutingTrace, Workload
 
 FLOP_BUDGET = 1e11
 """FLOP of one training step of all ranks together that a CPU launch runs: some seconds on two cores."""
@@ -67,16 +60,17 @@ def prepare_training(launch: Launch, devices: Devices) -> PreparedLaunch:
         limit=launch.limit,
     )
     replayed = fold_trace(workload, gpus, ranks) if recorded else workload
-    checks = tuple(_checks(instructions, step, devices, gpus))
+    checks = tuple(_checks(instructions, step, replayed, devices, gpus))
     return PreparedLaunch(tuple(launch.plans), instructions, (replayed,), launch.limit, checks)
 
 
-def _checks(instructions: RankInstructions, planned: TrainingStep, devices: Devices, gpus: int) -> Iterator[Check]:
+def _checks(
+    instructions: RankInstructions, planned: TrainingStep, replayed: Workload, devices: Devices, gpus: int
+) -> Iterator[Check]:
     yield rank_check(instructions, gpus)
     yield backend_check(instructions, devices)
-    yield memory_check(
-        instructions, devices, *_bytes_of_ranks(instructions), "describe a smaller step, or use fewer ranks"
-    )
+    needed = _memory(instructions, replayed)
+    yield from memory_checks(instructions, devices, needed, "describe a smaller step, or use fewer ranks")
     step = instructions.step
     sizes = f"{step.batch:,} × {step.sequence_length:,} tokens on each rank"
     if step != planned:
@@ -95,11 +89,18 @@ def _checks(instructions: RankInstructions, planned: TrainingStep, devices: Devi
     )
 
 
-def _bytes_of_ranks(instructions: RankInstructions) -> tuple[float, float]:
-    """(bytes of the fullest rank, bytes that rank 0 needs besides for the comparison)."""
-    problem = step_problem(instructions.model, instructions.step, instructions.ranks)
-    first = step_bytes(problem, instructions.plans[0])
-    more = [gradient_bytes(problem, plan) for plan in instructions.plans[1:]]
-    return float(np.sum([first, *more], axis=0).max()), reference_bytes(
-        instructions.model, instructions.step, instructions.ranks
+def _memory(instructions: RankInstructions, workload: Workload) -> RankMemory:
+    """Of the fullest rank."""
+    model, step, ranks, plans = instructions.model, instructions.step, instructions.ranks, instructions.plans
+    problem = step_problem(model, step, ranks)
+    first = step_bytes(problem, plans[0])
+    more = [further_plan_bytes(problem, plans[:at], plan) for at, plan in enumerate(plans) if at]
+    choices = ranks * step.tokens * model.experts_per_token * len(model.moe_layers)
+    return RankMemory(
+        device=float(np.sum([first, *more], axis=0).max()),
+        compared=reference_bytes(model, step, ranks),
+        # Every token's experts, as int64, and what is kept of them, layer by layer and all at once.
+        host=17.0 * choices + (workload.experts.nbytes if isinstance(workload, RoutingTrace) else 0),
+        through_host=pool_bytes(model, step) * 4 / model.bytes_per_number,  # random numbers are made in 32 bits
+        staged=max(staged_bytes(problem, plan) for plan in plans),
     )

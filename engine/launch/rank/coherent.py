@@ -39,6 +39,10 @@ class CarriedLayers(Layers):
             home.append(np.where(first[:, layer] >= 0, gpu_of_expert[layer, first[:, layer]], home[-1]))
         return np.stack(home)
 
+    def forget(self) -> None:
+        super().forget()
+        self._everything = None
+
     def ready(self, layer: int) -> None:
         super().ready(layer)
         out, first = self.routes["dispatch"][layer], self.experts[:, layer, 0]
@@ -73,6 +77,7 @@ class CarriedLayers(Layers):
     def ready_to_gather(self, layer: int) -> None:
         """Lay out an all-gather of what ranks hold before a layer, or after the last one. A token that chose no expert in any
         layer is what it was, which every rank knows."""
+        self.forget()
         self._moved = np.flatnonzero((self.experts >= 0).any(axis=(1, 2)))
         home = self.home[layer][self._moved]
         self._gathering = Gathering.between(self.context, home, self.model.bytes_per_token)
@@ -131,7 +136,7 @@ class Coherent(Forward):
         self._gather("prompt_gather", before=0, layer=0)
 
     def run(self, report: Callable[[float, str], None]) -> None:
-        super().run(report)
+        self.pass_through(report)
         self._gather("all_gather", before=self.model.layers, layer=self.model.layers - 1)
 
     def _gather(self, kind: str, before: int, layer: int) -> None:

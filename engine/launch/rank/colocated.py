@@ -129,6 +129,8 @@ class Colocated:
                     model.ready(layer)
             self.communicator.meet()
             self.layer(layer)
+        for model in self.models:
+            model.forget()
 
     def layer(self, layer: int) -> None:
         """One layer of both models, see the top of this file."""

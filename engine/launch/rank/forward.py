@@ -34,6 +34,11 @@ class Forward:
         self.model.begin()
 
     def run(self, report: Callable[[float, str], None]) -> None:
+        self.pass_through(report)
+        self.model.forget()  # another plan may be next
+
+    def pass_through(self, report: Callable[[float, str], None]) -> None:
+        """All layers, from where the tokens begin."""
         model = self.model
         self.begin()
         for layer in range(model.layers):

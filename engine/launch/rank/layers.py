@@ -53,7 +53,7 @@ class Ready:
 
 class Layers:
     """One model's MoE layers on this rank. In every layer its steps are called in the order `ready`, `gate`, `exchange`
-    ("dispatch"), `ffn`, `exchange` ("combine"), `aggregate`.
+    ("dispatch"), `ffn`, `exchange` ("combine"), `aggregate`; after the last one they `forget`.
 
     number: which of the plan's models; communicator: what its exchanges use
     wires: by exchange, the rows of a plan that says how tokens travel; of others none: tensors are sent as they are
@@ -114,9 +114,14 @@ class Layers:
             len(self.experts), self.model, self.context.instructions.seed, self.context.device, self.weights.dtype
         )
 
+    def forget(self) -> None:
+        """Let go of a layer and of what was sent in it: a GPU that holds one layer need not have room for two."""
+        self._ready = self._ways = self.outgoing = self.result = None
+
     def ready(self, layer: int) -> None:
         """Bring what a layer needs. A served model has its weights in place, here every layer brings its own: while all
         clocks are stopped."""
+        self.forget()
         rank, out, back = self.context.rank, self.routes["dispatch"][layer], self.routes["combine"][layer]
         sent, received, returned, arriving = (
             out.outgoing(rank),

@@ -69,6 +69,7 @@ class SharedRows(Layers):
         return out.token[out.outgoing(rank)], out.token[out.incoming(rank)], back.token[back.incoming(rank)]
 
     def ready(self, layer: int) -> None:
+        self.forget()
         sent, received, back = self._tokens(layer)
         held = self.held(layer)
         row, choice = np.nonzero(self.hosts[layer][received] == self.context.rank)

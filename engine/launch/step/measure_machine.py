@@ -4,9 +4,11 @@
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from engine.launch.rank.context import RankContext
 from engine.launch.rank.measure_machine import REPEATS, SHORT_REPEATS, rows_of, seconds_of
+from engine.launch.step.collectives import start_collective
 from engine.overlap.operator_graph import Gemm, OperatorGraph
 from engine.overlap.transformer import transformer_step
 
@@ -24,7 +26,7 @@ def measure_machine_for_step(context: RankContext) -> dict[str, list]:
 
     gemm: products of the step's shapes, size = m·n·k; memory: layer norms of parts of a rank's tokens, size in bytes read
     and written; network: every rank sends as much to every other one, size in bytes that one rank sends; all_reduce: size
-    in bytes of the buffer.
+    in bytes of the buffer; both with their copies where a GPU's tensors pass through the host.
     """
     graph = transformer_step(context.instructions.model, context.instructions.step, context.ranks)
     measured = {
@@ -69,12 +71,20 @@ def _memory(context: RankContext, part: float) -> list[float]:
 def _all_to_all(context: RankContext, graph: OperatorGraph, part: float) -> list[float]:
     most = max(operator.sent for operator in graph.operators if operator.kind == "dispatch")
     each = rows_of(part, most / context.ranks / context.dtype.itemsize)
-    outgoing = torch.zeros(each * context.ranks, dtype=context.dtype, device=context.communication_device)
-    incoming = torch.empty_like(outgoing)
-    seconds = seconds_of(lambda: dist.all_to_all_single(incoming, outgoing), context, SHORT_REPEATS)
+    outgoing = torch.zeros(each * context.ranks, dtype=context.dtype, device=context.device)
+    tensors = [outgoing, torch.empty_like(outgoing)]
+
+    def exchange(sent: Tensor, received: Tensor) -> dist.Work:
+        return dist.all_to_all_single(received, sent, async_op=True)
+
+    seconds = seconds_of(lambda: start_collective(context, exchange, tensors)(), context, SHORT_REPEATS)
     return [float(outgoing.nbytes) * (context.ranks - 1) / context.ranks, seconds]
 
 
 def _all_reduce(context: RankContext, numbers: int) -> list[float]:
-    buffer = torch.zeros(max(1, numbers), dtype=context.dtype, device=context.communication_device)
-    return [float(buffer.nbytes), seconds_of(lambda: dist.all_reduce(buffer), context, REPEATS)]
+    buffer = torch.zeros(max(1, numbers), dtype=context.dtype, device=context.device)
+
+    def reduce(gradients: Tensor) -> dist.Work:
+        return dist.all_reduce(gradients, async_op=True)
+
+    return [float(buffer.nbytes), seconds_of(lambda: start_collective(context, reduce, [buffer])(), context, REPEATS)]

@@ -12,6 +12,7 @@ from engine.launch.rank.context import RankContext
 from engine.launch.rank.recorder import Mark
 from engine.launch.step.build import Builder, layouts_of
 from engine.launch.step.check import StepOutcome, difference
+from engine.launch.step.collectives import start_collective
 from engine.launch.step.groups import Groups
 from engine.launch.step.moe_nodes import Aggregate, AllToAll, Experts
 from engine.launch.step.network import Network, last_computations
@@ -206,20 +207,14 @@ class StepExecutor:
 
     def _launch(self, task: int) -> Callable[[], None]:
         """Start a collective; what it returns waits for its end, in a thread of the network."""
-        mark, staged = self.context.recorder.mark, self.context.communication_device != self.context.device
+        mark = self.context.recorder.mark
         collective, tensors = self._collective(task)
-        size = float(tensors[0].nbytes)
-        start = mark()
-        work = None if staged else collective(*tensors)
+        begin = mark()
+        wait = start_collective(self.context, collective, tensors)
 
         def over() -> None:
-            if staged:  # through the host's memory, and not in the way of whoever launches
-                there = [tensor.to(self.context.communication_device) for tensor in tensors]
-                collective(*there).wait()
-                tensors[-1].copy_(there[-1])
-            else:
-                work.wait()
-            self._events[task] = (start, mark(), size)
+            wait()
+            self._events[task] = (begin, mark(), float(tensors[0].nbytes))
 
         return over
 

@@ -5,6 +5,7 @@ from math import lcm
 
 import numpy as np
 
+from engine.launch.rank.instructions import POOL_STRIDE
 from engine.launch.step.problem import step_problem
 from engine.model import MoEModel
 from engine.overlap.operator_graph import Gemm
@@ -44,14 +45,40 @@ def step_bytes(problem: Problem, plan: Plan) -> np.ndarray:
     """float64[rank]: bytes that a rank of the plan needs at once: weights, gradients, momentum and the random numbers that
     weights are made of, and what the forward pass keeps for the backward pass. The problem has a step.
 
-    Several plans in one launch have everything in common but the gradients, see `gradient_bytes`.
+    Of several plans in one launch see `further_plan_bytes`.
     """
-    state = step_state_bytes(problem, plan.placement) + _pool_bytes(problem.model, problem.step)
-    return state + _kept_bytes(problem, plan.placement, _irregular(plan))
+    state = step_state_bytes(problem, plan.placement) + pool_bytes(problem.model, problem.step)
+    # Weights are made one by one beside those that they go to, in memory that the allocator keeps afterwards.
+    state += max(_widest(problem.model, problem.step) * problem.model.bytes_per_number, problem.model.bytes_per_expert)
+    # Nothing is kept when gradients are compared: with what rank 0 sends, their difference and its magnitude.
+    largest = max(_widest(problem.model, problem.step), _first_matrix(problem.model))
+    return state + np.maximum(_kept_bytes(problem, plan.placement, _irregular(plan)), 3 * 4.0 * largest)
+
+
+def further_plan_bytes(problem: Problem, before: Sequence[Plan], plan: Plan) -> np.ndarray:
+    """float64[rank]: what a plan needs besides in a launch that has those before it: gradients of its own, and the rest of
+    its experts on a rank where none of them has the same ones in a layer."""
+    model, placement = problem.model, plan.placement
+    added = np.zeros(placement.gpus)
+    for layer, row in enumerate(placement.experts_of_gpu):
+        for rank, experts in enumerate(row):
+            known = (set(other.placement.experts_of_gpu[layer][rank]) for other in before)
+            if set(experts) not in known:
+                added[rank] += len(set(experts))
+    per_expert = model.bytes_per_expert / model.bytes_per_number * (bytes_per_parameter(model) - model.bytes_per_number)
+    return gradient_bytes(problem, plan) + added * per_expert
+
+
+def staged_bytes(problem: Problem, plan: Plan) -> float:
+    """Page-locked memory of the fullest rank, if all its collectives pass through the host: for what it sends and receives, and
+    for all its gradients, each rounded up to a power of two."""
+    traffic = route(problem, plan.placement, _irregular(plan)).traffic
+    exchanged = max(float(traffic.sum(axis=axis).max()) for axis in (1, 2))
+    return 2.0 * (2 * exchanged + float(gradient_bytes(problem, plan).max()))
 
 
 def gradient_bytes(problem: Problem, plan: Plan) -> np.ndarray:
-    """float64[rank]: what every further plan of a launch needs besides."""
+    """float64[rank]: of all weights of a plan."""
     model = problem.model
     return step_state_bytes(problem, plan.placement) * model.bytes_per_number / bytes_per_parameter(model)
 
@@ -63,13 +90,29 @@ def reference_bytes(model: MoEModel, step: TrainingStep, ranks: int) -> float:
     alone = step_problem(model, step.model_copy(update={"batch": step.batch * ranks}), 1)
     placement = linear_placement(alone)
     weights = step_state_bytes(alone, placement) * 8 / bytes_per_parameter(model)
-    return float((weights + _kept_bytes(alone, placement, True))[0])
+    # The gradient by one expert comes as one by all experts of its layer.
+    one_gradient = 4.0 * model.experts * _first_matrix(model)
+    return float((weights + _kept_bytes(alone, placement, True))[0]) + one_gradient
 
 
-def _pool_bytes(model: MoEModel, step: TrainingStep) -> float:
+def pool_bytes(model: MoEModel, step: TrainingStep) -> float:
+    """The random numbers that weights are made of, and the routers."""
+    layers = len(model.moe_layers)
+    # One for every expert, at most five for the other matrices of a layer, and those of embedding and head.
+    windows = POOL_STRIDE * (layers * model.experts + 5 * model.layers + 3)
+    numbers = _widest(model, step) + windows + layers * model.d_model * model.experts
+    return numbers * model.bytes_per_number + model.bytes_per_expert
+
+
+def _widest(model: MoEModel, step: TrainingStep) -> int:
+    """Numbers of the largest matrix that is no expert's."""
     inner = max(step.dense_d_ff, model.shared_experts * model.d_ff) * (model.ffn_matrices - 1)
-    widest = max(step.vocabulary, 3 * model.d_model, inner)
-    return model.d_model * widest * model.bytes_per_number + model.bytes_per_expert
+    return model.d_model * max(step.vocabulary, 3 * model.d_model, inner)
+
+
+def _first_matrix(model: MoEModel) -> int:
+    """Numbers of an expert's larger matrix."""
+    return (model.ffn_matrices - 1) * model.d_model * model.d_ff
 
 
 def _kept_bytes(problem: Problem, placement: Placement, irregular: bool) -> np.ndarray:

@@ -104,8 +104,10 @@ class Parameter:
     def reset(self) -> None:
         """Be as at the start: the weights of the seed, no momentum."""
         source, operator = self.source, self.operator
-        value = source.dense(operator) if self.chosen is None else source.experts(operator, self.chosen)
-        self.value.copy_(value)
+        if self.chosen is None:
+            self.value.copy_(source.dense(operator))
+        for place, expert in enumerate(self.chosen or ()):  # one by one, or all would be there twice
+            self.value[place].copy_(source.experts(operator, (expert,))[0])
         if self.master is not self.value:
             self.master.copy_(self.value)
         self.momentum.zero_()
