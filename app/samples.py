@@ -55,6 +55,7 @@ def open_large() -> None:
     state.open_workload(LARGE.draw(model))
     state.open_model(model)
     state.open_cluster(clusters()["hgx-h100-4-nodes"].cluster)
+    state.begin_tour()
 
 
 def gain() -> dict[str, Any]:

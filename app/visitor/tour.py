@@ -1,27 +1,24 @@
-"""A first visit on the sample: one quiet line a page that says what to look at, and leads to the next."""
+"""A first visit on a sample: one quiet line a page that says what to look at, and leads to the next."""
 
 import streamlit as st
 
 from app import state
+from app.text import plain
 
 STEPS = {
-    "Workload": (
-        "workload",
-        "Real routing of a small model: the bars show how unevenly the experts of each layer are used.",
-    ),
-    "Cluster": (
-        "cluster",
-        "Eight GPUs of four types: drag one, or edit the table, and every page counts with what you drew.",
-    ),
+    "Workload": ("workload", "This is {workload}: the bars show how unevenly the experts of each layer are used."),
+    "Cluster": ("cluster", "{gpus}: drag one, or edit the table, and every page counts with what you drew."),
     "Affinity": ("affinity", "Strong cells tell which expert follows which: on one GPU, their tokens need not travel."),
     "Optimise": ("optimise", "Press Run: systems and baselines make plans, each beside a proven bound."),
     "Timeline": (
         "timeline",
         "Every send and every computation of the plan above its baselines shows where time is won.",
     ),
+    "What-if": ("what_if", "Move a slider: the plan stays, and you see what it is worth on another cluster."),
+    "Review": ("review", "Save a plan and it gets a page: what it gains, where it fails, and what others say to it."),
     "Launch": ("launch", "Start runs the plan as a real job on this machine and lays the measured over the predicted."),
 }
-"""By the title of its page: the page's file, and one sentence."""
+"""By the title of its page: the page's file, and one sentence on what is open."""
 
 
 def show(page: str) -> None:
@@ -31,8 +28,18 @@ def show(page: str) -> None:
     titles = list(STEPS)
     at = titles.index(page)
     with st.container(border=True, horizontal=True, vertical_alignment="center", key="tour"):
-        st.caption(f":material/explore: **Guide, {at + 1} of {len(titles)}.** {STEPS[page][1]}", width="stretch")
+        st.caption(f":material/explore: **Guide, {at + 1} of {len(titles)}.** {sentence(page)}", width="stretch")
         if page != titles[-1]:
             file, _ = STEPS[titles[at + 1]]
             st.page_link(f"../pages/{file}.py", label=f"Next: {titles[at + 1]}", icon=":material/arrow_forward:")
         st.button("End guide", type="tertiary", icon=":material/close:", on_click=state.end_tour)
+
+
+def sentence(page: str) -> str:
+    """A page's sentence, with what is open now."""
+    workload, cluster = state.workloads().get(state.workload_digest() or ""), state.cluster()
+    types = len({gpu.type for gpu in cluster.gpus}) if cluster else 0
+    return STEPS[page][1].format(
+        workload=plain(workload) if workload else "what was recorded",
+        gpus=f"{len(cluster.gpus)} GPUs of {types} type{'s' * (types > 1)}" if cluster else "Nothing is drawn yet",
+    )

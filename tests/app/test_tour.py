@@ -3,8 +3,9 @@
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from app.text import plain
 from app.visitor.tour import STEPS
-from tests.app.test_pages import ROOT, open_sample, visit
+from tests.app.test_pages import ROOT, open_sample, press, visit
 
 
 @pytest.fixture
@@ -22,20 +23,29 @@ def test_nobody_is_guided_before_the_sample_is_open_or_after_a_recording_of_thei
     assert not guide(app.run())
 
 
+def test_the_guide_speaks_of_what_is_open(app: AppTest) -> None:
+    open_sample(app)
+    assert "This is alpha\\-code:" in guide(app)
+    assert "8 GPUs of 4 types:" in guide(visit(app, "cluster"))
+    press(app, plain("hgx-h100-8"))
+    assert "8 GPUs of 1 type:" in guide(app)
+    press(visit(app, "workload"), "Beta on prose")
+    assert "This is beta\\-prose:" in guide(app)
+
+
 def test_each_step_leads_to_the_next_and_the_end_is_kept(app: AppTest) -> None:
     open_sample(app)
     steps = [(title, *step) for title, step in STEPS.items()]
-    assert [title for title, *_ in steps] == ["Workload", "Cluster", "Affinity", "Optimise", "Timeline", "Launch"]
+    assert [title for title, *_ in steps] == [
+        *("Workload", "Cluster", "Affinity", "Optimise", "Timeline", "What-if", "Review", "Launch")
+    ]
     for number, (title, file, sentence) in enumerate(steps, 1):
         visit(app, file)
         assert app.header[0].value == title
-        assert f"{number} of 6" in guide(app) and sentence in guide(app)
+        assert f"{number} of 8" in guide(app) and sentence.rpartition("}")[2] in guide(app)
         links = {link.proto.label for link in app.get("page_link")} - {"Next: make a plan"}
         leads = {link for link in links if link.startswith("Next: ")}
         assert leads == {f"Next: {after}" for after, *_ in steps[number : number + 1]}
-    visit(app, "what_if")
-    assert not guide(app)
-
     visit(app, "timeline")
     next(button for button in app.button if button.label == "End guide").click()
     assert not guide(app.run())
