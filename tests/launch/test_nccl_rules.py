@@ -10,7 +10,7 @@ from engine.launch.preparation.prepare import prepare
 from engine.launch.preparation.prepared import PreparedLaunch
 from engine.launch.results.run import Run
 from engine.launch.running import local
-from engine.plan import Priority
+from engine.plan import Pipeline, Priority
 from engine.result import never
 from engine.simulate.streams import POLICIES
 from engine.systems.base import silent
@@ -66,5 +66,8 @@ def test_training_steps_of_every_policy(tmp_path, monkeypatch, words):
         plan.model_copy(update={"name": policy, "priority": Priority(policy=policy, micro_op=3e3)})
         for policy in POLICIES
     ]
+    degrees = Pipeline(forward=(2, 1), backward=(3, 2), order="dispatch-first")
+    piped = plan_by("pipemoe", problem_for())
+    plans.append(piped.model_copy(update={"name": "own degrees", "pipeline": degrees}))
     whole = run_under_rules(prepare_step(*plans, repeats=1), words, tmp_path / "run", monkeypatch)
-    assert len(whole.runs) == len(POLICIES) and all(0 <= run.difference.error <= 1e-4 for run in whole.runs)
+    assert len(whole.runs) == len(plans) and all(0 <= run.difference.error <= 1e-4 for run in whole.runs)
