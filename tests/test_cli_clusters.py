@@ -39,7 +39,7 @@ def test_the_command_line_shows_what_would_be_submitted(engine, plan, shared):
     assert code == 0 and out.startswith("#!/bin/bash\n")
     subprocess.run(["bash", "-n"], input=out, text=True, check=True)
     (folder,) = shared.iterdir()
-    assert f"run folder: {folder}" in errors and errors.count("ok  ") == 10
+    assert f"run folder: {folder}" in errors and errors.count("ok  ") == 11
     assert {path.name for path in folder.iterdir()} == {"spec.json", "trace.npz", "job.json"}
     assert np.load(folder / "trace.npz")["experts_0"].shape[0] == 64
     answer = engine.json(

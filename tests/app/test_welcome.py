@@ -1,11 +1,11 @@
 """The first screen: what this is and what one gains, until a visitor has something of their own."""
 
-import json
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from app import samples
 from app.charts.welcome import gain
 from app.text import plain
 from engine import formats
@@ -15,7 +15,7 @@ from engine.systems import SYSTEMS, run
 from tests.app.test_pages import ROOT, press, visit
 
 SAMPLES = Path(ROOT) / "sample_traces"
-GAIN = json.loads((SAMPLES / "gain.json").read_bytes())
+GAIN = samples.gain()
 
 
 @pytest.fixture

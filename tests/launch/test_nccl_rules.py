@@ -1,6 +1,9 @@
 """The ranks' exchanges under NCCL's rules, which Gloo does not have: `nccl_rules` tells them."""
 
 import json
+import math
+import os
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -14,6 +17,7 @@ from engine.plan import Pipeline, Priority
 from engine.result import never
 from engine.simulate.streams import POLICIES
 from engine.systems.base import silent
+from tests import warm
 from tests.launch.plans import MODES, coherent
 from tests.launch.test_colocated import OTHER, pair_of, recording_b
 from tests.launch.test_local import HOST, MODEL, plan_for, recording
@@ -71,3 +75,34 @@ def test_training_steps_of_every_policy(tmp_path, monkeypatch, words):
     plans.append(piped.model_copy(update={"name": "own degrees", "pipeline": degrees}))
     whole = run_under_rules(prepare_step(*plans, repeats=1), words, tmp_path / "run", monkeypatch)
     assert len(whole.runs) == len(plans) and all(0 <= run.difference.error <= 1e-4 for run in whole.runs)
+
+
+# The rules themselves.
+
+
+@pytest.fixture
+def broken(tmp_path, warm_process) -> list[dict]:
+    """What came of breaking them, on both ranks."""
+    settings = {"SWITCHYARD_NCCL": "late,one-queue", "SWITCHYARD_NCCL_PATIENCE": "1", warm.ADDRESS: str(warm_process)}
+    processes = [
+        subprocess.Popen(
+            [warm.PYTHON, "-m", "tests.launch.breaking_ranks", str(rank), tmp_path], env=os.environ | settings
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [process.wait(60) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads((tmp_path / f"broken-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_what_breaks_the_rules_is_refused_or_shows(broken):
+    for rank, outcome in enumerate(broken):
+        assert outcome["mixed"] == "a batch of several communicators"
+        assert outcome["alone"] == "breaking_ranks.py, <lambda>: a send outside a batch"
+        assert all(map(math.isnan, outcome["by the host"])), "which does not wait for the stream"
+        assert outcome["by a kernel"] == [1, 1, 1, 1]
+        assert outcome["crossed"].startswith("nothing moved for 1 s; heads of the queues: "), "two orders in one queue"
+        assert f"group {rank + 1}: " in outcome["crossed"]

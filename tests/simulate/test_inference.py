@@ -278,5 +278,6 @@ def test_traffic_is_that_of_the_placement_asked_for_and_computed_once(case):
     reversed_gpus = plan.placement.model_copy(
         update={"experts_of_gpu": tuple(row[::-1] for row in plan.placement.experts_of_gpu)}
     )
-    np.testing.assert_array_equal(problem.traffic(reversed_gpus), traffic[:, :, ::-1])
+    # Rows of replicas are added up in another order.
+    np.testing.assert_allclose(problem.traffic(reversed_gpus), traffic[:, :, ::-1], rtol=1e-12)
     np.testing.assert_array_equal(problem.traffic(plan.placement), traffic)

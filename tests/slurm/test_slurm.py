@@ -228,7 +228,11 @@ def test_a_controller_that_is_away_is_asked_again(slurm, shared, tmp_path, inste
         ({"nodes": 4}, 600, "main has 2 nodes, 2 of them with 2 CPUs and 1 GiB, and the job needs 4"),
         ({"cpus_per_node": 17}, 600, "main has 2 nodes, 0 of them with 17 CPUs and 1 GiB"),
         ({"memory_per_node": 2.0**40}, 600, "main has 2 nodes, 0 of them with 2 CPUs and 1024 GiB"),
-        ({"gpus": 5, "nodes": 1}, 600, "main has 2 nodes, 0 of them with 2 CPUs, 5 GPUs and 1 GiB"),
+        (
+            {"gpus": 5, "nodes": 1, "memory_per_node": 2.0**35},
+            600,
+            "main has 2 nodes, 0 of them with 2 CPUs, 5 GPUs and 32 GiB",
+        ),
         ({"partition": "short"}, 600, "short lets a job run for 2 minutes, and this one has a limit of 10"),
         ({"partition": "nowhere"}, 600, "Slurm refused the job: .*[Ii]nvalid partition"),
     ],
