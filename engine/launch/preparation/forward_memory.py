@@ -92,13 +92,14 @@ def _output(part: Part, ranks: int) -> float:
 
 
 def _compared(part: Part) -> float:
-    """On rank 0 all tokens of all ranks with all that becomes of them in a layer, expert after expert."""
-    model, number = part.model, part.model.bytes_per_number
+    """On rank 0 all tokens of all ranks with all that becomes of them in a layer, expert after expert, in 32 bits; a model in
+    shorter numbers is computed in those first."""
+    model, wide = part.model, max(part.model.bytes_per_number, 4.0)
     gathered = 5 if part.plan.execution == "vanilla" else 8
     rows = float(part.trace.demand(1).max())
-    total = part.trace.tokens * (model.d_model * (8 + gathered * number) + 2 * 4.0 * model.experts)
-    total += rows * (model.d_model * (8 + 3 * number) + (model.ffn_matrices + 1) * model.d_ff * number)
-    return total + model.bytes_per_expert + 8.0 * part.trace.experts.size
+    total = part.trace.tokens * (model.d_model * (8 + gathered * wide) + 2 * 4.0 * model.experts)
+    total += rows * (model.d_model * (8 + 3 * wide) + (model.ffn_matrices + 1) * model.d_ff * wide)
+    return total + model.bytes_per_expert * (1 + wide / model.bytes_per_number) + 8.0 * part.trace.experts.size
 
 
 def _routes(part: Part) -> float:
