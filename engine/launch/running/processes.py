@@ -44,7 +44,9 @@ OF_RANK = re.compile(r"\[rank (\d+)\] (.*)", re.DOTALL)
 
 PATIENCE = 2.0
 """Seconds that torchrun has to end by itself once a rank has said why it fails, before all is ended."""
-
+TO_END = 0.3
+"""Seconds that it has when it is told to: it takes one to put itself away, half of what a person is promised; killed, it takes
+its ranks along."""
 
 Command = tuple[Sequence[str], Mapping[str, str]]
 """The argument list of a process, and what it needs in its environment beside what all need: RANK where it is one rank."""
@@ -222,7 +224,7 @@ def _end(processes: Sequence[subprocess.Popen[str]], folder: Path) -> None:
     running = [process for process in processes if process.poll() is None]
     for process in running:
         process.terminate()
-    patience = time.monotonic() + 1.0
+    patience = time.monotonic() + TO_END
     for process in running:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, patience - time.monotonic()))
