@@ -1,5 +1,6 @@
 """What the tests of the pages share."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -10,7 +11,7 @@ from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 from streamlit.testing.v1.local_script_runner import LocalScriptRunner
 
-from app import failing
+from app import failing, simulations
 from app.state import address
 from app.state.session import Session
 from engine.plan import Plan
@@ -26,6 +27,17 @@ def packages_are_searched_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest_scanner, "scan_component_manifests", lambda: manifests)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_processes_are_left() -> Iterator[None]:
+    """A page with something large on it starts processes to simulate in, which live as long as the studio: other tests in this
+    process see to it that theirs are gone."""
+    yield
+    deadline = time.monotonic() + 60
+    while simulations._pool._started and not simulations._pool.ready and time.monotonic() < deadline:
+        time.sleep(0.05)
+    simulations._pool.close()
 
 
 @pytest.fixture(autouse=True, scope="session")
