@@ -131,7 +131,7 @@ def tried(name: str, check: Check, log: Path) -> list[Row]:
     """What came of a check. What ranks printed is shown when it fails."""
     try:
         with log.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
-            found = check()
+            findings = check()
     except SkipError as reason:
         return [Row("skip", name, one_line(str(reason)))]
     except Exception as error:
@@ -139,7 +139,7 @@ def tried(name: str, check: Check, log: Path) -> list[Row]:
             print(log.read_text(encoding="utf-8", errors="replace")[-4000:], file=sys.stderr)
             traceback.print_exc()
         return [Row("FAIL", name, one_line(str(error) or type(error).__name__))]
-    return [Row("ok", ": ".join(filter(None, (name, part.name))), part.text, part.figures) for part in found]
+    return [Row("ok", ": ".join(filter(None, (name, part.name))), part.text, part.figures) for part in findings]
 
 
 if __name__ == "__main__":

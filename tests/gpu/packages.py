@@ -35,8 +35,8 @@ def here() -> str:
 def pins() -> dict[str, str]:
     """The version of every package in requirements.txt, by its name there."""
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    found = (re.match(r"([\w.-]+)(?:\[\w+\])?==([^\s;]+)", line) for line in lines)
-    return {match[1]: match[2] for match in found if match}
+    matches = (re.match(r"([\w.-]+)(?:\[\w+\])?==([^\s;]+)", line) for line in lines)
+    return {match[1]: match[2] for match in matches if match}
 
 
 def lacking(names: Iterable[str] = ("torch", *NEEDED)) -> list[str]:

@@ -25,9 +25,9 @@ PLANS = {
 @pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_gpu_is_to_run_runs_on_two_ranks(case):
-    found = launched(case, 2, "gloo", HOST, SMALL)
-    assert [finding.name for finding in found] == PLANS[case]
-    for finding in found:
+    findings = launched(case, 2, "gloo", HOST, SMALL)
+    assert [finding.name for finding in findings] == PLANS[case]
+    for finding in findings:
         kinds = finding.figures["kinds"]
         assert {"gate", "ffn", "dispatch", "combine", "aggregate"} <= set(kinds)
         assert all(times["measured"] > 0 and times["predicted"] > 0 for times in kinds.values())

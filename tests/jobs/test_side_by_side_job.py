@@ -19,7 +19,6 @@ from engine.problem import make_problem
 from engine.store.problems import problem_arguments, save_recordings
 from engine.training import balanced_load, usual_step
 from tests.jobs.test_jobs import until
-from tests.patience import promised
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,8 +62,8 @@ def processes_of(job: Job) -> list[psutil.Process]:
 def test_stop_ends_all_processes_in_two_seconds_and_keeps_the_points_so_far(long_sweep):
     begin = time.monotonic()
     runner.cancel(long_sweep)
-    assert runner.wait(long_sweep, 10) is State.CANCELLED
-    assert time.monotonic() - begin < promised(2)
+    assert runner.wait(long_sweep, 5) is State.CANCELLED
+    assert time.monotonic() - begin < 2.0
     until(lambda: not processes_of(long_sweep), timeout=1)
     points = [candidate["point"]["value"] for candidate in long_sweep.result["candidates"]]
     assert 3 <= len(points) < 60 and points == sorted(points)
@@ -77,5 +76,5 @@ def test_progress_moves_with_every_point_and_a_killed_worker_takes_its_processes
     done = [report.done for report in long_sweep.history]
     assert done == sorted(done) and long_sweep.progress.incumbent is not None
     os.kill(protocol.living_worker(long_sweep.folder).pid, signal.SIGKILL)
-    assert runner.wait(long_sweep, 10) is State.FAILED
+    assert runner.wait(long_sweep, 5) is State.FAILED
     until(lambda: not processes_of(long_sweep), timeout=3)

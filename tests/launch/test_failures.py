@@ -36,7 +36,6 @@ from engine.result import never
 from engine.systems.base import silent
 from tests.launch.test_local import BIG, launch_arguments, prepare, processes_of, until
 from tests.launch.test_testbed import MBIT, ROOT, command, needs_testbed, nothing_left, own_namespaces
-from tests.patience import promised
 
 pytestmark = [pytest.mark.usefixtures("warm_python"), pytest.mark.slow]
 
@@ -82,7 +81,7 @@ def fail_on_testbed(launch: PreparedLaunch, folder: Path, act: Callable[[], obje
 
     launch = launch.on_testbed(Testbed(np.full(launch.instructions.ranks, 1000 * MBIT)))
     text = message_of(lambda: run_here(launch, folder, stop, report))
-    until(lambda: not processes_of(folder), promised(2))
+    until(lambda: not processes_of(folder), 2)
     return text
 
 
@@ -100,7 +99,7 @@ def test_who_never_joins_is_named_by_torchruns_ranks(tmp_path, monkeypatch, cold
     launch = replace(launch, instructions=launch.instructions.model_copy(update={"limit": 1.0}))
     text = message_of(lambda: run_here(launch, tmp_path / "run", never, silent))
     assert text == "the launch failed: rank 1 did not join within 1 s"
-    until(lambda: not processes_of(tmp_path / "run"), promised(2))
+    until(lambda: not processes_of(tmp_path / "run"), 2)
 
 
 @needs_testbed
@@ -196,7 +195,7 @@ def test_a_full_disk_ends_a_launch_job_with_a_word_on_it_and_keeps_what_was_ther
         assert job.history[: len(history)] == history
         assert store.load_workload(arguments["workload"]).digest == digest
         assert job.request.arguments == arguments and not list(job.folder.rglob(".events-*"))
-        until(lambda: not processes_of(job.folder), promised(2))
+        until(lambda: not processes_of(job.folder), 2)
     finally:
         runner.cancel(job, grace=0)
         runner.wait(job, 5)

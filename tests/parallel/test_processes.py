@@ -17,7 +17,6 @@ from engine import parallel
 from engine.errors import InputError
 from engine.parallel import in_order, processes
 from tests.parallel import points
-from tests.patience import promised
 
 pytestmark = pytest.mark.slow
 ROOT = processes.__file__.split("/engine/")[0]
@@ -125,7 +124,7 @@ def test_points_that_do_not_listen_are_ended_within_a_second(tmp_path):
     begin = time.monotonic()
     run = parallel._Elsewhere(lambda points: None, 4, 0, lambda: True, lambda *at: None)
     assert list(run.collect(crew, futures)) == []
-    assert time.monotonic() - begin < promised(1.5)
+    assert time.monotonic() - begin < 1.5
     assert not workers()
 
 

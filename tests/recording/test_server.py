@@ -8,7 +8,6 @@ import pytest
 
 from engine.errors import InputError
 from engine.recording.server import Server, ServerError, check_url
-from tests.patience import promised
 from tests.recording.stand_in import Reply, StandIn
 
 
@@ -89,7 +88,7 @@ def test_a_server_that_never_answers(other: StandIn):
     other.answers["/x"] = lambda body: time.sleep(2)
     begin = time.monotonic()
     assert "no answer within 0.3 s" in refused(Server(other.url, 0.3).get, "/x")
-    assert time.monotonic() - begin < promised(1.5)
+    assert time.monotonic() - begin < 1.5
 
 
 def test_a_server_that_answers_a_byte_at_a_time(other: StandIn):
@@ -97,7 +96,7 @@ def test_a_server_that_answers_a_byte_at_a_time(other: StandIn):
     other.answers["/x"] = lambda body: Reply(200, "x" * 1000, slowly=0.05)
     begin = time.monotonic()
     assert "not complete within 0.4 s" in refused(Server(other.url, 0.4).get, "/x")
-    assert time.monotonic() - begin < promised(1.5)
+    assert time.monotonic() - begin < 1.5
 
 
 def test_an_answer_that_is_cut_short(other: StandIn):
