@@ -1,35 +1,33 @@
-"""What stands on top of every page: what is open and ways to change it, the page's terms, who is looking, the guide's line."""
+"""What stands on top of every page: its name, the question that it answers, its actions, the guide's line."""
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
-from app import cached, model_catalogue, samples, state
+from app import cached, sidebar, state
 from app.optimise import step as step_form
 from app.serving import form as serving_form
-from app.serving.model import routing_is_assumed
 from app.text import plain
-from app.visitor import glossary, people, tour
-from engine import units
-from engine.costs import choice
-from engine.workload import RoutingTrace, TrafficMatrix
+from app.visitor import tour
+from engine.workload import TrafficMatrix
 
 
-def show(title: str, question: str) -> None:
-    """The strip, then what this page is for."""
+def show(title: str, question: str) -> DeltaGenerator:
+    """One line: the page's name, its question, and at its right the page's own actions; the frame beside it."""
     step_form.follow_model()
     serving_form.follow_model()
     _remember_model()
+    sidebar.show(title)
     _say_what_is_not_kept()
-    strip()
-    with st.container(horizontal=True, vertical_alignment="center"):
+    with st.container(horizontal=True, wrap=False, vertical_alignment="center"):
         st.header(title, anchor=False, width="content")
         st.caption(question, width="stretch")
-        glossary.popover(title)
-        people.show()
+        actions = st.container(horizontal=True, vertical_alignment="center", width="content")
     tour.show(title)
     if text := state.take_notice():
         st.toast(plain(text))
     if text := state.take_left_out():
         st.toast(plain(text), icon=":material/warning:", duration="infinite")
+    return actions
 
 
 def _say_what_is_not_kept() -> None:
@@ -57,85 +55,3 @@ def _remember_model() -> None:
     if not fits:  # a traffic matrix fits every model
         return
     state.remember_model(state.workload_digest(), model)
-
-
-def strip() -> None:
-    """workload ▸ cluster ▸ model ▸ plan: what is open, each with its key figures and a way to change it."""
-    places = st.columns(4, gap="small")
-    with places[0]:
-        _workload_popover()
-    with places[1]:
-        _cluster_popover()
-    with places[2]:
-        _model_popover()
-    with places[3]:
-        _plan_popover()
-
-
-def _workload_popover() -> None:
-    workload = cached.workload()
-    step = state.step()
-    assumed = routing_is_assumed()
-    balanced = assumed or (step is not None and step.routing == "balanced")
-    name = "Balanced routing" if balanced else plain(workload.name) if workload else "No workload"
-    with st.popover(name, icon=":material/database:", width="stretch"):
-        for digest, known in state.workloads().items():
-            if st.button(plain(known), key=f"strip-workload-{digest}", disabled=digest == state.workload_digest()):
-                state.choose_workload(digest)
-                st.rerun()
-        st.page_link("../pages/workload.py", label="Upload or pick a sample", icon=":material/upload:")
-    if step:
-        how = "assumed" if balanced else "routed as recorded"
-        st.caption(f"training step: {step.batch:,} × {step.sequence_length:,} tokens on each GPU, {how}")
-    elif assumed:
-        st.caption("assumed: no recording of this model is open")
-    elif workload:
-        tokens = f"{workload.tokens:,} tokens × " if isinstance(workload, RoutingTrace) else ""
-        beside = f" · beside {plain(state.workloads().get(state.second(), ''))}" if state.second() else ""
-        st.caption(f"{tokens}{workload.layers} layers × {workload.num_experts} experts{beside}")
-
-
-def _cluster_popover() -> None:
-    cluster = state.cluster()
-    with st.popover(plain(cluster.name) if cluster else "No cluster", icon=":material/dns:", width="stretch"):
-        for name, preset in samples.clusters().items():
-            if st.button(plain(name), key=f"strip-cluster-{name}", help=plain(preset.description)):
-                state.open_cluster(preset.cluster)
-                st.rerun()
-        st.page_link("../pages/cluster.py", label="Describe your own, choose costs", icon=":material/edit:")
-    if cluster:
-        types = [gpu.type for gpu in cluster.gpus]
-        gpus = " · ".join(f"{types.count(gpu_type)} × {plain(gpu_type)}" for gpu_type in dict.fromkeys(types))
-        st.caption(f"{gpus} · costs: {plain(choice.short(state.cost()))}")
-
-
-def _model_popover() -> None:
-    model = state.model()
-    with st.popover(plain(model.name) if model else "No model", icon=":material/account_tree:", width="stretch"):
-        for name, preset in samples.models().items():
-            if st.button(plain(name), key=f"strip-model-{name}"):
-                state.open_model(preset.model)
-                st.rerun()
-        model_catalogue.search("strip")
-        st.page_link("../pages/workload.py", label="Upload a config.json", icon=":material/upload:")
-    if model:
-        st.caption(
-            f"d_model {model.d_model:,} · {model.experts} experts, top-{model.experts_per_token} · {model.dtype}"
-        )
-
-
-def _plan_popover() -> None:
-    candidates = cached.candidates()
-    plan = cached.open_plan()
-    with st.popover(plain(plan.name) if plan else "No plan", icon=":material/route:", width="stretch"):
-        for id, candidate in candidates.items():
-            label = f"{plain(candidate.plan.name)} · {id[:8]}"
-            if st.button(label, key=f"strip-plan-{id}", disabled=id == state.plan_id()):
-                state.open_plan(id)
-                st.rerun()
-        st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
-    if plan and plan.claim:
-        gap = units.share(candidates[plan.id].plan.claim.objective / plan.claim.bound - 1) if plan.claim.bound else "—"
-        st.caption(
-            f"{units.seconds(plan.claim.objective)} simulated · {gap} above its bound, by its optimiser's account"
-        )

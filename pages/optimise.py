@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import cached, failing, header, state, widgets
-from app.optimise import candidates, goal, lina, orders, spare, step, studies, travel
+from app.optimise import candidates, deployed, goal, lina, orders, spare, step, studies, travel
 from app.serving import page
 from app.text import plain
 from engine.errors import InputError
@@ -16,65 +16,65 @@ VIEWS = {
     "Spare slots": ":material/memory:",
     "Lina at run time": ":material/schedule:",
 }
+FORM = 248
+"""Pixels of the form at the left of the results."""
 OF_SERVING = ("Candidate plans", "Spare slots")
 
-header.show("Optimise", "What should I do? Pick systems, run them, and compare what they found with a proven bound.")
+actions = header.show("Optimise", "What should I do? Run systems, and compare their plans with a proven bound.")
 if state.cluster() is None or state.model() is None:
     widgets.needed_problem()
-aim = goal.choose()
+with st.container(horizontal=True, wrap=False, gap="medium"):
+    form, results = st.container(width=FORM), st.container()
+with form:
+    aim = goal.choose()
 problem = widgets.needed_problem()
 if aim == goal.SERVE:
     serving = page.needed_serving(problem)
-if aim in (goal.ONE, goal.SERVE):
-    goal.choose_context(problem)
-if aim == goal.STEP:
-    step.summary(problem)
-else:
-    travel.choose(problem)
 
-st.subheader("Systems", anchor=False)
-wanted = []
-fitting = list(systems_for(problem).values())
-for first in range(0, len(fitting), 3):
-    for place, system in zip(st.columns(3), fitting[first : first + 3], strict=False):
-        with place:
-            kind = "baseline" if system.baseline else system.paper
-            if st.checkbox(
-                f"**{system.title}** · {kind}",
-                system.preselected or spare.is_advised(system.name),
-                key=f"use-{aim}-{spare.key_of(system.name)}",
-                help=system.summary,
-            ):
-                wanted.append(system)
-
-options: dict[str, dict] = {}
-with st.expander("Options", icon=":material/settings:"):
-    for system in wanted:
-        names = system.options.model_fields
-        if not names:
-            continue
-        st.markdown(f"**{system.title}**")
-        with st.container(horizontal=True):
+wanted, options = [], {}
+with form:
+    st.subheader("Systems", anchor=False)
+    for system in systems_for(problem).values():
+        kind = "baseline" if system.baseline else system.paper
+        if st.checkbox(
+            f"**{system.title}** · {kind}",
+            system.preselected or spare.is_advised(system.name),
+            key=f"use-{aim}-{spare.key_of(system.name)}",
+            help=system.summary,
+        ):
+            wanted.append(system)
+    with st.expander("Options", icon=":material/settings:"):
+        for system in wanted:
+            names = system.options.model_fields
+            if not names:
+                continue
+            st.markdown(f"**{system.title}**")
             options[system.name] = {}
             for name in names:
                 key, default = spare.default_of(system.name, name)
                 options[system.name][name] = widgets.option_input(f"{aim}-{key}", system.options, name, default)
-if aim == goal.STEP:
-    st.caption(step.assumptions(problem))
-elif aim == goal.SERVE:
-    page.say_how_planned(problem)
-else:
-    st.caption(
-        f"Costs: {plain(problem.source_of_times(problem.travel))}. {orders.in_words(problem.network)}Simulated is the MoE "
-        "part of every layer; attention and dense layers are the same for every plan."
-    )
+    if aim in (goal.ONE, goal.SERVE):
+        goal.choose_context(problem)
+    if aim == goal.STEP:
+        step.summary(problem)
+        st.caption(step.assumptions(problem))
+    else:
+        travel.choose(problem)
+        if aim == goal.SERVE:
+            page.say_how_planned(problem)
+        else:
+            st.caption(
+                f"Costs: {plain(problem.source_of_times(problem.travel))}. {orders.in_words(problem.network)}Simulated is the "
+                "MoE part of every layer; attention and dense layers are the same for every plan."
+            )
 
-if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted):
-    chosen = [{"name": system.name, "options": options.get(system.name, {})} for system in wanted]
-    try:
-        state.add_plan_job(widgets.start_job_on(problem, "optimise", {"systems": chosen}).id)
-    except InputError as error:
-        st.error(plain(str(error)), icon=":material/error:")
+with actions:
+    if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted, shortcut="Ctrl+Enter"):
+        chosen = [{"name": system.name, "options": options.get(system.name, {})} for system in wanted]
+        try:
+            state.add_plan_job(widgets.start_job_on(problem, "optimise", {"systems": chosen}).id)
+        except InputError as error:
+            st.error(plain(str(error)), icon=":material/error:")
 
 
 @failing.fragment(run_every=1)
@@ -97,36 +97,32 @@ def watch() -> None:
             st.rerun()
 
 
-watch()
-widgets.other_jobs("optimise", state.plan_jobs(), state.add_plan_job)
-
-view = "Candidate plans"
-if aim in (goal.ONE, goal.SERVE):
-    view = (
-        widgets.segments(
-            "Show",
-            list(VIEWS if aim == goal.ONE else OF_SERVING),
-            default=view,
-            format_func=lambda view: f"{VIEWS[view]} {view}",
-            label_visibility="collapsed",
+with results:
+    watch()
+    widgets.other_jobs("optimise", state.plan_jobs(), state.add_plan_job)
+    view = "Candidate plans"
+    if aim in (goal.ONE, goal.SERVE):
+        view = (
+            widgets.segments(
+                "Show",
+                list(VIEWS if aim == goal.ONE else OF_SERVING),
+                default=view,
+                format_func=lambda view: f"{VIEWS[view]} {view}",
+                label_visibility="collapsed",
+            )
+            or view
         )
-        or view
-    )
-if view == "Balance against affinity":
-    studies.front(problem)
-    st.stop()
-if view == "Plan on A, score on B":
-    studies.matrix(problem, options)
-    st.stop()
-if view == "Spare slots":
-    spare.panel(problem)
-    st.stop()
-if view == "Lina at run time":
-    lina.panel(problem)
-    st.stop()
-
-if aim == goal.SERVE:
-    page.results(problem, serving)
-    st.stop()
-
-candidates.show(problem, aim)
+    if view == "Balance against affinity":
+        studies.front(problem)
+    elif view == "Plan on A, score on B":
+        studies.matrix(problem, options)
+    elif view == "Spare slots":
+        spare.panel(problem)
+    elif view == "Lina at run time":
+        lina.panel(problem)
+    elif aim == goal.SERVE:
+        page.results(problem, serving)
+    else:
+        candidates.show(problem, aim)
+        if aim == goal.ONE:
+            deployed.show(problem)

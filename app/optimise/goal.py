@@ -22,18 +22,17 @@ def choose() -> str:
     """The goal, one of GOALS. Changes what is open as the second model, as the training and as the serving step."""
     st.subheader("Goal", anchor=False)
     now = STEP if state.step() else TWO if state.second() or state.wants_two() else SERVE if state.serving() else ONE
-    for place, (goal, text) in zip(st.columns(len(GOALS)), GOALS.items(), strict=True):
-        with place, st.container(border=True, height="stretch"):
+    with st.container(gap="xsmall"):
+        for goal, text in GOALS.items():
             st.button(
                 goal,
                 key=f"goal-{goal}",
-                type="primary" if goal == now else "secondary",
-                width="stretch",
-                icon=":material/check_circle:" if goal == now else ":material/circle:",
+                help=text,
+                type="secondary" if goal == now else "tertiary",
+                icon=":material/radio_button_checked:" if goal == now else ":material/radio_button_unchecked:",
                 on_click=_open,
                 args=(goal,),
             )
-            st.caption(text)
     if now == TWO:
         _choose_second()
     if now == STEP:
@@ -96,17 +95,13 @@ def choose_context(problem: Problem) -> None:
     """Further recordings that the plan must serve, and the placement in use."""
     fitting = widgets.fitting_recordings(problem)
     fitting.pop(state.workload_digest(), None)
-    left, middle, right = st.columns(3)
-    with left:
-        chosen = _choose_others(fitting)
-    with middle:
-        is_another = deployed.choose(problem)
-    with right:
+    chosen = _choose_others(fitting)
+    is_another = deployed.choose(problem)
+    with st.expander("Its plan file", icon=":material/upload_file:"):
         deployed.receive()
     if is_another or chosen != state.others():
         state.set_others(chosen)
         st.rerun()
-    deployed.show(problem)
 
 
 def _choose_others(fitting: dict[str, str]) -> list[str]:

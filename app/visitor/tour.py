@@ -27,7 +27,7 @@ def show(page: str) -> None:
         return
     titles = list(STEPS)
     at = titles.index(page)
-    with st.container(border=True, horizontal=True, vertical_alignment="center", key="tour"):
+    with st.container(horizontal=True, wrap=False, vertical_alignment="center", key="tour"):
         st.caption(f":material/explore: **Guide, {at + 1} of {len(titles)}.** {sentence(page)}", width="stretch")
         if page != titles[-1]:
             file, _ = STEPS[titles[at + 1]]

@@ -76,7 +76,7 @@ class Camera:
 
     def visit(self, title: str) -> None:
         """Go to a page by the navigation at the top."""
-        self.page.get_by_test_id("stTopNav").get_by_role("link", name=title, exact=True).click()
+        self.page.get_by_test_id("stSidebarNav").get_by_role("link", name=title, exact=True).click()
         expect(self.page.get_by_role("heading", name=title, exact=True)).to_be_visible()
         settle(self.page)
 

@@ -26,7 +26,7 @@ def test_two_models_then_the_front_of_one(page: Page, start_studio) -> None:
     settle(page)
     shoot(page, "7-two-models-timeline")
 
-    page.get_by_test_id("stTopNav").get_by_role("link", name="Optimise").click()
+    page.get_by_test_id("stSidebarNav").get_by_role("link", name="Optimise").click()
     settle(page)
     page.get_by_text("Inference latency of one model").click()
     settle(page)

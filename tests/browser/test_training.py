@@ -74,7 +74,7 @@ def test_training_step_from_the_goal_to_its_exposed_communication(page: Page, st
     page.mouse.up()
     page.wait_for_function(f"before => ({shown})() < 0.8 * before", arg=before)  # the slider below the chart zooms
 
-    page.get_by_test_id("stTopNav").get_by_role("link", name="Cluster").click()
+    page.get_by_test_id("stSidebarNav").get_by_role("link", name="Cluster").click()
     settle(page)
     drop(page, 1, tmp_path / "times.csv", "operation,seconds\ngemm,1\n")
     expect(page.get_by_test_id("stAlert").filter(has_text="gemm needs a value in column 'gpu'")).to_be_visible()

@@ -1,0 +1,108 @@
+"""The frame beside every page: what is open and ways to change it, what runs, who is looking, and the words of the page."""
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from app import cached, model_catalogue, samples, state
+from app.serving.model import routing_is_assumed
+from app.text import plain
+from app.visitor import glossary, people
+from engine import units
+from engine.costs import choice
+from engine.workload import RoutingTrace
+
+
+def show(title: str) -> None:
+    """The sidebar under the list of pages. title: of the page, whose words it explains."""
+    with st.sidebar:
+        with st.container(gap="xsmall"):
+            for part in (_workload, _cluster, _model, _plan):
+                with st.container(gap=None):
+                    part()
+        with st.container(horizontal=True, gap="small"):
+            glossary.popover(title)
+            people.show()
+
+
+def _popover(name: str, icon: str) -> DeltaGenerator:
+    """What is open, by its name, and when pressed the rest of its figures and the ways to change it."""
+    return st.popover(name, icon=icon, type="tertiary", width="content")
+
+
+def _workload() -> None:
+    workload = cached.workload()
+    step = state.step()
+    assumed = routing_is_assumed()
+    balanced = assumed or (step is not None and step.routing == "balanced")
+    name = "Balanced routing" if balanced else plain(workload.name) if workload else "No workload"
+    figure, figures = "", ""
+    if step:
+        how = "assumed" if balanced else "routed as recorded"
+        figure = f"{step.batch:,} × {step.sequence_length:,} tokens a GPU"
+        figures = f"training step: {step.batch:,} × {step.sequence_length:,} tokens on each GPU, {how}"
+    elif assumed:
+        figure, figures = "assumed", "assumed: no recording of this model is open"
+    elif workload:
+        tokens = f"{workload.tokens:,} tokens × " if isinstance(workload, RoutingTrace) else ""
+        beside = f" · beside {plain(state.workloads().get(state.second(), ''))}" if state.second() else ""
+        figure = f"{workload.layers} layers × {workload.num_experts} experts{beside}"
+        figures = f"{tokens}{figure}"
+    with _popover(name, ":material/database:"):
+        if figures:
+            st.caption(figures)
+        for digest, known in state.workloads().items():
+            if st.button(plain(known), key=f"strip-workload-{digest}", disabled=digest == state.workload_digest()):
+                state.choose_workload(digest)
+                st.rerun()
+        st.page_link("../pages/workload.py", label="Upload or pick a sample", icon=":material/upload:")
+    if figure:
+        st.caption(figure)
+
+
+def _cluster() -> None:
+    cluster = state.cluster()
+    types = [gpu.type for gpu in cluster.gpus] if cluster else []
+    counts = [f"{types.count(gpu_type)} × {plain(gpu_type)}" for gpu_type in dict.fromkeys(types)]
+    with _popover(plain(cluster.name) if cluster else "No cluster", ":material/dns:"):
+        if cluster:
+            st.caption(f"{' · '.join(counts)} · costs: {plain(choice.short(state.cost()))}")
+        for name, preset in samples.clusters().items():
+            if st.button(plain(name), key=f"strip-cluster-{name}", help=plain(preset.description)):
+                state.open_cluster(preset.cluster)
+                st.rerun()
+        st.page_link("../pages/cluster.py", label="Describe your own, choose costs", icon=":material/edit:")
+    if cluster:
+        st.caption(counts[0] if len(counts) == 1 else f"{len(types):,} GPUs of {len(counts)} types")
+
+
+def _model() -> None:
+    model = state.model()
+    with _popover(plain(model.name) if model else "No model", ":material/account_tree:"):
+        if model:
+            st.caption(f"d_model {model.d_model:,} · {len(model.moe_layers)} MoE layers · {model.dtype}")
+        for name, preset in samples.models().items():
+            if st.button(plain(name), key=f"strip-model-{name}"):
+                state.open_model(preset.model)
+                st.rerun()
+        model_catalogue.search("strip")
+        st.page_link("../pages/workload.py", label="Upload a config.json", icon=":material/upload:")
+    if model:
+        st.caption(f"{model.experts} experts, top-{model.experts_per_token} · {model.dtype}")
+
+
+def _plan() -> None:
+    candidates = cached.candidates()
+    plan = cached.open_plan()
+    gap = units.share(plan.claim.objective / plan.claim.bound - 1) if plan and plan.claim and plan.claim.bound else "—"
+    with _popover(plain(plan.name) if plan else "No plan", ":material/route:"):
+        if plan and plan.claim:
+            time = units.seconds(plan.claim.objective)
+            st.caption(f"{time} simulated · {gap} above its bound, by its optimiser's account")
+        for id, candidate in candidates.items():
+            label = f"{plain(candidate.plan.name)} · {id[:8]}"
+            if st.button(label, key=f"strip-plan-{id}", disabled=id == state.plan_id()):
+                state.open_plan(id)
+                st.rerun()
+        st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
+    if plan and plan.claim:
+        st.caption(f"{units.seconds(plan.claim.objective)}, {gap} above bound")
