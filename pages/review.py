@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import header, state, widgets
-from app.review import compare, link, saved, show
+from app.review import compare, link, plan_list, saved, show
 from app.text import plain
 from engine.errors import InputError
 from engine.store.database import LostError
@@ -37,7 +37,7 @@ def page() -> None:
     if view == "Compare":
         compare.show(workspace)
         return
-    saved.show(workspace)
+    plan_list.show(workspace)
     if (looked_at := saved.looked_at(workspace)) is not None:
         show.show(*looked_at)
 

@@ -7,7 +7,8 @@ import streamlit as st
 
 from app import failing, state, widgets
 from app.review import store
-from app.review.saved import ICONS, QUESTION, STATES, attempt, typed
+from app.review.plan_list import ICONS, NO_REVIEW, STATES
+from app.review.saved import QUESTION, attempt, typed
 from app.text import plain
 from app.visitor import people
 from engine.errors import InputError
@@ -31,7 +32,7 @@ BUTTONS = {
 
 def badge(review: Review | None) -> None:
     """What was decided last."""
-    now = "no review" if review is None else review.state
+    now = NO_REVIEW if review is None else review.state
     st.badge(now, icon=ICONS[now], color=STATES[now])
 
 

@@ -45,7 +45,7 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     named = Plan.from_dict(plan.model_dump(mode="json") | {"name": team.clean_name(name, "the plan")}, "plan")
     saves = [saved_plan for saved_plan in team.saves_of(db(), [plan.id]) if saved_plan.workspace == workspace]
     save_recordings(problem)
-    saved = team.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem))
+    saved = team.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem), summary(plan, problem))
     state.add_saved(saved.plan, saved.number)
     review = next(iter(team.reviews_of(db(), saved.number)), None)
     if review is None and question.strip():
@@ -67,6 +67,19 @@ def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, 
     if candidate is not None:
         figures |= {"runtime": candidate.runtime, "notes": candidate.notes}
     return _finite(inputs), _finite(figures)
+
+
+def summary(plan: Plan, problem: Problem) -> team.Summary:
+    """What the list of saved plans says of a plan of this session: against what is deployed now."""
+    used = cached.candidates().get(state.in_use() or "")
+    in_brief = brief_of(plan, problem, cached.simulate, used.plan.name if used else None)
+    return team.Summary(
+        problem.cluster.name,
+        problem.workload.name,
+        in_brief.own.figures.total,
+        in_brief.baseline.figures.total,
+        in_brief.baseline.plan.name,
+    )
 
 
 def _names(problem: Problem) -> dict[str, str]:

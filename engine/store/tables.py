@@ -54,9 +54,15 @@ saved_plan = Table(
     Column("inputs", JSON, nullable=False),
     Column("figures", JSON, nullable=False),
     *_made(),
+    Column("cluster", Text),
+    Column("recording", Text),
+    Column("seconds", Float),
+    Column("deployed_seconds", Float),
+    Column("deployed", Text),
     Index("uq_saved_plan_workspace_plan", "workspace", "plan", unique=True),
 )
-"""inputs: digest of every input by role, with its name; figures: what the simulation said when it was saved."""
+"""inputs: digest of every input by role, with its name; figures: what the simulation said when it was saved;
+the last five: `team.Summary`."""
 
 review = Table(
     "review",

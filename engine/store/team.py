@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from engine.errors import InputError
@@ -30,6 +30,26 @@ class Workspace:
     name: str
     by: str
     at: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a list says of a saved plan: names of its cluster and recording, simulated seconds of it and of what was deployed
+    when it was saved, and what that is called; None: not known."""
+
+    cluster: str | None = None
+    recording: str | None = None
+    seconds: float | None = None
+    deployed_seconds: float | None = None
+    deployed: str | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as what was deployed; None where either is not known or takes no time."""
+        return self.deployed_seconds / self.seconds if self.deployed_seconds and self.seconds else None
+
+
+UNKNOWN = Summary()
 
 
 @dataclass(frozen=True)
@@ -79,8 +99,12 @@ class Review:
     @property
     def state(self) -> State:
         """What was decided last."""
-        last = self.decisions[-1].verdict if self.decisions else "reopened"
-        return "open" if last == "reopened" else cast(State, last)
+        return state_after(self.decisions[-1].verdict if self.decisions else None)
+
+
+def state_after(verdict: Verdict | None) -> State:
+    """The state of a review after its last decision; None: nothing was decided yet."""
+    return "open" if verdict in (None, "reopened") else cast(State, verdict)
 
 
 @dataclass(frozen=True)
@@ -122,6 +146,7 @@ def save_plan(
     note: str = "",
     inputs: dict[str, Any] | None = None,
     figures: dict[str, Any] | None = None,
+    summary: Summary = UNKNOWN,
 ) -> SavedPlan:
     """Save a plan in a workspace; one that is there already stays as it was first saved, as a plan never changes."""
     row = {
@@ -133,6 +158,7 @@ def save_plan(
         "figures": figures or {},
         "by": clean_name(by, "you"),
         "at": time.time(),
+        **vars(summary),
     }
     with db.writing() as connection:
         _has(connection, tables.workspace.c.id, workspace, "workspace")
@@ -140,19 +166,6 @@ def save_plan(
         _insert_new(connection, tables.saved_plan, row)
         where = (tables.saved_plan.c.workspace == workspace, tables.saved_plan.c.plan == plan.id)
         return _saved(connection.execute(_saved_plans().where(*where)).one())
-
-
-def saved_plans(db: Database, workspace: str, search: str = "") -> list[SavedPlan]:
-    """The plans of a workspace, newest first; search: a part of name, note, author or id."""
-    c = tables.saved_plan.c
-    query = _saved_plans().where(c.workspace == workspace).order_by(c.at.desc(), c.number.desc())
-    if search.strip():
-        part = search.strip()
-        query = query.where(
-            or_(*(column.icontains(part, autoescape=True) for column in (c.name, c.note, c.by, c.plan)))
-        )
-    with db.reading() as connection:
-        return [_saved(row) for row in connection.execute(query)]
 
 
 def saves_of(db: Database, plans: Sequence[str]) -> list[SavedPlan]:
@@ -249,12 +262,6 @@ def find_review(db: Database, id: str) -> Review:
     if not reviews:
         raise InputError(f"there is no review {id[:16]!r}; the link may be of another database")
     return reviews[0]
-
-
-def reviews(db: Database, workspace: str) -> list[Review]:
-    """The reviews of a workspace, newest first."""
-    with db.reading() as connection:
-        return _reviews(connection, tables.saved_plan.c.workspace == workspace)
 
 
 def reviews_of(db: Database, saved: int) -> list[Review]:

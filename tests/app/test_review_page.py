@@ -147,10 +147,39 @@ def test_plans_are_found_by_text_and_state(app: AppTest) -> None:
     app.run()
     assert table(app)["Plan"].tolist() == ["fast one"]
     enter(app, "Search", "slow").run()
-    assert "No saved plan has this text and this state" in said(app.caption)
+    assert "No saved plan fits this search and these filters" in said(app.caption)
     app.pills[0].set_value([])
     app.run()
     assert table(app)["Plan"].tolist() == ["slow one"]
+
+
+def test_the_list_says_what_a_plan_gains_over_what_was_deployed_and_where(app: AppTest) -> None:
+    save(app, "ours")
+    problem = problem_of(app)
+    ours, theirs = (simulate(plan, problem).total for plan in (app.plans[1], app.plans[0]))
+    row = table(app).iloc[0]
+    assert (row["Gain"], row["Over"]) == (pytest.approx(theirs / ours), "Linear placement")
+    assert (row["Cluster"], row["Recording"]) == (problem.cluster.name, problem.workload.name)
+    app.session_state["in_use"] = app.plans[1].id
+    app.session_state["plan"] = app.plans[0].id
+    app.run()
+    save(app, "theirs")
+    row = table(app).set_index("Plan").loc["theirs"]
+    gain = next(metric.value for metric in app.metric if metric.label == "Gain")
+    assert (f"{row['Gain']:.3g}×", row["Over"]) == (gain.replace("1.00", "1"), app.plans[1].name)
+    assert not app.multiselect, "all plans are of one cluster and one recording"
+
+
+def test_plans_are_found_by_cluster_and_recording(app: AppTest) -> None:
+    room = team.workspaces(database())[0].id
+    for cluster, recording, plan in (("a", "prose", app.plans[0]), ("b", "code", app.plans[1])):
+        team.save_plan(database(), room, plan, "Ben", summary=team.Summary(cluster, recording))
+    app.run()
+    assert table(app)["Gain"].isna().all() and table(app)["Over"].tolist() == ["—", "—"]
+    next(box for box in app.multiselect if box.label == "Cluster").set_value(["a"])
+    assert table(app.run())["Recording"].tolist() == ["prose"]
+    next(box for box in app.multiselect if box.label == "Recording").set_value(["code"])
+    assert "No saved plan fits" in said(app.run().caption)
 
 
 def test_a_workspace_needs_a_name(app: AppTest) -> None:
