@@ -7,13 +7,14 @@ import streamlit as st
 
 from app import failing, state, widgets
 from app.review import store
-from app.review.plan_list import ICONS, NO_REVIEW, STATES
+from app.review.plan_list import APPROVAL_ICONS, APPROVALS, ICONS, NO_REVIEW, STATES
 from app.review.saved import QUESTION, attempt, typed
 from app.text import plain
 from app.visitor import people
 from engine.errors import InputError
 from engine.store import team
 from engine.store.team import Comment, Decision, Review, SavedPlan
+from engine.store.team_approval import approval_of, why_not
 
 EVERY = 3
 """Seconds after which what others said is looked for."""
@@ -31,9 +32,12 @@ BUTTONS = {
 
 
 def badge(review: Review | None) -> None:
-    """What was decided last."""
+    """What was decided last, and whether somebody else approved."""
     now = NO_REVIEW if review is None else review.state
     st.badge(now, icon=ICONS[now], color=STATES[now])
+    if now == "approved":
+        approval = approval_of(review.behind, review.decisions[-1].login)
+        st.badge(approval, icon=APPROVAL_ICONS[approval], color=APPROVALS[approval])
 
 
 def show(saved: SavedPlan, review: Review | None) -> None:
@@ -74,12 +78,12 @@ def _history(review: Review) -> None:
             return
         with st.container(border=True):
             for entry in merged(now):
-                _entry(entry)
+                _entry(entry, now)
 
     newest()
 
 
-def _entry(entry: Comment | Decision) -> None:
+def _entry(entry: Comment | Decision, review: Review) -> None:
     left, right = st.columns([2, 7], gap="small")
     with left:
         st.markdown(f"**{plain(entry.by)}**  \n:small[{widgets.describe_time(entry.at)}]")
@@ -87,7 +91,8 @@ def _entry(entry: Comment | Decision) -> None:
         if isinstance(entry, Comment):
             st.text(entry.text)
             return
-        st.markdown(f"{DID_ICON[entry.verdict]} {DID[entry.verdict]}")
+        whose = f" · {approval_of(review.behind, entry.login)}" if entry.verdict == "approved" else ""
+        st.markdown(f"{DID_ICON[entry.verdict]} {DID[entry.verdict]}{whose}")
         if entry.reason:
             st.text(entry.reason)
 
@@ -127,12 +132,15 @@ def _comment(review: Review) -> None:
 
 
 def _decide(review: Review) -> None:
-    refused, form = people.why_not("plan"), f"decide-{review.id}"
+    form, may_not = f"decide-{review.id}", people.why_not("plan")
     with st.form(form):
         typed(st.text_area, "Reason", form, placeholder="needed to reject", height=98, max_chars=team.LONGEST_TEXT)
         with st.container(horizontal=True):
             for verdict in ("approved", "rejected") if review.state == "open" else ("reopened",):
                 label, icon = BUTTONS[verdict]
+                refused = may_not
+                if verdict == "approved" and not refused and (reason := why_not(review.behind, people.login())):
+                    refused = f"{reason[0].upper()}{reason[1:]}."
                 st.form_submit_button(
                     label,
                     icon=icon,

@@ -20,6 +20,12 @@ ICONS = {
     "rejected": ":material/cancel:",
     NO_REVIEW: ":material/remove:",
 }
+APPROVALS = {"by somebody else": "green", "self-approved": "orange", "not checked: no login": "gray"}
+APPROVAL_ICONS = {
+    "by somebody else": ":material/group:",
+    "self-approved": ":material/person_alert:",
+    "not checked: no login": ":material/no_accounts:",
+}
 ROWS = 6
 """Plans that are seen without scrolling."""
 
@@ -116,6 +122,11 @@ def _table(listed: list[ListedPlan]) -> None:
         column_config={
             "": column.TextColumn(width=30),
             "State": column.MultiselectColumn(options=list(STATES), color=list(STATES.values()), width=110),
+            "Approval": column.MultiselectColumn(
+                options=list(APPROVALS),
+                color=list(APPROVALS.values()),
+                help="whether whoever approved is somebody else than who saved the plan or asked, by their logins",
+            ),
             "Plan": column.TextColumn(width="medium"),
             "Gain": column.NumberColumn(
                 format="%.2f×", help="how many times as fast as what was deployed when it was saved, simulated"
@@ -129,7 +140,7 @@ def as_table(listed: Sequence[ListedPlan], looked_at: int | None) -> pd.DataFram
     """One row a saved plan, figures as numbers, which can be sorted. looked_at: its number."""
     seconds = [plan.summary.seconds for plan in listed]
     factor, unit = units.scale_of(min((total for total in seconds if total), default=1.0), units.TIME)
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "": ["▸" if plan.number == looked_at else "" for plan in listed],
             "State": [[_state(plan)] for plan in listed],
@@ -146,3 +157,6 @@ def as_table(listed: Sequence[ListedPlan], looked_at: int | None) -> pd.DataFram
             "ID": [plan.plan[:8] for plan in listed],
         }
     )
+    if any(plan.approval for plan in listed):
+        table.insert(2, "Approval", [[plan.approval] if plan.approval else [] for plan in listed])
+    return table

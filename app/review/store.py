@@ -45,11 +45,13 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     named = Plan.from_dict(plan.model_dump(mode="json") | {"name": team.clean_name(name, "the plan")}, "plan")
     saves = [saved_plan for saved_plan in team.saves_of(db(), [plan.id]) if saved_plan.workspace == workspace]
     save_recordings(problem)
-    saved = team.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem), summary(plan, problem))
+    saved = team.save_plan(
+        db(), workspace, named, by, note, *_kept_with(plan, problem), summary(plan, problem), people.login()
+    )
     state.add_saved(saved.plan, saved.number)
     review = next(iter(team.reviews_of(db(), saved.number)), None)
     if review is None and question.strip():
-        review = team.open_review(db(), saved.number, question, by)
+        review = team.open_review(db(), saved.number, question, by, people.login())
     state.look_at(saved.number, review.id if review else None)
     if saves:
         state.notice(f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is.")
@@ -98,7 +100,7 @@ def _finite(value: Any) -> Any:
 
 def ask(saved: SavedPlan, question: str) -> None:
     """Put a saved plan up for decision."""
-    review = team.open_review(db(), saved.number, question, people.writer("plan"))
+    review = team.open_review(db(), saved.number, question, people.writer("plan"), people.login())
     state.look_at(saved.number, review.id)
 
 
@@ -107,8 +109,9 @@ def comment(review: Review, text: str) -> None:
 
 
 def decide(review: Review, verdict: Verdict, reason: str) -> None:
-    """Decide on a review as it was seen; raises InputError when somebody else has decided since."""
-    team.decide(db(), review.id, verdict, reason, people.writer("plan"), len(review.decisions))
+    """Decide on a review as it was seen; raises InputError when somebody else has decided since, and where people may not
+    approve what they asked for."""
+    team.decide(db(), review.id, verdict, reason, people.writer("plan"), len(review.decisions), people.login())
 
 
 def plan_of(saved: SavedPlan) -> Plan:

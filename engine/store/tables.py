@@ -26,6 +26,11 @@ def _made() -> tuple[Column, Column]:
     return Column("by", String(NAME), nullable=False), Column("at", Float, nullable=False)
 
 
+def _login() -> Column:
+    """What a login knows whoever made a row by; none where nobody was logged in."""
+    return Column("login", Text)
+
+
 workspace = Table(
     "workspace",
     metadata,
@@ -54,6 +59,7 @@ saved_plan = Table(
     Column("inputs", JSON, nullable=False),
     Column("figures", JSON, nullable=False),
     *_made(),
+    _login(),
     Column("cluster", Text),
     Column("recording", Text),
     Column("seconds", Float),
@@ -71,6 +77,7 @@ review = Table(
     Column("saved", Integer, ForeignKey("saved_plan.number"), nullable=False, index=True),
     Column("question", Text, nullable=False),
     *_made(),
+    _login(),
 )
 
 comment = Table(
@@ -90,6 +97,7 @@ decision = Table(
     Column("verdict", String(16), nullable=False),
     Column("reason", Text, nullable=False),
     *_made(),
+    _login(),
     CheckConstraint("verdict in ('approved', 'rejected', 'reopened')", name="verdict"),
 )
 

@@ -16,6 +16,7 @@ from engine.errors import InputError
 from engine.plan import Plan
 from engine.store import tables
 from engine.store.database import Database
+from engine.store.team_approval import why_not
 
 LONGEST_TEXT = 20_000
 State = Literal["open", "approved", "rejected"]
@@ -67,6 +68,7 @@ class SavedPlan:
     figures: dict[str, Any]
     by: str
     at: float
+    login: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Decision:
     at: float
     verdict: Verdict
     reason: str
+    login: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,12 @@ class Review:
     at: float
     comments: tuple[Comment, ...]
     decisions: tuple[Decision, ...]
+    login: str | None = None
+
+    @property
+    def behind(self) -> tuple[str | None, str | None]:
+        """Logins of whoever saved the plan and whoever asked for the decision."""
+        return self.saved.login, self.login
 
     @property
     def state(self) -> State:
@@ -147,8 +156,10 @@ def save_plan(
     inputs: dict[str, Any] | None = None,
     figures: dict[str, Any] | None = None,
     summary: Summary = UNKNOWN,
+    login: str | None = None,
 ) -> SavedPlan:
-    """Save a plan in a workspace; one that is there already stays as it was first saved, as a plan never changes."""
+    """Save a plan in a workspace; one that is there already stays as it was first saved, as a plan never changes. login: what
+    a login knows the writer by, here and below."""
     row = {
         "workspace": workspace,
         "plan": plan.id,
@@ -158,6 +169,7 @@ def save_plan(
         "figures": figures or {},
         "by": clean_name(by, "you"),
         "at": time.time(),
+        "login": login,
         **vars(summary),
     }
     with db.writing() as connection:
@@ -209,7 +221,7 @@ def children(db: Database, plan: str) -> list[str]:
         return list(rows)
 
 
-def open_review(db: Database, saved: int, question: str, by: str) -> Review:
+def open_review(db: Database, saved: int, question: str, by: str, login: str | None = None) -> Review:
     """Put a saved plan up for decision; saved: its number."""
     row = {
         "id": secrets.token_urlsafe(9),
@@ -217,6 +229,7 @@ def open_review(db: Database, saved: int, question: str, by: str) -> Review:
         "question": _text(question, "the question"),
         "by": clean_name(by, "you"),
         "at": time.time(),
+        "login": login,
     }
     with db.writing() as connection:
         _has(connection, tables.saved_plan.c.number, saved, "saved plan")
@@ -232,10 +245,13 @@ def add_comment(db: Database, review: str, text: str, by: str) -> None:
         connection.execute(insert(tables.comment).values(**row))
 
 
-def decide(db: Database, review: str, verdict: Verdict, reason: str, by: str, seen: int | None = None) -> None:
+def decide(
+    db: Database, review: str, verdict: Verdict, reason: str, by: str, seen: int | None = None, login: str | None = None
+) -> None:
     """Approve, reject or reopen; earlier decisions stay in the history.
 
-    seen: how many decisions whoever decides knew of, where that is known. Raises InputError when there are more by now.
+    seen: how many decisions whoever decides knew of, where that is known. Raises InputError when there are more by now, and
+    where the operator forbids that people approve what they saved or asked for.
     """
     row = {
         "review": review,
@@ -243,12 +259,15 @@ def decide(db: Database, review: str, verdict: Verdict, reason: str, by: str, se
         "reason": _text(reason, "the reason", empty=verdict != "rejected"),
         "by": clean_name(by, "you"),
         "at": time.time(),
+        "login": login,
     }
     with db.writing() as connection:
         # Who decides at the same moment waits here, and then sees this decision.
         connection.execute(select(tables.review.c.id).where(tables.review.c.id == review).with_for_update())
         _has(connection, tables.review.c.id, review, "review")
-        before = _reviews(connection, tables.review.c.id == review)[0].decisions
+        before = (now := _reviews(connection, tables.review.c.id == review)[0]).decisions
+        if verdict == "approved" and (refusal := why_not(now.behind, login)):
+            raise InputError(refusal)
         if seen is not None and len(before) > seen:
             last = before[-1]
             raise InputError(f"{last.by} has just {last.verdict} this; look at it again before you decide")
@@ -323,7 +342,19 @@ def runs(db: Database, plan: str | None = None) -> list[Run]:
 
 def _saved_plans() -> Select:
     c = tables.saved_plan.c
-    columns = (c.number, c.workspace, c.plan, tables.plan.c.parent, c.name, c.note, c.inputs, c.figures, c.by, c.at)
+    columns = (
+        c.number,
+        c.workspace,
+        c.plan,
+        tables.plan.c.parent,
+        c.name,
+        c.note,
+        c.inputs,
+        c.figures,
+        c.by,
+        c.at,
+        c.login,
+    )
     return select(*columns).join(tables.plan, tables.plan.c.id == c.plan)
 
 
@@ -333,7 +364,11 @@ def _saved(row: Row) -> SavedPlan:
 
 def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]:
     c, saved = tables.review.c, tables.saved_plan.c
-    query = select(c.id, c.saved, c.question, c.by, c.at).join(tables.saved_plan, saved.number == c.saved).where(which)
+    query = (
+        select(c.id, c.saved, c.question, c.by, c.at, c.login)
+        .join(tables.saved_plan, saved.number == c.saved)
+        .where(which)
+    )
     rows = connection.execute(query.order_by(c.at.desc(), c.id)).all()
     plans = {
         saved_plan.number: saved_plan
@@ -348,10 +383,19 @@ def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]
             kept[row.review].append(
                 Comment(row.by, row.at, row.text)
                 if table is tables.comment
-                else Decision(row.by, row.at, row.verdict, row.reason)
+                else Decision(row.by, row.at, row.verdict, row.reason, row.login)
             )
     return [
-        Review(row.id, plans[row.saved], row.question, row.by, row.at, tuple(said[row.id]), tuple(decided[row.id]))
+        Review(
+            row.id,
+            plans[row.saved],
+            row.question,
+            row.by,
+            row.at,
+            tuple(said[row.id]),
+            tuple(decided[row.id]),
+            row.login,
+        )
         for row in rows
     ]
 

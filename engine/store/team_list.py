@@ -6,13 +6,14 @@ from sqlalchemy import Connection, Select, func, or_, select
 
 from engine.store import tables
 from engine.store.database import Database
-from engine.store.team import State, Summary, state_after
+from engine.store.team import State, Summary, Verdict, state_after
+from engine.store.team_approval import Approval, approval_of
 
 
 @dataclass(frozen=True)
 class ListedPlan:
     """A saved plan with how its newest review stands. number, plan, at: as of a `SavedPlan`; review: an id; state, review: None
-    without one; comments: how many its newest review has."""
+    without one; approval: who approved, None unless it is approved; comments: how many its newest review has."""
 
     number: int
     plan: str
@@ -23,6 +24,7 @@ class ListedPlan:
     summary: Summary
     review: str | None
     state: State | None
+    approval: Approval | None
     comments: int
 
 
@@ -37,18 +39,25 @@ def listed_plans(db: Database, workspace: str, search: str = "") -> list[ListedP
     with db.reading() as connection:
         rows = connection.execute(query.order_by(c.at.desc(), c.number.desc())).all()
         newest = _newest_reviews(connection, workspace)
-        verdicts = _last_verdicts(connection, workspace)
+        decided = _last_decisions(connection, workspace)
         comments = _counts(connection, workspace)
     return [
         ListedPlan(
             *row[:6],
             Summary(*row[6:]),
             review := newest.get(row.number),
-            state_after(verdicts.get(review)) if review else None,
+            state_after(decided[review].verdict if review in decided else None) if review else None,
+            decided[review].approval if review in decided else None,
             comments.get(review, 0),
         )
         for row in rows
     ]
+
+
+@dataclass(frozen=True)
+class _Decided:
+    verdict: Verdict
+    approval: Approval | None
 
 
 def _newest_reviews(connection: Connection, workspace: str) -> dict[int, str]:
@@ -58,11 +67,16 @@ def _newest_reviews(connection: Connection, workspace: str) -> dict[int, str]:
     return {row.saved: row.id for row in rows}
 
 
-def _last_verdicts(connection: Connection, workspace: str) -> dict[str, str]:
-    """The last verdict by review."""
-    c = tables.decision.c
-    query = select(c.review, c.verdict).join(tables.review, tables.review.c.id == c.review)
-    return {row.review: row.verdict for row in connection.execute(_of_workspace(query, workspace).order_by(c.number))}
+def _last_decisions(connection: Connection, workspace: str) -> dict[str, _Decided]:
+    """What was decided last by review."""
+    c, review, saved = tables.decision.c, tables.review.c, tables.saved_plan.c
+    logins = (saved.login.label("saver"), review.login.label("asker"), c.login)
+    query = select(c.review, c.verdict, *logins).join(tables.review, review.id == c.review)
+    last = {row.review: row for row in connection.execute(_of_workspace(query, workspace).order_by(c.number))}
+    return {
+        id: _Decided(row.verdict, approval_of((row.saver, row.asker), row.login) if row.verdict == "approved" else None)
+        for id, row in last.items()
+    }
 
 
 def _counts(connection: Connection, workspace: str) -> dict[str, int]:

@@ -19,6 +19,7 @@ from app.review.words import words
 from engine import store
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
+from engine.errors import InputError
 from engine.launch.preparation.launch import Launch
 from engine.plan import OrderMode, Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, Schedule, SendOrder
 from engine.problem import Problem, make_problem
@@ -27,11 +28,13 @@ from engine.simulate import simulate
 from engine.store import team
 from engine.store.database import database
 from engine.store.problems import problem_arguments
+from engine.store.team_approval import SETTING
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace
 from tests.app.test_launch_page import MAIN, problem_of
 from tests.app.test_pages import chooser, press, visit
+from tests.app.test_people import visitor
 from tests.app.test_step_page import said
 from tests.jobs.launched import finish, request_of
 
@@ -135,6 +138,38 @@ def test_who_decides_on_what_somebody_else_has_just_decided_is_told(app: AppTest
     assert "Ben has just rejected this" in said(app.error) and len(review_of(review.saved).decisions) == 1
     assert "no money" in said(app.text) and any(button.label == "Reopen" for button in app.button)
     assert next(text_area for text_area in app.text_area if text_area.label == "Reason").value == "cheap enough"
+
+
+def buttons(app: AppTest) -> dict:
+    return {button.label: button for button in app.button}
+
+
+def test_without_a_login_nobody_can_tell_who_approved(app: AppTest) -> None:
+    save(app)
+    assert "Approval" not in table(app)
+    press(app, "Approve")
+    assert table(app)["Approval"].tolist() == [["not checked: no login"]]
+    assert "not checked: no login" in said(app.markdown)
+
+
+def test_who_approves_what_they_asked_for_is_marked_and_can_be_stopped(app: AppTest, monkeypatch) -> None:
+    visitor(monkeypatch, is_logged_in=True, email="ana@example.org", name="Ana")
+    app.run()
+    saved = save(app)
+    assert (saved.login, review_of(saved).login) == ("ana@example.org", "ana@example.org")
+    press(app, "Approve")
+    assert table(app)["Approval"].tolist() == [["self-approved"]]
+    press(app, "Reopen")
+    monkeypatch.setenv(SETTING, "forbidden")
+    app.run()
+    assert buttons(app)["Approve"].disabled and "ask somebody else" in buttons(app)["Approve"].help
+    assert not buttons(app)["Reject"].disabled
+    with pytest.raises(InputError, match="ask somebody else"):
+        team.decide(database(), review_of(saved).id, "approved", "", "Ana K", login="ana@example.org")
+    visitor(monkeypatch, is_logged_in=True, email="ben@example.org", name="Ana")
+    app.run()
+    press(app, "Approve")
+    assert table(app)["Approval"].tolist() == [["by somebody else"]]
 
 
 def test_plans_are_found_by_text_and_state(app: AppTest) -> None:

@@ -1,4 +1,5 @@
-"""What a list of saved plans says of each, in columns of its own: the inputs and figures beside them can be megabytes."""
+"""What a list of saved plans says of each, in columns of its own: the inputs and figures beside them can be megabytes. And what
+a login knows those by who save, ask and decide."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -15,6 +16,8 @@ def upgrade() -> None:
         ("deployed", sa.Text),
     ):
         op.add_column("saved_plan", sa.Column(column, kind))
+    for table in ("saved_plan", "review", "decision"):
+        op.add_column(table, sa.Column("login", sa.Text))
     _sum_up()
 
 
