@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import header, state, widgets
-from app.review import compare, link, plan_list, saved, show
+from app.review import compare, link, place, plan_list, saved, show
 from app.text import plain
 from engine.errors import InputError
 from engine.store.database import LostError
@@ -44,7 +44,8 @@ def page() -> None:
 
 fault = None
 try:
-    link.follow()
+    if (followed := link.follow()) is not None:
+        fault = place.go(*followed)
 except LostError:  # said below
     pass
 except InputError as error:

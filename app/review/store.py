@@ -20,6 +20,7 @@ from engine.store import team
 from engine.store.database import Database, database
 from engine.store.problems import problem_arguments, problem_from, save_recordings
 from engine.store.team import Review, SavedPlan, Verdict, Workspace
+from engine.store.team_place import Place
 from engine.workload import digest_of
 
 NAMES, IN_USE = "names", "in_use_plan"
@@ -104,8 +105,9 @@ def ask(saved: SavedPlan, question: str) -> None:
     state.look_at(saved.number, review.id)
 
 
-def comment(review: Review, text: str) -> None:
-    team.add_comment(db(), review.id, text, people.writer("plan"))
+def comment(review: Review, text: str, place: Place | None = None) -> None:
+    """Say something about a review, and of what in it."""
+    team.add_comment(db(), review.id, text, people.writer("plan"), place)
 
 
 def decide(review: Review, verdict: Verdict, reason: str) -> None:

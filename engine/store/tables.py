@@ -87,7 +87,9 @@ comment = Table(
     _reference("review", "review", index=True),
     Column("text", Text, nullable=False),
     *_made(),
+    Column("place", String(ID)),
 )
+"""place: `team_place.Place`, what it points to."""
 
 decision = Table(
     "decision",

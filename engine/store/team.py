@@ -17,6 +17,7 @@ from engine.plan import Plan
 from engine.store import tables
 from engine.store.database import Database
 from engine.store.team_approval import why_not
+from engine.store.team_place import Place, place_of
 
 LONGEST_TEXT = 20_000
 State = Literal["open", "approved", "rejected"]
@@ -73,9 +74,12 @@ class SavedPlan:
 
 @dataclass(frozen=True)
 class Comment:
+    """place: what it points to."""
+
     by: str
     at: float
     text: str
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -237,9 +241,15 @@ def open_review(db: Database, saved: int, question: str, by: str, login: str | N
         return _reviews(connection, tables.review.c.id == row["id"])[0]
 
 
-def add_comment(db: Database, review: str, text: str, by: str) -> None:
-    """Say something about a review."""
-    row = {"review": review, "text": _text(text, "the comment"), "by": clean_name(by, "you"), "at": time.time()}
+def add_comment(db: Database, review: str, text: str, by: str, place: Place | None = None) -> None:
+    """Say something about a review. place: what it points to; None: the plan as a whole."""
+    row = {
+        "review": review,
+        "text": _text(text, "the comment"),
+        "by": clean_name(by, "you"),
+        "at": time.time(),
+        "place": None if place is None else str(place),
+    }
     with db.writing() as connection:
         _has(connection, tables.review.c.id, review, "review")
         connection.execute(insert(tables.comment).values(**row))
@@ -381,7 +391,7 @@ def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]
     for table, kept in ((tables.comment, said), (tables.decision, decided)):
         for row in connection.execute(select(table).where(table.c.review.in_(kept)).order_by(table.c.number)):
             kept[row.review].append(
-                Comment(row.by, row.at, row.text)
+                Comment(row.by, row.at, row.text, place_of(row.place) if row.place else None)
                 if table is tables.comment
                 else Decision(row.by, row.at, row.verdict, row.reason, row.login)
             )

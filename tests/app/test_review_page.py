@@ -342,6 +342,91 @@ def test_a_database_that_does_not_answer_is_said_and_other_pages_go_on(app: AppT
     assert not app.error
 
 
+# Where a comment points.
+
+
+def about(app: AppTest):
+    return next(box for box in app.selectbox if box.label == "About")
+
+
+def point(app: AppTest, title: str, text: str = "look") -> None:
+    about(app).set_value(next(option for option in about(app).options if option == title))
+    enter(app, "Your comment", text)
+    press(app, "Comment")
+
+
+def follow(**query: str) -> AppTest:
+    """A new session that opens a link which leads to a page of its own."""
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    for name, value in query.items():
+        app.query_params[name] = value
+    return visit(app, "review")
+
+
+def shown_layers(app: AppTest, label: str) -> tuple[int, int]:
+    return next(slider.value for slider in app.slider if slider.label == label)
+
+
+def test_a_comment_points_to_a_layer_on_the_timeline_or_on_affinity(app: AppTest) -> None:
+    saved = save(app)
+    point(app, "Layer 3 on Timeline")
+    point(app, "Layers 4 and 5 on Affinity")
+    review = review_of(saved)
+    assert [str(comment.place) for comment in review.comments] == ["layer:3", "hops:4"] and about(app).value is None
+    codes = [code.value for code in app.code]
+    assert any(code.endswith(f"plan={saved.plan}&review={review.id}&about=layer%3A3") for code in codes)
+    visitor = follow(plan=saved.plan, review=review.id, about="layer:3")
+    assert [header.value for header in visitor.header] == ["Timeline"] and shown_layers(visitor, "MoE layers") == (3, 4)
+    assert visitor.session_state["plan"] == saved.plan and not visitor.exception and not visitor.error
+    assert shown_layers(visit(visitor, "timeline"), "MoE layers") == (3, 4)
+    visitor = follow(plan=saved.plan, review=review.id, about="hops:4")
+    assert [header.value for header in visitor.header] == ["Affinity"]
+    assert shown_layers(visitor, "Layers compared") == (4, 5) and not visitor.exception
+    press(app, "Layer 3 on Timeline")
+    assert [header.value for header in app.header] == ["Timeline"] and shown_layers(app, "MoE layers") == (3, 4)
+    visit(app, "review")
+    assert [header.value for header in app.header] == ["Review"] and "about" not in app.query_params
+
+
+def test_a_comment_points_to_a_gpu_or_a_chart_of_the_brief(app: AppTest) -> None:
+    saved = save(app)
+    names = problem_of(app).cluster.gpu_names
+    point(app, names[5])
+    point(app, "Timelines of the brief")
+    review = review_of(saved)
+    assert [str(comment.place) for comment in review.comments] == ["gpu:5", "chart:timelines"]
+    visitor = link(plan=saved.plan, review=review.id, about="gpu:5")
+    assert f"points to {names[5]}, framed below" in said(visitor.markdown).replace("\\", "")
+    assert visitor.query_params["about"] in ("gpu:5", ["gpu:5"])
+    press(visitor, "Timelines of the brief")
+    assert "points to this chart" in said(visitor.markdown) and "framed below" not in said(visitor.markdown)
+    figure = charts.placement(app.plans[1], problem_of(app), 5)
+    assert [(shape.x0, shape.x1) for shape in figure.layout.shapes][-1] == (4.5, 5.5)
+
+
+@pytest.mark.parametrize("text", ["layer:-1", "<script>alert(1)</script>", "chart:x", "gpu:1 2", "layer:9999999"])
+def test_a_link_that_points_to_nothing_shows_its_plan_and_says_so(app: AppTest, text: str) -> None:
+    saved = save(app, "to be shared")
+    visitor = link(plan=saved.plan, about=text)
+    assert "is no layer, GPU or chart" in said(visitor.error) and "<script>" not in visitor.error[0].value
+    assert "to be shared" in said(visitor.subheader)
+
+
+def test_a_link_to_a_layer_that_the_plan_lacks_begins_with_the_first(app: AppTest) -> None:
+    visitor = follow(plan=save(app).plan, about="layer:4000")
+    assert shown_layers(visitor, "MoE layers") == (0, 1) and not visitor.error and not visitor.exception
+
+
+def test_where_the_recording_is_gone_a_link_to_a_layer_stays_with_the_discussion(app: AppTest, own_data_folder) -> None:
+    saved = save(app)
+    point(app, "Layer 3 on Timeline")
+    (recording,) = (own_data_folder / "workloads").iterdir()
+    recording.unlink()
+    visitor = link(plan=saved.plan, about="layer:3")
+    assert [header.value for header in visitor.header] == ["Review"]
+    assert "does not have the recording" in said(visitor.error) and "look" in said(visitor.text)
+
+
 # Parents, runs, comparison.
 
 

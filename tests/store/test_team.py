@@ -16,6 +16,7 @@ from engine.result import Provenance
 from engine.store import database, tables, team
 from engine.store.database import Database, LostError
 from engine.store.team_list import listed_plans
+from engine.store.team_place import Place, place_of
 
 
 def plan_of(name: str = "a plan", seed: int = 0, parent: str | None = None) -> Plan:
@@ -101,6 +102,23 @@ def test_a_review_keeps_everything_that_was_said_in_order(db, saved):
     assert [decision.at for decision in seen.decisions] == sorted(decision.at for decision in seen.decisions)
     second = team.open_review(db, saved.number, "And now?", "Ben")
     assert [review.id for review in team.reviews_of(db, saved.number)] == [second.id, review.id]
+
+
+def test_a_comment_keeps_what_it_points_to(db, saved):
+    review = team.open_review(db, saved.number, "Ship it?", "Ana").id
+    places = [Place("layer", 3), Place("hops", 0), Place("gpu", 319), Place("chart", chart="load"), None]
+    for place in places:
+        team.add_comment(db, review, "there", "Ben", place)
+    assert [comment.place for comment in team.find_review(db, review).comments] == places
+    assert [place_of(str(place)) for place in places[:-1]] == places[:-1]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "layer", "layer:-1", "layer:03", "layer:٣", "gpu:1\n", "chart:", "chart:cat", "plan:1"]
+)
+def test_what_is_no_place_is_refused(text):
+    with pytest.raises(InputError, match="is no layer, GPU or chart"):
+        place_of(text)
 
 
 def test_who_decides_on_what_has_changed_meanwhile_is_told(db, saved):

@@ -1,5 +1,5 @@
 """What a list of saved plans says of each, in columns of its own: the inputs and figures beside them can be megabytes. And what
-a login knows those by who save, ask and decide."""
+a login knows those by who save, ask and decide; and what a comment points to."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -18,6 +18,7 @@ def upgrade() -> None:
         op.add_column("saved_plan", sa.Column(column, kind))
     for table in ("saved_plan", "review", "decision"):
         op.add_column(table, sa.Column("login", sa.Text))
+    op.add_column("comment", sa.Column("place", sa.String(64)))
     _sum_up()
 
 
