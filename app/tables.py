@@ -6,19 +6,22 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-FIGURE = re.compile(r"[+-][\d.,]+(e[+-]?\d+)?( ?[\w%×/µ·]+)*")
+FORMULA = ("=", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""How a cell begins that a spreadsheet computes, or trims until it does; the wide forms count in East Asian editions."""
+SIGNED = ("+", "-")
+FIGURE = re.compile(r"[+-]\d[\d.,]*(e[+-]?\d+)?( ?[A-Za-z%×µ·][\w%×/µ·]*)*")
 """A signed figure with its unit, which is no formula."""
 
 
 def cell(text: str) -> str:
     """`text`, never a formula: what a spreadsheet would compute begins with an apostrophe (OWASP, CSV injection)."""
-    formula = text.startswith(("=", "@", "\t", "\r")) or (text.startswith(("+", "-")) and not FIGURE.fullmatch(text))
+    formula = text.startswith(FORMULA) or (text.startswith(SIGNED) and not FIGURE.fullmatch(text))
     return f"'{text}" if formula else text
 
 
 def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same table; no text in it, nor a column's name, is a formula."""
-    return frame.map(_harmless).rename(columns=_harmless)
+    """The same table; no text in it, in a list in it, in its index or in a column's name is a formula."""
+    return frame.map(_harmless).rename(index=_harmless, columns=_harmless)
 
 
 def show(table: pd.DataFrame | dict[str, list] | list[dict], **options: Any) -> Any:
@@ -32,4 +35,6 @@ def as_csv(frame: pd.DataFrame) -> str:
 
 
 def _harmless(value: Any) -> Any:
-    return cell(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return cell(value)
+    return [_harmless(part) for part in value] if isinstance(value, list) else value

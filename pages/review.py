@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import header, state, widgets
-from app.review import compare, link, saved, show
+from app.review import compare, link, place, plan_list, saved, show
 from app.text import plain
 from engine.errors import InputError
 from engine.store.database import LostError
@@ -37,14 +37,15 @@ def page() -> None:
     if view == "Compare":
         compare.show(workspace)
         return
-    saved.show(workspace)
+    plan_list.show(workspace)
     if (looked_at := saved.looked_at(workspace)) is not None:
         show.show(*looked_at)
 
 
 fault = None
 try:
-    link.follow()
+    if (followed := link.follow()) is not None:
+        fault = place.go(*followed)
 except LostError:  # said below
     pass
 except InputError as error:

@@ -101,7 +101,9 @@ with st.container(horizontal=True, gap="large"):
 last_layer = problem.workload.layers - 1
 first, last = 0, last_layer
 if last_layer > 0:
-    first, last = st.slider("MoE layers", 0, last_layer, lanes.drawable(timelines, 0, 1, MOST_GPUS))
+    first, last = st.slider(
+        "MoE layers", 0, last_layer, lanes.drawable(timelines, *state.first_layers(last_layer), MOST_GPUS)
+    )
 asked, (first, last) = last, lanes.drawable(timelines, first, last, MOST_GPUS)
 if last < asked:
     st.warning(

@@ -19,8 +19,9 @@ SPARSE = 2_000
 """Cells of a heatmap that have room for gaps between them."""
 
 
-def placement(plan: Plan, problem: Problem) -> go.Figure:
-    """Token copies that every GPU serves in every MoE layer, over the mean of the layer; of two models one below the other."""
+def placement(plan: Plan, problem: Problem, pointed_at: int | None = None) -> go.Figure:
+    """Token copies that every GPU serves in every MoE layer, over the mean of the layer; of two models one below the other.
+    pointed_at: a GPU to be framed."""
     loads, rows = [], []
     parts = [(problem, plan.placement, "")]
     if plan.goal is Goal.TWO_MODELS:
@@ -53,6 +54,8 @@ def placement(plan: Plan, problem: Problem) -> go.Figure:
         figure.add_shape(
             type="rect", x0=gpu - 0.5, x1=gpu + 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": MARK, "width": 2}
         )
+    if pointed_at is not None and pointed_at < load.shape[1]:
+        figure.add_vrect(pointed_at - 0.5, pointed_at + 0.5, line={"color": MARK, "width": 2, "dash": "dot"})
     figure.update_xaxes(title="GPU", showgrid=False, dtick=max(1, load.shape[1] // 16))
     figure.update_yaxes(
         title="MoE layer", showgrid=False, zeroline=False, range=[len(load) - 0.5, -0.5], dtick=max(1, len(load) // 16)

@@ -17,8 +17,9 @@ from engine.goal import Goal
 from engine.plan import Plan, Travel
 from engine.problem import Problem
 from engine.simulate.metrics import Metrics
-from engine.store import team
+from engine.store import team, team_list
 from engine.store.team import SavedPlan
+from engine.store.team_list import ListedPlan
 from engine.workload import digest_of
 
 SESSION, SAVED = "this session", "saved"
@@ -26,9 +27,9 @@ SESSION, SAVED = "this session", "saved"
 
 def show(workspace: str) -> None:
     """The choice of two plans of the workspace and of the session, and their comparison on the first one's inputs."""
-    saved = {f"saved-{saved_plan.number}": saved_plan for saved_plan in team.saved_plans(store.db(), workspace)}
-    saved_ids = {saved_plan.plan for saved_plan in saved.values()}
-    plans: dict[str, SavedPlan | Plan] = {**saved}
+    saved = {f"saved-{listed.number}": listed for listed in team_list.listed_plans(store.db(), workspace)}
+    saved_ids = {listed.plan for listed in saved.values()}
+    plans: dict[str, ListedPlan | Plan] = {**saved}
     plans |= {f"session-{id}": candidate.plan for id, candidate in cached.candidates().items() if id not in saved_ids}
     if len(plans) < 2:
         st.info("There is nothing to compare yet: save a second plan, or make one.", icon=":material/info:")
@@ -44,7 +45,7 @@ def show(workspace: str) -> None:
     with right:
         second = st.selectbox("Beside", rest, 0, lambda id: _label(plans[id]), key=f"compare-b-{workspace}")
     try:
-        _compare(plans[first], plans[second])
+        _compare(_read(plans[first]), _read(plans[second]))
     except InputError as error:
         st.error(
             f"They cannot be compared here: {plain(str(error))}. Choose plans for the same cluster and model.",
@@ -52,14 +53,22 @@ def show(workspace: str) -> None:
         )
 
 
-def _label(plan: SavedPlan | Plan) -> str:
+def _read(plan: ListedPlan | Plan) -> SavedPlan | Plan:
+    """A plan with all that was saved with it."""
+    return plan if isinstance(plan, Plan) else team.find_saved(store.db(), plan.number)
+
+
+def _label(plan: ListedPlan | Plan) -> str:
     if isinstance(plan, Plan):
         return f"{plan.name} · {plan.id[:8]} · {SESSION}"
     return f"{plan.name} · {plan.plan[:8]} · {SAVED} by {plan.by}"
 
 
-def _recording(plan: SavedPlan | Plan) -> str | None:
-    return plan.provenance.inputs.get("workload") if isinstance(plan, Plan) else plan.inputs.get("workload")
+def _recording(plan: ListedPlan | Plan) -> str | None:
+    """The name of what it was made from."""
+    if isinstance(plan, ListedPlan):
+        return plan.summary.recording
+    return state.workloads().get(plan.provenance.inputs.get("workload", ""))
 
 
 def _plan(plan: SavedPlan | Plan) -> Plan:

@@ -6,13 +6,17 @@ from functools import partial
 import streamlit as st
 
 from app import failing, state, widgets
-from app.review import store
-from app.review.saved import ICONS, QUESTION, STATES, attempt, typed
+from app.review import link, place, store
+from app.review.plan_list import APPROVAL_ICONS, APPROVALS, ICONS, NO_REVIEW, STATES
+from app.review.saved import QUESTION, attempt, typed
 from app.text import plain
 from app.visitor import people
 from engine.errors import InputError
+from engine.problem import Problem
 from engine.store import team
 from engine.store.team import Comment, Decision, Review, SavedPlan
+from engine.store.team_approval import approval_of, why_not
+from engine.store.team_place import Place
 
 EVERY = 3
 """Seconds after which what others said is looked for."""
@@ -30,13 +34,17 @@ BUTTONS = {
 
 
 def badge(review: Review | None) -> None:
-    """What was decided last."""
-    now = "no review" if review is None else review.state
+    """What was decided last, and whether somebody else approved."""
+    now = NO_REVIEW if review is None else review.state
     st.badge(now, icon=ICONS[now], color=STATES[now])
+    if now == "approved":
+        approval = approval_of(review.behind, review.decisions[-1].login)
+        st.badge(approval, icon=APPROVAL_ICONS[approval], color=APPROVALS[approval])
 
 
-def show(saved: SavedPlan, review: Review | None) -> None:
-    """The discussion with its forms; without a review, the form that begins one."""
+def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> None:
+    """The discussion with its forms; without a review, the form that begins one. problem: what the plan was saved for, None
+    where that is not here."""
     st.subheader("Discussion", anchor=False)
     if review is None:
         _ask(saved)
@@ -45,10 +53,10 @@ def show(saved: SavedPlan, review: Review | None) -> None:
         badge(review)
         st.text(review.question)
     st.caption(f"asked by {plain(review.by)}, {widgets.describe_time(review.at)}")
-    _history(review)
+    _history(review, problem)
     left, right = st.columns([3, 2], gap="medium")
     with left:
-        _comment(review)
+        _comment(review, problem)
     with right:
         _decide(review)
 
@@ -58,7 +66,7 @@ def merged(review: Review) -> list[Comment | Decision]:
     return sorted((*review.comments, *review.decisions), key=lambda entry: entry.at)
 
 
-def _history(review: Review) -> None:
+def _history(review: Review, problem: Problem | None) -> None:
     @failing.fragment(run_every=EVERY)
     def newest() -> None:
         try:
@@ -72,23 +80,38 @@ def _history(review: Review) -> None:
             st.caption("Nobody has said anything yet.")
             return
         with st.container(border=True):
-            for entry in merged(now):
-                _entry(entry)
+            for number, entry in enumerate(merged(now)):
+                _entry(entry, now, problem, f"{now.id}-{number}")
 
     newest()
 
 
-def _entry(entry: Comment | Decision) -> None:
+def _entry(entry: Comment | Decision, review: Review, problem: Problem | None, key: str) -> None:
     left, right = st.columns([2, 7], gap="small")
     with left:
         st.markdown(f"**{plain(entry.by)}**  \n:small[{widgets.describe_time(entry.at)}]")
     with right:
         if isinstance(entry, Comment):
             st.text(entry.text)
+            if entry.place is not None:
+                _way_to(entry.place, review, problem, key)
             return
-        st.markdown(f"{DID_ICON[entry.verdict]} {DID[entry.verdict]}")
+        whose = f" · {approval_of(review.behind, entry.login)}" if entry.verdict == "approved" else ""
+        st.markdown(f"{DID_ICON[entry.verdict]} {DID[entry.verdict]}{whose}")
         if entry.reason:
             st.text(entry.reason)
+
+
+def _way_to(where: Place, review: Review, problem: Problem | None, key: str) -> None:
+    """What a comment points to: a way there, and a link that leads anybody there."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if st.button(plain(place.title(where, problem)), icon=place.ICON, key=f"place-{key}"):
+            if fault := place.go(review.saved, where):
+                st.error(plain(fault), icon=":material/error:")
+            else:
+                st.rerun()
+        with st.popover("Link", icon=":material/link:", key=f"place-link-{key}"):
+            st.code(link.address(review.saved, review.id, where), language=None, wrap_lines=True)
 
 
 def _ask(saved: SavedPlan) -> None:
@@ -103,8 +126,14 @@ def _ask(saved: SavedPlan) -> None:
         attempt(lambda: store.ask(saved, question))
 
 
-def _comment(review: Review) -> None:
+def _comment(review: Review, problem: Problem | None) -> None:
     refused, form = people.why_not("plan"), f"comment-{review.id}"
+    about = f"{form}-about"
+
+    def send(text: str) -> None:
+        store.comment(review, text, st.session_state.get(about))
+        st.session_state[about] = None
+
     with st.form(form):
         typed(
             st.text_area,
@@ -114,24 +143,31 @@ def _comment(review: Review) -> None:
             height=98,
             max_chars=team.LONGEST_TEXT,
         )
+        if possible := place.places(problem):
+            st.selectbox(
+                "About",
+                possible,
+                None,
+                format_func=lambda where: place.title(where, problem),
+                key=about,
+                placeholder="The plan as a whole, or a layer, GPU or chart",
+            )
         st.form_submit_button(
-            "Comment",
-            icon=":material/send:",
-            disabled=bool(refused),
-            help=refused,
-            on_click=_send,
-            args=(form, lambda comment: store.comment(review, comment)),
+            "Comment", icon=":material/send:", disabled=bool(refused), help=refused, on_click=_send, args=(form, send)
         )
         _say_refusal(form)
 
 
 def _decide(review: Review) -> None:
-    refused, form = people.why_not("plan"), f"decide-{review.id}"
+    form, may_not = f"decide-{review.id}", people.why_not("plan")
     with st.form(form):
         typed(st.text_area, "Reason", form, placeholder="needed to reject", height=98, max_chars=team.LONGEST_TEXT)
         with st.container(horizontal=True):
             for verdict in ("approved", "rejected") if review.state == "open" else ("reopened",):
                 label, icon = BUTTONS[verdict]
+                refused = may_not
+                if verdict == "approved" and not refused and (reason := why_not(review.behind, people.login())):
+                    refused = f"{reason[0].upper()}{reason[1:]}."
                 st.form_submit_button(
                     label,
                     icon=icon,

@@ -13,24 +13,28 @@ from engine.overlap.operator_graph import OperatorGraph
 from engine.store import team
 from engine.store.database import LostError
 from engine.store.team import SavedPlan
+from engine.store.team_place import Place, place_of
 from engine.training import TrainingStep
 
 
-def address(saved: SavedPlan, review: str | None) -> str:
-    """A link to a saved plan and its review, for anybody who reaches this studio: it names no session."""
+def address(saved: SavedPlan, review: str | None, place: Place | None = None) -> str:
+    """A link to a saved plan, its review and what a comment points to, for anybody who reaches this studio: it names no
+    session."""
     parameters = {"plan": saved.plan} | ({"review": review} if review else {})
+    parameters |= {} if place is None else {"about": str(place)}
     here = urlsplit(st.context.url or "")
     place = f"{here.scheme}://{here.netloc}{here.path}" if here.netloc else "/review"
     return f"{place}?{urlencode(parameters)}"
 
 
-def follow() -> None:
-    """Look at what the address names, and open it in the session where its inputs are here (the brief says where not).
+def follow() -> tuple[SavedPlan, Place] | None:
+    """Look at what the address names, and open it in the session where its inputs are here (the brief says where not). What a
+    comment points to there is returned, to be gone to.
     Raises InputError when the address leads nowhere; while the database does not answer, it is followed again later."""
     link = state.asked_link()
     if link is None:
-        return
-    plan, review = link
+        return None
+    plan, review, about = link
     try:
         saved = _find(plan, review)
     except LostError:
@@ -44,6 +48,7 @@ def follow() -> None:
     state.choose_workspace(saved.workspace)
     if saved.plan not in state.saved():
         open_in_session(saved)
+    return (saved, place_of(about)) if about else None
 
 
 def _find(plan: str, review: str) -> SavedPlan:

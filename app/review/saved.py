@@ -1,16 +1,14 @@
-"""The team's workspaces and the plans that are saved in them, with what was decided on each."""
+"""The team's workspaces, the form that saves the open plan in one, and which saved plan is looked at."""
 
 from collections.abc import Callable
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
-from app import cached, failing, state, tables, widgets
+from app import cached, failing, state
 from app.review import store
 from app.text import plain
 from app.visitor import people
-from engine import units
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
@@ -18,16 +16,6 @@ from engine.store import team
 from engine.store.team import Review, SavedPlan
 from engine.workload import digest_of
 
-NO_REVIEW = "no review"
-STATES = {"open": "blue", "approved": "green", "rejected": "red", NO_REVIEW: "gray"}
-ICONS = {
-    "open": ":material/pending:",
-    "approved": ":material/check_circle:",
-    "rejected": ":material/cancel:",
-    NO_REVIEW: ":material/remove:",
-}
-ROWS = 6
-"""Plans that are seen without scrolling."""
 QUESTION = "Shall we run this?"
 EVERY = 4
 """Seconds after which what others did is looked for."""
@@ -151,99 +139,6 @@ def attempt(write: Callable[[], object]) -> None:
     else:
         state.count_written()
         st.rerun()
-
-
-def newest_reviews(workspace: str) -> dict[int, Review]:
-    """The newest review of every plan of a workspace that has one, by the plan's number."""
-    return {review.saved.number: review for review in reversed(team.reviews(store.db(), workspace))}
-
-
-def show(workspace: str) -> None:
-    """The plans with their states; a selected row is looked at."""
-    saved_plans = team.saved_plans(store.db(), workspace)
-    if not saved_plans:
-        st.info(
-            "Nothing is saved here yet. Open a plan in the row above, then save it with a note.", icon=":material/info:"
-        )
-        return
-    reviews = newest_reviews(workspace)
-    state_of = {
-        saved.number: reviews[saved.number].state if saved.number in reviews else NO_REVIEW for saved in saved_plans
-    }
-    counts = {name: list(state_of.values()).count(name) for name in STATES}
-    with st.container(horizontal=True, vertical_alignment="center"):
-        text = st.text_input(
-            "Search",
-            key="review-search",
-            placeholder="name, note, author or id",
-            width=280,
-            icon=":material/search:",
-            label_visibility="collapsed",
-        )
-        states = st.pills(
-            "State",
-            list(STATES),
-            selection_mode="multi",
-            label_visibility="collapsed",
-            key="review-states",
-            format_func=lambda name: f"{ICONS[name]} {name} · {counts[name]}",
-        )
-    if text.strip():
-        saved_plans = team.saved_plans(store.db(), workspace, text)
-    listed = [saved for saved in saved_plans if not states or state_of.get(saved.number, NO_REVIEW) in states]
-    if not listed:
-        st.caption("No saved plan has this text and this state.")
-        return
-    _table(listed, state_of, reviews)
-    if state.reviewed() is None:
-        st.caption("Select a row to see what the plan does, what was said about it, and to decide.")
-
-
-def _table(listed: list[SavedPlan], state_of: dict[int, str], reviews: dict[int, Review]) -> None:
-    numbers = [saved.number for saved in listed]
-    key = f"saved-{digest_of(*map(str, numbers))[:16]}"
-
-    def look_at_selected() -> None:
-        if selected := st.session_state[key].selection.rows:
-            state.look_at(numbers[selected[0]])
-
-    looked_at = (state.reviewed() or (None, None))[0]
-    column = st.column_config
-    tables.show(
-        as_text(listed, state_of, reviews, looked_at),
-        key=key,
-        hide_index=True,
-        on_select=look_at_selected,
-        selection_mode="single-row",
-        height="content" if len(listed) <= ROWS else 240,
-        alt="Saved plans, newest first",
-        column_config={
-            "": column.TextColumn(width=30),
-            "State": column.MultiselectColumn(options=list(STATES), color=list(STATES.values()), width=110),
-        },
-    )
-
-
-def as_text(
-    listed: list[SavedPlan], state_of: dict[int, str], reviews: dict[int, Review], looked_at: int | None
-) -> pd.DataFrame:
-    """One row a saved plan."""
-    totals = [(saved.figures.get("metrics") or {}).get("total") for saved in listed]
-    factor, unit = units.scale_of(min((total for total in totals if total), default=1.0), units.TIME)
-    comments = {number: len(review.comments) for number, review in reviews.items()}
-    return pd.DataFrame(
-        {
-            "": ["▸" if saved.number == looked_at else "" for saved in listed],
-            "State": [[state_of.get(saved.number, NO_REVIEW)] for saved in listed],
-            "Plan": [saved.name for saved in listed],
-            f"Time, {unit} (simulated)": ["—" if total is None else units.digits(total / factor) for total in totals],
-            "Note": [" ".join(saved.note.split()) for saved in listed],
-            "Saved by": [saved.by for saved in listed],
-            "When": [widgets.describe_time(saved.at) for saved in listed],
-            "Comments": [comments.get(saved.number, 0) for saved in listed],
-            "Id": [saved.plan[:8] for saved in listed],
-        }
-    )
 
 
 def looked_at(workspace: str) -> tuple[SavedPlan, Review | None] | None:

@@ -6,7 +6,7 @@ import streamlit as st
 from app import balance, cached, state, tables, widgets
 from app.charts import review as charts
 from app.export import panel as export
-from app.review import discussion, link, report, store, verdict
+from app.review import discussion, link, place, report, store, verdict
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
 from app.review.report import Dossier
 from app.text import plain
@@ -27,7 +27,7 @@ AT_ONCE = 200_000
 def show(saved: SavedPlan, review: Review | None) -> None:
     """The brief. Where its inputs are not here: what was noted when it was saved, and the discussion."""
     plan = store.plan_of(saved)
-    state.write_link(saved.plan, review.id if review else "")
+    state.write_link(saved.plan, review.id if review else "", place.here())
     brief, fault = _brief_or_fault(saved)
     runs = team.runs(store.db(), saved.plan)
     if brief is None:
@@ -42,7 +42,7 @@ def show(saved: SavedPlan, review: Review | None) -> None:
         export.show(brief.own.plan, brief.problem, "review")
         _charts(brief)
     _runs(runs)
-    discussion.show(saved, review)
+    discussion.show(saved, review, brief.problem if brief else None)
     _family(saved)
     st.caption(f"Plan `{plan.id[:12]}`, made by {plain(plan.provenance.optimiser)}, seed {plan.provenance.seed}")
 
@@ -186,8 +186,11 @@ def _charts(brief: Brief) -> None:
             layers = charts.drawable(pair, *st.slider("MoE layers", 0, last, layers, key=f"review-layers-{last}"))
         bounds = {plan.name: cached.bound(plan, problem, *layers)}
     key = digest_of(plan.id, str(layers))[:16]
+    place.mark("timelines")
     widgets.chart(charts.timelines(pair, layers, bounds), f"review-gantt-{key}")
-    widgets.chart(charts.placement(plan, problem), f"review-placement-{key}")
+    marked = place.mark("load", problem)
+    gpu = marked.number if marked is not None and marked.kind == "gpu" else None
+    widgets.chart(charts.placement(plan, problem, gpu), f"review-placement-{key}-{gpu}")
 
 
 def _runs(runs: list[Run]) -> None:

@@ -20,6 +20,7 @@ from engine.store import team
 from engine.store.database import Database, database
 from engine.store.problems import problem_arguments, problem_from, save_recordings
 from engine.store.team import Review, SavedPlan, Verdict, Workspace
+from engine.store.team_place import Place
 from engine.workload import digest_of
 
 NAMES, IN_USE = "names", "in_use_plan"
@@ -45,11 +46,13 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     named = Plan.from_dict(plan.model_dump(mode="json") | {"name": team.clean_name(name, "the plan")}, "plan")
     saves = [saved_plan for saved_plan in team.saves_of(db(), [plan.id]) if saved_plan.workspace == workspace]
     save_recordings(problem)
-    saved = team.save_plan(db(), workspace, named, by, note, *_kept_with(plan, problem))
+    saved = team.save_plan(
+        db(), workspace, named, by, note, *_kept_with(plan, problem), summary(plan, problem), people.login()
+    )
     state.add_saved(saved.plan, saved.number)
     review = next(iter(team.reviews_of(db(), saved.number)), None)
     if review is None and question.strip():
-        review = team.open_review(db(), saved.number, question, by)
+        review = team.open_review(db(), saved.number, question, by, people.login())
     state.look_at(saved.number, review.id if review else None)
     if saves:
         state.notice(f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is.")
@@ -69,6 +72,19 @@ def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, 
     return _finite(inputs), _finite(figures)
 
 
+def summary(plan: Plan, problem: Problem) -> team.Summary:
+    """What the list of saved plans says of a plan of this session: against what is deployed now."""
+    used = cached.candidates().get(state.in_use() or "")
+    in_brief = brief_of(plan, problem, cached.simulate, used.plan.name if used else None)
+    return team.Summary(
+        problem.cluster.name,
+        problem.workload.name,
+        in_brief.own.figures.total,
+        in_brief.baseline.figures.total,
+        in_brief.baseline.plan.name,
+    )
+
+
 def _names(problem: Problem) -> dict[str, str]:
     recordings = [problem.workload, *problem.others, *([problem.second.workload] if problem.second else [])]
     return {recording.digest: recording.name for recording in recordings}
@@ -85,17 +101,19 @@ def _finite(value: Any) -> Any:
 
 def ask(saved: SavedPlan, question: str) -> None:
     """Put a saved plan up for decision."""
-    review = team.open_review(db(), saved.number, question, people.writer("plan"))
+    review = team.open_review(db(), saved.number, question, people.writer("plan"), people.login())
     state.look_at(saved.number, review.id)
 
 
-def comment(review: Review, text: str) -> None:
-    team.add_comment(db(), review.id, text, people.writer("plan"))
+def comment(review: Review, text: str, place: Place | None = None) -> None:
+    """Say something about a review, and of what in it."""
+    team.add_comment(db(), review.id, text, people.writer("plan"), place)
 
 
 def decide(review: Review, verdict: Verdict, reason: str) -> None:
-    """Decide on a review as it was seen; raises InputError when somebody else has decided since."""
-    team.decide(db(), review.id, verdict, reason, people.writer("plan"), len(review.decisions))
+    """Decide on a review as it was seen; raises InputError when somebody else has decided since, and where people may not
+    approve what they asked for."""
+    team.decide(db(), review.id, verdict, reason, people.writer("plan"), len(review.decisions), people.login())
 
 
 def plan_of(saved: SavedPlan) -> Plan:

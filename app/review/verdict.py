@@ -9,7 +9,7 @@ import streamlit as st
 from app import cached, state, tables, widgets
 from app.charts import verdict as charts
 from app.optimise import studies
-from app.review import criteria, thresholds
+from app.review import criteria, place, thresholds
 from app.review.brief import Brief
 from app.serving import judging
 from app.text import plain
@@ -37,6 +37,7 @@ EMPTY = (
 
 def show(brief: Brief) -> None:
     """The last verdict, and the choices for another."""
+    place.mark("verdict")
     st.subheader("Worth it?", anchor=False)
     if brief.problem.goal is not Goal.INFERENCE:
         st.caption("A verdict is told on plans for inference of one model.")

@@ -133,17 +133,17 @@ def _written() -> tuple[int, int] | None:
         return None
 
 
-def asked_link() -> tuple[str, str] | None:
-    """The plan and the review (or "") in the address; None: none, or they are in it because this session wrote them."""
-    link = (st.query_params.get("plan", ""), st.query_params.get("review", ""))
+def asked_link() -> tuple[str, str, str] | None:
+    """The plan, the review and what a comment points to (or "") in the address; None: no plan, or this session wrote them."""
+    link = tuple(st.query_params.get(name, "") for name in ("plan", "review", "about"))
     return link if link[0] and link != st.session_state.get(_LINK) else None
 
 
-def write_link(plan: str, review: str) -> None:
-    """Let the address lead to a plan and a review ("": to none)."""
-    for name, value in (("plan", plan), ("review", review)):
+def write_link(plan: str, review: str, about: str = "") -> None:
+    """Let the address lead to a plan, a review and what a comment points to ("": to none)."""
+    for name, value in (("plan", plan), ("review", review), ("about", about)):
         if value and st.query_params.get(name) != value:
             st.query_params[name] = value
         elif not value and name in st.query_params:
             del st.query_params[name]
-    st.session_state[_LINK] = (plan, review)
+    st.session_state[_LINK] = (plan, review, about)

@@ -5,10 +5,12 @@ from contextlib import suppress
 import streamlit as st
 from streamlit.errors import StreamlitWidgetAlreadyInstantiatedError
 
+from engine.store.team_place import Place
+
 _WANTS_TWO, _EDIT_ROUND, _TABLE_BASE, _DRAWN = "wants_two", "edit_round", "table_base", "drawn"
 _UPLOADS, _ZONES, _WATCHED, _LAYERS = "uploads", "zones", "watched", "layers_compared"
 _SHOWN, _RUN_FOLDERS = "launch_shown", "run_folders"
-_REVIEWED, _REFUSED, _WRITTEN = "reviewed", "refused", "written"
+_REVIEWED, _REFUSED, _WRITTEN, _POINTED = "reviewed", "refused", "written", "pointed"
 _ADVISED_SPARE, _BRINGS_OWN = "advised_spare", "brings_own"
 _NOTICE, _LEFT_OUT, _BACK, _GONE = "notice", "left_out", "back", "gone"
 _OVERTAKEN, _NOT_STORED = "overtaken", "not_stored"
@@ -157,6 +159,29 @@ def reviewed() -> tuple[int, str | None] | None:
 
 def look_at(number: int | None, review: str | None = None) -> None:
     st.session_state[_REVIEWED] = None if number is None else (number, review)
+    st.session_state[_POINTED] = (None, _turn())
+
+
+def pointed() -> tuple[Place, int] | None:
+    """What the comment that was followed last points to, and the how manieth that was; None: nothing."""
+    place, turn = st.session_state.get(_POINTED, (None, 0))
+    return None if place is None else (place, turn)
+
+
+def point_at(place: Place) -> None:
+    """Show what a comment points to."""
+    st.session_state[_POINTED] = (place, _turn() + 1)
+
+
+def _turn() -> int:
+    return st.session_state.get(_POINTED, (None, 0))[1]
+
+
+def first_layers(last: int) -> tuple[int, int]:
+    """The MoE layers that a timeline begins with: those that a comment points to, else the first two. last: the last layer."""
+    place, _ = pointed() or (None, 0)
+    first = place.number if place is not None and place.kind == "layer" and place.number <= last else 0
+    return first, min(first + 1, last)
 
 
 def refuse(place: str, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import widgets
+from app import state, widgets
 from app.charts import gantt as charts
 from app.charts import lanes, theme
 from app.serving import page, table
@@ -44,8 +44,9 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
     last_layer = int(max(timeline.events["layer"].max() for timeline in timelines.values()))
     first, last = 0, last_layer
     if last_layer > 0:
-        usual = lanes.drawable(timelines, 0, 1, MOST_GPUS)
-        first, last = st.slider("MoE layers of the step", 0, last_layer, usual, key="served-layers")
+        begin, end = state.first_layers(last_layer)
+        usual = lanes.drawable(timelines, begin, end, MOST_GPUS)
+        first, last = st.slider("MoE layers of the step", 0, last_layer, usual, key=f"served-layers-{begin}")
     first, last = lanes.drawable(timelines, first, last, MOST_GPUS)
     parts = {name: lanes.fewer_lanes(timeline, first, last, MOST_GPUS) for name, timeline in timelines.items()}
     drawn = max(count for _, count in parts.values())

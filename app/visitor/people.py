@@ -14,7 +14,7 @@ from app.text import plain
 from app.visitor import guard, roles
 from app.visitor.roles import Role
 from engine.errors import InputError
-from engine.store import team
+from engine.store import team, team_approval
 
 SWITCH = "SWITCHYARD_LOGIN"
 
@@ -34,6 +34,14 @@ def who() -> Person:
     if roles.is_logged_in(st.user):
         return Person(_vouched(), role, True)
     return Person(state.person() or _of_this_machine(), role, False)
+
+
+def login() -> str | None:
+    """What a login knows the visitor by, for good: their address, else the provider's own id of them; None without a login."""
+    if not roles.is_logged_in(st.user):
+        return None
+    own_id = " ".join(str(getattr(st.user, claim, "") or "") for claim in ("iss", "sub")).strip()
+    return roles.email_of(st.user) or own_id or None
 
 
 def _vouched() -> str:
@@ -137,6 +145,7 @@ def _say_unreadable() -> None:
     for read, then in (
         (roles.mapping, "nobody may do more than look"),
         (roles.login_hours, "nobody counts as logged in"),
+        (team_approval.is_forbidden, "nobody may approve"),
     ):
         try:
             read()

@@ -26,6 +26,11 @@ def _made() -> tuple[Column, Column]:
     return Column("by", String(NAME), nullable=False), Column("at", Float, nullable=False)
 
 
+def _login() -> Column:
+    """What a login knows whoever made a row by; none where nobody was logged in."""
+    return Column("login", Text)
+
+
 workspace = Table(
     "workspace",
     metadata,
@@ -54,9 +59,16 @@ saved_plan = Table(
     Column("inputs", JSON, nullable=False),
     Column("figures", JSON, nullable=False),
     *_made(),
+    _login(),
+    Column("cluster", Text),
+    Column("recording", Text),
+    Column("seconds", Float),
+    Column("deployed_seconds", Float),
+    Column("deployed", Text),
     Index("uq_saved_plan_workspace_plan", "workspace", "plan", unique=True),
 )
-"""inputs: digest of every input by role, with its name; figures: what the simulation said when it was saved."""
+"""inputs: digest of every input by role, with its name; figures: what the simulation said when it was saved;
+the last five: `team.Summary`."""
 
 review = Table(
     "review",
@@ -65,6 +77,7 @@ review = Table(
     Column("saved", Integer, ForeignKey("saved_plan.number"), nullable=False, index=True),
     Column("question", Text, nullable=False),
     *_made(),
+    _login(),
 )
 
 comment = Table(
@@ -74,7 +87,9 @@ comment = Table(
     _reference("review", "review", index=True),
     Column("text", Text, nullable=False),
     *_made(),
+    Column("place", String(ID)),
 )
+"""place: `team_place.Place`, what it points to."""
 
 decision = Table(
     "decision",
@@ -84,6 +99,7 @@ decision = Table(
     Column("verdict", String(16), nullable=False),
     Column("reason", Text, nullable=False),
     *_made(),
+    _login(),
     CheckConstraint("verdict in ('approved', 'rejected', 'reopened')", name="verdict"),
 )
 

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.store import tables
 from engine.store.database import Database
+from engine.store.team_approval import why_not
+from engine.store.team_place import Place, place_of
 
 LONGEST_TEXT = 20_000
 State = Literal["open", "approved", "rejected"]
@@ -33,6 +35,26 @@ class Workspace:
 
 
 @dataclass(frozen=True)
+class Summary:
+    """What a list says of a saved plan: names of its cluster and recording, simulated seconds of it and of what was deployed
+    when it was saved, and what that is called; None: not known."""
+
+    cluster: str | None = None
+    recording: str | None = None
+    seconds: float | None = None
+    deployed_seconds: float | None = None
+    deployed: str | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as what was deployed; None where either is not known or takes no time."""
+        return self.deployed_seconds / self.seconds if self.deployed_seconds and self.seconds else None
+
+
+UNKNOWN = Summary()
+
+
+@dataclass(frozen=True)
 class SavedPlan:
     """A plan in a workspace. plan, parent: ids; inputs: JSON by role, enough to open the problem again where its recordings
     are; figures: what the simulation said when it was saved."""
@@ -47,13 +69,17 @@ class SavedPlan:
     figures: dict[str, Any]
     by: str
     at: float
+    login: str | None = None
 
 
 @dataclass(frozen=True)
 class Comment:
+    """place: what it points to."""
+
     by: str
     at: float
     text: str
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +88,7 @@ class Decision:
     at: float
     verdict: Verdict
     reason: str
+    login: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,12 +102,22 @@ class Review:
     at: float
     comments: tuple[Comment, ...]
     decisions: tuple[Decision, ...]
+    login: str | None = None
+
+    @property
+    def behind(self) -> tuple[str | None, str | None]:
+        """Logins of whoever saved the plan and whoever asked for the decision."""
+        return self.saved.login, self.login
 
     @property
     def state(self) -> State:
         """What was decided last."""
-        last = self.decisions[-1].verdict if self.decisions else "reopened"
-        return "open" if last == "reopened" else cast(State, last)
+        return state_after(self.decisions[-1].verdict if self.decisions else None)
+
+
+def state_after(verdict: Verdict | None) -> State:
+    """The state of a review after its last decision; None: nothing was decided yet."""
+    return "open" if verdict in (None, "reopened") else cast(State, verdict)
 
 
 @dataclass(frozen=True)
@@ -122,8 +159,11 @@ def save_plan(
     note: str = "",
     inputs: dict[str, Any] | None = None,
     figures: dict[str, Any] | None = None,
+    summary: Summary = UNKNOWN,
+    login: str | None = None,
 ) -> SavedPlan:
-    """Save a plan in a workspace; one that is there already stays as it was first saved, as a plan never changes."""
+    """Save a plan in a workspace; one that is there already stays as it was first saved, as a plan never changes. login: what
+    a login knows the writer by, here and below."""
     row = {
         "workspace": workspace,
         "plan": plan.id,
@@ -133,6 +173,8 @@ def save_plan(
         "figures": figures or {},
         "by": clean_name(by, "you"),
         "at": time.time(),
+        "login": login,
+        **vars(summary),
     }
     with db.writing() as connection:
         _has(connection, tables.workspace.c.id, workspace, "workspace")
@@ -140,19 +182,6 @@ def save_plan(
         _insert_new(connection, tables.saved_plan, row)
         where = (tables.saved_plan.c.workspace == workspace, tables.saved_plan.c.plan == plan.id)
         return _saved(connection.execute(_saved_plans().where(*where)).one())
-
-
-def saved_plans(db: Database, workspace: str, search: str = "") -> list[SavedPlan]:
-    """The plans of a workspace, newest first; search: a part of name, note, author or id."""
-    c = tables.saved_plan.c
-    query = _saved_plans().where(c.workspace == workspace).order_by(c.at.desc(), c.number.desc())
-    if search.strip():
-        part = search.strip()
-        query = query.where(
-            or_(*(column.icontains(part, autoescape=True) for column in (c.name, c.note, c.by, c.plan)))
-        )
-    with db.reading() as connection:
-        return [_saved(row) for row in connection.execute(query)]
 
 
 def saves_of(db: Database, plans: Sequence[str]) -> list[SavedPlan]:
@@ -196,7 +225,7 @@ def children(db: Database, plan: str) -> list[str]:
         return list(rows)
 
 
-def open_review(db: Database, saved: int, question: str, by: str) -> Review:
+def open_review(db: Database, saved: int, question: str, by: str, login: str | None = None) -> Review:
     """Put a saved plan up for decision; saved: its number."""
     row = {
         "id": secrets.token_urlsafe(9),
@@ -204,6 +233,7 @@ def open_review(db: Database, saved: int, question: str, by: str) -> Review:
         "question": _text(question, "the question"),
         "by": clean_name(by, "you"),
         "at": time.time(),
+        "login": login,
     }
     with db.writing() as connection:
         _has(connection, tables.saved_plan.c.number, saved, "saved plan")
@@ -211,18 +241,27 @@ def open_review(db: Database, saved: int, question: str, by: str) -> Review:
         return _reviews(connection, tables.review.c.id == row["id"])[0]
 
 
-def add_comment(db: Database, review: str, text: str, by: str) -> None:
-    """Say something about a review."""
-    row = {"review": review, "text": _text(text, "the comment"), "by": clean_name(by, "you"), "at": time.time()}
+def add_comment(db: Database, review: str, text: str, by: str, place: Place | None = None) -> None:
+    """Say something about a review. place: what it points to; None: the plan as a whole."""
+    row = {
+        "review": review,
+        "text": _text(text, "the comment"),
+        "by": clean_name(by, "you"),
+        "at": time.time(),
+        "place": None if place is None else str(place),
+    }
     with db.writing() as connection:
         _has(connection, tables.review.c.id, review, "review")
         connection.execute(insert(tables.comment).values(**row))
 
 
-def decide(db: Database, review: str, verdict: Verdict, reason: str, by: str, seen: int | None = None) -> None:
+def decide(
+    db: Database, review: str, verdict: Verdict, reason: str, by: str, seen: int | None = None, login: str | None = None
+) -> None:
     """Approve, reject or reopen; earlier decisions stay in the history.
 
-    seen: how many decisions whoever decides knew of, where that is known. Raises InputError when there are more by now.
+    seen: how many decisions whoever decides knew of, where that is known. Raises InputError when there are more by now, and
+    where the operator forbids that people approve what they saved or asked for.
     """
     row = {
         "review": review,
@@ -230,12 +269,15 @@ def decide(db: Database, review: str, verdict: Verdict, reason: str, by: str, se
         "reason": _text(reason, "the reason", empty=verdict != "rejected"),
         "by": clean_name(by, "you"),
         "at": time.time(),
+        "login": login,
     }
     with db.writing() as connection:
         # Who decides at the same moment waits here, and then sees this decision.
         connection.execute(select(tables.review.c.id).where(tables.review.c.id == review).with_for_update())
         _has(connection, tables.review.c.id, review, "review")
-        before = _reviews(connection, tables.review.c.id == review)[0].decisions
+        before = (now := _reviews(connection, tables.review.c.id == review)[0]).decisions
+        if verdict == "approved" and (refusal := why_not(now.behind, login)):
+            raise InputError(refusal)
         if seen is not None and len(before) > seen:
             last = before[-1]
             raise InputError(f"{last.by} has just {last.verdict} this; look at it again before you decide")
@@ -249,12 +291,6 @@ def find_review(db: Database, id: str) -> Review:
     if not reviews:
         raise InputError(f"there is no review {id[:16]!r}; the link may be of another database")
     return reviews[0]
-
-
-def reviews(db: Database, workspace: str) -> list[Review]:
-    """The reviews of a workspace, newest first."""
-    with db.reading() as connection:
-        return _reviews(connection, tables.saved_plan.c.workspace == workspace)
 
 
 def reviews_of(db: Database, saved: int) -> list[Review]:
@@ -316,7 +352,19 @@ def runs(db: Database, plan: str | None = None) -> list[Run]:
 
 def _saved_plans() -> Select:
     c = tables.saved_plan.c
-    columns = (c.number, c.workspace, c.plan, tables.plan.c.parent, c.name, c.note, c.inputs, c.figures, c.by, c.at)
+    columns = (
+        c.number,
+        c.workspace,
+        c.plan,
+        tables.plan.c.parent,
+        c.name,
+        c.note,
+        c.inputs,
+        c.figures,
+        c.by,
+        c.at,
+        c.login,
+    )
     return select(*columns).join(tables.plan, tables.plan.c.id == c.plan)
 
 
@@ -326,7 +374,11 @@ def _saved(row: Row) -> SavedPlan:
 
 def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]:
     c, saved = tables.review.c, tables.saved_plan.c
-    query = select(c.id, c.saved, c.question, c.by, c.at).join(tables.saved_plan, saved.number == c.saved).where(which)
+    query = (
+        select(c.id, c.saved, c.question, c.by, c.at, c.login)
+        .join(tables.saved_plan, saved.number == c.saved)
+        .where(which)
+    )
     rows = connection.execute(query.order_by(c.at.desc(), c.id)).all()
     plans = {
         saved_plan.number: saved_plan
@@ -339,12 +391,21 @@ def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]
     for table, kept in ((tables.comment, said), (tables.decision, decided)):
         for row in connection.execute(select(table).where(table.c.review.in_(kept)).order_by(table.c.number)):
             kept[row.review].append(
-                Comment(row.by, row.at, row.text)
+                Comment(row.by, row.at, row.text, place_of(row.place) if row.place else None)
                 if table is tables.comment
-                else Decision(row.by, row.at, row.verdict, row.reason)
+                else Decision(row.by, row.at, row.verdict, row.reason, row.login)
             )
     return [
-        Review(row.id, plans[row.saved], row.question, row.by, row.at, tuple(said[row.id]), tuple(decided[row.id]))
+        Review(
+            row.id,
+            plans[row.saved],
+            row.question,
+            row.by,
+            row.at,
+            tuple(said[row.id]),
+            tuple(decided[row.id]),
+            row.login,
+        )
         for row in rows
     ]
 

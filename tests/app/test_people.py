@@ -175,6 +175,17 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert people.who().name == "0815"
 
 
+def test_a_login_knows_people_by_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    visitor(monkeypatch)
+    assert people.login() is None
+    visitor(monkeypatch, is_logged_in=True, email=" Ana@Example.org", name="Ana")
+    assert people.login() == "ana@example.org"
+    visitor(monkeypatch, is_logged_in=True, email="ana@example.org", email_verified=False, iss="https://a", sub="0815")
+    assert people.login() == "https://a 0815"
+    visitor(monkeypatch, is_logged_in=True, email="ana@example.org", iat=time.time() - 13 * 3600)
+    assert people.login() is None
+
+
 @pytest.mark.parametrize("name", ["", "  ", "a\x1bb", "x" * 121])
 def test_a_name_that_cannot_be_kept_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="name of you"):

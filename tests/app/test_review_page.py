@@ -19,6 +19,7 @@ from app.review.words import words
 from engine import store
 from engine.catalogue import cluster_presets
 from engine.costs import Datasheet
+from engine.errors import InputError
 from engine.launch.preparation.launch import Launch
 from engine.plan import OrderMode, Overlap, PartitionRange, Pipeline, Placement, Plan, Priority, Schedule, SendOrder
 from engine.problem import Problem, make_problem
@@ -27,11 +28,13 @@ from engine.simulate import simulate
 from engine.store import team
 from engine.store.database import database
 from engine.store.problems import problem_arguments
+from engine.store.team_approval import SETTING
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace
 from tests.app.test_launch_page import MAIN, problem_of
 from tests.app.test_pages import chooser, press, visit
+from tests.app.test_people import visitor
 from tests.app.test_step_page import said
 from tests.jobs.launched import finish, request_of
 
@@ -137,6 +140,38 @@ def test_who_decides_on_what_somebody_else_has_just_decided_is_told(app: AppTest
     assert next(text_area for text_area in app.text_area if text_area.label == "Reason").value == "cheap enough"
 
 
+def buttons(app: AppTest) -> dict:
+    return {button.label: button for button in app.button}
+
+
+def test_without_a_login_nobody_can_tell_who_approved(app: AppTest) -> None:
+    save(app)
+    assert "Approval" not in table(app)
+    press(app, "Approve")
+    assert table(app)["Approval"].tolist() == [["not checked: no login"]]
+    assert "not checked: no login" in said(app.markdown)
+
+
+def test_who_approves_what_they_asked_for_is_marked_and_can_be_stopped(app: AppTest, monkeypatch) -> None:
+    visitor(monkeypatch, is_logged_in=True, email="ana@example.org", name="Ana")
+    app.run()
+    saved = save(app)
+    assert (saved.login, review_of(saved).login) == ("ana@example.org", "ana@example.org")
+    press(app, "Approve")
+    assert table(app)["Approval"].tolist() == [["self-approved"]]
+    press(app, "Reopen")
+    monkeypatch.setenv(SETTING, "forbidden")
+    app.run()
+    assert buttons(app)["Approve"].disabled and "ask somebody else" in buttons(app)["Approve"].help
+    assert not buttons(app)["Reject"].disabled
+    with pytest.raises(InputError, match="ask somebody else"):
+        team.decide(database(), review_of(saved).id, "approved", "", "Ana K", login="ana@example.org")
+    visitor(monkeypatch, is_logged_in=True, email="ben@example.org", name="Ana")
+    app.run()
+    press(app, "Approve")
+    assert table(app)["Approval"].tolist() == [["by somebody else"]]
+
+
 def test_plans_are_found_by_text_and_state(app: AppTest) -> None:
     save(app, "fast one")
     app.session_state["plan"] = app.plans[0].id
@@ -147,10 +182,39 @@ def test_plans_are_found_by_text_and_state(app: AppTest) -> None:
     app.run()
     assert table(app)["Plan"].tolist() == ["fast one"]
     enter(app, "Search", "slow").run()
-    assert "No saved plan has this text and this state" in said(app.caption)
+    assert "No saved plan fits this search and these filters" in said(app.caption)
     app.pills[0].set_value([])
     app.run()
     assert table(app)["Plan"].tolist() == ["slow one"]
+
+
+def test_the_list_says_what_a_plan_gains_over_what_was_deployed_and_where(app: AppTest) -> None:
+    save(app, "ours")
+    problem = problem_of(app)
+    ours, theirs = (simulate(plan, problem).total for plan in (app.plans[1], app.plans[0]))
+    row = table(app).iloc[0]
+    assert (row["Gain"], row["Over"]) == (pytest.approx(theirs / ours), "Linear placement")
+    assert (row["Cluster"], row["Recording"]) == (problem.cluster.name, problem.workload.name)
+    app.session_state["in_use"] = app.plans[1].id
+    app.session_state["plan"] = app.plans[0].id
+    app.run()
+    save(app, "theirs")
+    row = table(app).set_index("Plan").loc["theirs"]
+    gain = next(metric.value for metric in app.metric if metric.label == "Gain")
+    assert (f"{row['Gain']:.3g}×", row["Over"]) == (gain.replace("1.00", "1"), app.plans[1].name)
+    assert not app.multiselect, "all plans are of one cluster and one recording"
+
+
+def test_plans_are_found_by_cluster_and_recording(app: AppTest) -> None:
+    room = team.workspaces(database())[0].id
+    for cluster, recording, plan in (("a", "prose", app.plans[0]), ("b", "code", app.plans[1])):
+        team.save_plan(database(), room, plan, "Ben", summary=team.Summary(cluster, recording))
+    app.run()
+    assert table(app)["Gain"].isna().all() and table(app)["Over"].tolist() == ["—", "—"]
+    next(box for box in app.multiselect if box.label == "Cluster").set_value(["a"])
+    assert table(app.run())["Recording"].tolist() == ["prose"]
+    next(box for box in app.multiselect if box.label == "Recording").set_value(["code"])
+    assert "No saved plan fits" in said(app.run().caption)
 
 
 def test_a_workspace_needs_a_name(app: AppTest) -> None:
@@ -276,6 +340,91 @@ def test_a_database_that_does_not_answer_is_said_and_other_pages_go_on(app: AppT
     assert "does not answer" in said(app.error)
     visit(app, "timeline")
     assert not app.error
+
+
+# Where a comment points.
+
+
+def about(app: AppTest):
+    return next(box for box in app.selectbox if box.label == "About")
+
+
+def point(app: AppTest, title: str, text: str = "look") -> None:
+    about(app).set_value(next(option for option in about(app).options if option == title))
+    enter(app, "Your comment", text)
+    press(app, "Comment")
+
+
+def follow(**query: str) -> AppTest:
+    """A new session that opens a link which leads to a page of its own."""
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    for name, value in query.items():
+        app.query_params[name] = value
+    return visit(app, "review")
+
+
+def shown_layers(app: AppTest, label: str) -> tuple[int, int]:
+    return next(slider.value for slider in app.slider if slider.label == label)
+
+
+def test_a_comment_points_to_a_layer_on_the_timeline_or_on_affinity(app: AppTest) -> None:
+    saved = save(app)
+    point(app, "Layer 3 on Timeline")
+    point(app, "Layers 4 and 5 on Affinity")
+    review = review_of(saved)
+    assert [str(comment.place) for comment in review.comments] == ["layer:3", "hops:4"] and about(app).value is None
+    codes = [code.value for code in app.code]
+    assert any(code.endswith(f"plan={saved.plan}&review={review.id}&about=layer%3A3") for code in codes)
+    visitor = follow(plan=saved.plan, review=review.id, about="layer:3")
+    assert [header.value for header in visitor.header] == ["Timeline"] and shown_layers(visitor, "MoE layers") == (3, 4)
+    assert visitor.session_state["plan"] == saved.plan and not visitor.exception and not visitor.error
+    assert shown_layers(visit(visitor, "timeline"), "MoE layers") == (3, 4)
+    visitor = follow(plan=saved.plan, review=review.id, about="hops:4")
+    assert [header.value for header in visitor.header] == ["Affinity"]
+    assert shown_layers(visitor, "Layers compared") == (4, 5) and not visitor.exception
+    press(app, "Layer 3 on Timeline")
+    assert [header.value for header in app.header] == ["Timeline"] and shown_layers(app, "MoE layers") == (3, 4)
+    visit(app, "review")
+    assert [header.value for header in app.header] == ["Review"] and "about" not in app.query_params
+
+
+def test_a_comment_points_to_a_gpu_or_a_chart_of_the_brief(app: AppTest) -> None:
+    saved = save(app)
+    names = problem_of(app).cluster.gpu_names
+    point(app, names[5])
+    point(app, "Timelines of the brief")
+    review = review_of(saved)
+    assert [str(comment.place) for comment in review.comments] == ["gpu:5", "chart:timelines"]
+    visitor = link(plan=saved.plan, review=review.id, about="gpu:5")
+    assert f"points to {names[5]}, framed below" in said(visitor.markdown).replace("\\", "")
+    assert visitor.query_params["about"] in ("gpu:5", ["gpu:5"])
+    press(visitor, "Timelines of the brief")
+    assert "points to this chart" in said(visitor.markdown) and "framed below" not in said(visitor.markdown)
+    figure = charts.placement(app.plans[1], problem_of(app), 5)
+    assert [(shape.x0, shape.x1) for shape in figure.layout.shapes][-1] == (4.5, 5.5)
+
+
+@pytest.mark.parametrize("text", ["layer:-1", "<script>alert(1)</script>", "chart:x", "gpu:1 2", "layer:9999999"])
+def test_a_link_that_points_to_nothing_shows_its_plan_and_says_so(app: AppTest, text: str) -> None:
+    saved = save(app, "to be shared")
+    visitor = link(plan=saved.plan, about=text)
+    assert "is no layer, GPU or chart" in said(visitor.error) and "<script>" not in visitor.error[0].value
+    assert "to be shared" in said(visitor.subheader)
+
+
+def test_a_link_to_a_layer_that_the_plan_lacks_begins_with_the_first(app: AppTest) -> None:
+    visitor = follow(plan=save(app).plan, about="layer:4000")
+    assert shown_layers(visitor, "MoE layers") == (0, 1) and not visitor.error and not visitor.exception
+
+
+def test_where_the_recording_is_gone_a_link_to_a_layer_stays_with_the_discussion(app: AppTest, own_data_folder) -> None:
+    saved = save(app)
+    point(app, "Layer 3 on Timeline")
+    (recording,) = (own_data_folder / "workloads").iterdir()
+    recording.unlink()
+    visitor = link(plan=saved.plan, about="layer:3")
+    assert [header.value for header in visitor.header] == ["Review"]
+    assert "does not have the recording" in said(visitor.error) and "look" in said(visitor.text)
 
 
 # Parents, runs, comparison.

@@ -2,6 +2,8 @@
 
 import csv
 import io
+import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -18,6 +20,12 @@ FORMULAS = (
     "@SUM(A1)",
     "\t=1",
     "\r=1",
+    "\n=1",
+    "＝1+1",
+    "＠SUM(A1)",
+    "+1/A1",
+    "-1,2;3",
+    "+.A1",
     "-",
     "- in October",
 )
@@ -36,16 +44,16 @@ def test_names_and_figures_stay(text):
 
 
 def test_a_table_keeps_all_else():
-    frame = pd.DataFrame({"=A1": ["=x", "y"], "n": [1, -2], "list": [["=z"], []]}, index=[3, 4])
+    frame = pd.DataFrame({"=A1": ["=x", "y"], "n": [1, -2.5], "list": [["=z", "a"], []]}, index=[3, "@B2"])
     safe = tables.without_formulas(frame)
-    assert safe.columns.tolist() == ["'=A1", "n", "list"] and safe.index.tolist() == [3, 4]
+    assert safe.columns.tolist() == ["'=A1", "n", "list"] and safe.index.tolist() == [3, "'@B2"]
     assert (
         safe["'=A1"].tolist() == ["'=x", "y"]
-        and safe["n"].tolist() == [1, -2]
-        and safe["list"].tolist() == [["=z"], []]
+        and safe["n"].tolist() == [1, -2.5]
+        and safe["list"].tolist() == [["'=z", "a"], []]
     )
     rows = list(csv.reader(io.StringIO(tables.as_csv(frame))))
-    assert rows[0][0] == "'=A1" and rows[1][0] == "'=x"
+    assert rows[0][0] == "'=A1" and rows[1][0] == "'=x" and [row[1] for row in rows[1:]] == ["1.0", "-2.5"]
 
 
 @pytest.mark.parametrize("name", ["=1+1", "@x", "+1+cmd|' /C calc'!A0", "-x"])
@@ -58,3 +66,16 @@ def test_the_names_of_a_cluster_are_no_formulas(name):
         with pytest.raises(InputError, match="a spreadsheet would take it for a formula"):
             Cluster.from_dict({"name": "c", "nodes": [node]}, "c.json")
     assert Cluster(name="c", nodes=(Node(name="n-1", gpus=(Gpu(**gpu),)),)).nodes[0].name == "n-1"
+
+
+def test_every_table_and_file_of_the_pages_goes_through_here():
+    """Streamlit offers every table as a file, and pandas writes one from anywhere."""
+    root = Path(tables.__file__).parent.parent
+    wrote = [
+        path.relative_to(root).as_posix()
+        for path in (*(root / "app").rglob("*.py"), *(root / "pages").rglob("*.py"))
+        if re.search(
+            r"\bst\.(dataframe|table)\(|\.to_csv\(|csv\.(writer|DictWriter)\(", path.read_text(encoding="utf-8")
+        )
+    ]
+    assert wrote == ["app/tables.py"]

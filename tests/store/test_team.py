@@ -15,6 +15,8 @@ from engine.plan import Placement, Plan, SendOrder
 from engine.result import Provenance
 from engine.store import database, tables, team
 from engine.store.database import Database, LostError
+from engine.store.team_list import listed_plans
+from engine.store.team_place import Place, place_of
 
 
 def plan_of(name: str = "a plan", seed: int = 0, parent: str | None = None) -> Plan:
@@ -45,7 +47,7 @@ def test_a_plan_comes_back_as_it_was_and_later_opens_see_it(db, url):
     saved = team.save_plan(db, room.id, plan_of(), "Ana", "why <b>not</b>", inputs, {"total": 0.25})
     again = Database(url)
     assert team.load_plan(again, saved.plan) == plan_of() and team.workspaces(again) == [room]
-    (seen,) = team.saved_plans(again, room.id)
+    seen = team.find_saved(again, saved.number)
     assert seen == saved and (seen.inputs, seen.figures, seen.note) == (inputs, {"total": 0.25}, "why <b>not</b>")
     again.close()
 
@@ -56,7 +58,7 @@ def test_a_plan_saved_twice_stays_as_it_was_first_saved(db):
     assert team.save_plan(db, ours, plan_of("second name"), "Ben", "second") == first  # the name is not of the content
     elsewhere = team.save_plan(db, other, plan_of("second name"), "Ben")
     assert elsewhere.plan == first.plan and elsewhere.name == "second name"
-    assert [len(team.saved_plans(db, room)) for room in (ours, other)] == [1, 1]
+    assert [len(listed_plans(db, room)) for room in (ours, other)] == [1, 1]
 
 
 def test_parents_and_children(db, saved):
@@ -71,11 +73,9 @@ def test_parents_and_children(db, saved):
 def test_plans_are_found_by_name_note_author_or_id_and_a_percent_sign_is_a_percent_sign(db, saved):
     sharp = team.save_plan(db, saved.workspace, plan_of("100% Sharp_one", 1), "Çelik", "for the\nboard")
     parts = ("sharp", "BOARD", "elik", sharp.plan[:9], "%", "_", "no")
-    numbers = {
-        part: [saved_plan.number for saved_plan in team.saved_plans(db, saved.workspace, part)] for part in parts
-    }
+    numbers = {part: [saved_plan.number for saved_plan in listed_plans(db, saved.workspace, part)] for part in parts}
     assert list(numbers.values()) == [[sharp.number]] * 6 + [[]]
-    assert [saved_plan.number for saved_plan in team.saved_plans(db, saved.workspace)] == [sharp.number, saved.number]
+    assert [saved_plan.number for saved_plan in listed_plans(db, saved.workspace)] == [sharp.number, saved.number]
 
 
 def test_a_review_keeps_everything_that_was_said_in_order(db, saved):
@@ -101,8 +101,24 @@ def test_a_review_keeps_everything_that_was_said_in_order(db, saved):
     ]
     assert [decision.at for decision in seen.decisions] == sorted(decision.at for decision in seen.decisions)
     second = team.open_review(db, saved.number, "And now?", "Ben")
-    assert [review.id for review in team.reviews(db, saved.workspace)] == [second.id, review.id]
-    assert team.reviews(db, team.add_workspace(db, "other", "Ana").id) == []
+    assert [review.id for review in team.reviews_of(db, saved.number)] == [second.id, review.id]
+
+
+def test_a_comment_keeps_what_it_points_to(db, saved):
+    review = team.open_review(db, saved.number, "Ship it?", "Ana").id
+    places = [Place("layer", 3), Place("hops", 0), Place("gpu", 319), Place("chart", chart="load"), None]
+    for place in places:
+        team.add_comment(db, review, "there", "Ben", place)
+    assert [comment.place for comment in team.find_review(db, review).comments] == places
+    assert [place_of(str(place)) for place in places[:-1]] == places[:-1]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "layer", "layer:-1", "layer:03", "layer:٣", "gpu:1\n", "chart:", "chart:cat", "plan:1"]
+)
+def test_what_is_no_place_is_refused(text):
+    with pytest.raises(InputError, match="is no layer, GPU or chart"):
+        place_of(text)
 
 
 def test_who_decides_on_what_has_changed_meanwhile_is_told(db, saved):
@@ -185,8 +201,8 @@ def test_what_cannot_be_kept_is_refused_in_a_line_and_leaves_nothing(db, saved, 
     with pytest.raises(InputError, match=says) as refused:
         do(db, saved)
     assert "\n" not in str(refused.value)
-    assert len(team.workspaces(db)) == 1 and team.runs(db) == [] and team.reviews(db, saved.workspace) == []
-    assert [saved_plan.number for saved_plan in team.saved_plans(db, saved.workspace)] == [saved.number]
+    assert len(team.workspaces(db)) == 1 and team.runs(db) == [] and team.reviews_of(db, saved.number) == []
+    assert [saved_plan.number for saved_plan in listed_plans(db, saved.workspace)] == [saved.number]
 
 
 def at_once(count: int, work: Callable[[int], None]) -> None:
@@ -206,7 +222,7 @@ def test_four_who_write_at_once_lose_nothing(db, url, saved):
         own.close()
 
     at_once(4, write_much)
-    assert len(team.saved_plans(db, saved.workspace)) == 1 + 48
+    assert len(listed_plans(db, saved.workspace)) == 1 + 48
     texts = [comment.text for comment in team.find_review(db, review).comments]
     assert sorted(texts) == sorted(f"{who} {index}" for who in range(4) for index in range(12))
     for who in range(4):  # of each in the order in which they said it
@@ -271,7 +287,7 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path):
     with pytest.raises(InputError, match="full"):
         for seed in range(200):
             team.save_plan(db, room, plan_of(seed=seed), "Ana", "x" * 5000)
-    assert len(team.saved_plans(db, room)) > 0
+    assert len(listed_plans(db, room)) > 0
     db.close()
 
 

@@ -1,0 +1,84 @@
+"""Where a comment points: the choice of it beside the comment, and the way there."""
+
+import streamlit as st
+
+from app import state
+from app.components import scroll_here
+from app.review import link
+from app.text import plain
+from engine.goal import Goal
+from engine.problem import Problem
+from engine.store.team import SavedPlan
+from engine.store.team_place import CHARTS, Place
+from engine.workload import RoutingTrace
+
+TITLES = {"verdict": "Worth it?", "timelines": "Timelines of the brief", "load": "Load of every GPU"}
+ICON = ":material/near_me:"
+
+
+def places(problem: Problem | None) -> list[Place]:
+    """All that a comment on a plan can point to. problem: what the plan was saved for; None where that is not here."""
+    if problem is None:
+        return []
+    layers = 0 if problem.goal is Goal.TRAINING else problem.workload.layers
+    hops = max(0, layers - 1) if isinstance(problem.workload, RoutingTrace) else 0
+    return [
+        *(Place("chart", chart=chart) for chart in CHARTS if chart != "verdict" or problem.goal is Goal.INFERENCE),
+        *(Place("layer", layer) for layer in range(layers)),
+        *(Place("hops", layer) for layer in range(hops)),
+        *(Place("gpu", gpu) for gpu in range(len(problem.cluster.gpus))),
+    ]
+
+
+def title(place: Place, problem: Problem | None = None) -> str:
+    """`Layer 3 on Timeline`, `Layers 3 and 4 on Affinity`, `GPU 5 · H100`, `Timelines of the brief`"""
+    match place.kind:
+        case "layer":
+            return f"Layer {place.number} on Timeline"
+        case "hops":
+            return f"Layers {place.number} and {place.number + 1} on Affinity"
+        case "chart":
+            return TITLES[place.chart]
+    names = problem.cluster.gpu_names if problem is not None else ()
+    return names[place.number] if place.number < len(names) else f"GPU {place.number}"
+
+
+def chart_of(place: Place) -> str | None:
+    """The chart of the brief that shows a place; None: a page of its own does."""
+    return "load" if place.kind == "gpu" else place.chart or None
+
+
+def go(saved: SavedPlan, place: Place) -> str | None:
+    """Lead to a place: to its page with the plan open, or to its chart in the brief. Returns why the plan cannot be opened,
+    where it cannot; ends the run where a page changes."""
+    if chart_of(place) is not None:
+        state.point_at(place)
+        return None
+    is_open = saved.plan in state.saved() and state.plan_id() == saved.plan
+    if not is_open and (fault := link.open_in_session(saved)):
+        return fault
+    if place.kind == "hops":
+        pair = (place.number, place.number + 1)
+        state.compare_layers(pair, pair)
+        st.switch_page("../pages/affinity.py")
+    else:
+        state.point_at(place)
+        st.switch_page("../pages/timeline.py")
+    return None
+
+
+def here() -> str:
+    """What a comment points to in the brief, as the address has it; "": nothing, or it is on another page."""
+    place, _ = state.pointed() or (None, 0)
+    return "" if place is None or chart_of(place) is None else str(place)
+
+
+def mark(chart: str, problem: Problem | None = None) -> Place | None:
+    """Say above a chart that a comment points to it, and scroll there; None where none does that was followed."""
+    place, turn = state.pointed() or (None, 0)
+    if place is None or chart_of(place) != chart:
+        return None
+    what = f"{title(place, problem)}, framed below" if place.kind == "gpu" else "this chart"
+    scroll_here.once(turn)
+    st.markdown(f"{ICON} **{plain(f'The comment points to {what}.')}**")
+    return place

@@ -1,0 +1,162 @@
+"""The list of a workspace's saved plans: what each gains and where, and how its review stands; searched, filtered, sorted."""
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+import streamlit as st
+
+from app import state, tables, widgets
+from app.review import store
+from engine import units
+from engine.store import team_list
+from engine.store.team_list import ListedPlan
+from engine.workload import digest_of
+
+NO_REVIEW = "no review"
+STATES = {"open": "blue", "approved": "green", "rejected": "red", NO_REVIEW: "gray"}
+ICONS = {
+    "open": ":material/pending:",
+    "approved": ":material/check_circle:",
+    "rejected": ":material/cancel:",
+    NO_REVIEW: ":material/remove:",
+}
+APPROVALS = {"by somebody else": "green", "self-approved": "orange", "not checked: no login": "gray"}
+APPROVAL_ICONS = {
+    "by somebody else": ":material/group:",
+    "self-approved": ":material/person_alert:",
+    "not checked: no login": ":material/no_accounts:",
+}
+ROWS = 6
+"""Plans that are seen without scrolling."""
+
+
+def show(workspace: str) -> None:
+    """The plans with their states; a selected row is looked at."""
+    plans = team_list.listed_plans(store.db(), workspace)
+    if not plans:
+        st.info(
+            "Nothing is saved here yet. Open a plan in the row above, then save it with a note.", icon=":material/info:"
+        )
+        return
+    listed = _filtered(plans, workspace)
+    if not listed:
+        st.caption("No saved plan fits this search and these filters.")
+        return
+    _table(listed)
+    if state.reviewed() is None:
+        st.caption("Select a row to see what the plan does, what was said about it, and to decide.")
+
+
+def _filtered(plans: list[ListedPlan], workspace: str) -> list[ListedPlan]:
+    """The plans that a person wants to see; what all plans have in common is not asked for."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        text = st.text_input(
+            "Search",
+            key="review-search",
+            placeholder="Name, note, author or ID",
+            width=240,
+            icon=":material/search:",
+            label_visibility="collapsed",
+        )
+        counts = {name: sum(_state(plan) == name for plan in plans) for name in STATES}
+        states = st.pills(
+            "State",
+            list(STATES),
+            selection_mode="multi",
+            label_visibility="collapsed",
+            key="review-states",
+            format_func=lambda name: f"{ICONS[name]} {name} · {counts[name]}",
+        )
+        clusters = _any_of("cluster", plans, workspace, lambda plan: plan.summary.cluster)
+        recordings = _any_of("recording", plans, workspace, lambda plan: plan.summary.recording)
+    if text.strip():
+        plans = team_list.listed_plans(store.db(), workspace, text)
+    return [
+        plan
+        for plan in plans
+        if (not states or _state(plan) in states)
+        and (not clusters or plan.summary.cluster in clusters)
+        and (not recordings or plan.summary.recording in recordings)
+    ]
+
+
+def _any_of(
+    what: str, plans: Sequence[ListedPlan], workspace: str, name: Callable[[ListedPlan], str | None]
+) -> list[str]:
+    """Those of the names that a person chose; none: every one."""
+    names = sorted({name(plan) for plan in plans} - {None})
+    if len(names) < 2:
+        return []
+    return st.multiselect(
+        what.capitalize(),
+        names,
+        placeholder=f"Any {what}",
+        label_visibility="collapsed",
+        key=f"review-{what}-{workspace}",
+        width=200,
+    )
+
+
+def _state(plan: ListedPlan) -> str:
+    return plan.state or NO_REVIEW
+
+
+def _table(listed: list[ListedPlan]) -> None:
+    numbers = [plan.number for plan in listed]
+    key = f"saved-{digest_of(*map(str, numbers))[:16]}"
+
+    def look_at_selected() -> None:
+        if selected := st.session_state[key].selection.rows:
+            state.look_at(numbers[selected[0]])
+
+    table = as_table(listed, (state.reviewed() or (None, None))[0])
+    column = st.column_config
+    tables.show(
+        table,
+        key=key,
+        hide_index=True,
+        on_select=look_at_selected,
+        selection_mode="single-row",
+        height="content" if len(listed) <= ROWS else 240,
+        alt="Saved plans, newest first",
+        column_config={
+            "": column.TextColumn(width=30),
+            "State": column.MultiselectColumn(options=list(STATES), color=list(STATES.values()), width=110),
+            "Approval": column.MultiselectColumn(
+                options=list(APPROVALS),
+                color=list(APPROVALS.values()),
+                help="whether whoever approved is somebody else than who saved the plan or asked, by their logins",
+            ),
+            "Plan": column.TextColumn(width="medium"),
+            "Gain": column.NumberColumn(
+                format="%.2f×", help="how many times as fast as what was deployed when it was saved, simulated"
+            ),
+            **{name: column.NumberColumn(format="%.3g") for name in table.columns if name.startswith("Time")},
+        },
+    )
+
+
+def as_table(listed: Sequence[ListedPlan], looked_at: int | None) -> pd.DataFrame:
+    """One row a saved plan, figures as numbers, which can be sorted. looked_at: its number."""
+    seconds = [plan.summary.seconds for plan in listed]
+    factor, unit = units.scale_of(min((total for total in seconds if total), default=1.0), units.TIME)
+    table = pd.DataFrame(
+        {
+            "": ["▸" if plan.number == looked_at else "" for plan in listed],
+            "State": [[_state(plan)] for plan in listed],
+            "Plan": [plan.name for plan in listed],
+            "Gain": pd.Series([plan.summary.gain for plan in listed], dtype=float),
+            "Over": [plan.summary.deployed or "—" for plan in listed],
+            f"Time, {unit} (simulated)": pd.Series(seconds, dtype=float) / factor,
+            "Cluster": [plan.summary.cluster or "—" for plan in listed],
+            "Recording": [plan.summary.recording or "—" for plan in listed],
+            "Note": [" ".join(plan.note.split()) for plan in listed],
+            "Comments": [plan.comments for plan in listed],
+            "Saved by": [plan.by for plan in listed],
+            "When": [widgets.describe_time(plan.at) for plan in listed],
+            "ID": [plan.plan[:8] for plan in listed],
+        }
+    )
+    if any(plan.approval for plan in listed):
+        table.insert(2, "Approval", [[plan.approval] if plan.approval else [] for plan in listed])
+    return table

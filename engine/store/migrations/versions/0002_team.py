@@ -1,0 +1,42 @@
+"""What a list of saved plans says of each, in columns of its own: the inputs and figures beside them can be megabytes. And what
+a login knows those by who save, ask and decide; and what a comment points to."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "0002", "0001"
+
+
+def upgrade() -> None:
+    for column, kind in (
+        ("cluster", sa.Text),
+        ("recording", sa.Text),
+        ("seconds", sa.Float),
+        ("deployed_seconds", sa.Float),
+        ("deployed", sa.Text),
+    ):
+        op.add_column("saved_plan", sa.Column(column, kind))
+    for table in ("saved_plan", "review", "decision"):
+        op.add_column(table, sa.Column("login", sa.Text))
+    op.add_column("comment", sa.Column("place", sa.String(64)))
+    _sum_up()
+
+
+def _sum_up() -> None:
+    """Of plans that are there: what was kept with them. What was deployed was not simulated then, so they have no gain."""
+    saved_plan = sa.table(
+        "saved_plan",
+        *(sa.column(name, sa.JSON) for name in ("inputs", "figures")),
+        *(sa.column(name) for name in ("number", "cluster", "recording", "seconds")),
+    )
+    connection = op.get_bind()
+    for number in connection.scalars(sa.select(saved_plan.c.number)).all():
+        own = saved_plan.c.number == number
+        row = connection.execute(sa.select(saved_plan.c.inputs, saved_plan.c.figures).where(own)).one()
+        inputs = row.inputs or {}
+        summary = {
+            "cluster": (inputs.get("cluster") or {}).get("name"),
+            "recording": (inputs.get("names") or {}).get(inputs.get("workload")),
+            "seconds": ((row.figures or {}).get("metrics") or {}).get("total"),
+        }
+        connection.execute(sa.update(saved_plan).where(own).values(**summary))

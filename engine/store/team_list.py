@@ -1,0 +1,92 @@
+"""The saved plans of a workspace as a list shows them: read without the inputs, figures and texts that most of a row is."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Select, func, or_, select
+
+from engine.store import tables
+from engine.store.database import Database
+from engine.store.team import State, Summary, Verdict, state_after
+from engine.store.team_approval import Approval, approval_of
+
+
+@dataclass(frozen=True)
+class ListedPlan:
+    """A saved plan with how its newest review stands. number, plan, at: as of a `SavedPlan`; review: an id; state, review: None
+    without one; approval: who approved, None unless it is approved; comments: how many its newest review has."""
+
+    number: int
+    plan: str
+    name: str
+    note: str
+    by: str
+    at: float
+    summary: Summary
+    review: str | None
+    state: State | None
+    approval: Approval | None
+    comments: int
+
+
+def listed_plans(db: Database, workspace: str, search: str = "") -> list[ListedPlan]:
+    """The plans of a workspace, newest first; search: a part of name, note, author, cluster, recording or id."""
+    c = tables.saved_plan.c
+    summary = (c.cluster, c.recording, c.seconds, c.deployed_seconds, c.deployed)
+    query = select(c.number, c.plan, c.name, c.note, c.by, c.at, *summary).where(c.workspace == workspace)
+    if part := search.strip():
+        columns = (c.name, c.note, c.by, c.cluster, c.recording, c.plan)
+        query = query.where(or_(*(column.icontains(part, autoescape=True) for column in columns)))
+    with db.reading() as connection:
+        rows = connection.execute(query.order_by(c.at.desc(), c.number.desc())).all()
+        newest = _newest_reviews(connection, workspace)
+        decided = _last_decisions(connection, workspace)
+        comments = _counts(connection, workspace)
+    return [
+        ListedPlan(
+            *row[:6],
+            Summary(*row[6:]),
+            review := newest.get(row.number),
+            state_after(decided[review].verdict if review in decided else None) if review else None,
+            decided[review].approval if review in decided else None,
+            comments.get(review, 0),
+        )
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True)
+class _Decided:
+    verdict: Verdict
+    approval: Approval | None
+
+
+def _newest_reviews(connection: Connection, workspace: str) -> dict[int, str]:
+    """Id of the newest review by the number of its saved plan."""
+    c = tables.review.c
+    rows = connection.execute(_of_workspace(select(c.saved, c.id), workspace).order_by(c.at, c.id.desc()))
+    return {row.saved: row.id for row in rows}
+
+
+def _last_decisions(connection: Connection, workspace: str) -> dict[str, _Decided]:
+    """What was decided last by review."""
+    c, review, saved = tables.decision.c, tables.review.c, tables.saved_plan.c
+    logins = (saved.login.label("saver"), review.login.label("asker"), c.login)
+    query = select(c.review, c.verdict, *logins).join(tables.review, review.id == c.review)
+    last = {row.review: row for row in connection.execute(_of_workspace(query, workspace).order_by(c.number))}
+    return {
+        id: _Decided(row.verdict, approval_of((row.saver, row.asker), row.login) if row.verdict == "approved" else None)
+        for id, row in last.items()
+    }
+
+
+def _counts(connection: Connection, workspace: str) -> dict[str, int]:
+    """How many comments by review."""
+    c = tables.comment.c
+    query = select(c.review, func.count()).join(tables.review, tables.review.c.id == c.review).group_by(c.review)
+    return {row.review: row[1] for row in connection.execute(_of_workspace(query, workspace))}
+
+
+def _of_workspace(query: Select, workspace: str) -> Select:
+    """The rows of a query with reviews in it whose plan is saved in a workspace."""
+    saved = tables.saved_plan.c
+    return query.join(tables.saved_plan, saved.number == tables.review.c.saved).where(saved.workspace == workspace)

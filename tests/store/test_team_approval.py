@@ -1,0 +1,84 @@
+"""Who approves what they asked for is told by their logins, and refused by the store where the operator wants so."""
+
+import pytest
+
+from engine.errors import InputError
+from engine.store import team
+from engine.store.team_approval import SETTING, approval_of, is_forbidden
+from engine.store.team_list import listed_plans
+from tests.store.test_team import plan_of
+
+ANA, BEN, CARA = "ana@example.org", "ben@example.org", "cara@example.org"
+
+
+@pytest.fixture(autouse=True)
+def no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SETTING, raising=False)
+
+
+def review_of(db, saver: str | None, asker: str | None) -> team.Review:
+    room = team.add_workspace(db, "Q4", "Ana").id
+    saved = team.save_plan(db, room, plan_of(), "A name", login=saver)
+    return team.open_review(db, saved.number, "Ship it?", "A name", asker)
+
+
+@pytest.mark.parametrize(
+    ("behind", "approver", "approval"),
+    [
+        ((ANA, ANA), BEN, "by somebody else"),
+        ((ANA, BEN), CARA, "by somebody else"),
+        ((ANA, ANA), ANA, "self-approved"),
+        ((ANA, BEN), BEN, "self-approved"),
+        ((ANA, BEN), ANA, "self-approved"),
+        ((None, ANA), ANA, "self-approved"),
+        ((ANA, ANA), None, "not checked: no login"),
+        ((None, ANA), BEN, "not checked: no login"),
+        ((ANA, None), BEN, "not checked: no login"),
+        ((None, None), None, "not checked: no login"),
+    ],
+)
+def test_approvals_are_told_by_logins(db, behind, approver, approval, monkeypatch):
+    """And nothing but somebody else's is kept where it is forbidden."""
+    assert approval_of(behind, approver) == approval
+    review = review_of(db, *behind)
+    team.decide(db, review.id, "approved", "", "Another name", login=approver)
+    (listed,) = listed_plans(db, review.saved.workspace)
+    assert listed.approval == approval
+    decided = team.find_review(db, review.id)
+    assert (decided.behind, decided.decisions[0].login) == (behind, approver)
+    team.decide(db, review.id, "reopened", "", "Another name", login=approver)
+    assert listed_plans(db, review.saved.workspace)[0].approval is None
+    monkeypatch.setenv(SETTING, "forbidden")
+    if approval == "by somebody else":
+        team.decide(db, review.id, "approved", "", "Another name", login=approver)
+        assert team.find_review(db, review.id).state == "approved"
+        return
+    with pytest.raises(InputError) as refused:
+        team.decide(db, review.id, "approved", "", "Another name", login=approver)
+    assert "\n" not in str(refused.value) and team.find_review(db, review.id).state == "open"
+    team.decide(db, review.id, "rejected", "no", "Another name", login=approver)
+
+
+@pytest.mark.parametrize(
+    ("approver", "behind", "says"),
+    [
+        (None, (ANA, ANA), "log in first"),
+        (ANA, (ANA, BEN), "ask somebody else"),
+        (BEN, (ANA, None), "in another workspace"),
+    ],
+)
+def test_a_refusal_says_what_to_do(db, approver, behind, says, monkeypatch):
+    monkeypatch.setenv(SETTING, "forbidden")
+    with pytest.raises(InputError, match=says):
+        team.decide(db, review_of(db, *behind).id, "approved", "", "A name", login=approver)
+
+
+def test_a_setting_that_says_neither_lets_nobody_approve(db, monkeypatch):
+    review = review_of(db, ANA, ANA)
+    monkeypatch.setenv(SETTING, "no")
+    with pytest.raises(InputError, match="allowed or forbidden"):
+        is_forbidden()
+    with pytest.raises(InputError, match="nobody may approve"):
+        team.decide(db, review.id, "approved", "", "Ben", login=BEN)
+    monkeypatch.setenv(SETTING, "allowed")
+    team.decide(db, review.id, "approved", "", "Ben", login=BEN)
