@@ -102,6 +102,7 @@ from app.state.plans import (
     set_in_use,
     set_study_job,
     study_job,
+    study_jobs,
     take_plan,
     taken,
 )
