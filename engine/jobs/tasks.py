@@ -9,13 +9,11 @@ from engine.errors import InputError
 from engine.goal import Goal
 from engine.jobs.protocol import Context
 from engine.simulate.compile_ahead import compile_ahead
-from engine.simulate.metrics import simulation_digest
+from engine.simulate.metrics import Metrics, metrics_digests, simulation_digest
 from engine.store.problems import problem_from
 from engine.systems import SYSTEMS, TRAINING
+from engine.systems.base import Outcome
 from engine.systems.comparison import Comparison
-
-LONG = 20_000
-"""Events of a timeline that is kept, so that no page has to simulate it again; one with fewer takes about a second."""
 
 
 def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
@@ -34,10 +32,18 @@ def optimise(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
         context.report(0.0, f"{system.title}: started")
     for outcome in comparison.run(choices, context.stop, context.report):
         context.keep(comparison.to_dict())
-        long = outcome.timeline.bundled or len(outcome.timeline.events) > LONG
-        if long and not context.stop():  # what was simulated in a hurry is simulated again
+        if not context.stop():  # what was simulated in a hurry is simulated again
             with contextlib.suppress(InputError):  # a full disk: pages simulate it again
-                store.save_timeline(simulation_digest(outcome.result.solution, problem), outcome.timeline)
+                _keep(outcome, comparison)
     if comparison.refused and not comparison.candidates:
         raise InputError(next(iter(comparison.refused.values())))
     return comparison.to_dict()
+
+
+def _keep(outcome: Outcome, comparison: Comparison) -> None:
+    """Keep what was simulated of the newest plan, so that no page does it again."""
+    plan, problem = outcome.result.solution, comparison.problem
+    figures = Metrics.from_dict(comparison.candidates[-1]["metrics"])
+    store.save_figures(figures, *metrics_digests(plan, problem))
+    if store.is_worth_keeping(outcome.timeline):
+        store.save_timeline(simulation_digest(plan, problem), outcome.timeline)
