@@ -167,11 +167,16 @@ def segments(label: str, options: Iterable, format_func: Callable[[Any], str] = 
     return st.segmented_control(label, options, format_func=gray, **arguments)
 
 
+def option_key(system: str, name: str) -> str:
+    """The key of the input widget of an option."""
+    return f"option-{system}-{name}"
+
+
 def option_input(system: str, options: type[Options], name: str, default: Value | None = None) -> Value:
     """The input widget of an option by its name, as its schema says; `system` tells systems apart, also those of one name for
     different goals. default: in place of the option's own."""
     schema = options.schemas()[name]
-    key, label = f"option-{system}-{name}", name.replace("_", " ")
+    key, label = option_key(system, name), name.replace("_", " ")
     value = schema["default"] if default is None else default
     if "enum" in schema:
         choices = schema["enum"]

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import cached, failing, header, state, widgets
-from app.optimise import candidates, goal, lina, orders, spare, step, studies, travel
+from app.optimise import candidates, estimates, goal, lina, orders, spare, step, studies, travel
 from app.serving import page
 from app.text import plain
 from engine.errors import InputError
@@ -12,7 +12,7 @@ from engine.systems import systems_for
 VIEWS = {
     "Candidate plans": ":material/table_rows:",
     "Balance against affinity": ":material/scatter_plot:",
-    "Plan on A, score on B": ":material/grid_on:",
+    "Cross-workload score": ":material/grid_on:",
     "Spare slots": ":material/memory:",
     "Lina at run time": ":material/schedule:",
 }
@@ -39,8 +39,9 @@ for first in range(0, len(fitting), 3):
     for place, system in zip(st.columns(3), fitting[first : first + 3], strict=False):
         with place:
             kind = "baseline" if system.baseline else system.paper
+            takes = estimates.beside(problem, system, f"{aim}-{system.name}")
             if st.checkbox(
-                f"**{system.title}** · {kind}",
+                f"**{system.title}** · {kind}{takes}",
                 system.preselected or spare.is_advised(system.name),
                 key=f"use-{aim}-{spare.key_of(system.name)}",
                 help=system.summary,
@@ -79,7 +80,7 @@ if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not w
 
 @failing.fragment(run_every=1)
 def watch() -> None:
-    """What runs and what ended last; once one has ended the whole page is drawn again, with its plans."""
+    """What runs and what ended last; once one has found a plan or ended the whole page is drawn again, with its plans."""
     jobs = cached.jobs(state.plan_jobs())
     ended = [job for job in jobs if job.state.finished]
     for job in [*(job for job in jobs if not job.state.finished), *ended[:1]]:
@@ -87,6 +88,9 @@ def watch() -> None:
         with failing.saying():
             for title, reason in cached.answer_of(job).refused.items():
                 st.warning(f"**{plain(title)}** cannot plan for this: {plain(reason)}", icon=":material/warning:")
+    found_more = [job for job in jobs if state.newly_written(job.id, job.result_written)]
+    if found_more:
+        st.rerun()
     for job in jobs:
         if state.newly_finished(job.id, job.state.finished):
             with failing.saying():
@@ -115,7 +119,7 @@ if aim in (goal.ONE, goal.SERVE):
 if view == "Balance against affinity":
     studies.front(problem)
     st.stop()
-if view == "Plan on A, score on B":
+if view == "Cross-workload score":
     studies.matrix(problem, options)
     st.stop()
 if view == "Spare slots":

@@ -73,6 +73,7 @@ from app.state.moment import (
     look_again,
     look_at,
     newly_finished,
+    newly_written,
     not_stored,
     notice,
     refuse,

@@ -233,9 +233,15 @@ class Context:
         self._stop = True
 
     def report(
-        self, done: float | None, message: str, incumbent: float | None = None, bound: float | None = None
+        self,
+        done: float | None,
+        message: str,
+        incumbent: float | None = None,
+        bound: float | None = None,
+        expected: float | None = None,
     ) -> None:
-        """Tell how far the work is. Call it at a pace that a person can follow; `inf` and `nan` count as unknown."""
+        """Tell how far the work is, see `Progress`. Call it at a pace that a person can follow; `inf` and `nan` count as
+        unknown."""
         with contextlib.suppress(OSError):
             print(message, flush=True)  # what was going on is the first thing to know of a worker that died
         share = _finite(done)
@@ -245,6 +251,7 @@ class Context:
             message=message,
             incumbent=_finite(incumbent),
             bound=_finite(bound),
+            expected=_finite(expected),
         )
         # Hours of work must not be lost because a line that only informs finds the disk full.
         with contextlib.suppress(OSError):
