@@ -3,7 +3,7 @@
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import cached, model_catalogue, samples, state
+from app import cached, model_catalogue, running, samples, state
 from app.serving.model import routing_is_assumed
 from app.text import plain
 from app.visitor import glossary, people
@@ -19,6 +19,7 @@ def show(title: str) -> None:
             for part in (_workload, _cluster, _model, _plan):
                 with st.container(gap=None):
                     part()
+        running.show()
         with st.container(horizontal=True, gap="small"):
             glossary.popover(title)
             people.show()

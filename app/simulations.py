@@ -6,10 +6,13 @@ of a simulation, so that twenty at once take several times as long as one after 
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from app import state
+from engine import store
+from engine.errors import InputError
 from engine.goal import Goal
 from engine.parallel.pool import Pool, Question
 from engine.plan import Plan
@@ -20,7 +23,7 @@ from engine.serving.sizes import TransformerSizes
 from engine.serving.step import ServingStep
 from engine.simulate import simulate
 from engine.simulate.compile_ahead import compile_ahead
-from engine.simulate.metrics import input_digests
+from engine.simulate.metrics import input_digests, simulation_digest
 from engine.simulate.serving import ServedStep, serve_as_measured
 from engine.studies.what_if import Change, Outlook, outlook_after
 from engine.timeline import Timeline
@@ -35,13 +38,31 @@ _here = threading.Lock()
 
 def outlooks(problem: Problem, plans: Sequence[Plan], change: Change) -> list[Outlook]:
     """What these plans take after a change. Raises InputError as `outlook_after` does."""
-    key = _digest(problem)
-    return _answers(problem, [Question(outlook_after, {key: problem, plan.id: plan}, (change,)) for plan in plans])
+    key, known = _digest(problem), {}
+    if change.is_none:  # what a page begins with
+        kept = {plan.id: store.load_figures(Outlook, simulation_digest(plan, problem)) for plan in plans}
+        known = {id: outlook for id, outlook in kept.items() if outlook is not None}
+    missing = [plan for plan in plans if plan.id not in known]
+    questions = [Question(outlook_after, {key: problem, plan.id: plan}, (change,)) for plan in missing]
+    for plan, outlook in zip(missing, _answers(problem, questions) if questions else [], strict=True):
+        known[plan.id] = outlook
+        if change.is_none:
+            with suppress(InputError):  # a full disk: it is simulated again
+                store.save_figures(outlook, simulation_digest(plan, problem))
+    return [known[plan.id] for plan in plans]
 
 
 def timeline(plan: Plan, problem: Problem) -> Timeline:
-    """The simulated timeline of a plan. Raises InputError when the plan does not fit the problem."""
-    return _answers(problem, [Question(simulate, {plan.id: plan, _digest(problem): problem})])[0]
+    """The simulated timeline of a plan, which is kept where that is worth it. Raises InputError when the plan does not fit the
+    problem."""
+    key = simulation_digest(plan, problem)
+    if (kept := store.load_timeline(key)) is not None:
+        return kept
+    simulated = _answers(problem, [Question(simulate, {plan.id: plan, _digest(problem): problem})])[0]
+    if store.is_worth_keeping(simulated):
+        with suppress(InputError):  # a full disk: it is simulated again
+            store.save_timeline(key, simulated)
+    return simulated
 
 
 def operators(

@@ -17,6 +17,7 @@ from engine import store, units
 from engine.costs import choice
 from engine.errors import InputError
 from engine.jobs import runner
+from engine.jobs.remaining import seconds_left
 from engine.jobs.runner import State
 from engine.plan import Placement, Plan
 from engine.problem import Problem
@@ -166,11 +167,16 @@ def segments(label: str, options: Iterable, format_func: Callable[[Any], str] = 
     return st.segmented_control(label, options, format_func=gray, **arguments)
 
 
+def option_key(system: str, name: str) -> str:
+    """The key of the input widget of an option."""
+    return f"option-{system}-{name}"
+
+
 def option_input(system: str, options: type[Options], name: str, default: Value | None = None) -> Value:
     """The input widget of an option by its name, as its schema says; `system` tells systems apart, also those of one name for
     different goals. default: in place of the option's own."""
     schema = options.schemas()[name]
-    key, label = f"option-{system}-{name}", name.replace("_", " ")
+    key, label = option_key(system, name), name.replace("_", " ")
     value = schema["default"] if default is None else default
     if "enum" in schema:
         choices = schema["enum"]
@@ -235,12 +241,20 @@ def standing_in_words(job: runner.Job, standing: State) -> str:
     return f"waiting, {job.ahead} before it" if job.ahead else "waiting, next in line"
 
 
+def time_left(job: runner.Job) -> str:
+    """How much longer a job is likely to run, in words; empty while nothing can be said."""
+    left = seconds_left(job)
+    if left is None:
+        return ""
+    return f"about {units.roughly(left)} left" if left else "longer than expected"
+
+
 def job_row(job: runner.Job, grace: float = runner.GRACE) -> None:
     """One job: state, progress, a way to stop it, and why it failed. grace: seconds that it is given to stop by itself."""
     standing, progress = job.state, job.progress
     parts = [f":{STATE_COLOURS[standing]}[{standing_in_words(job, standing)}]", units.seconds(job.elapsed)]
     if progress and not standing.finished:
-        parts.append(plain(progress.message))
+        parts += filter(None, [time_left(job), plain(progress.message)])
         if progress.incumbent is not None:
             parts.append(f"best so far {units.seconds(progress.incumbent)}")
     with st.container(border=True):

@@ -18,6 +18,15 @@ def seconds(value: float) -> str:
     return f"{digits(value / factor)} {name}"
 
 
+def roughly(value: float) -> str:
+    """Seconds that are only estimated: `4 s`, `25 s`, `3 min`, `1.5 h`."""
+    if value < 10:
+        return f"{max(1, round(value))} s"
+    if value < 57.5:
+        return f"{5 * round(value / 5)} s"
+    return f"{max(1, round(value / 60))} min" if value < 5400 else f"{value / 3600:.2g} h"
+
+
 def size(value: float) -> str:
     """`1.23 MB`."""
     factor, name = scale_of(value, SIZE)

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import cached, failing, header, state, widgets
-from app.optimise import candidates, deployed, goal, lina, orders, spare, step, studies, travel
+from app.optimise import candidates, deployed, estimates, goal, lina, orders, spare, step, studies, travel
 from app.serving import page
 from app.text import plain
 from engine.errors import InputError
@@ -12,7 +12,7 @@ from engine.systems import systems_for
 VIEWS = {
     "Candidate plans": ":material/table_rows:",
     "Balance against affinity": ":material/scatter_plot:",
-    "Plan on A, score on B": ":material/grid_on:",
+    "Cross-workload score": ":material/grid_on:",
     "Spare slots": ":material/memory:",
     "Lina at run time": ":material/schedule:",
 }
@@ -36,8 +36,9 @@ with form:
     st.subheader("Systems", anchor=False)
     for system in systems_for(problem).values():
         kind = "baseline" if system.baseline else system.paper
+        takes = estimates.beside(problem, system, f"{aim}-{system.name}")
         if st.checkbox(
-            f"**{system.title}** · {kind}",
+            f"**{system.title}** · {kind}{takes}",
             system.preselected or spare.is_advised(system.name),
             key=f"use-{aim}-{spare.key_of(system.name)}",
             help=system.summary,
@@ -79,7 +80,7 @@ with actions:
 
 @failing.fragment(run_every=1)
 def watch() -> None:
-    """What runs and what ended last; once one has ended the whole page is drawn again, with its plans."""
+    """What runs and what ended last; once one has found a plan or ended the whole page is drawn again, with its plans."""
     jobs = cached.jobs(state.plan_jobs())
     ended = [job for job in jobs if job.state.finished]
     for job in [*(job for job in jobs if not job.state.finished), *ended[:1]]:
@@ -87,6 +88,9 @@ def watch() -> None:
         with failing.saying():
             for title, reason in cached.answer_of(job).refused.items():
                 st.warning(f"**{plain(title)}** cannot plan for this: {plain(reason)}", icon=":material/warning:")
+    found_more = [job for job in jobs if state.newly_written(job.id, job.result_written)]
+    if found_more:
+        st.rerun()
     for job in jobs:
         if state.newly_finished(job.id, job.state.finished):
             with failing.saying():
@@ -114,7 +118,7 @@ with results:
         )
     if view == "Balance against affinity":
         studies.front(problem)
-    elif view == "Plan on A, score on B":
+    elif view == "Cross-workload score":
         studies.matrix(problem, options)
     elif view == "Spare slots":
         spare.panel(problem)

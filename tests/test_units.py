@@ -33,6 +33,23 @@ def test_seconds(value, text):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
+        (0.02, "1 s"),
+        (3.6, "4 s"),
+        (23.0, "25 s"),
+        (57.0, "55 s"),
+        (59.0, "1 min"),
+        (200.0, "3 min"),
+        (5399.0, "90 min"),
+        (5400.0, "1.5 h"),
+    ],
+)
+def test_what_is_only_estimated(value, text):
+    assert units.roughly(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
         (0.0, "0 B"),
         (0.5, "0.5 B"),
         (999.0, "999 B"),

@@ -1,6 +1,7 @@
 """Engine calls whose answers are kept between runs, keyed by content digests; the data itself is passed unhashed.
 
-Nothing here changes the session or the data folder. The pages call all of it as `cached.problem()`.
+Nothing here changes the session, nor the data folder but for what was simulated, so that a studio that is started again need
+not do it once more. The pages call all of it as `cached.problem()`.
 """
 
 # ruff: noqa: F401  what this package offers

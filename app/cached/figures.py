@@ -14,7 +14,7 @@ from engine.problem import Problem
 from engine.result import Provenance
 from engine.simulate import bound_of_plan as engine_bound
 from engine.simulate import simulate_layers
-from engine.simulate.metrics import SCORED_ON, Metrics, balance_of, input_digests, simulation_digest
+from engine.simulate.metrics import SCORED_ON, Metrics, balance_of, input_digests, metrics_digests, simulation_digest
 from engine.simulate.metrics import metrics as engine_metrics
 from engine.simulate.migration import Migration
 from engine.simulate.migration import migration as engine_migration
@@ -31,7 +31,7 @@ def simulate(plan: Plan, problem: Problem) -> Timeline:
 
 @st.cache_resource(max_entries=64, show_spinner="Simulating")
 def _simulate(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Timeline:
-    return store.load_timeline(simulation_digest(_plan, _problem)) or simulations.timeline(_plan, _problem)
+    return simulations.timeline(_plan, _problem)
 
 
 def sends_of_layer(plan: Plan, problem: Problem, layer: int) -> Timeline:
@@ -96,7 +96,9 @@ def metrics(plan: Plan, problem: Problem) -> Metrics:
 
 @st.cache_resource(max_entries=256, show_spinner="Simulating")
 def _metrics(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> Metrics:
-    return engine_metrics(_plan, _problem, simulate(_plan, _problem))
+    return store.figures(
+        Metrics, lambda: engine_metrics(_plan, _problem, simulate(_plan, _problem)), *metrics_digests(_plan, _problem)
+    )
 
 
 def balance(plan: Plan, problem: Problem) -> Balance:
@@ -146,8 +148,13 @@ def _migration(id: str, now: str, key: tuple[str, ...], _plan: Plan, _now: Place
     deployed = Plan(
         name="in use", placement=_now, send_order=order, travel=_plan.travel, provenance=Provenance(optimiser="")
     )
-    seconds = (simulate(plan, _problem).total for plan in (deployed, _plan))
-    return engine_migration(_now, _plan.placement, _problem, *seconds)
+
+    def move() -> Migration:
+        return engine_migration(
+            _now, _plan.placement, _problem, *(simulate(plan, _problem).total for plan in (deployed, _plan))
+        )
+
+    return store.figures(Migration, move, *(simulation_digest(plan, _problem) for plan in (deployed, _plan)))
 
 
 def key_of(problem: Problem) -> tuple[str, ...]:

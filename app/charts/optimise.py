@@ -125,6 +125,19 @@ def _overload(factors: dict[str, float] | None) -> str:
     return "" if factors is None else f"<br>overload factor {ratio(factors['mean'])}; {over_layers(factors)}"
 
 
+ALIKE = 1e-3
+"""By which two times may differ and read as equal."""
+LEAST_SPAN = 0.05
+"""Of the colours of scores: what differs by less is not to look as if it differed by all."""
+
+
+def _worst_elsewhere(worst: float) -> str:
+    """What plans lose on recordings that they were not made from, at the most. worst: times that recording's own plan's time"""
+    if worst <= 1:
+        return "No plan is slower on another recording than that recording's own, within 0.1 %"
+    return f"On a recording it was not made from, a plan takes up to {ratio(worst)} of that recording's own plan"
+
+
 def matrix(
     names: list[str],
     table: list[list[float | None]],
@@ -138,23 +151,25 @@ def matrix(
     overload: `Balance.factors` by cell, for the tips of balancedness.
     """
     values = np.array([[np.nan if cell is None else cell for cell in row] for row in table], dtype=float)
-    count = len(names)
+    count, missing = len(names), int(np.isnan(values).sum())
     names = [plain(name) for name in names]
     if what == "seconds":
-        factor, unit = scale_of(float(np.nanmax(values)) if np.isfinite(values).any() else 1.0, TIME)
+        factor, unit = scale_of(float(np.nanmax(values)) if missing < values.size else 1.0, TIME)
         own = np.diag(values)
         shown, label = np.divide(values, own, out=np.full_like(values, np.nan), where=own > 0), "× own plan's time"
+        shown[np.abs(shown - 1) <= ALIKE] = 1.0
         text = [[f"{digits(cell / factor)} {unit}" if cell == cell else "…" for cell in row] for row in values]
-        worst = np.nanmax(shown) if np.isfinite(shown).any() else 1.0
-        title = f"On a recording it was not made from, a plan takes up to {ratio(float(worst))} of that recording's own plan"
+        title = _worst_elsewhere(float(np.nanmax(shown, initial=1.0)))
+        low = float(np.nanmin(shown, initial=1.0))
     else:
-        shown, label = values, SCORES[what].lower()
+        shown, label, low = values, SCORES[what].lower(), 0.0
         text = [[digits(cell) if cell == cell else "…" for cell in row] for row in values]
         off = values[~np.eye(count, dtype=bool)]
-        low = float(np.nanmin(off)) if np.isfinite(off).any() else float("nan")
-        title = f"{SCORES[what]} away from home falls to {digits(low)}" if low == low else SCORES[what]
-    low = 1.0 if what == "seconds" else 0.0
-    high = max(float(np.nanmax(shown)) if np.isfinite(shown).any() else 1.0, low + 1e-9)
+        least = float(np.nanmin(off)) if np.isfinite(off).any() else float("nan")
+        title = f"{SCORES[what]} away from home falls to {digits(least)}" if least == least else SCORES[what]
+    if missing:
+        title = f"{values.size - missing} of {values.size} scores so far"
+    high = float(np.nanmax(shown, initial=low + LEAST_SPAN))
     scale = {"z": shown, "zmin": low, "zmax": high, "colorscale": SEQUENTIAL}
     more = overload if what == "balancedness" and overload is not None else [[None] * count] * count
     hover = [

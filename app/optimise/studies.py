@@ -32,16 +32,28 @@ def run(kind: str, problem: Problem, more: dict[str, Any]) -> None:
         st.error(plain(str(error)), icon=":material/error:")
 
 
+def newest(kind: str) -> runner.Job | None:
+    """The newest study of a kind in this session."""
+    id = state.study_job(kind)
+    return next(iter(cached.jobs([id] if id else [])), None)
+
+
+def is_running(kind: str) -> bool:
+    """Whether the newest study of a kind still runs."""
+    job = newest(kind)
+    return job is not None and not job.state.finished
+
+
 def watch(kind: str, show: Callable[[dict[str, Any]], None], empty: str) -> None:
     """The newest study of a kind: its progress, and `show` of its result so far."""
-    (job,) = cached.jobs([state.study_job(kind)] if state.study_job(kind) else []) or (None,)
+    job = newest(kind)
     if job is None:
         st.info(empty, icon=":material/info:")
         return
     running = not job.state.finished
 
     @failing.fragment(run_every=1 if running else None)
-    def newest() -> None:
+    def follow() -> None:
         if job.state is not runner.State.DONE:
             widgets.job_row(job)
         with failing.saying():
@@ -50,7 +62,7 @@ def watch(kind: str, show: Callable[[dict[str, Any]], None], empty: str) -> None
         if running and job.state.finished:
             st.rerun()
 
-    newest()
+    follow()
 
 
 def front(problem: Problem) -> None:
@@ -188,8 +200,11 @@ def _scores(plans: list, digest: str) -> list[tuple[float, float]]:
 
 
 def matrix(problem: Problem, options: dict[str, dict]) -> None:
-    """A plan from every recording, scored on every recording."""
-    st.caption("A plan is worth what it does on a recording that it was not made from. The diagonal is in sample.")
+    """The cross-workload score: a plan from every recording, scored on every recording."""
+    st.caption(
+        "A plan from every recording, scored on every recording. What counts is off the diagonal: how a plan does on traffic "
+        "that it was not made from."
+    )
     names = widgets.fitting_recordings(problem)
     if len(names) < 2:
         st.info("Open at least two recordings of this model on the Workload page.", icon=":material/info:")
@@ -205,7 +220,9 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
         chosen = st.multiselect(
             "Recordings", list(names), list(names), format_func=lambda digest: names[digest], width=420
         )
-        if st.button("Score", icon=":material/play_arrow:", type="primary", disabled=len(chosen) < 2):
+        if st.button(
+            "Score", icon=":material/play_arrow:", type="primary", disabled=len(chosen) < 2 or is_running("matrix")
+        ):
             run("matrix", problem, {"system": system, "options": options.get(system, {}), "recordings": chosen})
     what = (
         widgets.segments(

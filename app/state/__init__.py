@@ -74,6 +74,7 @@ from app.state.moment import (
     look_again,
     look_at,
     newly_finished,
+    newly_written,
     not_stored,
     notice,
     point_at,
@@ -105,6 +106,7 @@ from app.state.plans import (
     set_in_use,
     set_study_job,
     study_job,
+    study_jobs,
     take_plan,
     taken,
 )

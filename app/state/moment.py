@@ -9,7 +9,7 @@ from engine.store.team_place import Place
 
 _WANTS_TWO, _EDIT_ROUND, _TABLE_BASE, _DRAWN = "wants_two", "edit_round", "table_base", "drawn"
 _UPLOADS, _ZONES, _WATCHED, _LAYERS = "uploads", "zones", "watched", "layers_compared"
-_SHOWN, _RUN_FOLDERS = "launch_shown", "run_folders"
+_SHOWN, _RUN_FOLDERS, _RESULTS = "launch_shown", "run_folders", "results_seen"
 _REVIEWED, _REFUSED, _WRITTEN, _POINTED = "reviewed", "refused", "written", "pointed"
 _ADVISED_SPARE, _BRINGS_OWN = "advised_spare", "brings_own"
 _NOTICE, _LEFT_OUT, _BACK, _GONE = "notice", "left_out", "back", "gone"
@@ -123,6 +123,14 @@ def newly_finished(job: str, finished: bool) -> bool:
     watched = st.session_state.setdefault(_WATCHED, {})
     before, watched[job] = watched.get(job), finished
     return before is False and finished
+
+
+def newly_written(job: str, written: int | None) -> bool:
+    """True whenever a job has kept a better result than when it was looked at last. written: when it kept its newest."""
+    seen = st.session_state.setdefault(_RESULTS, {})
+    before = seen.get(job, written)
+    seen[job] = written
+    return written != before
 
 
 def launch_shown() -> str | None:

@@ -21,6 +21,11 @@ def study_job(kind: str) -> str | None:
     return st.session_state.study_jobs.get(kind)
 
 
+def study_jobs() -> list[str]:
+    """Ids of the newest study of every kind."""
+    return list(st.session_state.study_jobs.values())
+
+
 def set_study_job(kind: str, id: str) -> None:
     change(study_jobs={**st.session_state.study_jobs, kind: id})
 

@@ -6,11 +6,12 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import cached, state, tables
+from app import state, tables
 from app.optimise import studies
-from engine.jobs import runner
 from engine.problem import Problem
 from engine.store.problems import problem_arguments
+
+running = studies.is_running
 
 
 def run(kind: str, problem: Problem, more: dict[str, Any]) -> None:
@@ -21,23 +22,11 @@ def run(kind: str, problem: Problem, more: dict[str, Any]) -> None:
         st.rerun()
 
 
-def running(kind: str) -> bool:
-    """Whether the newest study of a kind still runs."""
-    job = newest(kind)
-    return job is not None and not job.state.finished
-
-
-def newest(kind: str) -> runner.Job | None:
-    """The newest study of a kind in this session."""
-    id = state.study_job(kind)
-    return next(iter(cached.jobs([id] if id else [])), None)
-
-
 def watch(
     kind: str, problem: Problem, wanted: dict[str, Any], show: Callable[[dict[str, Any], bool], None], empty: str
 ) -> None:
     """The newest study of a kind, if it is about what is open now; wanted: further arguments that it must have had."""
-    job = newest(kind)
+    job = studies.newest(kind)
     if job is not None:
         about = problem_arguments(problem) | wanted
         if {name: job.request.arguments.get(name) for name in about} != about:

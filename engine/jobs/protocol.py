@@ -72,13 +72,15 @@ class Failure(Frozen):
 
 
 class Progress(Frozen):
-    """One report of a running job: the share done, and the value and the proven limit of the best result so far."""
+    """One report of a running job: the share done, and the value and the proven limit of the best result so far. expected:
+    seconds that all of the work was expected to take before it began, where that can be said."""
 
     time: float
     done: float | None = Field(default=None, ge=0, le=1)
     message: str = ""
     incumbent: float | None = None
     bound: float | None = None
+    expected: float | None = None
 
 
 def append_progress(folder: Path, progress: Progress) -> None:
@@ -92,6 +94,16 @@ def read_progress(folder: Path) -> list[Progress]:
         return _whole_reports((folder / PROGRESS).read_bytes())
     except FileNotFoundError:
         return []
+
+
+def first_progress(folder: Path) -> Progress | None:
+    """The oldest report, without reading a long history; None before it is whole."""
+    try:
+        with (folder / PROGRESS).open("rb") as file:
+            reports = _whole_reports(file.readline())
+    except FileNotFoundError:
+        return None
+    return reports[0] if reports else None
 
 
 def latest_progress(folder: Path) -> Progress | None:
@@ -221,9 +233,15 @@ class Context:
         self._stop = True
 
     def report(
-        self, done: float | None, message: str, incumbent: float | None = None, bound: float | None = None
+        self,
+        done: float | None,
+        message: str,
+        incumbent: float | None = None,
+        bound: float | None = None,
+        expected: float | None = None,
     ) -> None:
-        """Tell how far the work is. Call it at a pace that a person can follow; `inf` and `nan` count as unknown."""
+        """Tell how far the work is, see `Progress`. Call it at a pace that a person can follow; `inf` and `nan` count as
+        unknown."""
         with contextlib.suppress(OSError):
             print(message, flush=True)  # what was going on is the first thing to know of a worker that died
         share = _finite(done)
@@ -233,6 +251,7 @@ class Context:
             message=message,
             incumbent=_finite(incumbent),
             bound=_finite(bound),
+            expected=_finite(expected),
         )
         # Hours of work must not be lost because a line that only informs finds the disk full.
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Jobs that make many plans and score each on several recordings: the front, the plan-on-A score-on-B matrix, and Lina's
+"""Jobs that make many plans and score each on several recordings: the front, the cross-workload score, and Lina's
 scheduler for several path lengths."""
 
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from engine.placement.joint.front import FrontPoint, front
 from engine.placement.joint.instance import JointInstance
 from engine.placement.joint.row_starts import with_starts
 from engine.placement.joint.rows import RowsInstance
-from engine.plan import Claim, SendOrder
+from engine.plan import Claim, Plan, SendOrder
 from engine.problem import Problem
 from engine.result import Provenance, Status, Stop, library_versions
 from engine.simulate import bound_of_plan, simulate
@@ -112,7 +112,7 @@ def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
 
     arguments: those of `problem_arguments` without others; system, options; recordings: digests. Result: names of the
     recordings, and seconds, balancedness, kept_local and overload (`Balance.factors`): [plan made on][scored on], None where
-    not reached yet.
+    not reached yet; kept after every score.
     """
     problem = problem_from(arguments)
     recordings = [store.load_workload(digest) for digest in arguments["recordings"]]
@@ -122,30 +122,32 @@ def score_matrix(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
         name: [[None] * count for _ in problems] for name in ("seconds", "balancedness", "kept_local", "overload")
     }
     answer = {"names": [recording.name for recording in recordings], "system": system.title} | tables
+    context.keep(answer)
 
     def begun(finished: int, index: int) -> None:
         context.report(finished / count, f"{system.title} on {recordings[index].name}")
 
-    for planned_on, row in in_order(_score_row, (problems, system, arguments["options"]), count, context.stop, begun):
-        for name, table in tables.items():
-            table[planned_on] = row[name]
-        context.keep(answer)
+    for made_on, plan in in_order(_plan_on, (problems, system, arguments["options"]), count, context.stop, begun):
+        # Its own recording first: the others are compared with that.
+        for scored_on in sorted(range(count), key=lambda index: index != made_on):
+            if context.stop():
+                break
+            figures = metrics(plan, problems[scored_on])
+            for name, score in (
+                ("seconds", figures.total),
+                ("balancedness", figures.balancedness),
+                ("kept_local", figures.kept_local),
+                ("overload", figures.balance.factors),
+            ):
+                tables[name][made_on][scored_on] = score
+            context.keep(answer)
     return answer
 
 
-def _score_row(
-    common: tuple[list[Problem], System, dict[str, Value]], index: int, stop: Stop, report: Report
-) -> dict[str, list]:
-    """The plan made on a recording, scored on all: seconds, balancedness, kept_local, overload, each [scored on]."""
+def _plan_on(common: tuple[list[Problem], System, dict[str, Value]], index: int, stop: Stop, report: Report) -> Plan:
+    """The plan made on a recording."""
     problems, system, options = common
-    plan = run(system, problems[index], options, stop).result.solution
-    scores = [metrics(plan, problem) for problem in problems]
-    return {
-        "seconds": [figures.total for figures in scores],
-        "balancedness": [figures.balancedness for figures in scores],
-        "kept_local": [figures.kept_local for figures in scores],
-        "overload": [figures.balance.factors for figures in scores],
-    }
+    return run(system, problems[index], options, stop).result.solution
 
 
 def lina_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """The figures of a plan, all from its timeline and its inputs, none from the optimiser that made it."""
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
@@ -61,6 +63,15 @@ class Metrics:
         gaps = {"gap": self.gap, "order_gap": self.order_gap}
         known = {name: None if gap is None or math.isinf(gap) else gap for name, gap in gaps.items()}
         return asdict(self) | known | {"balancedness": self.balancedness, "balance": self.balance.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The figures that `to_dict` described."""
+        known = {field.name: data[field.name] for field in fields(cls)}
+        total, order_bound, bound = (data[name] for name in ("total", "order_bound", "bound"))
+        gap = None if bound is None else relative_gap(total, bound)
+        balance = Balance(tuple(data["balance"]["overload_factor_of_layer"]))
+        return cls(**known | {"gap": gap, "order_gap": relative_gap(total, order_bound), "balance": balance})
 
     @property
     def how_simulated(self) -> str:
@@ -204,6 +215,11 @@ def simulation_digest(plan: Plan, problem: Problem) -> str:
     """Of all that the simulated timeline of a plan depends on."""
     mine = input_digests(problem)
     return digest_of("simulation 2", plan.id, *(mine.get(role, "") for role in SCORED_ON))
+
+
+def metrics_digests(plan: Plan, problem: Problem) -> tuple[str, str]:
+    """Of all that the figures of a plan depend on: its timeline, and what it claims."""
+    return simulation_digest(plan, problem), "" if plan.claim is None else plan.claim.digest
 
 
 def has_inputs_of(plan: Plan, problem: Problem, roles: tuple[str, ...]) -> bool:

@@ -1,6 +1,8 @@
 """What moving from the placement in use to a plan costs, and after how many steps it has paid."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 from engine.placement.migration import break_even, moved, transfers
 from engine.plan import Placement
@@ -18,6 +20,15 @@ class Migration:
     seconds: float
     bound: float
     steps: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON but for an infinite number of steps."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The move that `to_dict` described."""
+        return cls(**data)
 
 
 def migration(now: Placement, new: Placement, problem: Problem, seconds_now: float, seconds_new: float) -> Migration:

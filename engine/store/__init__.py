@@ -1,4 +1,5 @@
-"""What is kept: recordings, documents and sessions as files in the data folder, the team's work in a database."""
+"""What is kept: recordings, documents, sessions and what was simulated as files in the data folder, the team's work in a
+database."""
 
 from engine.data_folder import data_folder
 from engine.store.files import (
@@ -7,28 +8,31 @@ from engine.store.files import (
     has_workload,
     load_document,
     load_session,
-    load_timeline,
     load_workload,
     save_config,
     save_document,
     save_session,
-    save_timeline,
     save_workload,
     scratch,
     session_written,
 )
+from engine.store.simulated import figures, is_worth_keeping, load_figures, load_timeline, save_figures, save_timeline
 
 __all__ = [
     "alone_with_sessions",
     "config_path",
     "data_folder",
+    "figures",
     "has_workload",
+    "is_worth_keeping",
     "load_document",
+    "load_figures",
     "load_session",
     "load_timeline",
     "load_workload",
     "save_config",
     "save_document",
+    "save_figures",
     "save_session",
     "save_timeline",
     "save_workload",

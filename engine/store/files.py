@@ -1,7 +1,6 @@
 """The data folder: recordings by digest, jobs, runs. `SWITCHYARD_DATA` says where; nothing is written outside it."""
 
 import hashlib
-import json
 import os
 import re
 import tempfile
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TypeVar, get_args
 
 import numpy as np
-import pandas as pd
 from filelock import FileLock
 
 from engine.data_folder import data_folder
@@ -22,14 +20,12 @@ from engine.files import PRIVATE_FILE, make_folder, open_atomically, write_atomi
 from engine.finding import Origin
 from engine.formats.source import one_clear_line
 from engine.schema import Frozen
-from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline
 from engine.workload import Workload
 
 Document = TypeVar("Document", bound=Frozen)
 VERSION = 1
 """Of the arrays in which a recording is kept. Raise it when one is renamed or means something else, and let `load_workload`
 mend the older ones. Those of the first release have none."""
-CATEGORIES = {"stream": STREAMS, "kind": KINDS}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TOUCHED_AFTER = 12 * 3600.0
 """Seconds after which a file that is used is marked as used."""
@@ -40,7 +36,7 @@ _PATIENCE = 20.0
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A folder in the data folder for as long as something is being read."""
-    with _writing(where := data_folder()):
+    with writing(where := data_folder()):
         folder = tempfile.TemporaryDirectory(dir=where, prefix="reading-", ignore_cleanup_errors=True)
     with folder as path:
         yield Path(path)
@@ -49,18 +45,18 @@ def scratch() -> Iterator[Path]:
 def save_workload(workload: Workload) -> str:
     """Keep a recording under its digest and return the digest. One that is there counts as used now."""
     path = _path(workload.digest)
-    if not _used_now(path):
+    if not used_now(path):
         parts = {field.name: getattr(workload, field.name) for field in fields(workload)}
         parts["origin"] = workload.origin and workload.origin.model_dump_json()
         arrays = {name: np.asarray(value) for name, value in parts.items() if value is not None}
-        with _writing(path.parent), open_atomically(path) as file:
+        with writing(path.parent), open_atomically(path) as file:
             np.savez(file, version=np.asarray(VERSION), kind=np.asarray(type(workload).__name__), **arrays)
     return workload.digest
 
 
 def has_workload(digest: str) -> bool:
     """Whether the data folder has the recording with this digest."""
-    return bool(_DIGEST.fullmatch(digest)) and _path(digest).exists()
+    return is_digest(digest) and _path(digest).exists()
 
 
 def load_workload(digest: str) -> Workload:
@@ -93,47 +89,10 @@ _NOT_ARRAYS: dict[str, Callable[[np.ndarray], object]] = {
 """Fields of workloads that are no arrays, and how they are had from one."""
 
 
-def save_timeline(key: str, timeline: Timeline) -> None:
-    """Keep a simulated timeline under a digest of all that it depends on."""
-    path = _path(key, "timelines")
-    about = {
-        "resources": timeline.resources,
-        "source": timeline.source,
-        "cost_source": timeline.cost_source,
-        "labels": timeline.labels,
-        "bundled": timeline.bundled,
-        "exact": timeline.exact,
-        "latest": timeline.latest,
-    }
-    columns = {name: timeline.events[name] for name in COLUMNS}
-    for name in CATEGORIES:
-        columns[name] = columns[name].cat.codes
-    with _writing(path.parent), open_atomically(path) as file:
-        np.savez_compressed(file, about=np.asarray(json.dumps(about)), **columns)
-
-
-def load_timeline(key: str) -> Timeline | None:
-    """The timeline that was kept under this digest; None where there is none, or one that cannot be read, as it can be
-    simulated again."""
-    path = _path(key, "timelines")
-    if not path.exists():
-        return None
-    try:
-        with one_clear_line(path), np.load(path, allow_pickle=False) as file:
-            parts = dict(file)
-        about = json.loads(str(parts.pop("about")))
-        for name, categories in CATEGORIES.items():
-            parts[name] = pd.Categorical.from_codes(parts[name], categories=list(categories))
-        about |= {name: about[name] and tuple(about[name]) for name in ("resources", "labels")}
-        return Timeline(events=pd.DataFrame({name: parts[name] for name in COLUMNS}), **about)
-    except (ValueError, LookupError, TypeError):  # an InputError too
-        return None
-
-
 def save_document(document: Frozen) -> str:
     """Keep a cluster or a model under its digest and return the digest."""
     path = data_folder() / "documents" / f"{document.digest}.json"
-    with _writing(path.parent):
+    with writing(path.parent):
         write_atomically(path, document.to_json())
     return document.digest
 
@@ -141,7 +100,7 @@ def save_document(document: Frozen) -> str:
 def load_document(kind: type[Document], digest: str) -> Document:
     """The cluster or model with this digest; InputError when the data folder does not have it."""
     path = data_folder() / "documents" / f"{digest}.json"
-    if not _DIGEST.fullmatch(digest) or not path.exists():
+    if not is_digest(digest) or not path.exists():
         raise InputError(f"the {kind.__name__} of this plan is not in the data folder")
     with one_clear_line(path):
         return kind.from_json(path.read_bytes(), path.name)
@@ -152,7 +111,7 @@ def save_config(path: Path) -> str:
     content = path.read_text(encoding="utf-8")
     digest = hashlib.sha256(content.encode()).hexdigest()
     kept = data_folder() / "configs" / f"{digest}.json"
-    with _writing(kept.parent):
+    with writing(kept.parent):
         write_atomically(kept, content)
     return digest
 
@@ -160,7 +119,7 @@ def save_config(path: Path) -> str:
 def config_path(digest: str) -> Path:
     """The file that `save_config` kept; InputError when the data folder does not have it."""
     path = data_folder() / "configs" / f"{digest}.json"
-    if not _DIGEST.fullmatch(digest) or not path.exists():
+    if not is_digest(digest) or not path.exists():
         raise InputError("the config.json of this model is no longer in the data folder; upload it again")
     return path
 
@@ -168,7 +127,7 @@ def config_path(digest: str) -> Path:
 def save_session(token: str, text: str) -> None:
     """Keep what a browser session has open (JSON text) under its token, so that a reload finds it again."""
     path = _session(token)
-    with _writing(path.parent):
+    with writing(path.parent):
         write_atomically(path, text)
 
 
@@ -176,7 +135,7 @@ def load_session(token: str) -> str | None:
     """The text kept for a session, as it was saved unless it was damaged since; None: none was. It counts as used now.
     Raises InputError where the file is there and cannot be read."""
     path = _session(token)
-    _used_now(path)
+    used_now(path)
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -197,11 +156,11 @@ def session_written(token: str) -> tuple[int, int] | None:
 @contextmanager
 def alone_with_sessions() -> Iterator[None]:
     """Nobody else saves a session meanwhile, in whichever studio: for whoever looks at one before they replace it."""
-    with _writing(folder := data_folder()), FileLock(folder / "sessions.lock", _PATIENCE, PRIVATE_FILE):
+    with writing(folder := data_folder()), FileLock(folder / "sessions.lock", _PATIENCE, PRIVATE_FILE):
         yield
 
 
-def _used_now(path: Path) -> bool:
+def used_now(path: Path) -> bool:
     """Whether there is such a file; if so, its age begins anew (see `engine.upkeep.retention`). Twice a day is enough: other
     tabs take a session that was touched for one that was saved, and look at it."""
     try:
@@ -215,7 +174,7 @@ def _used_now(path: Path) -> bool:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
     """Make `folder`, and turn a full disk or a missing permission into an InputError."""
     try:
         make_folder(folder)
@@ -233,7 +192,12 @@ def _session(token: str) -> Path:
     return data_folder() / "sessions" / f"{token}.json"
 
 
-def _path(digest: str, folder: str = "workloads") -> Path:
-    if not _DIGEST.fullmatch(digest):
+def is_digest(text: str) -> bool:
+    """Whether a text is a digest, and so can be part of a file's name."""
+    return bool(_DIGEST.fullmatch(text))
+
+
+def _path(digest: str) -> Path:
+    if not is_digest(digest):
         raise InputError("not the digest of a recording")
-    return data_folder() / folder / f"{digest}.npz"
+    return data_folder() / "workloads" / f"{digest}.npz"

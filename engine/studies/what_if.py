@@ -1,7 +1,8 @@
 """What if the network were twice as fast, the traffic different, the model bigger? The same plan, simulated again."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -150,6 +151,22 @@ class Outlook:
     def busiest(self) -> int:
         """The GPU that computes and communicates longest."""
         return int((self.compute + self.network).argmax())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            field.name: value.tolist() if isinstance(value := getattr(self, field.name), np.ndarray) else value
+            for field in fields(self)
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The outlook that `to_dict` described."""
+        arrays = {
+            name: data[name] if data[name] is None else np.array(data[name], dtype=np.float64)
+            for name in ("compute", "network", "layers")
+        }
+        return cls(**data | arrays | {"resources": tuple(data["resources"])})
 
 
 def outlook(plan: Plan, problem: Problem) -> Outlook:

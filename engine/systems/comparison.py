@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from engine.errors import InputError, StoppedError
 from engine.parallel import in_order
 from engine.plan import Plan
@@ -27,14 +29,26 @@ class Comparison:
         self.candidates: list[dict[str, Any]] = []
         self.refused: dict[str, str] = {}
 
-    def run(self, choices: Sequence[Choice], stop: Stop = never, report: Report = silent) -> Iterator[Outcome]:
+    def run(
+        self,
+        choices: Sequence[Choice],
+        stop: Stop = never,
+        report: Report = silent,
+        seconds: Sequence[float] | None = None,
+    ) -> Iterator[Outcome]:
         """Run the systems; yields every outcome in their order once it has its row. Asked to stop, systems at work hand back
-        the best they have and no others begin. `report` is told of all systems as one piece of work. Raises InputError when
-        the only system of `choices` refuses; with several, what refuses is noted."""
+        the best they have and no others begin. `report` is told of all systems as one piece of work, of which each is as
+        large a part as the seconds that it is expected to take; None: all alike. Raises InputError when the only system of
+        `choices` refuses; with several, what refuses is noted."""
+        parts = np.array(seconds or [1.0] * len(choices), dtype=np.float64)
+        parts /= parts.sum()
 
         def report_of(finished: int, index: int) -> Report:
             fastest = min((row["metrics"]["total"] for row in self.candidates), default=None)
-            return _report_of_turn(report, finished, len(choices), choices[index][0], fastest)
+            # All before the one that is waited for have finished, and as many others: the shortest, since all began at once.
+            others = np.sort(parts[index + 1 :])[: max(0, finished - index)]
+            done = float(parts[:index].sum() + others.sum())
+            return _report_of_turn(report, done, float(parts[index]), choices[index][0], fastest)
 
         def begun(finished: int, index: int) -> None:
             if finished:
@@ -71,12 +85,13 @@ def _run_choice(
     return outcome, candidate(outcome, problem)
 
 
-def _report_of_turn(report: Report, turn: int, turns: int, system: System, fastest: float | None) -> Report:
-    """The report of one system among several, whose plans so far take `fastest` seconds at the least."""
+def _report_of_turn(report: Report, before: float, part: float, system: System, fastest: float | None) -> Report:
+    """The report of one system among several, whose plans so far take `fastest` seconds at the least. before, part: shares of
+    the work that were done before it, and that it is."""
 
     def report_turn(done: float, message: str, incumbent: float | None = None, bound: float | None = None) -> None:
         best = min((seconds for seconds in (incumbent, fastest) if seconds is not None), default=None)
-        report((turn + done) / turns, f"{system.title}: {message}", best, bound)
+        report(before + done * part, f"{system.title}: {message}", best, bound)
 
     return report_turn
 

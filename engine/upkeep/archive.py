@@ -4,8 +4,8 @@
     database/TABLE.jsonl       one row a line, as a JSON object
     data/FOLDER/…              files as they lie in the data folder
 
-Rows are plain JSON, so that a backup of SQLite can be restored into PostgreSQL and the other way round. Timelines are left out:
-they can be simulated again.
+Rows are plain JSON, so that a backup of SQLite can be restored into PostgreSQL and the other way round. Timelines and
+figures are left out: they can be simulated again.
 """
 
 import re

@@ -11,13 +11,15 @@ from engine.store.database import FILE
 KINDS = {
     "workloads": "recordings",
     "timelines": "timelines",
+    "figures": "figures",
     "documents": "documents",
     "configs": "model configs",
     "sessions": "sessions",
     "jobs": "jobs",
     "queue": "queue",
 }
-"""What lies in each folder of the data folder. Documents: clusters, models, plans from files, steps and graphs."""
+"""What lies in each folder of the data folder. Documents: clusters, models, plans from files, steps and graphs.
+Figures: of simulated plans."""
 DATABASE, LEFTOVERS, OTHER = "database", "leftovers", "other"
 LEFT_BEHIND = ("reading-", "run-", ".restoring-")
 """How folders begin in which something was being read, run or restored: what is left when its process was killed."""

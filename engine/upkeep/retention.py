@@ -3,7 +3,8 @@
 * what the team's database refers to stays: recordings of saved plans, verdicts on them, launches that were noted;
 * a session goes when nobody has opened or changed it for so many days, a job when it ended as long ago and no session that
   stays has it, a file when nothing that stays names it and it was saved as long ago;
-* timelines can be simulated again and go by their age alone; what a killed process left goes after two days;
+* timelines and figures can be simulated again and go by when a page last showed them; what a killed process left goes after
+  two days;
 * where the folder is larger than the operator wants, the days are halved until the rest fits, down to one day.
 
 It may run beside studios: everything here was looked at a moment ago, and is looked at again before it goes.
@@ -36,6 +37,7 @@ DRAFT = re.compile(r"\..+\.([0-9a-f]{8}|going)|.+\.partial")
 """What a file is called while it is written or removed."""
 NAMED_FOLDERS = ("workloads", "documents", "configs")
 """Folders whose files others name by their digest."""
+SIMULATED_FOLDERS = ("timelines", "figures")
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class _Walk:
                 yield part
             else:
                 named |= named_in_file(job.folder / REQUEST)
-        for name in (*NAMED_FOLDERS, "timelines"):
+        for name in (*NAMED_FOLDERS, *SIMULATED_FOLDERS):
             for path in _children(self.folder / name):
                 part = _file(name, path)
                 free = part is not None and path.stem not in named and not DRAFT.fullmatch(path.name)
@@ -153,7 +155,7 @@ class _Walk:
         for path in _children(self.folder):
             if path.name.startswith(LEFT_BEHIND):
                 yield _tree(LEFTOVERS, path)
-        for name in (*NAMED_FOLDERS, "timelines", "sessions"):
+        for name in (*NAMED_FOLDERS, *SIMULATED_FOLDERS, "sessions"):
             for path in _children(self.folder / name):
                 if DRAFT.fullmatch(path.name) and (part := _file(name, path)) is not None:
                     yield Going(LEFTOVERS, path, part.size, part.used)

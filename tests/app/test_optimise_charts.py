@@ -44,10 +44,24 @@ def test_a_matrix_of_times_is_relative_to_each_recordings_own_plan():
     assert list(figure.data[1].text) == ["1 ms", "3 ms", "2 ms", "2 ms"]
 
 
+def test_times_that_are_nearly_equal_have_one_colour_and_a_scale_of_some_width():
+    figure = charts.matrix(["a", "b"], [[1.0, 2.0 + 1e-9], [1.0008, 2.0]], "seconds")
+    assert np.array_equal(figure.data[0].z, np.ones((2, 2)))
+    assert (figure.data[0].zmin, figure.data[0].zmax) == (1.0, 1.05)
+    assert figure.layout.title.text.startswith("No plan is slower")
+    figure = charts.matrix(["a", "b"], [[1.0, 2.02], [1.0, 2.0]], "seconds")
+    assert figure.data[0].zmax == 1.05 and "1.01×" in figure.layout.title.text
+    faster = charts.matrix(["a", "b"], [[1.0, 1.0], [1.0, 2.0]], "seconds").data[0]
+    assert faster.zmin == 0.5 and faster.zmax == pytest.approx(1.0)
+    nothing = charts.matrix(["a", "b"], [[0.0, 0.0], [0.0, 0.0]], "kept_local").data[0]
+    assert (nothing.zmin, nothing.zmax) == (0.0, 0.05)
+
+
 @pytest.mark.parametrize("what", list(charts.SCORES))
 def test_a_matrix_that_is_still_filling_in(what):
     figure = charts.matrix(["a", "b"], [[0.5, 0.25], [None, None]], what)
     assert np.isnan(figure.data[0].z[1]).all() and figure.data[1].text[2] == "…"
+    assert figure.layout.title.text == "2 of 4 scores so far"
     assert charts.matrix(["a", "b"], [[None, None], [None, None]], what).layout.title.text
 
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from app import state
 from app.visitor import roles
 from engine import store
-from engine.jobs import runner
+from engine.jobs import protocol, runner
 from engine.workload import ExpertLoad
 from tests.app.test_pages import ROOT, chooser, open_sample, plan_the_sample, press, visit
 
@@ -131,11 +132,11 @@ def _other(app: AppTest) -> str:
 
 def test_plan_on_a_score_on_b(app: AppTest) -> None:
     visit(app, "optimise")
-    choose(app, "Show", "Plan on A, score on B")
+    choose(app, "Show", "Cross-workload score")
     assert any("at least two recordings" in info.value for info in app.info)
     open_samples(app, "Alpha on prose")
     visit(app, "optimise")
-    choose(app, "Show", "Plan on A, score on B")
+    choose(app, "Show", "Cross-workload score")
     choose(app, "System", "round-robin")
     press(app, "Score")
     result = finished("matrix").result
@@ -213,3 +214,36 @@ def test_who_may_only_look_starts_nothing(app: AppTest, monkeypatch: pytest.Monk
     press(app, "Run")
     assert any("you may look at plans" in error.value and "make and save plans" in error.value for error in app.error)
     assert not runner.jobs(store.data_folder(), "optimise")
+
+
+def test_every_system_says_how_long_it_takes_before_it_is_run(app: AppTest) -> None:
+    visit(app, "optimise")
+    labels = {box.label.split("**")[1]: box.label for box in app.checkbox if box.label.startswith("**")}
+    assert labels["Linear placement"].endswith(" · baseline · about 1 s")
+    usual, (limit,) = labels["ExFlow"], [box for box in app.number_input if box.key.endswith("aurora-time_limit")]
+    assert all("about" in label for name, label in labels.items() if name != "Co-activation")
+    next(box for box in app.checkbox if box.label == usual).check().run()
+    assert limit.value > 1
+    next(box for box in app.number_input if box.key.endswith("exflow-time_limit")).set_value(1.0).run()
+    limited = next(box.label for box in app.checkbox if "ExFlow" in box.label)
+    assert limited.endswith("about 1 s") and not usual.endswith("about 1 s")
+
+
+def test_a_plan_is_in_the_table_before_the_others_are_found(app: AppTest, monkeypatch) -> None:
+    plan_the_sample(app)
+    job = runner.jobs(store.data_folder(), "optimise")[0]
+    everything = job.result
+    some = everything | {"candidates": everything["candidates"][1:2]}
+    monkeypatch.setattr(runner.Job, "state", runner.State.RUNNING)
+    protocol.replace_result(job.folder, some)
+    app.run()
+    assert list(app.dataframe[0].value["Plan"]) == [some["candidates"][0]["plan"]["name"]]
+    protocol.replace_result(job.folder, everything)
+    app.run()
+    assert len(app.dataframe[0].value) == len(everything["candidates"])
+
+
+def test_whoever_watches_a_job_is_told_of_every_result(empty_session) -> None:
+    assert not state.newly_written("job", None) and not state.newly_written("job", None)
+    assert state.newly_written("job", 1) and not state.newly_written("job", 1) and state.newly_written("job", 2)
+    assert not state.newly_written("of another session", 5)

@@ -12,12 +12,14 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from app import simulations, state
+from app.cached import figures
 from app.what_if.live import linear_plan
 from engine import store
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.simulate import simulate
+from engine.store import simulated
 from engine.studies.what_if import Change, Outlook, outlook_after
 from tests.app.test_pages import ROOT, visit
 from tests.app.test_what_if_page import titles
@@ -124,16 +126,16 @@ def test_a_small_simulation_stays_here_unless_another_one_is_going_on(monkeypatc
 
         def answers(self, questions: list, still_wanted) -> list:
             asked.append(len(questions))
-            return [None] * len(questions)
+            return [question.work(*question.large.values(), *question.small) for question in questions]
 
     monkeypatch.setattr(simulations, "_pool", Recorder())
     monkeypatch.setattr(simulations, "FEW_SENDS", 10_000)
     problem = small()
     plan: Plan = linear_plan(problem)
-    assert same(simulations.outlooks(problem, [plan], Change())[0], outlook_after(problem, plan, Change()))
+    assert same(simulations.outlooks(problem, [plan], CHANGES[1])[0], outlook_after(problem, plan, CHANGES[1]))
     assert not asked
     with simulations._here:
-        simulations.outlooks(problem, [plan, plan], Change())
+        simulations.outlooks(problem, [plan, plan], CHANGES[1])
     assert asked == [2]
     monkeypatch.setattr(simulations, "FEW_SENDS", -1)
     simulations.timeline(plan, problem)
@@ -145,3 +147,19 @@ def test_the_main_script_does_nothing_in_a_process_of_the_pool():
     names: dict[str, object] = {"__name__": "__mp_main__", "__file__": str(ROOT / "app" / "main.py")}
     exec((ROOT / "app" / "main.py").read_text(), names)
     assert "st" not in names
+
+
+@pytest.mark.parametrize("name", ["optimise", "timeline", "what_if"])
+def test_no_page_simulates_again_after_a_restart(ana, monkeypatch, name):
+    monkeypatch.setattr(simulated, "LONG", 0)
+    st.cache_resource.clear()
+    visit(ana.run(), name)
+    st.cache_resource.clear()  # as in a studio that has just been started
+
+    def again(*arguments: object) -> None:
+        raise AssertionError("a page simulates what was simulated before")
+
+    for module, function in ((simulations, "_answers"), (figures, "engine_metrics"), (figures, "engine_migration")):
+        monkeypatch.setattr(module, function, again)
+    shown = visit(ana.run(), name)
+    assert not shown.exception and not shown.error and (shown.dataframe or shown.get("plotly_chart"))

@@ -215,22 +215,27 @@ def test_every_plan_is_scored_on_every_recording():
             assert scores["balancedness"][made_on][scored_on] == wanted.balancedness
             assert scores["kept_local"][made_on][scored_on] == wanted.kept_local
     assert np.array(scores["balancedness"]).argmax(axis=0).tolist() == [0, 1]
-    filled = [[row[0] is not None for row in kept["seconds"]] for kept in context.kept]
-    assert filled == [[True, False], [True, True]]
+    filled = [[score is not None for row in kept["seconds"] for score in row] for kept in context.kept]
+    assert filled == [
+        [False, False, False, False],
+        [True, False, False, False],
+        [True, True, False, False],
+        [True, True, False, True],  # its own recording first
+        [True, True, True, True],
+    ]
     assert context.kept[-1] == scores
     assert context.said == [
         (turn / 2, f"Replication (EPLB) on {recording.name}") for turn, recording in enumerate(recordings)
     ]
 
 
-def test_a_stopped_matrix_has_whole_rows_and_holes():
+def test_a_stopped_matrix_has_the_scores_so_far_and_holes():
     recordings = [sample(name, 200) for name in ("alpha-code", "alpha-man")]
     problem = sample_problem("alpha-code", tokens=200)
-    scores = score_matrix(matrix_arguments("linear", {}, recordings, problem), FakeContext(enough=1))
-    for name in ("seconds", "balancedness", "kept_local"):
-        assert scores[name][1] == [None, None] and None not in scores[name][0]
-    nothing = score_matrix(matrix_arguments("linear", {}, recordings, problem), FakeContext(enough=0))
-    assert nothing["seconds"] == [[None, None], [None, None]]
+    for enough, filled in ((0, 0), (1, 0), (2, 1), (3, 2), (4, 3)):
+        scores = score_matrix(matrix_arguments("linear", {}, recordings, problem), FakeContext(enough=enough))
+        for name in ("seconds", "balancedness", "kept_local", "overload"):
+            assert sum(score is not None for row in scores[name] for score in row) == filled
 
 
 def test_a_matrix_of_recordings_that_do_not_belong_together():

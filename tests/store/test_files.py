@@ -1,6 +1,7 @@
 """What is kept in the data folder comes back as it was, and no name leads out of the folder."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -17,8 +18,11 @@ from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
 from engine.simulate import events, simulate
-from engine.simulate.metrics import simulation_digest
+from engine.simulate.metrics import Metrics, metrics, metrics_digests, simulation_digest
+from engine.simulate.migration import Migration
+from engine.store import simulated
 from engine.store.problems import problem_arguments
+from engine.systems import SYSTEMS, run
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
 
 rng = np.random.default_rng(5)
@@ -200,14 +204,14 @@ def test_a_simulated_timeline_comes_back_as_it_was_and_is_kept_where_it_took_lon
 
     _, key = planned()
     assert store.load_timeline(key) is None
-    monkeypatch.setattr(tasks, "LONG", 0)
+    monkeypatch.setattr(simulated, "LONG", 0)
     plan, key = planned()
-    kept, simulated = store.load_timeline(key), simulate(plan, problem)
-    pd.testing.assert_frame_equal(kept.events, simulated.events, check_dtype=False)
+    kept, again = store.load_timeline(key), simulate(plan, problem)
+    pd.testing.assert_frame_equal(kept.events, again.events, check_dtype=False)
     for name in ("resources", "source", "cost_source", "labels"):
-        assert getattr(kept, name) == getattr(simulated, name)
+        assert getattr(kept, name) == getattr(again, name)
     for column in ("kind", "stream"):
-        assert list(kept.events[column].cat.categories) == list(simulated.events[column].cat.categories)
+        assert list(kept.events[column].cat.categories) == list(again.events[column].cat.categories)
     with pytest.raises(InputError, match="not the digest"):
         store.load_timeline("../../etc/passwd")
     path = own_data_folder / "timelines" / f"{key}.npz"
@@ -232,7 +236,57 @@ def test_a_timeline_with_bundles_is_kept_however_few_they_are(own_data_folder, m
 
 def test_a_timeline_that_cannot_be_kept_costs_no_plan(own_data_folder, monkeypatch):
     problem = kept_problem()
-    monkeypatch.setattr(tasks, "LONG", 0)
-    (own_data_folder / "timelines").write_text("a file where the folder should be")
+    monkeypatch.setattr(simulated, "LONG", 0)
+    for name in ("timelines", "figures"):
+        (own_data_folder / name).write_text("a file where the folder should be")
     result = tasks.optimise(problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder))
     assert len(result["candidates"]) == 1
+
+
+def test_a_timeline_that_is_too_large_is_not_kept(own_data_folder, monkeypatch):
+    problem = kept_problem()
+    monkeypatch.setattr(simulated, "LONG", 0)
+    monkeypatch.setattr(simulated, "LONGEST", 10)
+    tasks.optimise(problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder))
+    assert not (own_data_folder / "timelines").exists()
+
+
+def test_figures_of_a_job_are_found_again_and_made_again_where_they_are_damaged(own_data_folder):
+    problem = kept_problem()
+    result = tasks.optimise(problem_arguments(problem) | {"systems": [{"name": "linear"}]}, Context(own_data_folder))
+    plan = Plan.from_dict(result["candidates"][0]["plan"], "plan")
+    expected, made = metrics(plan, problem), []
+
+    def make() -> Metrics:
+        made.append(plan)
+        return expected
+
+    def found() -> Metrics:
+        return store.figures(Metrics, make, *metrics_digests(plan, problem))
+
+    assert found() == expected and not made, "the job kept them"
+    (path,) = (own_data_folder / "figures").iterdir()
+    assert path.stat().st_mode & 0o077 == 0
+    for damaged in (b"", b"{", b"[]", b"{}", b'{"total": "late"}', path.read_bytes()[:100], b"\xff\xfe\x00"):
+        path.write_bytes(damaged)
+        made.clear()
+        assert found() == expected and made, damaged
+        made.clear()
+        assert found() == expected and not made, "they were kept anew"
+
+
+def test_figures_depend_on_what_a_plan_claims(own_data_folder):
+    problem = kept_problem()
+    plan = run(SYSTEMS["linear"], problem).result.solution
+    no_claim = plan.model_copy(update={"claim": None})
+    with_bound, without = (
+        store.figures(Metrics, partial(metrics, part, problem), *metrics_digests(part, problem))
+        for part in (plan, no_claim)
+    )
+    assert with_bound.bound is not None and without.bound is None
+
+
+def test_a_move_that_never_pays_is_kept_as_it_is(own_data_folder):
+    never = Migration(3, 4.0, 5.0, 5.0, float("inf"))
+    store.save_figures(never, "move")
+    assert store.figures(Migration, pytest.fail, "move") == never

@@ -7,9 +7,11 @@ import pytest
 from engine import store
 from engine.errors import InputError
 from engine.jobs import protocol, queue
+from engine.simulate.migration import Migration
 from engine.store import team
 from engine.store.database import database
 from engine.upkeep import retention
+from engine.upkeep.disk import use_by_kind
 from engine.upkeep.retention import Cleaning, Policy, clean
 from tests.upkeep.conftest import NOW, Folder, age, plan_of, save
 
@@ -117,6 +119,20 @@ def test_a_session_that_is_opened_counts_as_used_and_other_tabs_are_not_told_eac
     assert store.load_session("an-old-session") and path.stat().st_mtime >= NOW
     written = store.session_written("an-old-session")
     assert store.load_session("an-old-session") and store.session_written("an-old-session") == written
+
+
+def test_what_was_simulated_goes_when_no_page_has_shown_it_for_long(folder: Folder) -> None:
+    shown, not_shown = (Migration(number, 0.0, 0.0, 0.0, 0.0) for number in (1, 2))
+    names = []
+    for figures in (shown, not_shown):
+        before = folder.names()
+        store.save_figures(figures, str(figures.copies))
+        (name,) = folder.names() - before
+        names.append(name)
+        age(folder.path / name, OLD)
+    assert {use.kind: use.files for use in use_by_kind(folder.path)}["figures"] == 2
+    assert store.figures(Migration, pytest.fail, "1") == shown
+    assert gone(folder, cleaned(folder)) == {names[1]}
 
 
 def test_nothing_goes_when_the_team_cannot_be_asked(folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

@@ -1,0 +1,23 @@
+"""How long a system is likely to take, as it stands beside its name before it is run."""
+
+from typing import Any
+
+import streamlit as st
+
+from app import widgets
+from engine import units
+from engine.jobs import runtimes
+from engine.problem import Problem
+from engine.systems import System
+
+LIMIT = "time_limit"
+
+
+def beside(problem: Problem, system: System, key: str) -> str:
+    """` · about 20 s` with the time limit that is set on the page; empty for a system that was never measured. key: of its
+    options, as `widgets.option_input` takes it."""
+    options: dict[str, Any] = {}
+    if (limit := st.session_state.get(widgets.option_key(key, LIMIT))) is not None:
+        options[LIMIT] = limit
+    seconds = runtimes.estimate(problem, system, options)
+    return "" if seconds is None else f" · about {units.roughly(seconds)}"

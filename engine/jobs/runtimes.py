@@ -1,0 +1,192 @@
+"""How long a system is likely to take: from runs that were measured, on this machine where there are some.
+
+What ships with Switchyard are runs of `tests/benchmarks/bench_runtimes.py`, through which a power law in layers, experts and
+GPUs is laid for each system. Runs of this machine, which jobs note in the data folder, say by what factor it is faster or
+slower here.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+from scipy.optimize import lsq_linear
+
+from engine.data_folder import data_folder
+from engine.files import append, tail, write_atomically
+from engine.goal import Goal
+from engine.parallel.processes import processors
+from engine.problem import Problem
+from engine.schema import Frozen
+from engine.systems.base import System
+
+SHIPPED = Path(__file__).with_name("runtimes.json")
+NOTES = "runtimes.jsonl"
+MOST_NOTES = 2**18
+"""Bytes of the notes in the data folder, of which the newest quarter is kept when there are more."""
+STEEPEST = 3.0
+"""Of the power law: no system is cubic in anything, and points that lie badly shall not claim so."""
+NEAREST = 3
+"""Runs of this machine that count, the ones nearest in size."""
+
+
+class Run(Frozen):
+    """One measured run. rows: whether tokens shared rows (see `Travel`), which are counted token by token; limit: seconds that
+    the system was given, None: it takes no limit; machine: see `machine`."""
+
+    goal: Goal
+    system: str
+    rows: bool = False
+    layers: int = Field(ge=1)
+    experts: int = Field(ge=1)
+    gpus: int = Field(ge=1)
+    limit: float | None = Field(default=None, gt=0)
+    seconds: float = Field(gt=0)
+    machine: str = ""
+
+    @property
+    def kind(self) -> tuple[Goal, str, bool]:
+        """What runs that can be compared have in common."""
+        return self.goal, self.system, self.rows
+
+    @property
+    def size(self) -> np.ndarray:
+        """float64[3]: logarithms of layers, experts and GPUs."""
+        return np.log([self.layers, self.experts, self.gpus])
+
+
+def run_of(problem: Problem, system: System, options: Mapping[str, Any], seconds: float) -> Run:
+    """A run of a system on a problem that took so many seconds."""
+    return Run(
+        goal=problem.goal,
+        system=system.name,
+        rows=problem.travel is not None and problem.travel.unit != "copies",
+        layers=problem.workload.layers,
+        experts=problem.model.experts,
+        gpus=len(problem.cluster.gpus),
+        limit=options.get("time_limit", _usual_limit(system)),
+        seconds=max(seconds, 1e-4),
+        machine=machine(),
+    )
+
+
+def note(run: Run) -> None:
+    """Note a run of this machine. What cannot be written is not: estimates are then those of other runs."""
+    with contextlib.suppress(OSError):
+        path = data_folder() / NOTES
+        append(path, f"{run.to_json()}\n".encode())
+        if path.stat().st_size > MOST_NOTES:
+            newest = tail(path)
+            write_atomically(path, newest[newest.find(b"\n") + 1 :])
+
+
+def noted() -> tuple[Run, ...]:
+    """The runs of this machine, oldest first; a line that is torn or of another version is passed over."""
+    path = data_folder() / NOTES
+    try:
+        about = path.stat()
+    except OSError:
+        return ()
+    return _noted(path, about.st_mtime_ns, about.st_size)
+
+
+@functools.lru_cache(maxsize=4)
+def _noted(path: Path, written: int, size: int) -> tuple[Run, ...]:
+    runs = []
+    for line in tail(path).splitlines():
+        with contextlib.suppress(ValidationError):
+            runs.append(Run.model_validate_json(line))
+    return tuple(run for run in runs if run.machine == machine())
+
+
+def estimate(problem: Problem, system: System, options: Mapping[str, Any]) -> float | None:
+    """Seconds that a system is likely to take on a problem; None for one that was never measured."""
+    wanted = run_of(problem, system, options, 1.0)
+    law = _laws().get(wanted.kind)
+    same = [run for run in reversed(noted()) if run.kind == wanted.kind]
+    near = sorted(same, key=lambda run: _apart(run, wanted))[:NEAREST]  # of those as near the newest
+    if law is None:  # of somebody's own system only the same size can be told
+        near = [run for run in near if _apart(run, wanted) == 0]
+        return float(np.median([run.seconds for run in near])) if near else None
+    usual = _usual_limit(system)
+    factors = [run.seconds / law.seconds(run, usual) for run in near]
+    return law.seconds(wanted, usual) * (float(np.median(factors)) if factors else 1.0)
+
+
+def _apart(run: Run, other: Run) -> float:
+    """How far two sizes lie from each other; 1: three times as large in one of its numbers."""
+    return float(np.abs(run.size - other.size).sum())
+
+
+def expected(seconds: Sequence[float | None]) -> float | None:
+    """Seconds that a job takes with systems that take so long each, side by side on this machine's processors; None where one
+    was never measured."""
+    if not seconds or any(part is None for part in seconds):
+        return None
+    return max(*seconds, sum(seconds) / min(processors(), len(seconds)))
+
+
+def _usual_limit(system: System) -> float | None:
+    field = system.options.model_fields.get("time_limit")
+    return None if field is None else float(field.default)
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """powers: float64[4], logarithm of the seconds of one layer, expert and GPU, and the powers of these. runs: those that it
+    is laid through; searches do not keep to a power law, so between them it is bent to meet each."""
+
+    powers: np.ndarray
+    runs: tuple[Run, ...]
+
+    @classmethod
+    def through(cls, runs: Sequence[Run]) -> Self:
+        """The law that lies best, in logarithms."""
+        sizes = np.array([[1.0, *run.size] for run in runs])
+        limits = ([-np.inf, 0.0, 0.0, 0.0], [np.inf, STEEPEST, STEEPEST, STEEPEST])
+        return cls(lsq_linear(sizes, np.log([run.seconds for run in runs]), limits).x, tuple(runs))
+
+    def seconds(self, wanted: Run, usual: float | None) -> float:
+        """Seconds of a run. usual: the time limit of the law's runs; what is cut by one limit is cut by another."""
+        weights = np.array([1 / (1e-6 + _apart(run, wanted) ** 2) for run in self.runs])
+        bends = [math.log(run.seconds) - self._straight(run) for run in self.runs]
+        seconds = math.exp(self._straight(wanted) + float(weights @ bends / weights.sum()))
+        if usual is None or wanted.limit is None:
+            return seconds
+        beyond = max(0.0, seconds - usual)
+        return beyond + (wanted.limit if beyond else min(seconds, wanted.limit))
+
+    def _straight(self, run: Run) -> float:
+        return float(self.powers @ [1.0, *run.size])
+
+
+@functools.cache
+def shipped() -> tuple[Run, ...]:
+    """The runs that ship with Switchyard."""
+    return TypeAdapter(tuple[Run, ...]).validate_python(json.loads(SHIPPED.read_bytes())["runs"])
+
+
+@functools.cache
+def _laws() -> dict[tuple[Goal, str, bool], Law]:
+    """By what runs have in common."""
+    by_kind: dict[tuple[Goal, str, bool], list[Run]] = {}
+    for run in shipped():
+        by_kind.setdefault(run.kind, []).append(run)
+    return {kind: Law.through(runs) for kind, runs in by_kind.items()}
+
+
+@functools.cache
+def machine() -> str:
+    """What runs of one machine have in common: its processors. The names of containers change whenever one is started."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{processors()} × {line.partition(':')[2].strip()}"
+    return f"{processors()} × {platform.processor() or platform.machine()}"

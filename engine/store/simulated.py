@@ -1,0 +1,122 @@
+"""What simulations of plans gave: timelines and figures, under digests of all that they depend on.
+
+All of it can be simulated again, so what is damaged, or was kept in another form, counts as not there.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+import pandas as pd
+from pydantic_core import to_json
+
+from engine.data_folder import data_folder
+from engine.errors import InputError
+from engine.files import open_atomically, write_atomically
+from engine.formats.source import one_clear_line
+from engine.store.files import is_digest, used_now, writing
+from engine.timeline import COLUMNS, KINDS, STREAMS, Timeline
+from engine.workload import digest_of
+
+CATEGORIES = {"stream": STREAMS, "kind": KINDS}
+LONG, LONGEST = 20_000, 2_000_000
+"""Events from which on a timeline is kept, and up to which: with fewer it is simulated in less time than it is written and
+read (that of DeepSeek-R1's size on 32 GPUs has 120,640, takes 0.05 to 0.28 s and is read in 0.02 s); with more it takes some
+20 MB. Sends are bundled long before that (`engine.simulate.events`)."""
+FIGURES = 1
+"""Of the figures. Raise it when one means something else; those of other versions are computed again."""
+
+
+class Figures(Protocol):
+    """Few numbers about a plan, that can be written as plain JSON; `from_dict` may raise anything of what it cannot read."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self: ...
+
+
+Kind = TypeVar("Kind", bound=Figures)
+
+
+def is_worth_keeping(timeline: Timeline) -> bool:
+    """Whether a simulated timeline is read sooner than it is simulated, and small enough to be kept. Few bundles stand for many
+    sends."""
+    events = len(timeline.events)
+    return (timeline.bundled or events > LONG) and events <= LONGEST
+
+
+def save_timeline(key: str, timeline: Timeline) -> None:
+    """Keep a simulated timeline under a digest of all that it depends on."""
+    path = _path(key, "timelines", "npz")
+    about = {
+        "resources": timeline.resources,
+        "source": timeline.source,
+        "cost_source": timeline.cost_source,
+        "labels": timeline.labels,
+        "bundled": timeline.bundled,
+        "exact": timeline.exact,
+        "latest": timeline.latest,
+    }
+    columns = {name: timeline.events[name] for name in COLUMNS}
+    for name in CATEGORIES:
+        columns[name] = columns[name].cat.codes
+    with writing(path.parent), open_atomically(path) as file:
+        np.savez_compressed(file, about=np.asarray(json.dumps(about)), **columns)
+
+
+def load_timeline(key: str) -> Timeline | None:
+    """The timeline that was kept under this digest, which counts as used now; None where there is none that can be read."""
+    path = _path(key, "timelines", "npz")
+    if not used_now(path):
+        return None
+    try:
+        with one_clear_line(path), np.load(path, allow_pickle=False) as file:
+            parts = dict(file)
+        about = json.loads(str(parts.pop("about")))
+        for name, categories in CATEGORIES.items():
+            parts[name] = pd.Categorical.from_codes(parts[name], categories=list(categories))
+        about |= {name: about[name] and tuple(about[name]) for name in ("resources", "labels")}
+        return Timeline(events=pd.DataFrame({name: parts[name] for name in COLUMNS}), **about)
+    except (ValueError, LookupError, TypeError):  # an InputError too
+        return None
+
+
+def save_figures(figures: Figures, *depends_on: str) -> None:
+    """Keep figures under a digest of their kind and all that they depend on."""
+    path = _path_of_figures(type(figures), depends_on)
+    with writing(path.parent):
+        write_atomically(path, to_json(figures.to_dict(), inf_nan_mode="constants"))
+
+
+def load_figures(kind: type[Kind], *depends_on: str) -> Kind | None:
+    """The figures that were kept, which count as used now; None where there are none that can be read."""
+    path = _path_of_figures(kind, depends_on)
+    if used_now(path):
+        # Whatever is wrong with them: no page should fail for what it can compute.
+        with contextlib.suppress(Exception):
+            return kind.from_dict(json.loads(path.read_bytes()))
+    return None
+
+
+def figures(kind: type[Kind], make: Callable[[], Kind], *depends_on: str) -> Kind:
+    """The figures that were kept; else they are made and kept. Raises what `make` does."""
+    if (kept := load_figures(kind, *depends_on)) is not None:
+        return kept
+    made = make()
+    with contextlib.suppress(InputError):  # a full disk: they are made again
+        save_figures(made, *depends_on)
+    return made
+
+
+def _path_of_figures(kind: type, depends_on: tuple[str, ...]) -> Path:
+    return _path(digest_of(f"{kind.__name__} {FIGURES}", *depends_on), "figures", "json")
+
+
+def _path(digest: str, folder: str, ending: str) -> Path:
+    if not is_digest(digest):
+        raise InputError("not the digest of a simulation")
+    return data_folder() / folder / f"{digest}.{ending}"

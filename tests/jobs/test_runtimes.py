@@ -1,0 +1,144 @@
+"""How long systems are said to take: as long as they were measured to take."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine import store
+from engine.goal import Goal
+from engine.jobs import runtimes, tasks
+from engine.jobs.protocol import Context, Progress
+from engine.jobs.runtimes import Run, estimate, expected, note, noted, run_of, shipped
+from engine.problem import Problem
+from engine.store.problems import problem_arguments, save_recordings
+from engine.systems import SYSTEMS, TRAINING, run
+from tests.benchmarks import bench_runtimes
+
+SMALLEST = bench_runtimes.SIZES[Goal.INFERENCE][0]
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return bench_runtimes.problem_of(Goal.INFERENCE, *SMALLEST)
+
+
+@pytest.fixture(autouse=True)
+def nothing_noted(own_data_folder: Path) -> None:
+    """A machine on which nothing has run."""
+
+
+def test_what_a_page_proposes_was_measured_at_every_size():
+    """The file is what the benchmark writes. A system that it lacks, as a new one, says nothing before its first run."""
+    measured: dict[tuple, set] = {}
+    for past in shipped():
+        measured.setdefault(past.kind, set()).add((past.layers, past.experts, past.gpus))
+    for (goal, name, rows), sizes in measured.items():
+        every = TRAINING if goal is Goal.TRAINING else SYSTEMS
+        assert goal in every[name].goals
+        assert sizes == set(bench_runtimes.OF_ROWS if rows else bench_runtimes.SIZES[goal])
+    for goal in Goal:
+        every = TRAINING if goal is Goal.TRAINING else SYSTEMS
+        for name, system in every.items():
+            if goal in system.goals and (system.preselected or system.baseline):
+                assert (goal, name, False) in measured
+
+
+@pytest.mark.parametrize("name", ["linear", "rcs", "aurora-printed", "lina"])
+def test_what_is_said_of_a_quick_system_is_what_it_takes(problem, name):
+    """On any machine and beside whatever else it does, so by an order of magnitude: a table of another unit or size is told."""
+    run(SYSTEMS[name], problem)  # what is loaded once
+    seconds = bench_runtimes.measure(problem, SYSTEMS[name], most=5).seconds
+    assert 0.1 < seconds / estimate(problem, SYSTEMS[name], {}) < 10
+
+
+def test_at_a_measured_size_the_measured_time_is_said(problem):
+    for name in ("aurora", "exflow", "joint"):
+        (measured,) = (
+            run.seconds
+            for run in shipped()
+            if run.kind == (Goal.INFERENCE, name, False) and run.gpus == 8 and (run.layers, run.experts) == SMALLEST[:2]
+        )
+        assert estimate(problem, SYSTEMS[name], {}) == pytest.approx(measured, rel=0.01)
+
+
+def test_larger_problems_take_longer():
+    sizes = ((4, 16, 8), (16, 64, 16), (58, 256, 32), (58, 256, 320))
+    for name in ("linear", "aurora-printed", "lina"):
+        law = runtimes._laws()[Goal.INFERENCE, name, False]
+        times = [
+            law.seconds(Run(goal="inference", system=name, layers=a, experts=b, gpus=c, seconds=1), None)
+            for a, b, c in sizes
+        ]
+        assert times == sorted(times) and all(math.isfinite(seconds) for seconds in times)
+
+
+def test_a_time_limit_cuts_what_is_said(problem):
+    exflow = SYSTEMS["exflow"]
+    usual = estimate(problem, exflow, {})
+    assert usual > 1 and estimate(problem, exflow, {"time_limit": 0.5}) == pytest.approx(0.5)
+    assert estimate(problem, exflow, {"time_limit": 1000.0}) == pytest.approx(usual)
+
+
+def test_runs_of_this_machine_say_how_fast_it_is(problem):
+    aurora = SYSTEMS["aurora-printed"]
+    before = estimate(problem, aurora, {})
+    for factor in (2.0, 3.0, 4.0):
+        note(run_of(problem, aurora, {}, factor * before))
+    assert estimate(problem, aurora, {}) == pytest.approx(3 * before)
+    assert estimate(problem, SYSTEMS["lina"], {}) == pytest.approx(estimate(problem, SYSTEMS["lina"], {}))
+    larger = bench_runtimes.problem_of(Goal.INFERENCE, 16, 16, 8)
+    assert estimate(larger, aurora, {}) > 3 * before
+
+
+def test_runs_of_other_machines_and_torn_lines_do_not_count(problem, own_data_folder):
+    linear = SYSTEMS["linear"]
+    before = estimate(problem, linear, {})
+    path = store.data_folder() / runtimes.NOTES
+    elsewhere = run_of(problem, linear, {}, 100.0).model_copy(update={"machine": "64 × another"})
+    path.write_text(f'{elsewhere.to_json()}\n{{"goal": "infer\n\x00\n[]\n')
+    assert noted() == () and estimate(problem, linear, {}) == before
+    note(run_of(problem, linear, {}, 1.0))
+    assert len(noted()) == 1
+
+
+def test_notes_do_not_grow_without_end(problem, monkeypatch):
+    monkeypatch.setattr(runtimes, "MOST_NOTES", 2000)
+    monkeypatch.setattr("engine.files.TAIL", 1000)
+    for seconds in range(1, 40):
+        note(run_of(problem, SYSTEMS["linear"], {}, float(seconds)))
+    assert (store.data_folder() / runtimes.NOTES).stat().st_size < 2500
+    assert noted()[-1].seconds == 39.0 and len(noted()) > 2
+
+
+def test_of_a_system_that_was_never_measured_only_the_same_size_is_said(problem):
+    own = replace(SYSTEMS["linear"], name="somebody's own")
+    assert estimate(problem, own, {}) is None
+    note(run_of(problem, own, {}, 7.0))
+    assert estimate(problem, own, {}) == 7.0
+    assert estimate(bench_runtimes.problem_of(Goal.INFERENCE, 16, 16, 8), own, {}) is None
+
+
+def test_a_job_takes_what_its_systems_take_side_by_side(monkeypatch):
+    monkeypatch.setattr(runtimes, "processors", lambda: 2)
+    assert expected([4.0, 2.0, 2.0]) == 4.0 and expected([9.0, 1.0]) == 9.0 and expected([3.0]) == 3.0
+    assert expected([1.0, None]) is None and expected([]) is None
+
+
+def test_a_job_runs_baselines_first_and_what_is_soonest_done_before_the_rest(problem, own_data_folder):
+    save_recordings(problem)
+    context = Context(own_data_folder)
+    names = ("exflow", "aurora-printed", "rcs", "linear")
+    systems = [{"name": name, "options": {"time_limit": 0.3} if name == "exflow" else {}} for name in names]
+    result = tasks.optimise(problem_arguments(problem) | {"systems": systems}, context)
+    made = [candidate["plan"]["provenance"]["optimiser"] for candidate in result["candidates"]]
+    assert made == list(names), "they are listed as they were asked for"
+    began = [run.system for run in noted()]
+    assert set(began[:2]) == {"rcs", "linear"} and began[2:] == ["aurora-printed", "exflow"]
+    reports = [
+        Progress.model_validate_json(line) for line in (own_data_folder / "progress.jsonl").read_text().splitlines()
+    ]
+    assert all(report.expected and report.expected > 0 for report in reports)
+    shares = [report.done for report in reports if report.message.startswith("ExFlow")]
+    assert min(shares) < 0.3, "what takes longest is the largest part"
