@@ -16,9 +16,9 @@ KIND_COLOURS = {
     "aggregate": "#CC79A7",
     "dx": "#44AA99",
     "dw": "#117733",
-    "all_gather": "#D55E00",
-    "all_reduce": "#D55E00",
-    "prompt_gather": "#B04A00",
+    "all_gather": "#A6761D",
+    "all_reduce": "#A6761D",
+    "prompt_gather": "#7A5615",
     "attention": "#F0C24B",
 }
 KIND_TITLES = {
@@ -54,6 +54,11 @@ SEQUENTIAL = [[0.0, "rgba(0,137,123,0.04)"], [1.0, TEAL]]
 
 NEUTRAL = "#8A9694"
 MARK = "#D55E00"
+"""A bottleneck, and what is worse on a scale of differences; nothing else is as warm."""
+SECOND = "#7B68D8"
+"""Beside teal, a second line or set of points that is compared with the first."""
+SMALLEST = 12
+"""Pixels of the smallest text."""
 DIVERGING = [[0.0, MARK], [0.5, "rgba(138,150,148,0.08)"], [1.0, TEAL]]
 """Worse, as good, better."""
 
@@ -70,6 +75,11 @@ def plain(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def ink(dark: bool) -> str:
+    """What lines and marks on top of coloured bars are drawn in, which no bar is: the bounds, the critical path."""
+    return "#FFFFFF" if dark else "#16201F"
+
+
 def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
     """The text colour that is read best on (red, green, blue 0 … 255, opacity 0 … 1) over the page of that theme."""
     *channels, opacity = colour
@@ -79,7 +89,7 @@ def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
         for weight, channel, under in zip((0.2126, 0.7152, 0.0722), channels, page, strict=True)
     )
     # Where white and the theme's dark ink have the same contrast (WCAG).
-    return "#16201F" if light > 0.2 else "#FFFFFF"
+    return ink(dark=light <= 0.2)
 
 
 def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: bool, **place_of_plot: int) -> None:
