@@ -186,7 +186,8 @@ def _charts(brief: Brief) -> None:
             layers = charts.drawable(pair, *st.slider("MoE layers", 0, last, layers, key=f"review-layers-{last}"))
         bounds = {plan.name: cached.bound(plan, problem, *layers)}
     key = digest_of(plan.id, str(layers))[:16]
-    widgets.chart(charts.timelines(pair, layers, bounds), f"review-gantt-{key}")
+    dark = st.context.theme.type == "dark"
+    widgets.chart(charts.timelines(pair, layers, bounds, dark), f"review-gantt-{key}")
     widgets.chart(charts.placement(plan, problem), f"review-placement-{key}")
 
 

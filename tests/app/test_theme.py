@@ -3,6 +3,7 @@
 import tomllib
 from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
 
 from app.charts import theme
@@ -76,6 +77,19 @@ def test_lines_and_marks_of_charts_stand_out_from_the_page(name):
     page = TOKENS[name]["backgroundColor"]
     for colour in (theme.TEAL, theme.MARK, theme.SECOND, theme.ink(name == "dark")):
         assert contrast(colour, page) >= GRAPHICS, colour
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_what_is_written_beside_a_plot_is_read(name):
+    dark = name == "dark"
+    figure = go.Figure(go.Heatmap(z=[[1]], colorbar={"title": "unit"})).add_annotation(text="note", font_size=14)
+    theme.legible(figure, dark)
+    fonts = [figure.layout.xaxis.tickfont, figure.layout.yaxis.title.font, figure.layout.legend.font]
+    fonts += [figure.data[0].colorbar.tickfont, figure.layout.annotations[0].font]
+    for font in fonts:
+        assert font.size >= 12 and contrast(font.color, TOKENS[name]["backgroundColor"]) >= TEXT
+    assert figure.layout.annotations[0].font.size == 14
+    theme.legible(go.Figure(go.Bar(y=[1])).add_scatter(y=[1]), dark)
 
 
 def test_each_face_is_a_file_beside_its_licence():
