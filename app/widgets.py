@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from app import cached, samples, state
-from app.charts.theme import CONFIG
+from app.charts.theme import CONFIG, legible
 from app.text import plain
 from app.visitor import people
 from engine import store, units
@@ -40,6 +40,7 @@ STATE_COLOURS = {
 def chart(figure: go.Figure, key: str) -> None:
     """A plotly chart with the common toolbar; its title is its description for screen readers, which read it letter by letter
     where plotly knows tags."""
+    legible(figure, st.context.theme.type == "dark")
     st.plotly_chart(figure, key=key, config=CONFIG, alt=html.unescape(figure.layout.title.text))
 
 

@@ -12,8 +12,8 @@ from engine.errors import InputError
 from engine.formats.perfetto import write_trace
 from engine.goal import Goal
 
-MOST_GPUS = 32
-"""GPUs of a plan that have a lane; of larger clusters those are drawn that the others wait for, and the busiest."""
+GPUS = "GPUs"
+"""What has a lane: every GPU, unless there are more than a person can read."""
 
 header.show("Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis.")
 problem = widgets.needed_problem()
@@ -98,13 +98,22 @@ with st.container(horizontal=True, gap="large"):
     )
     balance.metric(figures.balance)
 
+drawn_by = GPUS
+if len(problem.cluster.gpus) > lanes.MOST_LANES:
+    folds = lanes.folds(problem.cluster)
+    drawn_by = widgets.segments("A lane for each of the", [*folds, GPUS], default=next(iter(folds))) or next(
+        iter(folds)
+    )
+drawable = timelines
+if drawn_by != GPUS:
+    drawable = {name: lanes.fold(timeline, *folds[drawn_by]) for name, timeline in timelines.items()}
 last_layer = problem.workload.layers - 1
 first, last = 0, last_layer
 if last_layer > 0:
     first, last = st.slider(
-        "MoE layers", 0, last_layer, lanes.drawable(timelines, *state.first_layers(last_layer), MOST_GPUS)
+        "MoE layers", 0, last_layer, lanes.drawable(drawable, *state.first_layers(last_layer), lanes.MOST_LANES)
     )
-asked, (first, last) = last, lanes.drawable(timelines, first, last, MOST_GPUS)
+asked, (first, last) = last, lanes.drawable(drawable, first, last, lanes.MOST_LANES)
 if last < asked:
     st.warning(
         f"Showing layers {first} to {last}: more than {charts.MOST_BARS:,} bars would stall the browser. "
@@ -117,12 +126,14 @@ if others:
     beside_it = theme.plain(next(iter(others))) + " takes" if len(others) == 1 else "the plans beside it take"
     title += f"; {beside_it} {' and '.join(units.ratio(other / whole) for other in others.values())} that"
 lines = {name: cached.bound(plan, problem, first, last) for name, plan in shown.items()}
-parts = {name: lanes.fewer_lanes(timeline, first, last, MOST_GPUS) for name, timeline in timelines.items()}
-drawn = max(count for _, count in parts.values())
-if drawn < len(problem.cluster.gpus):
-    title += f" ({drawn} of {len(problem.cluster.gpus)} GPUs: those that the others wait for, and the busiest)"
+parts = {name: lanes.fewer_lanes(timeline, first, last, lanes.MOST_LANES) for name, timeline in drawable.items()}
+drawn, whole_of = max(count for _, count in parts.values()), len(drawable[name_of(plan.id)].resources)
+if drawn < whole_of:
+    noun = drawn_by if drawn_by == GPUS else drawn_by.lower()
+    title += f" ({drawn} of {whole_of} {noun}: those that the others wait for, and the busiest)"
 stretches = {name: part for name, (part, _) in parts.items()}
-widgets.chart(charts.gantt(stretches, first, last, title, lines, drawn), "gantt")
+dark = st.context.theme.type == "dark"
+widgets.chart(charts.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
 
 longest = max(figures.seconds, key=figures.seconds.get)
 share = units.share(figures.seconds[longest] / whole)
@@ -130,8 +141,11 @@ most = "" if plan.goal is Goal.TWO_MODELS else f"Most of the time goes to {chart
 bar, how = "a send; hover tells its receiver", figures.how_simulated
 if timelines[name_of(plan.id)].bundled:
     bar = "the time in which a GPU sends or receives without a gap: there are too many sends to draw"
+if drawn_by != GPUS:
+    bar = "the time from the first GPU's first send to the last one's last"
 st.caption(
-    f"{most}Outlined bars are {how}. A bar on a network lane is {bar}. The line runs through what all GPUs wait for."
+    f"{most}Outlined bars are {how}. A bar on a network lane is {bar}. The thin line runs through what all GPUs wait for. "
+    "Drag the range below the chart to zoom; double-click a kind in the legend to see it alone."
 )
 if timelines[name_of(plan.id)].bundled:
     sends.show(plan, problem)

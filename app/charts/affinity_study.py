@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import DIVERGING, NEUTRAL, SEQUENTIAL, TEAL, finish, plain, write_numbers
+from app.charts.theme import DIVERGING, NEUTRAL, SEQUENTIAL, SMALLEST, TEAL, finish, plain, write_numbers
 from engine.studies.affinity import OutOfDistribution, TokensEnough
 from engine.units import digits, share
 
@@ -43,7 +43,7 @@ def tokens_enough(study: TokensEnough) -> go.Figure:
         figure.add_hline(
             y=100 * value,
             line={"dash": dash, "width": 1.5, "color": NEUTRAL},
-            annotation={"text": f"{label}, {share(value)}", "font": {"size": 11}},
+            annotation={"text": f"{label}, {share(value)}", "font": {"size": SMALLEST}},
             annotation_position="bottom left" if below else "top left",
         )
     sizes = sorted({*means, study.tokens})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import NEUTRAL, SEQUENTIAL, finish, gpu_colour, plain, write_numbers
+from app.charts.theme import NEUTRAL, SEQUENTIAL, SMALLEST, finish, gpu_colour, plain, write_numbers
 from engine.cluster import Cluster, Node
 from engine.units import bandwidth, digits, size
 
@@ -121,7 +121,7 @@ def _draw_node(figure: go.Figure, grid: _Grid, node: Node, index: int, fastest: 
             line={"color": NEUTRAL, "width": 1 + 7 * rate / fastest},
         )
     figure.add_annotation(
-        x=middle + 0.1, y=bottom - 0.28, text=bandwidth(rate), showarrow=False, xanchor="left", font_size=11
+        x=middle + 0.1, y=bottom - 0.28, text=bandwidth(rate), showarrow=False, xanchor="left", font_size=SMALLEST
     )
 
 

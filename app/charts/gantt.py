@@ -1,5 +1,6 @@
 """Timelines as Gantt charts: lanes grouped by GPU, network above compute, several plans on one time axis."""
 
+import math
 from itertools import product
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, finish, legend_above, plain
+from app.charts.theme import KIND_TITLES, NEUTRAL, SMALLEST, bar, finish, ink, legend_above, plain, range_bar
 from engine.simulate.waits import last_of_steps
 from engine.timeline import KINDS, Timeline
 from engine.units import TIME, scale_of, seconds, size
@@ -15,6 +16,12 @@ from engine.units import TIME, scale_of, seconds, size
 MOST_BARS = 5000
 """Events drawn as bars; a browser gets slow above, so longer stretches must be chosen by layer."""
 SECOND = ", second model"
+HEIGHT = 640
+"""Pixels of a chart with many lanes: all of it, its time axis too, is in sight on a laptop."""
+LANE, LABEL = 26, 15
+"""Pixels of a lane where there are few, and of a lane's name."""
+ABOVE, BELOW, TITLE = 84, 108, 30
+"""Pixels above the first plan's lanes, below the last one's (time axis and range bar), and of a plan's name."""
 
 
 def layers_that_fit(timelines: list[Timeline]) -> int:
@@ -31,22 +38,28 @@ def gantt(
     bounds: dict[str, float] | None = None,
     lanes: int | None = None,
     second: str = SECOND,
+    dark: bool = False,
 ) -> go.Figure:
-    """The timelines by name, one above the other, from layer `first` to layer `last` (both included).
+    """The timelines by name, one above the other, from layer `first` to layer `last` (both included), never higher than HEIGHT,
+    with a range bar below to zoom.
 
-    Simulated bars are outlined, measured ones solid. bounds: seconds from a timeline's own start of the chosen layers,
+    Simulated bars are outlined, measured ones not. bounds: seconds from a timeline's own start of the chosen layers,
     drawn as a dashed line with its value; lanes: how many of the GPUs, from the first, are drawn (None: all);
-    second: what names of hatched bars end with.
+    second: what names of hatched bars end with; dark: of the page.
     """
     parts = {name: _stretch(timeline, first, last) for name, timeline in timelines.items()}
     longest = max((events["end"].max() for events in parts.values() if len(events)), default=0.0)
     factor, unit = scale_of(longest, TIME)
     lanes = lanes or max(len(timeline.resources) for timeline in timelines.values())
+    # Two models have twice as many kinds, whose legend takes a second row.
+    above = ABOVE + 26 * any((events["model"] > 0).any() for events in parts.values())
+    plot = min(HEIGHT - above - BELOW, (LANE * lanes + TITLE) * len(parts))
+    lane = (plot - TITLE * (len(parts) - 1)) / len(parts) / lanes
     figure = make_subplots(
         len(parts),
         1,
         shared_xaxes=True,
-        vertical_spacing=min(0.08, 0.2 / len(parts)),
+        vertical_spacing=TITLE / plot,
         subplot_titles=[
             f"{plain(name)} · {seconds(parts[name]['end'].max())}" if len(parts[name]) else plain(name)
             for name in parts
@@ -55,26 +68,35 @@ def gantt(
     seen: set[str] = set()
     for row, (name, events) in enumerate(parts.items(), start=1):
         _draw(figure, row, events, timelines[name], factor, seen, second)
-        _name_lanes(figure, row, timelines[name].resources[:lanes])
+        _draw_path(figure, row, events, factor, ink(dark))
+        _name_lanes(figure, row, timelines[name].resources[:lanes], math.ceil(LABEL / lane))
         if bounds and name in bounds:
             figure.add_vline(
                 x=bounds[name] / factor,
                 line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
                 row=row,
                 col=1,
-                annotation={"text": f"bound {seconds(bounds[name])}", "font": {"size": 11}},
+                annotation={"text": f"bound {seconds(bounds[name])}", "font": {"size": SMALLEST}},
                 annotation_position="top",
             )
-    figure.update_xaxes(range=[0, longest / factor * 1.02])
-    figure.update_xaxes(title=f"time, {unit}", row=len(parts))
+    span = [0, longest / factor * 1.02 or 1]
+    # A line through all plans at the pointer's time: what else happens then.
+    figure.update_xaxes(
+        range=span,
+        showspikes=True,
+        spikemode="across",
+        spikesnap="cursor",
+        spikethickness=1,
+        spikecolor=NEUTRAL,
+        spikedash="dot",
+    )
+    figure.update_xaxes(
+        title={"text": f"time, {unit}", "standoff": 4}, rangeslider=range_bar(span, plot), row=len(parts)
+    )
     for annotation in figure.layout.annotations[: len(parts)]:
         annotation.update(x=0, xanchor="left", font_size=13)
-    # Two models have twice as many kinds, whose legend takes a second row.
-    second_row = 26 * any((events["model"] > 0).any() for events in parts.values())
-    height = max(170, 26 * lanes + 60) * len(parts) + 110 + second_row
-    return finish(
-        figure, title, height, barmode="overlay", bargap=0.1, top=84 + second_row, legend=legend_above(height)
-    )
+    height = int(above + plot + BELOW)
+    return finish(figure, title, height, barmode="overlay", bargap=0.1, top=above, legend=legend_above(height))
 
 
 def _stretch(timeline: Timeline, first: int, last: int) -> pd.DataFrame:
@@ -87,25 +109,19 @@ def _stretch(timeline: Timeline, first: int, last: int) -> pd.DataFrame:
 def _draw(
     figure: go.Figure, row: int, events: pd.DataFrame, timeline: Timeline, factor: float, seen: set[str], second: str
 ) -> None:
-    measured = timeline.source == "measured"
     short = [name.split(" · ")[0] for name in timeline.resources]
     for model, kind in product(range(2), KINDS):
         events_of_kind = events[(events["kind"] == kind) & (events["model"] == model)]
         if not len(events_of_kind):
             continue
-        colour, name = KIND_COLOURS[kind], KIND_TITLES[kind] + second * model
+        name = KIND_TITLES[kind] + second * model
         figure.add_bar(
             x=(events_of_kind["end"] - events_of_kind["start"]) / factor,
             base=events_of_kind["start"] / factor,
             y=events_of_kind["resource"] + _lane_shift(events_of_kind),
             width=0.36,
             orientation="h",
-            marker={
-                "color": colour,
-                "opacity": 1.0 if measured else 0.55,
-                "line": {"color": colour, "width": 1.2},
-                "pattern": {"shape": "/" if model else "", "size": 6, "solidity": 0.35},
-            },
+            marker=bar(kind, timeline.source == "simulated", hatched=model > 0),
             name=name,
             legendgroup=name,
             showlegend=name not in seen,
@@ -115,26 +131,31 @@ def _draw(
             col=1,
         )
         seen.add(name)
+
+
+def _draw_path(figure: go.Figure, row: int, events: pd.DataFrame, factor: float, colour: str) -> None:
+    """Thin, in the page's ink, which no bar has."""
     path = _critical_path(events)
     figure.add_scatter(
         x=path["time"] / factor,
         y=path["lane"],
         mode="lines",
-        line={"color": MARK, "width": 2},
+        line={"color": colour, "width": 1.25},
         name="Critical path",
         legendgroup="critical",
-        showlegend="critical" not in seen,
+        showlegend=row == 1,
         hoverinfo="skip",
         row=row,
         col=1,
     )
-    seen.add("critical")
 
 
-def _name_lanes(figure: go.Figure, row: int, names: tuple[str, ...]) -> None:
+def _name_lanes(figure: go.Figure, row: int, names: tuple[str, ...], every: int) -> None:
+    """Only every so-many-th where there is no room for all; a bar's tip tells its lane."""
     figure.update_yaxes(
-        tickvals=list(range(len(names))),
-        ticktext=[plain(name) for name in names],
+        tickvals=list(range(0, len(names), every)),
+        ticktext=[plain(name) for name in names[::every]],
+        tickfont={"size": SMALLEST},
         range=[len(names) - 0.45, -0.55],
         showgrid=False,
         zeroline=False,

@@ -6,8 +6,12 @@ from dataclasses import replace
 import numpy as np
 
 from app.charts.gantt import MOST_BARS, layers_that_fit
+from engine.cluster import Cluster
 from engine.timeline import Timeline
 
+MOST_LANES = 16
+"""Lanes of a plan that a person can read; more GPUs are folded into lanes of nodes or types."""
+NODES, TYPES = "Nodes", "GPU types"
 MOST_SENDERS = 16
 """GPUs that are drawn send by send."""
 
@@ -42,6 +46,34 @@ def only(timeline: Timeline, chosen: Sequence[int]) -> tuple[Timeline, int]:
     peer = drawn["peer"].to_numpy()
     moved = drawn.assign(resource=place[drawn["resource"].to_numpy()], peer=np.where(peer < 0, peer, place[peer]))
     return replace(timeline, events=moved, resources=tuple(timeline.resources[gpu] for gpu in order)), len(chosen)
+
+
+def fold(timeline: Timeline, group_of_gpu: np.ndarray, names: Sequence[str]) -> Timeline:
+    """A timeline with a lane for every group of GPUs: a bar from when the first of its GPUs begins with a kind
+    of work in a layer until the last one ends, with what they send together.
+
+    group_of_gpu: int64[gpu]; names: of the groups
+    """
+    events = timeline.events.assign(resource=group_of_gpu[timeline.events["resource"].to_numpy()], peer=-1)
+    columns = ["resource", "stream", "model", "layer", "kind"]
+    folded = events.groupby(columns, observed=True, sort=False, as_index=False).agg(
+        start=("start", "min"), end=("end", "max"), peer=("peer", "first"), bytes=("bytes", "sum")
+    )
+    return replace(timeline, events=folded[list(timeline.events.columns)], resources=tuple(names), labels=None)
+
+
+def folds(cluster: Cluster) -> dict[str, tuple[np.ndarray, tuple[str, ...]]]:
+    """What the GPUs of a cluster can be folded by, the most telling first: int64[gpu] of their groups, and their names."""
+    nodes, types = cluster.nodes, list(dict.fromkeys(gpu.type for gpu in cluster.gpus))
+    by_node = cluster.node_of_gpu, tuple(f"{node.name} · {len(node.gpus)} GPUs" for node in nodes)
+    type_of_gpu = np.array([types.index(gpu.type) for gpu in cluster.gpus])
+    by_type = (
+        type_of_gpu,
+        tuple(f"{name} × {count}" for name, count in zip(types, np.bincount(type_of_gpu), strict=True)),
+    )
+    found = {NODES: by_node, TYPES: by_type} if len(nodes) > 1 else {TYPES: by_type}
+    many = len(nodes) > MOST_LANES and len(types) > 1
+    return dict(sorted(found.items(), key=lambda item: (item[0] == NODES) == many))
 
 
 def gpus_with_sends(gpus: int, models: int) -> int:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, MARK, NEUTRAL, SEQUENTIAL, TEAL, finish, plain, write_numbers
+from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SEQUENTIAL, SMALLEST, TEAL, finish, plain, write_numbers
 from engine.balance import over_layers
 from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
@@ -97,7 +97,7 @@ def _add_elsewhere(figure: go.Figure, elsewhere: list[tuple[float, float]], wher
         y=[balancedness for _, balancedness in elsewhere],
         mode="markers",
         name=f"on {plain(where)}",
-        marker={"size": 11, "symbol": "circle-open", "color": MARK, "line": {"width": 2}},
+        marker={"size": 11, "symbol": "circle-open", "color": SECOND, "line": {"width": 2}},
         hovertemplate=f"on {plain(where)}: %{{x:.3~g}} {across.unit}, balancedness %{{y:.3f}}<extra></extra>",
     )
 
@@ -115,7 +115,7 @@ def _add_others(figure: go.Figure, others: dict[str, tuple[float, float]], acros
         name="other plans",
         text=[", ".join(names) for names in together.values()],
         textposition="top right",
-        textfont={"size": 11},
+        textfont={"size": SMALLEST},
         marker={"size": 10, "symbol": "diamond", "color": NEUTRAL},
         hovertemplate=f"%{{text}}: %{{x:.3~g}} {across.unit}, balancedness %{{y:.3f}}<extra></extra>",
     )
@@ -245,7 +245,7 @@ def accuracy(runs: list[dict]) -> go.Figure:
             y=values,
             mode="lines+markers",
             name=f"path length {length}",
-            line={"color": TEAL if turn == 0 else MARK if turn == 1 else NEUTRAL, "dash": dashes[turn % len(dashes)]},
+            line={"color": TEAL if turn == 0 else SECOND if turn == 1 else NEUTRAL, "dash": dashes[turn % len(dashes)]},
             hovertemplate=f"path length {length}, layer %{{x}}: %{{y:.0f}} %<extra></extra>",
         )
     best = max(runs, key=lambda run: run["accuracy"])

@@ -116,12 +116,16 @@ def drawable(shown: dict[str, Timeline], first: int, last: int) -> tuple[int, in
 
 
 def timelines(
-    shown: dict[str, Timeline], layers: tuple[int, int] | None, bounds: dict[str, float] | None = None
+    shown: dict[str, Timeline],
+    layers: tuple[int, int] | None,
+    bounds: dict[str, float] | None = None,
+    dark: bool = False,
 ) -> go.Figure:
     """Timelines one above the other on one time axis, the first one's time in the title.
 
     layers: the first and last MoE layer of passes, see `drawable`; None: training steps, whole, or where that is too much
-    their forward pass; bounds: seconds, for the layers that are drawn.
+    their forward pass; bounds: seconds, for the layers that are drawn;
+    dark: of the page.
     """
     names = list(shown)
     total = shown[names[0]].total or 1.0
@@ -134,7 +138,9 @@ def timelines(
     lanes, gpus = max(kept for _, kept in fewer.values()), len(shown[names[0]].resources)
     if lanes < gpus:
         title += f" ({lanes} of {gpus} GPUs: those that the others wait for, and the busiest)"
-    return gantt_charts.gantt({name: timeline for name, (timeline, _) in fewer.items()}, *layers, title, bounds, lanes)
+    return gantt_charts.gantt(
+        {name: timeline for name, (timeline, _) in fewer.items()}, *layers, title, bounds, lanes, dark=dark
+    )
 
 
 def parts_of_steps(shown: dict[str, Timeline]) -> dict[str, step_charts.Stretch]:

@@ -3,7 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, finish, plain, strokes
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, finish, ink, plain, strokes
 from engine.serving.figures import ServingFigures
 from engine.units import TIME, scale_of, seconds, share
 
@@ -53,8 +53,7 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
             ],
             hovertemplate="%{customdata}<extra></extra>",
         )
-    ink = "#FFFFFF" if dark else "#16201F"
-    _draw_lines(figure, figures, factor, ink)
+    _draw_lines(figure, figures, factor, ink(dark))
     _write_bound(figure, figures, factor)
     figure.add_scatter(
         x=[sum(served.parts.values()) / factor for served in figures],
@@ -87,7 +86,7 @@ def _pattern(shape: str) -> dict:
     return {"shape": shape, "fillmode": "overlay", "fgcolor": "#16201F", "size": 6, "solidity": 0.2} if shape else {}
 
 
-def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float, ink: str) -> None:
+def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float, colour: str) -> None:
     """Bounds, and the steps themselves where something is hidden."""
     places = range(len(figures))
     if any(served.hidden for served in figures):
@@ -95,14 +94,14 @@ def _draw_lines(figure: go.Figure, figures: list[ServingFigures], factor: float,
             **strokes([served.seconds / factor for served in figures], places, 0.4),
             mode="lines",
             name="The step, the rest is hidden",
-            line={"width": 3, "color": ink},
+            line={"width": 3, "color": colour},
             hoverinfo="skip",
         )
     figure.add_scatter(
         **strokes([served.bound / factor for served in figures], places, 0.4),
         mode="lines",
         name="Bound: any order of sends",
-        line={"dash": "dash", "width": 1.5, "color": ink},
+        line={"dash": "dash", "width": 1.5, "color": colour},
         hoverinfo="skip",
     )
 

@@ -8,7 +8,19 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, NEUTRAL, TEAL, finish, legend_above, plain, strokes
+from app.charts.theme import (
+    KIND_TITLES,
+    NEUTRAL,
+    SMALLEST,
+    TEAL,
+    bar,
+    finish,
+    ink,
+    legend_above,
+    plain,
+    range_bar,
+    strokes,
+)
 from engine.simulate.metrics import Metrics
 from engine.timeline import COMPUTE_KINDS, KINDS, Timeline
 from engine.units import TIME, scale_of, seconds, share, size
@@ -49,12 +61,7 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
             orientation="h",
             name=title,
             width=0.62,
-            marker={
-                "color": colour,
-                "opacity": 0.7,
-                "line": {"color": colour, "width": 1},
-                "pattern": _hatched(pattern, colour),
-            },
+            marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": _hatched(pattern, colour)},
             customdata=[
                 f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / (metrics.total or 1))}"
                 for name, metrics, value in zip(names, figures, values, strict=True)
@@ -93,12 +100,12 @@ def _draw_bounds(figure: go.Figure, bounds: list[float], factor: float, dark: bo
         **strokes([bound / factor for bound in bounds], range(len(bounds)), 0.42),
         mode="lines",
         name="Bound: any schedule of its placement",
-        line={"dash": "dash", "width": 1.5, "color": "#FFFFFF" if dark else "#16201F"},
+        line={"dash": "dash", "width": 1.5, "color": ink(dark)},
         hoverinfo="skip",
     )
     text = " … ".join(dict.fromkeys(seconds(bound) for bound in (min(bounds), max(bounds))))
     figure.add_annotation(
-        x=min(bounds) / factor, y=-0.5, yshift=8, text=f"bound {text}", showarrow=False, font={"size": 11}
+        x=min(bounds) / factor, y=-0.5, yshift=8, text=f"bound {text}", showarrow=False, font={"size": SMALLEST}
     )
 
 
@@ -231,7 +238,7 @@ def step_gantt(
     timelines: dict[str, Timeline], parts: dict[str, Stretch], title: str, bounds: dict[str, float] | None = None
 ) -> go.Figure:
     """The parts of the timelines by name, one above the other on one time axis, with a slider below to zoom; what was
-    measured is solid.
+    measured has no outline.
 
     Every group of alike GPUs has marks where communication is exposed, all-to-alls, all-reduces, and computation. bounds:
     seconds from the begin of the part, as a dashed line with its value.
@@ -247,13 +254,12 @@ def step_gantt(
         y += TITLE
         for lane, exposed, backward in zip(part.lanes, part.exposed, part.backward, strict=True):
             if not alone:
-                _write(figure, 0, y + NAME / 2, plain(names[lane]), 11, "left")
+                _write(figure, 0, y + NAME / 2, plain(names[lane]), SMALLEST, "left")
                 y += NAME
             own = part.events[part.events["resource"] == lane]
             places = _places(y)
             _draw_exposed(figure, exposed, places["exposed"], factor, seen)
-            opacity = 1.0 if timelines[name].source == "measured" else 0.55
-            _draw_lane(figure, own, exposed, places, factor, opacity, seen)
+            _draw_lane(figure, own, exposed, places, factor, timelines[name].source == "simulated", seen)
             ticks |= {place: what for what, place in places.items()}
             if backward is not None:
                 first = lane == part.lanes[0]
@@ -265,15 +271,11 @@ def step_gantt(
             _mark(figure, bounds[name] / factor, top + TITLE, y - GAP, "dash", text)
     height = int(PIXELS * y / 0.9) + 190
     span = [0, longest / factor * 1.02 or 1]
-    figure.update_xaxes(
-        title=f"time, {unit}",
-        range=span,
-        rangeslider={"visible": True, "thickness": min(0.1, 80 / height), "range": span},
-    )
+    figure.update_xaxes(title=f"time, {unit}", range=span, rangeslider=range_bar(span, height - 190))
     figure.update_yaxes(
         tickvals=list(ticks),
         ticktext=list(ticks.values()),
-        tickfont={"size": 10},
+        tickfont={"size": SMALLEST},
         range=[y, -0.05],
         showgrid=False,
         zeroline=False,
@@ -300,7 +302,7 @@ def _mark(figure: go.Figure, x: float, top: float, bottom: float, dash: str, tex
     line = {"dash": dash, "width": 1.5, "color": NEUTRAL}
     figure.add_shape(type="line", x0=x, x1=x, y0=top, y1=bottom, line=line)
     if text:
-        _write(figure, x, top - 0.16, text, 11, "center")
+        _write(figure, x, top - 0.16, text, SMALLEST, "center")
 
 
 def _draw_exposed(figure: go.Figure, exposed: np.ndarray, y: float, factor: float, seen: set[str]) -> None:
@@ -332,14 +334,14 @@ def _draw_lane(
     exposed: np.ndarray,
     places: dict[str, float],
     factor: float,
-    opacity: float,
+    predicted: bool,
     seen: set[str],
 ) -> None:
     for kind in KINDS:
         events_of_kind = events[events["kind"] == kind]
         if not len(events_of_kind):
             continue
-        colour, name = KIND_COLOURS[kind], KIND_TITLES[kind]
+        name = KIND_TITLES[kind]
         half = "compute" if kind in COMPUTE_KINDS else "all-reduce" if kind == "all_reduce" else "all-to-all"
         figure.add_bar(
             x=(events_of_kind["end"] - events_of_kind["start"]) / factor,
@@ -350,7 +352,7 @@ def _draw_lane(
             name=name,
             legendgroup=name,
             showlegend=name not in seen,
-            marker={"color": colour, "opacity": opacity, "line": {"color": colour, "width": 1}},
+            marker=bar(kind, predicted),
             customdata=_hover(events_of_kind, exposed),
             hovertemplate="%{customdata}<extra></extra>",
         )

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import MARK, NEUTRAL, TEAL, finish, plain
+from app.charts.theme import NEUTRAL, SECOND, SMALLEST, TEAL, finish, plain
 from engine.studies.sweep import Kind, SweepPoint, best_of
 from engine.units import TIME, digits, scale_of, seconds, share
 
@@ -19,7 +19,7 @@ AXES = {
 }
 SHORT = {"micro_op": "{:g} MB", "degree": "{:g}", "range": "ranges up to {:g}"}
 WHATS = {"total": "step time", "forward": "forward pass"}
-STYLES = ((TEAL, "solid", "circle"), (MARK, "dash", "diamond"), (NEUTRAL, "dashdot", "square"))
+STYLES = ((TEAL, "solid", "circle"), (SECOND, "dash", "diamond"), (NEUTRAL, "dashdot", "square"))
 PARTS = {
     "computation": ("computation alone", "#E69F00", ""),
     "overlapped": ("both at once", TEAL, "/"),
@@ -64,7 +64,7 @@ def times(points: Sequence[SweepPoint], kind: Kind, what: What = "total", comple
             mode="markers+text",
             showlegend=False,
             hoverinfo="skip",
-            marker={"symbol": "star", "size": 16, "color": MARK},
+            marker={"symbol": "star", "size": 16, "color": SECOND},
             text=[f"<b>{seconds(getattr(best, what))}</b>"],
             textposition="bottom center",
             cliponaxis=False,
@@ -231,7 +231,7 @@ def _add_bound(
         showarrow=False,
         xanchor="right",
         yanchor="bottom",
-        font={"size": 11},
+        font={"size": SMALLEST},
     )
 
 
@@ -256,7 +256,7 @@ def _add_references(figure: go.Figure, lines: dict[str, float], reach: float, be
             figure.add_hline(
                 y=lines[name],
                 line={"dash": "dot", "width": 1.5, "color": NEUTRAL},
-                annotation={"text": text, "font": {"size": 11}},
+                annotation={"text": text, "font": {"size": SMALLEST}},
                 annotation_position="bottom right" if below else "top right",
             )
 

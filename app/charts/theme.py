@@ -16,9 +16,9 @@ KIND_COLOURS = {
     "aggregate": "#CC79A7",
     "dx": "#44AA99",
     "dw": "#117733",
-    "all_gather": "#D55E00",
-    "all_reduce": "#D55E00",
-    "prompt_gather": "#B04A00",
+    "all_gather": "#A6761D",
+    "all_reduce": "#A6761D",
+    "prompt_gather": "#7A5615",
     "attention": "#F0C24B",
 }
 KIND_TITLES = {
@@ -54,6 +54,15 @@ SEQUENTIAL = [[0.0, "rgba(0,137,123,0.04)"], [1.0, TEAL]]
 
 NEUTRAL = "#8A9694"
 MARK = "#D55E00"
+"""A bottleneck, and what is worse on a scale of differences; nothing else is as warm."""
+SECOND = "#7B68D8"
+"""Beside teal, a second line or set of points that is compared with the first."""
+MUTED = ("#4A5A58", "#A9B6B4")
+"""What is written beside a plot, in the light theme and in the dark one."""
+EDGE = 0.55
+"""Brightness of an outline against its bar's."""
+SMALLEST = 12
+"""Pixels of the smallest text."""
 DIVERGING = [[0.0, MARK], [0.5, "rgba(138,150,148,0.08)"], [1.0, TEAL]]
 """Worse, as good, better."""
 
@@ -70,6 +79,27 @@ def plain(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def ink(dark: bool) -> str:
+    """What lines and marks on top of coloured bars are drawn in, which no bar is: the bounds, the critical path."""
+    return "#FFFFFF" if dark else "#16201F"
+
+
+def bar(kind: str, predicted: bool, hatched: bool = False) -> dict[str, Any]:
+    """The marker of a timeline's bars: opaque, so that they are what the legend shows whatever lies below; outlined in a darker
+    shade of their own where the time is predicted; hatched for a second model."""
+    colour = KIND_COLOURS[kind]
+    edge = "#" + "".join(f"{int(int(colour[place : place + 2], 16) * EDGE):02x}" for place in (1, 3, 5))
+    marker: dict[str, Any] = {"color": colour, "line": {"color": edge, "width": int(predicted)}}
+    if hatched:
+        marker["pattern"] = {"shape": "/", "fillmode": "overlay", "fgcolor": edge, "size": 6, "solidity": 0.35}
+    return marker
+
+
+def range_bar(span: Sequence[float], height: float) -> dict[str, Any]:
+    """Of a time axis below a plot that is so many pixels high: the whole time in small, with a window to drag."""
+    return {"visible": True, "thickness": 34 / height, "range": list(span), "bgcolor": "rgba(138,150,148,0.10)"}
+
+
 def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
     """The text colour that is read best on (red, green, blue 0 … 255, opacity 0 … 1) over the page of that theme."""
     *channels, opacity = colour
@@ -79,7 +109,7 @@ def readable(colour: tuple[float, float, float, float], dark: bool) -> str:
         for weight, channel, under in zip((0.2126, 0.7152, 0.0722), channels, page, strict=True)
     )
     # Where white and the theme's dark ink have the same contrast (WCAG).
-    return "#16201F" if light > 0.2 else "#FFFFFF"
+    return ink(dark=light <= 0.2)
 
 
 def write_numbers(figure: go.Figure, scale: dict, text: list[list[str]], dark: bool, **place_of_plot: int) -> None:
@@ -119,6 +149,30 @@ def finish(figure: go.Figure, title: str, height: int, top: int = 44, **layout) 
         **layout,
     )
     return figure
+
+
+def legible(figure: go.Figure, dark: bool) -> go.Figure:
+    """The same figure with no text smaller than SMALLEST or with less contrast than AA asks for, of which Streamlit's template
+    has both. A size or colour that a chart chose stays."""
+    beside = {"size": SMALLEST, "color": MUTED[dark]}
+    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
+        _fill(axis.tickfont, beside)
+        _fill(axis.title.font, beside | {"size": SMALLEST + 1})
+    for trace in figure.data:
+        owner = trace if "colorbar" in trace else trace.marker if "marker" in trace else None
+        if owner is not None and owner.colorbar != type(owner.colorbar)():
+            _fill(owner.colorbar.tickfont, beside)
+            _fill(owner.colorbar.title.font, beside)
+    for annotation in figure.layout.annotations:
+        _fill(annotation.font, beside)
+    _fill(figure.layout.legend.font, {"size": SMALLEST, "color": ink(dark)})
+    return figure
+
+
+def _fill(font: Any, usual: dict[str, Any]) -> None:
+    for name, value in usual.items():
+        if font[name] is None:
+            font[name] = value
 
 
 def legend_above(height: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, MARK, NEUTRAL, TEAL, finish, legend_above, plain
+from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, TEAL, finish, legend_above, plain
 from engine import units
 from engine.studies.trust import Prediction
 
@@ -37,7 +37,7 @@ def predicted_measured(sections: dict[str, Sequence[Prediction]], old: Sequence[
             name=name,
             marker={
                 "symbol": "x-thin-open" if name == OLD else SYMBOLS[place % len(SYMBOLS)],
-                "color": MARK if name == OLD else COLOURS[place % len(COLOURS)],
+                "color": SECOND if name == OLD else COLOURS[place % len(COLOURS)],
                 "size": 7,
             },
             text=[_hover(point) for point in part],

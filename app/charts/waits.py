@@ -5,7 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from app.charts.gantt import SECOND
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, finish, legend_above, plain
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, SMALLEST, finish, legend_above, plain
 from engine.timeline import KINDS
 from engine.units import TIME, scale_of, seconds, share
 
@@ -58,10 +58,10 @@ def _bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title
     figure.add_annotation(
         x=shown.loc[shown[by] == worst, "seconds"].sum() / factor,
         y=names[worst],
-        text="◀ longest",
+        text=f'<span style="color: {MARK}">◀</span> longest',
         showarrow=False,
         xanchor="left",
-        font={"size": 11, "color": MARK},
+        font={"size": SMALLEST},
     )
     figure.update_yaxes(autorange="reversed", title=axis)
     figure.update_xaxes(title=f"time that all wait for it, {unit}", rangemode="tozero")

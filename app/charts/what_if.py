@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts.sweep import PARTS
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, TEAL, finish, plain, strokes
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, SECOND, TEAL, finish, plain, strokes
 from engine.studies.what_if import Outlook
 from engine.units import TIME, ratio, scale_of, seconds, share
 
@@ -168,15 +168,7 @@ def per_gpu(case: Case, overlaps: bool) -> go.Figure:
     worst = shown.busiest
     top = max(shown.compute[worst], shown.network[worst]) if overlaps else shown.compute[worst] + shown.network[worst]
     figure.add_annotation(
-        x=worst,
-        y=top / factor,
-        text="busiest",
-        showarrow=True,
-        arrowhead=0,
-        ax=0,
-        ay=-18,
-        font={"size": 11, "color": MARK},
-        arrowcolor=MARK,
+        x=worst, y=top / factor, text="busiest", showarrow=True, arrowhead=0, ax=0, ay=-18, arrowcolor=MARK
     )
     figure.update_xaxes(showgrid=False, title="GPU", tickangle=0, tickvals=across[::step], ticktext=short[::step])
     figure.update_yaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
@@ -241,7 +233,7 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
             y=cases[1].shown.layers / factor,
             name=plain(_short(cases[1].name)),
             mode="lines+markers",
-            line={"dash": "dot", "width": 1.5, "color": MARK},
+            line={"dash": "dot", "width": 1.5, "color": SECOND},
             marker={"size": 6, "symbol": "diamond"},
             hovertemplate=f"layer %{{x}}: %{{y:.3g}} {unit}<extra></extra>",
         )

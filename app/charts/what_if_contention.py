@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import MARK, NEUTRAL, TEAL, finish
+from app.charts.theme import NEUTRAL, SECOND, TEAL, finish
 from engine.studies.contention import MODES, ContentionPoint
 from engine.units import TIME, ratio, scale_of, seconds
 
 LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
 STYLES = {
-    "concurrent": (MARK, "dash", "diamond"),
+    "concurrent": (SECOND, "dash", "diamond"),
     "matched": (TEAL, "solid", "circle"),
     "two-tier": (NEUTRAL, "dot", "square"),
 }

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import MARK, NEUTRAL, TEAL, finish, plain
+from app.charts.theme import NEUTRAL, SECOND, TEAL, finish, plain
 from engine.studies.curve import ANEW, CurvePoint
 from engine.units import TIME, ratio, scale_of, seconds, share
 
 LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
-STYLES = ((TEAL, "solid", "circle"), (MARK, "dash", "diamond"), (NEUTRAL, "dot", "square"))
+STYLES = ((TEAL, "solid", "circle"), (SECOND, "dash", "diamond"), (NEUTRAL, "dot", "square"))
 AXES = {
     "network": "network bandwidth, times that of now",
     "compute": "computation speed, times that of now",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, MARK, NEUTRAL, TEAL, finish, plain
+from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SMALLEST, TEAL, finish, plain
 from engine.studies.capacity import CapacityPoint, smallest
 from engine.studies.imprecision import ImprecisionPoint
 from engine.studies.sensitivity import SensitivityPoint
@@ -13,10 +13,10 @@ from engine.units import TIME, digits, ratio, scale_of, seconds, share
 
 STYLES = {
     "aurora": (TEAL, "solid", "circle"),
-    "rga": (MARK, "dash", "diamond"),
+    "rga": (SECOND, "dash", "diamond"),
     "rcs": (KIND_COLOURS["dispatch"], "dot", "square"),
     "sjf": (KIND_COLOURS["gate"], "dashdot", "triangle-up"),
-    "rga+rec": (MARK, "dash", "diamond"),
+    "rga+rec": (SECOND, "dash", "diamond"),
     "rec": (KIND_COLOURS["dispatch"], "dot", "square"),
 }
 LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
@@ -33,7 +33,10 @@ def tornado(
     place = np.arange(len(ordered))
     figure = go.Figure()
     percent = share(change)
-    for side, title, colour, pattern in (("less", f"{percent} less", MARK, "/"), ("more", f"{percent} more", TEAL, "")):
+    for side, title, colour, pattern in (
+        ("less", f"{percent} less", SECOND, "/"),
+        ("more", f"{percent} more", TEAL, ""),
+    ):
         values = np.array([getattr(point, side) for point in ordered])
         figure.add_bar(
             x=100 * (values / total - 1) if total else values,
@@ -222,13 +225,13 @@ def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = Tr
             y=[target / factor] * len(refused),
             mode="markers",
             name="cannot be planned",
-            marker={"symbol": "x", "size": 10, "color": MARK},
+            marker={"symbol": "x", "size": 10, "color": SECOND},
             hovertemplate="%{x} GPUs: cannot be planned<extra></extra>",
         )
     figure.add_hline(
         y=target / factor,
-        line={"color": MARK, "width": 1.5, "dash": "dot"},
-        annotation={"text": f"target, {digits(target / factor)} {unit}", "font": {"size": 11}},
+        line={"color": SECOND, "width": 1.5, "dash": "dot"},
+        annotation={"text": f"target, {digits(target / factor)} {unit}", "font": {"size": SMALLEST}},
         annotation_position="top right",
     )
     if fewest is not None:

@@ -177,7 +177,12 @@ def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
             f"Showing layers {first} to {last}: more than {gantt_charts.MOST_BARS:,} bars would stall the browser.",
             icon=":material/warning:",
         )
-    widgets.chart(gantt_charts.gantt(pair, first, last, "Predicted (outlined) and measured (solid)"), f"gantt-{key}")
+    widgets.chart(
+        gantt_charts.gantt(
+            pair, first, last, "Predicted (outlined) and measured", dark=st.context.theme.type == "dark"
+        ),
+        f"gantt-{key}",
+    )
 
 
 def _gantt_of_step(pair: dict[str, Timeline], total: tuple[float, float]) -> None:

@@ -107,7 +107,8 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
         if last > 0:
             layers = charts.drawable(shown, *st.slider("MoE layers", 0, last, layers, key=f"compare-layers-{last}"))
         bounds = {name: cached.bound(plan, problem, *layers) for name, plan in zip(names, plans, strict=True)}
-    widgets.chart(charts.timelines(shown, layers, bounds), f"compare-gantt-{key}")
+    dark = st.context.theme.type == "dark"
+    widgets.chart(charts.timelines(shown, layers, bounds, dark), f"compare-gantt-{key}")
 
 
 def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:

@@ -187,7 +187,8 @@ def _charts(brief: Brief) -> None:
         bounds = {plan.name: cached.bound(plan, problem, *layers)}
     key = digest_of(plan.id, str(layers))[:16]
     place.mark("timelines")
-    widgets.chart(charts.timelines(pair, layers, bounds), f"review-gantt-{key}")
+    dark = st.context.theme.type == "dark"
+    widgets.chart(charts.timelines(pair, layers, bounds, dark), f"review-gantt-{key}")
     marked = place.mark("load", problem)
     gpu = marked.number if marked is not None and marked.kind == "gpu" else None
     widgets.chart(charts.placement(plan, problem, gpu), f"review-placement-{key}-{gpu}")

@@ -39,7 +39,10 @@ def show(plan: Plan, problem: Problem) -> None:
         return
     part, count = lanes.only(whole, sorted(chosen))
     title = f"Layer {layer} of {charts.plain(plan.name)}, send by send, on {count} of {len(gpus)} GPUs"
-    widgets.chart(charts.gantt({plan.name: part}, layer, layer, title, lanes=count), f"sends-{plan.id[:16]}")
+    widgets.chart(
+        charts.gantt({plan.name: part}, layer, layer, title, lanes=count, dark=st.context.theme.type == "dark"),
+        f"sends-{plan.id[:16]}",
+    )
     st.download_button(
         "Perfetto file of these sends",
         lambda: write_trace(replace(whole, events=whole.events[whole.events["resource"].isin(chosen)])),

@@ -1,13 +1,14 @@
 """Charts say what they are told to, in the agreed colours, whatever the sizes."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from app.charts import cluster as cluster_chart
-from app.charts import gantt, theme
+from app.charts import gantt, lanes, theme
 from app.charts import workload as workload_charts
 from app.widgets import plain
 from engine.catalogue import cluster_presets, gpu_types
@@ -46,6 +47,49 @@ def test_the_critical_path_is_as_long_as_the_timeline_and_follows_the_slowest() 
     path = next(trace for trace in figure.data if trace.name == "Critical path")
     assert list(path.x) == [0, 2, 2, 5, 5, 9]
     assert [round(lane) for lane in path.y] == [1, 1, 0, 0, 0, 0]
+
+
+def test_bars_equal_their_legend_and_only_what_was_predicted_is_outlined() -> None:
+    measured = replace(timeline(), source="measured")
+    figure = gantt.gantt({"predicted": timeline(), "measured": measured}, 0, 1, "title")
+    for kind in ("gate", "dispatch", "ffn"):
+        predicted, solid = (trace.marker for trace in figure.data if trace.name == theme.KIND_TITLES[kind])
+        assert predicted.color == solid.color == theme.KIND_COLOURS[kind] and predicted.opacity in (None, 1)
+        assert (predicted.line.width, solid.line.width) == (1, 0)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_critical_path_has_a_colour_that_no_bar_has(dark: bool) -> None:
+    figure = gantt.gantt({"one": timeline()}, 0, 1, "title", dark=dark)
+    path = next(trace for trace in figure.data if trace.name == "Critical path")
+    assert path.line.color == theme.ink(dark) not in theme.KIND_COLOURS.values() and path.line.width < 2
+
+
+@pytest.mark.parametrize(("plans", "gpus"), [(1, 2), (1, 16), (3, 16), (3, 64)])
+def test_a_chart_is_never_higher_than_a_laptop_and_has_time_and_range_below(plans: int, gpus: int) -> None:
+    many = replace(timeline(), resources=tuple(f"GPU {gpu} · A" for gpu in range(gpus)))
+    figure = gantt.gantt({f"plan {plan}": many for plan in range(plans)}, 0, 1, "title")
+    assert figure.layout.height <= gantt.HEIGHT
+    axis = figure.layout[f"xaxis{plans if plans > 1 else ''}"]
+    assert axis.title.text == "time, s" and axis.rangeslider.visible
+    named = figure.layout.yaxis.tickvals
+    lane = (figure.layout.yaxis.domain[1] - figure.layout.yaxis.domain[0]) * (figure.layout.height - 180) / gpus
+    assert len(named) == 1 or (named[1] - named[0]) * lane >= theme.SMALLEST
+
+
+def test_folded_lanes_last_from_the_first_of_their_gpus_to_the_last() -> None:
+    cluster = cluster_presets()["mixed-8"].cluster
+    folds = lanes.folds(cluster)
+    assert list(folds) == [lanes.NODES, lanes.TYPES]
+    groups, names = folds[lanes.TYPES]
+    assert len(names) == len({gpu.type for gpu in cluster.gpus}) and names[0].endswith("× 2")
+    assert [cluster.gpus[at].type for at in range(8)] == [names[group].split(" × ")[0] for group in groups]
+    folded = lanes.fold(timeline(1), np.array([0, 0]), ("both",))
+    assert folded.resources == ("both",) and folded.total == timeline(1).total
+    gate = folded.events[folded.events["kind"] == "gate"]
+    assert gate[["start", "end"]].to_numpy().tolist() == [[0, 2]]
+    assert folded.events["kind"].tolist() == ["gate", "dispatch", "ffn"]
+    assert gantt.gantt({"one": folded}, 0, 0, "title").data[0].customdata[0].split("<br>")[1] == "both"
 
 
 def test_bounds_carry_their_value() -> None:

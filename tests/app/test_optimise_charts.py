@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from app.charts import optimise as charts
-from app.charts.theme import MARK, SEQUENTIAL, readable, write_numbers
+from app.charts.theme import SECOND, SEQUENTIAL, readable, write_numbers
 
 
 def point(kept: float, balance: float, seconds: float = 1e-3) -> dict:
@@ -15,7 +15,7 @@ def test_a_front_runs_from_balance_to_affinity_in_any_order():
     figure = charts.front([point(0.4, 0.6), point(0.2, 0.9), point(0.3, 0.8)], {}, [(0.1, 0.5)], "other <b>")
     front, elsewhere = figure.data
     assert list(front.x) == [20, 30, 40] and list(front.y) == [0.9, 0.8, 0.6]
-    assert list(elsewhere.x) == [10] and elsewhere.marker.color == MARK and "<b>" not in elsewhere.name
+    assert list(elsewhere.x) == [10] and elsewhere.marker.color == SECOND and "<b>" not in elsewhere.name
     assert "20 % kept at balancedness 0.9 to 40 % at 0.6" in figure.layout.title.text
 
 

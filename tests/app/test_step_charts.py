@@ -128,11 +128,13 @@ def test_network_and_compute_of_a_lane_are_apart_and_in_their_colours(timeline: 
     assert sum(len(trace.x) for trace in figure.data if trace.name != charts.EXPOSED_TITLE) == len(EVENTS)
 
 
-def test_what_was_measured_is_solid(timeline: Timeline) -> None:
+def test_what_was_predicted_is_outlined_and_all_is_opaque(timeline: Timeline) -> None:
     both = {"one": timeline, "two": replace(timeline, source="measured")}
     figure = charts.step_gantt(both, {name: charts.stretch(timeline) for name, timeline in both.items()}, "title")
-    opacities = {trace.marker.opacity for trace in bars(figure, "Dispatch all-to-all")}
-    assert len(opacities) == 2 and max(opacities) == 1.0
+    dispatches = [trace.marker for trace in bars(figure, "Dispatch all-to-all")]
+    assert [marker.line.width for marker in dispatches] == [1, 1, 0, 0]
+    assert all(marker.color == KIND_COLOURS["dispatch"] != marker.line.color for marker in dispatches)
+    assert all(trace.marker.opacity in (None, 1) for trace in figure.data if trace.type == "bar")
 
 
 def test_hover_names_operator_bytes_and_what_was_hidden_without_markup(timeline: Timeline) -> None:

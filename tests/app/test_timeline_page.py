@@ -118,13 +118,13 @@ def large() -> tuple[Timeline, Timeline]:
 @pytest.mark.parametrize(("first", "last"), [(0, LAYERS - 1), (7, 9), (5, 5)])
 def test_never_more_bars_than_a_browser_can_draw(large, first: int, last: int) -> None:
     shown = {f"plan {number}": large[0] for number in range(3)}
-    layers = lanes.drawable(shown, first, last, 32)
+    layers = lanes.drawable(shown, first, last, lanes.MOST_LANES)
     assert layers[0] == first <= layers[1] <= last
-    parts = {name: lanes.fewer_lanes(timeline, *layers, 32) for name, timeline in shown.items()}
+    parts = {name: lanes.fewer_lanes(timeline, *layers, lanes.MOST_LANES) for name, timeline in shown.items()}
     count = max(kept for _, kept in parts.values())
     figure = gantt.gantt({name: part for name, (part, _) in parts.items()}, *layers, "title", lanes=count)
     assert 0 < sum(len(trace.x) for trace in figure.data if trace.type == "bar") <= gantt.MOST_BARS
-    assert figure.layout.height == (26 * count + 60) * 3 + 110
+    assert figure.layout.height == gantt.HEIGHT
 
 
 def test_of_chosen_gpus_every_send_is_drawn_under_their_own_names(large) -> None:
