@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import cached, drop_zone, header, samples, state, widgets
-from app.cluster import costs, drawing, measuring, pairs, summary, table, trust
+from app.cluster import costs, drawing, links, measuring, pairs, summary, table, trust
 from app.text import plain
 from engine import catalogue
 from engine.catalogue.nvidia import Drawn
@@ -76,6 +76,7 @@ if cluster is None:
     st.info("No cluster is open yet. Draw one, open a preset or a file, or take the sample:", icon=":material/info:")
     widgets.sample_button()
     st.stop()
+links.show(cluster)
 
 st.subheader("Inventory", anchor=False)
 st.caption(

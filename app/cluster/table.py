@@ -6,6 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from app import state
+from engine.catalogue.links import usual_links
 from engine.catalogue.packaged import every_gpu_type
 from engine.cluster import Cluster, Gpu, Node
 from engine.errors import InputError
@@ -114,8 +115,12 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.Da
     nodes = []
     for place, (name, members) in enumerate(gpus.items()):
         old = _node_before(before, name, place, set(gpus))
-        link_latency = old.link_latency if old else 0.0
-        link = _link(links[name], old)
+        link, link_latency = _link(links[name], old), old.link_latency if old else 0.0
+        usual = usual_links([gpu.type for gpu in members])
+        # As on the board, the second GPU brings the links that its type comes with; whoever empties the cell wants none.
+        untouched = not any(edited for _, edited in links[name]) and (old is None or len(old.gpus) < 2)
+        if link is None and usual and untouched:
+            link, link_latency = usual.bandwidth, usual.latency
         nodes.append(Node(name=name, gpus=tuple(members), link_bandwidth=link, link_latency=link_latency))
     cluster = Cluster(name=before.name, nodes=tuple(nodes), latency=latency / 1e6, efficiency=before.efficiency)
     return before if _alike(cluster, before) else cluster
