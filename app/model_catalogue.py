@@ -1,15 +1,24 @@
-"""Models that a package brings along with their `config.json`, to search and open."""
+"""Published models: to search and open, and those that a recording may come from."""
+
+from collections.abc import Sequence
 
 import streamlit as st
 
-from app import state
+from app import cached, samples, state
+from app.text import plain
+from engine.catalogue.matching import models_that_fit
 from engine.catalogue.packaged import PACKAGE, package_folder
 from engine.formats.packaged import packaged_models
 from engine.model import MoEModel
+from engine.workload import TrafficMatrix, Workload
+
+MOST_TITLES = 2
+"""Names of models of identical sizes on one button."""
 
 
 def search(place: str) -> None:
-    """A box to search and open one of them. place: where on the page it stands, by a word of its own."""
+    """A box to search and open one that a package brings along with its `config.json`. place: where on the page it stands, by a
+    word of its own."""
     if package_folder() is None:
         st.caption(f"Some seventy more models come with the package {PACKAGE} (Linux x86-64), which is not installed.")
         return
@@ -32,3 +41,71 @@ def search(place: str) -> None:
 @st.cache_resource(show_spinner="Reading the catalogue of models")
 def _models() -> dict[str, MoEModel]:
     return packaged_models()
+
+
+def open_only_fit(recording: Workload) -> MoEModel | None:
+    """Open the model that a recording must come from, where no model is open and those that fit are of identical sizes; None
+    where nothing was opened."""
+    if state.model() is not None:
+        return None
+    fitting = _fitting(recording)
+    return _open(fitting[0]) if len(fitting) == 1 else None
+
+
+def offer(recording: Workload) -> None:
+    """Where the open model is not that of the recording, or none is open: a button for each that may be."""
+    model = state.model()
+    if isinstance(recording, TrafficMatrix) or (model and cached.model_fault(recording, model) is None):
+        return
+    sizes, fitting = sizes_in_words(recording), _fitting(recording)
+    if not fitting:
+        st.info(
+            f"No model of the catalogue has {sizes}: drop the model's config.json here.", icon=":material/account_tree:"
+        )
+        return
+    names = ", ".join(dict.fromkeys(_title(names) for names in fitting))
+    with st.container(border=True):
+        st.markdown(f"{sizes} fits {plain(names)}: open it?")
+        with st.container(horizontal=True):
+            for names in fitting:
+                st.button(
+                    plain(_title(names)),
+                    key=f"fitting-{names[0]}",
+                    help=plain(", ".join(names)),
+                    icon=":material/account_tree:",
+                    on_click=_open,
+                    args=(names,),
+                )
+
+
+def sizes_in_words(recording: Workload) -> str:
+    """`58 layers × 256 experts, top-8`, without what the recording does not tell."""
+    top = f", top-{recording.k}" if recording.k else ""
+    return f"{recording.layers} layer{'s' * (recording.layers != 1)} × {recording.num_experts} experts{top}"
+
+
+def _fitting(recording: Workload) -> list[tuple[str, ...]]:
+    return models_that_fit(recording, _every_model())
+
+
+def _title(names: Sequence[str]) -> str:
+    """Of models of identical sizes: the presets are packaged under other names too."""
+    titles = list(dict.fromkeys(name.rpartition("/")[2] for name in names))
+    return ", ".join(titles[:MOST_TITLES]) + (" …" if len(titles) > MOST_TITLES else "")
+
+
+def _open(names: Sequence[str]) -> MoEModel:
+    """The first of some of identical sizes, and the `config.json` that is packaged for it."""
+    model = _every_model()[names[0]]
+    state.open_model(model)
+    for checkpoint in names:
+        owner, _, name = checkpoint.rpartition("/")
+        if owner and name == model.name:
+            state.remember_config(model, checkpoint)
+    return model
+
+
+def _every_model() -> dict[str, MoEModel]:
+    """The presets by name, then the packaged models by checkpoint."""
+    presets = {name: preset.model for name, preset in samples.models().items()}
+    return presets | (_models() if package_folder() else {})

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app import cached, state, uploads
+from app import cached, model_catalogue, state, uploads
 from engine import formats, store
 from engine.catalogue.nvidia import type_of
 from engine.costs import AlphaBeta, CostProfile, Profiled, choice
@@ -132,7 +132,13 @@ def _recording(part: formats.Part, known: Known) -> str:
     workloads = [_read(part, member, known.model) for member in names or (None,)]
     for workload in workloads:
         state.open_workload(workload)
-    return "opened " + " and ".join(workload.name for workload in workloads)
+    said = "opened " + " and ".join(workload.name for workload in workloads)
+    # A model that was dropped along is opened next.
+    if known.model is None and (model := model_catalogue.open_only_fit(workload)) is not None:
+        sizes = model_catalogue.sizes_in_words(workload)
+        state.notice(f"{sizes} fits only {model.name}: it is open")
+        said += f", and {model.name}, the only model of the catalogue with {sizes}"
+    return said
 
 
 def _read(part: formats.Part, member: str | None, model: MoEModel | None) -> Workload:

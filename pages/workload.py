@@ -5,7 +5,7 @@ import streamlit as st
 
 from app import cached, drop_zone, header, model_catalogue, samples, state, tables, widgets
 from app.charts import workload as charts
-from app.workload import checks, guide, save, welcome
+from app.workload import checks, guide, recordings, save, welcome
 from engine import units
 from engine.balance import over_layers
 from engine.workload import RoutingTrace
@@ -28,6 +28,7 @@ with drop:
         "or an archive of them (docs/formats.md).",
     )
     st.caption("A red file is above 200 MB: cut it to fewer tokens, or save it as .npz or Parquet, which are smaller.")
+    recordings.show()
     guide.button()
     model_catalogue.search("workload")
 with gallery:

@@ -12,8 +12,8 @@ from engine.model import MoEModel
 from engine.problem import MEMORY_SHARE
 
 
-def show(cluster: Cluster) -> None:
-    """Totals and the file; then memory beside link speeds."""
+def totals(cluster: Cluster) -> None:
+    """What the GPUs are together, the file, and whether the open models fit the memory."""
     with st.container(horizontal=True, gap="large"):
         st.metric("GPUs", len(cluster.gpus))
         st.metric("Memory", f"{cluster.values('memory').sum() / 2**30:,.0f} GiB")
@@ -29,19 +29,20 @@ def show(cluster: Cluster) -> None:
             icon=":material/download:",
             on_click="ignore",
         )
-    memory, speeds = st.columns(2, gap="large")
-    with memory:
-        models = [model for model in (state.model(), _second()) if model is not None]
-        for text, fits in memory_fit(cluster, models):
-            (st.success if fits else st.error)(plain(text), icon=":material/memory:")
-        if not models:
-            st.caption("Open a model to see whether its experts fit the memory.")
-    with speeds:
-        if len(cluster.nodes) > 1:
-            widgets.chart(charts.link_speeds(cluster, st.context.theme.type == "dark"), "link-speeds")
-            st.caption(
-                "Gb/s from all GPUs of a node (row) to all of another (column) at once; on the diagonal inside it."
-            )
+    models = [model for model in (state.model(), _second()) if model is not None]
+    for text, fits in memory_fit(cluster, models):
+        (st.success if fits else st.error)(plain(text), icon=":material/memory:")
+    if not models:
+        st.caption("Open a model to see whether its experts fit the memory.")
+
+
+def speeds(cluster: Cluster) -> None:
+    """How fast nodes reach each other."""
+    if len(cluster.nodes) == 1:
+        st.caption("There is one node, so nothing is sent between nodes.")
+        return
+    widgets.chart(charts.link_speeds(cluster, st.context.theme.type == "dark"), "link-speeds")
+    st.caption("Gb/s from all GPUs of a node (row) to all of another (column) at once; on the diagonal inside it.")
 
 
 def _second() -> MoEModel | None:

@@ -6,6 +6,8 @@ import pandas as pd
 import streamlit as st
 
 from app import state
+from app.text import plain
+from engine.catalogue.links import usual_links
 from engine.catalogue.packaged import every_gpu_type
 from engine.cluster import Cluster, Gpu, Node
 from engine.errors import InputError
@@ -23,6 +25,38 @@ _NUMBERS = {
     "flops_fp8": ("flops_fp8", _TERA, "8-bit, TFLOP/s"),
 }
 _ALWAYS_SHOWN = ("send", "receive")
+
+
+def show(cluster: Cluster) -> None:
+    """The table with the start-up of a send; an edit becomes the open cluster, or is refused with its reason."""
+    st.caption(
+        "An empty number is the datasheet's. Links connect the GPUs of one node; without them they meet on the fabric."
+    )
+    edited = st.data_editor(
+        base_frame(),
+        key=f"cluster-table-{state.edit_round()}",
+        num_rows="dynamic",
+        hide_index=True,
+        placeholder="—",
+        column_config=columns(),
+    )
+    latency = st.number_input(
+        "Start-up of one send over the fabric, µs",
+        0.0,
+        1e6,
+        base_latency(),
+        step=1.0,
+        key=f"cluster-latency-{state.edit_round()}",
+        width=320,
+    )
+    try:
+        changed = to_cluster(edited, cluster, latency, base_frame())
+    except InputError as error:
+        st.error(f"{plain(str(error))} The last valid cluster stays open.", icon=":material/error:")
+        return
+    if changed != cluster:
+        state.open_cluster(changed, edited=shows(edited, changed))
+        st.rerun()
 
 
 def base_frame() -> pd.DataFrame:
@@ -114,8 +148,12 @@ def to_cluster(frame: pd.DataFrame, before: Cluster, latency: float, base: pd.Da
     nodes = []
     for place, (name, members) in enumerate(gpus.items()):
         old = _node_before(before, name, place, set(gpus))
-        link_latency = old.link_latency if old else 0.0
-        link = _link(links[name], old)
+        link, link_latency = _link(links[name], old), old.link_latency if old else 0.0
+        usual = usual_links([gpu.type for gpu in members])
+        # As on the board, the second GPU brings the links that its type comes with; whoever empties the cell wants none.
+        untouched = not any(edited for _, edited in links[name]) and (old is None or len(old.gpus) < 2)
+        if link is None and usual and untouched:
+            link, link_latency = usual.bandwidth, usual.latency
         nodes.append(Node(name=name, gpus=tuple(members), link_bandwidth=link, link_latency=link_latency))
     cluster = Cluster(name=before.name, nodes=tuple(nodes), latency=latency / 1e6, efficiency=before.efficiency)
     return before if _alike(cluster, before) else cluster

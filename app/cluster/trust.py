@@ -14,7 +14,6 @@ from engine.studies.trust.deepep import OLD_PRICING
 
 def show() -> None:
     """A chart and a table, once they are asked for: they take some seconds."""
-    st.subheader("How far to trust it", anchor=False)
     st.caption(
         "Predictions beside public measurements of real machines. What is fitted is fitted to every second point; errors are "
         "those of the others."

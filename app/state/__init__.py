@@ -32,6 +32,7 @@ from app.state.inputs import (
     pairs_digest,
     remember_config,
     remember_model,
+    remove_workload,
     second,
     serving,
     serving_of_model,

@@ -42,6 +42,18 @@ def choose_workload(digest: str) -> None:
     change(workload=digest)
 
 
+def remove_workload(digest: str) -> None:
+    """Take a recording out of the session; where it was open, the one added last is open now."""
+    left = {other: name for other, name in workloads().items() if other != digest}
+    change(
+        workloads=left,
+        workload=next(reversed(left), None) if digest == workload_digest() else workload_digest(),
+        model_of={other: model for other, model in st.session_state.model_of.items() if other != digest},
+        second=None if digest == second() else second(),
+        others=[other for other in st.session_state.others if other != digest],
+    )
+
+
 def add_recording(workload: Workload, model: MoEModel) -> str:
     """Add a recording to the session without opening it, with the model that it was made with; returns its digest."""
     digest = store.save_workload(workload)

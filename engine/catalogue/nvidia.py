@@ -18,6 +18,7 @@ from engine.units import bandwidth, digits
 PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 15.75e9 / 16, 4: 31.5e9 / 16, 5: 63e9 / 16, 6: 121e9 / 16}
 """Raw bytes/s of one lane in one direction by generation (PCI Express Base Specification)."""
 LANES = 16
+FASTEST_PCIE = LANES * PCIE_LANE[6]
 
 NVLINK_LATENCY, PCIE_LATENCY, FABRIC_LATENCY = 5e-6, 10e-6, 10e-6
 """Seconds, assumed until calibrated; those of the catalogue's nodes."""
@@ -26,15 +27,18 @@ NVLINK_LATENCY, PCIE_LATENCY, FABRIC_LATENCY = 5e-6, 10e-6, 10e-6
 @dataclass(frozen=True)
 class Links:
     """What connects GPUs of a type in a node. nvlink: bytes/s of one link in one direction; nvlinks: how many links a GPU
-    has; pcie: generation of its x16 port."""
+    has; pcie: generation of its x16 port; bridge: its NVLinks are a bridge of two cards that is sold apart."""
 
     pcie: int
     nvlink: float = 0.0
     nvlinks: int = 0
+    bridge: bool = False
 
 
 LINKS = {
-    "RTX 2080 Ti": Links(3, 25e9, 2),  # Turing whitepaper: two x8 links, 100 GB/s in both directions together
+    "RTX 2080 Ti": Links(
+        3, 25e9, 2, bridge=True
+    ),  # Turing whitepaper: two x8 links, 100 GB/s in both directions together
     "V100-16": Links(3, 25e9, 6),  # V100 datasheet, SXM2: NVLink 2, 300 GB/s in both directions together
     "V100-32": Links(3, 25e9, 6),
     "A100-40": Links(4, 25e9, 12),  # A100 datasheet: NVLink 3, 600 GB/s in both directions together

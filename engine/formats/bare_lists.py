@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.finding import Finding, Origin
-from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, check_amounts, expert_load, place_in
+from engine.formats.arrays import MAX_EXPERTS, MAX_LAYERS, Place, check_amounts, expert_load, place_in
 from engine.formats.format import Format, of_one_file
 from engine.formats.glance import Glance
 from engine.formats.layer_numbers import model_layers_of
@@ -31,17 +31,18 @@ def read_counts(source: Source) -> ExpertLoad:
     return loads_of_table(source, counts, NAME)
 
 
-def loads_of_table(source: Source, counts: np.ndarray, format: str) -> ExpertLoad:
+def loads_of_table(source: Source, counts: np.ndarray, format: str, place: Place | None = None) -> ExpertLoad:
     """Loads from number[layer, expert] of which nothing says what its numbers are, with a finding that says what was assumed.
 
-    Raises InputError for what can be no loads, and for what is a placement by all appearance.
+    place: where a number stands in the file, by layer and expert where nothing else is said. Raises InputError for what can be
+    no loads, and for what is a placement by all appearance.
     """
     layers, experts = counts.shape
     if layers > MAX_LAYERS or not 2 <= experts <= MAX_EXPERTS:
         raise source.fault(
             f"would be {layers} layers of {experts} experts; there are at most {MAX_LAYERS} and 2 … {MAX_EXPERTS}"
         )
-    check_amounts(source, counts, "a count", place_in("layer", "expert"))
+    check_amounts(source, counts, "a count", place or place_in("layer", "expert"))
     if _is_placement(counts):
         raise source.fault(
             f"every row holds each number from 0 to {counts.max():g}: a placement, the expert in every slot; loads count "

@@ -19,6 +19,7 @@ from engine.formats.source import (
     quoted,
     read_json,
 )
+from engine.formats.strangers import stranger
 from engine.formats.unpack import files_inside
 
 
@@ -120,6 +121,8 @@ def the_recording(paths: Iterable[Path], scratch: Path | None = None) -> Part:
 def _unknown(glance: Glance) -> InputError:
     """Why nothing recognised the file, as closely as can be said."""
     path = glance.path
+    if (known := stranger(glance)) is not None:
+        return fault(path, f"is {known.is_}; {known.instead}")
     if glance.head[:1] == b"\x80" and glance.head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return fault(
             path,

@@ -5,16 +5,17 @@ Told apart by the column names (any order, further columns are ignored):
 * `token, layer, expert`, optionally `rank_in_topk`, `sequence`, `source_rank`: a routing log in long form
 * `src, dst, bytes`, optionally `layer`: traffic in long form
 * `expert_0, expert_1, …` or `0, 1, …`, optionally `layer`: expert loads, one row a layer
-* CSV without a header, n rows of n numbers: traffic of one layer in bytes
+* numbers alone, from the first line on: n rows of n are traffic of one layer in bytes, others expert loads
 
-A first line `0, 1, …, n−1` over n−1 further lines could be either of the last two and is refused.
+Cells are separated by commas, or by tabs where the first line has no comma. A first line of numbers is a row. Only `0, 1, …,
+n−1` is a header, as pandas writes one, unless it and the lines below it are a square; then what was assumed is said.
 """
 
 import csv
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +24,18 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from engine.finding import Finding, Origin
 from engine.formats.arrays import MAX_EXPERTS, MAX_RANKS, expert_load, traffic_matrix, whole_numbers
+from engine.formats.bare_lists import loads_of_table
 from engine.formats.format import Format, of_one_file
 from engine.formats.glance import Glance
 from engine.formats.long_form import ROUTING, TRAFFIC, routing_from_columns, traffic_from_columns
 from engine.formats.source import Source, line_ends, quoted
-from engine.workload import Workload
+from engine.workload import TrafficMatrix, Workload
 
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+_NUMBERS_ALONE = r"\s*([+-]?[\d.].*|[+-]?(nan|inf(inity)?)|)\s*"
+"""A cell of a row: a number, even one that is written wrong, or nothing. No name of a column begins like that."""
 _MAX_LINE_BYTES = 1024**2
 MAX_ROWS = 10_000_000
 """Twice the longest recordings that people save as tables; checking takes a hundred bytes a row."""
@@ -44,6 +49,7 @@ class CsvTable:
     source: Source
     header: tuple[str, ...] | None
     width: int
+    separator: str = ","
 
     def read(self, kinds: dict[int, pa.DataType], words: bool = False) -> list[np.ndarray]:
         """One array a column, for the columns (by position) in `kinds`, int64 or float64; every cell is filled and a
@@ -55,6 +61,7 @@ class CsvTable:
             table = pacsv.read_csv(
                 self.source.path,
                 pacsv.ReadOptions(column_names=names, skip_rows=first_line - (self.header is None)),
+                pacsv.ParseOptions(delimiter=self.separator),
                 convert_options=pacsv.ConvertOptions(
                     include_columns=[names[position] for position in kinds],
                     column_types={names[at]: pa.string() if words else kind for at, kind in kinds.items()},
@@ -93,7 +100,8 @@ class CsvTable:
         """Raise InputError at the first line with another number of columns."""
         for number, line in _lines(self.source.path):
             text = line.decode("latin-1")
-            if (width := len(next(csv.reader([text]))) if '"' in text else text.count(",") + 1) != self.width:
+            width = len(_cells(text, self.separator)) if '"' in text else text.count(self.separator) + 1
+            if width != self.width:
                 raise self.source.fault(f"has {width} columns, the first line {self.width}", f"line {number}")
 
     def _numbers(self, column: pa.ChunkedArray, position: int, kind: pa.DataType) -> pa.ChunkedArray:
@@ -153,27 +161,33 @@ Table = CsvTable | ParquetTable
 def read_csv(source: Source) -> Workload:
     """A routing trace, traffic matrix or expert load from a CSV file."""
     first_line = _first_line(source)
-    cells = tuple(cell.strip() for cell in next(csv.reader([first_line])))
-    if not all(re.match(_NUMBER, cell) or cell.lower() in ("", "nan", "inf", "-inf") for cell in cells):
-        return _by_columns(CsvTable(source, _header(source, cells), len(cells)))
+    separator = _separator(first_line)
+    cells = _cells(first_line, separator)
+    if not all(re.fullmatch(_NUMBERS_ALONE, cell, re.IGNORECASE) for cell in cells):
+        return _by_columns(CsvTable(source, _header(source, cells), len(cells), separator))
     if len(cells) > MAX_RANKS:
         raise source.fault(f"the first line has {len(cells)} numbers; a traffic matrix may have {MAX_RANKS}")
-    counted = len(cells) > 1 and cells == tuple(str(at) for at in range(len(cells)))
-    bare = CsvTable(source, None, len(cells))
+    bare = CsvTable(source, None, len(cells), separator)
     amounts = np.column_stack(bare.read(dict.fromkeys(range(len(cells)), pa.float64())))
-    if counted and amounts.shape[0] != amounts.shape[1]:
-        return _by_columns(CsvTable(source, cells, len(cells)))
+    counted = len(cells) > 1 and cells == tuple(str(at) for at in range(len(cells)))
+    if amounts.shape[0] == amounts.shape[1]:
+        traffic = traffic_matrix(source, amounts, lambda index: f"{bare.place(index[0])}, column {index[1] + 1}")
+        return _said_to_be_traffic(traffic, len(cells)) if counted else traffic
     if counted:
-        raise source.fault(
-            f"the first line 0 … {len(cells) - 1} may be a header of expert loads or traffic; "
-            "head the columns expert_0, expert_1, … or layer, src, dst, bytes"
-        )
-    if amounts.shape[0] != amounts.shape[1]:
-        raise source.fault(
-            f"{amounts.shape[0]} rows of {amounts.shape[1]} numbers; a traffic matrix without a header must be square, "
-            "expert loads need a header expert_0, expert_1, …"
-        )
-    return traffic_matrix(source, amounts, lambda index: f"{bare.place(index[0])}, column {index[1] + 1}")
+        return _by_columns(CsvTable(source, cells, len(cells), separator))
+    return loads_of_table(source, amounts, "csv", lambda index: f"{bare.place(index[0])}, column {index[1] + 1}")
+
+
+def _said_to_be_traffic(traffic: TrafficMatrix, ranks: int) -> TrafficMatrix:
+    assumed = Finding(
+        severity="warning",
+        code="assumed-traffic",
+        message=(
+            f"The first line, 0 … {ranks - 1}, was taken for bytes that GPU 0 sends, as {ranks} rows of {ranks} numbers are a "
+            "traffic matrix. If it heads columns of expert loads, call them expert_0, expert_1, …"
+        ),
+    )
+    return replace(traffic, origin=Origin(format="csv", findings=(assumed,)))
 
 
 def read_parquet(source: Source) -> Workload:
@@ -261,10 +275,17 @@ def _first_line(source: Source) -> str:
         raise source.fault("is not UTF-8 text; save it as UTF-8", "line 1") from None
     if "\r" in text:
         raise source.fault("lines end in a carriage return alone; end them in a line feed", "line 1")
-    if "," not in text and (other := next((mark for mark in ";\t" if mark in text), None)):
-        name = "tabs" if other == "\t" else "semicolons"
-        raise source.fault(f"the columns are separated by {name}; separate them by commas", "line 1")
+    if "," not in text and "\t" not in text and ";" in text:
+        raise source.fault("the columns are separated by semicolons; separate them by commas or tabs", "line 1")
     return text
+
+
+def _separator(line: str) -> str:
+    return "\t" if "\t" in line and "," not in line else ","
+
+
+def _cells(line: str, separator: str) -> tuple[str, ...]:
+    return tuple(cell.strip() for cell in next(csv.reader([line], delimiter=separator)))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -291,11 +312,14 @@ def _is_csv(glance: Glance) -> bool:
     """By name, or of other texts by a first line of numbers or with the name of a column."""
     if not glance.is_text or glance.is_json:
         return False
-    named = (set(ROUTING.telling) | set(TRAFFIC.telling) | {"layer"}) & set(glance.columns)
+    columns = glance.columns
+    if "\t" in glance.first_line:
+        columns = tuple(cell.lower() for cell in _cells(glance.first_line, _separator(glance.first_line)))
+    named = (set(ROUTING.telling) | set(TRAFFIC.telling) | {"layer"}) & set(columns)
     return (
-        glance.path.suffix.lower() == ".csv"
+        glance.path.suffix.lower() in (".csv", ".tsv")
         or bool(named)
-        or (len(glance.columns) > 1 and all(re.fullmatch(rf"{_NUMBER}|(expert_)?\d+", cell) for cell in glance.columns))
+        or (len(columns) > 1 and all(re.fullmatch(rf"{_NUMBER}|(expert_)?\d+", cell) for cell in columns))
     )
 
 

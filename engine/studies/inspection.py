@@ -66,8 +66,6 @@ class Inspection:
 
 def inspect(workload: Workload, model: MoEModel | None = None) -> Inspection:
     """Look a recording over. model: what was recorded, against which its layers and experts are held"""
-    mean = workload.load.mean(axis=1)
-    skew = np.divide(workload.load.max(axis=1), mean, out=np.ones(len(mean)), where=mean > 0)
     kind, title = KINDS[type(workload)]
     return Inspection(
         name=workload.name,
@@ -78,10 +76,16 @@ def inspect(workload: Workload, model: MoEModel | None = None) -> Inspection:
         experts=workload.num_experts,
         k=workload.k,
         tokens=workload.tokens if isinstance(workload, RoutingTrace) else None,
-        skew=skew,
+        skew=skew_of_layers(workload),
         predicted=predicted_share(workload) if isinstance(workload, RoutingTrace) else None,
         findings=check_recording(workload, model),
     )
+
+
+def skew_of_layers(workload: Workload) -> np.ndarray:
+    """float64[layer], see `Inspection`; 1 in a layer without tokens."""
+    mean = workload.load.mean(axis=1)
+    return np.divide(workload.load.max(axis=1), mean, out=np.ones(len(mean)), where=mean > 0)
 
 
 def predicted_share(trace: RoutingTrace) -> np.ndarray:

@@ -153,3 +153,36 @@ def test_a_renamed_node_keeps_what_the_table_does_not_show() -> None:
     changed = to_cluster(frame, LINKED, 0.0, base)
     assert [(node.name, node.link_latency) for node in changed.nodes] == [("a", 1e-6), ("renamed", 1e-6), ("c", 1e-6)]
     assert shows(frame, changed)
+
+
+def rows(*cells: tuple[str, str]) -> list[dict]:
+    return [
+        {**dict.fromkeys(to_frame(PRESETS["mixed-8"].cluster), np.nan), "node": node, "type": kind}
+        for node, kind in cells
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "link"),
+    [(("H100", "H100"), 450e9), (("L40S", "L40S"), None), (("H100", "A100-80"), None), (("H100",), None)],
+)
+def test_a_new_node_has_the_links_that_its_gpus_come_with(kinds: tuple[str, ...], link: float | None) -> None:
+    cluster = PRESETS["mixed-8"].cluster
+    frame = to_frame(cluster)
+    for row in rows(*(("new", kind) for kind in kinds)):
+        frame.loc[len(frame)] = row
+    changed = to_cluster(frame, cluster, 0.0, to_frame(cluster))
+    assert changed.nodes[-1].link_bandwidth == link
+    assert changed.nodes[:-1] == cluster.nodes, "nodes of several GPUs keep what they have"
+    assert shows(frame, changed) is (link is None), "the table is written anew, with the links"
+
+
+def test_links_that_were_taken_away_stay_away() -> None:
+    cluster = PRESETS["hgx-h100-8"].cluster
+    base = to_frame(cluster)
+    frame = base.copy()
+    frame["link"] = np.nan
+    bare = to_cluster(frame, cluster, 0.0, base)
+    assert bare.nodes[0].link_bandwidth is None
+    frame.loc[len(frame)] = rows((cluster.nodes[0].name, "H100"))[0]
+    assert to_cluster(frame, bare, 0.0, base).nodes[0].link_bandwidth is None

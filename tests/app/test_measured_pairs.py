@@ -13,7 +13,7 @@ from engine.cluster import Cluster, Node
 from engine.costs.pair_cluster import PairCluster, held_against
 from tests.app.test_cluster_detect import TYPE, choose, gpus
 from tests.app.test_drop_zone import answers, complaints
-from tests.app.test_pages import ROOT, press, visit
+from tests.app.test_pages import ROOT, visit
 from tests.formats.measured.test_nccl_pairs import NODES, pair_log, two_nodes
 from tests.strategies import make_gpu
 
@@ -55,8 +55,7 @@ def test_a_set_is_drawn_on_any_page_and_shown_beside_its_cluster(app):
     assert any("Mean difference 0 %" in text.value or "Mean difference < 0.1 %" in text.value for text in app.caption)
     (worst,) = [table.value for table in app.dataframe if "Pair" in table.value]
     assert list(worst["Measured"]).count("320 Gb/s") == 4 and list(worst["Measured"]).count("2,400 Gb/s") == 2
-    choose(app, "Start from a preset", "mixed-8")
-    press(app, "Open the preset")
+    app.button(key="preset-mixed-8").click().run()
     assert gpus(app) == "8" and not shows_pairs(app), "they are of other hosts"
 
 

@@ -133,7 +133,7 @@ def workload(camera: Camera) -> None:
 def cluster(camera: Camera) -> None:
     camera.visit("Cluster")
     expect(camera.page.get_by_role("application")).to_be_visible()
-    camera.shoot("cluster", last=camera.page.get_by_text("from all GPUs of a node"))
+    camera.shoot("cluster", last=camera.page.get_by_test_id("stDataFrame"))
 
 
 def affinity(camera: Camera) -> None:

@@ -53,5 +53,28 @@ board.add(gpu("D"));
 board.refuse(same);
 check(JSON.stringify(clusterOf(board.drawing)) === JSON.stringify(same), "not back to before what was refused");
 check(!JSON.stringify([board.past, board.future]).includes('"memory":-1'), "what was refused can be come back to");
+
+// The second GPU of a node brings the links of its type, and no other does.
+const linked = new Board(null), link = (place) => linked.drawing.nodes[place]?.link_bandwidth ?? null;
+linked.links = { A: { link_bandwidth: 5, link_latency: 1 }, B: null };
+const first_a = linked.add(gpu("A")), home = linked.drawing.nodes[0].id;
+check(link(0) === null, "one GPU has links");
+linked.add(gpu("A"), home);
+check(link(0) === 5 && linked.drawing.nodes[0].link_latency === 1, "two GPUs have none");
+linked.setNodes([home], { link_bandwidth: null });
+linked.add(gpu("A"), home);
+check(link(0) === null, "links that were taken away came back");
+linked.selected = new Set([home]);
+linked.duplicate(1);
+check(link(1) === null, "a copy of a node has links that the node has not");
+linked.move([first_a, linked.gpus[1].id], null);
+check(link(2) === 5, "two GPUs moved into a new node have none");
+linked.add(gpu("B"), null);
+linked.add(gpu("A"), linked.drawing.nodes[3].id);
+check(link(3) === null, "a node of several types has links");
+linked.add(gpu("A"), null);
+linked.selected = new Set([linked.drawing.nodes[4].gpus[0].id]);
+linked.duplicate(3);
+check(link(4) === 5 && linked.drawing.nodes[4].gpus.length === 4, "copies of a GPU have none");
 check(board.clear() && board.replace(null) === false && board.gpus.length === 0, "cleared");
 return faults;

@@ -60,7 +60,7 @@ def recording(path: Path) -> Path:
         ({"physical_to_logical_map": [[0, 1]]}, "engine-plan"),
         ("num_slots: 4\ninitial_global_assignments:\n  3: [0, 1, 2, 3]\n", "engine-plan"),
         ('{"record_type": "eplb_initial_mapping", "version": 1}\n', "engine-plan"),
-        ("Expert,Node\n0,0\n", "engine-plan"),
+        ("Expert,Node\n0,0\n", "exflow-plan"),
         ("[[1, 0, 2], [0, 1, 2]]", "engine-plan"),
         ("[[5, 0, 2], [0, 1, 9]]", "bare-list"),
         (torch_saved({"physical_to_logical_map": torch.zeros(1, 4, dtype=torch.int64)}), "engine-plan"),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.errors import InputError
 from engine.formats import read_workload, tables
 from engine.formats.long_form import routing_from_columns
 from engine.formats.source import Source
@@ -93,13 +94,17 @@ def test_sequence_and_source_rank(tmp_path):
         ("src,dst,bytes\n0,1,5\n0,1,7\n", ("line 3", "second row", "rank 0 to rank 1")),
         ("src,dst,bytes\n0,1000000000,5\n", ("1000000001",)),
         ("src,dst,bytes\n0,-1,5\n", ("line 2", "'dst'")),
-        ("0,5,2\n3,0,4\n", ("square", "2 rows of 3")),
-        ("0,5\n3,0\n5,6\n", ("expert_0",)),
+        ("0,5,2\n3,0,-4\n", ("line 2, column 3", "-4")),
+        ("1,000,5\n3,0,4\n1_0,0,4\n", ("line 3: column 1 is '1_0', not a number",)),
+        ("0x1,5\n3,0\n", ("line 1: column 1 is '0x1', not a number",)),
+        ("infinity,5\n3,0\n", ("line 1, column 1", "at least 0")),
+        ("3,2,1,0\n0,1,2,3\n", ("a placement",)),
+        ("1;5\n3;0\n", ("semicolons",)),
+        ("1\t5\n3\n", ("line 2: has 1 columns, the first line 2",)),
         ("0,1,2\n3,0,4\n5,,0\n", ("line 3: column 2 is empty",)),
-        ("0,1\n-3,0\n", ("header",)),
+        ("0,1\n-3,0\n", ("line 2, column 1", "-3")),
         ("0,5\n-3,0\n", ("line 2, column 1", "-3")),
         ("0,5\nnan,0\n", ("line 2, column 1", "nan")),
-        ("0,1\n1,0\n", ("header", "expert_0")),
         ("expert_0,expert_2\n1,2\n", ("'expert_1' is missing",)),
         ("expert_0,1,expert_1\n1,2,3\n", ("same expert",)),
         ("layer,expert_0,expert_1\n3,1,2\n3,1,2\n", ("line 3", "layer 3 appears twice")),
@@ -124,6 +129,64 @@ def test_expert_out_of_the_models_range(tmp_path):
 def test_wide_traffic(tmp_path):
     traffic = read_workload(csv(tmp_path, "0,1.5,2\n3,0,4\n5,6e2,0\n"), bytes_per_token=2)
     np.testing.assert_array_equal(traffic.bytes, [[[0, 1.5, 2], [3, 0, 4], [5, 600, 0]]])
+
+
+def test_a_square_below_counted_numbers_is_traffic_and_that_is_said(tmp_path):
+    traffic = read_workload(csv(tmp_path, "0,1,2\n3,4,5\n6,7,8\n"))
+    np.testing.assert_array_equal(traffic.bytes[0], np.arange(9).reshape(3, 3))
+    (finding,) = traffic.origin.findings
+    assert finding.severity == "warning" and "expert_0" in finding.message
+
+
+CELLS = st.one_of(
+    st.integers(0, 10**12), st.floats(0, 1e15).map(lambda number: float(f"{number:.4g}")), st.sampled_from([0, 1, 2, 3])
+)
+
+
+@st.composite
+def number_tables(draw):
+    """float64[row, column] of at least two columns, and the table as a text in one of the ways that people save it."""
+    rows, columns = draw(st.integers(1, 6)), draw(st.integers(2, 6))
+    table = [[draw(CELLS) for _ in range(columns)] for _ in range(rows)]
+    separator, end, space = draw(
+        st.tuples(st.sampled_from(",\t"), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["", " "]))
+    )
+    write = draw(st.sampled_from([str, lambda cell: f"{cell:.6e}", lambda cell: f'"{cell}"', lambda cell: f"+{cell}"]))
+    space = space if '"' not in write(0) else ""  # else the quotes were part of the cell
+    text = "".join(separator.join(space + write(cell) for cell in row) + end for row in table)
+    if draw(st.booleans()):
+        text = text.removesuffix(end)
+    return np.array([[float(write(cell).strip('"')) for cell in row] for row in table]), text
+
+
+@settings(max_examples=300, deadline=None)
+@given(number_tables(), st.sampled_from(["t.csv", "t.tsv", "t.txt"]))
+def test_a_first_line_of_numbers_is_a_row(tmp_path_factory, table, name):
+    numbers, text = table
+    path = tmp_path_factory.mktemp("numbers") / name
+    path.write_text(text, newline="")
+    rows, columns = numbers.shape
+    first = next(line for line in text.splitlines()).replace("\t", ",")
+    counted = [cell.strip(' "') for cell in first.split(",")] == [str(at) for at in range(columns)]
+    if counted and rows != columns:
+        return  # the one header of numbers, which other tests are about
+    try:
+        workload = read_workload(path)
+    except InputError as error:
+        # A placement, or nothing in it: refused for what it says, never for a missing header.
+        assert any(reason in str(error) for reason in ("a placement", "every load is 0")), error
+        return
+    if rows == columns:
+        np.testing.assert_array_equal(workload.bytes, numbers[None])
+    else:
+        np.testing.assert_array_equal(workload.load, numbers[numbers.any(axis=1)])
+
+
+@pytest.mark.parametrize("columns", ["token\tlayer\texpert", "layer\texpert\ttoken"])
+def test_columns_separated_by_tabs(tmp_path, columns):
+    path = tmp_path / "trace.tsv"
+    path.write_text(f"{columns}\n0\t0\t0\n")
+    assert read_workload(path).experts.shape == (1, 1, 1)
 
 
 def test_long_traffic_without_layer_and_with_gaps(tmp_path):

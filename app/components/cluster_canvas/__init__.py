@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from app.charts.theme import gpu_colour
+from engine.catalogue.links import links_of_types
 from engine.catalogue.packaged import every_gpu_type
 from engine.cluster import Cluster
 
@@ -84,7 +85,12 @@ def cluster_canvas(
             "answered": answered,
             "refused": refused,
             "types": {
-                name: {"colour": gpu_colour(name), "gpu": kind.gpu().model_dump(mode="json")}
+                name: {
+                    "colour": gpu_colour(name),
+                    "gpu": kind.gpu().model_dump(mode="json"),
+                    "links": (links := links_of_types().get(name))
+                    and {"link_bandwidth": links.bandwidth, "link_latency": links.latency},
+                }
                 for name, kind in every_gpu_type().items()
             },
             "overlay": overlay and asdict(overlay),

@@ -44,6 +44,7 @@ function sameCluster(one, other) {
 class Board {
   constructor(cluster) {
     this.drawing = drawingOf(cluster);
+    this.links = {}; // what a node of a GPU type is given, by type
     this.past = [];
     this.future = [];
     this.selected = new Set();
@@ -132,9 +133,17 @@ class Board {
     this.edit((drawing) => {
       let node = drawing.nodes.find((one) => one.id === nodeId);
       if (!node) drawing.nodes.push((node = emptyNode(drawing)));
-      node.gpus.push(added);
+      this.grow(node, [...node.gpus, added]);
     });
     return added.id;
+  }
+
+  // The second GPU of a node brings the links that GPUs of their type come with. Later ones bring none: a person may have
+  // taken the links away.
+  grow(node, gpus) {
+    const links = this.links[gpus[0].type], first = node.gpus.length < 2 && gpus.length > 1;
+    if (links && first && !node.link_bandwidth && gpus.every((gpu) => gpu.type === gpus[0].type)) Object.assign(node, links);
+    node.gpus = gpus;
   }
 
   // GPUs into the node with this id, or together into a new one.
@@ -150,7 +159,7 @@ class Board {
       // Those that are at home already keep their places.
       const coming = taken.filter((gpu) => !target.gpus.includes(gpu));
       for (const node of drawing.nodes) if (node !== target) node.gpus = node.gpus.filter((gpu) => !moving.has(gpu.id));
-      target.gpus.push(...coming);
+      this.grow(target, [...target.gpus, ...coming]);
     });
   }
 
@@ -164,7 +173,7 @@ class Board {
     return this.edit((drawing) => {
       for (const node of [...drawing.nodes]) {
         if (!nodes.has(node.id)) {
-          node.gpus = node.gpus.flatMap((gpu) => (gpus.has(gpu.id) ? [gpu, ...copies(gpu)] : [gpu]));
+          this.grow(node, node.gpus.flatMap((gpu) => (gpus.has(gpu.id) ? [gpu, ...copies(gpu)] : [gpu])));
           continue;
         }
         const more = Array.from({ length: count }, () => ({

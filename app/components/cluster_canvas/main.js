@@ -23,6 +23,7 @@ class Studio {
     this.send = send;
     this.fillPalette(data.types);
     this.types = data.types;
+    this.board.links = Object.fromEntries(Object.entries(data.types).map(([name, type]) => [name, type.links]));
     if (data.answered >= this.serial) {
       this.serial = data.answered;
       if (data.refused) this.board.refuse(data.cluster);

@@ -15,11 +15,7 @@ def _tells(glance: Glance) -> bool:
         )
     if not glance.is_text:
         return sglang.KEY.encode() in glance.pickled
-    return (
-        exflow.is_table(glance.first_line)
-        or table.is_table(glance.first_line)
-        or tensorrt_llm.ASSIGNMENTS.encode() in glance.head
-    )
+    return table.is_table(glance.first_line) or tensorrt_llm.ASSIGNMENTS.encode() in glance.head
 
 
 def _is_permutation(glance: Glance) -> bool:
@@ -36,4 +32,12 @@ def _is_permutation(glance: Glance) -> bool:
     )
 
 
-FORMATS = (Format("engine-plan", "a plan of a serving engine", "plan", _tells),)
+FORMATS = (
+    Format(
+        "exflow-plan",
+        "a placement of ExFlow (the GPU of each expert, no routing)",
+        "plan",
+        lambda glance: exflow.is_table(glance.first_line),
+    ),
+    Format("engine-plan", "a plan of a serving engine", "plan", _tells),
+)
