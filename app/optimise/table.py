@@ -12,6 +12,7 @@ from engine import units
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.problem import Problem
+from engine.simulate.proof import proof_of_plan
 from engine.systems.lina import SCHEDULED
 from engine.workload import digest_of
 
@@ -37,7 +38,7 @@ def rows(problem: Problem) -> pd.DataFrame:
             figures = cached.metrics(candidate.plan, problem)
         except InputError:
             continue  # follows tokens, but the open recording has none
-        claim = candidate.plan.claim
+        claim, proof = candidate.plan.claim, proof_of_plan(candidate.plan, figures)
         # A plan made from other inputs, or faster than it claims that any is, has only the bound of its own placement here.
         own = figures.bound is not None
         move = None if problem.goal is Goal.TRAINING else cached.migration(candidate.plan, problem)
@@ -62,7 +63,8 @@ def rows(problem: Problem) -> pd.DataFrame:
                 "Utilisation": figures.utilisation,
                 "Experts": figures.memory,
                 "Found in": candidate.runtime,
-                "Proof": claim.proof if own else "made from other inputs",
+                "Proof": proof.in_words,
+                "proof": proof.sentence,
                 "notes": candidate.notes,
                 "Scheduled": candidate.notes.get(SCHEDULED, {}).get("value", math.nan),
                 "Copies": move.copies if move else math.nan,
@@ -93,7 +95,8 @@ def show(table: pd.DataFrame) -> None:
         column_config={
             balance.COLUMN: st.column_config.TextColumn(help=balance.COLUMN_HELP),
             "Proof": st.column_config.TextColumn(
-                help="What its optimiser says; of a plan that was sent, its author's word"
+                help="Which choices no other could better, in simulated time. Of the order of sends this is proven here, whoever "
+                "made the plan; of the placement it is its optimiser's account"
             ),
         },
         on_select=open_selected,
@@ -193,6 +196,7 @@ def _steps(steps: float) -> str:
 def notes(row: pd.Series) -> None:
     """What the optimiser found out about the open plan."""
     lines = [f"**{plain(row['Plan'])}** · `{row['id'][:12]}`"]
+    lines.append(f"- {plain(row['proof'])}")
     lines.append(f"- {balance.COLUMN}: {balance.sentence(row['Overload'])}")
     lines += [f"- {plain(about)}: {plain(units.quantity(**note))}" for about, note in row["notes"].items()]
     st.markdown("\n".join(lines))

@@ -13,6 +13,7 @@ from engine.result import Provenance
 from engine.simulate import simulate
 from engine.simulate.metrics import Metrics, metrics, speedup
 from engine.simulate.migration import Migration, migration
+from engine.simulate.proof import proof_of_plan
 from engine.systems import SYSTEMS, TRAINING, usual_plan
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
@@ -146,11 +147,11 @@ def bound_in_words(brief: Brief) -> list[str]:
     if figures.bound is not None and claim.scope == "placement and order":
         sentences.append(
             f"Its optimiser claims, which is not computed again here, that no other placement with as many slots per GPU and "
-            f"no replicas is faster than {seconds(figures.bound)}: {_above(figures.gap)} ({claim.proof})."
+            f"no replicas is faster than {seconds(figures.bound)}: {_above(figures.gap)}."
         )
     elif figures.bound is None and claim is not None:
         sentences.append("What its optimiser claims is for other inputs, or not true, and says nothing here.")
-    return sentences
+    return [*sentences, proof_of_plan(brief.own.plan, figures).sentence]
 
 
 def _above(gap: float) -> str:

@@ -131,7 +131,7 @@ def test_changing_the_goal_loses_neither_plans_nor_the_step(app: AppTest) -> Non
     plan_the_step(app, "DeepSpeed")
     enter(app, "Batch per GPU, sequences", 8)
     row = app.dataframe[0].value.iloc[0]
-    assert row["Proof"] == "made from other inputs" and row["Above the bound of"].endswith(
+    assert row["Proof"] in ("schedule", "nothing") and row["Above the bound of"].endswith(
         "any schedule of its placement"
     )
     enter(app, "Batch per GPU, sequences", 7)
