@@ -3,7 +3,7 @@
 import streamlit as st
 
 from app import cached, failing, header, state, widgets
-from app.optimise import candidates, goal, lina, orders, spare, step, studies, travel
+from app.optimise import candidates, deployed, goal, lina, orders, spare, step, studies, travel
 from app.serving import page
 from app.text import plain
 from engine.errors import InputError
@@ -70,7 +70,7 @@ else:
     )
 
 if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted):
-    chosen = [{"name": system.name, "options": options.get(system.name, {})} for system in wanted]
+    chosen = deployed.planned_first(problem, wanted, options)
     try:
         state.add_plan_job(widgets.start_job_on(problem, "optimise", {"systems": chosen}).id)
     except InputError as error:

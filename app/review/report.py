@@ -74,6 +74,7 @@ def html(dossier: Dossier) -> str:
         saved=dossier.saved,
         review=dossier.review,
         brief=dossier.brief,
+        standing=dossier.brief.standing(),
         said=said(dossier.review),
         runs=dossier.runs,
         headline=headline(dossier.brief),

@@ -4,6 +4,7 @@ from engine.data_folder import data_folder
 from engine.store.files import (
     alone_with_sessions,
     config_path,
+    has_timeline,
     has_workload,
     load_document,
     load_session,
@@ -22,6 +23,7 @@ __all__ = [
     "alone_with_sessions",
     "config_path",
     "data_folder",
+    "has_timeline",
     "has_workload",
     "load_document",
     "load_session",

@@ -112,6 +112,11 @@ def save_timeline(key: str, timeline: Timeline) -> None:
         np.savez_compressed(file, about=np.asarray(json.dumps(about)), **columns)
 
 
+def has_timeline(key: str) -> bool:
+    """Whether a timeline was kept under this digest."""
+    return _path(key, "timelines").exists()
+
+
 def load_timeline(key: str) -> Timeline | None:
     """The timeline that was kept under this digest; None where there is none, or one that cannot be read, as it can be
     simulated again."""
