@@ -189,14 +189,23 @@ def option_input(system: str, options: type[Options], name: str, default: Value 
     return st.number_input(label, low, high, kind(value), key=key, help=schema["description"], width=180)
 
 
-def usual_baselines(plans: dict[str, Plan], plan: Plan) -> list[str]:
-    """Ids of the newest plans of the papers' baselines, which a plan is looked at beside unless a person chooses others."""
+def usual_baselines(plans: dict[str, Plan], plan: Plan, deployed: str | None) -> list[str]:
+    """Ids of the plans that a plan is looked at beside unless a person chooses others: what is deployed, under that id, then
+    the newest plans of the papers' baselines."""
     usual = {system.name for system in (*SYSTEMS.values(), *TRAINING.values()) if system.shown_beside}
     newest = {}
     for id, candidate in plans.items():
-        if candidate.provenance.optimiser in usual and id != plan.id:
+        if candidate.provenance.optimiser in usual and id not in (plan.id, deployed):
             newest.setdefault(candidate.provenance.optimiser, id)
-    return list(newest.values())
+    return [*([deployed] if deployed in plans and deployed != plan.id else []), *newest.values()]
+
+
+def deployed_id(problem: Problem) -> str | None:
+    """The id of what is deployed; None where nothing was chosen and experts do not fit the GPUs."""
+    try:
+        return cached.deployed(problem).plan.id
+    except InputError:
+        return None
 
 
 def start_job(kind: str, arguments: dict[str, Any]) -> runner.Job:

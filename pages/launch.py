@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, header, widgets
+from app import cached, header, verdict_line, widgets
 from app.export import panel as export
 from app.launch import form, history, report, watch
 
@@ -18,6 +18,8 @@ if problem is not None and plan is None:
     st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
 if problem is not None and plan is not None:
     widgets.say_inference_only()
+    if not widgets.why_not(plan, problem):
+        verdict_line.show_plan_if_soon(plan, problem)
     form.form(problem, plan, past)
     export.show(plan, problem, "launch")
 watch.watch()

@@ -71,7 +71,7 @@ with form:
 
 with actions:
     if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted, shortcut="Ctrl+Enter"):
-        chosen = [{"name": system.name, "options": options.get(system.name, {})} for system in wanted]
+        chosen = deployed.planned_first(problem, wanted, options)
         try:
             state.add_plan_job(widgets.start_job_on(problem, "optimise", {"systems": chosen}).id)
         except InputError as error:

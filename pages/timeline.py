@@ -2,9 +2,9 @@
 
 import streamlit as st
 
-from app import balance, cached, header, state, widgets
+from app import balance, cached, header, state, verdict_line, widgets
 from app.charts import gantt as charts
-from app.charts import lanes, theme
+from app.charts import lanes
 from app.text import plain
 from app.timeline import bottleneck, bounds, sends, serving, step, together
 from engine import units
@@ -28,23 +28,21 @@ if plan is None:
     st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
     st.stop()
 
-baselines = widgets.usual_baselines(fitting, plan)
-used = state.in_use() if problem.in_use is not None else None
-if used in fitting and used not in (plan.id, *baselines):
-    baselines.insert(0, used)
-beside = st.multiselect(
-    "Beside it",
-    [id for id in fitting if id != plan.id],
-    default=baselines,
-    format_func=lambda id: f"{fitting[id].name} · {id[:8]}{' · deployed now' if id == used else ''}",
-    placeholder="Compare with other plans",
-)
+deployed = widgets.deployed_id(problem)
 
 
 def name_of(id: str) -> str:
-    """Of a plan on this page, which tells it from the open one and says what is deployed."""
-    name = fitting[id].name if fitting[id].name != plan.name or id == plan.id else f"{fitting[id].name} {id[:8]}"
-    return f"{name} (deployed now)" if id == used else name
+    """Of a plan on this page, which says what is deployed."""
+    return f"{fitting[id].name} (deployed now)" if id == deployed else fitting[id].name
+
+
+beside = st.multiselect(
+    "Beside it",
+    [id for id in fitting if id != plan.id],
+    default=widgets.usual_baselines(fitting, plan, deployed),
+    format_func=name_of,
+    placeholder="Compare with other plans",
+)
 
 
 shown = {name_of(id): fitting[id] for id in (plan.id, *beside)}
@@ -74,19 +72,9 @@ if state.serving() is not None and serving.show(shown, problem):
 
 figures = cached.metrics(plan, problem)
 whole = figures.total or 1.0  # a recording of nothing but padding takes no time
+verdict_line.show_plan(plan, problem)
 with st.container(horizontal=True, gap="large"):
-    st.metric(
-        "Total, simulated",
-        units.seconds(figures.total),
-        help=f"{figures.how_simulated}; costs: {timelines[name_of(plan.id)].cost_source}",
-    )
     bounds.show(plan, problem, figures)
-    if figures.bound is not None and plan.claim.scope != "order":
-        st.metric(
-            "Bound for any placement",
-            units.seconds(figures.bound),
-            help="as its optimiser claims of placements with as many slots per GPU; not computed again",
-        )
     st.metric(
         "Exposed communication",
         units.share(figures.exposed_communication / whole),
@@ -120,11 +108,7 @@ if last < asked:
         "The Perfetto file has everything.",
         icon=":material/warning:",
     )
-others = {name: timeline.total for name, timeline in timelines.items() if name != name_of(plan.id)}
-title = f"{theme.plain(plan.name)} takes {units.seconds(figures.total)}"
-if others:
-    beside_it = theme.plain(next(iter(others))) + " takes" if len(others) == 1 else "the plans beside it take"
-    title += f"; {beside_it} {' and '.join(units.ratio(other / whole) for other in others.values())} that"
+title = verdict_line.headline(plan, problem)
 lines = {name: cached.bound(plan, problem, first, last) for name, plan in shown.items()}
 parts = {name: lanes.fewer_lanes(timeline, first, last, lanes.MOST_LANES) for name, timeline in drawable.items()}
 drawn, whole_of = max(count for _, count in parts.values()), len(drawable[name_of(plan.id)].resources)

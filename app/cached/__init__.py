@@ -5,6 +5,7 @@ not do it once more. The pages call all of it as `cached.problem()`.
 """
 
 # ruff: noqa: F401  what this package offers
+from app.cached.deployed import Deployed, deployed
 from app.cached.devices import attached, testbed_fault
 from app.cached.figures import (
     balance,
@@ -21,3 +22,4 @@ from app.cached.figures import (
 )
 from app.cached.inputs import inspection, measured_pairs, model_fault, placement_in_use, problem, recording, workload
 from app.cached.plans import Answer, Candidate, answer_of, candidates, jobs, open_plan, result_of, resume_jobs
+from app.cached.standing import is_soon, other_recordings, standing

@@ -4,14 +4,14 @@ import pandas as pd
 import streamlit as st
 
 from app import simulations
+from app.cached.deployed import deployed
 from engine import store
 from engine.balance import Balance
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.preparation.launch import Launch
-from engine.plan import Placement, Plan, SendOrder
+from engine.plan import Plan
 from engine.problem import Problem
-from engine.result import Provenance
 from engine.simulate import bound_of_plan as engine_bound
 from engine.simulate import simulate_layers
 from engine.simulate.metrics import SCORED_ON, Metrics, balance_of, input_digests, metrics_digests, simulation_digest
@@ -20,7 +20,6 @@ from engine.simulate.migration import Migration
 from engine.simulate.migration import migration as engine_migration
 from engine.simulate.waits import waits as engine_waits
 from engine.studies.utilisation import Utilisation, exclusive_and_colocated
-from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
 from engine.validate import refuse_broken, refuse_broken_launch
 
@@ -134,27 +133,25 @@ def _bound(
     return engine_bound(_plan, _problem, first, last, straight)
 
 
-def migration(plan: Plan, problem: Problem) -> Migration | None:
-    """What a move from the placement in use to a plan costs; None for two models, whose placement in use is unknown."""
-    if plan.goal is Goal.TWO_MODELS:
+def migration(plan: Plan, problem: Problem, seconds: tuple[float, float] | None = None) -> Migration | None:
+    """What a move from what is deployed to a plan costs; None for two models and a training step, of which nothing is known to
+    be in use. seconds: that what is deployed and the plan take (None: as simulated)."""
+    if problem.goal is not Goal.INFERENCE:
         return None
-    now = problem.in_use or linear_placement(problem)
-    return _migration(plan.id, now.digest, key_of(problem), plan, now, problem)
+    now = deployed(problem).plan
+    seconds = seconds or (metrics(now, problem).total, metrics(plan, problem).total)
+    return _migration(plan.id, now.id, key_of(problem), seconds, plan, now, problem)
 
 
 @st.cache_resource(max_entries=256, show_spinner="Counting moves")
-def _migration(id: str, now: str, key: tuple[str, ...], _plan: Plan, _now: Placement, _problem: Problem) -> Migration:
-    order = SendOrder(mode="concurrent")
-    deployed = Plan(
-        name="in use", placement=_now, send_order=order, travel=_plan.travel, provenance=Provenance(optimiser="")
-    )
-
+def _migration(
+    id: str, now: str, key: tuple[str, ...], seconds: tuple[float, float], _plan: Plan, _now: Plan, _problem: Problem
+) -> Migration:
     def move() -> Migration:
-        return engine_migration(
-            _now, _plan.placement, _problem, *(simulate(plan, _problem).total for plan in (deployed, _plan))
-        )
+        return engine_migration(_now.placement, _plan.placement, _problem, *seconds)
 
-    return store.figures(Migration, move, *(simulation_digest(plan, _problem) for plan in (deployed, _plan)))
+    digests = (simulation_digest(plan, _problem) for plan in (_now, _plan))
+    return store.figures(Migration, move, *digests, *map(str, seconds))
 
 
 def key_of(problem: Problem) -> tuple[str, ...]:

@@ -113,7 +113,7 @@ def _attached(devices: Devices) -> None:
 
 def _chosen(place: On, destination: Destination | None, problem: Problem, plan: Plan, devices: Devices) -> Launch:
     """The plans and numbers that a person chose."""
-    compared = _compared(plan)
+    compared = _compared(plan, problem)
     ranks = scale = None
     with st.container(horizontal=True):
         if place not in clusters.FORMS:
@@ -142,15 +142,15 @@ def _chosen(place: On, destination: Destination | None, problem: Problem, plan: 
     )
 
 
-def _compared(plan: Plan) -> list[Plan]:
+def _compared(plan: Plan, problem: Problem) -> list[Plan]:
     """The plans that run beside the open one."""
     candidates = {id: candidate.plan for id, candidate in cached.candidates().items()}
     others = {id: other for id, other in candidates.items() if id != plan.id and alike(other, plan)}
     compared = st.multiselect(
         "Compare with",
         list(others),
-        widgets.usual_baselines(others, plan)[:1],
-        lambda id: f"{others[id].name} · {id[:8]}",
+        widgets.usual_baselines(others, plan, widgets.deployed_id(problem))[:1],
+        lambda id: others[id].name,
         max_selections=MAX_PLANS - 1,
         disabled=not others,
         key=f"launch-compare-{plan.id}",

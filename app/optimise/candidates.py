@@ -1,12 +1,11 @@
-"""The plans that were found for what is open, fastest first."""
+"""The plans that were found for what is open: how the open one stands, and all beside what is deployed."""
 
 import streamlit as st
 
-from app import cached, state
+from app import cached, state, verdict_line
 from app.optimise import goal
 from app.optimise import table as plan_table
 from app.text import plain
-from engine import units
 from engine.problem import Problem
 from engine.systems import proposed_for
 
@@ -22,14 +21,12 @@ def show(problem: Problem, aim: str) -> None:
             )
         return
     st.subheader("Candidate plans", anchor=False)
+    shown = table[table["id"] == state.plan_id()]
+    if len(shown):
+        st.markdown(f"**{plain(shown['Plan'].iloc[0])}**")
+        verdict_line.show_plan(cached.open_plan(), problem)
     on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"
-    caption = f"{on}, fastest first. Select a row to open its plan."
-    if len(table) > 1 and table["Time"][0] > 0:
-        deployed = table.index[table["deployed"]]
-        other = table.iloc[deployed[0] if len(deployed) and deployed[0] else -1]
-        factor = units.ratio(other["Time"] / table["Time"][0])
-        caption = f"{plain(table['Plan'][0])} is {factor} as fast as {plain(other['Plan'])}. {caption}"
-    st.caption(caption)
+    st.caption(f"{on}, what is deployed on top, then fastest first. Select a row to open its plan.")
     plan_table.show(table)
     if aim == goal.STEP:
         st.caption(
@@ -37,7 +34,6 @@ def show(problem: Problem, aim: str) -> None:
             "the fullest GPU, without activations."
         )
         plan_table.decomposition(table, problem)
-    opened = table[table["id"] == state.plan_id()]
-    if len(opened):
-        plan_table.notes(opened.iloc[0])
+    if len(shown):
+        plan_table.notes(shown.iloc[0])
     st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")

@@ -1,9 +1,10 @@
 """What is deployed now: chosen by word, among the session's plans or from an engine's plan file; and how well it does today."""
 
+from collections.abc import Mapping, Sequence
+
 import streamlit as st
 
 from app import balance, cached, drop_zone, opening, state, widgets
-from app.serving.figures import deployed
 from app.text import plain
 from engine import units
 from engine.errors import InputError
@@ -13,6 +14,8 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.metrics import Metrics, cross_node_share, speedup
 from engine.studies.what_if import is_quick
+from engine.systems import System, baseline_for
+from engine.systems.options import Value
 
 LINEAR = "linear (contiguous blocks)"
 ROUND_ROBIN = "round-robin (as vLLM)"
@@ -25,7 +28,7 @@ def choose(problem: Problem) -> bool:
     }
     dealt = _round_robin(problem)
     names = {None: LINEAR} | ({dealt.id: ROUND_ROBIN} if dealt else {})
-    names |= {id: f"{plan.name} · {id[:8]}" for id, plan in plans.items() if id not in names}
+    names |= {id: plan.name for id, plan in plans.items() if id not in names}
     now = state.in_use() if state.in_use() in names else None
     chosen = st.selectbox(
         "Deployed now",
@@ -40,6 +43,32 @@ def choose(problem: Problem) -> bool:
         return False
     state.set_in_use(chosen)
     return True
+
+
+def planned_first(problem: Problem, chosen: Sequence[System], options: Mapping[str, dict]) -> list[dict]:
+    """The systems of a run with their options, baselines first: what is deployed before all others, and planned too where the
+    session has no such plan yet, so that every plan can be held against it."""
+    systems = sorted(chosen, key=lambda system: not system.baseline)
+    run = [{"name": system.name, "options": options.get(system.name, {})} for system in systems]
+    usual = baseline_for(problem)
+    needed = {"name": usual.name, "options": usual.settings({}).model_dump()}
+    mine = [choice for choice in run if usual.name == choice["name"] and is_usual(usual, choice["options"])]
+    if not mine and _is_planned(problem):
+        return run
+    return [*(mine or [needed]), *(choice for choice in run if choice not in mine)]
+
+
+def is_usual(system: System, options: Mapping[str, Value]) -> bool:
+    """Whether a system's options are those that it has until a person changes them."""
+    return system.settings(options) == system.settings({})
+
+
+def _is_planned(problem: Problem) -> bool:
+    try:
+        now = cached.deployed(problem)
+    except InputError:  # experts do not fit: planning for it would say so once more
+        return True
+    return now.chosen or now.is_candidate
 
 
 def receive() -> None:
@@ -71,7 +100,7 @@ def show(problem: Problem) -> None:
             icon=":material/warning:",
         )
     try:
-        plan, _ = deployed(problem)
+        plan = cached.deployed(problem).plan
         even, away = cached.balance(plan, problem), _away(plan, problem)
         figures = cached.metrics(plan, problem) if _worth_simulating(problem) else None
     except InputError as error:

@@ -12,6 +12,8 @@ from engine import units
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.problem import Problem
+from engine.simulate.metrics import speedup
+from engine.simulate.proof import proof_of_plan
 from engine.systems.lina import SCHEDULED
 from engine.workload import digest_of
 
@@ -22,31 +24,26 @@ BOUND_COVERS = {
 }
 """What lies above a plan's bound: every send order of its own placement, every plan with as many slots per GPU, or every
 schedule of a training step."""
-BASELINE = "deepspeed"
-"""What plans of a training step are held against."""
-COMMON_PRACTICE = "linear"
-"""What plans for inference are held against where nothing else is deployed."""
 
 
 def rows(problem: Problem) -> pd.DataFrame:
-    """Figures of every candidate that fits the problem, fastest first; empty when there is none."""
+    """Figures of every candidate that fits the problem, fastest first but for what is deployed, which is on top; empty when
+    there is none."""
     entries = []
-    deployed = None if problem.in_use is None else state.in_use()
     for id, candidate in widgets.comparable(problem):
         try:
             figures = cached.metrics(candidate.plan, problem)
         except InputError:
             continue  # follows tokens, but the open recording has none
-        claim = candidate.plan.claim
+        claim, proof = candidate.plan.claim, proof_of_plan(candidate.plan, figures)
         # A plan made from other inputs, or faster than it claims that any is, has only the bound of its own placement here.
         own = figures.bound is not None
-        move = None if problem.goal is Goal.TRAINING else cached.migration(candidate.plan, problem)
+        move = cached.migration(candidate.plan, problem)
         parts = figures.decomposition or {}
         entries.append(
             {
                 "id": id,
                 "open": id == state.plan_id(),
-                "deployed": id == deployed,
                 "Plan": candidate.plan.name,
                 "Time": figures.total,
                 "Gap": figures.gap if own else figures.order_gap,
@@ -62,7 +59,8 @@ def rows(problem: Problem) -> pd.DataFrame:
                 "Utilisation": figures.utilisation,
                 "Experts": figures.memory,
                 "Found in": candidate.runtime,
-                "Proof": claim.proof if own else "made from other inputs",
+                "Proof": proof.in_words,
+                "proof": proof.sentence,
                 "notes": candidate.notes,
                 "Scheduled": candidate.notes.get(SCHEDULED, {}).get("value", math.nan),
                 "Copies": move.copies if move else math.nan,
@@ -71,8 +69,29 @@ def rows(problem: Problem) -> pd.DataFrame:
                 "Steps": move.steps if move else math.nan,
             }
         )
-    table = pd.DataFrame(entries)
-    return table.sort_values("Time", ignore_index=True) if len(table) else table
+    if not entries:
+        return pd.DataFrame()
+    table, now = pd.DataFrame(entries), _deployed(problem)
+    table["deployed"] = False if now is None else table["id"] == now.plan.id
+    table["Gain"] = math.nan if now is None else speedups(now, table["Time"], problem)
+    table["against"] = "" if now is None else "what is deployed" if now.chosen else now.plan.name.split(" (")[0]
+    return table.sort_values(["deployed", "Time"], ascending=[False, True], ignore_index=True)
+
+
+def _deployed(problem: Problem) -> cached.Deployed | None:
+    """What is deployed; None where it cannot be simulated, as contiguous blocks that do not fit the memory."""
+    try:
+        now = cached.deployed(problem)
+        cached.metrics(now.plan, problem)
+    except InputError:
+        return None
+    return now
+
+
+def speedups(now: cached.Deployed, times: pd.Series, problem: Problem) -> list[float]:
+    """How many times as fast as what is deployed every one of these times is, in seconds."""
+    deployed = cached.metrics(now.plan, problem).total
+    return [speedup(deployed, time) for time in times]
 
 
 def show(table: pd.DataFrame) -> None:
@@ -93,7 +112,8 @@ def show(table: pd.DataFrame) -> None:
         column_config={
             balance.COLUMN: st.column_config.TextColumn(help=balance.COLUMN_HELP),
             "Proof": st.column_config.TextColumn(
-                help="What its optimiser says; of a plan that was sent, its author's word"
+                help="Which choices no other could better, in simulated time. Of the order of sends this is proven here, "
+                "whoever made the plan; of the placement it is its optimiser's account"
             ),
         },
         on_select=open_selected,
@@ -106,10 +126,10 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
     factor, unit = units.scale_of(float(table["Time"].max()), units.TIME)
     memory, memory_unit = units.scale_of(float(table["Experts"].max()), units.SIZE)
     text = {
-        "": table["open"].map({True: "▸", False: ""}),
+        "": _marks(table),
         "Plan": table["Plan"],
         f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
-        **_against(table, COMMON_PRACTICE),
+        **_against(table),
         f"Bound, {unit}": (table["Bound"] / factor).map(units.digits, na_action="ignore"),
         "Above the bound of": table["Gap"].map(units.share) + table["Scope"].map(BOUND_COVERS),
         "Proof": table["Proof"],
@@ -136,10 +156,10 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
     factor, unit = units.scale_of(float(table["Time"].max()), units.TIME)
     memory, memory_unit = units.scale_of(float(table["Experts"].max()), units.SIZE)
     times = {
-        "": table["open"].map({True: "▸", False: ""}),
+        "": _marks(table),
         "Plan": table["Plan"],
         f"Time, {unit} (simulated)": (table["Time"] / factor).map(units.digits),
-        **_against(table, BASELINE),
+        **_against(table),
     }
     exposed = [
         f"{units.digits(communication / factor)} · {units.share(communication / (total or 1))}"
@@ -160,26 +180,31 @@ def as_text_of_steps(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _against(table: pd.DataFrame, system: str) -> dict[str, pd.Series]:
-    """How many times as long what is deployed takes, or else the newest plan of a baseline, as a column; none without such a
-    plan."""
-    deployed = table["deployed"]
-    baseline = table[deployed if deployed.any() else table["System"] == system]
-    if not len(baseline) or not (table["Time"] > 0).all():
+def _marks(table: pd.DataFrame) -> list[str]:
+    """Which plan is open, and which is deployed."""
+    return [mark(*row) for row in zip(table["open"], table["deployed"], strict=True)]
+
+
+def mark(is_open: bool, is_deployed: bool) -> str:
+    """What stands before a plan in a table."""
+    return " ".join(["▸"] * is_open + ["deployed"] * is_deployed)
+
+
+def _against(table: pd.DataFrame) -> dict[str, pd.Series]:
+    """How many times as long what is deployed takes, as a column; none where it cannot be simulated."""
+    if table["Gain"].isna().any():
         return {}
-    title = "what is deployed" if deployed.any() else baseline["Plan"].iloc[0].split(" (")[0]
-    factors = (baseline["Time"].iloc[0] / table["Time"]).map(units.ratio)
-    return {f"Against {title}": factors.where(~deployed, "deployed now")}
+    factors = table["Gain"].map(units.ratio)
+    return {f"Against {table['against'].iloc[0]}": factors.where(~table["deployed"], "deployed now")}
 
 
 def decomposition(table: pd.DataFrame, problem: Problem) -> None:
     """The chart of what the plans' communication and computation overlap."""
-    plans, twice = cached.candidates(), table["Plan"].duplicated(keep=False)
-    names = [
-        f"{name} {id[:8]}" if more else name for name, id, more in zip(table["Plan"], table["id"], twice, strict=True)
-    ]
-    baseline = next((name for name, system in zip(names, table["System"], strict=True) if system == BASELINE), None)
-    figures = {name: cached.metrics(plans[id].plan, problem) for name, id in zip(names, table["id"], strict=True)}
+    plans, table = cached.candidates(), table.sort_values("Time")
+    baseline = next(iter(table["Plan"][table["deployed"]]), None)
+    figures = {
+        name: cached.metrics(plans[id].plan, problem) for name, id in zip(table["Plan"], table["id"], strict=True)
+    }
     figure = step_charts.decomposition(figures, baseline, st.context.theme.type == "dark")
     widgets.chart(figure, "decomposition")
 
@@ -192,7 +217,8 @@ def _steps(steps: float) -> str:
 
 def notes(row: pd.Series) -> None:
     """What the optimiser found out about the open plan."""
-    lines = [f"**{plain(row['Plan'])}** · `{row['id'][:12]}`"]
+    lines = [f"**{plain(row['Plan'])}** · plan `{row['id'][:12]}`"]
+    lines.append(f"- {plain(row['proof'])}")
     lines.append(f"- {balance.COLUMN}: {balance.sentence(row['Overload'])}")
     lines += [f"- {plain(about)}: {plain(units.quantity(**note))}" for about, note in row["notes"].items()]
     st.markdown("\n".join(lines))

@@ -13,13 +13,14 @@ from engine.result import Provenance
 from engine.simulate import simulate
 from engine.simulate.metrics import Metrics, metrics, speedup
 from engine.simulate.migration import Migration, migration
-from engine.systems import SYSTEMS, TRAINING, usual_plan
+from engine.simulate.proof import proof_of_plan
+from engine.simulate.standing import Risk, Standing, bound_of, gain_in_words, tokens_per_second
+from engine.systems import baseline_for, usual_plan
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
-from engine.units import ratio, seconds, share, size
+from engine.units import seconds, share, size
 from engine.workload import Workload
 
-LINEAR, DEEPSPEED = "linear", "deepspeed"
 Simulate = Callable[[Plan, Problem], Timeline]
 
 
@@ -30,20 +31,6 @@ class Scored:
     plan: Plan
     timeline: Timeline
     figures: Metrics
-
-
-@dataclass(frozen=True)
-class Risk:
-    """A plan on a recording that it was not made from: simulated seconds of it and of the baseline there."""
-
-    recording: str
-    seconds: float
-    baseline: float
-
-    @property
-    def gain(self) -> float:
-        """Baseline over plan: below 1 the plan is the slower one."""
-        return speedup(self.baseline, self.seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +58,27 @@ class Brief:
     def worst(self) -> Risk | None:
         return self.risks[0] if self.risks else None
 
+    def standing(self, scored: bool = True) -> Standing:
+        """How the plan stands; scored: whether it was scored on all other recordings."""
+        bound, covers = bound_of(self.own.plan, self.own.figures)
+        return Standing(
+            plan=self.own.plan.name,
+            deployed=self.baseline.plan.name,
+            is_deployed=self.own.plan.id == self.baseline.plan.id,
+            span="step" if self.problem.goal is Goal.TRAINING else "pass",
+            seconds=self.own.figures.total,
+            deployed_seconds=self.baseline.figures.total,
+            tokens_per_second=tokens_per_second(self.problem, self.own.figures.total),
+            bound=bound,
+            bound_covers=covers,
+            move=self.move,
+            risks=self.risks if scored else None,
+        )
 
-def brief_of(plan: Plan, problem: Problem, simulate: Simulate = simulate, in_use: str | None = None) -> Brief:
-    """The brief, without risks. in_use: what to call the placement in use, as the file that it came in. Raises InputError when
-    the plan does not fit the problem."""
+
+def brief_of(plan: Plan, problem: Problem, simulate: Simulate = simulate, in_use: Plan | None = None) -> Brief:
+    """The brief, without risks. in_use: the plan whose placement is in use, where it is known. Raises InputError when the plan
+    does not fit the problem."""
     problem = replace(problem, travel=plan.travel)  # what it is held against travels like it
     own, baseline = _scored(plan, problem, simulate(plan, problem)), baseline_of(problem, simulate, in_use)
     move = None
@@ -101,21 +105,19 @@ def _scored(plan: Plan, problem: Problem, timeline: Timeline) -> Scored:
     return Scored(plan, timeline, metrics(plan, problem, timeline))
 
 
-def baseline_of(problem: Problem, simulate: Simulate = simulate, in_use: str | None = None) -> Scored:
-    """What a plan is held against: the placement in use, called `in_use`, else experts in contiguous blocks, with a plain
-    all-to-all; for a training step DeepSpeed's."""
+def baseline_of(problem: Problem, simulate: Simulate = simulate, in_use: Plan | None = None) -> Scored:
+    """What a plan is held against: what is deployed, which travels like it; of a placement in use whose plan is not known, with
+    a plain all-to-all; where nothing was said of it, what `baseline_for` says."""
     if problem.in_use is None:
-        system = TRAINING[DEEPSPEED] if problem.goal is Goal.TRAINING else SYSTEMS[LINEAR]
-        plan, timeline = usual_plan(system, problem)
+        plan, timeline = usual_plan(baseline_for(problem), problem)
         return _scored(plan, problem, timeline or simulate(plan, problem))
-    order, origin = SendOrder(mode="concurrent"), Provenance(optimiser="in use")
-    plan = Plan(
-        name=in_use or "Placement in use",
+    plan = in_use or Plan(
+        name="Placement in use",
         placement=problem.in_use,
-        send_order=order,
-        travel=problem.travel,
-        provenance=origin,
+        send_order=SendOrder(mode="concurrent"),
+        provenance=Provenance(optimiser="in use"),
     )
+    plan = plan.model_copy(update={"travel": problem.travel})
     return _scored(plan, problem, simulate(plan, problem))
 
 
@@ -129,11 +131,7 @@ def headline(brief: Brief) -> str:
     """What is to be decided, in a sentence."""
     own, name = brief.own.figures, brief.baseline.plan.name
     time = f"{seconds(own.total)} a {'step' if brief.problem.goal is Goal.TRAINING else 'pass'}"
-    if brief.gain >= 1.005:
-        return f"{time}, {ratio(brief.gain)} as fast as {name}"
-    if brief.gain > 0.995:
-        return f"{time}, as fast as {name}"
-    return f"{time}, slower than {name}: {ratio(1 / brief.gain)} its time"
+    return f"{time}, {gain_in_words(brief.gain, name)}"
 
 
 def bound_in_words(brief: Brief) -> list[str]:
@@ -146,11 +144,11 @@ def bound_in_words(brief: Brief) -> list[str]:
     if figures.bound is not None and claim.scope == "placement and order":
         sentences.append(
             f"Its optimiser claims, which is not computed again here, that no other placement with as many slots per GPU and "
-            f"no replicas is faster than {seconds(figures.bound)}: {_above(figures.gap)} ({claim.proof})."
+            f"no replicas is faster than {seconds(figures.bound)}: {_above(figures.gap)}."
         )
     elif figures.bound is None and claim is not None:
         sentences.append("What its optimiser claims is for other inputs, or not true, and says nothing here.")
-    return sentences
+    return [*sentences, proof_of_plan(brief.own.plan, figures).sentence]
 
 
 def _above(gap: float) -> str:
@@ -177,7 +175,6 @@ def risk_in_words(brief: Brief) -> str:
         return "Not known: it was scored on no other recording of this model."
     worst = brief.worst
     more = f", the worst of {len(brief.risks)} other recordings" if len(brief.risks) > 1 else ""
-    verdict = f"{ratio(worst.gain)} as fast as {brief.baseline.plan.name}"
-    if worst.gain < 1:
-        verdict = f"slower than {brief.baseline.plan.name}: {ratio(1 / worst.gain)} its time"
-    return f"On {worst.recording}{more}: {seconds(worst.seconds)}, {verdict}."
+    return (
+        f"On {worst.recording}{more}: {seconds(worst.seconds)}, {gain_in_words(worst.gain, brief.baseline.plan.name)}."
+    )

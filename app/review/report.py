@@ -35,6 +35,7 @@ from engine.goal import Goal
 from engine.problem import Problem
 from engine.simulate import bound_of_plan
 from engine.simulate.metrics import input_digests
+from engine.simulate.proof import proof_of_plan
 from engine.store.team import Comment, Review, Run, SavedPlan
 from engine.studies.judge import interval
 from engine.verdict import WORDS, Verdict
@@ -73,6 +74,7 @@ def html(dossier: Dossier) -> str:
         saved=dossier.saved,
         review=dossier.review,
         brief=dossier.brief,
+        standing=dossier.brief.standing(),
         said=said(dossier.review),
         runs=dossier.runs,
         headline=headline(dossier.brief),
@@ -177,7 +179,7 @@ def provenance(brief: Brief) -> list[tuple[str, str]]:
         ("Options", options or "none"),
         ("Seed", str(origin.seed)),
         ("Made with", versions or "unknown"),
-        ("Proof, by its optimiser's account", plan.claim.proof if plan.claim else "none"),
+        ("Proof", proof_of_plan(plan, brief.own.figures).sentence),
     ]
     rows += [(f"Input it was made from, {role}", digest) for role, digest in origin.inputs.items()]
     if plan.parent:

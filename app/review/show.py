@@ -3,7 +3,7 @@
 import pandas as pd
 import streamlit as st
 
-from app import balance, cached, state, tables, widgets
+from app import balance, cached, state, tables, verdict_line, widgets
 from app.charts import review as charts
 from app.export import panel as export
 from app.review import discussion, link, place, report, store, verdict
@@ -82,7 +82,7 @@ def _brief_or_fault(saved: SavedPlan) -> tuple[Brief | None, str]:
 
 def _on_others(brief: Brief) -> Brief:
     """The brief with its risks; where they would take long, once they are asked for."""
-    others = store.other_recordings(brief.problem)
+    others = cached.other_recordings(brief.problem)
     if not others:
         return brief
     own = brief.own.timeline
@@ -139,25 +139,10 @@ def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Ru
 
 
 def _figures(brief: Brief) -> None:
-    own, base = brief.own.figures, brief.baseline
+    own = brief.own.figures
+    scored = bool(brief.risks or brief.refused) or not cached.other_recordings(brief.problem)
+    verdict_line.show(brief.standing(scored), f"{own.how_simulated}; costs: {brief.own.timeline.cost_source}")
     with st.container(horizontal=True, gap="large"):
-        st.metric("Time, simulated", units.seconds(own.total), help=brief.own.timeline.cost_source)
-        st.metric(
-            "Gain",
-            units.ratio(brief.gain),
-            help=f"as fast as {base.plan.name}, which takes {units.seconds(base.figures.total)}",
-        )
-        gap, what = own.order_gap, "proven; the bound covers any order of sends of its placement"
-        if own.bound is not None and brief.own.plan.claim.scope == "placement and order":
-            gap, what = (
-                own.gap,
-                "as its optimiser claims of any placement with as many slots per GPU; not computed again",
-            )
-        st.metric("Above its bound", units.share(gap), help=what)
-        if brief.move is not None:
-            st.metric("Cost", units.size(brief.move.bytes), help=cost_in_words(brief))
-        if brief.worst is not None:
-            st.metric("Gain where worst", units.ratio(brief.worst.gain), help=risk_in_words(brief))
         st.metric("GPU utilisation", units.share(own.utilisation), help="compute time / total, mean over GPUs")
         balance.metric(own.balance)
 

@@ -12,7 +12,6 @@ from app.review.brief import with_risks as with_risks_of
 from app.visitor import people
 from engine import store
 from engine.errors import InputError
-from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.metrics import input_digests
@@ -156,11 +155,12 @@ def brief(saved: SavedPlan) -> Brief:
     """The brief of a saved plan, without risks. Raises InputError when the plan breaks a rule or its inputs are not here."""
     plan, problem = plan_of(saved), problem_of(saved)
     cached.check_plan(plan, problem)
-    return _brief(plan.name, plan.id, _key(problem), name_in_use(saved), plan, problem)
+    used = plan_in_use(saved)
+    return _brief(plan.name, plan.id, _key(problem), used and (used.name, used.id), plan, problem, used)
 
 
-def name_in_use(saved: SavedPlan) -> str | None:
-    """The name of the plan that was deployed when this one was saved; None where it is not known."""
+def plan_in_use(saved: SavedPlan) -> Plan | None:
+    """The plan that was deployed when this one was saved; None where it is not known."""
     try:
         return _plan_in_use(saved.inputs[IN_USE])
     except (KeyError, InputError):
@@ -168,8 +168,8 @@ def name_in_use(saved: SavedPlan) -> str | None:
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _plan_in_use(id: str) -> str:
-    return team.load_plan(db(), id).name
+def _plan_in_use(id: str) -> Plan:
+    return team.load_plan(db(), id)
 
 
 def _key(problem: Problem) -> tuple[str, ...]:
@@ -177,16 +177,16 @@ def _key(problem: Problem) -> tuple[str, ...]:
 
 
 @st.cache_resource(max_entries=24, show_spinner="Simulating the plan and what it is held against")
-def _brief(name: str, id: str, key: tuple[str, ...], in_use: str | None, _plan: Plan, _problem: Problem) -> Brief:
-    return brief_of(_plan, _problem, cached.simulate, in_use)
-
-
-def other_recordings(problem: Problem) -> list[str]:
-    """Digests of the session's recordings that a plan for this problem was not made from and can be scored on."""
-    if problem.goal is Goal.TWO_MODELS or (problem.goal is Goal.TRAINING and problem.step.routing == "balanced"):
-        return []
-    made_from = {other.digest for other in (problem.workload, *problem.others)}
-    return [workload for workload in state.workloads() if workload not in made_from and store.has_workload(workload)]
+def _brief(
+    name: str,
+    id: str,
+    key: tuple[str, ...],
+    in_use: tuple[str, str] | None,
+    _plan: Plan,
+    _problem: Problem,
+    _in_use: Plan | None,
+) -> Brief:
+    return brief_of(_plan, _problem, cached.simulate, _in_use)
 
 
 def with_risks(brief: Brief, others: list[str]) -> Brief:

@@ -5,21 +5,16 @@ from pathlib import Path
 
 import streamlit as st
 
-from app import cached, simulations, state
+from app import simulations, state
 from app.serving.model import ModelBeside, beside_experts
 from engine.errors import InputError
-from engine.plan import Plan, SendOrder
+from engine.plan import Plan
 from engine.problem import Problem
-from engine.result import Provenance
 from engine.serving.operators import OperatorSource
 from engine.serving.roofline import RooflineOperators
 from engine.serving.step import ServingStep
 from engine.simulate.metrics import simulation_digest
 from engine.simulate.serving import ServedStep
-from engine.systems.pieces import linear_placement
-
-LINEAR = "linear"
-IN_USE = "the plan in use"
 
 
 @dataclass(frozen=True)
@@ -90,20 +85,6 @@ def _served(key: tuple[str, ...], _plan: Plan, _problem: Problem, _serving: Serv
         return simulations.served(_plan, _problem, _serving.step, _serving.source, _serving.beside.sizes)
     except InputError as error:
         return str(error)
-
-
-def deployed(problem: Problem) -> tuple[Plan, str]:
-    """What gains are counted from, and what to call it: the plan in use, else contiguous blocks of experts whose tokens travel
-    as those of new plans. Raises InputError where experts do not fit the GPUs."""
-    candidate = cached.candidates().get(state.in_use() or "")
-    if candidate is not None and problem.in_use is not None:
-        return candidate.plan, IN_USE
-    order = SendOrder(mode="concurrent")
-    placement, provenance = linear_placement(problem), Provenance(optimiser="")
-    plan = Plan(
-        name="Linear placement", placement=placement, send_order=order, travel=problem.travel, provenance=provenance
-    )
-    return plan, LINEAR
 
 
 def check_cluster(problem: Problem) -> None:

@@ -71,13 +71,14 @@ def results(problem: Problem, serving: Serving) -> None:
             ":material/balance: Balanced routing is assumed, under which placements hardly differ. Open a recording of this "
             "model to see what a plan wins."
         )
-    table.verdict(comparison.shown, comparison)
+    table.verdict(comparison.shown, comparison, problem)
     table.parts(comparison)
     say_sources(serving, comparison.shown.figures)
     if comparison.rows:
         st.subheader("Candidate plans", anchor=False)
         st.caption(
-            "Whole steps, fastest first, of plans whose tokens travel as chosen above. Select a row to open its plan."
+            "Whole steps of plans whose tokens travel as chosen above, what is deployed on top, then fastest first. Select "
+            "a row to open its plan."
         )
         table.show(comparison)
         if state.plan_id() in [row.plan.id for row in comparison.rows]:

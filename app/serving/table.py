@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import pandas as pd
 import streamlit as st
 
-from app import state, tables, widgets
+from app import cached, state, tables, verdict_line, widgets
 from app.charts import serving as charts
-from app.serving.figures import IN_USE, Serving, deployed, served
+from app.optimise.table import mark
+from app.serving.figures import Serving, served
 from app.text import plain
 from engine import units
 from engine.errors import InputError
@@ -15,6 +16,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.serving.figures import ServingFigures
 from engine.serving.step import ServingStep
+from engine.simulate.standing import Standing
 from engine.workload import digest_of
 
 TIMES = {"decode": "A token", "prefill": "First token"}
@@ -30,23 +32,26 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Plans that can be served, fastest first, and what they are held against. refused: why others cannot be, by name."""
+    """Plans that can be served, fastest first but for what is deployed, which is on top, and what they are held against.
+    refused: why others cannot be, by name."""
 
     rows: list[Row]
     baseline: Row
-    against: str
     refused: dict[str, str]
 
     @property
     def shown(self) -> Row:
         """The open plan, else the fastest, else the baseline."""
         opened = [row for row in self.rows if row.plan.id == state.plan_id()]
-        return (opened or self.rows or [self.baseline])[0]
+        return next(iter(opened), min(self.rows, key=lambda row: row.figures.seconds, default=self.baseline))
+
+    def is_deployed(self, row: Row) -> bool:
+        return row.plan.id == self.baseline.plan.id
 
 
 def compare(problem: Problem, serving: Serving) -> Comparison:
     """Every plan of these inputs. Raises InputError where not even the baseline can be served."""
-    plan, against = deployed(problem)
+    plan = cached.deployed(problem).plan
     baseline = Row(plan, served(plan, problem, serving).figures)
     rows, refused = [], {}
     for _, candidate in widgets.comparable(problem):
@@ -54,54 +59,47 @@ def compare(problem: Problem, serving: Serving) -> Comparison:
             rows.append(Row(candidate.plan, served(candidate.plan, problem, serving).figures))
         except InputError as error:
             refused[candidate.plan.name] = str(error)
-    return Comparison(sorted(rows, key=lambda row: row.figures.seconds), baseline, against, refused)
+    rows.sort(key=lambda row: (row.plan.id != plan.id, row.figures.seconds))
+    return Comparison(rows, baseline, refused)
 
 
-def verdict(row: Row, comparison: Comparison) -> None:
-    """The figures of a plan, big."""
+def verdict(row: Row, comparison: Comparison, problem: Problem) -> None:
+    """How a plan stands, and whether it fits the memory."""
     figures = row.figures
     step, memory = figures.step, figures.memory
-    decode = step.phase == "decode"
     st.markdown(f"**{plain(row.plan.name)}** · {plain(step_in_words(step))}")
-    with st.container(horizontal=True):
-        st.metric(
-            f"Gain over {comparison.against}",
-            f"{100 * figures.gain_over(comparison.baseline.figures):+.1f} %",
-            border=True,
-            help=f"more tokens a second in the whole step than {comparison.baseline.plan.name}",
-        )
-        st.metric(
-            "A token, simulated" if decode else "First token, simulated",
-            units.seconds(figures.seconds),
-            border=True,
-            help=f"MoE layers: {figures.sources[1]}; the rest: {figures.sources[0]}",
-        )
-        st.metric(
-            "Tokens/s a GPU",
-            units.digits(figures.tokens_per_second),
-            border=True,
-            help="generated ones" if decode else "those of the prompts",
-        )
-        st.metric(
-            "Above the bound",
-            units.share(_gap(figures)),
-            border=True,
-            help=f"no order of sends brings this placement below {units.seconds(figures.bound)}",
-        )
-        st.metric(
-            "Memory of the fullest GPU",
-            units.share(memory.total / memory.room),
-            border=True,
-            help=f"{units.size(memory.total)} of {units.size(memory.room)}: {units.size(memory.experts)} experts, "
-            f"{units.size(memory.others)} other weights, {units.size(memory.kv)} keys and values; a tenth of the GPU is "
-            "kept for activations, buffers and the runtime",
-        )
+    verdict_line.show(
+        standing(row, comparison, problem), f"MoE layers: {figures.sources[1]}; the rest: {figures.sources[0]}"
+    )
+    st.caption(
+        f"The fullest GPU holds {units.size(memory.total)}, {units.share(memory.total / memory.room)} of the "
+        f"{units.size(memory.room)} that it has room for: {units.size(memory.experts)} experts, {units.size(memory.others)} "
+        f"other weights, {units.size(memory.kv)} keys and values. A tenth of every GPU is kept for activations, buffers and "
+        "the runtime."
+    )
     if not memory.fits:
         st.warning(
             f"It does not fit: {units.size(memory.total)} on a GPU with room for {units.size(memory.room)}. "
             f"{_most(memory.most_sequences(step))} The times hold as if it did.",
             icon=":material/memory:",
         )
+
+
+def standing(row: Row, comparison: Comparison, problem: Problem) -> Standing:
+    """How a plan stands in the step. Of other recordings nothing is known: a step has the tokens that it has."""
+    figures, baseline = row.figures, comparison.baseline
+    return Standing(
+        plan=row.plan.name,
+        deployed=baseline.plan.name,
+        is_deployed=comparison.is_deployed(row),
+        span="token" if figures.step.phase == "decode" else "prompt",
+        seconds=figures.seconds,
+        deployed_seconds=baseline.figures.seconds,
+        tokens_per_second=figures.tokens_per_second,
+        bound=figures.bound,
+        bound_covers=f"No order of sends brings this placement below {units.seconds(figures.bound)}.",
+        move=cached.migration(row.plan, problem, (baseline.figures.seconds, figures.seconds)),
+    )
 
 
 def step_in_words(step: ServingStep) -> str:
@@ -138,11 +136,8 @@ def show(comparison: Comparison) -> None:
 
 
 def as_text(comparison: Comparison) -> pd.DataFrame:
-    """The figures as text with units, the open plan marked; after the plans the baseline, pinned last where it is none of
-    them."""
-    rows = list(comparison.rows)
-    if all(row.plan.id != comparison.baseline.plan.id for row in rows) and comparison.against == IN_USE:
-        rows.append(comparison.baseline)
+    """The figures as text with units, the open plan and what is deployed marked."""
+    rows = comparison.rows
     figures = [row.figures for row in rows]
     factor, unit = units.scale_of(max(served.seconds for served in figures), units.TIME)
     memory, memory_unit = units.scale_of(figures[0].memory.room, units.SIZE)
@@ -150,11 +145,11 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
     step = figures[0].step
     return pd.DataFrame(
         {
-            "": ["▸" if row.plan.id == state.plan_id() else "" for row in rows],
+            "": [mark(row.plan.id == state.plan_id(), comparison.is_deployed(row)) for row in rows],
             "Plan": [row.plan.name for row in rows],
             f"{TIMES[step.phase]}, {unit} (simulated)": [units.digits(served.seconds / factor) for served in figures],
             "Tokens/s/GPU": [units.digits(served.tokens_per_second) for served in figures],
-            f"Gain over {comparison.against}": [
+            f"Gain over {comparison.baseline.plan.name}": [
                 f"{100 * served.gain_over(comparison.baseline.figures):+.1f} %" for served in figures
             ],
             f"Bound, {unit}": [units.digits(served.bound / factor) for served in figures],
@@ -172,6 +167,6 @@ def parts(comparison: Comparison) -> None:
     shown, baseline = comparison.shown, comparison.baseline
     plans = {shown.plan.name: shown.figures}
     if shown.plan.id != baseline.plan.id:
-        name = baseline.plan.name if baseline.plan.name not in plans else f"{baseline.plan.name} ({comparison.against})"
+        name = baseline.plan.name if baseline.plan.name not in plans else f"{baseline.plan.name} (deployed now)"
         plans[name] = baseline.figures
     widgets.chart(charts.parts(plans, st.context.theme.type == "dark"), "serving-parts")

@@ -31,7 +31,7 @@ def show(shown: dict[str, Plan], problem: Problem) -> bool:
         return False
     name, plan = next(iter(shown.items()))
     figures = steps[name].figures
-    table.verdict(table.Row(plan, figures), comparison)
+    table.verdict(table.Row(plan, figures), comparison, problem)
     _gantt(steps)
     page.say_sources(serving, figures)
     return True

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import balance, cached, widgets
+from app import balance, cached, verdict_line, widgets
 from app.charts import step as charts
 from app.optimise import step
 from engine import units
@@ -16,20 +16,14 @@ PHASES = {"step": "Whole step", "forward": "Forward", "backward": "Backward"}
 def show(shown: dict[str, Plan], problem: Problem) -> None:
     """The plans by the names to show, the open one first."""
     timelines = {name: cached.simulate(plan, problem) for name, plan in shown.items()}
-    name, plan = next(iter(shown.items()))
+    plan = next(iter(shown.values()))
     figures = cached.metrics(plan, problem)
+    verdict_line.show_plan(plan, problem)
     _figures(plan, problem)
     phase, first, last = choose_part(list(timelines.values()))
     parts = {name: charts.stretch(timeline, phase, first, last) for name, timeline in timelines.items()}
-    own = figures.decomposition["communication"]
-    whole = figures.total or 1.0
-    waits = f"waits {units.share(own / whole)} of it for the network"
-    title = f"{charts.short(name)} takes {units.seconds(figures.total)} and {waits}"
-    if others := [(other, timeline.total) for other, timeline in timelines.items() if other != name]:
-        others_in_words = " and ".join(
-            f"{charts.short(other)} {units.ratio(total / whole)}" for other, total in others[:3]
-        )
-        title += f"; {others_in_words} as long"
+    waits = units.share(figures.decomposition["communication"] / (figures.total or 1.0))
+    title = f"{verdict_line.headline(plan, problem)}; it waits {waits} of that for the network"
     bounds = (
         {name: cached.metrics(plan, problem).order_bound for name, plan in shown.items()} if phase == "step" else None
     )
@@ -49,7 +43,6 @@ def _figures(plan: Plan, problem: Problem) -> None:
     figures = cached.metrics(plan, problem)
     own, total = figures.decomposition["communication"], figures.total or 1.0
     with st.container(horizontal=True, gap="large"):
-        st.metric("Total, simulated", units.seconds(figures.total), help=problem.cost_source)
         st.metric(
             "Bound for this placement",
             f"{units.seconds(figures.order_bound)} (+{units.share(figures.order_gap)})",

@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import cached, failing, simulations, state, widgets
+from app import cached, failing, simulations, state, verdict_line, widgets
 from app.charts import what_if as charts
 from app.text import plain
 from engine import units
@@ -15,13 +15,11 @@ from engine.goal import Goal
 from engine.jobs import runner
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.result import Provenance, never
 from engine.simulate.metrics import input_digests
 from engine.store.problems import problem_arguments
 from engine.studies.contention import CONTENTIONS
 from engine.studies.what_if import Change, Outlook, is_quick
-from engine.systems import SYSTEMS, proposed_for, systems_for
-from engine.systems.base import silent
+from engine.systems import proposed_for, systems_for
 from engine.workload import RoutingTrace
 
 FASTER = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
@@ -90,7 +88,8 @@ def panel(problem: Problem) -> None:
             icon=":material/info:",
         )
         return
-    others = others_of(problem, plan, None if problem.goal is Goal.TRAINING else linear_plan(problem))
+    verdict_line.show_plan_if_soon(plan, problem)
+    others = others_of(problem, plan)
 
     @failing.fragment
     def live() -> None:
@@ -106,35 +105,29 @@ def panel(problem: Problem) -> None:
 
 
 def plan_to_study(problem: Problem) -> tuple[Plan | None, bool]:
-    """The open plan where it fits, otherwise the linear placement (None for a training step); and whether it is open."""
+    """The open plan where it fits, otherwise what is deployed (None for a training step); and whether it is open. Raises
+    InputError where nothing was chosen as deployed and experts do not fit the GPUs."""
     plan = cached.open_plan()
     if not widgets.why_not(plan, problem):
         return plan, True
-    return (None if problem.goal is Goal.TRAINING else linear_plan(problem)), False
+    return (None if problem.goal is Goal.TRAINING else cached.deployed(problem).plan), False
 
 
-def others_of(problem: Problem, plan: Plan, linear: Plan | None) -> dict[str, Plan]:
-    """What a plan can be shown beside, by id: the session's other plans that fit, the usual baselines first, the linear
-    placement last."""
+def others_of(problem: Problem, plan: Plan) -> dict[str, Plan]:
+    """What a plan can be shown beside, by id: what is deployed, then the session's other plans that fit, the usual baselines
+    before the others."""
+    try:
+        now = cached.deployed(problem).plan
+        deployed = {now.id: now}
+    except InputError:  # contiguous blocks do not fit the GPUs
+        deployed = {}
     fitting = {
         id: candidate.plan
         for id, candidate in cached.candidates().items()
         if not widgets.why_not(candidate.plan, problem)
-    }
-    usual = widgets.usual_baselines(fitting, plan)
-    others = {id: fitting[id] for id in [*usual, *fitting] if id != plan.id}
-    if linear is not None and linear.name not in (plan.name, *(other.name for other in others.values())):
-        others[linear.id] = linear
-    return others
-
-
-def linear_plan(problem: Problem) -> Plan:
-    """Contiguous blocks and a plain all-to-all, of one model or two. Raises InputError where the experts do not fit."""
-    system = SYSTEMS["linear"]
-    options = system.settings({})
-    draft = system.recipe(problem, options, never, silent)
-    origin = Provenance(optimiser=system.name, options=options.model_dump(), inputs=input_digests(problem))
-    return draft.plan(system.title, origin)
+    } | deployed
+    usual = widgets.usual_baselines(fitting, plan, next(iter(deployed), None))
+    return {id: fitting[id] for id in [*usual, *fitting] if id != plan.id}
 
 
 def sliders_of(problem: Problem) -> list[Slider]:
@@ -321,7 +314,7 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
 
 
 def _said(problem: Problem, is_open: bool, change: Change) -> str:
-    parts = [] if is_open else ["No plan is open: this is the linear placement."]
+    parts = [] if is_open else ["No plan is open: this is what is deployed."]
     if is_quick(problem):
         parts.append("Simulated: placement and order of sends stay as they are, only what is slid changes.")
     else:

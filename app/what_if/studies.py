@@ -12,7 +12,7 @@ from app.text import plain
 from app.what_if import jobs
 from app.what_if.capacity import capacity
 from app.what_if.contention import contention
-from app.what_if.live import MOST_NOISE, linear_plan, others_of, plan_to_study, sliders_of, system_for
+from app.what_if.live import MOST_NOISE, others_of, plan_to_study, sliders_of, system_for
 from app.what_if.synthetic import panel as synthetic_panel
 from engine import units
 from engine.errors import InputError
@@ -71,7 +71,7 @@ def curve(problem: Problem) -> None:
     )
     try:
         plan, _ = plan_to_study(problem)
-        linear = linear_plan(problem)
+        others = others_of(problem, plan)
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         return
@@ -86,7 +86,7 @@ def curve(problem: Problem) -> None:
         )
         beside = st.selectbox(
             "Beside it",
-            others := others_of(problem, plan, linear),
+            others,
             width=260,
             key="what-if-curve-beside",
             format_func=lambda id: others[id].name,

@@ -111,7 +111,7 @@ def candidates(answer: dict[str, Any]) -> str:
                 plan["proof"],
             ]
         )
-    header = ["plan", "time", "bound", "gap", "order gap", "balanced", "overload", "kept local", "found in", "status"]
+    header = ["plan", "time", "bound", "gap", "order gap", "balanced", "overload", "kept local", "found in", "proven"]
     explained = OVERLOAD
     if answer["plans"][0]["metrics"]["decomposition"] is not None:
         header[4:8], explained = ["exposed comm.", "exposed comp.", "overlapped"], ""

@@ -45,16 +45,6 @@ class Claim(Frozen):
     bound: float = Field(ge=0)
     scope: Literal["order", "placement and order", "schedule"]
 
-    @property
-    def proof(self) -> str:
-        """How far the plan is proven, in words, by its optimiser's account."""
-        if self.status is Status.OPTIMAL:
-            return {"placement and order": "proven optimal", "schedule": "optimal schedule"}.get(
-                self.scope, "optimal order"
-            )
-        stopped = {Status.CANCELLED: "stopped early", Status.TIME_LIMIT: "time ran out"}
-        return stopped.get(self.status, "heuristic")
-
 
 def _order_fits(order: SendOrder, placement: Placement) -> None:
     scheduled = len(order.dispatch)

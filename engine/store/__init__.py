@@ -16,13 +16,22 @@ from engine.store.files import (
     scratch,
     session_written,
 )
-from engine.store.simulated import figures, is_worth_keeping, load_figures, load_timeline, save_figures, save_timeline
+from engine.store.simulated import (
+    figures,
+    has_timeline,
+    is_worth_keeping,
+    load_figures,
+    load_timeline,
+    save_figures,
+    save_timeline,
+)
 
 __all__ = [
     "alone_with_sessions",
     "config_path",
     "data_folder",
     "figures",
+    "has_timeline",
     "has_workload",
     "is_worth_keeping",
     "load_document",

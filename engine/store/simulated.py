@@ -68,6 +68,11 @@ def save_timeline(key: str, timeline: Timeline) -> None:
         np.savez_compressed(file, about=np.asarray(json.dumps(about)), **columns)
 
 
+def has_timeline(key: str) -> bool:
+    """Whether a timeline was kept under this digest."""
+    return _path(key, "timelines", "npz").exists()
+
+
 def load_timeline(key: str) -> Timeline | None:
     """The timeline that was kept under this digest, which counts as used now; None where there is none that can be read."""
     path = _path(key, "timelines", "npz")

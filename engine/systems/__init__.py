@@ -46,4 +46,23 @@ def proposed_for(problem: Problem) -> System:
     return next(iter(systems_for(problem).values()))
 
 
-__all__ = ["SYSTEMS", "TRAINING", "Outcome", "System", "proposed_for", "run", "systems_for", "usual_plan"]
+_BASELINES = {Goal.INFERENCE: "linear", Goal.TWO_MODELS: "linear", Goal.TRAINING: "deepspeed"}
+
+
+def baseline_for(problem: Problem) -> System:
+    """The one whose plan with the usual options counts as deployed until a person says what is: contiguous blocks of experts,
+    of a training step DeepSpeed's."""
+    return systems_for(problem)[_BASELINES[problem.goal]]
+
+
+__all__ = [
+    "SYSTEMS",
+    "TRAINING",
+    "Outcome",
+    "System",
+    "baseline_for",
+    "proposed_for",
+    "run",
+    "systems_for",
+    "usual_plan",
+]

@@ -99,7 +99,7 @@ def notes_of(result: Result, instance: CoactivationInstance, problem: Problem) -
         most = 1 - min(result.bound, before) / before
         text += f" ({share(1 - rows / before)} saved; at most {share(most)} is possible, proven)"
     load = instance.imbalance(result.solution)
-    return {"rows": Note(text), "proof": Note(proof_of(result)), BUSIEST: _busiest(load)}
+    return {"rows": Note(text), "fewest rows": Note(proof_of(result)), BUSIEST: _busiest(load)}
 
 
 def _busiest(load: np.ndarray) -> Note:

@@ -11,6 +11,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.result import Stop, never
 from engine.simulate.metrics import metrics
+from engine.simulate.proof import proof_of_plan
 from engine.systems.base import Notes, Outcome, Report, System, Value, run, silent
 from engine.timeline import Timeline
 
@@ -104,11 +105,12 @@ def candidate(outcome: Outcome, problem: Problem) -> dict[str, Any]:
 
 def candidate_of_plan(plan: Plan, problem: Problem, runtime: float, notes: Notes, timeline: Timeline) -> dict[str, Any]:
     """The same of a plan that has a claim; runtime: seconds that its optimiser took; timeline: the simulated one."""
+    figures = metrics(plan, problem, timeline)
     return {
         "plan": plan.model_dump(mode="json", exclude_none=True),
         "status": plan.claim.status.value,
-        "proof": plan.claim.proof,
+        "proof": proof_of_plan(plan, figures).in_words,
         "runtime": runtime,
         "notes": {about: note._asdict() for about, note in notes.items()},
-        "metrics": metrics(plan, problem, timeline).to_dict(),
+        "metrics": figures.to_dict(),
     }

@@ -417,7 +417,7 @@ def test_past_launches_are_listed_searched_and_shown(app: AppTest, monkeypatch: 
         assert len(app.dataframe[0].value if app.dataframe else ()) == count, text
     assert "None of 2 launches" in said(app.caption) or app.dataframe
     app.text_input(key="launch-search").set_value("").run()
-    assert not app.metric  # none of these is this session's own
+    assert "Measured / predicted" not in metrics(app)  # none of these is this session's own
     app.session_state["launch_shown"] = old.id
     app.run()
     assert list(app.dataframe[0].value[""]) == ["", "▸"] and metrics(app)["Measured / predicted"] == "1.25×"
@@ -538,7 +538,7 @@ def test_a_stopped_launch_and_one_of_another_version(app: AppTest, monkeypatch: 
     (older.folder / RESULT).write_text(json.dumps({name: result[name] for name in result if name != "preference"}))
     app.session_state["launch_shown"] = older.id
     app.run()
-    assert "Another version" in said(app.warning) and not app.metric
+    assert "Another version" in said(app.warning) and "Measured / predicted" not in metrics(app)
 
 
 def test_a_training_step_is_reported_on_its_own_kind_of_timeline(app: AppTest, monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,6 @@ from streamlit.testing.v1 import AppTest
 
 from app import simulations, state
 from app.cached import figures
-from app.what_if.live import linear_plan
 from engine import store
 from engine.errors import InputError
 from engine.plan import Plan
@@ -24,6 +23,7 @@ from engine.studies.what_if import Change, Outlook, outlook_after
 from tests.app.test_pages import ROOT, visit
 from tests.app.test_what_if_page import titles
 from tests.studies.test_what_if import small
+from tests.systems.samples import linear_plan
 
 pytestmark = pytest.mark.slow
 

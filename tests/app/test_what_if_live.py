@@ -4,7 +4,6 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.what_if import capacity, studies
-from app.what_if.live import linear_plan
 from engine import store
 from engine.errors import InputError
 from engine.jobs import runner
@@ -18,6 +17,7 @@ from tests.app.test_pages import ROOT, open_sample, visit
 from tests.app.test_what_if_page import button, choose, titles
 from tests.strategies import cluster_of, make_gpu, make_model
 from tests.studies.test_what_if import small
+from tests.systems.samples import linear_plan
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,9 @@ from engine.cluster import Cluster, Node
 from engine.costs import Datasheet
 from engine.formats import read_workload
 from engine.model import MoEModel
+from engine.plan import Plan
 from engine.problem import MEMORY_SHARE, Problem, make_problem
+from engine.systems import baseline_for, usual_plan
 from engine.workload import RoutingTrace, Workload
 from tests.strategies import cluster_of, make_gpu, make_model
 
@@ -41,6 +43,11 @@ def sample_problem(*names: str, tokens: int | None = 2000, cluster: Cluster = EI
     first, *others = (sample(name, tokens) for name in names)
     model = sample_model(names[0].split("-")[0], first.layers)
     return make_problem(first, cluster, model, Datasheet(), others=tuple(others))
+
+
+def linear_plan(problem: Problem) -> Plan:
+    """Contiguous blocks and a plain all-to-all, without a claim."""
+    return usual_plan(baseline_for(problem), problem)[0]
 
 
 def problem_of(workload: Workload, cluster: Cluster, **more) -> Problem:

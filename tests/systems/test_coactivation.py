@@ -47,7 +47,7 @@ def test_planted_teams_are_found_and_save_rows(unit):
     if unit == "gpu":
         home = plan.placement.gpu_of_expert
         assert all(len(set(home[layer, team::4])) == 1 for layer in range(2) for team in range(4))
-    assert "saved" in outcome.notes["rows"].value and outcome.notes["proof"].value
+    assert "saved" in outcome.notes["rows"].value and outcome.notes["fewest rows"].value
 
 
 def test_it_gains_nothing_where_every_copy_travels_alone():

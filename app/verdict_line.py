@@ -1,0 +1,174 @@
+"""The verdict line: how a plan stands, in the same figures on every page that shows one."""
+
+import streamlit as st
+
+from app import cached
+from app.charts import theme as charts
+from app.text import plain
+from engine import units
+from engine.errors import InputError
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.simulate.standing import Risk, Span, Standing
+
+GAIN_WIDTH, WIDTH = 270, 172
+"""Pixels: the gain is the large one, and all stand side by side on a page of 1024."""
+TIMES: dict[Span, str] = {"pass": "A pass", "step": "A step", "token": "A token", "prompt": "First token"}
+RATES: dict[Span, str] = {
+    "pass": "Through the MoE layers alone: attention and dense layers take the same under every plan.",
+    "step": "Tokens trained on.",
+    "token": "Generated tokens.",
+    "prompt": "Tokens of the prompts.",
+}
+
+
+def show_plan(plan: Plan, problem: Problem) -> None:
+    """The line of a plan on what is open; nothing where it cannot be simulated, which pages say where they need it."""
+    try:
+        standing = cached.standing(plan, problem)
+    except InputError:
+        return
+    show(standing, f"{cached.metrics(plan, problem).how_simulated}; costs: {problem.source_of_times(plan.travel)}")
+
+
+def show_plan_if_soon(plan: Plan, problem: Problem) -> None:
+    """The same on pages that simulate nothing themselves: where that takes long, a line says where it is shown."""
+    try:
+        soon = cached.is_soon(plan, problem)
+    except InputError:
+        return
+    if soon:
+        show_plan(plan, problem)
+    else:
+        st.caption("How this plan stands against what is deployed takes a while to simulate: the Timeline shows it.")
+
+
+def show(standing: Standing, how: str) -> None:
+    """The line. how: where its times come from"""
+    with st.container(horizontal=True, gap="small", key="verdict-line"):
+        _gain(standing)
+        st.metric(
+            f"{TIMES[standing.span]}, simulated",
+            units.seconds(standing.seconds),
+            border=True,
+            width=WIDTH,
+            height="stretch",
+            help=_sentence(how),
+        )
+        st.metric(
+            "Tokens/s a GPU",
+            units.digits(standing.tokens_per_second),
+            border=True,
+            width=WIDTH,
+            height="stretch",
+            help=RATES[standing.span],
+        )
+        st.metric(
+            "Above the bound",
+            units.share(standing.gap),
+            border=True,
+            width=WIDTH,
+            height="stretch",
+            help=plain(standing.bound_covers),
+        )
+        if standing.move is not None:
+            _move(standing)
+        if standing.span in ("pass", "step"):
+            _elsewhere(standing)
+
+
+def _gain(standing: Standing) -> None:
+    if standing.is_deployed:
+        st.metric(
+            "Deployed now",
+            units.ratio(1.0),
+            "gains are counted from here",
+            delta_color="off",
+            delta_arrow="off",
+            border=True,
+            width=GAIN_WIDTH,
+            height="stretch",
+            help="What runs today is chosen on the Optimise page.",
+        )
+        return
+    name = plain(standing.deployed)
+    st.metric(
+        f"Gain over {name}",
+        units.ratio(standing.gain),
+        f"{units.signed(standing.gain - 1)} tokens/s",
+        delta_color="off",
+        border=True,
+        width=GAIN_WIDTH,
+        height="stretch",
+        help=f"How many times as fast as {name}, which counts as deployed and takes "
+        f"{units.seconds(standing.deployed_seconds)}. What is deployed is chosen on the Optimise page.",
+    )
+
+
+def _move(standing: Standing) -> None:
+    move = standing.move
+    if not move.copies:
+        value, text = "nothing", "Every expert stays where it is."
+    else:
+        value = units.size(move.bytes)
+        pays = "never pays" if move.steps == float("inf") else f"pays after {move.steps:,.0f} passes"
+        through = f"{units.seconds(move.seconds)} through the busiest port"
+        text = f"{move.copies:,} expert copies go to other GPUs: {through}; {pays}."
+    st.metric(
+        "To move",
+        value,
+        f"{move.copies:,} copies" if move.copies else None,
+        delta_color="off",
+        delta_arrow="off",
+        border=True,
+        width=WIDTH,
+        height="stretch",
+        help=text,
+    )
+
+
+def _elsewhere(standing: Standing) -> None:
+    """The recording on which the plan gains least."""
+    value, name, text = worst_in_words(standing.risks)
+    st.metric(
+        "Worst other recording",
+        value,
+        plain(name) or None,
+        delta_color="off",
+        delta_arrow="off",
+        border=True,
+        width=WIDTH,
+        height="stretch",
+        help=plain(text),
+    )
+
+
+def worst_in_words(risks: tuple[Risk, ...] | None) -> tuple[str, str, str]:
+    """The gain on the worst other recording, its name, and what they mean."""
+    if risks is None:
+        return "not scored", "", "Scoring the other open recordings takes a while: the Review page does it when asked."
+    if not risks:
+        return "none open", "", "No other recording of this model is open: what the plan gains elsewhere is not known."
+    worst = risks[0]
+    return (
+        units.ratio(worst.gain),
+        worst.recording,
+        f"On {worst.recording} the plan takes {units.seconds(worst.seconds)}, what is deployed "
+        f"{units.seconds(worst.baseline)}: the least gain on {len(risks)} other open recording{'s' * (len(risks) > 1)}.",
+    )
+
+
+def _sentence(text: str) -> str:
+    text = plain(text)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def headline(plan: Plan, problem: Problem) -> str:
+    """The title of a chart of a plan: what it takes, and how that compares with what is deployed, where that can be
+    simulated."""
+    title = f"{plan.name} takes {units.seconds(cached.metrics(plan, problem).total)}"
+    try:
+        standing = cached.standing(plan, problem)
+    except InputError:
+        return charts.plain(title)
+    return charts.plain(f"{title}, {standing.against}" if not standing.is_deployed else f"{title}; it is deployed now")

@@ -1,0 +1,97 @@
+"""How a plan stands against what is deployed: the figures of its verdict line, the same for every goal."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.plan import Plan
+from engine.problem import Problem
+from engine.result import relative_gap
+from engine.simulate.metrics import Metrics, speedup
+from engine.simulate.migration import Migration
+from engine.units import ratio, seconds
+
+Span = Literal["pass", "step", "token", "prompt"]
+"""What the seconds are of: a pass through all MoE layers, a training step, a step of decode, one of prefill."""
+
+ALIKE = 0.005
+"""Relative difference of two simulated times that nobody would decide by."""
+
+
+@dataclass(frozen=True)
+class Risk:
+    """A plan on a recording that it was not made from: simulated seconds of it and of the baseline there."""
+
+    recording: str
+    seconds: float
+    baseline: float
+
+    @property
+    def gain(self) -> float:
+        """Baseline over plan: below 1 the plan is the slower one."""
+        return speedup(self.baseline, self.seconds)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """plan, deployed: names; is_deployed: they are one. seconds, deployed_seconds: simulated. tokens_per_second: of one GPU.
+    bound: seconds, and in a sentence what it covers. move: from the placement in use, None where that is not counted.
+    risks: on other recordings, worst first; None: there are some, but none was scored."""
+
+    plan: str
+    deployed: str
+    is_deployed: bool
+    span: Span
+    seconds: float
+    deployed_seconds: float
+    tokens_per_second: float
+    bound: float
+    bound_covers: str
+    move: Migration | None
+    risks: tuple[Risk, ...] | None = ()
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as what is deployed."""
+        return speedup(self.deployed_seconds, self.seconds)
+
+    @property
+    def against(self) -> str:
+        """`1.38× as fast as Linear placement`, or that it is not faster."""
+        return gain_in_words(self.gain, self.deployed)
+
+    @property
+    def gap(self) -> float:
+        """How far above its bound the plan is, as a share of the bound."""
+        return relative_gap(self.seconds, self.bound)
+
+
+def gain_in_words(gain: float, baseline: str) -> str:
+    """How a plan compares with another one that takes `gain` times as long; within half a percent they are alike."""
+    if gain >= 1 + ALIKE:
+        return f"{ratio(gain)} as fast as {baseline}"
+    if gain > 1 - ALIKE:
+        return f"as fast as {baseline}"
+    return f"slower than {baseline}: {ratio(1 / gain)} its time"
+
+
+def tokens_per_second(problem: Problem, total: float) -> float:
+    """Tokens that a GPU gets through in a second, in the mean of the GPUs, where a pass or step of the problem takes `total`
+    seconds; of two models those of both. Of a pass through MoE layers alone, which is all that inference simulates."""
+    gpus = len(problem.cluster.gpus)
+    if problem.step is not None:
+        tokens = float(problem.step.batch * problem.step.sequence_length * gpus)
+    else:
+        tokens = sum(float(part.tokens_of_rank.sum(axis=1).mean()) for part in (problem, problem.second) if part)
+    return tokens / gpus / total if total else 0.0
+
+
+def bound_of(plan: Plan, figures: Metrics) -> tuple[float, str]:
+    """The bound that a plan is held against, in seconds, and what it covers: every placement, where its optimiser claims that
+    for these inputs, else every order of its own placement's sends, or every schedule of a training step."""
+    if figures.bound is not None and plan.claim.scope == "placement and order":
+        return figures.bound, (
+            f"No placement without replicas and with as many slots per GPU is faster than {seconds(figures.bound)}, in "
+            "any order of sends. So its optimiser claims; it is not computed again here."
+        )
+    what = "schedule" if figures.decomposition is not None else "order of sends"
+    return figures.order_bound, f"No {what} brings this placement below {seconds(figures.order_bound)}."

@@ -1,0 +1,133 @@
+"""The verdict line: the same figures of a plan on every page, always against what is deployed; and what is planned first."""
+
+from dataclasses import replace
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import verdict_line
+from engine import store, units
+from engine.plan import Travel
+from engine.problem import Problem
+from engine.simulate import simulate
+from engine.simulate.metrics import metrics
+from engine.simulate.migration import migration
+from engine.simulate.standing import Risk, gain_in_words, tokens_per_second
+from engine.store import team
+from engine.store.database import database
+from engine.systems import SYSTEMS, TRAINING, run
+from engine.training import usual_step
+from engine.workload import RoutingTrace
+from tests.app.test_launch_page import ANOTHER, JOB, plan, problem_of
+from tests.app.test_pages import press, visit
+from tests.systems.samples import sample_problem
+
+pytestmark = pytest.mark.slow
+
+LINE = ("A pass, simulated", "Tokens/s a GPU", "Above the bound", "To move", "Worst other recording")
+
+
+def line(app: AppTest) -> dict[str, str]:
+    shown = {metric.label.replace("\\", ""): metric.value for metric in app.metric}
+    return {
+        label: value for label, value in shown.items() if label in LINE or label.startswith(("Gain over", "Deployed"))
+    }
+
+
+def test_every_page_shows_the_same_figures_and_they_are_those_of_the_simulation(ana: AppTest) -> None:
+    problem, (linear, shortest) = problem_of(visit(ana, "optimise")), ana.plans
+    shifted = RoutingTrace("shifted", (problem.workload.experts + 3) % 16, 16)
+    ana.session_state["workloads"] = {**ana.session_state["workloads"], store.save_workload(shifted): "shifted"}
+    ana.run()
+    own, base = metrics(shortest, problem), metrics(linear, problem)
+    there = problem.with_workload(shifted)
+    worst = simulate(linear, there).total / simulate(shortest, there).total
+    assert not migration(linear.placement, shortest.placement, problem, base.total, own.total).copies
+    wanted = {
+        "Gain over Linear placement": units.ratio(base.total / own.total),
+        "A pass, simulated": units.seconds(own.total),
+        "Tokens/s a GPU": units.digits(problem.workload.tokens / 8 / own.total),
+        "Above the bound": units.share(own.order_gap),
+        "To move": "nothing",
+        "Worst other recording": units.ratio(worst),
+    }
+    assert line(ana) == wanted
+    for page in ("timeline", "what_if", "launch"):
+        assert line(visit(ana, page)) == wanted, page
+    team.add_workspace(database(), "Autumn", "Ana")
+    visit(ana, "review")
+    press(ana, "Save")
+    assert line(ana) == wanted
+
+
+def test_the_title_of_the_timeline_compares_with_what_is_deployed_whatever_else_is_shown(ana: AppTest) -> None:
+    visit(ana, "timeline")
+    total, deployed = (simulate(plan, problem_of(ana)).total for plan in reversed(ana.plans))
+    wanted = f"{ana.plans[1].name} takes {units.seconds(total)}, {gain_in_words(deployed / total, 'Linear placement')}"
+    for beside in ([ana.plans[0].id], []):
+        next(box for box in ana.multiselect if box.label == "Beside it").set_value(beside).run()
+        assert wanted in [chart.proto.alt for chart in ana.get("plotly_chart")]
+
+
+def test_what_is_deployed_is_told_so_and_is_on_top(ana: AppTest) -> None:
+    visit(ana, "optimise")
+    table = ana.dataframe[0].value
+    assert table["Plan"].tolist() == [ana.plans[0].name, ana.plans[1].name] and table[""].tolist() == ["deployed", "▸"]
+    ana.session_state["in_use"] = ana.plans[1].id
+    ana.run()
+    table = ana.dataframe[0].value
+    assert table["Plan"].iloc[0] == ana.plans[1].name and table[""].tolist() == ["▸ deployed", ""]
+    assert table["Against what is deployed"].iloc[0] == "deployed now"
+    assert line(ana)["Deployed now"] == "1×"
+
+
+def test_what_is_deployed_is_known_from_a_plan_of_another_recording(ana: AppTest) -> None:
+    """Contiguous blocks are the same plan on every recording of a model."""
+    problem = problem_of(visit(ana, "optimise"))
+    shifted = RoutingTrace("shifted", (problem.workload.experts + 3) % 16, 16)
+    digest = store.save_workload(shifted)
+    ana.session_state["workloads"], ana.session_state["workload"] = {digest: "shifted"}, digest
+    ana.run()
+    assert ana.dataframe[0].value[""].tolist()[0] == "deployed"
+    assert not ana.exception
+
+
+def test_a_plan_whose_tokens_travel_otherwise_is_held_against_blocks_that_travel_like_it(ana: AppTest) -> None:
+    problem = problem_of(visit(ana, "optimise"))
+    (shared,) = plan(problem_with_travel(problem), ANOTHER, "sjf")
+    ana.session_state["plan_jobs"], ana.session_state["plan"] = [ANOTHER, JOB], shared.id
+    linear = run(SYSTEMS["linear"], problem_with_travel(problem)).result.solution
+    total, deployed = (simulate(one, problem).total for one in (shared, linear))
+    assert line(visit(ana, "timeline"))["Gain over Linear placement"] == units.ratio(deployed / total)
+
+
+def problem_with_travel(problem: Problem) -> Problem:
+    return replace(problem, travel=Travel(unit="gpu"))
+
+
+def test_a_training_step_is_held_against_deepspeed() -> None:
+    problem = sample_problem("alpha-code", tokens=200)
+    step = usual_step(problem.model, 8)
+    assert tokens_per_second(problem, 2.0) == pytest.approx(200 / 8 / 2)
+    training = replace(problem, step=step)
+    total = simulate(run(TRAINING["deepspeed"], training).result.solution, training).total
+    assert tokens_per_second(training, total) == pytest.approx(step.batch * step.sequence_length / total)
+
+
+def test_other_recordings_in_words() -> None:
+    assert verdict_line.worst_in_words(())[0] == "none open" and verdict_line.worst_in_words(None)[0] == "not scored"
+    value, name, text = verdict_line.worst_in_words((Risk("prose", 2.0, 1.0), Risk("code", 1.0, 1.0)))
+    assert (value, name) == ("0.5×", "prose") and "the least gain on 2 other open recordings" in text
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [
+        (1.38, "1.38× as fast as it"),
+        (1.004, "as fast as it"),
+        (0.996, "as fast as it"),
+        (0.5, "slower than it: 2× its time"),
+    ],
+)
+def test_gains_in_words(gain: float, words: str) -> None:
+    assert gain_in_words(gain, "it") == words
