@@ -6,7 +6,7 @@ from functools import partial
 import streamlit as st
 
 from app import failing, state, widgets
-from app.review import link, place, store
+from app.review import link, news, place, store, thresholds
 from app.review.plan_list import APPROVAL_ICONS, APPROVALS, ICONS, NO_REVIEW, STATES
 from app.review.saved import QUESTION, attempt, typed
 from app.text import plain
@@ -14,7 +14,7 @@ from app.visitor import people
 from engine.errors import InputError
 from engine.problem import Problem
 from engine.store import team
-from engine.store.team import Comment, Decision, Review, SavedPlan
+from engine.store.team import Comment, Decision, Review, SavedPlan, ThresholdChange
 from engine.store.team_approval import approval_of, why_not
 from engine.store.team_place import Place
 
@@ -61,9 +61,9 @@ def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> No
         _decide(review)
 
 
-def merged(review: Review) -> list[Comment | Decision]:
-    """Everything that was said, oldest first."""
-    return sorted((*review.comments, *review.decisions), key=lambda entry: entry.at)
+def merged(review: Review) -> list[Comment | Decision | ThresholdChange]:
+    """Everything that was said and done, oldest first."""
+    return sorted((*review.comments, *review.decisions, *review.thresholds), key=lambda entry: entry.at)
 
 
 def _history(review: Review, problem: Problem | None) -> None:
@@ -74,8 +74,9 @@ def _history(review: Review, problem: Problem | None) -> None:
         except InputError as error:
             st.error(plain(str(error)), icon=":material/error:")
             return
-        if len(now.decisions) != len(review.decisions):
-            st.rerun()  # the state stands in other places too
+        if len(now.decisions) != len(review.decisions) or len(now.thresholds) != len(review.thresholds):
+            st.rerun()  # the state and the verdict stand in other places too
+        news.note(now)
         if not merged(now):
             st.caption("Nobody has said anything yet.")
             return
@@ -86,7 +87,7 @@ def _history(review: Review, problem: Problem | None) -> None:
     newest()
 
 
-def _entry(entry: Comment | Decision, review: Review, problem: Problem | None, key: str) -> None:
+def _entry(entry: Comment | Decision | ThresholdChange, review: Review, problem: Problem | None, key: str) -> None:
     left, right = st.columns([2, 7], gap="small")
     with left:
         st.markdown(f"**{plain(entry.by)}**  \n:small[{widgets.describe_time(entry.at)}]")
@@ -95,6 +96,9 @@ def _entry(entry: Comment | Decision, review: Review, problem: Problem | None, k
             st.text(entry.text)
             if entry.place is not None:
                 _way_to(entry.place, review, problem, key)
+            return
+        if isinstance(entry, ThresholdChange):
+            st.markdown(f":material/tune: changed the **thresholds**: {thresholds.changes(entry.before, entry.after)}")
             return
         whose = f" · {approval_of(review.behind, entry.login)}" if entry.verdict == "approved" else ""
         st.markdown(f"{DID_ICON[entry.verdict]} {DID[entry.verdict]}{whose}")

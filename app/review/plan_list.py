@@ -6,7 +6,8 @@ import pandas as pd
 import streamlit as st
 
 from app import state, tables, widgets
-from app.review import store
+from app.review import news, store
+from app.visitor import people
 from engine import units
 from engine.store import team_list
 from engine.store.team_list import ListedPlan
@@ -32,7 +33,7 @@ ROWS = 6
 
 def show(workspace: str) -> None:
     """The plans with their states; a selected row is looked at."""
-    plans = team_list.listed_plans(store.db(), workspace)
+    plans = team_list.listed_plans(store.db(), workspace, reader=people.reader())
     if not plans:
         st.info(
             "Nothing is saved here yet. Open a plan in the row above, then save it with a note.", icon=":material/info:"
@@ -70,7 +71,7 @@ def _filtered(plans: list[ListedPlan], workspace: str) -> list[ListedPlan]:
         clusters = _any_of("cluster", plans, workspace, lambda plan: plan.summary.cluster)
         recordings = _any_of("recording", plans, workspace, lambda plan: plan.summary.recording)
     if text.strip():
-        plans = team_list.listed_plans(store.db(), workspace, text)
+        plans = team_list.listed_plans(store.db(), workspace, text, people.reader())
     return [
         plan
         for plan in plans
@@ -128,6 +129,7 @@ def _table(listed: list[ListedPlan]) -> None:
                 help="whether whoever approved is somebody else than who saved the plan or asked, by their logins",
             ),
             "Plan": column.TextColumn(width="medium"),
+            "New": column.TextColumn(help="what others have added since you last looked at the review"),
             "Gain": column.NumberColumn(
                 format="%.2f×", help="how many times as fast as what was deployed when it was saved, simulated"
             ),
@@ -157,6 +159,12 @@ def as_table(listed: Sequence[ListedPlan], looked_at: int | None) -> pd.DataFram
             "ID": [plan.plan[:8] for plan in listed],
         }
     )
+    if any(plan.news for plan in listed):
+        table.insert(1, "New", [news.in_words(plan.news) for plan in listed])
     if any(plan.approval for plan in listed):
-        table.insert(2, "Approval", [[plan.approval] if plan.approval else [] for plan in listed])
+        table.insert(
+            table.columns.get_loc("State") + 1,
+            "Approval",
+            [[plan.approval] if plan.approval else [] for plan in listed],
+        )
     return table

@@ -6,7 +6,7 @@ import streamlit as st
 from app import balance, cached, state, tables, verdict_line, widgets
 from app.charts import review as charts
 from app.export import panel as export
-from app.review import discussion, link, place, report, store, verdict
+from app.review import discussion, link, news, place, report, store, verdict
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
 from app.review.report import Dossier
 from app.text import plain
@@ -94,6 +94,7 @@ def _on_others(brief: Brief) -> Brief:
 
 
 def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: list[Run]) -> None:
+    news.show(review)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(plain(saved.name), anchor=False, width="content")
         discussion.badge(review)

@@ -20,6 +20,8 @@ from engine.goal import Goal
 from engine.jobs import judgements, runner
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.store import team
+from engine.store.database import database
 from engine.units import signed
 from engine.verdict import WORDS, Judgement, Thresholds, Verdict
 
@@ -141,9 +143,14 @@ def _decide_again(kind: str, chosen: Thresholds) -> None:
     """The verdict by other thresholds, from the evidence that is kept, for everybody. Raises InputError for visitors who may
     not plan."""
     job = _newest(kind)
-    if job is not None and job.state.finished and _judgement(cached.result_of(job)) is not None:
-        people.allow("plan")
-        judgements.decide_again(job, chosen)
+    if job is None or not job.state.finished or (judgement := _judgement(cached.result_of(job))) is None:
+        return
+    people.allow("plan")
+    before = judgement.thresholds
+    judgements.decide_again(job, chosen)
+    if before != chosen:
+        plan, (old, new) = job.request.arguments["plan_id"], (kept.model_dump(mode="json") for kept in (before, chosen))
+        team.note_thresholds(database(), plan, old, new, people.who().name or "somebody")
 
 
 def _answer(result: dict[str, Any], kind: str, wanted: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ _WANTS_TWO, _EDIT_ROUND, _TABLE_BASE, _DRAWN = "wants_two", "edit_round", "table
 _UPLOADS, _ZONES, _WATCHED, _LAYERS = "uploads", "zones", "watched", "layers_compared"
 _SHOWN, _RUN_FOLDERS, _RESULTS = "launch_shown", "run_folders", "results_seen"
 _REVIEWED, _REFUSED, _WRITTEN, _POINTED = "reviewed", "refused", "written", "pointed"
+_VISIT = "visit"
 _ADVISED_SPARE, _BRINGS_OWN = "advised_spare", "brings_own"
 _NOTICE, _LEFT_OUT, _BACK, _GONE = "notice", "left_out", "back", "gone"
 _OVERTAKEN, _NOT_STORED = "overtaken", "not_stored"
@@ -168,6 +169,17 @@ def reviewed() -> tuple[int, str | None] | None:
 def look_at(number: int | None, review: str | None = None) -> None:
     st.session_state[_REVIEWED] = None if number is None else (number, review)
     st.session_state[_POINTED] = (None, _turn())
+
+
+def visit(who: str, review: str) -> tuple[float | None, float] | None:
+    """Of a review that a person looks at: when they had looked before, None: never; and up to when they have seen it now. In
+    seconds since the epoch; None: they have just come to it."""
+    visitor, known, *times = st.session_state.get(_VISIT, (None, None, None, 0.0))
+    return tuple(times) if (visitor, known) == (who, review) else None
+
+
+def keep_visit(who: str, review: str, before: float | None, seen: float) -> None:
+    st.session_state[_VISIT] = (who, review, before, seen)
 
 
 def pointed() -> tuple[Place, int] | None:

@@ -44,6 +44,13 @@ def login() -> str | None:
     return roles.email_of(st.user) or own_id or None
 
 
+def reader() -> tuple[str, str] | None:
+    """What this visitor's looks are kept under, a login or a typed name, and the name that they write under; None while nobody
+    knows who they are."""
+    name = who().name
+    return (login() or name, name) if name else None
+
+
 def _vouched() -> str:
     """The name and the address that the login tells, as one line that can be kept."""
     email = roles.email_of(st.user)

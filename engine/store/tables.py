@@ -103,6 +103,27 @@ decision = Table(
     CheckConstraint("verdict in ('approved', 'rejected', 'reopened')", name="verdict"),
 )
 
+threshold_change = Table(
+    "threshold_change",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    _reference("review", "review", index=True),
+    Column("before", JSON, nullable=False),
+    Column("after", JSON, nullable=False),
+    *_made(),
+)
+"""before, after: thresholds of the verdict on the plan of a review, by name."""
+
+look = Table(
+    "look",
+    metadata,
+    Column("who", Text, primary_key=True),
+    Column("review", String(ID), ForeignKey("review.id"), primary_key=True),
+    Column("at", Float, nullable=False),
+)
+"""who: what a login knows a person by, else the name that they typed; at: when they last looked at the review, seconds since
+the epoch. The only rows that change."""
+
 run = Table(
     "run",
     metadata,

@@ -5,11 +5,11 @@ Every function takes the database first. Names and texts are checked here: they 
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from engine.errors import InputError
@@ -92,8 +92,18 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class ThresholdChange:
+    """The verdict on a plan was decided again. before, after: its thresholds by name."""
+
+    by: str
+    at: float
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Review:
-    """A plan put up for decision. comments and decisions: oldest first."""
+    """A plan put up for decision. comments, decisions and thresholds: oldest first."""
 
     id: str
     saved: SavedPlan
@@ -102,6 +112,7 @@ class Review:
     at: float
     comments: tuple[Comment, ...]
     decisions: tuple[Decision, ...]
+    thresholds: tuple[ThresholdChange, ...] = ()
     login: str | None = None
 
     @property
@@ -284,6 +295,16 @@ def decide(
         connection.execute(insert(tables.decision).values(**row))
 
 
+def note_thresholds(db: Database, plan: str, before: dict[str, float], after: dict[str, float], by: str) -> None:
+    """Keep with every review of a plan (its id) that the verdict on it was decided again by other thresholds."""
+    row = {"before": before, "after": after, "by": clean_name(by, "you"), "at": time.time()}
+    saved = tables.saved_plan.c
+    of_plan = select(tables.review.c.id).join(tables.saved_plan, saved.number == tables.review.c.saved)
+    with db.writing() as connection:
+        for review in connection.scalars(of_plan.where(saved.plan == plan)).all():
+            connection.execute(insert(tables.threshold_change).values(review=review, **row))
+
+
 def find_review(db: Database, id: str) -> Review:
     """One review with all that was said. Raises InputError when there is none."""
     with db.reading() as connection:
@@ -308,6 +329,7 @@ def pulse(db: Database) -> tuple[int, ...]:
             tables.saved_plan.c.number,
             tables.review.c.id,
             tables.decision.c.number,
+            tables.threshold_change.c.number,
             tables.run.c.id,
         )
     )
@@ -386,15 +408,10 @@ def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]
             _saved, connection.execute(_saved_plans().where(saved.number.in_({row.saved for row in rows})))
         )
     }
-    said: dict[str, list[Comment]] = {row.id: [] for row in rows}
-    decided: dict[str, list[Decision]] = {row.id: [] for row in rows}
-    for table, kept in ((tables.comment, said), (tables.decision, decided)):
-        for row in connection.execute(select(table).where(table.c.review.in_(kept)).order_by(table.c.number)):
-            kept[row.review].append(
-                Comment(row.by, row.at, row.text, place_of(row.place) if row.place else None)
-                if table is tables.comment
-                else Decision(row.by, row.at, row.verdict, row.reason, row.login)
-            )
+    ids = [row.id for row in rows]
+    said = _entries(connection, tables.comment, ids, _comment)
+    decided = _entries(connection, tables.decision, ids, _decision)
+    changed = _entries(connection, tables.threshold_change, ids, _threshold_change)
     return [
         Review(
             row.id,
@@ -402,12 +419,35 @@ def _reviews(connection: Connection, which: ColumnElement[bool]) -> list[Review]
             row.question,
             row.by,
             row.at,
-            tuple(said[row.id]),
-            tuple(decided[row.id]),
+            said[row.id],
+            decided[row.id],
+            changed[row.id],
             row.login,
         )
         for row in rows
     ]
+
+
+def _entries(
+    connection: Connection, table: Table, reviews: Sequence[str], entry: Callable[[Row], Any]
+) -> dict[str, tuple[Any, ...]]:
+    """What stands in a table of these reviews, oldest first, by review."""
+    entries = dict.fromkeys(reviews, ())
+    for row in connection.execute(select(table).where(table.c.review.in_(reviews)).order_by(table.c.number)):
+        entries[row.review] += (entry(row),)
+    return entries
+
+
+def _comment(row: Row) -> Comment:
+    return Comment(row.by, row.at, row.text, place_of(row.place) if row.place else None)
+
+
+def _decision(row: Row) -> Decision:
+    return Decision(row.by, row.at, row.verdict, row.reason, row.login)
+
+
+def _threshold_change(row: Row) -> ThresholdChange:
+    return ThresholdChange(row.by, row.at, row.before, row.after)
 
 
 def _keep_plan(connection: Connection, plan: Plan) -> None:

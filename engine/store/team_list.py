@@ -8,12 +8,14 @@ from engine.store import tables
 from engine.store.database import Database
 from engine.store.team import State, Summary, Verdict, state_after
 from engine.store.team_approval import Approval, approval_of
+from engine.store.team_looks import News, news_by_review
 
 
 @dataclass(frozen=True)
 class ListedPlan:
     """A saved plan with how its newest review stands. number, plan, at: as of a `SavedPlan`; review: an id; state, review: None
-    without one; approval: who approved, None unless it is approved; comments: how many its newest review has."""
+    without one; approval: who approved, None unless it is approved; comments: how many its newest review has; news: what in
+    it is new to whoever asks."""
 
     number: int
     plan: str
@@ -26,10 +28,14 @@ class ListedPlan:
     state: State | None
     approval: Approval | None
     comments: int
+    news: News
 
 
-def listed_plans(db: Database, workspace: str, search: str = "") -> list[ListedPlan]:
-    """The plans of a workspace, newest first; search: a part of name, note, author, cluster, recording or id."""
+def listed_plans(
+    db: Database, workspace: str, search: str = "", reader: tuple[str, str] | None = None
+) -> list[ListedPlan]:
+    """The plans of a workspace, newest first; search: a part of name, note, author, cluster, recording or id; reader: what a
+    person's looks are kept under, and the name that they write under, None: to nobody anything is new."""
     c = tables.saved_plan.c
     summary = (c.cluster, c.recording, c.seconds, c.deployed_seconds, c.deployed)
     query = select(c.number, c.plan, c.name, c.note, c.by, c.at, *summary).where(c.workspace == workspace)
@@ -41,6 +47,7 @@ def listed_plans(db: Database, workspace: str, search: str = "") -> list[ListedP
         newest = _newest_reviews(connection, workspace)
         decided = _last_decisions(connection, workspace)
         comments = _counts(connection, workspace)
+        news = news_by_review(connection, newest.values(), *reader) if reader else {}
     return [
         ListedPlan(
             *row[:6],
@@ -49,6 +56,7 @@ def listed_plans(db: Database, workspace: str, search: str = "") -> list[ListedP
             state_after(decided[review].verdict if review in decided else None) if review else None,
             decided[review].approval if review in decided else None,
             comments.get(review, 0),
+            news.get(review, News()),
         )
         for row in rows
     ]

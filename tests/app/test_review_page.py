@@ -25,7 +25,7 @@ from engine.plan import OrderMode, Overlap, PartitionRange, Pipeline, Placement,
 from engine.problem import Problem, make_problem
 from engine.result import Provenance
 from engine.simulate import simulate
-from engine.store import team
+from engine.store import team, team_looks
 from engine.store.database import database
 from engine.store.problems import problem_arguments
 from engine.store.team_approval import SETTING
@@ -341,6 +341,43 @@ def test_a_database_that_does_not_answer_is_said_and_other_pages_go_on(app: AppT
     assert "does not answer" in said(app.error)
     visit(app, "timeline")
     assert not app.error
+
+
+# What is new.
+
+
+def test_the_list_and_the_review_say_what_is_new_since_one_looked(app: AppTest) -> None:
+    review = review_of(save(app))
+    assert "New" not in table(app.run()) and "New since" not in said(app.markdown)
+    app.session_state["reviewed"] = None
+    app.run()
+    for text in ("one", "two"):
+        team.add_comment(database(), review.id, text, "Ben")
+    team.decide(database(), review.id, "rejected", "no", "Ben")
+    team.note_thresholds(database(), review.saved.plan, {"gain": 0.05}, {"gain": 0.15}, "Ben")
+    team.add_comment(database(), review.id, "mine", "Ana")
+    assert table(app.run())["New"].tolist() == ["2 comments, 1 decision, thresholds"]
+    theirs = link(plan=review.saved.plan, session=app.query_params["session"])
+    assert "New since you last looked" in said(theirs.markdown)
+    assert "2 comments, 1 decision, thresholds." in said(theirs.markdown)
+    assert "gain held out 5 % → 15 %" in said(theirs.markdown)
+    assert "New" not in table(theirs.run()) and "New since you last looked" in said(theirs.markdown)
+    visitor = link(plan=review.saved.plan)
+    visitor.session_state["person"] = "Cara"
+    assert table(visitor.run())["New"].tolist() == ["not seen yet"] and "New since" not in said(visitor.markdown)
+    assert "New" not in table(visitor.run())
+
+
+def test_a_page_goes_on_where_a_look_cannot_be_kept(app: AppTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    review = review_of(save(app))
+    team.add_comment(database(), review.id, "new", "Ben")
+
+    def full(*arguments: object) -> None:
+        raise InputError("the database is full")
+
+    monkeypatch.setattr(team_looks, "note_look", full)
+    visitor = link(plan=review.saved.plan, session=app.query_params["session"])
+    assert "1 comment." in said(visitor.markdown) and "new" in said(visitor.text)
 
 
 # Where a comment points.

@@ -1,5 +1,6 @@
 """What a list of saved plans says of each, in columns of its own: the inputs and figures beside them can be megabytes. And what
-a login knows those by who save, ask and decide; and what a comment points to."""
+a login knows those by who save, ask and decide; what a comment points to; when the
+thresholds of a verdict were changed; and when a person last looked at a review."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -19,6 +20,22 @@ def upgrade() -> None:
     for table in ("saved_plan", "review", "decision"):
         op.add_column(table, sa.Column("login", sa.Text))
     op.add_column("comment", sa.Column("place", sa.String(64)))
+    op.create_table(
+        "threshold_change",
+        sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("review", sa.String(64), sa.ForeignKey("review.id"), nullable=False),
+        sa.Column("before", sa.JSON, nullable=False),
+        sa.Column("after", sa.JSON, nullable=False),
+        sa.Column("by", sa.String(120), nullable=False),
+        sa.Column("at", sa.Float, nullable=False),
+    )
+    op.create_index("ix_threshold_change_review", "threshold_change", ["review"])
+    op.create_table(
+        "look",
+        sa.Column("who", sa.Text, primary_key=True),
+        sa.Column("review", sa.String(64), sa.ForeignKey("review.id"), primary_key=True),
+        sa.Column("at", sa.Float, nullable=False),
+    )
     _sum_up()
 
 
