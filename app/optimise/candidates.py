@@ -1,8 +1,11 @@
 """The plans that were found for what is open, fastest first."""
 
+import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
-from app import cached, state
+from app import cached, state, widgets
+from app.charts import ranked as charts
 from app.optimise import goal
 from app.optimise import table as plan_table
 from app.text import plain
@@ -30,6 +33,8 @@ def show(problem: Problem, aim: str) -> None:
         factor = units.ratio(other["Time"] / table["Time"][0])
         caption = f"{plain(table['Plan'][0])} is {factor} as fast as {plain(other['Plan'])}. {caption}"
     st.caption(caption)
+    if aim != goal.STEP:  # whose chart shows what their time is made of too
+        widgets.chart(_ranked(table), "plans-ranked")
     plan_table.show(table)
     if aim == goal.STEP:
         st.caption(
@@ -41,3 +46,9 @@ def show(problem: Problem, aim: str) -> None:
     if len(opened):
         plan_table.notes(opened.iloc[0])
     st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
+
+
+def _ranked(table: pd.DataFrame) -> go.Figure:
+    deployed, opened = (next(iter(table.index[table[which]]), None) for which in ("deployed", "open"))
+    columns = (table[name].astype(float).tolist() for name in ("Time", "Bound"))
+    return charts.ranked(table["Plan"].tolist(), *columns, deployed, opened, st.context.theme.type == "dark")
