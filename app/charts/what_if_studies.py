@@ -1,11 +1,12 @@
 """Charts of the what-if studies: a tornado, imprecise traffic, and how many GPUs."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SMALLEST, TEAL, finish, plain
+from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SMALLEST, TEAL, finish, ink, plain
 from engine.studies.capacity import CapacityPoint, smallest
 from engine.studies.imprecision import ImprecisionPoint
 from engine.studies.sensitivity import SensitivityPoint
@@ -194,72 +195,96 @@ def _by_level(points: Sequence[ImprecisionPoint]) -> tuple[list[float], list[lis
     return levels, [[point.total for point in points if point.level == level] for level in levels]
 
 
-def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = True) -> go.Figure:
-    """Time against the number of GPUs, the bound below it, the target as a line, and the smallest size that meets it."""
-    planned = [point for point in points if point.total is not None]
+def capacity(
+    points: Sequence[CapacityPoint],
+    target: float,
+    complete: bool = True,
+    price: float | None = None,
+    dark: bool = False,
+) -> go.Figure:
+    """Time against cost: the front of the sizes that are faster than every smaller one, the bound below it, the target as a
+    line, and the smallest size that meets it.
+
+    price: of a GPU-hour in the person's own currency, for cost an hour in place of the number of GPUs; dark: of the page.
+    """
+    planned = sorted((point for point in points if point.total is not None), key=lambda point: point.gpus)
     factor, unit = scale_of(max([target, *(point.total for point in planned)]), TIME)
-    fewest = smallest(points, target)
+    each, fewest = price or 1.0, smallest(points, target)
+    best = np.minimum.accumulate([math.inf, *(point.total for point in planned)])
+    front = [point for point, before in zip(planned, best, strict=False) if point.total < before]
     figure = go.Figure()
-    figure.add_scatter(
-        x=[point.gpus for point in planned],
-        y=[point.total / factor for point in planned],
-        mode="lines+markers",
-        name="its plan",
-        line={"color": TEAL, "width": 2},
-        marker={
-            "size": 9,
-            "symbol": ["circle" if point.meets(target) else "circle-open" for point in planned],
-            "line": {"width": 2},
-        },
-        customdata=[
-            f"{point.gpus} GPUs: {seconds(point.total)}, {'meets' if point.meets(target) else 'misses'} the target"
-            for point in planned
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
-    )
-    _add_bound(figure, planned, factor, unit)
+    for name, sizes, colour, line in (
+        ("front: no smaller size is as fast", front, TEAL, "lines+markers"),
+        ("slower than a smaller size", [point for point in planned if point not in front], NEUTRAL, "markers"),
+    ):
+        figure.add_scatter(
+            x=[each * point.gpus for point in sizes],
+            y=[point.total / factor for point in sizes],
+            mode=line,
+            name=name,
+            line={"color": colour, "width": 2, "shape": "hv"},
+            marker={
+                "size": 10,
+                "symbol": ["circle" if point.meets(target) else "circle-open" for point in sizes],
+                "line": {"width": 2},
+            },
+            customdata=[
+                f"{point.gpus} GPUs{_priced(point, price)}: {seconds(point.total)}, "
+                f"{'meets' if point.meets(target) else 'misses'} the target"
+                for point in sizes
+            ],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    _add_bound(figure, planned, factor, unit, each)
     refused = [point.gpus for point in points if point.total is None]
     if refused:
         figure.add_scatter(
-            x=refused,
+            x=[each * gpus for gpus in refused],
             y=[target / factor] * len(refused),
             mode="markers",
             name="cannot be planned",
             marker={"symbol": "x", "size": 10, "color": SECOND},
-            hovertemplate="%{x} GPUs: cannot be planned<extra></extra>",
+            text=[f"{gpus} GPUs: cannot be planned" for gpus in refused],
+            hovertemplate="%{text}<extra></extra>",
         )
     figure.add_hline(
         y=target / factor,
-        line={"color": SECOND, "width": 1.5, "dash": "dot"},
+        line={"color": ink(dark), "width": 1.5, "dash": "dot"},
         annotation={"text": f"target, {digits(target / factor)} {unit}", "font": {"size": SMALLEST}},
         annotation_position="top right",
     )
     if fewest is not None:
         figure.add_annotation(
-            x=fewest.gpus,
+            x=each * fewest.gpus,
             y=fewest.total / factor,
-            text=f"<b>{fewest.gpus} GPUs</b>",
+            text=f"<b>{fewest.gpus} GPUs</b>{_priced(fewest, price)}",
             ay=-30,
             ax=0,
             arrowhead=0,
             standoff=7,
             arrowcolor=NEUTRAL,
         )
-    figure.update_xaxes(title="GPUs", rangemode="tozero", showgrid=False)
+    across = "GPUs" if price is None else f"cost of an hour, at {digits(price)} a GPU"
+    figure.update_xaxes(title=across, rangemode="tozero", showgrid=False)
     figure.update_yaxes(title=f"time, {unit} (simulated)", rangemode="tozero")
-    return finish(figure, _answer(points, fewest, target, complete), 400, legend=LEGEND)
+    return finish(figure, _answer(points, fewest, target, complete), 420, legend=LEGEND)
 
 
-def _add_bound(figure: go.Figure, planned: Sequence[CapacityPoint], factor: float, unit: str) -> None:
+def _priced(point: CapacityPoint, price: float | None) -> str:
+    return "" if price is None else f", {digits(price * point.gpus)} an hour"
+
+
+def _add_bound(figure: go.Figure, planned: Sequence[CapacityPoint], factor: float, unit: str, each: float) -> None:
     """What no placement of the kind can beat, at the sizes where that is proven."""
     proven = [point for point in planned if point.scope == "placement and order"]
     figure.add_scatter(
-        x=[point.gpus for point in proven],
+        x=[each * point.gpus for point in proven],
         y=[point.bound / factor for point in proven],
+        customdata=[point.gpus for point in proven],
         mode="lines",
         name="bound: any such placement, any order",
         line={"color": NEUTRAL, "width": 1, "dash": "dash"},
-        hovertemplate=f"%{{x}} GPUs: bound %{{y:.3g}} {unit}<extra></extra>",
+        hovertemplate=f"%{{customdata}} GPUs: bound %{{y:.3g}} {unit}<extra></extra>",
     )
 
 

@@ -1,8 +1,11 @@
 """The plans that were found for what is open: how the open one stands, and all beside what is deployed."""
 
+import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
-from app import cached, state, verdict_line
+from app import cached, state, verdict_line, widgets
+from app.charts import ranked as charts
 from app.optimise import goal
 from app.optimise import table as plan_table
 from app.text import plain
@@ -26,6 +29,8 @@ def show(problem: Problem, aim: str) -> None:
         st.markdown(f"**{plain(shown['Plan'].iloc[0])}**")
         verdict_line.show_plan(cached.open_plan(), problem)
     on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"
+    if aim != goal.STEP:  # whose chart shows what their time is made of too
+        widgets.chart(_ranked(table), "plans-ranked")
     st.caption(f"{on}, what is deployed on top, then fastest first. Select a row to open its plan.")
     plan_table.show(table)
     if aim == goal.STEP:
@@ -37,3 +42,9 @@ def show(problem: Problem, aim: str) -> None:
     if len(shown):
         plan_table.notes(shown.iloc[0])
     st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
+
+
+def _ranked(table: pd.DataFrame) -> go.Figure:
+    deployed, opened = (next(iter(table.index[table[which]]), None) for which in ("deployed", "open"))
+    columns = (table[name].astype(float).tolist() for name in ("Time", "Bound"))
+    return charts.ranked(table["Plan"].tolist(), *columns, deployed, opened, st.context.theme.type == "dark")

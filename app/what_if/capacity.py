@@ -98,7 +98,18 @@ def _show(problem: Problem, result: dict[str, Any], complete: bool) -> None:
     if not points:
         return
     target = result["target"]
-    widgets.chart(charts.capacity(points, target, complete), "what-if-capacity")
+    price = st.number_input(
+        "Price of a GPU-hour",
+        0.01,
+        None,
+        None,
+        width=180,
+        key="what-if-price",
+        placeholder="optional",
+        help="what you pay for one GPU, in any currency; the chart then shows what an hour of each size costs",
+    )
+    dark = st.context.theme.type == "dark"
+    widgets.chart(charts.capacity(points, target, complete, price, dark), "what-if-capacity")
     st.caption(honestly(points, target, result, complete))
     tables.show(as_text(points, target), hide_index=True)
     fewest = smallest(points, target)

@@ -160,9 +160,21 @@ def test_capacity_marks_the_smallest_that_meets_the_target() -> None:
     assert figure.layout.title.text == "12 GPUs are enough for 1.5 s: 1 s"
     assert list(figure.data[0].marker.symbol) == ["circle-open", "circle"]
     assert next(trace for trace in figure.data if trace.name == "cannot be planned").x == (4,)
+    assert next(trace for trace in figure.data if trace.name.startswith("bound")).x == (8, 12)
     assert charts.capacity(points[:2], 1.5, False).layout.title.text == "So far: up to 8 GPUs miss the target"
     assert "the best, 8 GPUs" in charts.capacity(points[:2], 1.5).layout.title.text
     assert charts.capacity(points[:1], 1.5).layout.title.text == "No size could be planned for"
+
+
+def test_time_against_cost_is_a_front_of_sizes_that_pay() -> None:
+    """A size that is no faster than a smaller one is off it; a price that a person gives makes GPUs cost."""
+    points = [CapacityPoint(at, 4 * at, total) for at, total in ((3, 2.5), (1, 3.0), (2, 2.0), (4, 1.0))]
+    front, off = charts.capacity(points, 1.5).data[:2]
+    assert list(front.x) == [4, 8, 16] and list(front.y) == [3, 2, 1] and front.line.shape == "hv"
+    assert list(off.x) == [12]
+    priced = charts.capacity(points, 1.5, price=2.5)
+    assert list(priced.data[0].x) == [10, 20, 40] and "40 an hour" in priced.data[0].customdata[-1]
+    assert priced.layout.xaxis.title.text == "cost of an hour, at 2.5 a GPU"
 
 
 def test_popularity_is_by_rank_or_by_expert() -> None:

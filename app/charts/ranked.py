@@ -1,0 +1,103 @@
+"""All plans beside each other: how long each takes, how far its bound is, and where what is deployed stands."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from app.charts.theme import NEUTRAL, SMALLEST, TEAL, finish, ink, legend_above, plain, strokes
+from engine.units import TIME, digits, ratio, scale_of, seconds
+
+MOST = 20
+"""Plans with a bar: the fastest, and always what is open and what is deployed."""
+ROW = 28
+"""Pixels of a bar."""
+
+
+def ranked(
+    names: Sequence[str],
+    times: Sequence[float],
+    bounds: Sequence[float],
+    deployed: int | None = None,
+    opened: int | None = None,
+    dark: bool = False,
+) -> go.Figure:
+    """A bar a plan, the fastest on top, with a tick at its bound and a line at the time of what is deployed.
+
+    times, bounds: seconds, NaN where a plan has no bound; deployed, opened: places in them; dark: of the page.
+    """
+    order = sorted(range(len(names)), key=lambda at: times[at])
+    drawn = [at for rank, at in enumerate(order) if rank < MOST or at in (deployed, opened)]
+    factor, unit = scale_of(max(times[at] for at in drawn), TIME)
+    place = np.arange(len(drawn))
+    figure = go.Figure()
+    for title, colour, own in (("The open plan", TEAL, True), ("Other plans", NEUTRAL, False)):
+        rows = [row for row in place if (drawn[row] == opened) is own]
+        if not rows:
+            continue
+        figure.add_bar(
+            x=[times[drawn[row]] / factor for row in rows],
+            y=rows,
+            orientation="h",
+            width=0.62,
+            name=title,
+            marker={"color": colour},
+            text=[f" {seconds(times[drawn[row]])}" for row in rows],
+            textposition="outside",
+            cliponaxis=False,
+            textfont={"size": SMALLEST, "color": ink(dark)},
+            customdata=[_tip(names[drawn[row]], times[drawn[row]], bounds[drawn[row]]) for row in rows],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    proven = [row for row in place if not math.isnan(bounds[drawn[row]])]
+    figure.add_scatter(
+        **strokes([bounds[drawn[row]] / factor for row in proven], proven, 0.42),
+        mode="lines",
+        name="Bound",
+        line={"width": 2, "color": ink(dark)},
+        hoverinfo="skip",
+    )
+    if deployed is not None:
+        figure.add_scatter(
+            x=[times[deployed] / factor] * 2,
+            y=[-0.6, len(drawn) - 0.4],
+            mode="lines",
+            name=f"Deployed, {seconds(times[deployed])}",
+            line={"width": 1.5, "dash": "dot", "color": ink(dark)},
+            hoverinfo="skip",
+        )
+    longest = max(times[at] for at in drawn) / factor
+    figure.update_xaxes(title=f"time, {unit} (simulated)", range=[0, longest * 1.14 or 1])
+    figure.update_yaxes(
+        tickvals=place,
+        ticktext=[_label(names[at], at == deployed) for at in drawn],
+        range=[len(drawn) - 0.4, -0.6],
+        showgrid=False,
+        zeroline=False,
+    )
+    height = 138 + ROW * len(drawn)
+    title = _finding(names, times, order[0], deployed, len(drawn))
+    return finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height))
+
+
+def _label(name: str, deployed: bool) -> str:
+    """As much of a name as fits beside a bar."""
+    short = name if len(name) <= 30 else f"{name[:29]}…"
+    return plain(short) + (" (deployed)" if deployed and "deployed" not in name else "")
+
+
+def _tip(name: str, time: float, bound: float) -> str:
+    if math.isnan(bound):
+        return f"{plain(name)}<br>{seconds(time)}, no bound"
+    above = f"{digits(time / bound)}× its bound of {seconds(bound)}" if bound else "no time at all"
+    return f"{plain(name)}<br>{seconds(time)}, {above}"
+
+
+def _finding(names: Sequence[str], times: Sequence[float], best: int, deployed: int | None, drawn: int) -> str:
+    part = "" if drawn == len(names) else f" ({drawn} of {len(names)} plans)"
+    if deployed is None or not times[best]:
+        return f"{plain(names[best])} is fastest: {seconds(times[best])}{part}"
+    if times[best] == times[deployed]:
+        return f"None of these plans is faster than what is deployed{part}"
+    return f"{plain(names[best])} is {ratio(times[deployed] / times[best])} as fast as what is deployed{part}"
