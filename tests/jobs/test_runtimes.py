@@ -32,8 +32,8 @@ def nothing_noted(own_data_folder: Path) -> None:
 def test_what_a_page_proposes_was_measured_at_every_size():
     """The file is what the benchmark writes. A system that it lacks, as a new one, says nothing before its first run."""
     measured: dict[tuple, set] = {}
-    for run in shipped():
-        measured.setdefault(run.kind, set()).add((run.layers, run.experts, run.gpus))
+    for known in shipped():
+        measured.setdefault(known.kind, set()).add((known.layers, known.experts, known.gpus))
     for (goal, name, rows), sizes in measured.items():
         every = TRAINING if goal is Goal.TRAINING else SYSTEMS
         assert goal in every[name].goals
