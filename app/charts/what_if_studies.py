@@ -229,7 +229,7 @@ def capacity(points: Sequence[CapacityPoint], target: float, complete: bool = Tr
         y=target / factor,
         line={"color": MARK, "width": 1.5, "dash": "dot"},
         annotation={"text": f"target, {digits(target / factor)} {unit}", "font": {"size": 11}},
-        annotation_position="top right",
+        annotation_position="bottom left",
     )
     if fewest is not None:
         figure.add_annotation(

@@ -69,7 +69,7 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
             range(1, max(1, most_gpus(problem.cluster) // own) + 1),
             ladder(problem.cluster, parts[part]),
             format_func=lambda count: str(count * own),
-            width=360,
+            width=440,
             key=f"what-if-sizes-{own}-{len(problem.cluster.gpus)}",
         )
         system = st.selectbox(
