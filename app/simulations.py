@@ -25,6 +25,7 @@ from engine.simulate import simulate
 from engine.simulate.compile_ahead import compile_ahead
 from engine.simulate.metrics import input_digests, simulation_digest
 from engine.simulate.serving import ServedStep, serve_as_measured
+from engine.store import served as kept_steps
 from engine.studies.what_if import Change, Outlook, outlook_after
 from engine.timeline import Timeline
 from engine.workload import digest_of
@@ -76,9 +77,15 @@ def operators(
 def served(
     plan: Plan, problem: Problem, step: ServingStep, source: OperatorSource, sizes: TransformerSizes
 ) -> ServedStep:
-    """A plan in a whole serving step. Raises InputError as `serve` does."""
+    """A plan in a whole serving step, which is kept where that is worth it. Raises InputError as `serve` does."""
+    key = (simulation_digest(plan, problem), step.digest, source.source, sizes.digest)
+    if (kept := kept_steps.load(*key)) is not None:
+        return kept
     large = {plan.id: plan, _digest(problem): problem}
-    return _answers(problem, [Question(serve_as_measured, large, (step, source, sizes))])[0]
+    answer = _answers(problem, [Question(serve_as_measured, large, (step, source, sizes))])[0]
+    with suppress(InputError):  # a full disk: it is simulated again
+        kept_steps.save(answer, *key)
+    return answer
 
 
 def _digest(problem: Problem) -> str:

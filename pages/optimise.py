@@ -38,7 +38,7 @@ with form:
         kind = "baseline" if system.baseline else system.paper
         takes = estimates.beside(problem, system, f"{aim}-{system.name}")
         if st.checkbox(
-            f"**{system.title}** · {kind}{takes}",
+            f"**{system.title}**{takes} · {kind}",
             system.preselected or spare.is_advised(system.name),
             key=f"use-{aim}-{spare.key_of(system.name)}",
             help=system.summary,

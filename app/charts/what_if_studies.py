@@ -251,7 +251,7 @@ def capacity(
         y=target / factor,
         line={"color": ink(dark), "width": 1.5, "dash": "dot"},
         annotation={"text": f"target, {digits(target / factor)} {unit}", "font": {"size": SMALLEST}},
-        annotation_position="top right",
+        annotation_position="bottom left",
     )
     if fewest is not None:
         figure.add_annotation(

@@ -14,10 +14,12 @@ LIMIT = "time_limit"
 
 
 def beside(problem: Problem, system: System, key: str) -> str:
-    """` · about 20 s` with the time limit that is set on the page; empty for a system that was never measured. key: of its
-    options, as `widgets.option_input` takes it."""
+    """` · about 20 s` or ` · under 1 s`, with the time limit that is set on the page; empty for a system that was never
+    measured. key: of its options, as `widgets.option_input` takes it."""
     options: dict[str, Any] = {}
     if (limit := st.session_state.get(widgets.option_key(key, LIMIT))) is not None:
         options[LIMIT] = limit
     seconds = runtimes.estimate(problem, system, options)
-    return "" if seconds is None else f" · about {units.roughly(seconds)}"
+    if seconds is None:
+        return ""
+    return f" · about {units.roughly(seconds)}" if seconds >= 1 else " · under 1 s"

@@ -15,7 +15,7 @@ from engine import units
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.studies.capacity import MOST_GPUS, CapacityPoint, grown, parts_of, smallest
+from engine.studies.capacity import CapacityPoint, grown, ladder, most_gpus, parts_of, smallest
 from engine.systems import SYSTEMS, systems_for
 from engine.workload import TrafficMatrix
 
@@ -23,8 +23,8 @@ from engine.workload import TrafficMatrix
 def capacity(problem: Problem) -> None:
     """How many GPUs for a target time."""
     st.caption(
-        "The smallest cluster of equal parts whose plan meets a target time. Every size is planned for from scratch, "
-        "from one part on; none is skipped, since time need not fall with every GPU."
+        "The smallest cluster of equal parts whose plan meets a target time. Sizes around the open cluster are planned for "
+        "from scratch, then all between the smallest that meets the target and the next below it."
     )
     if isinstance(problem.workload, TrafficMatrix):
         st.info(
@@ -64,8 +64,13 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
         )
         part = st.selectbox("Made of", list(parts), len(parts) - 1, width=300, key="what-if-part")
         own = sum(len(node.gpus) for node in parts[part])
-        most = st.number_input(
-            "GPUs at most", own, max(MOST_GPUS, own), max(32, own), width=130, key=f"what-if-most-{own}"
+        sizes = st.multiselect(
+            "Sizes, GPUs",
+            range(1, max(1, most_gpus(problem.cluster) // own) + 1),
+            ladder(problem.cluster, parts[part]),
+            format_func=lambda count: str(count * own),
+            width=440,
+            key=f"what-if-sizes-{own}-{len(problem.cluster.gpus)}",
         )
         system = st.selectbox(
             "Planned by", list(systems), 0, lambda name: systems[name].title, width=210, key="what-if-system"
@@ -75,7 +80,7 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
             "Find the number of GPUs",
             icon=":material/play_arrow:",
             type="primary",
-            disabled=not target or jobs.running("capacity"),
+            disabled=not target or not sizes or jobs.running("capacity"),
         ):
             options = {"time_limit": limit} if "time_limit" in systems[system].options.model_fields else {}
             jobs.run(
@@ -85,7 +90,7 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
                     "part": [node.model_dump(mode="json") for node in parts[part]],
                     "title": part,
                     "target": target / 1e3,
-                    "most_gpus": most,
+                    "sizes": sorted(sizes),
                     "system": system,
                     "options": options,
                 },
@@ -94,7 +99,7 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
 
 def _show(problem: Problem, result: dict[str, Any], complete: bool) -> None:
     """The sizes tried so far, and the smallest that meets the target as a cluster to open."""
-    points = [CapacityPoint.from_dict(point) for point in result["points"]]
+    points = sorted((CapacityPoint.from_dict(point) for point in result["points"]), key=lambda point: point.parts)
     if not points:
         return
     target = result["target"]
@@ -126,15 +131,19 @@ def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any],
     """What the search has shown and what it has not."""
     fewest, parts = smallest(points, target), [f"Planned by {plain(SYSTEMS[result['system']].title)}, simulated."]
     smaller = [point for point in points if fewest is not None and point.gpus < fewest.gpus]
+    untried = [] if fewest is None else _untried(points, fewest)
     if fewest is not None and smaller:
         undecided = [point.gpus for point in smaller if not point.cannot_meet(target)]
+        tried = " that was tried" if untried else ""
         parts.append(
-            "No smaller size can, as long as GPUs hold as many experts each and none twice: its bound lies above the target "
-            "or its experts do not fit."
+            f"No smaller size{tried} can, as long as GPUs hold as many experts each and none twice: its bound lies above the "
+            "target or its experts do not fit."
             if not undecided
-            else f"All smaller sizes miss it, but only by the plans found: at {', '.join(map(str, undecided))} GPUs the bound "
-            "leaves room for a better one."
+            else f"All smaller sizes{tried.replace('was', 'were')} miss it, but only by the plans found: at "
+            f"{', '.join(map(str, undecided))} GPUs the bound leaves room for a better one."
         )
+    if untried and complete:
+        parts.append(f"Smaller sizes that were not tried: {', '.join(map(str, untried))} GPUs.")
     again = [
         point.gpus for point in points if fewest is not None and point.gpus > fewest.gpus and not point.meets(target)
     ]
@@ -146,6 +155,12 @@ def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any],
         parts.append("Replicas of experts, another model parallelism or other GPUs were not tried.")
     parts.append(f"The same tokens on every size. Costs: {plain(result['cost_source'])}.")
     return " ".join(parts)
+
+
+def _untried(points: list[CapacityPoint], fewest: CapacityPoint) -> list[int]:
+    """GPUs of the sizes below one that were not tried."""
+    tried, own = {point.parts for point in points}, fewest.gpus // fewest.parts
+    return [parts * own for parts in range(1, fewest.parts) if parts not in tried]
 
 
 def as_text(points: list[CapacityPoint], target: float) -> pd.DataFrame:

@@ -186,20 +186,20 @@ def imprecision_study(arguments: dict[str, Any], context: Context) -> dict[str, 
 def capacity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     """How many equal parts a cluster must have for a target time.
 
-    arguments: those of `problem_arguments`, part (nodes), title (the part in words), target (seconds), most_gpus, system,
-    options. Result: {"points": [`CapacityPoint`...], "target", "title", "system", "cost_source"}; of a stopped or running
-    job those so far.
+    arguments: those of `problem_arguments`, part (nodes), title (the part in words), target (seconds), sizes (numbers of
+    parts), system, options. Result: {"points": [`CapacityPoint`...] in the order in which they were tried, "target", "title",
+    "system", "sizes", "cost_source"}; of a stopped or running job those so far.
     """
     problem = problem_from(arguments)
     part = [Node.from_dict(node, f"node {place}") for place, node in enumerate(arguments["part"])]
     result = {"points": [], "cost_source": problem.cost_source} | {
-        name: arguments[name] for name in ("target", "title", "system", "most_gpus")
+        name: arguments[name] for name in ("target", "title", "system", "sizes")
     }
     points = capacity(
         problem,
         part,
         arguments["target"],
-        arguments["most_gpus"],
+        arguments["sizes"],
         arguments["system"],
         arguments["options"],
         context.stop,

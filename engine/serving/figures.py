@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from engine.cluster import Cluster
 from engine.model import MoEModel
@@ -76,6 +78,15 @@ class ServingFigures:
     def gain_over(self, other: "ServingFigures") -> float:
         """How many more tokens a second than another plan, as a share: 0.1 is 10 % more."""
         return other.seconds / self.seconds - 1
+
+    def fields(self) -> dict[str, Any]:
+        """What `from_fields` makes the same figures from, as plain JSON."""
+        return TypeAdapter(ServingFigures).dump_python(self, mode="json")
+
+    @classmethod
+    def from_fields(cls, data: Mapping[str, Any]) -> Self:
+        """The figures of these fields. Raises ValueError where they are of others."""
+        return TypeAdapter(cls).validate_python(data)
 
     def to_dict(self) -> dict:
         """Plain JSON, seconds and bytes."""

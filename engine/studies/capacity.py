@@ -1,4 +1,4 @@
-"""How many GPUs for this target time: clusters of more and more equal parts, each planned for from scratch."""
+"""How many GPUs for this target time: clusters of so many equal parts each, every one planned for from scratch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,8 +17,8 @@ from engine.systems.options import Value
 from engine.workload import RoutingTrace, TrafficMatrix, Workload
 
 MOST_GPUS = 256
-BEYOND = 2
-"""Sizes tried after the first that meets the target: whether it is still met there."""
+LADDER = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+"""Sizes that are tried unless others are asked for, in those of the open cluster."""
 
 
 @dataclass(frozen=True)
@@ -108,51 +108,87 @@ def _unranked(workload: Workload) -> Workload:
     return replace(workload, source_rank=None) if isinstance(workload, RoutingTrace) else workload
 
 
+def most_gpus(cluster: Cluster) -> int:
+    """Up to how many GPUs a cluster may grow."""
+    return max(MOST_GPUS, round(LADDER[-1] * len(cluster.gpus)))
+
+
+def ladder(cluster: Cluster, part: Sequence[Node]) -> list[int]:
+    """Numbers of parts from a quarter of the cluster's size to three times as many GPUs."""
+    own = sum(len(node.gpus) for node in part)
+    return sorted({max(1, round(factor * len(cluster.gpus) / own)) for factor in LADDER})
+
+
 def capacity(
     problem: Problem,
     part: Sequence[Node],
     target: float,
-    most_gpus: int,
+    sizes: Sequence[int],
     system: str = "aurora",
     options: Mapping[str, Value] | None = None,
     stop: Stop = never,
     report: Report = silent,
 ) -> Iterator[CapacityPoint]:
-    """Plan for 1, 2, 3 … parts until the target (seconds) is met, and for `BEYOND` more sizes.
+    """Plan for so many parts each, the fewest first; then for every number between the first that meets the target (seconds)
+    and the largest below it that was tried.
 
-    No size is skipped: time need not fall with every GPU (experts that do not divide, one more receiver to start up), so
-    the first that meets the target is only known to be the smallest because all smaller ones were tried. Raises InputError
-    for a target, sizes and a recording that cannot be.
+    Time need not fall with every GPU (experts that do not divide, one more receiver to start up), so sizes that were not tried
+    are not known. Raises InputError for a target, sizes and a recording that cannot be.
     """
-    own = sum(len(node.gpus) for node in part)
+    own, most = sum(len(node.gpus) for node in part), most_gpus(problem.cluster)
     if not target > 0:
         raise InputError(f"the target time {target:g} s is not above 0")
-    if not own <= most_gpus <= max(MOST_GPUS, own):
-        raise InputError(f"{most_gpus} GPUs: give between {own} (one part) and {max(MOST_GPUS, own)}")
+    if not sizes:
+        raise InputError("choose at least one number of GPUs")
+    for size in (min(sizes), max(sizes)):
+        if not 1 <= size <= max(1, most // own):
+            raise InputError(f"{size * own} GPUs: give between {own} (one part) and {max(own, most)}")
     _unranked(problem.workload)
-    sizes, met, best = most_gpus // own, 0, None
+    common = (problem, tuple(part), system, dict(options or {}))
+    tried: dict[int, CapacityPoint] = {}
+    missing = sorted(set(sizes))
+    while missing and not stop():
+        for point in _points(common, missing, len(tried), stop, report):
+            tried[point.parts] = point
+            yield point
+        missing = _between(tried, target)
+
+
+def _points(
+    common: tuple[Problem, tuple[Node, ...], str, dict[str, Value]],
+    sizes: Sequence[int],
+    before: int,
+    stop: Stop,
+    report: Report,
+) -> Iterator[CapacityPoint]:
+    """The points of some sizes; before: how many others there are already."""
+    own = sum(len(node.gpus) for node in common[1])
+    every = before + len(sizes)
 
     def begun(finished: int, index: int) -> None:
-        report(finished / sizes, f"planning for {(index + 1) * own} GPUs", best)
+        report((before + finished) / every, f"planning for {sizes[index] * own} GPUs")
 
-    common = (problem, tuple(part), system, dict(options or {}))
-    for _, point in in_order(_point_of_size, common, sizes, stop, begun):
-        if point is None:
-            continue
-        yield point
-        if point.total is not None:
-            best = point.total if best is None else min(best, point.total)
-            met += point.meets(target) or met > 0
-            if met > BEYOND:
-                return
+    for _, point in in_order(_point_of_size, (common, tuple(sizes)), len(sizes), stop, begun):
+        if point is not None:
+            yield point
+
+
+def _between(tried: Mapping[int, CapacityPoint], target: float) -> list[int]:
+    """Numbers of parts below the smallest that meets the target, down to the next that was tried."""
+    first = min((parts for parts, point in tried.items() if point.meets(target)), default=1)
+    below = max((parts for parts in tried if parts < first), default=0)
+    return list(range(below + 1, first))
 
 
 def _point_of_size(
-    common: tuple[Problem, tuple[Node, ...], str, dict[str, Value]], index: int, stop: Stop, report: Report
+    common: tuple[tuple[Problem, tuple[Node, ...], str, dict[str, Value]], tuple[int, ...]],
+    index: int,
+    stop: Stop,
+    report: Report,
 ) -> CapacityPoint | None:
-    """The point of `index + 1` parts; None when stopped."""
-    problem, part, system, options = common
-    count, gpus = index + 1, (index + 1) * sum(len(node.gpus) for node in part)
+    """The point of one of the sizes; None when stopped."""
+    (problem, part, system, options), sizes = common
+    count, gpus = sizes[index], sizes[index] * sum(len(node.gpus) for node in part)
     try:
         outcome = run(SYSTEMS[system], fitted(problem, grown(problem.cluster, part, count)), options, stop)
     except InputError as error:

@@ -171,7 +171,9 @@ def test_studies_fill_in_and_are_told_from_those_of_something_else(page: AppTest
     assert "At 75 % noise" in titles(page, "what-if-imprecise")[0] and titles(page, "what-if-speed-ups")
 
     choose(page, "what-if-study", "capacity")
-    page.number_input(key="what-if-most-4").set_value(8).run()
+    sizes = next(box for box in page.multiselect if box.label == "Sizes, GPUs")
+    assert sizes.value, "a ladder around the open cluster"
+    sizes.set_value([1, 2]).run()
     page.selectbox(key="what-if-system").set_value("linear").run()
     finish(page, "capacity", "Find the number of GPUs")
     assert page.dataframe[0].value["GPUs"].tolist() == ["4", "8"]
@@ -252,5 +254,7 @@ def test_what_a_search_has_shown_is_said_and_no_more() -> None:
     assert "No smaller size can" in text and "with 4 GPUs the target is missed again" in text
     text = capacity.honestly([point(1, 3.0, 1.5), point(2, 1.0), point(3, 1.0)], 2.0, result, True)
     assert "at 1 GPUs the bound leaves room" in text and "larger ones were not tried" in text
+    text = capacity.honestly([point(1, 3.0, 2.5), point(3, 1.0)], 2.0, result, True)
+    assert "No smaller size that was tried can" in text and "not tried: 2 GPUs" in text
     text = capacity.honestly([point(1, 3.0)], 2.0, result, True)
     assert "were not tried" in text and "No smaller" not in text

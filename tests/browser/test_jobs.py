@@ -54,7 +54,7 @@ def test_a_job_is_found_after_a_reload_stopped_and_another_one_killed(
     page.reload()
     expect(page.get_by_text(PLACING)).to_be_visible(timeout=60_000)
     shoot(page, "7-running")
-    page.get_by_role("button", name="Stop").click()
+    page.get_by_test_id("stMain").get_by_role("button", name="Stop").click()
     begin = time.monotonic()
     assert runner.wait(running, 10).finished
     assert time.monotonic() - begin < 2.0

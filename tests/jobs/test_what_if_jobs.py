@@ -46,7 +46,7 @@ def test_studies_return_what_their_functions_do(problem: Problem) -> None:
             part=[node.model_dump(mode="json") for node in part],
             title="four",
             target=1e-9,
-            most_gpus=8,
+            sizes=[1, 2],
             system="linear",
             options={},
         ),
@@ -62,7 +62,7 @@ def test_studies_return_what_their_functions_do(problem: Problem) -> None:
     assert results[2]["points"] == [point.to_dict() for point in points]
     assert results[2]["pays_from"] == pays_from(points, problem, plans) and results[2]["of"] == len(points)
     assert 0 <= results[2]["most_saved"] < 1
-    assert results[1]["points"] == [point.to_dict() for point in capacity(problem, part, 1e-9, 8, "linear")]
+    assert results[1]["points"] == [point.to_dict() for point in capacity(problem, part, 1e-9, [1, 2], "linear")]
 
 
 def test_a_stopped_study_keeps_its_points(problem: Problem) -> None:

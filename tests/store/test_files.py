@@ -17,10 +17,14 @@ from engine.jobs.protocol import Context
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.problem import Problem, make_problem
+from engine.serving.roofline import RooflineOperators
+from engine.serving.step import ServingStep
+from engine.serving.usual import usual_sizes
 from engine.simulate import events, simulate
 from engine.simulate.metrics import Metrics, metrics, metrics_digests, simulation_digest
 from engine.simulate.migration import Migration
-from engine.store import simulated
+from engine.simulate.serving import serve
+from engine.store import served, simulated
 from engine.store.problems import problem_arguments
 from engine.systems import SYSTEMS, run
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
@@ -290,3 +294,22 @@ def test_a_move_that_never_pays_is_kept_as_it_is(own_data_folder):
     never = Migration(3, 4.0, 5.0, 5.0, float("inf"))
     store.save_figures(never, "move")
     assert store.figures(Migration, pytest.fail, "move") == never
+
+
+def test_a_plan_in_a_serving_step_comes_back_as_it_was(own_data_folder, monkeypatch):
+    problem = make_problem(
+        WORKLOADS["trace"], cluster_presets()["hgx-h100-8"].cluster.part([0, 1, 2]), kept_problem().model, Datasheet()
+    )
+    plan, sizes = run(SYSTEMS["linear"], problem).result.solution, usual_sizes(problem.model)
+    source = RooflineOperators(problem.model, sizes, problem.cluster.gpus[0])
+    step = serve(plan, problem, ServingStep(phase="decode", sequences=4, context=128), source, sizes)
+    served.save(step, "few events")
+    assert served.load("few events") is None
+    monkeypatch.setattr(simulated, "LONG", 0)
+    served.save(step, "step")
+    kept = served.load("step")
+    assert kept.figures == step.figures and kept.timeline.total == step.timeline.total
+    assert kept.figures.to_dict() == step.figures.to_dict() and served.load("another") is None
+    for path in (own_data_folder / "figures").iterdir():
+        path.write_text('{"seconds": "late"}')
+    assert served.load("step") is None
