@@ -8,7 +8,7 @@ from engine.errors import InputError
 from engine.studies.inspection import KINDS, skew_of_layers
 from engine.workload import DECODE, RoutingTrace
 
-MOST_ROWS, ROW_HEIGHT = 5, 35
+MOST_ROWS, ROW_HEIGHT, SCROLL_BAR = 5, 35, 12
 OPEN, REMOVE = "recordings-open", "recordings-remove"
 
 
@@ -24,7 +24,7 @@ def show() -> None:
     tables.show(
         rows,
         hide_index=True,
-        height=ROW_HEIGHT * (min(len(rows), MOST_ROWS) + 1) + 2,
+        height=ROW_HEIGHT * (min(len(rows), MOST_ROWS) + 1) + SCROLL_BAR,
         column_config={
             "Open": st.column_config.ButtonColumn(
                 "Recording", type="tertiary", on_click=_open, args=(digests,), key=OPEN
@@ -38,11 +38,11 @@ def show() -> None:
 
 def _row(digest: str) -> dict[str, str]:
     name, is_open = state.workloads()[digest], digest == state.workload_digest()
-    row = {"Open": f"{name} (open)" if is_open else name}
+    row = {"Open": f"{name} (open)" if is_open else name, "Remove": "✕"}
     try:
-        return row | _figures(digest) | {"Remove": "Remove"}
+        return row | _figures(digest)
     except InputError:
-        return row | {"Kind": "lost from the data folder", "Remove": "Remove"}
+        return row | {"Kind": "lost from the data folder"}
 
 
 @st.cache_data(max_entries=512, show_spinner="Reading the recordings")
