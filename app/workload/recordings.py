@@ -9,6 +9,8 @@ from engine.studies.inspection import KINDS, skew_of_layers
 from engine.workload import DECODE, RoutingTrace
 
 MOST_ROWS, ROW_HEIGHT, SCROLL_BAR = 5, 35, 12
+NAME_WIDTH, CROSS_WIDTH = 150, 40
+"""Pixels, as the heights: columns stay where they are, whichever recording is open."""
 OPEN, REMOVE = "recordings-open", "recordings-remove"
 
 
@@ -27,10 +29,22 @@ def show() -> None:
         height=ROW_HEIGHT * (min(len(rows), MOST_ROWS) + 1) + SCROLL_BAR,
         column_config={
             "Open": st.column_config.ButtonColumn(
-                "Recording", type="tertiary", on_click=_open, args=(digests,), key=OPEN
+                "Recording",
+                width=NAME_WIDTH,
+                type="tertiary",
+                alignment="left",
+                on_click=_open,
+                args=(digests,),
+                key=OPEN,
             ),
             "Remove": st.column_config.ButtonColumn(
-                "", type="tertiary", on_click=_remove, args=(digests,), key=REMOVE, help="from this session"
+                "",
+                width=CROSS_WIDTH,
+                type="tertiary",
+                on_click=_remove,
+                args=(digests,),
+                key=REMOVE,
+                help="Takes it out of the session",
             ),
         },
     )
