@@ -20,6 +20,8 @@ with st.container(horizontal=True, vertical_alignment="center"):
         "Import", icon=":material/upload_file:", help="files, nvidia-smi, nccl-tests, or this machine's GPUs"
     ):
         importing.show()
+    if cluster is not None:
+        links.show(cluster)
 if newcomer:
     st.info("No cluster is open yet. Choose a preset, import yours, or draw one below.", icon=":material/info:")
     presets.gallery()
@@ -27,7 +29,6 @@ drawing.board(cluster)
 if cluster is None:
     widgets.sample_button()
     st.stop()
-links.show(cluster)
 summary.totals(cluster)
 
 inventory, between, times, trusted = st.tabs(
