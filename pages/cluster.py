@@ -12,9 +12,8 @@ cluster = state.cluster()
 newcomer = cluster is None and state.drawn()[0] == 0
 with st.container(horizontal=True, vertical_alignment="center"):
     if not newcomer:
-        with st.popover(
-            "Presets", icon=":material/grid_view:", key=f"presets-{state.edit_round()}"
-        ):  # closed by opening one
+        # Another key with every cluster that is opened, which closes it.
+        with st.popover("Presets", icon=":material/grid_view:", key=f"presets-{state.edit_round()}"):
             presets.gallery()
     with st.popover(
         "Import", icon=":material/upload_file:", help="files, nvidia-smi, nccl-tests, or this machine's GPUs"
