@@ -65,7 +65,7 @@ def offer(recording: Workload) -> None:
         return
     names = ", ".join(dict.fromkeys(_title(names) for names in fitting))
     with st.container(border=True):
-        st.markdown(f"{sizes} fits {plain(names)}: open it?")
+        st.markdown(f"{sizes} fits {plain(names)}: open {'it' if len(fitting) == 1 else 'one'}?")
         with st.container(horizontal=True):
             for names in fitting:
                 st.button(

@@ -87,13 +87,16 @@ def _received(
             continue
         parts += inside
         upload_of |= {file: place for part in inside for file in part.paths}
-    known = Known(_model_among(parts), gpu_type)
+    known, before = Known(_model_among(parts), gpu_type), set(state.workloads())
+    last_recording = None
     for part in sorted(formats.joined(parts), key=lambda part: ORDER.index(part.format.kind)):
         places = dict.fromkeys(upload_of[file] for file in part.paths)
         if not any(is_new[place] for place in places):
             continue
         try:
             answer = Answer(_OPEN[part.format.kind](part, known))
+            if part.format.is_recording:
+                last_recording = next(iter(places))
         except InputError as error:
             (place, *_), inside = places, not set(part.paths) & set(paths)
             text = f"{paths[place].name}: {error}" if inside else str(error)
@@ -103,7 +106,22 @@ def _received(
             answer = Answer(text + alone, refused=True)
         for place in places:
             answers[place].append(answer)
+    if known.model is None and last_recording is not None and (text := _open_model_of_new(before)):
+        answers[last_recording].append(Answer(text))
     return [_together(of_file) for of_file in answers]
+
+
+def _open_model_of_new(before: set[str]) -> str | None:
+    """Open the only model that the recording opened last may come from, and say so. before: digests of those there were. A
+    traffic matrix tells no model, so that one before it counts."""
+    new = (cached.recording(digest) for digest in reversed(state.workloads()) if digest not in before)
+    recording = next((recording for recording in new if not isinstance(recording, TrafficMatrix)), None)
+    model = recording and model_catalogue.open_only_fit(recording)
+    if model is None:
+        return None
+    sizes = model_catalogue.sizes_in_words(recording)
+    state.notice(f"{sizes} fits only {model.name}: it is open")
+    return f"opened the model {model.name}, the only one of the catalogue with {sizes}"
 
 
 def _together(answers: Sequence[Answer]) -> Answer | None:
@@ -132,13 +150,7 @@ def _recording(part: formats.Part, known: Known) -> str:
     workloads = [_read(part, member, known.model) for member in names or (None,)]
     for workload in workloads:
         state.open_workload(workload)
-    said = "opened " + " and ".join(workload.name for workload in workloads)
-    # A model that was dropped along is opened next.
-    if known.model is None and (model := model_catalogue.open_only_fit(workload)) is not None:
-        sizes = model_catalogue.sizes_in_words(workload)
-        state.notice(f"{sizes} fits only {model.name}: it is open")
-        said += f", and {model.name}, the only model of the catalogue with {sizes}"
-    return said
+    return "opened " + " and ".join(workload.name for workload in workloads)
 
 
 def _read(part: formats.Part, member: str | None, model: MoEModel | None) -> Workload:

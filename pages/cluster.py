@@ -12,14 +12,15 @@ cluster = state.cluster()
 newcomer = cluster is None and state.drawn()[0] == 0
 with st.container(horizontal=True, vertical_alignment="center"):
     if not newcomer:
-        with st.popover(
-            "Presets", icon=":material/grid_view:", key=f"presets-{state.edit_round()}"
-        ):  # closed by opening one
+        # Another key with every cluster that is opened, which closes it.
+        with st.popover("Presets", icon=":material/grid_view:", key=f"presets-{state.edit_round()}"):
             presets.gallery()
     with st.popover(
         "Import", icon=":material/upload_file:", help="files, nvidia-smi, nccl-tests, or this machine's GPUs"
     ):
         importing.show()
+    if cluster is not None:
+        links.show(cluster)
 if newcomer:
     st.info("No cluster is open yet. Choose a preset, import yours, or draw one below.", icon=":material/info:")
     presets.gallery()
@@ -27,7 +28,6 @@ drawing.board(cluster)
 if cluster is None:
     widgets.sample_button()
     st.stop()
-links.show(cluster)
 summary.totals(cluster)
 
 inventory, between, times, trusted = st.tabs(

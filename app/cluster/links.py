@@ -12,27 +12,21 @@ MOST_NAMES = 3
 
 
 def show(cluster: Cluster) -> None:
-    """Nothing where every node has the links that its GPUs come with, or none come with any."""
+    """In a row of the page. Nothing where every node has the links that its GPUs come with, or none come with any."""
     lacking = nodes_without_links(cluster)
     if not lacking:
         return
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.warning(plain(_in_words(lacking)), icon=":material/link_off:")
-        st.button("Add NVLink", icon=":material/add_link:", on_click=_add, args=(cluster,))
+    st.warning(plain(_in_words(lacking)), icon=":material/link_off:")
+    st.button("Add NVLink", icon=":material/add_link:", on_click=_add, args=(cluster,))
 
 
 def _in_words(nodes: list[Node]) -> str:
-    """`node 1 has 8 H100 without links: they meet on the fabric. NVLink of an H100 …`"""
+    """`node 1: 8 H100 without links inside, though they come with NVLink (450 GB/s out of each H100)`"""
     names = ", ".join(node.name for node in nodes[:MOST_NAMES]) + (" …" if len(nodes) > MOST_NAMES else "")
-    counts = dict.fromkeys(f"{len(node.gpus)} {node.gpus[0].type}" for node in nodes)
-    has = "has" if len(nodes) == 1 else "have"
-    rates = ", ".join(
-        f"{kind}: {_rate(usual_links([kind, kind]))}" for kind in dict.fromkeys(n.gpus[0].type for n in nodes)
-    )
-    return (
-        f"{names} {has} {' or '.join(counts)} and no links inside, so these GPUs meet on the fabric. They come with NVLink "
-        f"({rates} out of each GPU, by the datasheet)."
-    )
+    counts = " or ".join(dict.fromkeys(f"{len(node.gpus)} {node.gpus[0].type}" for node in nodes))
+    types = dict.fromkeys(node.gpus[0].type for node in nodes)
+    rates = ", ".join(f"{_rate(usual_links([kind, kind]))} out of each {kind}" for kind in types)
+    return f"{names}: {counts} without links inside, though they come with NVLink ({rates})"
 
 
 def _rate(links: NodeLinks) -> str:

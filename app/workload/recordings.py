@@ -8,7 +8,9 @@ from engine.errors import InputError
 from engine.studies.inspection import KINDS, skew_of_layers
 from engine.workload import DECODE, RoutingTrace
 
-MOST_ROWS, ROW_HEIGHT = 5, 35
+MOST_ROWS, ROW_HEIGHT, SCROLL_BAR = 5, 35, 12
+NAME_WIDTH, CROSS_WIDTH = 150, 40
+"""Pixels, as the heights: columns stay where they are, whichever recording is open."""
 OPEN, REMOVE = "recordings-open", "recordings-remove"
 
 
@@ -24,13 +26,25 @@ def show() -> None:
     tables.show(
         rows,
         hide_index=True,
-        height=ROW_HEIGHT * (min(len(rows), MOST_ROWS) + 1) + 2,
+        height=ROW_HEIGHT * (min(len(rows), MOST_ROWS) + 1) + SCROLL_BAR,
         column_config={
             "Open": st.column_config.ButtonColumn(
-                "Recording", type="tertiary", on_click=_open, args=(digests,), key=OPEN
+                "Recording",
+                width=NAME_WIDTH,
+                type="tertiary",
+                alignment="left",
+                on_click=_open,
+                args=(digests,),
+                key=OPEN,
             ),
             "Remove": st.column_config.ButtonColumn(
-                "", type="tertiary", on_click=_remove, args=(digests,), key=REMOVE, help="from this session"
+                "",
+                width=CROSS_WIDTH,
+                type="tertiary",
+                on_click=_remove,
+                args=(digests,),
+                key=REMOVE,
+                help="Takes it out of the session",
             ),
         },
     )
@@ -38,11 +52,11 @@ def show() -> None:
 
 def _row(digest: str) -> dict[str, str]:
     name, is_open = state.workloads()[digest], digest == state.workload_digest()
-    row = {"Open": f"{name} (open)" if is_open else name}
+    row = {"Open": f"{name} (open)" if is_open else name, "Remove": "✕"}
     try:
-        return row | _figures(digest) | {"Remove": "Remove"}
+        return row | _figures(digest)
     except InputError:
-        return row | {"Kind": "lost from the data folder", "Remove": "Remove"}
+        return row | {"Kind": "lost from the data folder"}
 
 
 @st.cache_data(max_entries=512, show_spinner="Reading the recordings")

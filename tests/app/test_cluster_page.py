@@ -30,7 +30,7 @@ def test_eight_h100_without_links_are_warned_of_and_mended_with_one_click(app: A
     app.session_state["cluster"] = Cluster(name="drawn", nodes=(Node(name="node 1", gpus=(gpu,) * 8),))
     visit(app, "cluster")
     (warning,) = warnings(app)
-    assert warning.startswith("node 1 has 8 H100 and no links inside") and "H100: 450 GB/s" in warning
+    assert warning.startswith("node 1: 8 H100 without links inside") and "450 GB/s out of each H100" in warning
     press(app, "Add NVLink")
     assert app.session_state["cluster"].nodes[0].link_bandwidth == 450e9 and not warnings(app)
 

@@ -40,10 +40,18 @@ def test_the_only_model_that_fits_is_opened_and_said(app: AppTest) -> None:
     drop(app, code__npz=ALPHA.read_bytes())
     assert app.session_state["model"] == model_presets()["tiny-moe-alpha"].model
     assert answers(app) == [
-        "opened code, and tiny-moe-alpha, the only model of the catalogue with 8 layers × 16 experts, top-1"
+        "opened code; opened the model tiny-moe-alpha, the only one of the catalogue with 8 layers × 16 experts, top-1"
     ]
     assert any("fits only tiny-moe-alpha" in toast.value.replace("\\", "") for toast in app.toast)
     assert not offered(app)
+
+
+def test_of_several_the_last_that_tells_a_model_counts(app: AppTest) -> None:
+    drop(
+        app, a__npz=ALPHA.read_bytes(), b__npz=BETA.read_bytes(), traffic__csv=(SAMPLES / "traffic-8.csv").read_bytes()
+    )
+    assert app.session_state["workloads"][app.session_state["workload"]] == "traffic"
+    assert app.session_state["model"].name == "tiny-moe-beta"
 
 
 def test_a_model_dropped_along_counts(app: AppTest) -> None:
