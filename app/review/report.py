@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import time
+import tomllib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -26,7 +27,7 @@ from plotly.offline import get_plotlyjs
 from app.charts import cluster as cluster_charts
 from app.charts import review as charts
 from app.charts import verdict as verdict_charts
-from app.charts.theme import CONFIG
+from app.charts.theme import CONFIG, legible
 from app.review import criteria
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
 from engine import units
@@ -44,6 +45,9 @@ from engine.workload import RoutingTrace, Workload
 WIDTH = 960
 """Pixels of a chart; print shrinks it to a page."""
 FOLDER = Path(__file__).parent
+APP = FOLDER.parent
+TEXT_FACE = "IBM Plex Sans, sans-serif"
+HEADING_FACE = "Space Grotesk, IBM Plex Sans, sans-serif"
 DECISIONS = {"approved": "approved it", "rejected": "rejected it", "reopened": "reopened it"}
 
 
@@ -92,6 +96,8 @@ def html(dossier: Dossier) -> str:
         plotly_js=plotly_js,
         draw_js=draw_js,
         policy=_policy(plotly_js, draw_js),
+        wordmark=Markup((APP / "wordmark.svg").read_text(encoding="utf-8")),
+        faces=faces(),
         config=Markup(json.dumps(CONFIG)),
     )
 
@@ -207,10 +213,12 @@ def chart(figure: go.Figure) -> dict[str, Markup | str | int]:
         template="plotly_white",
         width=WIDTH,
         autosize=False,
-        font={"family": "system-ui, sans-serif"},
+        font={"family": TEXT_FACE},
+        title_font_family=HEADING_FACE,
         paper_bgcolor="#FFFFFF",
         plot_bgcolor="#FFFFFF",
     )
+    legible(figure, dark=False)
     text = plotly.io.to_json(figure, engine="json")
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -234,6 +242,20 @@ def scripts() -> tuple[Markup, Markup]:
 
 
 @lru_cache(maxsize=1)
+def faces() -> list[tuple[str, str, Markup]]:
+    """The studio's typefaces: family, weights, and the file as an address, since a report asks nothing of any machine."""
+    config = tomllib.loads((APP / ".streamlit" / "config.toml").read_text(encoding="utf-8"))
+    return [
+        (face["family"], face["weight"], Markup(f"data:font/woff2;base64,{_base64(APP.parent / face['url'])}"))
+        for face in config["theme"]["fontFaces"]
+    ]
+
+
+def _base64(file: Path) -> str:
+    return base64.b64encode(file.read_bytes()).decode()
+
+
+@lru_cache(maxsize=1)
 def _policy(*allowed: str) -> str:
     """Content security policy: these scripts, styles of the page's own, pictures that are in it, and no request at all."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in allowed)
@@ -242,6 +264,7 @@ def _policy(*allowed: str) -> str:
         "default-src 'none'",
         f"script-src {sources}",
         "style-src 'unsafe-inline'",
+        "font-src data:",
         "img-src data: blob:",
         "base-uri 'none'",
         "form-action 'none'",
