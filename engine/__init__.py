@@ -33,6 +33,7 @@ above; `tests/test_architecture.py` reads this list and holds every import again
     columns, ranges, schema: how documents are checked and saved
     finite: numbers leave as finite ones or not at all
     data_folder: where everything is kept
+    webhook: another service is told what happened
     errors, files, goal, logs, units: the ground
 """
 

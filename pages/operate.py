@@ -10,6 +10,7 @@ from engine import units
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.upkeep.health import health, line
+from engine.webhook import WEBHOOK
 
 SECONDS = 5
 
@@ -30,6 +31,8 @@ def now() -> None:
         st.success(plain(line(checks)), icon=":material/check_circle:")
     else:
         st.error(plain(line(checks)), icon=":material/error:")
+    if fault := WEBHOOK.fault:
+        st.warning(plain(f"{fault[0].upper()}{fault[1:]}."), icon=":material/webhook:")
     running, ended = overview.jobs()
     st.subheader(f"Jobs · {len(running)} running or waiting", anchor=False)
     for job in running:

@@ -6,7 +6,8 @@ from functools import partial
 import streamlit as st
 
 from app import failing, state, widgets
-from app.review import link, news, place, store, thresholds
+from app.review import news, place, store, thresholds
+from app.review.address import link_to
 from app.review.plan_list import APPROVAL_ICONS, APPROVALS, ICONS, NO_REVIEW, STATES
 from app.review.saved import QUESTION, attempt, typed
 from app.text import plain
@@ -115,7 +116,7 @@ def _way_to(where: Place, review: Review, problem: Problem | None, key: str) -> 
             else:
                 st.rerun()
         with st.popover("Link", icon=":material/link:", key=f"place-link-{key}"):
-            st.code(link.address(review.saved, review.id, where), language=None, wrap_lines=True)
+            st.code(link_to(review.saved, review.id, where), language=None, wrap_lines=True)
 
 
 def _ask(saved: SavedPlan) -> None:

@@ -1,8 +1,4 @@
-"""Links that open exactly one saved plan, and a saved plan with its inputs in this session."""
-
-from urllib.parse import urlencode, urlsplit
-
-import streamlit as st
+"""Links that are followed, and a saved plan opened with its inputs in this session."""
 
 from app import cached, state
 from app.review import store
@@ -15,16 +11,6 @@ from engine.store.database import LostError
 from engine.store.team import SavedPlan
 from engine.store.team_place import Place, place_of
 from engine.training import TrainingStep
-
-
-def address(saved: SavedPlan, review: str | None, place: Place | None = None) -> str:
-    """A link to a saved plan, its review and what a comment points to, for anybody who reaches this studio: it names no
-    session."""
-    parameters = {"plan": saved.plan} | ({"review": review} if review else {})
-    parameters |= {} if place is None else {"about": str(place)}
-    here = urlsplit(st.context.url or "")
-    place = f"{here.scheme}://{here.netloc}{here.path}" if here.netloc else "/review"
-    return f"{place}?{urlencode(parameters)}"
 
 
 def follow() -> tuple[SavedPlan, Place] | None:

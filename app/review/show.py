@@ -7,6 +7,7 @@ from app import balance, cached, state, tables, verdict_line, widgets
 from app.charts import review as charts
 from app.export import panel as export
 from app.review import discussion, link, news, place, report, store, verdict
+from app.review.address import link_to
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
 from app.review.report import Dossier
 from app.text import plain
@@ -103,7 +104,7 @@ def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: li
     st.caption(f"saved by {plain(saved.by)}, {widgets.describe_time(saved.at)}")
     if saved.note:
         st.text(saved.note)
-    st.code(link.address(saved, review.id if review else None), language=None, wrap_lines=True)
+    st.code(link_to(saved, review.id if review else None), language=None, wrap_lines=True)
     with st.container(horizontal=True, vertical_alignment="center"):
         is_open = saved.plan in state.saved() and state.plan_id() == saved.plan
         if st.button(

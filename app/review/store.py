@@ -7,6 +7,7 @@ from typing import Any
 import streamlit as st
 
 from app import cached, state
+from app.review import announce
 from app.review.brief import Brief, brief_of
 from app.review.brief import with_risks as with_risks_of
 from app.visitor import people
@@ -52,6 +53,7 @@ def save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, que
     review = next(iter(team.reviews_of(db(), saved.number)), None)
     if review is None and question.strip():
         review = team.open_review(db(), saved.number, question, by, people.login())
+        announce.requested(review)
     state.look_at(saved.number, review.id if review else None)
     if saves:
         state.notice(f"{saved.by} has saved this plan here already, as {saved.name}; it stays as it is.")
@@ -101,6 +103,7 @@ def _finite(value: Any) -> Any:
 def ask(saved: SavedPlan, question: str) -> None:
     """Put a saved plan up for decision."""
     review = team.open_review(db(), saved.number, question, people.writer("plan"), people.login())
+    announce.requested(review)
     state.look_at(saved.number, review.id)
 
 
@@ -112,7 +115,9 @@ def comment(review: Review, text: str, place: Place | None = None) -> None:
 def decide(review: Review, verdict: Verdict, reason: str) -> None:
     """Decide on a review as it was seen; raises InputError when somebody else has decided since, and where people may not
     approve what they asked for."""
-    team.decide(db(), review.id, verdict, reason, people.writer("plan"), len(review.decisions), people.login())
+    by = people.writer("plan")
+    team.decide(db(), review.id, verdict, reason, by, len(review.decisions), people.login())
+    announce.decided(review, verdict, reason.strip(), by)
 
 
 def plan_of(saved: SavedPlan) -> Plan:

@@ -31,12 +31,14 @@ from engine.store.problems import problem_arguments
 from engine.store.team_approval import SETTING
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
+from engine.webhook import WEBHOOK
 from engine.workload import RoutingTrace
 from tests.app.test_launch_page import MAIN, problem_of
 from tests.app.test_pages import chooser, press, visit
 from tests.app.test_people import visitor
 from tests.app.test_step_page import said
 from tests.jobs.launched import finish, request_of
+from tests.webhook_service import Service, serving, soon
 
 pytestmark = pytest.mark.slow
 
@@ -341,6 +343,38 @@ def test_a_database_that_does_not_answer_is_said_and_other_pages_go_on(app: AppT
     assert "does not answer" in said(app.error)
     visit(app, "timeline")
     assert not app.error
+
+
+# Who else is told.
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    with serving(monkeypatch) as service:
+        yield service
+
+
+def test_a_webhook_is_told_of_requests_and_decisions(app: AppTest, service: Service) -> None:
+    saved = save(app, HOSTILE, question="Shall <!channel> we?")
+    enter(app, "Reason", "x" * 600)
+    press(app, "Reject")
+    soon(lambda: len(service.told) == 2)
+    (asked, decided), review = [body for _, _, body in service.told], review_of(saved)
+    assert (asked["event"], asked["verdict"], asked["question"]) == ("review.requested", None, "Shall <!channel> we?")
+    assert (asked["by"], asked["workspace"], asked["review"]) == ("Ana", "Autumn <b>x</b>", review.id)
+    assert asked["plan"] == {"id": saved.plan, "name": HOSTILE} and asked["link"].endswith(f"review={review.id}")
+    assert asked["text"] == f"A decision on a plan is asked for: {asked['link']}"
+    assert (decided["event"], decided["verdict"]) == ("review.decided", "rejected")
+    assert len(decided["reason"]) == 500 and "x" * 9 not in decided["text"]
+
+
+def test_a_webhook_that_fails_is_said_to_the_operator_and_fails_nobody(app: AppTest, service: Service) -> None:
+    service.status = 500
+    saved = save(app)
+    assert review_of(saved).question and not app.error and not app.exception
+    soon(lambda: WEBHOOK.fault)
+    visit(app, "operate")
+    assert "The webhook at 127.0.0.1 did not take a message" in said(app.warning)
 
 
 # What is new.
