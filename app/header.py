@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, model_catalogue, samples, state
+from app import cached, model_catalogue, plan_chooser, samples, state
 from app.optimise import step as step_form
 from app.serving import form as serving_form
 from app.serving.model import routing_is_assumed
@@ -128,11 +128,7 @@ def _plan_popover() -> None:
     candidates = cached.candidates()
     plan = cached.open_plan()
     with st.popover(plain(plan.name) if plan else "No plan", icon=":material/route:", width="stretch"):
-        for id, candidate in candidates.items():
-            label = f"{plain(candidate.plan.name)} · {id[:8]}"
-            if st.button(label, key=f"strip-plan-{id}", disabled=id == state.plan_id()):
-                state.open_plan(id)
-                st.rerun()
+        plan_chooser.choose()
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
     if plan and plan.claim:
         gap = units.share(candidates[plan.id].plan.claim.objective / plan.claim.bound - 1) if plan.claim.bound else "—"

@@ -88,7 +88,8 @@ def tokens_per_second(problem: Problem, total: float) -> float:
 def bound_of(plan: Plan, figures: Metrics) -> tuple[float, str]:
     """The bound that a plan is held against, in seconds, and what it covers: every placement, where its optimiser claims that
     for these inputs, else every order of its own placement's sends, or every schedule of a training step."""
-    if figures.bound is not None and plan.claim.scope == "placement and order":
+    claims_all = plan.claim is not None and plan.claim.scope == "placement and order"
+    if figures.bound is not None and claims_all:
         return figures.bound, (
             f"No placement without replicas and with as many slots per GPU is faster than {seconds(figures.bound)}, in "
             "any order of sends. So its optimiser claims; it is not computed again here."

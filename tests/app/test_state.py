@@ -86,6 +86,8 @@ LATER = {
     },
     "configs": {"a" * 64: "deepseek-ai/DeepSeek-V3", "b" * 64: "c" * 64},
     "imported": {"a" * 64: "b" * 64},
+    "plan_names": {"a" * 64: "the one for Monday"},
+    "removed_plans": {"b" * 64: {"name": "Aurora", "job": "20260101-000002-aaaaaaaa"}},
     "thresholds": Thresholds(gain=0.1).model_dump(mode="json"),
 }
 """Something in the fields that came later."""
@@ -120,6 +122,8 @@ BROKEN = {
     "plan": ["x" * 64, 0],
     "in_use": [[DIGEST], "none"],
     "imported": [{"plan": "b" * 64}, {DIGEST: "file.json"}, [DIGEST]],
+    "plan_names": [{"plan": "x"}, {DIGEST: 3}, [DIGEST]],
+    "removed_plans": [[DIGEST], {DIGEST: "Aurora"}, {"plan": {"name": "x", "job": ""}}],
     "thresholds": [{"gain": -1}, {"speed": 0.1}, [0.05], None],
     "what_if": [{"compute": []}, [1.0]],
     "person": [["Ada"], 7],
