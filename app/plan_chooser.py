@@ -4,7 +4,7 @@ import math
 
 import streamlit as st
 
-from app import cached, state
+from app import cached, state, widgets
 from app.text import plain
 
 KEY, SORT = "choose-plan", "choose-plan-sort"
@@ -26,7 +26,7 @@ def choose() -> None:
 def _choose_among(candidates: dict[str, cached.Candidate]) -> None:
     order = SORTS[0]
     if len(candidates) > 2:
-        order = st.segmented_control(
+        order = widgets.segments(
             "Sort plans",
             SORTS,
             default=SORTS[0],

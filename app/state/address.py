@@ -1,7 +1,7 @@
 """Where a session is kept: in the data folder under a token in the address. And links to plans, which name no session.
 
-A token stands in the address from the moment that its session is stored. So an address names a session that was stored once; where
-there is none now it was deleted, or it is in the data folder of another studio.
+A token stands in the address from the moment that its session is stored. So an address names a session that was stored once;
+where there is none now it was deleted, or it is in the data folder of another studio.
 
 Every tab at the address has a session of its own in the studio's memory. What is stored counts how often it was, so that a tab
 whose session was overtaken by another tab's says so, and stores nothing until a person has chosen between the two.
