@@ -3,7 +3,7 @@
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import cached, model_catalogue, running, samples, state
+from app import cached, model_catalogue, plan_chooser, running, samples, state
 from app.serving.model import routing_is_assumed
 from app.text import plain
 from app.visitor import glossary, people
@@ -46,7 +46,7 @@ def _workload() -> None:
     elif workload:
         tokens = f"{workload.tokens:,} tokens × " if isinstance(workload, RoutingTrace) else ""
         beside = f" · beside {plain(state.workloads().get(state.second(), ''))}" if state.second() else ""
-        figure = f"{workload.layers} layers × {workload.num_experts} experts{beside}"
+        figure = f"{workload.layers} layer{'s' * (workload.layers > 1)} × {workload.num_experts} experts{beside}"
         figures = f"{tokens}{figure}"
     with _popover(name, ":material/database:"):
         if figures:
@@ -92,18 +92,13 @@ def _model() -> None:
 
 
 def _plan() -> None:
-    candidates = cached.candidates()
     plan = cached.open_plan()
     gap = units.share(plan.claim.objective / plan.claim.bound - 1) if plan and plan.claim and plan.claim.bound else "—"
     with _popover(plain(plan.name) if plan else "No plan", ":material/route:"):
         if plan and plan.claim:
             time = units.seconds(plan.claim.objective)
             st.caption(f"{time} simulated · {gap} above its bound, by its optimiser's account")
-        for id, candidate in candidates.items():
-            label = f"{plain(candidate.plan.name)} · {id[:8]}"
-            if st.button(label, key=f"strip-plan-{id}", disabled=id == state.plan_id()):
-                state.open_plan(id)
-                st.rerun()
+        plan_chooser.choose()
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
     if plan and plan.claim:
         st.caption(f"{units.seconds(plan.claim.objective)}, {gap} above bound")

@@ -11,8 +11,8 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.standing import Risk, Span, Standing
 
-GAIN_WIDTH, WIDTH = 270, 172
-"""Pixels: the gain is the large one, and all stand side by side on a page of 1024."""
+GAIN_WIDTH, WIDTH = 280, 180
+"""Pixels: the gain is the large one, and all stand side by side on a page of 1440."""
 TIMES: dict[Span, str] = {"pass": "A pass", "step": "A step", "token": "A token", "prompt": "First token"}
 RATES: dict[Span, str] = {
     "pass": "Through the MoE layers alone: attention and dense layers take the same under every plan.",

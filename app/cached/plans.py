@@ -2,19 +2,24 @@
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import streamlit as st
 
 from app import state
 from engine import store
+from engine.cluster import Cluster
+from engine.costs import choice as cost_choice
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.jobs.protocol import RESULT
+from engine.model import MoEModel
 from engine.plan import Plan
 from engine.result import Status
 from engine.store import team
 from engine.store.database import LostError, database
+from engine.systems.plan_names import names_of
+from engine.training import TrainingStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +42,30 @@ class Answer:
 
 def candidates() -> dict[str, Candidate]:
     """Every plan that the session's jobs have found so far, by id, newest job first; then those of a front, those of sweeps and
-    of the team that were opened, and those that came in files."""
+    of the team that were opened, and those that came in files. Without those that were removed, and under names that tell them
+    apart."""
     by_id: dict[str, Candidate] = {}
-    front = state.study_job("front")
+    front, removed, described = state.study_job("front"), state.removed_plans(), {}
     for job in jobs([*state.plan_jobs(), *([front] if front else [])]):
         with suppress(InputError):  # a damaged result, which is said where the job is watched
             for candidate in answer_of(job).candidates:
-                by_id.setdefault(candidate.plan.id, candidate)
+                if candidate.plan.id not in removed or job.id > removed[candidate.plan.id].job:
+                    by_id.setdefault(candidate.plan.id, candidate)
+            described |= _inputs_of(job.id, job)
+    for id, candidate in _further().items():
+        if id not in removed:
+            by_id.setdefault(id, candidate)
+    plans = {id: candidate.plan for id, candidate in by_id.items()}
+    names = names_of(plans, state.plan_names(), described | state.workloads())
+    return {
+        id: candidate if candidate.plan.name == names[id] else _named(id, names[id], candidate.runtime, candidate)
+        for id, candidate in by_id.items()
+    }
+
+
+def _further() -> dict[str, Candidate]:
+    """Plans that no job of the session was asked for."""
+    by_id: dict[str, Candidate] = {}
     for id, name in state.taken().items():
         for job in jobs([name]):
             with suppress(InputError):
@@ -61,6 +83,31 @@ def candidates() -> dict[str, Candidate]:
         except InputError:  # the data folder has lost it
             continue
     return by_id
+
+
+@st.cache_resource(max_entries=512, show_spinner=False)
+def _named(id: str, name: str, runtime: float, _candidate: Candidate) -> Candidate:
+    plan = _candidate.plan.model_copy(update={"name": name})
+    vars(plan)["id"] = id  # the name is no part of it, and it takes long to compute
+    return replace(_candidate, plan=plan)
+
+
+@st.cache_resource(max_entries=256, show_spinner=False)
+def _inputs_of(id: str, _job: runner.Job) -> dict[str, str]:
+    """What a job planned for, in words, by digest."""
+    arguments = _job.request.arguments
+    words = {}
+    with suppress(InputError, LookupError, TypeError):
+        for document in (
+            Cluster.from_dict(arguments["cluster"], "cluster"),
+            MoEModel.from_dict(arguments["model"], "model"),
+        ):
+            words[document.digest] = document.name
+        if "step" in arguments:
+            step = TrainingStep.from_dict(arguments["step"], "training step")
+            words[step.digest] = f"{step.batch:,} × {step.sequence_length:,} tokens"
+        words[cost_choice.from_dict(arguments["cost"]).digest] = cost_choice.short(arguments["cost"])
+    return words
 
 
 @st.cache_resource(max_entries=64, show_spinner="Reading a plan")

@@ -1,5 +1,8 @@
 """Where a session is kept: in the data folder under a token in the address. And links to plans, which name no session.
 
+A token stands in the address from the moment that its session is stored. So an address names a session that was stored once;
+where there is none now it was deleted, or it is in the data folder of another studio.
+
 Every tab at the address has a session of its own in the studio's memory. What is stored counts how often it was, so that a tab
 whose session was overtaken by another tab's says so, and stores nothing until a person has chosen between the two.
 """
@@ -16,13 +19,21 @@ from engine.errors import InputError
 
 _PARAMETER, _TOKEN, _LINK, _SEEN, _TRIED = "session", "token", "link", "session_written", "session_tried"
 
+UNKNOWN = (
+    "The session in this address is not here: it was deleted, or it is in the data folder of another studio. An empty one is "
+    "open."
+)
+
 
 def restore() -> None:
     """Bring back the session that the address names, or begin an empty one; call once per run, before anything else."""
     if _TOKEN not in st.session_state:
         token = st.query_params.get(_PARAMETER, "")
         try:
-            session, left_out = _stored(token) if token else (Session(), None)
+            text = store.load_session(token) if token else None
+            session, left_out = (Session(), None) if text is None else read(text)
+            if token and text is None:
+                token, left_out = "", UNKNOWN
         except InputError as error:
             token, session, left_out = "", Session(), f"No session could be opened: {error}. An empty one is open."
         begin(token or secrets.token_urlsafe(12), session)
@@ -30,9 +41,16 @@ def restore() -> None:
             moment.say_left_out(left_out)
     elif _written() != st.session_state[_SEEN]:
         _look()
-    # Navigation drops the query, so it is written on every run.
-    if st.query_params.get(_PARAMETER) != st.session_state[_TOKEN]:
-        st.query_params[_PARAMETER] = st.session_state[_TOKEN]
+    _write_token()
+
+
+def _write_token() -> None:
+    """Have the address lead to the session, once it is stored. Navigation drops the query, so it is written on every run."""
+    token = st.session_state[_TOKEN] if st.session_state[_SEEN] is not None else None
+    if token is None:
+        st.query_params.pop(_PARAMETER, None)
+    elif st.query_params.get(_PARAMETER) != token:
+        st.query_params[_PARAMETER] = token
 
 
 def begin_anew() -> None:
@@ -74,6 +92,7 @@ def store_again() -> None:
             store.save_session(token, text)
             st.session_state["revision"], st.session_state[_SEEN] = revision, _written()
             st.session_state[_TRIED] = {text}
+        _write_token()
     except InputError as error:
         moment.say_not_stored(str(error))
     else:

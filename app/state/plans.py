@@ -3,6 +3,7 @@
 import streamlit as st
 
 from app.state.address import change
+from app.state.session import RemovedPlan
 from engine import store
 from engine.plan import Plan
 
@@ -49,6 +50,38 @@ def open_plan(id: str | None) -> None:
         change(plan=id)
 
 
+def plan_names() -> dict[str, str]:
+    """Names that a person gave to plans, by id."""
+    return st.session_state.plan_names
+
+
+def name_plan(id: str, name: str) -> None:
+    """Give a plan a name; an empty one: let it be called by what it is again."""
+    others = {plan: known for plan, known in plan_names().items() if plan != id}
+    name = " ".join(name.split())[:120]
+    change(plan_names={**others, id: name} if name else others)
+
+
+def removed_plans() -> dict[str, RemovedPlan]:
+    """Plans that were removed from the list, by id, the last one last. What found them is still there."""
+    return st.session_state.removed_plans
+
+
+def remove_plan(id: str, name: str) -> None:
+    """Take a plan, called `name`, from the list; the open one is closed."""
+    removed = RemovedPlan(name=name, job=max(plan_jobs(), default=""))
+    change(removed_plans={**_without(removed_plans(), id), id: removed}, plan=None if plan_id() == id else plan_id())
+
+
+def restore_plan(id: str) -> None:
+    """Bring a removed plan back to the list."""
+    change(removed_plans=_without(removed_plans(), id))
+
+
+def _without(plans: dict[str, RemovedPlan], id: str) -> dict[str, RemovedPlan]:
+    return {plan: removed for plan, removed in plans.items() if plan != id}
+
+
 def in_use() -> str | None:
     """Id of the plan that is deployed now; None: experts in contiguous blocks."""
     return st.session_state.in_use
@@ -66,7 +99,7 @@ def taken() -> dict[str, str]:
 
 def take_plan(id: str, job: str) -> None:
     """Count a plan that a sweep found to the candidates of the session."""
-    change(taken={id: job, **taken()})
+    change(taken={id: job, **taken()}, removed_plans=_without(removed_plans(), id))
 
 
 def saved() -> dict[str, int | None]:
@@ -79,7 +112,7 @@ def add_saved(id: str, number: int | None) -> None:
     """Count a plan of the team to the candidates of the session."""
     if saved().get(id, -1) != number:
         others = {plan: known for plan, known in saved().items() if plan != id}
-        change(saved={id: number, **others})
+        change(saved={id: number, **others}, removed_plans=_without(removed_plans(), id))
 
 
 def imported() -> dict[str, str]:
@@ -89,4 +122,5 @@ def imported() -> dict[str, str]:
 
 def add_imported(plan: Plan) -> None:
     """Keep a plan that came in a file, and count it to the candidates of the session."""
-    change(imported={plan.id: store.save_document(plan), **imported()})
+    known = {plan.id: store.save_document(plan), **imported()}
+    change(imported=known, removed_plans=_without(removed_plans(), plan.id))

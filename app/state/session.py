@@ -45,6 +45,14 @@ CostOfFile = Annotated[Cost, AfterValidator(_is_of_file)]
 """One that came from a file, and has its name."""
 
 
+class RemovedPlan(Frozen):
+    """A plan that a person took from the list. name: what it was called; job: the newest job then, as one that finds the
+    plan later brings it back."""
+
+    name: str
+    job: str
+
+
 class Session(Frozen):
     """Everything that a reload, another tab or a restarted server finds as it was.
 
@@ -80,6 +88,8 @@ class Session(Frozen):
         {}, title="the plans read from files", description="each with the digest of its document"
     )
     plan: Digest | None = Field(None, title="which plan is open")
+    plan_names: dict[Digest, str] = Field({}, title="the names of plans", description="those that a person gave")
+    removed_plans: dict[Digest, RemovedPlan] = Field({}, title="the removed plans", description="the last one last")
     in_use: Digest | None = Field(None, title="which plan is deployed")
     what_if: dict[str, int | float | str] = Field({}, title="the sliders of the What-if page")
     thresholds: Thresholds = Field(Thresholds(), title="the thresholds of verdicts")

@@ -1,6 +1,7 @@
 """The studio on a disk that is full or read-only, on damaged files, and in two tabs: every page says what is wrong in a line,
 keeps the session and offers a way out."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import uploads
-from app.state.session import read
+from app.state.session import Session, read, write
 from engine import store
 from engine.errors import InputError
 from tests.app.conftest import TOKEN
@@ -23,6 +24,10 @@ ANOTHER, THIRD = "hgx-h100-8", "hgx-h200-8"
 
 
 def studio() -> AppTest:
+    """The studio at the address of a session, which is stored where there is room."""
+    with contextlib.suppress(InputError):
+        if store.load_session(TOKEN) is None:
+            store.save_session(TOKEN, write(Session()))
     app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
     app.query_params["session"] = TOKEN
     return app.run()

@@ -36,6 +36,11 @@ def chooser(app: AppTest, label: str):
     return next(box for box in app.selectbox if box.label == label)
 
 
+def offered_plans(app: AppTest) -> list[str]:
+    """The plans that the chooser of the open plan offers."""
+    return [label for box in app.selectbox if box.key == "choose-plan" for label in box.options]
+
+
 def press(app: AppTest, label: str) -> AppTest:
     """Click the button with a label."""
     next(button for button in app.button if button.label == label).click()

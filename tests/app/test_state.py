@@ -7,6 +7,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import state
+from app.state import address
 from app.state.session import VERSION, Session, read, write
 from app.text import plain
 from engine import store
@@ -14,6 +15,7 @@ from engine.catalogue import cluster_presets, model_presets
 from engine.training import usual_step
 from engine.verdict import Thresholds
 from tests.app.conftest import TOKEN
+from tests.app.test_optimise_page import choose
 from tests.app.test_pages import PAGES, ROOT, open_sample, visit
 
 pytestmark = pytest.mark.slow
@@ -86,6 +88,8 @@ LATER = {
     },
     "configs": {"a" * 64: "deepseek-ai/DeepSeek-V3", "b" * 64: "c" * 64},
     "imported": {"a" * 64: "b" * 64},
+    "plan_names": {"a" * 64: "the one for Monday"},
+    "removed_plans": {"b" * 64: {"name": "Aurora", "job": "20260101-000002-aaaaaaaa"}},
     "thresholds": Thresholds(gain=0.1).model_dump(mode="json"),
 }
 """Something in the fields that came later."""
@@ -120,6 +124,8 @@ BROKEN = {
     "plan": ["x" * 64, 0],
     "in_use": [[DIGEST], "none"],
     "imported": [{"plan": "b" * 64}, {DIGEST: "file.json"}, [DIGEST]],
+    "plan_names": [{"plan": "x"}, {DIGEST: 3}, [DIGEST]],
+    "removed_plans": [[DIGEST], {DIGEST: "Aurora"}, {"plan": {"name": "x", "job": ""}}],
     "thresholds": [{"gain": -1}, {"speed": 0.1}, [0.05], None],
     "what_if": [{"compute": []}, [1.0]],
     "person": [["Ada"], 7],
@@ -285,3 +291,44 @@ def test_what_a_session_has_open_is_stored_as_it_changes() -> None:
     assert session.steps == {model.digest: session.step} and session.cost == {"source": "silicon"}
     assert list(session.saved.items()) == [("b" * 64, 4), (DIGEST, None)]
     assert [type(position) for position in session.what_if.values()] == [float, int]
+
+
+def at(address: dict[str, str]) -> AppTest:
+    """The studio at an address."""
+    app = AppTest.from_file(str(ROOT / "app" / "main.py"), default_timeout=60)
+    app.query_params.update(address)
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def test_a_session_that_is_not_here_is_told_so_and_an_empty_one_is_open() -> None:
+    app = at({"session": "of-another-folder"})
+    assert [toast.value.replace("\\", "") for toast in app.toast] == [address.UNKNOWN]
+    assert app.session_state["token"] != "of-another-folder" and "session" not in app.query_params
+    assert not app.run().toast
+    open_sample(app)
+    assert store.load_session("of-another-folder") is None  # whoever has it would find another's work in it
+
+
+def test_a_first_visit_and_its_reload_complain_of_nothing() -> None:
+    first = at({})
+    assert not first.toast and "session" not in first.query_params
+    again = at(dict(first.query_params))
+    assert not again.toast
+    # Once something is open, the address leads back to it, also on a studio that was started again.
+    open_sample(again)
+    back = at(dict(again.query_params))
+    assert not back.toast and back.session_state["token"] == again.session_state["token"]
+    assert back.session_state["workload"] == again.session_state["workload"] is not None
+
+
+def test_an_open_session_that_is_deleted_is_stored_again_with_the_next_change() -> None:
+    app = open_sample(at({}))
+    (stored_file,) = (store.data_folder() / "sessions").iterdir()
+    stored_file.unlink()
+    app.run()
+    assert not app.toast and "session" not in app.query_params and app.session_state["workload"] is not None
+    visit(app, "optimise")
+    choose(app, "How tokens travel", "gpu")
+    assert stored_file.exists() and app.query_params["session"] in ([stored_file.stem], stored_file.stem)

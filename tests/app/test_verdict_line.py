@@ -36,7 +36,7 @@ def line(app: AppTest) -> dict[str, str]:
 
 def test_every_page_shows_the_same_figures_and_they_are_those_of_the_simulation(ana: AppTest) -> None:
     problem, (linear, shortest) = problem_of(visit(ana, "optimise")), ana.plans
-    shifted = RoutingTrace("shifted", (problem.workload.experts + 3) % 16, 16)
+    shifted = RoutingTrace("shifted", (problem.workload.experts + 5) % 16, 16)
     ana.session_state["workloads"] = {**ana.session_state["workloads"], store.save_workload(shifted): "shifted"}
     ana.run()
     own, base = metrics(shortest, problem), metrics(linear, problem)
@@ -84,7 +84,7 @@ def test_what_is_deployed_is_told_so_and_is_on_top(ana: AppTest) -> None:
 def test_what_is_deployed_is_known_from_a_plan_of_another_recording(ana: AppTest) -> None:
     """Contiguous blocks are the same plan on every recording of a model."""
     problem = problem_of(visit(ana, "optimise"))
-    shifted = RoutingTrace("shifted", (problem.workload.experts + 3) % 16, 16)
+    shifted = RoutingTrace("shifted", (problem.workload.experts + 5) % 16, 16)
     digest = store.save_workload(shifted)
     ana.session_state["workloads"], ana.session_state["workload"] = {digest: "shifted"}, digest
     ana.run()

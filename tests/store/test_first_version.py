@@ -18,7 +18,7 @@ from engine.jobs.runner import State
 from engine.model import MoEModel
 from engine.plan import Plan
 from engine.workload import ExpertLoad, RoutingTrace, TrafficMatrix
-from tests.app.test_pages import PAGES, ROOT, visit
+from tests.app.test_pages import PAGES, ROOT, offered_plans, visit
 
 KEPT = Path(__file__).parents[1] / "data" / "first_version"
 TOKEN = "first-version"
@@ -73,12 +73,7 @@ def test_a_session_opens_in_full_and_so_does_every_page() -> None:
         assert not app.error and not app.toast, page
     assert "its results cannot be shown here" in app.warning[0].value  # a launch, with a button that runs it again
     assert any("Aurora" in str(table.value.to_dict()) for table in app.dataframe)
-    assert len(cached_plans(visit(app, "optimise"))) == 1
-
-
-def cached_plans(app: AppTest) -> list[str]:
-    """The plans that the row at the top offers."""
-    return [button.label for button in app.button if str(button.key).startswith("strip-plan-")]
+    assert len(offered_plans(visit(app, "optimise"))) == 1
 
 
 def test_what_is_kept_now_says_of_which_version_it_is_and_a_later_one_is_named(own_data_folder: Path) -> None:

@@ -1,0 +1,79 @@
+"""Names that tell plans apart: to a name that several have, what differs among them is added."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+from engine.plan import Plan, Travel
+
+LONGEST = 120
+"""Characters of a plan's name."""
+AMONG, IN_ID = " · ", 8
+_OPTIONS: dict[str, Callable[..., str]] = {
+    "slots": lambda value: f"{value} slots",
+    "order": lambda value: f"{value} order",
+    "algorithm": str,
+    "execution": str,
+    "stages": str,
+    "hops": lambda value: f"{value} hops",
+    "placement": lambda value: f"{value} placement",
+    "time_limit": lambda value: f"{value:g} s",
+}
+"""Options in words; of the others name and value."""
+
+
+def names_of(plans: Mapping[str, Plan], given: Mapping[str, str], inputs: Mapping[str, str]) -> dict[str, str]:
+    """The name of every plan, by id, none twice.
+
+    given: names that a person chose, by id; inputs: recordings, clusters, models, steps and costs in words, by digest
+    """
+    alike: dict[str, list[str]] = defaultdict(list)
+    for id, plan in plans.items():
+        alike[given.get(id, plan.name)].append(id)
+    names = {}
+    for name, ids in alike.items():
+        facets = {id: _facets(plans[id], inputs) for id in ids} if len(ids) > 1 else {ids[0]: {}}
+        of_any = list(dict.fromkeys(facet for mine in facets.values() for facet in mine))
+        differing = [facet for facet in of_any if len({mine.get(facet, "") for mine in facets.values()}) > 1]
+        for id in ids:
+            names[id] = _cut(AMONG.join([name, *(mine for facet in differing if (mine := facets[id].get(facet)))]))
+    counts: dict[str, int] = defaultdict(int)
+    for name in names.values():
+        counts[name] += 1
+    return {
+        id: name if counts[name] == 1 else f"{_cut(name, LONGEST - IN_ID - len(AMONG))}{AMONG}{id[:IN_ID]}"
+        for id, name in names.items()
+    }
+
+
+def _facets(plan: Plan, inputs: Mapping[str, str]) -> dict[str, str]:
+    """What a plan was made from and how, in words, by what it is about."""
+    origin, travel = plan.provenance, plan.travel or Travel()
+    made_from = {role: inputs[digest] for role, digest in origin.inputs.items() if digest in inputs}
+    facets = {}
+    for role, word in (("workload", "on"), ("workload_b", "beside"), ("model", "for"), ("step", "step of")):
+        if role in made_from:
+            facets[role] = f"{word} {made_from[role]}"
+    gpus = f"{plan.placement.gpus} GPUs"
+    facets["cluster"] = inputs.get(origin.inputs.get("cluster", ""), gpus)
+    facets["gpus"] = gpus
+    if others := sum(role.startswith("workload_also_") for role in origin.inputs):
+        facets["others"] = f"serving {others} more"
+    if "cost" in made_from:
+        facets["cost"] = f"costs: {made_from['cost']}"
+    for option, value in origin.options.items():
+        facets[f"option {option}"] = _option(option, value, plan)
+    facets["travel"] = travel.in_words
+    return facets
+
+
+def _option(name: str, value: str | int | float | bool, plan: Plan) -> str:
+    if name == "redundant":
+        return f"{int(value) * plan.placement.gpus} spare" if value else "no spare"
+    if name in _OPTIONS:
+        return _OPTIONS[name](value)
+    said = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{name.replace('_', ' ')} {said}"
+
+
+def _cut(name: str, longest: int = LONGEST) -> str:
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
