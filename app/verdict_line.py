@@ -11,8 +11,6 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.standing import Risk, Span, Standing
 
-GAIN_WIDTH, WIDTH = 280, 180
-"""Pixels: the gain is the large one, and all stand side by side on a page of 1440."""
 TIMES: dict[Span, str] = {"pass": "A pass", "step": "A step", "token": "A token", "prompt": "First token"}
 RATES: dict[Span, str] = {
     "pass": "Through the MoE layers alone: attention and dense layers take the same under every plan.",
@@ -45,32 +43,15 @@ def show_plan_if_soon(plan: Plan, problem: Problem) -> None:
 
 def show(standing: Standing, how: str) -> None:
     """The line. how: where its times come from"""
-    with st.container(horizontal=True, gap="small", key="verdict-line"):
+    with st.container(border=True, horizontal=True, gap="medium", key="verdict-line"):
         _gain(standing)
         st.metric(
-            f"{TIMES[standing.span]}, simulated",
-            units.seconds(standing.seconds),
-            border=True,
-            width=WIDTH,
-            height="stretch",
-            help=_sentence(how),
+            f"{TIMES[standing.span]}, simulated", units.seconds(standing.seconds), width="content", help=_sentence(how)
         )
         st.metric(
-            "Tokens/s a GPU",
-            units.digits(standing.tokens_per_second),
-            border=True,
-            width=WIDTH,
-            height="stretch",
-            help=RATES[standing.span],
+            "Tokens/s a GPU", units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span]
         )
-        st.metric(
-            "Above the bound",
-            units.share(standing.gap),
-            border=True,
-            width=WIDTH,
-            height="stretch",
-            help=plain(standing.bound_covers),
-        )
+        st.metric("Above the bound", units.share(standing.gap), width="content", help=plain(standing.bound_covers))
         if standing.move is not None:
             _move(standing)
         if standing.span in ("pass", "step"):
@@ -82,26 +63,17 @@ def _gain(standing: Standing) -> None:
         st.metric(
             "Deployed now",
             units.ratio(1.0),
-            "gains are counted from here",
-            delta_color="off",
-            delta_arrow="off",
-            border=True,
-            width=GAIN_WIDTH,
-            height="stretch",
-            help="What runs today is chosen on the Optimise page.",
+            width="content",
+            help="Gains are counted from here. What runs today is chosen on the Optimise page.",
         )
         return
     name = plain(standing.deployed)
     st.metric(
         f"Gain over {name}",
         units.ratio(standing.gain),
-        f"{units.signed(standing.gain - 1)} tokens/s",
-        delta_color="off",
-        border=True,
-        width=GAIN_WIDTH,
-        height="stretch",
-        help=f"How many times as fast as {name}, which counts as deployed and takes "
-        f"{units.seconds(standing.deployed_seconds)}. What is deployed is chosen on the Optimise page.",
+        width="content",
+        help=f"{units.signed(standing.gain - 1)} tokens/s: how many times as fast as {name}, which counts as deployed and "
+        f"takes {units.seconds(standing.deployed_seconds)}. What is deployed is chosen on the Optimise page.",
     )
 
 
@@ -114,33 +86,13 @@ def _move(standing: Standing) -> None:
         pays = "never pays" if move.steps == float("inf") else f"pays after {move.steps:,.0f} passes"
         through = f"{units.seconds(move.seconds)} through the busiest port"
         text = f"{move.copies:,} expert copies go to other GPUs: {through}; {pays}."
-    st.metric(
-        "To move",
-        value,
-        f"{move.copies:,} copies" if move.copies else None,
-        delta_color="off",
-        delta_arrow="off",
-        border=True,
-        width=WIDTH,
-        height="stretch",
-        help=text,
-    )
+    st.metric("To move", value, width="content", help=text)
 
 
 def _elsewhere(standing: Standing) -> None:
     """The recording on which the plan gains least."""
-    value, name, text = worst_in_words(standing.risks)
-    st.metric(
-        "Worst other recording",
-        value,
-        plain(name) or None,
-        delta_color="off",
-        delta_arrow="off",
-        border=True,
-        width=WIDTH,
-        height="stretch",
-        help=plain(text),
-    )
+    value, _, text = worst_in_words(standing.risks)
+    st.metric("Worst other recording", value, width="content", help=plain(text))
 
 
 def worst_in_words(risks: tuple[Risk, ...] | None) -> tuple[str, str, str]:

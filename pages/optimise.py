@@ -7,6 +7,7 @@ from app.optimise import candidates, deployed, estimates, goal, lina, orders, sp
 from app.serving import page
 from app.text import plain
 from engine.errors import InputError
+from engine.jobs import runner
 from engine.systems import systems_for
 
 VIEWS = {
@@ -84,7 +85,8 @@ def watch() -> None:
     jobs = cached.jobs(state.plan_jobs())
     ended = [job for job in jobs if job.state.finished]
     for job in [*(job for job in jobs if not job.state.finished), *ended[:1]]:
-        widgets.job_row(job)
+        if job.state is not runner.State.DONE:  # of which its plans tell
+            widgets.job_row(job)
         with failing.saying():
             for title, reason in cached.answer_of(job).refused.items():
                 st.warning(f"**{plain(title)}** cannot plan for this: {plain(reason)}", icon=":material/warning:")

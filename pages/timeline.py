@@ -15,7 +15,9 @@ from engine.goal import Goal
 GPUS = "GPUs"
 """What has a lane: every GPU, unless there are more than a person can read."""
 
-header.show("Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis.")
+actions = header.show(
+    "Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis."
+)
 problem = widgets.needed_problem()
 
 fitting = {
@@ -24,7 +26,7 @@ fitting = {
 plan = fitting.get(state.plan_id() or "")
 if plan is None:
     reason = widgets.why_not(cached.open_plan(), problem)
-    st.info(f"{plain(reason)}. Choose a plan in the row above or make one.", icon=":material/info:")
+    st.info(f"{plain(reason)}. Choose a plan at the left or make one.", icon=":material/info:")
     st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
     st.stop()
 
@@ -36,14 +38,14 @@ def name_of(id: str) -> str:
     return f"{fitting[id].name} (deployed now)" if id == deployed else fitting[id].name
 
 
-beside = st.multiselect(
-    "Beside it",
-    [id for id in fitting if id != plan.id],
-    default=widgets.usual_baselines(fitting, plan, deployed),
-    format_func=name_of,
-    placeholder="Compare with other plans",
-)
-
+with actions, st.popover("Compare", icon=":material/compare_arrows:"):
+    beside = st.multiselect(
+        "Compare with",
+        [id for id in fitting if id != plan.id],
+        default=widgets.usual_baselines(fitting, plan, deployed),
+        format_func=name_of,
+        placeholder="Other plans",
+    )
 
 shown = {name_of(id): fitting[id] for id in (plan.id, *beside)}
 try:
@@ -73,19 +75,7 @@ if state.serving() is not None and serving.show(shown, problem):
 figures = cached.metrics(plan, problem)
 whole = figures.total or 1.0  # a recording of nothing but padding takes no time
 verdict_line.show_plan(plan, problem)
-with st.container(horizontal=True, gap="large"):
-    bounds.show(plan, problem, figures)
-    st.metric(
-        "Exposed communication",
-        units.share(figures.exposed_communication / whole),
-        help="share of the time in which the network is busy and nothing computes",
-    )
-    st.metric("Overlap", units.share(figures.overlap), help="share of communication hidden under computation")
-    st.metric(
-        "GPU utilisation", units.share(figures.utilisation), help="compute time / total, mean over GPUs (Aurora §8.1)"
-    )
-    balance.metric(figures.balance)
-
+chart = st.container()
 drawn_by = GPUS
 if len(problem.cluster.gpus) > lanes.MOST_LANES:
     folds = lanes.folds(problem.cluster)
@@ -117,7 +107,20 @@ if drawn < whole_of:
     title += f" ({drawn} of {whole_of} {noun}: those that the others wait for, and the busiest)"
 stretches = {name: part for name, (part, _) in parts.items()}
 dark = st.context.theme.type == "dark"
-widgets.chart(charts.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
+with chart:
+    widgets.chart(charts.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
+with st.container(horizontal=True, gap="large"):
+    bounds.show(plan, problem, figures)
+    st.metric(
+        "Exposed communication",
+        units.share(figures.exposed_communication / whole),
+        help="share of the time in which the network is busy and nothing computes",
+    )
+    st.metric("Overlap", units.share(figures.overlap), help="share of communication hidden under computation")
+    st.metric(
+        "GPU utilisation", units.share(figures.utilisation), help="compute time / total, mean over GPUs (Aurora §8.1)"
+    )
+    balance.metric(figures.balance)
 
 longest = max(figures.seconds, key=figures.seconds.get)
 share = units.share(figures.seconds[longest] / whole)

@@ -210,7 +210,7 @@ def test_the_page_shows_the_sample(examples: dict[str, str], tmp_path: Path, mon
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "pages" / "room.py").write_text(examples["pages/room.py"])
     main = tmp_path / "app" / "main.py"
-    before, navigation, after = main.read_text().partition("st.navigation(\n        [\n")
+    before, navigation, after = main.read_text().partition('"Understand": [\n')
     main.write_text(before + navigation + '            st.Page(PAGES / "room.py", title="Room"),\n' + after)
     monkeypatch.setattr(sys, "argv", [str(main), "--sample"])
     app = AppTest.from_file(str(main), default_timeout=60).run()

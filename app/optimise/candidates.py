@@ -23,14 +23,13 @@ def show(problem: Problem, aim: str) -> None:
                 icon=":material/info:",
             )
         return
-    st.subheader("Candidate plans", anchor=False)
     shown = table[table["id"] == state.plan_id()]
+    if aim != goal.STEP:  # whose chart shows what their time is made of too
+        widgets.chart(_ranked(table), "plans-ranked")
     if len(shown):
         st.markdown(f"**{plain(shown['Plan'].iloc[0])}**")
         verdict_line.show_plan(cached.open_plan(), problem)
     on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"
-    if aim != goal.STEP:  # whose chart shows what their time is made of too
-        widgets.chart(_ranked(table), "plans-ranked")
     st.caption(f"{on}, what is deployed on top, then fastest first. Select a row to open its plan.")
     plan_table.show(table)
     if aim == goal.STEP:

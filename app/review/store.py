@@ -76,7 +76,7 @@ def _kept_with(plan: Plan, problem: Problem) -> tuple[dict[str, Any], dict[str, 
 def summary(plan: Plan, problem: Problem) -> team.Summary:
     """What the list of saved plans says of a plan of this session: against what is deployed now."""
     used = cached.candidates().get(state.in_use() or "")
-    in_brief = brief_of(plan, problem, cached.simulate, used.plan.name if used else None)
+    in_brief = brief_of(plan, problem, cached.simulate, used.plan if used else None)
     return team.Summary(
         problem.cluster.name,
         problem.workload.name,

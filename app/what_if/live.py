@@ -212,7 +212,9 @@ def _reset(sliders: list[Slider]) -> None:
 def _choose_baseline(others: dict[str, Plan]) -> Plan | None:
     if not others:
         return None
-    return others[st.selectbox("Beside it", list(others), format_func=lambda id: others[id].name, key="what-if-beside")]
+    return others[
+        st.selectbox("Compare with", list(others), format_func=lambda id: others[id].name, key="what-if-beside")
+    ]
 
 
 def system_for(problem: Problem, plan: Plan) -> tuple[str, dict[str, Any]]:

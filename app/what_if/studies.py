@@ -85,7 +85,7 @@ def curve(problem: Problem) -> None:
             format_func=lambda field: sliders[field].label if field in sliders else "Imprecise traffic",
         )
         beside = st.selectbox(
-            "Beside it",
+            "Compare with",
             others,
             width=260,
             key="what-if-curve-beside",

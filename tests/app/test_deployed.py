@@ -83,7 +83,7 @@ def test_an_engines_file_counts_as_deployed_everywhere(app: AppTest) -> None:
     wanted = simulate(plan, problem).total / simulate(aurora, problem).total
     assert table.loc[aurora.name, "Against what is deployed"] == f"{wanted:.3g}×"
     visit(app, "timeline")
-    beside = next(box for box in app.multiselect if box.label == "Beside it")
+    beside = next(box for box in app.multiselect if box.label == "Compare with")
     assert app.session_state["in_use"] in beside.value
     assert any(option == f"{FILE} (deployed now)" for option in beside.options)
 

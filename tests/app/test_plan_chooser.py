@@ -43,7 +43,7 @@ def test_plans_of_one_system_are_told_apart_everywhere(app: AppTest) -> None:
     name = app.plans[1].name
     told = {f"{name} · linear placement", f"{name} · aurora placement"}
     assert told <= set(offered_plans(app)) and told <= set(app.dataframe[0].value["Plan"])
-    assert told & set(next(box for box in visit(app, "timeline").multiselect if box.label == "Beside it").options)
+    assert told & set(next(box for box in visit(app, "timeline").multiselect if box.label == "Compare with").options)
 
 
 def test_a_name_is_kept_shown_everywhere_and_taken_back(app: AppTest) -> None:

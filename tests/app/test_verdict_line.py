@@ -65,7 +65,7 @@ def test_the_title_of_the_timeline_compares_with_what_is_deployed_whatever_else_
     total, deployed = (simulate(plan, problem_of(ana)).total for plan in reversed(ana.plans))
     wanted = f"{ana.plans[1].name} takes {units.seconds(total)}, {gain_in_words(deployed / total, 'Linear placement')}"
     for beside in ([ana.plans[0].id], []):
-        next(box for box in ana.multiselect if box.label == "Beside it").set_value(beside).run()
+        next(box for box in ana.multiselect if box.label == "Compare with").set_value(beside).run()
         assert wanted in [chart.proto.alt for chart in ana.get("plotly_chart")]
 
 
