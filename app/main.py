@@ -15,7 +15,7 @@ if str(ROOT) not in sys.path:
 if __name__ == "__main__":
     import streamlit as st
 
-    from app import cached, collector, failing, samples, state
+    from app import cached, collector, failing, samples, sidebar, state
     from app.visitor import guard, people, presence
     from engine import logs
     from engine.errors import InputError
@@ -31,31 +31,25 @@ if __name__ == "__main__":
     state.restore()
 
     PAGES = ROOT / "pages"
-    operating = []
-    if guard.may_operate(st.context, st.user):  # reached from the corner with one's name
-        icon = ":material/monitor_heart:"
-        operating = [st.Page(PAGES / "operate.py", title="Operate", icon=icon, url_path="operate", visibility="hidden")]
-    sections = {
-        "Inputs": [
+    pages = [entry for section in sidebar.SECTIONS.values() for entry in section]
+    if guard.may_operate(st.context, st.user):  # reached from beside one's name
+        pages.append(sidebar.OPERATE)
+    # The sidebar has links of its own: the list that Streamlit draws with sections is none for who cannot see it.
+    page = st.navigation(
+        [
             st.Page(
-                PAGES / "workload.py", title="Workload", icon=":material/database:", url_path="workload", default=True
-            ),
-            st.Page(PAGES / "cluster.py", title="Cluster", icon=":material/dns:", url_path="cluster"),
+                PAGES / f"{entry.file}.py",
+                title=entry.title,
+                icon=entry.icon,
+                url_path=entry.file.replace("_", "-"),
+                default=number == 0,
+            )
+            for number, entry in enumerate(pages)
         ],
-        "Understand": [
-            st.Page(PAGES / "affinity.py", title="Affinity", icon=":material/hub:", url_path="affinity"),
-            st.Page(PAGES / "timeline.py", title="Timeline", icon=":material/view_timeline:", url_path="timeline"),
-            st.Page(PAGES / "what_if.py", title="What-if", icon=":material/experiment:", url_path="what-if"),
-        ],
-        "Plan": [st.Page(PAGES / "optimise.py", title="Optimise", icon=":material/tune:", url_path="optimise")],
-        "Decide": [
-            st.Page(PAGES / "review.py", title="Review", icon=":material/rate_review:", url_path="review"),
-            st.Page(PAGES / "launch.py", title="Launch", icon=":material/rocket_launch:", url_path="launch"),
-            *operating,
-        ],
-    }
-    page = st.navigation(sections, expanded=True)
+        position="hidden",
+    )
     presence.note(page.title)
+    sidebar.links()
     steps = [samples.open_sample] if "--sample" in sys.argv[1:] and state.is_empty() else []
     for step in (*steps, page.run):
         with failing.in_a_line():

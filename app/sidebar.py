@@ -1,4 +1,6 @@
-"""The frame beside every page: what is open and ways to change it, what runs, who is looking, and the words of the page."""
+"""The frame beside every page: the pages, what is open and ways to change it, what runs, who is looking, the page's terms."""
+
+from typing import NamedTuple
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -10,6 +12,39 @@ from app.visitor import glossary, people
 from engine import units
 from engine.costs import choice
 from engine.workload import RoutingTrace
+
+
+class Entry(NamedTuple):
+    """A page: its title, its file in `pages/` without the ending, and its icon."""
+
+    title: str
+    file: str
+    icon: str
+
+
+SECTIONS = {
+    "Inputs": (Entry("Workload", "workload", ":material/database:"), Entry("Cluster", "cluster", ":material/dns:")),
+    "Understand": (
+        Entry("Affinity", "affinity", ":material/hub:"),
+        Entry("Timeline", "timeline", ":material/view_timeline:"),
+        Entry("What-if", "what_if", ":material/experiment:"),
+    ),
+    "Plan": (Entry("Optimise", "optimise", ":material/tune:"),),
+    "Decide": (
+        Entry("Review", "review", ":material/rate_review:"),
+        Entry("Launch", "launch", ":material/rocket_launch:"),
+    ),
+}
+OPERATE = Entry("Operate", "operate", ":material/monitor_heart:")
+
+
+def links() -> None:
+    """The pages, by what they are for."""
+    with st.sidebar, st.container(gap="xxsmall", key="pages"):
+        for section, entries in SECTIONS.items():
+            st.caption(section)
+            for entry in entries:
+                st.page_link(f"../pages/{entry.file}.py", label=entry.title, icon=entry.icon, width="stretch")
 
 
 def show(title: str) -> None:
@@ -25,9 +60,10 @@ def show(title: str) -> None:
             people.show()
 
 
-def _popover(name: str, icon: str) -> DeltaGenerator:
-    """What is open, by its name, and when pressed the rest of its figures and the ways to change it."""
-    return st.popover(name, icon=icon, type="tertiary", width="content")
+def _popover(name: str, icon: str, what: str, digest: str | None) -> DeltaGenerator:
+    """What is open, by its name, and when pressed the rest of its figures and the ways to change it. With another digest it is
+    another popover: choosing closes it."""
+    return st.popover(name, icon=icon, type="tertiary", width="content", key=f"open-{what}-{digest}")
 
 
 def _workload() -> None:
@@ -48,7 +84,7 @@ def _workload() -> None:
         beside = f" · beside {plain(state.workloads().get(state.second(), ''))}" if state.second() else ""
         figure = f"{workload.layers} layer{'s' * (workload.layers > 1)} × {workload.num_experts} experts{beside}"
         figures = f"{tokens}{figure}"
-    with _popover(name, ":material/database:"):
+    with _popover(name, ":material/database:", "workload", state.workload_digest()):
         if figures:
             st.caption(figures)
         for digest, known in state.workloads().items():
@@ -64,7 +100,9 @@ def _cluster() -> None:
     cluster = state.cluster()
     types = [gpu.type for gpu in cluster.gpus] if cluster else []
     counts = [f"{types.count(gpu_type)} × {plain(gpu_type)}" for gpu_type in dict.fromkeys(types)]
-    with _popover(plain(cluster.name) if cluster else "No cluster", ":material/dns:"):
+    with _popover(
+        plain(cluster.name) if cluster else "No cluster", ":material/dns:", "cluster", cluster and cluster.digest
+    ):
         if cluster:
             st.caption(f"{' · '.join(counts)} · costs: {plain(choice.short(state.cost()))}")
         for name, preset in samples.clusters().items():
@@ -78,7 +116,9 @@ def _cluster() -> None:
 
 def _model() -> None:
     model = state.model()
-    with _popover(plain(model.name) if model else "No model", ":material/account_tree:"):
+    with _popover(
+        plain(model.name) if model else "No model", ":material/account_tree:", "model", model and model.digest
+    ):
         if model:
             st.caption(f"d_model {model.d_model:,} · {len(model.moe_layers)} MoE layers · {model.dtype}")
         for name, preset in samples.models().items():
@@ -94,7 +134,7 @@ def _model() -> None:
 def _plan() -> None:
     plan = cached.open_plan()
     gap = units.share(plan.claim.objective / plan.claim.bound - 1) if plan and plan.claim and plan.claim.bound else "—"
-    with _popover(plain(plan.name) if plan else "No plan", ":material/route:"):
+    with _popover(plain(plan.name) if plan else "No plan", ":material/route:", "plan", plan and plan.id):
         if plan and plan.claim:
             time = units.seconds(plan.claim.objective)
             st.caption(f"{time} simulated · {gap} above its bound, by its optimiser's account")

@@ -43,7 +43,7 @@ def show_plan_if_soon(plan: Plan, problem: Problem) -> None:
 
 def show(standing: Standing, how: str) -> None:
     """The line. how: where its times come from"""
-    with st.container(border=True, horizontal=True, gap="medium", key="verdict-line"):
+    with st.container(border=True, horizontal=True, gap="small", key="verdict-line"):
         _gain(standing)
         st.metric(
             f"{TIMES[standing.span]}, simulated", units.seconds(standing.seconds), width="content", help=_sentence(how)

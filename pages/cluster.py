@@ -5,12 +5,12 @@ import streamlit as st
 from app import header, state, widgets
 from app.cluster import costs, drawing, importing, links, measuring, pairs, presets, summary, table, trust
 
-header.show("Cluster", "What do I have? Draw it, or edit the table; each follows the other.")
+actions = header.show("Cluster", "What do I have? Draw it, or edit the table; each follows the other.")
 
 cluster = state.cluster()
 # The gallery goes once something is drawn, and then stays where it is: the board is not to jump while a person draws.
 newcomer = cluster is None and state.drawn()[0] == 0
-with st.container(horizontal=True, vertical_alignment="center"):
+with actions:
     if not newcomer:
         # Another key with every cluster that is opened, which closes it.
         with st.popover("Presets", icon=":material/grid_view:", key=f"presets-{state.edit_round()}"):
@@ -19,7 +19,8 @@ with st.container(horizontal=True, vertical_alignment="center"):
         "Import", icon=":material/upload_file:", help="files, nvidia-smi, nccl-tests, or this machine's GPUs"
     ):
         importing.show()
-    if cluster is not None:
+if cluster is not None:
+    with st.container(horizontal=True, vertical_alignment="center"):
         links.show(cluster)
 if newcomer:
     st.info("No cluster is open yet. Choose a preset, import yours, or draw one below.", icon=":material/info:")

@@ -6,6 +6,7 @@ from app import cached, failing, header, state, widgets
 from app.optimise import candidates, deployed, estimates, goal, lina, orders, spare, step, studies, travel
 from app.serving import page
 from app.text import plain
+from engine import units
 from engine.errors import InputError
 from engine.jobs import runner
 from engine.systems import systems_for
@@ -21,7 +22,7 @@ FORM = 248
 """Pixels of the form at the left of the results."""
 OF_SERVING = ("Candidate plans", "Spare slots")
 
-actions = header.show("Optimise", "What should I do? Run systems, and compare their plans with a proven bound.")
+actions = header.show("Optimise", "What should I do? Compare plans with a proven bound.")
 if state.cluster() is None or state.model() is None:
     widgets.needed_problem()
 with st.container(horizontal=True, wrap=False, gap="medium"):
@@ -85,7 +86,9 @@ def watch() -> None:
     jobs = cached.jobs(state.plan_jobs())
     ended = [job for job in jobs if job.state.finished]
     for job in [*(job for job in jobs if not job.state.finished), *ended[:1]]:
-        if job.state is not runner.State.DONE:  # of which its plans tell
+        if job.state is runner.State.DONE:  # its plans tell the rest
+            st.caption(f"done · {units.seconds(job.elapsed)} · {widgets.describe_time(job.started)}")
+        else:
             widgets.job_row(job)
         with failing.saying():
             for title, reason in cached.answer_of(job).refused.items():

@@ -15,9 +15,7 @@ from engine.goal import Goal
 GPUS = "GPUs"
 """What has a lane: every GPU, unless there are more than a person can read."""
 
-actions = header.show(
-    "Timeline", "Why is it that fast? Every GPU's network lane above its compute lane, on one time axis."
-)
+actions = header.show("Timeline", "Why is it that fast? Each GPU's network above its compute.")
 problem = widgets.needed_problem()
 
 fitting = {

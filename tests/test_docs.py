@@ -209,9 +209,9 @@ def test_the_page_shows_the_sample(examples: dict[str, str], tmp_path: Path, mon
     for folder in ("app", "pages"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "pages" / "room.py").write_text(examples["pages/room.py"])
-    main = tmp_path / "app" / "main.py"
-    before, navigation, after = main.read_text().partition('"Understand": [\n')
-    main.write_text(before + navigation + '            st.Page(PAGES / "room.py", title="Room"),\n' + after)
+    main, sidebar = tmp_path / "app" / "main.py", tmp_path / "app" / "sidebar.py"
+    before, section, after = sidebar.read_text().partition('"Understand": (\n')
+    sidebar.write_text(before + section + '        Entry("Room", "room", ":material/grid_on:"),\n' + after)
     monkeypatch.setattr(sys, "argv", [str(main), "--sample"])
     app = AppTest.from_file(str(main), default_timeout=60).run()
     app.switch_page("../pages/room.py").run()

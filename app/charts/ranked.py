@@ -42,6 +42,7 @@ def ranked(
             orientation="h",
             width=0.62,
             name=title,
+            showlegend=False,
             marker={"color": colour},
             text=[f" {seconds(times[drawn[row]])}" for row in rows],
             textposition="outside",
@@ -71,7 +72,7 @@ def ranked(
     figure.update_xaxes(title=f"time, {unit} (simulated)", range=[0, longest * 1.14 or 1])
     figure.update_yaxes(
         tickvals=place,
-        ticktext=[_label(names[at], at == deployed) for at in drawn],
+        ticktext=[_label(names[at], at == deployed, at == opened) for at in drawn],
         range=[len(drawn) - 0.4, -0.6],
         showgrid=False,
         zeroline=False,
@@ -81,10 +82,10 @@ def ranked(
     return finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height))
 
 
-def _label(name: str, deployed: bool) -> str:
-    """As much of a name as fits beside a bar."""
+def _label(name: str, deployed: bool, opened: bool) -> str:
+    """As much of a name as fits beside a bar; the open plan's has the mark that it has in the table."""
     short = name if len(name) <= 30 else f"{name[:29]}…"
-    return plain(short) + (" (deployed)" if deployed and "deployed" not in name else "")
+    return ("▸ " if opened else "") + plain(short) + (" (deployed)" if deployed and "deployed" not in name else "")
 
 
 def _tip(name: str, time: float, bound: float) -> str:
@@ -99,5 +100,5 @@ def _finding(names: Sequence[str], times: Sequence[float], best: int, deployed: 
     if deployed is None or not times[best]:
         return f"{plain(names[best])} is fastest: {seconds(times[best])}{part}"
     if times[best] == times[deployed]:
-        return f"None of these plans is faster than what is deployed{part}"
+        return f"No plan beats what is deployed{part}"
     return f"{plain(names[best])} is {ratio(times[deployed] / times[best])} as fast as what is deployed{part}"

@@ -290,7 +290,7 @@ PAGES = {
 
 def popover(page: str) -> None:
     """The words of a page behind a quiet button."""
-    with st.popover("Terms", icon=":material/menu_book:"):
+    with st.popover("Terms", icon=":material/menu_book:", type="tertiary"):
         st.markdown(
             "\n\n".join(
                 f"**{name}** {TERMS[name].meaning} :small[:gray[*{TERMS[name].source}*]]" for name in PAGES[page]

@@ -77,7 +77,7 @@ def why_not(needed: Role) -> str | None:
     if not roles.includes(person.role, needed):
         return f"Your role here is {person.role}: you may {roles.MEANING[person.role]}, not {roles.MEANING[needed]}."
     if not person.name:
-        return "Say who you are first: your name is at the top right."
+        return "Say who you are first: your name is at the bottom left."
     return None
 
 
@@ -124,10 +124,11 @@ def _lead_back() -> None:
 
 
 def show() -> None:
-    """Who is looking, in the corner of every page, with what can be changed about it."""
+    """Who is looking, at the foot of the frame of every page, with what can be changed about it."""
     person = who()
     icon = ":material/account_circle:" if person.known else ":material/person:"
-    with st.popover(plain(person.name) or "Your name", icon=icon, on_change="rerun", key="people") as corner:
+    name = plain(person.name) or "Your name"
+    with st.popover(name, icon=icon, type="tertiary", on_change="rerun", key="people") as corner:
         if not corner.open:
             return
         allowed = [roles.MEANING[role] for role in roles.ORDER if roles.includes(person.role, role)]

@@ -15,7 +15,7 @@ def trace(figure, begin: str):
 
 def test_the_fastest_is_on_top_and_the_open_one_has_its_own_colour():
     figure = charts.ranked(NAMES, TIMES, BOUNDS, 2, 1)
-    assert list(figure.layout.yaxis.ticktext) == ["&lt;b&gt;fast&lt;/b&gt;", "deployed one", "slow"]
+    assert list(figure.layout.yaxis.ticktext) == ["▸ &lt;b&gt;fast&lt;/b&gt;", "deployed one", "slow"]
     low, high = sorted(figure.layout.yaxis.range)
     assert list(figure.layout.yaxis.range) == [high, low], "the first row is the highest"
     opened, others = trace(figure, "The open"), trace(figure, "Other")
@@ -36,7 +36,7 @@ def test_every_proven_bound_has_a_tick_on_its_bar_and_what_is_deployed_a_line_th
     ("deployed", "title"),
     [
         (2, "&lt;b&gt;fast&lt;/b&gt; is 2× as fast as what is deployed"),
-        (1, "None of these plans is faster than what is deployed"),
+        (1, "No plan beats what is deployed"),
         (None, "&lt;b&gt;fast&lt;/b&gt; is fastest: 1 s"),
     ],
 )
@@ -48,7 +48,7 @@ def test_of_a_hundred_plans_the_fastest_are_drawn_and_what_is_deployed_and_open(
     times = [float(100 - at) for at in range(100)]
     figure = charts.ranked([f"plan {at}" for at in range(100)], times, [math.nan] * 100, 0, 3)
     shown = list(figure.layout.yaxis.ticktext)
-    assert len(shown) == charts.MOST + 2 and shown[0] == "plan 99" and shown[-2:] == ["plan 3", "plan 0 (deployed)"]
+    assert len(shown) == charts.MOST + 2 and shown[0] == "plan 99" and shown[-2:] == ["▸ plan 3", "plan 0 (deployed)"]
     assert figure.layout.title.text.endswith(f"({charts.MOST + 2} of 100 plans)")
     assert figure.layout.height < 800
 

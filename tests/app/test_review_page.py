@@ -203,7 +203,7 @@ def test_the_list_says_what_a_plan_gains_over_what_was_deployed_and_where(app: A
     app.run()
     save(app, "theirs")
     row = table(app).set_index("Plan").loc["theirs"]
-    gain = next(metric.value for metric in app.metric if metric.label == "Gain")
+    gain = next(metric.value for metric in app.metric if metric.label.startswith("Gain over"))
     assert (f"{row['Gain']:.3g}×", row["Over"]) == (gain.replace("1.00", "1"), app.plans[1].name)
     assert not app.multiselect, "all plans are of one cluster and one recording"
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -33,6 +34,8 @@ QUIET = [
     "--no-first-run",
 ]
 
+RUN = re.compile("^Run Shortcut")
+"""The button of Optimise, which names its key."""
 FAULT = '[class*="st-key-failed-"], [data-testid="stException"]'
 """What a page shows of a fault of ours."""
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect, sync_playwright
 
-from tests.browser.conftest import CHROMIUM, QUIET, settle, watched_page
+from tests.browser.conftest import CHROMIUM, QUIET, RUN, settle, watched_page
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -76,7 +76,7 @@ class Camera:
 
     def visit(self, title: str) -> None:
         """Go to a page by the navigation at the top."""
-        self.page.get_by_test_id("stSidebarNav").get_by_role("link", name=title, exact=True).click()
+        self.page.get_by_test_id("stSidebar").get_by_role("link", name=title, exact=True).click()
         expect(self.page.get_by_role("heading", name=title, exact=True)).to_be_visible()
         settle(self.page)
 
@@ -145,7 +145,7 @@ def affinity(camera: Camera) -> None:
 
 def run_systems(page: Page) -> None:
     """Press Run on Optimise and wait for the plans."""
-    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("button", name=RUN).click()
     expect(page.get_by_text("done · ")).to_be_visible(timeout=JOB_TIMEOUT)
     expect(page.get_by_text("Candidate plans").last).to_be_visible()
     settle(page)

@@ -3,7 +3,7 @@
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import await_rest, settle, shoot
+from tests.browser.conftest import RUN, await_rest, settle, shoot
 
 PAGES = ("Workload", "Cluster", "Affinity", "Optimise", "Timeline", "What-if", "Review", "Launch")
 RULES = {"light": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "dark": {"type": "rule", "values": ["color-contrast"]}}
@@ -56,7 +56,7 @@ def test_the_main_job_by_keyboard_and_no_grave_fault_on_any_page_in_either_theme
     settle(page)
     press(page, page.get_by_role("button", name="Open the sample"))
     press(page, page.get_by_role("link", name="Next: make a plan"))
-    press(page, page.get_by_role("button", name="Run", exact=True))
+    press(page, page.get_by_role("button", name=RUN))
     expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
     settle(page)
 

@@ -46,7 +46,7 @@ CASES = {
         "out of range",
     ),
     "negative.csv": (text("0,5\n-3,0\n"), "negative"),
-    "nonsquare.csv": (text("0,5,1.5\n3,0,1.5\n"), "square"),
+    "ragged.csv": (text("0,5,1.5\n3,0\n"), "has 2 columns"),
     "notazip.npz": (text("this is text"), "not a NumPy .npz archive"),
     "pickle.npy": (pickled_array, "Python objects"),
     "empty.csv": (text(""), "empty"),
@@ -83,7 +83,7 @@ def test_names_are_shown_as_text(studio_page: Page, tmp_path: Path) -> None:
     path = tmp_path / "<img src=x onerror=alert(1)> **bold** $x$.csv"
     path.write_text("token,layer,expert\n" + "".join(f"{t},{layer},{t % 4}\n" for t in range(8) for layer in range(2)))
     page.locator('input[type="file"]').set_input_files(path)
-    expect(page.get_by_text("2 layers × 4 experts")).to_be_visible()
+    expect(page.get_by_test_id("stSidebar").get_by_text("2 layers × 4 experts")).to_be_visible()
     settle(page)
     assert page.locator('img[src="x"]').count() == 0
     assert page.locator("strong", has_text="bold").count() == 0

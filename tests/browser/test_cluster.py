@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser.conftest import settle, shoot
+from tests.browser.conftest import RUN, settle, shoot
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,7 +81,7 @@ def board(page: Page, start_studio) -> Board:
     page.locator('input[type="file"]').set_input_files(ROOT / "sample_traces" / "tiny-moe" / "alpha-code.npz")
     expect(page.get_by_text("8 layers × 16 experts")).to_be_visible()
     settle(page)
-    page.get_by_test_id("stSidebarNav").get_by_role("link", name="Cluster").click()
+    page.get_by_test_id("stSidebar").get_by_role("link", name="Cluster").click()
     expect(page.get_by_text("Drag a GPU type here")).to_be_visible()
     settle(page)
     board = Board(page)
@@ -183,12 +183,12 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
     expect(board.item("Node first")).to_have_count(0)
 
     # A plan on it, laid over it.
-    page.get_by_test_id("stSidebarNav").get_by_role("link", name="Optimise").click()
+    page.get_by_test_id("stSidebar").get_by_role("link", name="Optimise").click()
     settle(page)
-    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("button", name=RUN).click()
     expect(page.get_by_text("done · ")).to_be_visible(timeout=60_000)
     expect(page.get_by_test_id("stDataFrame")).to_be_visible()
-    page.get_by_test_id("stSidebarNav").get_by_role("link", name="Cluster").click()
+    page.get_by_test_id("stSidebar").get_by_role("link", name="Cluster").click()
     settle(page)
     page.get_by_text("Lay the open plan over the drawing").click()
     expect(page.get_by_text(re.compile(r"^Bars: .* busy longest, sending, .* \(simulated"))).to_be_visible()

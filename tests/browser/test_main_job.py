@@ -2,7 +2,7 @@
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import settle, shoot
+from tests.browser.conftest import RUN, settle, shoot
 
 
 class Clicks:
@@ -28,8 +28,7 @@ def test_from_the_start_page_to_a_finished_launch_in_six_clicks(page: Page, star
     shoot(page, "2-workload")
 
     click(page.get_by_role("link", name="Next: make a plan"))
-    click(page.get_by_role("button", name="Run", exact=True))
-    expect(page.get_by_text("Candidate plans")).to_be_visible(timeout=120_000)
+    click(page.get_by_role("button", name=RUN))
     expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
     settle(page)
     shoot(page, "3-optimise")

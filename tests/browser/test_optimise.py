@@ -2,7 +2,7 @@
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import settle, shoot
+from tests.browser.conftest import RUN, settle, shoot
 
 
 def test_two_models_then_the_front_of_one(page: Page, start_studio) -> None:
@@ -10,13 +10,12 @@ def test_two_models_then_the_front_of_one(page: Page, start_studio) -> None:
     settle(page)
     page.get_by_role("link", name="Optimise").click()
     settle(page)  # Streamlit loses its place when a page is clicked while it still replaces the one before
-    page.get_by_text("Two models on one cluster").click()
+    page.get_by_role("button", name="Two models on one cluster").click()
     page.get_by_role("combobox", name="Second model's recording").click()
     page.get_by_role("option", name="Beta on prose (sample)").click()
     expect(page.get_by_text("beside beta-prose")).to_be_visible()
     settle(page)
-    page.get_by_role("button", name="Run", exact=True).click()
-    expect(page.get_by_text("Candidate plans")).to_be_visible(timeout=120_000)
+    page.get_by_role("button", name=RUN).click()
     expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
     settle(page)
     shoot(page, "6-two-models")
@@ -26,9 +25,9 @@ def test_two_models_then_the_front_of_one(page: Page, start_studio) -> None:
     settle(page)
     shoot(page, "7-two-models-timeline")
 
-    page.get_by_test_id("stSidebarNav").get_by_role("link", name="Optimise").click()
+    page.get_by_test_id("stSidebar").get_by_role("link", name="Optimise").click()
     settle(page)
-    page.get_by_text("Inference latency of one model").click()
+    page.get_by_role("button", name="Inference latency of one model").click()
     settle(page)
     page.get_by_text("Balance against affinity").click()
     page.get_by_role("spinbutton", name="Points").fill("3")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import settle, shoot
+from tests.browser.conftest import RUN, settle, shoot
 
 
 def choose_in_strip(page: Page, place: int, name: str) -> None:
@@ -45,8 +45,7 @@ def test_training_step_from_the_goal_to_its_exposed_communication(page: Page, st
     for system in ("PipeMoE", "Lina (training)", "Tutel (best of 1, 2, 4, 8)", "RAF-like (no partition)"):
         page.get_by_test_id("stCheckbox").filter(has_text=system).get_by_text(system, exact=True).click()
         settle(page)
-    page.get_by_role("button", name="Run", exact=True).click()
-    expect(page.get_by_text("Candidate plans")).to_be_visible(timeout=120_000)
+    page.get_by_role("button", name=RUN).click()
     expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
     expect(page.locator(".gtitle").filter(has_text="of DeepSpeed's exposed communication")).to_be_visible()
     settle(page)
@@ -74,7 +73,7 @@ def test_training_step_from_the_goal_to_its_exposed_communication(page: Page, st
     page.mouse.up()
     page.wait_for_function(f"before => ({shown})() < 0.8 * before", arg=before)  # the slider below the chart zooms
 
-    page.get_by_test_id("stSidebarNav").get_by_role("link", name="Cluster").click()
+    page.get_by_test_id("stSidebar").get_by_role("link", name="Cluster").click()
     settle(page)
     drop(page, 1, tmp_path / "times.csv", "operation,seconds\ngemm,1\n")
     expect(page.get_by_test_id("stAlert").filter(has_text="gemm needs a value in column 'gpu'")).to_be_visible()

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 from engine.jobs import queue, runner
 from engine.jobs.runner import State
 from tests.app.test_launch_page import session_with_plans
-from tests.browser.conftest import settle, watched_page
+from tests.browser.conftest import RUN, settle, watched_page
 from tests.jobs.test_jobs import WORKER, until
 from tests.store.conftest import postgres
 
@@ -61,7 +61,7 @@ def test_sessions_jobs_and_links_work_from_each(
         until(lambda: running.progress, 60)
         page.goto(f"{first}/optimise?session={session}")
         settle(page)
-        page.get_by_role("button", name="Run", exact=True).click()
+        page.get_by_role("button", name=RUN).click()
         expect(page.get_by_text("waiting, next in line")).to_be_visible()
         other.goto(f"{second}/optimise?session={session}")
         expect(other.get_by_text("waiting, next in line")).to_be_visible()

@@ -64,9 +64,9 @@ def test_slide_study_reload_and_open_a_synthetic_recording(page: Page, start_stu
         page.reload()
         settle(page)
         expect(so_far).to_be_visible()
-        expect(page.get_by_test_id("stProgress")).to_have_count(1)
+        expect(page.get_by_test_id("stMain").get_by_test_id("stProgress")).to_have_count(1)
     expect(title_of(page, "At 75 % noise Aurora's plan takes")).to_be_visible(timeout=120_000)
-    expect(page.get_by_test_id("stProgress")).to_have_count(0, timeout=60_000)
+    expect(page.get_by_test_id("stMain").get_by_test_id("stProgress")).to_have_count(0, timeout=60_000)
     settle(page)
     shoot(page, "22-what-if-imprecise")
 
@@ -97,7 +97,7 @@ def test_sweep_open_and_stop(page: Page, start_studio) -> None:
     start.click()
     finding = page.locator(".js-plotly-plot .gtitle").first
     expect(finding).to_contain_text(re.compile("micro-ops are best: "), timeout=60_000)
-    expect(page.get_by_test_id("stProgress")).to_have_count(0, timeout=60_000)
+    expect(page.get_by_test_id("stMain").get_by_test_id("stProgress")).to_have_count(0, timeout=60_000)
     settle(page)
     expect(page.locator(".js-plotly-plot")).to_have_count(2)
     shoot(page, "20-what-if-micro-ops")
