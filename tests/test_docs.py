@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from app import sidebar
 from app.visitor import glossary
 from engine import formats
 from engine.catalogue import cluster_presets
@@ -203,15 +204,15 @@ def test_the_cost_source_times_an_expert(examples: dict[str, str]) -> None:
 
 
 def test_the_page_shows_the_sample(examples: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a copy of the shell with the page and its line in the navigation."""
+    """In a copy of the shell with the page and its entry in a section."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(glossary.PAGES, "Room", ("slot",))
     for folder in ("app", "pages"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "pages" / "room.py").write_text(examples["pages/room.py"])
-    main, sidebar = tmp_path / "app" / "main.py", tmp_path / "app" / "sidebar.py"
-    before, section, after = sidebar.read_text().partition('"Understand": (\n')
-    sidebar.write_text(before + section + '        Entry("Room", "room", ":material/grid_on:"),\n' + after)
+    room = sidebar.Entry("Room", "room", ":material/grid_on:")
+    monkeypatch.setitem(sidebar.SECTIONS, "Understand", (*sidebar.SECTIONS["Understand"], room))
+    main = tmp_path / "app" / "main.py"
     monkeypatch.setattr(sys, "argv", [str(main), "--sample"])
     app = AppTest.from_file(str(main), default_timeout=60).run()
     app.switch_page("../pages/room.py").run()

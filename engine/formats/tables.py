@@ -5,7 +5,8 @@ Told apart by the column names (any order, further columns are ignored):
 * `token, layer, expert`, optionally `rank_in_topk`, `sequence`, `source_rank`: a routing log in long form
 * `src, dst, bytes`, optionally `layer`: traffic in long form
 * `expert_0, expert_1, …` or `0, 1, …`, optionally `layer`: expert loads, one row a layer
-* numbers alone, from the first line on: n rows of n are traffic of one layer in bytes, others expert loads
+* numbers alone, from the first line on: n rows of n are traffic of one layer in bytes, others expert
+  loads, but for n ± 1 rows of n, a matrix that may have lost a line
 
 Cells are separated by commas, or by tabs where the first line has no comma. A first line of numbers is a row. Only `0, 1, …,
 n−1` is a header, as pandas writes one, unless it and the lines below it are a square; then what was assumed is said.
@@ -175,6 +176,12 @@ def read_csv(source: Source) -> Workload:
         return _said_to_be_traffic(traffic, len(cells)) if counted else traffic
     if counted:
         return _by_columns(CsvTable(source, cells, len(cells), separator))
+    rows, columns = amounts.shape
+    if abs(rows - columns) == 1:  # a matrix that lost a line must not pass for loads
+        raise source.fault(
+            f"has {rows} rows of {columns} numbers: a traffic matrix must be square; if they are expert loads, a row a layer, "
+            "head the columns expert_0, expert_1, …"
+        )
     return loads_of_table(source, amounts, "csv", lambda index: f"{bare.place(index[0])}, column {index[1] + 1}")
 
 

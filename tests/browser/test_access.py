@@ -77,7 +77,7 @@ def test_the_main_job_by_keyboard_and_no_grave_fault_on_any_page_in_either_theme
     page.keyboard.press("Enter")
     settle(page)
     press(page, page.get_by_role("button", name="Start", exact=True))
-    press(page, page.get_by_role("button", name="Stop", exact=True))
+    press(page, page.get_by_test_id("stMain").get_by_role("button", name="Stop", exact=True))
     expect(page.get_by_role("heading", name="stopped")).to_be_visible(timeout=60_000)
     settle(page)
 

@@ -46,7 +46,7 @@ CASES = {
         "out of range",
     ),
     "negative.csv": (text("0,5\n-3,0\n"), "negative"),
-    "ragged.csv": (text("0,5,1.5\n3,0\n"), "has 2 columns"),
+    "nonsquare.csv": (text("0,5,1.5\n3,0,1.5\n"), "square"),
     "notazip.npz": (text("this is text"), "not a NumPy .npz archive"),
     "pickle.npy": (pickled_array, "Python objects"),
     "empty.csv": (text(""), "empty"),

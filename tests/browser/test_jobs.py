@@ -41,7 +41,7 @@ def test_a_job_is_found_after_a_reload_stopped_and_another_one_killed(
     settle(page)
     page.locator('input[type="file"]').set_input_files([trace, model])
     expect(page.get_by_text("26 layers × 64 experts")).to_be_visible()
-    expect(page.get_by_text("d_model 2,048")).to_be_visible()
+    expect(page.get_by_test_id("stSidebar").get_by_text("64 experts, top-1")).to_be_visible()
     settle(page)
     page.get_by_role("link", name="Next: make a plan").click()
     page.get_by_text("Options", exact=True).click()

@@ -75,10 +75,11 @@ def test_training_step_from_the_goal_to_its_exposed_communication(page: Page, st
 
     page.get_by_test_id("stSidebar").get_by_role("link", name="Cluster").click()
     settle(page)
-    drop(page, 1, tmp_path / "times.csv", "operation,seconds\ngemm,1\n")
+    page.get_by_role("tab", name="Costs").click()
+    drop(page, 0, tmp_path / "times.csv", "operation,seconds\ngemm,1\n")
     expect(page.get_by_test_id("stAlert").filter(has_text="gemm needs a value in column 'gpu'")).to_be_visible()
     rows = "".join(f"all_to_all,8,{size},{size / 1e9}\n" for size in (1000, 1000000))
-    drop(page, 1, tmp_path / "eight.csv", f"operation,ranks,bytes,seconds\n{rows}")
+    drop(page, 0, tmp_path / "eight.csv", f"operation,ranks,bytes,seconds\n{rows}")
     expect(page.get_by_text("read eight")).to_be_visible()
     settle(page)
     network = page.get_by_role("combobox", name="Network")

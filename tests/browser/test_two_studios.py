@@ -62,13 +62,15 @@ def test_sessions_jobs_and_links_work_from_each(
         page.goto(f"{first}/optimise?session={session}")
         settle(page)
         page.get_by_role("button", name=RUN).click()
-        expect(page.get_by_text("waiting, next in line")).to_be_visible()
+        expect(page.get_by_test_id("stMain").get_by_text("waiting, next in line")).to_be_visible()
         other.goto(f"{second}/optimise?session={session}")
-        expect(other.get_by_text("waiting, next in line")).to_be_visible()
+        expect(other.get_by_test_id("stMain").get_by_text("waiting, next in line")).to_be_visible()
         mine = runner.jobs(data_folder, "optimise")[0]
         assert mine.state is State.WAITING
-        expect(other.get_by_role("button", name="Stop")).to_have_count(1)  # once the page before it has gone
-        other.get_by_role("button", name="Stop").click()
+        expect(other.get_by_test_id("stMain").get_by_role("button", name="Stop")).to_have_count(
+            1
+        )  # once the page before it has gone
+        other.get_by_test_id("stMain").get_by_role("button", name="Stop").click()
         assert runner.wait(mine, 60) is State.CANCELLED
         expect(page.get_by_text("cancelled", exact=False).first).to_be_visible()
         settle(page)

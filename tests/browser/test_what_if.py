@@ -116,7 +116,7 @@ def test_sweep_open_and_stop(page: Page, start_studio) -> None:
     type_values(page, "Most operators in a range", "8-71")
     start.click()
     expect(title_of(page, "So far")).to_be_visible(timeout=60_000)
-    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_test_id("stMain").get_by_role("button", name="Stop", exact=True).click()
     expect(page.get_by_text("What was found until then is kept.")).to_be_visible(timeout=60_000)
     settle(page)
     expect(page.locator(".js-plotly-plot")).to_have_count(4)
