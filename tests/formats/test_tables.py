@@ -171,7 +171,7 @@ def test_a_first_line_of_numbers_is_a_row(tmp_path_factory, table, name):
     if counted and rows != columns:
         return  # the one header of numbers, which other tests are about
     if abs(rows - columns) == 1:
-        with pytest.raises(InputError, match="square|a placement"):
+        with pytest.raises(InputError, match=r"square|a placement"):
             read_workload(path)
         return
     try:
