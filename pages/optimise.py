@@ -72,7 +72,7 @@ with form:
             )
 
 with actions:
-    if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted, shortcut="Ctrl+Enter"):
+    if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted):
         chosen = deployed.planned_first(problem, wanted, options)
         try:
             state.add_plan_job(widgets.start_job_on(problem, "optimise", {"systems": chosen}).id)

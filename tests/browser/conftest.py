@@ -34,8 +34,8 @@ QUIET = [
     "--no-first-run",
 ]
 
-RUN = re.compile("^Run Shortcut")
-"""The button of Optimise, which names its key."""
+RUN = re.compile("^Run$")
+"""The button of Optimise; others begin with its name."""
 FAULT = '[class*="st-key-failed-"], [data-testid="stException"]'
 """What a page shows of a fault of ours."""
 
