@@ -41,25 +41,24 @@ def _replicas(now: Travel) -> Replicas | None:
 def choose(problem: Problem) -> None:
     """Controls of what `problem.travel` is."""
     now = state.travel() or Travel()
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        unit = widgets.segments(
-            "How tokens travel", list(UNITS), UNITS.__getitem__, default=now.unit, help=HELP, key="travel-unit"
+    unit = widgets.segments(
+        "How tokens travel", list(UNITS), UNITS.__getitem__, default=now.unit, help=HELP, key="travel-unit"
+    )
+    formats: dict[str, Dtype | None] = {}
+    own = f"the model's {problem.model.dtype}"
+    for way, title in (("dispatch", "Dispatch in"), ("combine", "Combine in")):
+        options = [own, *get_args(Dtype)]
+        dtype = st.selectbox(
+            title,
+            options,
+            options.index(getattr(now, way) or own),
+            width=160,
+            key=f"travel-{way}",
+            help="DeepSeek's engines send fp8 out, with a scale for every 128 numbers, and bf16 back.",
         )
-        formats: dict[str, Dtype | None] = {}
-        own = f"the model's {problem.model.dtype}"
-        for way, title in (("dispatch", "Dispatch in"), ("combine", "Combine in")):
-            options = [own, *get_args(Dtype)]
-            dtype = st.selectbox(
-                title,
-                options,
-                options.index(getattr(now, way) or own),
-                width=160,
-                key=f"travel-{way}",
-                help="DeepSeek's engines send fp8 out, with a scale for every 128 numbers, and bf16 back.",
-            )
-            formats[way] = None if dtype == own else dtype
-        unit = unit or now.unit
-        replicas = None if unit == "copies" else _replicas(now)
+        formats[way] = None if dtype == own else dtype
+    unit = unit or now.unit
+    replicas = None if unit == "copies" else _replicas(now)
     chosen = Travel(unit=unit, replicas=replicas, **formats)
     if chosen != now:
         state.set_travel(None if chosen == Travel() else chosen)
