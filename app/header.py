@@ -51,7 +51,6 @@ def _remember_model() -> None:
     recording, model = cached.workload(), state.model()
     if recording is None or model is None:
         return
-    fits = isinstance(recording, TrafficMatrix) or cached.model_fault(recording, model) is None
-    if not fits:  # a traffic matrix fits every model
-        return
-    state.remember_model(state.workload_digest(), model)
+    # A traffic matrix says nothing of experts, so that it fits every model.
+    if isinstance(recording, TrafficMatrix) or cached.model_fault(recording, model) is None:
+        state.remember_model(state.workload_digest(), model)

@@ -11,6 +11,7 @@ from app.text import plain
 from app.visitor import glossary, people
 from engine import units
 from engine.costs import choice
+from engine.result import relative_gap
 from engine.workload import RoutingTrace
 
 
@@ -133,7 +134,11 @@ def _model() -> None:
 
 def _plan() -> None:
     plan = cached.open_plan()
-    gap = units.share(plan.claim.objective / plan.claim.bound - 1) if plan and plan.claim and plan.claim.bound else "—"
+    gap = (
+        units.share(relative_gap(plan.claim.objective, plan.claim.bound))
+        if plan and plan.claim and plan.claim.bound
+        else "—"
+    )
     with _popover(plain(plan.name) if plan else "No plan", ":material/route:", "plan", plan and plan.id):
         if plan and plan.claim:
             time = units.seconds(plan.claim.objective)

@@ -1,16 +1,20 @@
 """Tables whose cells a spreadsheet may open: Streamlit's tables can be downloaded, and names in them come out of files."""
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
 import streamlit as st
+
+from engine.workload import digest_of
 
 FORMULA = ("=", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """How a cell begins that a spreadsheet computes, or trims until it does; the wide forms count in East Asian editions."""
 SIGNED = ("+", "-")
 FIGURE = re.compile(r"[+-]\d[\d.,]*(e[+-]?\d+)?( ?[A-Za-z%×µ·][\w%×/µ·]*)*")
 """A signed figure with its unit, which is no formula."""
+ROWS, LOW = 6, 240
 
 
 def cell(text: str) -> str:
@@ -27,6 +31,25 @@ def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
 def show(table: pd.DataFrame | dict[str, list] | list[dict], **options: Any) -> Any:
     """`st.dataframe` of columns or rows whose texts may come from a person or a file; options: those of `st.dataframe`."""
     return st.dataframe(without_formulas(pd.DataFrame(table)), **options)
+
+
+def choose_row(
+    table: pd.DataFrame, ids: Sequence[int | str], choose: Callable[[int | str], None], key: str, **options: Any
+) -> None:
+    """The same, of which a person selects one row, to look at what it stands for. ids: of the rows; choose: called with the id
+    of the selected one; key: of the widget, which is another one for other rows, since a selection is a row's number."""
+    key = f"{key}-{digest_of(*map(str, ids))[:16]}"
+
+    def choose_selected() -> None:
+        if rows := st.session_state[key].selection.rows:
+            choose(ids[rows[0]])
+
+    show(table, key=key, hide_index=True, on_select=choose_selected, selection_mode="single-row", **options)
+
+
+def low(rows: int) -> int | str:
+    """The height of a table that has as many rows in sight as it takes to choose from, and scrolls."""
+    return "content" if rows <= ROWS else LOW
 
 
 def as_csv(frame: pd.DataFrame) -> str:

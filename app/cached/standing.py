@@ -47,7 +47,7 @@ def is_soon(plan: Plan, problem: Problem) -> bool:
     problem = _as_it_travels(plan, problem)
     if is_quick(problem):
         return True
-    return all(store.has_timeline(simulation_digest(one, problem)) for one in (plan, deployed(problem).plan))
+    return all(store.has_timeline(simulation_digest(known, problem)) for known in (plan, deployed(problem).plan))
 
 
 def _as_it_travels(plan: Plan, problem: Problem) -> Problem:

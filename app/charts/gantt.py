@@ -71,28 +71,8 @@ def gantt(
         _draw_path(figure, row, events, factor, ink(dark))
         _name_lanes(figure, row, timelines[name].resources[:lanes], math.ceil(LABEL / lane))
         if bounds and name in bounds:
-            figure.add_vline(
-                x=bounds[name] / factor,
-                line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
-                row=row,
-                col=1,
-                annotation={"text": f"bound {seconds(bounds[name])}", "font": {"size": SMALLEST}},
-                annotation_position="top",
-            )
-    span = [0, longest / factor * 1.02 or 1]
-    # A line through all plans at the pointer's time: what else happens then.
-    figure.update_xaxes(
-        range=span,
-        showspikes=True,
-        spikemode="across",
-        spikesnap="cursor",
-        spikethickness=1,
-        spikecolor=NEUTRAL,
-        spikedash="dot",
-    )
-    figure.update_xaxes(
-        title={"text": f"time, {unit}", "standoff": 4}, rangeslider=range_bar(span, plot), row=len(parts)
-    )
+            _draw_bound(figure, row, bounds[name], factor)
+    _share_time_axis(figure, len(parts), longest / factor, unit, plot)
     for annotation in figure.layout.annotations[: len(parts)]:
         annotation.update(x=0, xanchor="left", font_size=13)
     height = int(above + plot + BELOW)
@@ -148,6 +128,33 @@ def _draw_path(figure: go.Figure, row: int, events: pd.DataFrame, factor: float,
         row=row,
         col=1,
     )
+
+
+def _draw_bound(figure: go.Figure, row: int, bound: float, factor: float) -> None:
+    figure.add_vline(
+        x=bound / factor,
+        line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
+        row=row,
+        col=1,
+        annotation={"text": f"bound {seconds(bound)}", "font": {"size": SMALLEST}},
+        annotation_position="top",
+    )
+
+
+def _share_time_axis(figure: go.Figure, rows: int, longest: float, unit: str, plot: float) -> None:
+    """One time axis for all plans, with a range bar below the last one and a line through all of them at the pointer's time,
+    which shows what else happens then. longest: in `unit`; plot: pixels of all lanes."""
+    span = [0, longest * 1.02 or 1]
+    figure.update_xaxes(
+        range=span,
+        showspikes=True,
+        spikemode="across",
+        spikesnap="cursor",
+        spikethickness=1,
+        spikecolor=NEUTRAL,
+        spikedash="dot",
+    )
+    figure.update_xaxes(title={"text": f"time, {unit}", "standoff": 4}, rangeslider=range_bar(span, plot), row=rows)
 
 
 def _name_lanes(figure: go.Figure, row: int, names: tuple[str, ...], every: int) -> None:

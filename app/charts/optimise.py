@@ -176,6 +176,14 @@ def matrix(
         [f"made from {names[i]}<br>scored on {names[j]}: {text[i][j]}{_overload(more[i][j])}" for j in range(count)]
         for i in range(count)
     ]
+    figure = _cells(names, hover, scale, label)
+    write_numbers(figure, scale, text, dark)
+    return finish(figure, title, 160 + 60 * count)
+
+
+def _cells(names: list[str], hover: list[list[str]], scale: dict, label: str) -> go.Figure:
+    """A heatmap of recordings by themselves. scale: values and colours of `go.Heatmap`; label: of its colour bar."""
+    count = len(names)
     across = np.arange(count)
     figure = go.Figure(
         go.Heatmap(
@@ -189,17 +197,10 @@ def matrix(
             **scale,
         )
     )
-    write_numbers(figure, scale, text, dark)
-    figure.update_xaxes(title="scored on", tickvals=across, ticktext=names, showgrid=False, range=[-0.5, count - 0.5])
-    figure.update_yaxes(
-        title="plan made from",
-        tickvals=across,
-        ticktext=names,
-        showgrid=False,
-        zeroline=False,
-        range=[count - 0.5, -0.5],
-    )
-    return finish(figure, title, 160 + 60 * count)
+    ticks = {"tickvals": across, "ticktext": names, "showgrid": False}
+    figure.update_xaxes(title="scored on", range=[-0.5, count - 0.5], **ticks)
+    figure.update_yaxes(title="plan made from", range=[count - 0.5, -0.5], zeroline=False, **ticks)
+    return figure
 
 
 def lina(figures: dict[str, dict[str, float]], length: int, what: str = "inference") -> go.Figure:

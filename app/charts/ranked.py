@@ -32,25 +32,11 @@ def ranked(
     factor, unit = scale_of(max(times[at] for at in drawn), TIME)
     place = np.arange(len(drawn))
     figure = go.Figure()
+    tips = [_tip(names[at], times[at], bounds[at]) for at in drawn]
     for title, colour, own in (("The open plan", TEAL, True), ("Other plans", NEUTRAL, False)):
         rows = [row for row in place if (drawn[row] == opened) is own]
-        if not rows:
-            continue
-        figure.add_bar(
-            x=[times[drawn[row]] / factor for row in rows],
-            y=rows,
-            orientation="h",
-            width=0.62,
-            name=title,
-            showlegend=False,
-            marker={"color": colour},
-            text=[f" {seconds(times[drawn[row]])}" for row in rows],
-            textposition="outside",
-            cliponaxis=False,
-            textfont={"size": SMALLEST, "color": ink(dark)},
-            customdata=[_tip(names[drawn[row]], times[drawn[row]], bounds[drawn[row]]) for row in rows],
-            hovertemplate="%{customdata}<extra></extra>",
-        )
+        if rows:
+            _add_bars(figure, rows, [times[at] for at in drawn], factor, tips, title, colour, ink(dark))
     proven = [row for row in place if not math.isnan(bounds[drawn[row]])]
     figure.add_scatter(
         **strokes([bounds[drawn[row]] / factor for row in proven], proven, 0.42),
@@ -80,6 +66,34 @@ def ranked(
     height = 138 + ROW * len(drawn)
     title = _finding(names, times, order[0], deployed, len(drawn))
     return finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height))
+
+
+def _add_bars(
+    figure: go.Figure,
+    rows: list[int],
+    times: list[float],
+    factor: float,
+    tips: list[str],
+    title: str,
+    colour: str,
+    text_colour: str,
+) -> None:
+    """Bars of some rows, from the top, of which times (seconds) and tips are."""
+    figure.add_bar(
+        x=[times[row] / factor for row in rows],
+        y=rows,
+        orientation="h",
+        width=0.62,
+        name=title,
+        showlegend=False,
+        marker={"color": colour},
+        text=[f" {seconds(times[row])}" for row in rows],
+        textposition="outside",
+        cliponaxis=False,
+        textfont={"size": SMALLEST, "color": text_colour},
+        customdata=[tips[row] for row in rows],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
 
 
 def _label(name: str, deployed: bool, opened: bool) -> str:

@@ -212,29 +212,10 @@ def capacity(
     each, fewest = price or 1.0, smallest(points, target)
     best = np.minimum.accumulate([math.inf, *(point.total for point in planned)])
     front = [point for point, before in zip(planned, best, strict=False) if point.total < before]
+    behind = [point for point in planned if point not in front]
     figure = go.Figure()
-    for name, sizes, colour, line in (
-        ("front: no smaller size is as fast", front, TEAL, "lines+markers"),
-        ("slower than a smaller size", [point for point in planned if point not in front], NEUTRAL, "markers"),
-    ):
-        figure.add_scatter(
-            x=[each * point.gpus for point in sizes],
-            y=[point.total / factor for point in sizes],
-            mode=line,
-            name=name,
-            line={"color": colour, "width": 2, "shape": "hv"},
-            marker={
-                "size": 10,
-                "symbol": ["circle" if point.meets(target) else "circle-open" for point in sizes],
-                "line": {"width": 2},
-            },
-            customdata=[
-                f"{point.gpus} GPUs{_priced(point, price)}: {seconds(point.total)}, "
-                f"{'meets' if point.meets(target) else 'misses'} the target"
-                for point in sizes
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
-        )
+    _add_sizes(figure, "front: no smaller size is as fast", front, target, price, factor, TEAL, "lines+markers")
+    _add_sizes(figure, "slower than a smaller size", behind, target, price, factor, NEUTRAL, "markers")
     _add_bound(figure, planned, factor, unit, each)
     refused = [point.gpus for point in points if point.total is None]
     if refused:
@@ -268,6 +249,37 @@ def capacity(
     figure.update_xaxes(title=across, rangemode="tozero", showgrid=False)
     figure.update_yaxes(title=f"time, {unit} (simulated)", rangemode="tozero")
     return finish(figure, _answer(points, fewest, target, complete), 420, legend=LEGEND)
+
+
+def _add_sizes(
+    figure: go.Figure,
+    name: str,
+    sizes: list[CapacityPoint],
+    target: float,
+    price: float | None,
+    factor: float,
+    colour: str,
+    mode: str,
+) -> None:
+    """Planned sizes, those that meet the target filled. factor: seconds of the time axis's unit; mode: of `go.Scatter`."""
+    figure.add_scatter(
+        x=[(price or 1.0) * point.gpus for point in sizes],
+        y=[point.total / factor for point in sizes],
+        mode=mode,
+        name=name,
+        line={"color": colour, "width": 2, "shape": "hv"},
+        marker={
+            "size": 10,
+            "symbol": ["circle" if point.meets(target) else "circle-open" for point in sizes],
+            "line": {"width": 2},
+        },
+        customdata=[
+            f"{point.gpus} GPUs{_priced(point, price)}: {seconds(point.total)}, "
+            f"{'meets' if point.meets(target) else 'misses'} the target"
+            for point in sizes
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
 
 
 def _priced(point: CapacityPoint, price: float | None) -> str:

@@ -13,10 +13,6 @@ from engine.jobs import runner
 from engine.jobs.launches import Brief, brief_of
 from engine.jobs.runner import Job, State
 from engine.launch.preparation.launch import PLACES
-from engine.workload import digest_of
-
-ROWS = 6
-"""Launches that are seen without scrolling."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +93,12 @@ def choose(past: list[Launched]) -> Launched | None:
 
 
 def _table(listed: list[Launched], shown: str | None) -> None:
-    ids = [launch.job.id for launch in listed]
-    key = f"launches-{digest_of(*ids)[:16]}"
-
-    def show_selected() -> None:
-        if selected := st.session_state[key].selection.rows:
-            state.show_launch(ids[selected[0]])
-
-    tables.show(
+    tables.choose_row(
         as_text(listed, shown),
-        key=key,
-        hide_index=True,
-        on_select=show_selected,
-        selection_mode="single-row",
-        height="content" if len(listed) <= ROWS else 240,
+        [launch.job.id for launch in listed],
+        state.show_launch,
+        "launches",
+        height=tables.low(len(listed)),
         alt="Launches, newest first",
         column_config={"": st.column_config.TextColumn(width=30)},
     )

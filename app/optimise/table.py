@@ -15,7 +15,6 @@ from engine.problem import Problem
 from engine.simulate.metrics import speedup
 from engine.simulate.proof import proof_of_plan
 from engine.systems.lina import SCHEDULED
-from engine.workload import digest_of
 
 BOUND_COVERS = {
     "order": " · any order",
@@ -97,18 +96,12 @@ def speedups(now: cached.Deployed, times: pd.Series, problem: Problem) -> list[f
 def show(table: pd.DataFrame) -> None:
     """The table; selecting a row opens its plan. A selection is a row number, so a table with other rows is another
     widget, and it counts when it is made, not again on every run."""
-    ids = table["id"].tolist()
-    key = f"candidates-{digest_of(*ids)[:16]}"
-
-    def open_selected() -> None:
-        if selected := st.session_state[key].selection.rows:
-            state.open_plan(ids[selected[0]])
-
     text = as_text(table) if table["Exposed"].isna().all() else as_text_of_steps(table)
-    tables.show(
+    tables.choose_row(
         text,
-        key=key,
-        hide_index=True,
+        table["id"].tolist(),
+        state.open_plan,
+        "candidates",
         column_config={
             balance.COLUMN: st.column_config.TextColumn(help=balance.COLUMN_HELP),
             "Proof": st.column_config.TextColumn(
@@ -116,8 +109,6 @@ def show(table: pd.DataFrame) -> None:
                 "whoever made the plan; of the placement it is its optimiser's account"
             ),
         },
-        on_select=open_selected,
-        selection_mode="single-row",
     )
 
 

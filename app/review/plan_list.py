@@ -11,7 +11,6 @@ from app.visitor import people
 from engine import units
 from engine.store import team_list
 from engine.store.team_list import ListedPlan
-from engine.workload import digest_of
 
 NO_REVIEW = "no review"
 STATES = {"open": "blue", "approved": "green", "rejected": "red", NO_REVIEW: "gray"}
@@ -27,8 +26,6 @@ APPROVAL_ICONS = {
     "self-approved": ":material/person_alert:",
     "not checked: no login": ":material/no_accounts:",
 }
-ROWS = 6
-"""Plans that are seen without scrolling."""
 
 
 def show(workspace: str) -> None:
@@ -102,21 +99,14 @@ def _state(plan: ListedPlan) -> str:
 
 def _table(listed: list[ListedPlan]) -> None:
     numbers = [plan.number for plan in listed]
-    key = f"saved-{digest_of(*map(str, numbers))[:16]}"
-
-    def look_at_selected() -> None:
-        if selected := st.session_state[key].selection.rows:
-            state.look_at(numbers[selected[0]])
-
     table = as_table(listed, (state.reviewed() or (None, None))[0])
     column = st.column_config
-    tables.show(
+    tables.choose_row(
         table,
-        key=key,
-        hide_index=True,
-        on_select=look_at_selected,
-        selection_mode="single-row",
-        height="content" if len(listed) <= ROWS else 240,
+        numbers,
+        state.look_at,
+        "saved",
+        height=tables.low(len(listed)),
         alt="Saved plans, newest first",
         column_config={
             "": column.TextColumn(width=30),

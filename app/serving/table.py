@@ -14,10 +14,10 @@ from engine import units
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.result import relative_gap
 from engine.serving.figures import ServingFigures
 from engine.serving.step import ServingStep
 from engine.simulate.standing import Standing
-from engine.workload import digest_of
 
 TIMES = {"decode": "A token", "prefill": "First token"}
 
@@ -117,20 +117,9 @@ def _most(sequences: int) -> str:
     return f"At most {sequences:,} sequences a GPU do."
 
 
-def _gap(figures: ServingFigures) -> float:
-    return max(0.0, figures.seconds / figures.bound - 1)
-
-
 def show(comparison: Comparison) -> None:
     """The table; selecting a row opens its plan."""
-    ids = [row.plan.id for row in comparison.rows]
-    key = f"served-{digest_of(*ids)[:16]}"
-
-    def open_selected() -> None:
-        if selected := st.session_state[key].selection.rows:
-            state.open_plan(ids[selected[0]])
-
-    tables.show(as_text(comparison), key=key, hide_index=True, on_select=open_selected, selection_mode="single-row")
+    tables.choose_row(as_text(comparison), [row.plan.id for row in comparison.rows], state.open_plan, "served")
     for name, reason in comparison.refused.items():
         st.caption(f"{plain(name)} is not in the table: {plain(reason)}.")
 
@@ -153,7 +142,7 @@ def as_text(comparison: Comparison) -> pd.DataFrame:
                 f"{100 * served.gain_over(comparison.baseline.figures):+.1f} %" for served in figures
             ],
             f"Bound, {unit}": [units.digits(served.bound / factor) for served in figures],
-            "Above the bound": [units.share(_gap(served)) for served in figures],
+            "Above the bound": [units.share(relative_gap(served.seconds, served.bound)) for served in figures],
             f"Fullest GPU, of {units.digits(room)} {memory_unit}": [
                 units.digits(served.memory.total / memory) for served in figures
             ],

@@ -21,14 +21,14 @@ _OPTIONS: dict[str, Callable[..., str]] = {
 """Options in words; of the others name and value."""
 
 
-def names_of(plans: Mapping[str, Plan], given: Mapping[str, str], inputs: Mapping[str, str]) -> dict[str, str]:
+def names_of(plans: Mapping[str, Plan], chosen: Mapping[str, str], inputs: Mapping[str, str]) -> dict[str, str]:
     """The name of every plan, by id, none twice.
 
-    given: names that a person chose, by id; inputs: recordings, clusters, models, steps and costs in words, by digest
+    chosen: names that a person gave, by id; inputs: recordings, clusters, models, steps and costs in words, by digest
     """
     alike: dict[str, list[str]] = defaultdict(list)
     for id, plan in plans.items():
-        alike[given.get(id, plan.name)].append(id)
+        alike[chosen.get(id, plan.name)].append(id)
     names = {}
     for name, ids in alike.items():
         facets = {id: _facets(plans[id], inputs) for id in ids} if len(ids) > 1 else {ids[0]: {}}

@@ -28,8 +28,8 @@ def luminance(colour: str) -> float:
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def contrast(one: str, other: str) -> float:
-    dark, light = sorted((luminance(one), luminance(other)))
+def contrast(colour: str, ground: str) -> float:
+    dark, light = sorted((luminance(colour), luminance(ground)))
     return (light + 0.05) / (dark + 0.05)
 
 

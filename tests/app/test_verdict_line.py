@@ -97,7 +97,7 @@ def test_a_plan_whose_tokens_travel_otherwise_is_held_against_blocks_that_travel
     (shared,) = plan(problem_with_travel(problem), ANOTHER, "sjf")
     ana.session_state["plan_jobs"], ana.session_state["plan"] = [ANOTHER, JOB], shared.id
     linear = run(SYSTEMS["linear"], problem_with_travel(problem)).result.solution
-    total, deployed = (simulate(one, problem).total for one in (shared, linear))
+    total, deployed = (simulate(plan, problem).total for plan in (shared, linear))
     assert line(visit(ana, "timeline"))["Gain over Linear placement"] == units.ratio(deployed / total)
 
 

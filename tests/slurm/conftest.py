@@ -33,7 +33,7 @@ def slurm(one_cluster: real.Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
     one_cluster.mend()
     for job in one_cluster.say("squeue", "-h", "-o", "%A").split():
         one_cluster.say("scancel", job)
-    real.until(one_cluster.idle, 20, "idle cluster")
+    real.until(one_cluster.idle, real.TO_REST, "idle cluster")
 
 
 @pytest.fixture

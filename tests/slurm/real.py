@@ -59,6 +59,10 @@ def missing() -> str | None:
     return None
 
 
+TO_REST = 90
+"""Seconds in which a cluster whose processes were killed comes to rest: Slurm asks a node again that has not answered."""
+
+
 def until(holds: Callable[[], object], seconds: float, what: str, between: float = 0.1) -> None:
     """Wait for something that another process does, looking every `between` seconds."""
     deadline = time.monotonic() + seconds

@@ -23,7 +23,7 @@ from engine.launch.running.on_cluster import run_on_cluster
 from engine.launch.running.processes import WORKER
 from engine.result import never
 from tests.launch.launches_for_clusters import destination, launch_for
-from tests.slurm.real import NODES, Cluster, missing, until
+from tests.slurm.real import NODES, TO_REST, Cluster, missing, until
 
 AWAY = 20.0
 """Seconds for which the controller is away."""
@@ -53,7 +53,7 @@ class Trial:
         )
         for job in self.cluster.say("squeue", "-h", "-o", "%A").split():
             self.cluster.say("scancel", job)
-        until(self.cluster.idle, 90, "idle cluster")
+        until(self.cluster.idle, TO_REST, "idle cluster")
 
     def run(self, launch: PreparedLaunch, act: Callable[[str], object] = bool) -> str:
         """What a launch says at its end. act: does something about what it reports."""

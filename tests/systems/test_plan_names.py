@@ -19,8 +19,8 @@ def made(
     return Plan(name=name, placement=PLACEMENT, send_order=order, travel=travel, provenance=origin)
 
 
-def names(*plans: Plan, given: dict[str, str] | None = None) -> list[str]:
-    return list(names_of({plan.id: plan for plan in plans}, given or {}, INPUTS).values())
+def names(*plans: Plan, chosen: dict[str, str] | None = None) -> list[str]:
+    return list(names_of({plan.id: plan for plan in plans}, chosen or {}, INPUTS).values())
 
 
 def test_a_name_that_only_one_plan_has_stays() -> None:
@@ -48,20 +48,20 @@ def test_what_differs_is_added_and_nothing_else(other: dict, both: list[str]) ->
 
 
 def test_only_plans_of_one_name_are_told_apart() -> None:
-    one, two, three = made(seed=0), made(seed=1), made("EPLB", PROSE, seed=2)
-    assert names(one, two, three) == ["Aurora · seed 0", "Aurora · seed 1", "EPLB"]
+    aurora, reseeded, eplb = made(seed=0), made(seed=1), made("EPLB", PROSE, seed=2)
+    assert names(aurora, reseeded, eplb) == ["Aurora · seed 0", "Aurora · seed 1", "EPLB"]
 
 
 def test_a_person_s_name_stays_and_what_remains_alone_needs_no_more() -> None:
-    one, two = made(seed=0), made(seed=1)
-    assert names(one, two, given={two.id: "for Monday"}) == ["Aurora", "for Monday"]
-    assert names(one, two, given={two.id: "mine", one.id: "mine"}) == ["mine · seed 0", "mine · seed 1"]
+    first, second = made(seed=0), made(seed=1)
+    assert names(first, second, chosen={second.id: "for Monday"}) == ["Aurora", "for Monday"]
+    assert names(first, second, chosen={second.id: "mine", first.id: "mine"}) == ["mine · seed 0", "mine · seed 1"]
 
 
 def test_ids_are_the_last_resort() -> None:
     """Recordings that nobody knows the names of."""
-    one, two = made(workload="e" * 64), made(workload="f" * 64)
-    assert names(one, two) == [f"Aurora · {one.id[:8]}", f"Aurora · {two.id[:8]}"]
+    first, second = made(workload="e" * 64), made(workload="f" * 64)
+    assert names(first, second) == [f"Aurora · {first.id[:8]}", f"Aurora · {second.id[:8]}"]
 
 
 def test_a_hundred_long_names_are_all_different_and_fit() -> None:
