@@ -7,8 +7,10 @@ from typing import NoReturn
 
 import pytest
 import streamlit as st
+from streamlit import config
 from streamlit.components.v2 import manifest_scanner
-from streamlit.testing.v1 import AppTest
+from streamlit.runtime.scriptrunner.script_cache import ScriptCache
+from streamlit.testing.v1 import AppTest, local_script_runner
 from streamlit.testing.v1.local_script_runner import LocalScriptRunner
 
 from app import failing, simulations
@@ -26,6 +28,18 @@ def packages_are_searched_once() -> Iterator[None]:
     manifests = manifest_scanner.scan_component_manifests()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest_scanner, "scan_component_manifests", lambda: manifests)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def scripts_are_compiled_once() -> Iterator[None]:
+    """As in a studio, which reads the configuration beside `app/main.py`: Streamlit's own test runner does not, and compiles
+    every page anew for every run."""
+    compiled = ScriptCache()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_script_runner, "ScriptCache", lambda: compiled)
+        for option in ("browser.gatherUsageStats", "runner.magicEnabled"):
+            config.set_option(option, False)
         yield
 
 
