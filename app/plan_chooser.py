@@ -4,7 +4,7 @@ import math
 
 import streamlit as st
 
-from app import cached, state, widgets
+from app import cached, kept, state
 from app.text import plain
 
 KEY, SORT = "choose-plan", "choose-plan-sort"
@@ -26,14 +26,8 @@ def choose() -> None:
 def _choose_among(candidates: dict[str, cached.Candidate]) -> None:
     order = SORTS[0]
     if len(candidates) > 2:
-        order = widgets.segments(
-            "Sort plans",
-            SORTS,
-            default=SORTS[0],
-            required=True,
-            key=SORT,
-            label_visibility="collapsed",
-            persist_state="session",
+        order = kept.segments(
+            "Sort plans", SORTS, default=SORTS[0], required=True, key=SORT, label_visibility="collapsed"
         )
     labels = {
         id: f"{candidate.plan.name} (deployed now)" if id == state.in_use() else candidate.plan.name

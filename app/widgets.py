@@ -23,7 +23,6 @@ from engine.plan import Placement, Plan
 from engine.problem import Problem
 from engine.store.problems import problem_arguments, save_recordings
 from engine.systems import SYSTEMS, TRAINING
-from engine.systems.options import Options, Value
 from engine.systems.pieces import linear_placement
 
 STATE_COLOURS = {
@@ -166,27 +165,6 @@ def segments(label: str, options: Iterable, format_func: Callable[[Any], str] = 
         return f"{icon}:gray[{text}]"
 
     return st.segmented_control(label, options, format_func=gray, **arguments)
-
-
-def option_key(system: str, name: str) -> str:
-    """The key of the input widget of an option."""
-    return f"option-{system}-{name}"
-
-
-def option_input(system: str, options: type[Options], name: str, default: Value | None = None) -> Value:
-    """The input widget of an option by its name, as its schema says; `system` tells systems apart, also those of one name for
-    different goals. default: in place of the option's own."""
-    schema = options.schemas()[name]
-    key, label = option_key(system, name), name.replace("_", " ")
-    value = schema["default"] if default is None else default
-    if "enum" in schema:
-        choices = schema["enum"]
-        return st.selectbox(label, choices, choices.index(value), key=key, help=schema["description"], width=180)
-    if schema["type"] == "boolean":
-        return st.checkbox(label, value, key=key, help=schema["description"])
-    kind = {"integer": int, "number": float}[schema["type"]]
-    low, high = (None if schema.get(limit) is None else kind(schema[limit]) for limit in ("minimum", "maximum"))
-    return st.number_input(label, low, high, kind(value), key=key, help=schema["description"], width=180)
 
 
 def usual_baselines(plans: dict[str, Plan], plan: Plan, deployed: str | None) -> list[str]:

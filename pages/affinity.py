@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, failing, header, layer_hops, state, widgets
+from app import cached, failing, header, kept, layer_hops, state, widgets
 from app.affinity import layers, study
 from app.affinity.figures import Hops
 from app.charts import affinity as charts
@@ -38,13 +38,13 @@ if trace.layers == 1:
 first_choice = True
 if trace.k > 1:
     by_id = layer_hops.sorted_choices(digest)
-    hops = widgets.segments(
+    hops = kept.segments(
         "Hops",
         ["First choices", "All choices"],
         default="All choices" if by_id else "First choices",
         help="between the first choices of two layers, one hop a token; or between every choice of a layer and every choice "
         "of the next, k × k pairs a token",
-        key=f"affinity-hops-{digest}",
+        key="affinity-hops",
     )
     first_choice = hops == "First choices" if hops else not by_id
     if by_id:
@@ -83,10 +83,10 @@ note = cached.candidates()[plan.id].notes.get("affinity") if plan and plan.place
 if note:
     st.caption(f"The optimiser of this plan noted: {plain(units.quantity(**note))}.")
 with st.container(horizontal=True, vertical_alignment="bottom"):
-    values = widgets.segments(
+    values = kept.segments(
         "Values", ["Probability", "Counts"], default="Probability", key="affinity-values", label_visibility="collapsed"
     )
-    order = widgets.segments(
+    order = kept.segments(
         "Order",
         ["Expert order", "Grouped by GPU"],
         default="Expert order",

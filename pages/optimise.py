@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, failing, header, state, widgets
+from app import cached, failing, header, kept, option_inputs, state, widgets
 from app.optimise import candidates, deployed, estimates, goal, lina, orders, spare, step, studies, travel
 from app.serving import page
 from app.text import plain
@@ -39,7 +39,7 @@ with form:
     for system in systems_for(problem).values():
         kind = "baseline" if system.baseline else system.paper
         takes = estimates.beside(problem, system, f"{aim}-{system.name}")
-        if st.checkbox(
+        if kept.checkbox(
             f"**{system.title}**{takes} · {kind}",
             system.preselected or spare.is_advised(system.name),
             key=f"use-{aim}-{spare.key_of(system.name)}",
@@ -55,7 +55,7 @@ with form:
             options[system.name] = {}
             for name in names:
                 key, default = spare.default_of(system.name, name)
-                options[system.name][name] = widgets.option_input(f"{aim}-{key}", system.options, name, default)
+                options[system.name][name] = option_inputs.show(f"{aim}-{key}", system.options, name, default)
     if aim in (goal.ONE, goal.SERVE):
         goal.choose_context(problem)
     if aim == goal.STEP:
@@ -112,11 +112,12 @@ with results:
     view = "Candidate plans"
     if aim in (goal.ONE, goal.SERVE):
         view = (
-            widgets.segments(
+            kept.segments(
                 "Show",
                 list(VIEWS if aim == goal.ONE else OF_SERVING),
                 default=view,
                 format_func=lambda view: f"{VIEWS[view]} {view}",
+                key="optimise-view",
                 label_visibility="collapsed",
             )
             or view

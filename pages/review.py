@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import header, state, widgets
+from app import header, kept, state, widgets
 from app.review import compare, link, place, plan_list, saved, show
 from app.text import plain
 from engine.errors import InputError
@@ -25,7 +25,7 @@ def page() -> None:
             icon=":material/info:",
         )
         return
-    view = widgets.segments(
+    view = kept.segments(
         "Show",
         list(VIEWS),
         default="Plans",

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import balance, cached, header, state, verdict_line, widgets
+from app import balance, cached, header, kept, state, verdict_line, widgets
 from app.charts import gantt as charts
 from app.charts import lanes
 from app.text import plain
@@ -37,11 +37,12 @@ def name_of(id: str) -> str:
 
 
 with actions, st.popover("Compare", icon=":material/compare_arrows:"):
-    beside = st.multiselect(
+    beside = kept.multiselect(
         "Compare with",
         [id for id in fitting if id != plan.id],
         default=widgets.usual_baselines(fitting, plan, deployed),
         format_func=name_of,
+        key="timeline-beside",
         placeholder="Other plans",
     )
 
@@ -77,17 +78,21 @@ chart = st.container()
 drawn_by = GPUS
 if len(problem.cluster.gpus) > lanes.MOST_LANES:
     folds = lanes.folds(problem.cluster)
-    drawn_by = widgets.segments("A lane for each of the", [*folds, GPUS], default=next(iter(folds))) or next(
-        iter(folds)
-    )
+    drawn_by = kept.segments(
+        "A lane for each of the", [*folds, GPUS], default=next(iter(folds)), key="timeline-lanes"
+    ) or next(iter(folds))
 drawable = timelines
 if drawn_by != GPUS:
     drawable = {name: lanes.fold(timeline, *folds[drawn_by]) for name, timeline in timelines.items()}
 last_layer = problem.workload.layers - 1
 first, last = 0, last_layer
 if last_layer > 0:
-    first, last = st.slider(
-        "MoE layers", 0, last_layer, lanes.drawable(drawable, *state.first_layers(last_layer), lanes.MOST_LANES)
+    first, last = kept.slider(
+        "MoE layers",
+        0,
+        last_layer,
+        lanes.drawable(drawable, *state.first_layers(last_layer), lanes.MOST_LANES),
+        key="timeline-layers",
     )
 asked, (first, last) = last, lanes.drawable(drawable, first, last, lanes.MOST_LANES)
 if last < asked:

@@ -3,7 +3,7 @@
 import pandas as pd
 import streamlit as st
 
-from app import cached, drop_zone, header, model_catalogue, samples, state, tables, widgets
+from app import cached, drop_zone, header, kept, model_catalogue, samples, state, tables, widgets
 from app.charts import workload as charts
 from app.workload import checks, guide, recordings, save, welcome
 from engine import units
@@ -93,12 +93,14 @@ with st.container(horizontal=True, horizontal_alignment="distribute"):
 
 checks.show(workload, inspection.findings)
 
-view = widgets.segments("Show", ["Popularity", "Traffic", "Table"], default="Popularity", label_visibility="collapsed")
+view = kept.segments(
+    "Show", ["Popularity", "Traffic", "Table"], default="Popularity", label_visibility="collapsed", key="workload-view"
+)
 if view == "Popularity":
     widgets.chart(charts.popularity(workload.load), "popularity")
 elif view == "Traffic":
     problem = widgets.needed_problem()
-    layer = st.slider("MoE layer", 0, workload.layers - 1, 0) if workload.layers > 1 else 0
+    layer = kept.slider("MoE layer", 0, workload.layers - 1, 0, key="traffic-layer") if workload.layers > 1 else 0
     plan = cached.open_plan()
     placement, whose = widgets.placement_to_show(plan, problem)
     travel = plan.travel if plan is not None and placement is plan.placement else problem.travel

@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import cached, failing, samples, state, widgets
+from app import cached, failing, kept, samples, state, widgets
 from app.charts import affinity_study as charts
 from engine import formats
 from engine.errors import InputError
@@ -153,7 +153,7 @@ def _show(result: dict[str, Any], id: str) -> None:
             view = "share"
             if len(others.names) > 1:
                 view = (
-                    widgets.segments(
+                    kept.segments(
                         "Numbers",
                         list(VIEWS),
                         default="share",

@@ -3,7 +3,7 @@
 import numpy as np
 import streamlit as st
 
-from app import cached, state, widgets
+from app import cached, kept, state, widgets
 from app.components.cluster_canvas import Bottleneck, OnGpu, Overlay, cluster_canvas, edit_of
 from app.text import plain
 from engine import units
@@ -56,14 +56,15 @@ def _overlay(cluster: Cluster | None) -> Overlay | None:
         st.caption(f"The open plan cannot be laid over this drawing: {plain(reason)}.")
         return None
     with st.container(horizontal=True, vertical_alignment="center", gap="large"):
-        shows_plan = st.toggle(
+        shows_plan = kept.toggle(
             "Lay the open plan over the drawing",
+            key="overlay",
             help="experts and tokens of every GPU, and the port that is busy longest",
         )
         if not shows_plan:
             return None
         layers = [ALL_LAYERS, *plan.placement.model_layers]
-        chosen = st.select_slider("MoE layer", layers, key="overlay-layer", width=300)
+        chosen = kept.select_slider("MoE layer", layers, ALL_LAYERS, key="overlay-layer", width=300)
     layer = None if chosen == ALL_LAYERS else layers.index(chosen) - 1
     overlay = overlay_of(plan, problem, layer)
     st.caption(

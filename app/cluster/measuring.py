@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import cached, failing, state, tables, widgets
+from app import cached, failing, kept, state, tables, widgets
 from app.text import plain
 from app.visitor import guard
 from engine import catalogue, store, units
@@ -46,12 +46,13 @@ def _job() -> Job | None:
 def _start(devices: Devices) -> None:
     st.markdown(plain(devices.summary))
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        ranks = st.number_input(
+        ranks = kept.number_input(
             "Ranks that measure",
             1,
             len(devices.gpus) or MAX_RANKS,
             plan_sweep(devices).ranks,
             width=160,
+            key="measure-ranks",
             help="one per GPU; on a CPU, ranks beyond the number of processors wait for each other",
         )
         kind = None
@@ -64,7 +65,7 @@ def _start(devices: Devices) -> None:
                 width=240,
                 help="what the drawn cluster calls them; the catalogue does not know them by name",
             )
-        quick = st.checkbox("Quick", help="some 5 s instead of some 30 s, with fewer sizes")
+        quick = kept.checkbox("Quick", key="measure-quickly", help="some 5 s instead of some 30 s, with fewer sizes")
         kinds = ("launch", KIND)
         busy = any(not job.state.finished for kind in kinds for job in runner.jobs(store.data_folder(), kind))
         refused = guard.why_not(st.context, st.user)

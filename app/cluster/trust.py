@@ -3,7 +3,7 @@
 import pandas as pd
 import streamlit as st
 
-from app import tables, widgets
+from app import kept, tables, widgets
 from app.charts import trust as charts
 from app.text import plain
 from engine import units
@@ -18,7 +18,7 @@ def show() -> None:
         "Predictions beside public measurements of real machines. What is fitted is fitted to every second point; errors are "
         "those of the others."
     )
-    if not st.toggle("Hold predictions against measurements", key="trust-shown"):
+    if not kept.toggle("Hold predictions against measurements", key="trust-shown"):
         return
     try:
         sections = _sections()

@@ -2,6 +2,7 @@
 
 import streamlit as st
 
+from app import kept
 from app.export import even, trace
 from app.export.engines import PERFETTO, TAKERS, Taker, exported, file_name, without_flags
 from app.text import plain
@@ -22,10 +23,10 @@ def show(plan: Plan, problem: Problem, key: str) -> None:
         if not box.open:
             return
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            taker = st.selectbox(
+            taker = kept.selectbox(
                 "Engine", TAKERS, format_func=lambda taker: taker.title, key=f"{key}-export-engine", width=WIDTH
             )
-            mtp = taker.target == "trtllm" and st.checkbox(
+            mtp = taker.target == "trtllm" and kept.checkbox(
                 "With a layer for MTP",
                 key=f"{key}-export-mtp",
                 help="Multi-token prediction: with speculative decoding on, TensorRT-LLM asks for one layer more. It gets "

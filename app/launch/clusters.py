@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import state
+from app import kept, state
 from app.launch import start
 from app.text import plain
 from engine.cluster import Cluster
@@ -95,22 +95,13 @@ def _nodes(name: str, cluster: Cluster) -> dict[str, Any]:
 
 def _number(place: str, label: str, low: int, high: int, usual: int, help: str, of: str = "") -> int:
     """of: what the usual number follows from; when that changes, the field starts anew."""
-    return st.number_input(
-        label,
-        low,
-        high,
-        min(max(usual, low), high),
-        width=140,
-        help=help,
-        key=f"launch-{place}-{label}-{usual}-{of}",
-        persist_state="session",
+    return kept.number_input(
+        label, low, high, min(max(usual, low), high), width=140, help=help, key=f"launch-{place}-{label}-{usual}-{of}"
     )
 
 
 def _text(place: str, label: str, placeholder: str, help: str) -> str:
-    return st.text_input(
-        label, placeholder=placeholder, help=help, width=200, key=f"launch-{place}-{label}", persist_state="session"
-    ).strip()
+    return kept.text_input(label, placeholder=placeholder, help=help, width=200, key=f"launch-{place}-{label}").strip()
 
 
 def _destination(kind: str, fields: dict[str, Any], needed: dict[str, str]) -> Destination | None:

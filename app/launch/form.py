@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from app import balance, cached, widgets
+from app import balance, cached, kept, widgets
 from app.charts import launch as charts
 from app.launch import clusters, start
 from app.launch.history import Launched
@@ -38,14 +38,8 @@ USUAL_LIMIT, USUAL = 900, "as usual"
 
 def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
     """Everything from the choice of the place to the button that starts."""
-    place = widgets.segments(
-        "Where to run",
-        list(WHERE),
-        default="local",
-        required=True,
-        format_func=WHERE.get,
-        key="launch-place",
-        persist_state="session",
+    place = kept.segments(
+        "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place"
     )
     devices, refused, fault, destination = cached.attached(), start.refusal(), None, None
     on_cluster = place in clusters.FORMS
@@ -146,7 +140,7 @@ def _compared(plan: Plan, problem: Problem) -> list[Plan]:
     """The plans that run beside the open one."""
     candidates = {id: candidate.plan for id, candidate in cached.candidates().items()}
     others = {id: other for id, other in candidates.items() if id != plan.id and alike(other, plan)}
-    compared = st.multiselect(
+    compared = kept.multiselect(
         "Compare with",
         list(others),
         widgets.usual_baselines(others, plan, widgets.deployed_id(problem))[:1],
@@ -154,7 +148,6 @@ def _compared(plan: Plan, problem: Problem) -> list[Plan]:
         max_selections=MAX_PLANS - 1,
         disabled=not others,
         key=f"launch-compare-{plan.id}",
-        persist_state="session",
         placeholder="The open plan alone" if others else "No other plan for this cluster and model",
         help="All plans run in turn in one job, A B A B, so that what drifts while it runs drifts for all of them.",
     )
@@ -169,7 +162,7 @@ def _ranks(place: On, plans: Sequence[Plan], cluster: Cluster, devices: Devices)
         usual = usual_ranks(plans, cluster, suitable)
     except UndecidedError:
         usual = None
-    return st.number_input(
+    return kept.number_input(
         "Ranks",
         1,
         gpus,
@@ -177,14 +170,13 @@ def _ranks(place: On, plans: Sequence[Plan], cluster: Cluster, devices: Devices)
         width=140,
         placeholder="how many?",
         key=f"launch-ranks-{place}-{gpus}-{usual}",  # of another plan that needs another number, the field starts anew
-        persist_state="session",
         help="with fewer ranks than GPUs, neighbouring GPUs of the plan share a rank",
     )
 
 
 def _tokens(place: On, training: bool) -> int | None:
     """How many tokens to replay; None: what suits."""
-    return st.number_input(
+    return kept.number_input(
         "Tokens to replay",
         1,
         None,
@@ -193,32 +185,29 @@ def _tokens(place: On, training: bool) -> int | None:
         disabled=training,
         key=f"launch-tokens-{place}",
         placeholder="the step's own" if training else "what takes seconds",
-        persist_state="session",
         help="evenly spaced over the recording; a training step has its own",
     )
 
 
 def _passes() -> tuple[int, float]:
     """How many passes are timed, and the seconds after which the launch is ended."""
-    repeats = st.number_input(
+    repeats = kept.number_input(
         "Timed passes",
         1,
         MAX_REPEATS,
         3,
         width=140,
         key="launch-repeats",
-        persist_state="session",
         help="of every plan, after a warm-up; shown is the median one",
     )
-    limit = st.number_input(
+    limit = kept.number_input(
         "Time limit, s",
         10,
         86_400,
         USUAL_LIMIT,
-        60,
+        step=60,
         width=150,
         key="launch-limit",
-        persist_state="session",
         help="a launch that is not done by then is ended",
     )
     return repeats, float(limit)
@@ -226,12 +215,11 @@ def _passes() -> tuple[int, float]:
 
 def _dtype() -> str | None:
     """What is computed in; None: the usual."""
-    dtype = st.selectbox(
+    dtype = kept.selectbox(
         "Numbers",
         [USUAL, "fp32", "bf16"],
         width=130,
         key="launch-dtype",
-        persist_state="session",
         help="what is computed in; as usual: on GPUs the model's own, on CPUs fp32",
     )
     return None if dtype == USUAL else dtype
@@ -239,7 +227,7 @@ def _dtype() -> str | None:
 
 def _scale() -> float | None:
     """Drawn over emulated bandwidth of a testbed; None: the usual."""
-    return st.number_input(
+    return kept.number_input(
         "Scale",
         1e-9,
         None,
@@ -247,7 +235,6 @@ def _scale() -> float | None:
         width=210,
         placeholder="fastest at 100 Mbit/s",
         key="launch-scale",
-        persist_state="session",
         help="drawn bandwidth / emulated bandwidth; unless given, what brings the fastest port to 100 Mbit/s",
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from app import state, tables, widgets
+from app import kept, state, tables, widgets
 from engine import store, units
 from engine.errors import InputError
 from engine.jobs import runner
@@ -73,7 +73,7 @@ def choose(past: list[Launched]) -> Launched | None:
     """The table of launches with its search; returns the one to report on: the selected one, else the newest of this
     session that has ended."""
     st.subheader("Launches", anchor=False)
-    text = st.text_input(
+    text = kept.text_input(
         "Search",
         key="launch-search",
         placeholder="plan, place, state or date",

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from app import cached, failing, widgets
+from app import cached, failing, kept, widgets
 from app.charts import gantt as gantt_charts
 from app.charts import launch as charts
 from app.charts import step as step_charts
@@ -85,7 +85,7 @@ def _measured(launch: Launched) -> None:
         passes = [run["pass_seconds"] for run in runs]
         widgets.chart(charts.totals(names, predicted, passes, theme.plain(title)), f"totals-{launch.job.id}")
         st.caption(plain(f"{details}."))
-        chosen = widgets.segments(
+        chosen = kept.segments(
             "Plan",
             range(len(runs)),
             default=0,
@@ -170,7 +170,7 @@ def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
     fits = gantt_charts.layers_that_fit(list(pair.values()))
     first, last = 0, 0
     if last_layer:
-        first, last = st.slider("MoE layers", 0, last_layer, (0, min(last_layer, 1)), key=f"launch-layers-{key}")
+        first, last = kept.slider("MoE layers", 0, last_layer, (0, min(last_layer, 1)), key=f"launch-layers-{key}")
     if last - first + 1 > fits:
         last = first + fits - 1
         st.warning(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
-from app import balance, cached, drop_zone, opening, state, widgets
+from app import balance, cached, drop_zone, kept, opening, state, widgets
 from app.text import plain
 from engine import units
 from engine.errors import InputError
@@ -124,7 +124,7 @@ def show(problem: Problem) -> None:
 
 def _worth_simulating(problem: Problem) -> bool:
     """What takes seconds is simulated once it is asked for."""
-    return is_quick(problem) or st.toggle(
+    return is_quick(problem) or kept.toggle(
         "Simulate what is deployed too, which takes a while",
         key="deployed-simulated",
         help="for its time and its ceiling",

@@ -4,7 +4,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import widgets
+from app import option_inputs, state
 from engine import units
 from engine.jobs import runtimes
 from engine.problem import Problem
@@ -15,9 +15,10 @@ LIMIT = "time_limit"
 
 def beside(problem: Problem, system: System, key: str) -> str:
     """` · about 20 s` or ` · under 1 s`, with the time limit that is set on the page; empty for a system that was never
-    measured. key: of its options, as `widgets.option_input` takes it."""
+    measured. key: of its options, as `option_inputs.show` takes it."""
     options: dict[str, Any] = {}
-    if (limit := st.session_state.get(widgets.option_key(key, LIMIT))) is not None:
+    limit_key = option_inputs.key_of(key, LIMIT)
+    if (limit := st.session_state.get(limit_key, state.choice(limit_key))) is not None:
         options[LIMIT] = limit
     seconds = runtimes.estimate(problem, system, options)
     if seconds is None:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from app import cached, state, tables, widgets
+from app import cached, kept, state, tables, widgets
 from app.charts import optimise as charts
 from app.optimise import studies
 from app.text import plain
@@ -48,37 +48,46 @@ def _form(problem: Problem, usual_slots: int) -> None:
         if digest != state.workload_digest() and isinstance(cached.recording(digest), RoutingTrace)
     }
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        profile = st.selectbox(
+        profile = kept.selectbox(
             "Learn from",
             [None, *recordings],
             width=260,
+            key="lina-profile",
             format_func=lambda digest: "first half (serve the second)" if digest is None else recordings[digest],
         )
-        lengths = st.multiselect("Path lengths", [1, 2, 3, 4, 5, 6], [1, 3, 6], width=220)
-        batch = st.number_input("Recorded tokens a batch", 16, 10**6, 1024, width=190)
-        copies = st.number_input("Tokens for each recorded one", 1.0, 1e6, 64.0, width=220)
+        lengths = kept.multiselect("Path lengths", [1, 2, 3, 4, 5, 6], [1, 3, 6], width=220, key="lina-lengths")
+        batch = kept.number_input("Recorded tokens a batch", 16, 10**6, 1024, width=190, key="lina-batch")
+        copies = kept.number_input("Tokens for each recorded one", 1.0, 1e6, 64.0, width=220, key="lina-copies")
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        schedule = st.number_input("Scheduling, ms", 0.0, 1e4, default.schedule_seconds * 1e3, width=150)
-        check = st.number_input("Check, ms", 0.0, 1e4, default.check_seconds * 1e3, width=130)
-        other = st.number_input(
+        schedule = kept.number_input(
+            "Scheduling, ms", 0.0, 1e4, default.schedule_seconds * 1e3, width=150, key="lina-scheduling"
+        )
+        check = kept.number_input("Check, ms", 0.0, 1e4, default.check_seconds * 1e3, width=130, key="lina-check")
+        other = kept.number_input(
             "Rest of a layer, ms",
             0.0,
             1e4,
             0.0,
             width=170,
+            key="lina-rest",
             help="attention and the like, which also hides the first phase",
         )
-        host = st.number_input("Host link, GB/s", 0.1, 1e3, default.host_bandwidth / 1e9, width=150)
-        slots = st.number_input(
+        host = kept.number_input(
+            "Host link, GB/s", 0.1, 1e3, default.host_bandwidth / 1e9, width=150, key="lina-host-link"
+        )
+        slots = kept.number_input(
             "Experts a device",
             0,
             4096,
             0,
             width=150,
+            key="lina-slots",
             help=f"of a layer, at most; 0: {usual_slots}, which is the paper's {PAPER_SLOTS} or twice an even share, as "
             "far as the memory holds them",
         )
-        packing = st.selectbox("Hosting", ["lina", "best"], width=120, help="the paper's packing, or the best there is")
+        packing = kept.selectbox(
+            "Hosting", ["lina", "best"], width=120, key="lina-hosting", help="the paper's packing, or the best there is"
+        )
         if st.button("Simulate", icon=":material/play_arrow:", type="primary", disabled=not lengths):
             options = {
                 "batch_tokens": batch,
@@ -100,11 +109,12 @@ def _show(result: dict[str, Any]) -> None:
         return
     middle = runs[len(runs) // 2]
     what = (
-        widgets.segments(
+        kept.segments(
             "Times",
             list(charts.TIMES),
             default="inference",
             format_func=lambda kind: charts.TIMES[kind],
+            key="lina-times",
             label_visibility="collapsed",
         )
         or "inference"

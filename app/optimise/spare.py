@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import state, tables, widgets
+from app import kept, state, tables, widgets
 from app.charts import redundancy as charts
 from app.serving import judging
 from app.text import plain
@@ -51,7 +51,7 @@ def panel(problem: Problem) -> None:
     others.pop(problem.workload.digest, None)
     chosen = []
     if others:
-        chosen = st.multiselect(
+        chosen = kept.multiselect(
             "Judged on",
             list(others),
             list(others),

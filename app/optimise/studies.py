@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import cached, failing, layer_hops, state, widgets
+from app import cached, failing, kept, layer_hops, state, widgets
 from app.charts import optimise as charts
 from app.text import plain
 from engine import units
@@ -80,11 +80,12 @@ def front(problem: Problem) -> None:
         return
     _front_form(problem)
     recordings = {digest: name for digest, name in state.workloads().items() if digest != state.workload_digest()}
-    beside = st.selectbox(
+    beside = kept.selectbox(
         "Scored on as well",
         [None, *recordings],
         format_func=lambda digest: "—" if digest is None else recordings[digest],
         width=320,
+        key="front-beside",
         help="The same placements on a recording that they were not made from.",
     )
 
@@ -135,17 +136,20 @@ def _show_front(problem: Problem, beside: str | None, where: str, result: dict[s
 def _front_form(problem: Problem) -> None:
     """How the front is searched, and the button that starts it."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        points = st.number_input("Points", 2, 25, 9, width=110)
-        over = st.selectbox("Over several recordings", ["worst", "mean"], width=180, disabled=not problem.others)
-        moves = st.number_input(
+        points = kept.number_input("Points", 2, 25, 9, width=110, key="front-points")
+        over = kept.selectbox(
+            "Over several recordings", ["worst", "mean"], width=180, disabled=not problem.others, key="front-over"
+        )
+        moves = kept.number_input(
             "Experts that may move",
             0,
             None,
             0,
             width=190,
+            key="front-moves",
             help="from the placement deployed now, over all layers; 0: any number",
         )
-        limit = st.number_input("Seconds", 1, 3600, 20, width=110)
+        limit = kept.number_input("Seconds", 1, 3600, 20, width=110, key="front-limit")
         if st.button("Find the front", icon=":material/play_arrow:", type="primary"):
             run("front", problem, {"points": points, "over": over, "max_moves": moves, "time_limit": limit})
 
@@ -210,26 +214,33 @@ def matrix(problem: Problem, options: dict[str, dict]) -> None:
         st.info("Open at least two recordings of this model on the Workload page.", icon=":material/info:")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        system = st.selectbox(
+        system = kept.selectbox(
             "System",
             [system.name for system in SYSTEMS.values() if Goal.INFERENCE in system.goals],
             0,
             lambda name: SYSTEMS[name].title,
             width=240,
+            key="matrix-system",
         )
-        chosen = st.multiselect(
-            "Recordings", list(names), list(names), format_func=lambda digest: names[digest], width=420
+        chosen = kept.multiselect(
+            "Recordings",
+            list(names),
+            list(names),
+            format_func=lambda digest: names[digest],
+            width=420,
+            key="matrix-recordings",
         )
         if st.button(
             "Score", icon=":material/play_arrow:", type="primary", disabled=len(chosen) < 2 or is_running("matrix")
         ):
             run("matrix", problem, {"system": system, "options": options.get(system, {}), "recordings": chosen})
     what = (
-        widgets.segments(
+        kept.segments(
             "Score",
             list(charts.SCORES),
             default="seconds",
             format_func=lambda score: charts.SCORES[score],
+            key="matrix-score",
             label_visibility="collapsed",
         )
         or "seconds"

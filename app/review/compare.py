@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from app import cached, state, tables, widgets
+from app import cached, kept, state, tables, widgets
 from app.balance import COLUMN
 from app.charts import review as charts
 from app.review import store
@@ -38,12 +38,14 @@ def show(workspace: str) -> None:
     number, _ = state.reviewed() or (None, None)
     looked_at = list(plans).index(f"saved-{number}") if f"saved-{number}" in plans else 0
     with left:
-        first = st.selectbox("Plan", list(plans), looked_at, lambda id: _label(plans[id]), key=f"compare-a-{workspace}")
+        first = kept.selectbox(
+            "Plan", list(plans), looked_at, lambda id: _label(plans[id]), key=f"compare-a-{workspace}"
+        )
     # Those made from the same recording come first: others may be for another cluster and model.
     own = _recording(plans[first])
     rest = sorted((id for id in plans if id != first), key=lambda id: _recording(plans[id]) != own)
     with right:
-        second = st.selectbox("Beside", rest, 0, lambda id: _label(plans[id]), key=f"compare-b-{workspace}")
+        second = kept.selectbox("Beside", rest, 0, lambda id: _label(plans[id]), key=f"compare-b-{workspace}")
     try:
         _compare(_read(plans[first]), _read(plans[second]))
     except InputError as error:
@@ -105,7 +107,7 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
     if problem.goal is not Goal.TRAINING:
         layers = (0, min(last, 1))
         if last > 0:
-            layers = charts.drawable(shown, *st.slider("MoE layers", 0, last, layers, key=f"compare-layers-{last}"))
+            layers = charts.drawable(shown, *kept.slider("MoE layers", 0, last, layers, key=f"compare-layers-{last}"))
         bounds = {name: cached.bound(plan, problem, *layers) for name, plan in zip(names, plans, strict=True)}
     dark = st.context.theme.type == "dark"
     widgets.chart(charts.timelines(shown, layers, bounds, dark), f"compare-gantt-{key}")
@@ -154,12 +156,12 @@ def _placements(plans: list[Plan], names: tuple[str, str]) -> None:
     pair = [plan.placement for plan in plans]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if all(plan.goal is Goal.TWO_MODELS for plan in plans):
-            which = widgets.segments(
+            which = kept.segments(
                 "Of", ["First model", "Second model"], default="First model", required=True, key="compare-model"
             )
             if which == "Second model":
                 pair = [plan.placement_b for plan in plans]
-        layer = st.selectbox(
+        layer = kept.selectbox(
             "Layer",
             [None, *range(pair[0].layers)],
             format_func=lambda layer: "all layers, mean" if layer is None else str(layer),

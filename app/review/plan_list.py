@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 import streamlit as st
 
-from app import state, tables, widgets
+from app import kept, state, tables, widgets
 from app.review import news, store
 from app.visitor import people
 from engine import units
@@ -46,7 +46,7 @@ def show(workspace: str) -> None:
 def _filtered(plans: list[ListedPlan], workspace: str) -> list[ListedPlan]:
     """The plans that a person wants to see; what all plans have in common is not asked for."""
     with st.container(horizontal=True, vertical_alignment="center"):
-        text = st.text_input(
+        text = kept.text_input(
             "Search",
             key="review-search",
             placeholder="Name, note, author or ID",
@@ -55,10 +55,9 @@ def _filtered(plans: list[ListedPlan], workspace: str) -> list[ListedPlan]:
             label_visibility="collapsed",
         )
         counts = {name: sum(_state(plan) == name for plan in plans) for name in STATES}
-        states = st.pills(
+        states = kept.pills(
             "State",
             list(STATES),
-            selection_mode="multi",
             label_visibility="collapsed",
             key="review-states",
             format_func=lambda name: f"{ICONS[name]} {name} · {counts[name]}",
@@ -83,7 +82,7 @@ def _any_of(
     names = sorted({name(plan) for plan in plans} - {None})
     if len(names) < 2:
         return []
-    return st.multiselect(
+    return kept.multiselect(
         what.capitalize(),
         names,
         placeholder=f"Any {what}",

@@ -3,7 +3,7 @@
 import pandas as pd
 import streamlit as st
 
-from app import balance, cached, state, tables, verdict_line, widgets
+from app import balance, cached, kept, state, tables, verdict_line, widgets
 from app.charts import review as charts
 from app.export import panel as export
 from app.review import discussion, link, news, place, report, store, verdict
@@ -170,7 +170,7 @@ def _charts(brief: Brief) -> None:
     if problem.goal is not Goal.TRAINING:
         layers = (0, min(last, 1))
         if last > 0:
-            layers = charts.drawable(pair, *st.slider("MoE layers", 0, last, layers, key=f"review-layers-{last}"))
+            layers = charts.drawable(pair, *kept.slider("MoE layers", 0, last, layers, key=f"review-layers-{last}"))
         bounds = {plan.name: cached.bound(plan, problem, *layers)}
     key = digest_of(plan.id, str(layers))[:16]
     place.mark("timelines")

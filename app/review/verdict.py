@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import cached, state, tables, widgets
+from app import cached, kept, state, tables, widgets
 from app.charts import verdict as charts
 from app.optimise import studies
 from app.review import criteria, place, thresholds
@@ -81,12 +81,12 @@ def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
     others = _others(problem)
     held_out = []
     if others:
-        held_out = st.multiselect(
+        held_out = kept.multiselect(
             "Held-out recordings",
             list(others),
             list(others),
             format_func=others.get,
-            key=f"held-out-{plan.id[:16]}",
+            key="held-out",
             placeholder="Only the later half of its own",
             help="Recordings of the same model that the plan was not made from. Every one takes a few seconds.",
         )
@@ -96,7 +96,7 @@ def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
             "this model on the Workload page to judge it on those too."
         )
     serving = judging.arguments(problem)
-    if serving and not st.toggle("Judge it in the open serving step", True, key=f"whole-step-{plan.id[:16]}"):
+    if serving and not kept.toggle("Judge it in the open serving step", True, key="whole-step"):
         serving = {}
     digests = [*(recording.digest for recording in own), *held_out]
     return {"recordings": digests, "thresholds": state.thresholds().model_dump(mode="json"), **serving}

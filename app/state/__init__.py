@@ -7,6 +7,7 @@ only of the moment is in `moment`. The pages need none of these by name: all is 
 
 # ruff: noqa: F401  what this package offers
 from app.state.address import asked_link, begin_anew, keep_older, open_newer, restore, store_again, write_link
+from app.state.choices import choice, forget_choices, keep_choice
 from app.state.inputs import (
     add_cost_source,
     add_recording,
@@ -123,12 +124,10 @@ from app.state.visitor import (
     begin_tour,
     choose_workspace,
     end_tour,
-    keep_what_if,
     on_tour,
     person,
     set_person,
     set_thresholds,
     thresholds,
-    what_if,
     workspace,
 )

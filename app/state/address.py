@@ -62,6 +62,8 @@ def begin_anew() -> None:
 def begin(token: str, session: Session) -> None:
     """Open a session under its token, every field under its name in `st.session_state`. Nothing is stored until it changes."""
     st.session_state[_TOKEN] = token
+    for key in {*st.session_state.get("choices", {}), *session.choices}:  # widgets of these show what is kept
+        st.session_state.pop(key, None)
     for name in Session.model_fields:
         st.session_state[name] = getattr(session, name)
     st.session_state[_SEEN], st.session_state[_TRIED] = _written(), set()

@@ -15,9 +15,10 @@ from engine.serving.step import ServingStep
 from engine.training import TrainingStep
 from engine.verdict import Thresholds
 
-VERSION = 2
+VERSION = 3
 """Of the text that `Session` is written as. Raise it when a field is renamed or means something else, and let `read` mend
-the older texts. 1 had the same fields and no version."""
+the older texts. 1 had the same fields and no version, 2 had the sliders of
+the What-if page apart from other choices."""
 DATASHEET = {"source": "datasheet"}
 
 
@@ -43,6 +44,13 @@ Cost = Annotated[dict[str, Any], AfterValidator(_is_cost)]
 """A cost source as `engine.costs.choice` writes it."""
 CostOfFile = Annotated[Cost, AfterValidator(_is_of_file)]
 """One that came from a file, and has its name."""
+
+
+MOST_CHOICES = 400
+"""Widgets whose values a session keeps; the pages have some 150."""
+Scalar = bool | int | float | Annotated[str, Field(max_length=1000)] | None
+Choice = Scalar | Annotated[list[Scalar], Field(max_length=1000)]
+"""What a person chose on a widget: an option or a number, or several."""
 
 
 class RemovedPlan(Frozen):
@@ -91,7 +99,12 @@ class Session(Frozen):
     plan_names: dict[Digest, str] = Field({}, title="the names of plans", description="those that a person gave")
     removed_plans: dict[Digest, RemovedPlan] = Field({}, title="the removed plans", description="the last one last")
     in_use: Digest | None = Field(None, title="which plan is deployed")
-    what_if: dict[str, int | float | str] = Field({}, title="the sliders of the What-if page")
+    choices: dict[Annotated[str, Field(max_length=200)], Choice] = Field(
+        {},
+        max_length=MOST_CHOICES,
+        title="the choices on the pages",
+        description="by the widget's key, the newest last",
+    )
     thresholds: Thresholds = Field(Thresholds(), title="the thresholds of verdicts")
     person: str | None = Field(None, title="your name")
     workspace: str | None = Field(None, title="the workspace that was looked at last")
@@ -112,6 +125,8 @@ def read(text: str) -> tuple[Session, str | None]:
             raise ValueError("it is not a JSON object")
     except (ValueError, RecursionError) as error:
         return Session(), f"The session of this address cannot be read ({error}), so an empty one is open."
+    if "what_if" in stored and isinstance(positions := stored.pop("what_if"), dict):
+        stored["choices"] = {f"what-if-{field}": position for field, position in positions.items()}
     fitting, left_out = _fitting(stored)
     version = fitting.pop("version", 1)
     session = Session().model_copy(update=fitting)

@@ -48,13 +48,3 @@ def thresholds() -> Thresholds:
 def set_thresholds(thresholds: Thresholds) -> None:
     if thresholds != st.session_state.thresholds:
         change(thresholds=thresholds)
-
-
-def what_if() -> dict[str, int | float | str]:
-    """Where the sliders of the What-if page were left, by what they change."""
-    return st.session_state.what_if
-
-
-def keep_what_if(positions: dict[str, int | float | str]) -> None:
-    if (left := what_if() | positions) != what_if():
-        change(what_if=left)

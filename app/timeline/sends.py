@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import streamlit as st
 
-from app import cached, failing, widgets
+from app import cached, failing, kept, widgets
 from app.charts import gantt as charts
 from app.charts import lanes
 from app.text import plain
@@ -18,14 +18,14 @@ from engine.problem import Problem
 def show(plan: Plan, problem: Problem) -> None:
     """Once asked for: a layer and GPUs to choose, their chart, and a file with what it shows."""
     gpus, last_layer = problem.cluster.gpu_names, problem.workload.layers - 1
-    if not st.toggle("Send by send", help="every send of one layer, of the GPUs you choose"):
+    if not kept.toggle("Send by send", key="send-by-send", help="every send of one layer, of the GPUs you choose"):
         return
-    layer = st.slider("MoE layer", 0, last_layer, 0) if last_layer > 0 else 0
+    layer = kept.slider("MoE layer", 0, last_layer, 0, key="send-by-send-layer") if last_layer > 0 else 0
     whole = cached.sends_of_layer(plan, problem, layer)
     most = min(lanes.gpus_with_sends(len(gpus), 2 if plan.goal is Goal.TWO_MODELS else 1), lanes.MOST_SENDERS)
     waits = cached.waits(plan, problem)
     awaited = waits.loc[waits["layer"] == layer, "gpu"].unique()[:most].tolist()
-    chosen = st.multiselect(
+    chosen = kept.multiselect(
         "GPUs",
         range(len(gpus)),
         awaited,

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import state, widgets
+from app import kept, state, widgets
 from app.charts import gantt as charts
 from app.charts import lanes, theme
 from app.serving import page, table
@@ -46,7 +46,7 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
     if last_layer > 0:
         begin, end = state.first_layers(last_layer)
         usual = lanes.drawable(timelines, begin, end, MOST_GPUS)
-        first, last = st.slider("MoE layers of the step", 0, last_layer, usual, key=f"served-layers-{begin}")
+        first, last = kept.slider("MoE layers of the step", 0, last_layer, usual, key=f"served-layers-{begin}")
     first, last = lanes.drawable(timelines, first, last, MOST_GPUS)
     parts = {name: lanes.fewer_lanes(timeline, first, last, MOST_GPUS) for name, timeline in timelines.items()}
     drawn = max(count for _, count in parts.values())

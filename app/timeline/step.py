@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import balance, cached, verdict_line, widgets
+from app import balance, cached, kept, verdict_line, widgets
 from app.charts import step as charts
 from app.optimise import step
 from engine import units
@@ -69,8 +69,13 @@ def choose_part(timelines: list[Timeline]) -> tuple[charts.Phase, int, int]:
     whole = sum(len(charts.stretch(timeline).events) for timeline in timelines) <= charts.MOST_BARS
     offered = [phase for phase in PHASES if whole or phase != "step"]
     phase = (
-        widgets.segments(
-            "Part of the step", offered, default=offered[0], format_func=PHASES.get, label_visibility="collapsed"
+        kept.segments(
+            "Part of the step",
+            offered,
+            default=offered[0],
+            format_func=PHASES.get,
+            label_visibility="collapsed",
+            key="step-phase",
         )
         or offered[0]
     )
@@ -79,7 +84,7 @@ def choose_part(timelines: list[Timeline]) -> tuple[charts.Phase, int, int]:
     first, last = layers[0], charts.last_that_fits(timelines, phase, layers[0], layers[-1])
     fits = last
     if len(layers) > 1:
-        chosen = st.slider(
+        chosen = kept.slider(
             "Model layers", layers[0], layers[-1], (first, last), key=f"step-layers-{phase}-{layers[-1]}"
         )
         if chosen != (first, last):

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import state, tables, widgets
+from app import kept, state, tables, widgets
 from app.charts import what_if_studies as charts
 from app.text import plain
 from app.what_if import jobs
@@ -52,7 +52,7 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
     """Target, part and system, and the button that starts the search. now: seconds of the plan shown above."""
     parts, systems = parts_of(problem.cluster), systems_for(problem)
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        target = st.number_input(
+        target = kept.number_input(
             "Target, ms",
             0.0,
             None,
@@ -62,9 +62,9 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
             key=f"what-if-target-{plan.id[:8]}",
             help=f"of all MoE layers; the plan shown above takes {units.seconds(now)}",
         )
-        part = st.selectbox("Made of", list(parts), len(parts) - 1, width=300, key="what-if-part")
+        part = kept.selectbox("Made of", list(parts), len(parts) - 1, width=300, key="what-if-part")
         own = sum(len(node.gpus) for node in parts[part])
-        sizes = st.multiselect(
+        sizes = kept.multiselect(
             "Sizes, GPUs",
             range(1, max(1, most_gpus(problem.cluster) // own) + 1),
             ladder(problem.cluster, parts[part]),
@@ -72,10 +72,10 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
             width=440,
             key=f"what-if-sizes-{own}-{len(problem.cluster.gpus)}",
         )
-        system = st.selectbox(
+        system = kept.selectbox(
             "Planned by", list(systems), 0, lambda name: systems[name].title, width=210, key="what-if-system"
         )
-        limit = st.number_input("Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
+        limit = kept.number_input("Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
         if st.button(
             "Find the number of GPUs",
             icon=":material/play_arrow:",
@@ -103,7 +103,7 @@ def _show(problem: Problem, result: dict[str, Any], complete: bool) -> None:
     if not points:
         return
     target = result["target"]
-    price = st.number_input(
+    price = kept.number_input(
         "Price of a GPU-hour",
         0.01,
         None,

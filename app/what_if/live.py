@@ -1,12 +1,12 @@
 """The upper half of the What-if page: sliders, and what the open plan and a baseline then take."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import streamlit as st
 
-from app import cached, failing, simulations, state, verdict_line, widgets
+from app import cached, failing, kept, simulations, state, verdict_line, widgets
 from app.charts import what_if as charts
 from app.text import plain
 from engine import units
@@ -146,41 +146,34 @@ def choose(problem: Problem) -> Change:
     """The sliders, and the change that they stand for."""
     sliders = sliders_of(problem)
     at = {
-        slider.field: st.select_slider(
-            slider.label,
-            slider.values,
-            _left_at(slider.field, slider.values, slider.usual),
-            slider.said,
-            key=_key(slider.field),
-            help=slider.help,
+        slider.field: kept.select_slider(
+            slider.label, slider.values, slider.usual, slider.said, key=_key(slider.field), help=slider.help
         )
         for slider in sliders
     }
     factors = dict(at)
     if problem.goal is not Goal.TRAINING:
-        at["dtype"] = st.selectbox(
+        at["dtype"] = kept.selectbox(
             "Numbers",
             DTYPES,
-            DTYPES.index(_left_at("dtype", DTYPES, AS_NOW)),
+            DTYPES.index(AS_NOW),
             lambda dtype: f"{dtype} ({problem.model.dtype})" if dtype == AS_NOW else dtype,
             key=_key("dtype"),
             help="what experts compute with and tokens are sent as",
         )
-        noise = int(_left_at("noise", range(MOST_NOISE + 1), 0))
-        at["noise"] = st.slider(
+        at["noise"] = kept.slider(
             "Imprecise traffic",
             0,
             MOST_NOISE,
-            noise,
-            5,
-            "%d %%",
+            0,
+            step=5,
+            format="%d %%",
             key=_key("noise"),
             help="share of every layer's tokens that go where other layers send theirs, as in Aurora's Q4: the plan knows "
             "nothing of it (one layer: experts shuffled)",
         )
         factors["dtype"] = None if at["dtype"] in (AS_NOW, problem.model.dtype) else at["dtype"]
         factors["noise"] = at["noise"] / 100
-    state.keep_what_if(at)
     change = Change(**factors)
     st.button(
         "Back to how things are",
@@ -193,27 +186,19 @@ def choose(problem: Problem) -> Change:
     return change
 
 
-def _left_at(field: str, possible: Collection, usual: float | str) -> float | str:
-    """Where a slider was left, unless it cannot stand there now."""
-    position = state.what_if().get(field)
-    return position if position in possible else usual
-
-
 def _key(field: str) -> str:
     return f"what-if-{field}"
 
 
 def _reset(sliders: list[Slider]) -> None:
-    for slider in sliders:
-        st.session_state[_key(slider.field)] = slider.usual
-    st.session_state[_key("dtype")], st.session_state[_key("noise")] = AS_NOW, 0
+    state.forget_choices(*(_key(field) for field in (*(slider.field for slider in sliders), "dtype", "noise")))
 
 
 def _choose_baseline(others: dict[str, Plan]) -> Plan | None:
     if not others:
         return None
     return others[
-        st.selectbox("Compare with", list(others), format_func=lambda id: others[id].name, key="what-if-beside")
+        kept.selectbox("Compare with", list(others), format_func=lambda id: others[id].name, key="what-if-beside")
     ]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import state, widgets
+from app import kept, state, widgets
 from app.charts import what_if_curve
 from app.charts import what_if_studies as charts
 from app.text import plain
@@ -47,7 +47,7 @@ def panel(problem: Problem) -> None:
     # After a reload the newest study is the one to look at; ids of jobs sort by time.
     newest = max(KINDS, key=lambda kind: state.study_job(kind) or "")
     kind = (
-        widgets.segments(
+        kept.segments(
             "Study",
             list(KINDS),
             default=newest,
@@ -77,14 +77,14 @@ def curve(problem: Problem) -> None:
         return
     sliders = {slider.field: slider for slider in sliders_of(problem)}
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        field = st.selectbox(
+        field = kept.selectbox(
             "Change",
             [*sliders, "noise"],
             width=220,
             key="what-if-field",
             format_func=lambda field: sliders[field].label if field in sliders else "Imprecise traffic",
         )
-        beside = st.selectbox(
+        beside = kept.selectbox(
             "Compare with",
             others,
             width=260,
@@ -93,7 +93,7 @@ def curve(problem: Problem) -> None:
             disabled=not others,
         )
         name, options = system_for(problem, plan)
-        anew = st.checkbox(
+        anew = kept.checkbox(
             f"Plan anew at every value, by {plain(systems_for(problem)[name].title)}", True, key="what-if-anew"
         )
         plans = [plan, *([others[beside]] if beside else [])]
@@ -153,7 +153,7 @@ def sensitivity(problem: Problem) -> None:
         st.caption("Open a plan first.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        percent = st.number_input("By, %", 1, 90, 25, width=110, key="what-if-share")
+        percent = kept.number_input("By, %", 1, 90, 25, width=110, key="what-if-share")
         wanted = {"plan": plan.model_dump(mode="json", exclude_none=True)}
         if st.button(
             "Run the sensitivity study",
@@ -183,14 +183,14 @@ def imprecision(problem: Problem) -> None:
     )
     several = problem.workload.layers > 1
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        text = st.text_input(
+        text = kept.text_input(
             "Noise, %", ", ".join(f"{100 * level:g}" for level in LEVELS), width=230, key="what-if-levels"
         )
-        seeds = st.number_input("Draws at each", 1, MOST_SEEDS, 3, width=130, key="what-if-seeds")
-        noise = st.selectbox(
+        seeds = kept.number_input("Draws at each", 1, MOST_SEEDS, 3, width=130, key="what-if-seeds")
+        noise = kept.selectbox(
             "Noise is", list(NOISES)[0 if several else 1 :], format_func=NOISES.get, width=330, key="what-if-noise-kind"
         )
-        limit = st.number_input(
+        limit = kept.number_input(
             "Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-limit", help="time limit of Aurora's placement"
         )
         try:

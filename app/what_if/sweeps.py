@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from app import cached, state, tables, widgets
+from app import cached, kept, option_inputs, state, tables, widgets
 from app.charts import sweep as charts
 from app.optimise import studies
 from app.text import plain
@@ -51,7 +51,7 @@ PARTS, USUAL_PARTS = (2, 3, 4, 6, 8, 12, 16), (2, 8)
 def panel(problem: Problem) -> None:
     """Choose, run, watch and show."""
     kind = (
-        widgets.segments(
+        kept.segments(
             "Sweep",
             list(KINDS),
             default="micro_op",
@@ -124,7 +124,7 @@ def _usual(kind: Kind, problem: Problem) -> str:
 def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
     """Values and settings as a sweep takes them; None, and said why, where they cannot be."""
     settings: dict[str, Any] = {}
-    text = st.text_input(
+    text = kept.text_input(
         FIELDS[kind],
         _usual(kind, problem),
         key=f"sweep-values-{kind}-{problem.model.digest[:8]}",
@@ -134,20 +134,29 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
         if kind == "micro_op":
             # The size alone is swept unless a person wants the packing to follow it.
             settings = {
-                "packing": widgets.option_input("sweep", LinaOptions, "packing", default="off"),
-                "pipelining": widgets.option_input("sweep", LinaOptions, "pipelining"),
+                "packing": option_inputs.show("sweep", LinaOptions, "packing", default="off"),
+                "pipelining": option_inputs.show("sweep", LinaOptions, "pipelining"),
             }
         elif kind == "degree":
             settings = {
-                "orders": st.multiselect(
-                    "Order on the network", list(ORDERS), list(ORDERS), format_func=ORDERS.get, width=330
+                "orders": kept.multiselect(
+                    "Order on the network",
+                    list(ORDERS),
+                    list(ORDERS),
+                    format_func=ORDERS.get,
+                    width=330,
+                    key="sweep-orders",
                 )
             }
         else:
-            settings = {"parts": sorted(st.multiselect("Most parts of a range", PARTS, USUAL_PARTS, width=240))}
+            settings = {
+                "parts": sorted(
+                    kept.multiselect("Most parts of a range", PARTS, USUAL_PARTS, width=240, key="sweep-parts")
+                )
+            }
             names = ("weight_gradients", "irregular")
-            settings |= {name: widgets.option_input("sweep", LancetOptions, name) for name in names}
-        settings["bucket_mb"] = widgets.option_input("sweep", BucketOptions, "bucket_mb")
+            settings |= {name: option_inputs.show("sweep", LancetOptions, name) for name in names}
+        settings["bucket_mb"] = option_inputs.show("sweep", BucketOptions, "bucket_mb")
     try:
         wanted = {"kind": kind, "values": values_of(text, kind), "settings": settings}
         if not settings.get("orders", True) or not settings.get("parts", True):
@@ -185,13 +194,13 @@ def _show(kind: Kind, job: runner.Job, result: dict[str, Any]) -> None:
     above, aside = st.columns(SPLIT, gap="medium")
     with above:
         what = (
-            widgets.segments(
+            kept.segments(
                 "Time",
                 list(charts.WHATS),
                 default="total",
                 format_func=lambda what: charts.WHATS[what].capitalize(),
                 label_visibility="collapsed",
-                key="sweep-what",
+                key=f"sweep-what-{kind}",
             )
             or "total"
         )
@@ -199,7 +208,7 @@ def _show(kind: Kind, job: runner.Job, result: dict[str, Any]) -> None:
     if len(series) > 1:
         with aside:
             shown = (
-                widgets.segments(
+                kept.segments(
                     "Spent on, of",
                     series,
                     default=best_of(points, what).series,

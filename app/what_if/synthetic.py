@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import streamlit as st
 
-from app import failing, state, widgets
+from app import failing, kept, state, widgets
 from app.charts import what_if_synthetic as charts
 from app.text import plain
 from engine import units
@@ -13,7 +13,8 @@ from engine.balance import Balance, over_layers
 from engine.errors import InputError
 from engine.model import MoEModel
 from engine.placement.baselines import linear_assignment
-from engine.placement.transitions import kept, transitions
+from engine.placement.transitions import kept as kept_local
+from engine.placement.transitions import transitions
 from engine.studies.imbalance import MOST_STEPS, PRESETS, USUAL_STEPS, ImbalanceRecipe, load_of_steps
 from engine.studies.synthetic import MOST_SKEW, Recipe, planted_placement
 from engine.systems.pieces import spread_evenly
@@ -61,7 +62,7 @@ def panel() -> None:
 
 def _recipe() -> Recipe | ImbalanceRecipe:
     """What the form asks for."""
-    kind = st.selectbox(
+    kind = kept.selectbox(
         "Recipe",
         [POWER_LAW, *PRESETS],
         format_func=_title,
@@ -75,31 +76,31 @@ def _recipe() -> Recipe | ImbalanceRecipe:
         )
     else:
         st.caption(f"Isolates {PRESETS[kind].isolates}: {PRESETS[kind].text}. Layers are drawn one by one.")
-    tokens = st.select_slider("Tokens", TOKENS, 16384, lambda tokens: f"{tokens:,}", key="synthetic-tokens")
+    tokens = kept.select_slider("Tokens", TOKENS, 16384, lambda tokens: f"{tokens:,}", key="synthetic-tokens")
     if kind == POWER_LAW:
-        skew = st.slider(
+        skew = kept.slider(
             "Skew",
             0.0,
             MOST_SKEW,
             1.0,
-            0.1,
+            step=0.1,
             key="synthetic-skew",
             help="exponent of the power law; 0: all experts alike, about 1: Zipf's law",
         )
-        affinity = st.slider(
+        affinity = kept.slider(
             "Affinity",
             0,
             100,
             50,
-            5,
-            "%d %%",
+            step=5,
+            format="%d %%",
             key="synthetic-affinity",
             help="0 %: layers are independent; 100 %: the first layer decides all others",
         )
         return Recipe(tokens, skew, affinity / 100, _seed())
     steps = USUAL_STEPS
     if PRESETS[kind].by_step:
-        steps = st.number_input(
+        steps = kept.number_input(
             "Steps",
             1,
             MOST_STEPS,
@@ -112,7 +113,7 @@ def _recipe() -> Recipe | ImbalanceRecipe:
 
 
 def _seed() -> int:
-    return int(st.number_input("Seed", 0, 2**31 - 1, 0, key="synthetic-seed"))
+    return int(kept.number_input("Seed", 0, 2**31 - 1, 0, key="synthetic-seed"))
 
 
 def _title(kind: str) -> str:
@@ -146,8 +147,8 @@ def _show(trace: RoutingTrace, gpus: int, recipe: Recipe | ImbalanceRecipe) -> N
         elif layers > 1:
             hops = transitions(trace.experts, experts, first_choice=True)
             even = spread_evenly(np.full(gpus, -(-experts // gpus)), experts)
-            blocks = kept([linear_assignment(experts, even)] * layers, hops)
-            planted = kept(planted_placement(layers, experts, gpus, recipe.seed), hops)
+            blocks = kept_local([linear_assignment(experts, even)] * layers, hops)
+            planted = kept_local(planted_placement(layers, experts, gpus, recipe.seed), hops)
             st.metric(
                 "Kept on the GPU, blocks",
                 units.share(blocks),

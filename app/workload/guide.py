@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import state, widgets
+from app import kept, state
 from app.text import plain
 from engine import units
 from engine.model import MoEModel
@@ -20,7 +20,7 @@ def button() -> None:
 @st.dialog("How to record", width="large")
 def _guide() -> None:
     guides = {guide.name: guide for guide in GUIDES}
-    name = widgets.segments("Engine", list(guides), default=GUIDES[0].name, required=True, key="record-engine")
+    name = kept.segments("Engine", list(guides), default=GUIDES[0].name, required=True, key="record-engine")
     _engine(guides[name], state.model())
 
 
@@ -29,7 +29,7 @@ def _engine(guide: EngineGuide, model: MoEModel | None) -> None:
     ways = {way.key: way for way in guide.ways}
     key = next(iter(ways))
     if len(ways) > 1:
-        key = st.radio("Way", list(ways), format_func=lambda key: ways[key].title, key=f"record-way-{guide.name}")
+        key = kept.radio("Way", list(ways), format_func=lambda key: ways[key].title, key=f"record-way-{guide.name}")
     _way(ways[key], model)
 
 
@@ -53,9 +53,9 @@ def _size(way: Way, model: MoEModel | None) -> None:
         st.caption("Open a model to see how many bytes that is.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        tokens = st.number_input("Tokens", 1, 10**9, 100_000, step=10_000, key="record-tokens", width=160)
-        passes = st.number_input("Forward passes", 1, 10**8, 1000, step=100, key="record-passes", width=160)
-        ranks = st.number_input("Ranks", 1, 4096, _gpus(), key="record-ranks", width=120)
+        tokens = kept.number_input("Tokens", 1, 10**9, 100_000, step=10_000, key="record-tokens", width=160)
+        passes = kept.number_input("Forward passes", 1, 10**8, 1000, step=100, key="record-passes", width=160)
+        ranks = kept.number_input("Ranks", 1, 4096, _gpus(), key="record-ranks", width=120)
     size = estimate(way.key, model, tokens, passes, ranks)
     st.markdown(f"About **{units.size(size.bytes)}** of {plain(model.name)}: {plain(size.sum)}.")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from app import state
+from app import kept, state
 from app.text import plain
 from engine import store
 from engine.errors import InputError
@@ -16,7 +16,7 @@ def popover(workload: Workload) -> None:
     """A choice of formats, what each leaves out, and the download."""
     writers = {name: writer for name, writer in WRITERS.items() if isinstance(workload, writer.carries)}
     with st.popover("Save as", icon=":material/download:"):
-        name = st.selectbox(
+        name = kept.selectbox(
             "Format", list(writers), format_func=lambda name: _title(writers[name]), key="save-recording-as"
         )
         if not st.button("Write the file", icon=":material/description:"):

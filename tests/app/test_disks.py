@@ -79,7 +79,7 @@ def test_what_is_changed_on_a_full_disk_stays_in_the_tab_and_is_kept_once_there_
     assert stored_cluster() == "mixed-8"
     press(app, "Try again")
     assert not app.error and stored_cluster() == ANOTHER
-    assert read(store.load_session(TOKEN))[0].what_if["noise"] == 30
+    assert read(store.load_session(TOKEN))[0].choices["what-if-noise"] == 30
 
 
 @pytest.mark.parametrize("choice", ["Open what the other tab has", "Keep what this tab has"])

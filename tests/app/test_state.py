@@ -64,8 +64,11 @@ OF_VERSION_1 = """{
 "step": {"batch": 1, "sequence_length": 2048, "heads": 1, "dense_d_ff": 64, "vocabulary": 50257,
  "tied_embeddings": true, "gate": "switch", "capacity_factor": 1.0, "routing": "balanced"}}"""
 """As the studio wrote it before sessions had a version, with something in every field that there was."""
+CHOICES = {"what-if-compute": 2.0, "what-if-noise": 15, "what-if-dtype": "fp8"}
+"""What the sliders of the What-if page, which had a field of their own, are now."""
 LATER = {
     "revision": 7,
+    "choices": CHOICES | {"use-one-eplb": True, "lina-lengths": [1, 3], "what-if-price": None},
     "pairs": "d" * 64,
     "travel": {"unit": "node", "dispatch": "fp8", "combine": "bf16"},
     "serving": {
@@ -93,7 +96,7 @@ LATER = {
     "thresholds": Thresholds(gain=0.1).model_dump(mode="json"),
 }
 """Something in the fields that came later."""
-FULL = json.dumps(json.loads(OF_VERSION_1) | LATER)
+FULL = json.dumps({name: value for name, value in json.loads(OF_VERSION_1).items() if name != "what_if"} | LATER)
 
 DIGEST = "a" * 64
 BROKEN = {
@@ -127,7 +130,7 @@ BROKEN = {
     "plan_names": [{"plan": "x"}, {DIGEST: 3}, [DIGEST]],
     "removed_plans": [[DIGEST], {DIGEST: "Aurora"}, {"plan": {"name": "x", "job": ""}}],
     "thresholds": [{"gain": -1}, {"speed": 0.1}, [0.05], None],
-    "what_if": [{"compute": []}, [1.0]],
+    "choices": [{"what-if-compute": {}}, [1.0]],
     "person": [["Ada"], 7],
     "workspace": [{}, 1],
     "tour": ["off", True],
@@ -164,9 +167,11 @@ def test_a_session_without_a_version_opens_in_full() -> None:
     session, left_out = read(OF_VERSION_1)
     assert left_out is None
     before = json.loads(OF_VERSION_1)
+    del before["what_if"]
     assert set(before) == set(Session.model_fields) - {"version", *LATER}
     usual = Session().model_dump(mode="json", exclude_none=True, include=set(LATER))
-    assert session.model_dump(mode="json", exclude_none=True) == before | usual | {"version": VERSION}
+    now = {"version": VERSION, "choices": CHOICES}
+    assert session.model_dump(mode="json", exclude_none=True) == before | usual | now
 
 
 def test_a_session_that_is_written_is_read_as_it_was() -> None:
@@ -253,7 +258,7 @@ def test_a_page_says_once_what_it_could_not_open(text: str | bytes) -> None:
     assert read(file_of_session().read_text())[1] is None
 
 
-@pytest.mark.parametrize("name", ["cluster", "model", "model_of", "workload", "cost", "what_if"])
+@pytest.mark.parametrize("name", ["cluster", "model", "model_of", "workload", "cost", "choices"])
 def test_every_page_opens_without_what_was_left_out(name: str) -> None:
     session = open_sample(opened("{}")).session_state
     model, digest = session["model"], session["workload"]
@@ -265,7 +270,16 @@ def test_every_page_opens_without_what_was_left_out(name: str) -> None:
         cluster=session["cluster"],
         second=digest if name == "model_of" else None,
         model_of={digest: model},
-        what_if={"dtype": "int3", "noise": 400},
+        choices={
+            "what-if-dtype": "int3",
+            "what-if-noise": 400,
+            "optimise-view": 7,
+            "timeline-layers": [5, 1],
+            "timeline-beside": ["none"],
+            "front-points": 1e9,
+            "use-one-eplb": "yes",
+            "launch-repeats": 2.5,
+        },
         step=step if name == "model" else None,
         steps={model.digest: step},
     )
@@ -284,13 +298,19 @@ def test_what_a_session_has_open_is_stored_as_it_changes() -> None:
     state.open_cost({"source": "silicon"})
     state.add_saved(DIGEST, None)
     state.add_saved("b" * 64, 4)
-    state.keep_what_if({"compute": 2.0, "noise": 15})
+    state.keep_choice("compute", 2.0)
+    state.keep_choice("layers", (1, 15))
+    revision = store.load_session(TOKEN)
+    state.keep_choice("layers", (1, 15))
+    assert store.load_session(TOKEN) == revision, "nothing changed"
+    state.keep_choice("object", object())
+    state.keep_choice("long", "x" * 5000)
     session, left_out = read(store.load_session(TOKEN))
     assert left_out is None
     assert (session.model, session.cluster, session.step) == (model, cluster, usual_step(model, 8))
     assert session.steps == {model.digest: session.step} and session.cost == {"source": "silicon"}
     assert list(session.saved.items()) == [("b" * 64, 4), (DIGEST, None)]
-    assert [type(position) for position in session.what_if.values()] == [float, int]
+    assert session.choices == {"compute": 2.0, "layers": [1, 15]}
 
 
 def at(address: dict[str, str]) -> AppTest:

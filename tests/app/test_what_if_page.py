@@ -95,7 +95,7 @@ def test_sweeps_of_all_kinds_and_a_plan_to_open(training: AppTest) -> None:
 
     run(training, "range", "0, 4, 99")
     whole = titles(training)[0]
-    choose(training, "sweep-what", "forward")
+    choose(training, "sweep-what-range", "forward")
     assert titles(training)[0] != whole and "Ranges up to" in titles(training)[0]
 
     job = run(training, "degree", "1-3")

@@ -1,0 +1,143 @@
+"""Widgets that are found as a person left them: on another page, after a reload, in a restarted studio.
+
+Each is Streamlit's widget of the same name with a key of its own, and takes the same arguments. What a person chose stands in
+the place of the default, as long as it still fits: where its options or limits are others now, the default does.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import streamlit as st
+
+from app import state, widgets
+
+_NEVER = object()
+
+
+def checkbox(label: str, value: bool = False, *, key: str, **more: Any) -> bool:
+    return st.checkbox(label, _flag(key, value), key=key, **_keeping(key, more))
+
+
+def toggle(label: str, value: bool = False, *, key: str, **more: Any) -> bool:
+    return st.toggle(label, _flag(key, value), key=key, **_keeping(key, more))
+
+
+def selectbox(
+    label: str, options: Iterable, index: int | None = 0, format_func: Callable = str, *, key: str, **more: Any
+) -> Any:
+    options = list(options)
+    index = _place(key, options, index)
+    return st.selectbox(label, options, index, format_func, key=key, **_keeping(key, more))
+
+
+def radio(
+    label: str, options: Iterable, index: int | None = 0, format_func: Callable = str, *, key: str, **more: Any
+) -> Any:
+    options = list(options)
+    index = _place(key, options, index)
+    return st.radio(label, options, index, format_func, key=key, **_keeping(key, more))
+
+
+def multiselect(
+    label: str, options: Iterable, default: Any = None, format_func: Callable = str, *, key: str, **more: Any
+) -> list:
+    options = list(options)
+    default = _several(key, options, default)
+    return st.multiselect(label, options, default, format_func, key=key, **_keeping(key, more))
+
+
+def pills(label: str, options: Iterable, *, key: str, default: Any = None, **more: Any) -> list:
+    """Of which several may be chosen."""
+    options = list(options)
+    default = _several(key, options, default)
+    return st.pills(label, options, selection_mode="multi", default=default, key=key, **_keeping(key, more))
+
+
+def segments(
+    label: str,
+    options: Iterable,
+    format_func: Callable[[Any], str] = str,
+    *,
+    key: str,
+    default: Any = None,
+    **more: Any,
+) -> Any:
+    """`widgets.segments`."""
+    options = list(options)
+    place = _place(key, options, options.index(default) if default in options else None)
+    default = None if place is None else options[place]
+    return widgets.segments(label, options, format_func, default=default, key=key, **_keeping(key, more))
+
+
+def number_input(
+    label: str, low: float | None = None, high: float | None = None, value: Any = "min", *, key: str, **more: Any
+) -> Any:
+    """low, high: limits, None where there is none."""
+    kind = type(next((number for number in (value, low, high) if isinstance(number, int | float)), 0.0))
+    value = _number(state.choice(key), kind, low, high, value)
+    return st.number_input(label, low, high, value, key=key, **_keeping(key, more))
+
+
+def slider(label: str, low: float, high: float, value: Any, *, key: str, **more: Any) -> Any:
+    """value: a number, or a pair of them."""
+    chosen = state.choice(key)
+    if isinstance(value, tuple):
+        ends = chosen if isinstance(chosen, list) and len(chosen) == len(value) else value
+        fitting = tuple(_number(end, type(low), low, high, usual) for end, usual in zip(ends, value, strict=True))
+        value = fitting if list(fitting) == sorted(fitting) else value
+    else:
+        value = _number(chosen, type(low), low, high, value)
+    return st.slider(label, low, high, value, key=key, **_keeping(key, more))
+
+
+def select_slider(
+    label: str, options: Iterable, value: Any, format_func: Callable = str, *, key: str, **more: Any
+) -> Any:
+    options = list(options)
+    place = _place(key, options, options.index(value))
+    return st.select_slider(label, options, options[place], format_func, key=key, **_keeping(key, more))
+
+
+def text_input(label: str, value: str = "", *, key: str, **more: Any) -> str:
+    chosen = state.choice(key)
+    return st.text_input(label, chosen if isinstance(chosen, str) else value, key=key, **_keeping(key, more))
+
+
+def _flag(key: str, default: bool) -> bool:
+    chosen = state.choice(key)
+    return chosen if isinstance(chosen, bool) else default
+
+
+def _place(key: str, options: list, default: int | None) -> int | None:
+    """Of the chosen option among those that there are."""
+    chosen = state.choice(key, _NEVER)
+    return options.index(chosen) if chosen in options else default
+
+
+def _several(key: str, options: list, default: Any) -> Any:
+    """Those of the chosen options that there are; the default where none is left of them."""
+    chosen = state.choice(key, _NEVER)
+    if not isinstance(chosen, list):
+        return default
+    fitting = [option for option in options if option in chosen]
+    return fitting if fitting or not chosen else default
+
+
+def _number(chosen: Any, kind: type, low: float | None, high: float | None, default: Any) -> Any:
+    """The chosen number where it is one of this kind, within the limits."""
+    if isinstance(chosen, bool) or not isinstance(chosen, int | float) or kind(chosen) != chosen:
+        return default
+    above, below = low is None or chosen >= low, high is None or chosen <= high
+    return kind(chosen) if above and below else default
+
+
+def _keeping(key: str, more: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a widget, whose value is kept before anything else is done about its change."""
+    then, args, kwargs = more.pop("on_change", None), more.pop("args", ()), more.pop("kwargs", {})
+
+    def keep() -> None:
+        state.keep_choice(key, st.session_state[key])
+        if then is not None:
+            then(*args, **kwargs)
+
+    return more | {"on_change": keep}
