@@ -107,7 +107,7 @@ stretches = {name: part for name, (part, _) in parts.items()}
 dark = st.context.theme.type == "dark"
 with chart:
     widgets.chart(charts.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
-with st.container(horizontal=True, gap="large"):
+with st.container(horizontal=True, gap="medium"):
     bounds.show(plan, problem, figures)
     st.metric(
         "Exposed communication",

@@ -20,8 +20,8 @@ HEIGHT = 640
 """Pixels of a chart with many lanes: all of it, its time axis too, is in sight on a laptop."""
 LANE, LABEL = 26, 15
 """Pixels of a lane where there are few, and of a lane's name."""
-ABOVE, BELOW, TITLE = 84, 108, 30
-"""Pixels above the first plan's lanes, below the last one's (time axis and range bar), and of a plan's name."""
+ABOVE, BELOW, TITLE = 84, 88, 30
+"""Pixels above the first plan's lanes, below the last one's (times and range bar), and of a plan's name."""
 
 
 def layers_that_fit(timelines: list[Timeline]) -> int:
@@ -72,12 +72,21 @@ def gantt(
         _name_lanes(figure, row, timelines[name].resources[:lanes], math.ceil(LABEL / lane))
         if bounds and name in bounds:
             figure.add_vline(
-                x=bounds[name] / factor,
-                line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
+                x=bounds[name] / factor, line={"dash": "dash", "width": 1.5, "color": NEUTRAL}, row=row, col=1
+            )
+            # At the end of the plan's own row: beside the line it would lie over a long name.
+            figure.add_annotation(
+                text=f"bound {seconds(bounds[name])}, dashed",
+                x=1,
+                xref="x domain",
+                xanchor="right",
+                y=1,
+                yref="y domain",
+                yanchor="bottom",
+                showarrow=False,
+                font={"size": SMALLEST},
                 row=row,
                 col=1,
-                annotation={"text": f"bound {seconds(bounds[name])}", "font": {"size": SMALLEST}},
-                annotation_position="top",
             )
     span = [0, longest / factor * 1.02 or 1]
     # A line through all plans at the pointer's time: what else happens then.
@@ -90,9 +99,8 @@ def gantt(
         spikecolor=NEUTRAL,
         spikedash="dot",
     )
-    figure.update_xaxes(
-        title={"text": f"time, {unit}", "standoff": 4}, rangeslider=range_bar(span, plot), row=len(parts)
-    )
+    # A name of the axis below the range bar would be cut off: plotly leaves too little room for it.
+    figure.update_xaxes(ticksuffix=f" {unit}", rangeslider=range_bar(span, plot), row=len(parts))
     for annotation in figure.layout.annotations[: len(parts)]:
         annotation.update(x=0, xanchor="left", font_size=13)
     height = int(above + plot + BELOW)

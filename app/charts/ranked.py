@@ -11,6 +11,8 @@ from engine.units import TIME, digits, ratio, scale_of, seconds
 
 MOST = 20
 """Plans with a bar: the fastest, and always what is open and what is deployed."""
+TIMES = 64
+"""Pixels at the right, of the times in words."""
 ROW = 28
 """Pixels of a bar."""
 
@@ -44,10 +46,6 @@ def ranked(
             name=title,
             showlegend=False,
             marker={"color": colour},
-            text=[f" {seconds(times[drawn[row]])}" for row in rows],
-            textposition="outside",
-            cliponaxis=False,
-            textfont={"size": SMALLEST, "color": ink(dark)},
             customdata=[_tip(names[drawn[row]], times[drawn[row]], bounds[drawn[row]]) for row in rows],
             hovertemplate="%{customdata}<extra></extra>",
         )
@@ -68,8 +66,18 @@ def ranked(
             line={"width": 1.5, "dash": "dot", "color": ink(dark)},
             hoverinfo="skip",
         )
+    for row, at in enumerate(drawn):  # in a column of their own, where no line crosses them
+        figure.add_annotation(
+            x=1,
+            xref="paper",
+            xanchor="left",
+            y=row,
+            text=f" {seconds(times[at])}",
+            showarrow=False,
+            font={"size": SMALLEST, "color": ink(dark)},
+        )
     longest = max(times[at] for at in drawn) / factor
-    figure.update_xaxes(title=f"time, {unit} (simulated)", range=[0, longest * 1.14 or 1])
+    figure.update_xaxes(title=f"time, {unit} (simulated)", range=[0, longest * 1.02 or 1])
     figure.update_yaxes(
         tickvals=place,
         ticktext=[_label(names[at], at == deployed, at == opened) for at in drawn],
@@ -79,7 +87,8 @@ def ranked(
     )
     height = 138 + ROW * len(drawn)
     title = _finding(names, times, order[0], deployed, len(drawn))
-    return finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height))
+    finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height))
+    return figure.update_layout(margin_r=TIMES)
 
 
 def _label(name: str, deployed: bool, opened: bool) -> str:

@@ -7,14 +7,25 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts.sweep import PARTS
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, SECOND, TEAL, finish, plain, strokes
+from app.charts.theme import (
+    KIND_COLOURS,
+    KIND_TITLES,
+    MARK,
+    NEUTRAL,
+    SECOND,
+    TEAL,
+    finish,
+    legend_below,
+    plain,
+    strokes,
+)
 from engine.studies.what_if import Outlook
 from engine.units import TIME, ratio, scale_of, seconds, share
 
 COMPUTES, SENDS = "#E69F00", "#0072B2"
 SAME = 5e-4
 """Times that differ by no more than this part are equal."""
-LEGEND = {"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "traceorder": "normal"}
+LEGEND = legend_below(-0.24)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +75,7 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
     figure.add_scatter(
         **strokes([outlook.bound / factor for _, outlook, _ in rows], places, 0.46),
         mode="lines",
-        name="bound of its placement",
+        name="its bound",
         line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
         hoverinfo="skip",
     )

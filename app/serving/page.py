@@ -71,7 +71,7 @@ def results(problem: Problem, serving: Serving) -> None:
             ":material/balance: Balanced routing is assumed, under which placements hardly differ. Open a recording of this "
             "model to see what a plan wins."
         )
-    table.verdict(comparison.shown, comparison, problem)
+    table.verdict(comparison.shown, comparison, problem, narrow=True)
     table.parts(comparison)
     say_sources(serving, comparison.shown.figures)
     if comparison.rows:

@@ -63,13 +63,13 @@ def compare(problem: Problem, serving: Serving) -> Comparison:
     return Comparison(rows, baseline, refused)
 
 
-def verdict(row: Row, comparison: Comparison, problem: Problem) -> None:
-    """How a plan stands, and whether it fits the memory."""
+def verdict(row: Row, comparison: Comparison, problem: Problem, narrow: bool = False) -> None:
+    """How a plan stands, and whether it fits the memory. narrow: as for `verdict_line.show`."""
     figures = row.figures
     step, memory = figures.step, figures.memory
     st.markdown(f"**{plain(row.plan.name)}** · {plain(step_in_words(step))}")
     verdict_line.show(
-        standing(row, comparison, problem), f"MoE layers: {figures.sources[1]}; the rest: {figures.sources[0]}"
+        standing(row, comparison, problem), f"MoE layers: {figures.sources[1]}; the rest: {figures.sources[0]}", narrow
     )
     st.caption(
         f"The fullest GPU holds {units.size(memory.total)}, {units.share(memory.total / memory.room)} of the "

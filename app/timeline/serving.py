@@ -43,6 +43,7 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
     name, step = next(iter(steps.items()))
     last_layer = int(max(timeline.events["layer"].max() for timeline in timelines.values()))
     first, last = 0, last_layer
+    chart = st.container()
     if last_layer > 0:
         begin, end = state.first_layers(last_layer)
         usual = lanes.drawable(timelines, begin, end, MOST_GPUS)
@@ -55,10 +56,11 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
     if drawn < len(step.timeline.resources):
         title += f" ({drawn} of {len(step.timeline.resources)} GPUs: those that the others wait for, and the busiest)"
     stretches = {name: part for name, (part, _) in parts.items()}
-    widgets.chart(
-        charts.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),
-        "served-gantt",
-    )
+    with chart:
+        widgets.chart(
+            charts.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),
+            "served-gantt",
+        )
     what = "MoE layers; attention and dense layers stand between them, the same for every plan"
     if step.figures.step.overlap == "two-batch":
         what = "two batches that take turns, attention among them; embedding, head and dense layers stand outside"
