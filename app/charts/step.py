@@ -30,8 +30,8 @@ MOST_BARS = 5000
 """Events drawn as bars; a browser gets slow above, so a part of the step must be chosen."""
 MOST_LANES = 4
 """Groups of GPUs drawn for each plan: those that compute longest."""
-TIMES = 130
-"""Pixels at the right of bars, of their times in words."""
+TIMES = 108
+"""Pixels at the right of bars, of their times in words and how far above their bounds they are."""
 EXPOSED = "#DC267F"
 EXPOSED_TITLE = "Exposed communication"
 PARTS = (
@@ -109,7 +109,7 @@ def _write_times(figure: go.Figure, figures: list[Metrics]) -> None:
             xref="paper",
             xanchor="left",
             y=place,
-            text=f" {seconds(metrics.total)}, {share(metrics.order_gap)} above",
+            text=f" {seconds(metrics.total)}, +{share(metrics.order_gap)}",
             showarrow=False,
         )
 

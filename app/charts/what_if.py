@@ -263,28 +263,30 @@ def per_kind(case: Case) -> go.Figure:
     factor, unit = scale_of(
         max(max(outlook.kinds.values()) for outlook in (shown, before) if outlook is not None), TIME
     )
-    titles = [KIND_TITLES[key].replace(" ", "<br>", 1) for key in keys]
+    titles = [KIND_TITLES[key] for key in keys]
     figure = go.Figure()
     if before is not None:
         figure.add_bar(
-            x=titles,
-            y=[before.kinds.get(key, 0.0) / factor for key in keys],
+            y=titles,
+            x=[before.kinds.get(key, 0.0) / factor for key in keys],
+            orientation="h",
             name="now",
             width=0.84,
             marker={"color": "rgba(0,0,0,0)", "line": {"color": NEUTRAL, "width": 1.5}},
-            hovertemplate=f"%{{x}}, now: %{{y:.3g}} {unit}<extra></extra>",
+            hovertemplate=f"%{{y}}, now: %{{x:.3g}} {unit}<extra></extra>",
         )
     figure.add_bar(
-        x=titles,
-        y=[shown.kinds[key] / factor for key in keys],
+        y=titles,
+        x=[shown.kinds[key] / factor for key in keys],
+        orientation="h",
         name=plain(_short(case.name)),
         width=0.56,
         marker={"color": [KIND_COLOURS[key] for key in keys]},
         showlegend=False,
-        hovertemplate=f"%{{x}}: %{{y:.3g}} {unit}<extra></extra>",
+        hovertemplate=f"%{{y}}: %{{x:.3g}} {unit}<extra></extra>",
     )
-    figure.update_xaxes(showgrid=False, tickangle=0)
-    figure.update_yaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
+    figure.update_xaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
+    figure.update_yaxes(showgrid=False, autorange="reversed")
     longest = max(keys, key=shown.kinds.get)
     title = f"{KIND_TITLES[longest]} runs longest: {seconds(shown.kinds[longest])} of {seconds(shown.total)}"
     return finish(figure, title, 320, barmode="overlay", legend=LEGEND, showlegend=before is not None)

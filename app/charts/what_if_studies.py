@@ -258,7 +258,7 @@ def capacity(
             x=each * fewest.gpus,
             y=fewest.total / factor,
             text=f"<b>{fewest.gpus} GPUs</b>{_priced(fewest, price)}",
-            ay=-30,
+            ay=30,
             ax=0,
             arrowhead=0,
             standoff=7,

@@ -18,6 +18,7 @@ def show() -> None:
         expanded=state.workload_digest() is None or bool(state.complaints_of_zone(ZONE)),
         icon=":material/upload_file:",
         type="compact" if known else "default",
+        key="sources",
     ):
         drop, gallery = st.columns([2, 3], gap="large")
         with drop:

@@ -237,4 +237,4 @@ def test_the_chart_has_every_second_of_the_step() -> None:
         factor = 1e-3 if "ms" in figure.layout.xaxis.title.text else 1.0
         assert sum(bar.x[0] for bar in bars) * factor == pytest.approx(figures.seconds + figures.hidden)
         assert "<b>" not in figure.layout.title.text and "takes as long as linear" in figure.layout.title.text
-        assert any("hidden" in text for trace in figure.data for text in (trace.text or ())) == (overlap != "none")
+        assert any("hidden" in note.text for note in figure.layout.annotations) == (overlap != "none")

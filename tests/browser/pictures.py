@@ -205,6 +205,7 @@ def recordings(camera: Camera) -> None:
     """Other recordings of the model, to hold plans against."""
     page = camera.page
     camera.visit("Workload")
+    page.get_by_text("Add a recording").click()
     for name in ("Alpha on prose", "Alpha on man pages", "Alpha on code"):  # the last stays open
         page.get_by_role("button", name=name).click()
         settle(page)
