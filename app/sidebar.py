@@ -36,6 +36,8 @@ SECTIONS = {
         Entry("Launch", "launch", ":material/rocket_launch:"),
     ),
 }
+LONGEST = 20
+"""Characters of a name that take one line."""
 OPERATE = Entry("Operate", "operate", ":material/monitor_heart:")
 
 
@@ -64,7 +66,15 @@ def show(title: str) -> None:
 def _popover(name: str, icon: str, what: str, digest: str | None) -> DeltaGenerator:
     """What is open, by its name, and when pressed the rest of its figures and the ways to change it. With another digest it is
     another popover: choosing closes it."""
-    return st.popover(name, icon=icon, type="tertiary", width="content", key=f"open-{what}-{digest}")
+    short = name if len(name) <= LONGEST else f"{name[: LONGEST - 1].rstrip(' ,')}…"
+    return st.popover(
+        plain(short),
+        help=plain(name) if short != name else None,
+        icon=icon,
+        type="tertiary",
+        width="content",
+        key=f"open-{what}-{digest}",
+    )
 
 
 def _workload() -> None:
@@ -72,7 +82,7 @@ def _workload() -> None:
     step = state.step()
     assumed = routing_is_assumed()
     balanced = assumed or (step is not None and step.routing == "balanced")
-    name = "Balanced routing" if balanced else plain(workload.name) if workload else "No workload"
+    name = "Balanced routing" if balanced else workload.name if workload else "No workload"
     figure, figures = "", ""
     if step:
         how = "assumed" if balanced else "routed as recorded"
@@ -101,9 +111,7 @@ def _cluster() -> None:
     cluster = state.cluster()
     types = [gpu.type for gpu in cluster.gpus] if cluster else []
     counts = [f"{types.count(gpu_type)} × {plain(gpu_type)}" for gpu_type in dict.fromkeys(types)]
-    with _popover(
-        plain(cluster.name) if cluster else "No cluster", ":material/dns:", "cluster", cluster and cluster.digest
-    ):
+    with _popover(cluster.name if cluster else "No cluster", ":material/dns:", "cluster", cluster and cluster.digest):
         if cluster:
             st.caption(f"{' · '.join(counts)} · costs: {plain(choice.short(state.cost()))}")
         for name, preset in samples.clusters().items():
@@ -117,9 +125,7 @@ def _cluster() -> None:
 
 def _model() -> None:
     model = state.model()
-    with _popover(
-        plain(model.name) if model else "No model", ":material/account_tree:", "model", model and model.digest
-    ):
+    with _popover(model.name if model else "No model", ":material/account_tree:", "model", model and model.digest):
         if model:
             st.caption(f"d_model {model.d_model:,} · {len(model.moe_layers)} MoE layers · {model.dtype}")
         for name, preset in samples.models().items():
@@ -139,7 +145,7 @@ def _plan() -> None:
         if plan and plan.claim and plan.claim.bound
         else "—"
     )
-    with _popover(plain(plan.name) if plan else "No plan", ":material/route:", "plan", plan and plan.id):
+    with _popover(plan.name if plan else "No plan", ":material/route:", "plan", plan and plan.id):
         if plan and plan.claim:
             time = units.seconds(plan.claim.objective)
             st.caption(f"{time} simulated · {gap} above its bound, by its optimiser's account")

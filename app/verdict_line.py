@@ -12,6 +12,7 @@ from engine.problem import Problem
 from engine.simulate.standing import Risk, Span, Standing
 
 TIMES: dict[Span, str] = {"pass": "A pass", "step": "A step", "token": "A token", "prompt": "First token"}
+LARGE = "###### {}"
 RATES: dict[Span, str] = {
     "pass": "Through the MoE layers alone: attention and dense layers take the same under every plan.",
     "step": "Tokens trained on.",
@@ -20,13 +21,18 @@ RATES: dict[Span, str] = {
 }
 
 
-def show_plan(plan: Plan, problem: Problem) -> None:
-    """The line of a plan on what is open; nothing where it cannot be simulated, which pages say where they need it."""
+def show_plan(plan: Plan, problem: Problem, narrow: bool = False) -> None:
+    """The line of a plan on what is open; nothing where it cannot be simulated, which pages say where they need it.
+    narrow: as for `show`."""
     try:
         standing = cached.standing(plan, problem)
     except InputError:
         return
-    show(standing, f"{cached.metrics(plan, problem).how_simulated}; costs: {problem.source_of_times(plan.travel)}")
+    show(
+        standing,
+        f"{cached.metrics(plan, problem).how_simulated}; costs: {problem.source_of_times(plan.travel)}",
+        narrow,
+    )
 
 
 def show_plan_if_soon(plan: Plan, problem: Problem) -> None:
@@ -41,10 +47,17 @@ def show_plan_if_soon(plan: Plan, problem: Problem) -> None:
         st.caption("How this plan stands against what is deployed takes a while to simulate: the Timeline shows it.")
 
 
-def show(standing: Standing, how: str) -> None:
-    """The line. how: where its times come from"""
-    with st.container(border=True, horizontal=True, gap="small", key="verdict-line"):
+def show(standing: Standing, how: str, narrow: bool = False) -> None:
+    """The line: the gain, large, and beside it what explains it.
+
+    how: where its times come from; narrow: it stands beside a form, and what finds no room goes on under the gain.
+    """
+    line = st.container(
+        border=True, horizontal=True, wrap=narrow, gap="small" if narrow else "medium", key="verdict-line"
+    )
+    with line.container(gap=None, width="content"):
         _gain(standing)
+    with line if narrow else line.container(horizontal=True, gap="small", vertical_alignment="center"):
         st.metric(
             f"{TIMES[standing.span]}, simulated", units.seconds(standing.seconds), width="content", help=_sentence(how)
         )
@@ -59,18 +72,20 @@ def show(standing: Standing, how: str) -> None:
 
 
 def _gain(standing: Standing) -> None:
+    """The largest of what stands here. `st.metric` has one size for all figures; a heading of the last level has one of its own
+    in the theme, and no space above it."""
     if standing.is_deployed:
-        st.metric(
-            "Deployed now",
-            units.ratio(1.0),
+        st.caption("Deployed now")
+        st.markdown(
+            LARGE.format(units.ratio(1.0)),
             width="content",
             help="Gains are counted from here. What runs today is chosen on the Optimise page.",
         )
         return
     name = plain(standing.deployed)
-    st.metric(
-        f"Gain over {name}",
-        units.ratio(standing.gain),
+    st.caption(f"Gain over {name}")
+    st.markdown(
+        LARGE.format(units.ratio(standing.gain)),
         width="content",
         help=f"{units.signed(standing.gain - 1)} tokens/s: how many times as fast as {name}, which counts as deployed and "
         f"takes {units.seconds(standing.deployed_seconds)}. What is deployed is chosen on the Optimise page.",

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from app import cached, samples, state
-from app.charts.theme import CONFIG, legible
+from app.charts.theme import CONFIG, legible, without_title
 from app.text import plain
 from app.visitor import people
 from engine import store, units
@@ -37,10 +37,14 @@ STATE_COLOURS = {
 
 
 def chart(figure: go.Figure, key: str) -> None:
-    """A plotly chart with the common toolbar; its title is its description for screen readers, which read it letter by letter
-    where plotly knows tags."""
+    """A plotly chart with the common toolbar below its title, which is also its description for screen readers and the name of
+    the file that the toolbar's picture is kept in. Both are read letter by letter where plotly knows tags."""
+    title = html.unescape(figure.layout.title.text)
+    picture = {"filename": re.sub(r"[^\w.%×-]+", "-", title).strip("-")[:120]}
     legible(figure, st.context.theme.type == "dark")
-    st.plotly_chart(figure, key=key, config=CONFIG, alt=html.unescape(figure.layout.title.text))
+    with st.container(gap=None, key=f"titled-{key}"):
+        st.markdown(f"**{plain(title)}**")
+        st.plotly_chart(without_title(figure), key=key, config=CONFIG | {"toImageButtonOptions": picture}, alt=title)
 
 
 def needed_problem() -> Problem:

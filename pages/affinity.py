@@ -15,7 +15,9 @@ PACE = 1.5
 """Seconds between two steps of the play button."""
 PATH_LAYERS = 4
 
-header.show("Affinity", "Where do tokens go next? What stays on its GPU from layer to layer needs no all-to-all.")
+actions = header.show(
+    "Affinity", "Where do tokens go next? What stays on its GPU from layer to layer needs no all-to-all."
+)
 problem = widgets.needed_problem()
 trace, digest = problem.workload, state.workload_digest()
 if not isinstance(trace, RoutingTrace):
@@ -35,21 +37,26 @@ if trace.layers == 1:
     st.page_link("../pages/workload.py", label="Open another recording", icon=":material/upload:")
     st.stop()
 
-first_choice = True
+# What the charts show is said below them, to leave the room above to the choices.
+choices, said, first_choice = st.container(horizontal=True), [], True
 if trace.k > 1:
     by_id = layer_hops.sorted_choices(digest)
-    hops = kept.segments(
-        "Hops",
-        ["First choices", "All choices"],
-        default="All choices" if by_id else "First choices",
-        help="between the first choices of two layers, one hop a token; or between every choice of a layer and every choice "
-        "of the next, k × k pairs a token",
-        key="affinity-hops",
+    with choices:
+        hops = kept.segments(
+            "Hops",
+            ["First choices", "All choices"],
+            default="All choices" if by_id else "First choices",
+            key="affinity-hops",
+            label_visibility="collapsed",
+        )
+    said.append(
+        "Hops lead from the first choice of a layer to that of the next, one a token, or from every choice to every choice, "
+        "k × k pairs a token."
     )
     first_choice = hops == "First choices" if hops else not by_id
     if by_id:
         say = "All choices count because this" if not first_choice else "This"
-        st.caption(
+        said.append(
             f"{say} recording lists a token's choices by expert id: the first is not the router's favourite but "
             "mostly a low id, which flatters contiguous blocks."
         )
@@ -70,7 +77,7 @@ if plan and (reason := widgets.why_not(plan, problem)):
 share, gpu_of_expert = placement.share, placement.gpu_of_expert
 figures = Hops(digest, first_choice, hops_of_pair, placement, problem.cluster, unit)
 
-st.caption(
+said.append(
     f"Grouped and scored under {whose}."
     + (
         ""
@@ -81,8 +88,8 @@ st.caption(
 )
 note = cached.candidates()[plan.id].notes.get("affinity") if plan and plan.placement is placement else None
 if note:
-    st.caption(f"The optimiser of this plan noted: {plain(units.quantity(**note))}.")
-with st.container(horizontal=True, vertical_alignment="bottom"):
+    said.append(f"The optimiser of this plan noted: {plain(units.quantity(**note))}.")
+with choices:
     values = kept.segments(
         "Values", ["Probability", "Counts"], default="Probability", key="affinity-values", label_visibility="collapsed"
     )
@@ -93,6 +100,7 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
         key="affinity-order",
         label_visibility="collapsed",
     )
+with actions:
     playing = layers.plays(trace.layers)
 
 
@@ -120,5 +128,7 @@ def pictures() -> None:
 
 
 pictures()
+for sentence in said:
+    st.caption(sentence)
 st.divider()
 study.panel(problem, first_choice)

@@ -11,13 +11,9 @@ from engine.errors import InputError
 from engine.jobs import runner
 from engine.systems import systems_for
 
-VIEWS = {
-    "Candidate plans": ":material/table_rows:",
-    "Balance against affinity": ":material/scatter_plot:",
-    "Cross-workload score": ":material/grid_on:",
-    "Spare slots": ":material/memory:",
-    "Lina at run time": ":material/schedule:",
-}
+VIEWS = ("Candidate plans", "Balance against affinity", "Cross-workload score", "Spare slots", "Lina at run time")
+SHORT = {"Lina at run time": "Lina"}
+"""On a button, so that all of them take two rows of a narrow page."""
 FORM = 248
 """Pixels of the form at the left of the results."""
 OF_SERVING = ("Candidate plans", "Spare slots")
@@ -114,9 +110,9 @@ with results:
         view = (
             kept.segments(
                 "Show",
-                list(VIEWS if aim == goal.ONE else OF_SERVING),
+                VIEWS if aim == goal.ONE else OF_SERVING,
                 default=view,
-                format_func=lambda view: f"{VIEWS[view]} {view}",
+                format_func=lambda view: SHORT.get(view, view),
                 key="optimise-view",
                 label_visibility="collapsed",
             )

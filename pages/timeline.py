@@ -107,12 +107,12 @@ parts = {name: lanes.fewer_lanes(timeline, first, last, lanes.MOST_LANES) for na
 drawn, whole_of = max(count for _, count in parts.values()), len(drawable[name_of(plan.id)].resources)
 if drawn < whole_of:
     noun = drawn_by if drawn_by == GPUS else drawn_by.lower()
-    title += f" ({drawn} of {whole_of} {noun}: those that the others wait for, and the busiest)"
+    title += f" ({drawn} of {whole_of} {noun})"
 stretches = {name: part for name, (part, _) in parts.items()}
 dark = st.context.theme.type == "dark"
 with chart:
     widgets.chart(charts.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
-with st.container(horizontal=True, gap="large"):
+with st.container(horizontal=True, gap="medium"):
     bounds.show(plan, problem, figures)
     st.metric(
         "Exposed communication",
@@ -133,9 +133,10 @@ if timelines[name_of(plan.id)].bundled:
     bar = "the time in which a GPU sends or receives without a gap: there are too many sends to draw"
 if drawn_by != GPUS:
     bar = "the time from the first GPU's first send to the last one's last"
+which = " Drawn are those that the others wait for, and the busiest." if drawn < whole_of else ""
 st.caption(
-    f"{most}Outlined bars are {how}. A bar on a network lane is {bar}. The thin line runs through what all GPUs wait for. "
-    "Drag the range below the chart to zoom; double-click a kind in the legend to see it alone."
+    f"{most}Outlined bars are {how}.{which} A bar on a network lane is {bar}. The thin line runs through what all GPUs "
+    "wait for. Drag the range below the chart to zoom; double-click a kind in the legend to see it alone."
 )
 if timelines[name_of(plan.id)].bundled:
     sends.show(plan, problem)

@@ -28,7 +28,7 @@ class Hops:
         """All figures, by GPU and by node, and the chart of every layer pair."""
         gpus, nodes = len(self.cluster.gpus), len(self.cluster.nodes)
         covers = (
-            "upper limit for placements with equally many experts on every GPU and no replicas, from singular values"
+            "proven limit for placements with equally many experts on every GPU and no replicas, from singular values"
         )
         if not (self.placement.single and len(np.unique(self.placement.slots)) == 1):
             covers += "; the placement shown is not one of them"
@@ -63,7 +63,7 @@ class Hops:
         """Three figures in a row: what stays on a `what`, what could, and what would by chance."""
         places = st.columns(3)
         about = f"share of hops that stay on their {what}, all layers"
-        places[0].metric(f"Kept on {what}", units.share(self._whole(kept)), help=about)
+        places[0].metric(f"On {what}", units.share(self._whole(kept)), help=about)
         if limit is not None:
-            places[1].metric("At most (proven)", units.share(self._whole(limit)), help=covers)
+            places[1].metric("At most", units.share(self._whole(limit)), help=covers)
         places[2].metric("By chance", units.share(self._whole(chance)), help="if the next expert were any, at random")

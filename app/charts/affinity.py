@@ -8,6 +8,8 @@ import plotly.graph_objects as go
 from app.charts.theme import NEUTRAL, SEQUENTIAL, TEAL, finish
 from engine.units import share
 
+HEATMAP_HEIGHT = 640
+"""Pixels, at which cells are about square on a wide page; on a narrow one they are slim rather than the whole picture small."""
 LABELLED_EXPERTS = 32
 """With more experts in a layer, only every some of them is named on the axes."""
 MOST_LINKS, LABELLED_NODE = 48, 0.04
@@ -52,12 +54,14 @@ def heatmap(
             hovertemplate=f"expert %{{customdata[0]}} of layer {first} → expert %{{customdata[1]}} of layer {last}<br>"
             f"%{{customdata[2]:,.0f}} {unit}, %{{customdata[3]:.1%}} of the former's<extra></extra>",
             colorbar={
+                "orientation": "h",
                 "thickness": 12,
-                "len": 0.5,
+                "len": 1,
                 "y": 1,
-                "yanchor": "top",
+                "yanchor": "bottom",
+                "ticklabelposition": "outside top",
                 "title": {
-                    "side": "right",
+                    "side": "top",
                     "font": {"size": 12},
                     "text": f"% of the row's {unit}" if probability else unit,
                 },
@@ -66,25 +70,11 @@ def heatmap(
     )
     _axis(figure.update_xaxes, f"expert of layer {last}", columns, None if gpus is None else gpus[1])
     _axis(figure.update_yaxes, f"expert of layer {first}", rows, None if gpus is None else gpus[0])
-    _make_square(figure, experts)
+    figure.update_xaxes(range=[-0.5, experts - 0.5], showgrid=False, zeroline=False)
+    figure.update_yaxes(range=[experts - 0.5, -0.5], showgrid=False, zeroline=False)
     if gpus is not None:
         _draw_blocks(figure, *gpus)
-    return finish(figure, _heatmap_title(counts, chance, layers, probability, unit, kept), 780)
-
-
-def _make_square(figure: go.Figure, experts: int) -> None:
-    """Cells as wide as high, the first row on top."""
-    figure.update_xaxes(
-        constrain="domain", constraintoward="right", range=[-0.5, experts - 0.5], showgrid=False, zeroline=False
-    )
-    figure.update_yaxes(
-        scaleanchor="x",
-        constrain="domain",
-        constraintoward="top",
-        range=[experts - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-    )
+    return finish(figure, _heatmap_title(counts, chance, layers, probability, unit, kept), HEATMAP_HEIGHT)
 
 
 def _axis(update, title: str, order: np.ndarray, gpu: np.ndarray | None) -> None:
@@ -263,7 +253,7 @@ def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit
     """What stays on its GPU between each layer and the next. kept, limit: float64[layer - 1] shares, NaN without hops;
     limit: what no placement can exceed; chance: the share if experts were drawn at random."""
     pairs = np.arange(len(kept))
-    step = -(-len(kept) // 16)
+    step = -(-len(kept) // 8)
     figure = go.Figure()
     figure.add_bar(
         x=pairs,
@@ -299,7 +289,8 @@ def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit
     figure.update_xaxes(
         title="from layer → to the next",
         tickvals=pairs[::step],
-        ticktext=[f"{pair}→{pair + 1}" for pair in pairs[::step]],
+        ticktext=[f"{pair}→{pair + 1}" if step == 1 else str(pair) for pair in pairs[::step]],
+        tickangle=0,
         range=[-0.5, len(kept) - 0.5],
     )
     highest = np.nanmax([chance, *kept, *([] if limit is None else limit)])

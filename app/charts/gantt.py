@@ -20,8 +20,8 @@ HEIGHT = 640
 """Pixels of a chart with many lanes: all of it, its time axis too, is in sight on a laptop."""
 LANE, LABEL = 26, 15
 """Pixels of a lane where there are few, and of a lane's name."""
-ABOVE, BELOW, TITLE = 84, 108, 30
-"""Pixels above the first plan's lanes, below the last one's (time axis and range bar), and of a plan's name."""
+ABOVE, BELOW, TITLE = 84, 88, 30
+"""Pixels above the first plan's lanes, below the last one's (times and range bar), and of a plan's name."""
 
 
 def layers_that_fit(timelines: list[Timeline]) -> int:
@@ -131,13 +131,20 @@ def _draw_path(figure: go.Figure, row: int, events: pd.DataFrame, factor: float,
 
 
 def _draw_bound(figure: go.Figure, row: int, bound: float, factor: float) -> None:
-    figure.add_vline(
-        x=bound / factor,
-        line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
+    figure.add_vline(x=bound / factor, line={"dash": "dash", "width": 1.5, "color": NEUTRAL}, row=row, col=1)
+    # At the end of the plan's own row: beside the line it would lie over a long name.
+    figure.add_annotation(
+        text=f"bound {seconds(bound)}, dashed",
+        x=1,
+        xref="x domain",
+        xanchor="right",
+        y=1,
+        yref="y domain",
+        yanchor="bottom",
+        showarrow=False,
+        font={"size": SMALLEST},
         row=row,
         col=1,
-        annotation={"text": f"bound {seconds(bound)}", "font": {"size": SMALLEST}},
-        annotation_position="top",
     )
 
 
@@ -154,7 +161,8 @@ def _share_time_axis(figure: go.Figure, rows: int, longest: float, unit: str, pl
         spikecolor=NEUTRAL,
         spikedash="dot",
     )
-    figure.update_xaxes(title={"text": f"time, {unit}", "standoff": 4}, rangeslider=range_bar(span, plot), row=rows)
+    # A name of the axis below the range bar would be cut off: plotly leaves too little room for it.
+    figure.update_xaxes(ticksuffix=f" {unit}", rangeslider=range_bar(span, plot), row=rows)
 
 
 def _name_lanes(figure: go.Figure, row: int, names: tuple[str, ...], every: int) -> None:

@@ -9,6 +9,8 @@ from app.charts.theme import KIND_COLOURS, KIND_TITLES, NEUTRAL, TEAL, finish, l
 from engine.units import TIME, digits, ratio, scale_of, seconds
 
 BESIDE = "left bars predicted, right bars measured"
+TIMES = 136
+"""Pixels at the right of bars, of their times in words."""
 HEIGHT = 340
 WRITTEN = 6
 """Pairs of bars that have room for their numbers."""
@@ -85,22 +87,18 @@ def totals(
     figure = go.Figure()
     _add_predicted(figure, names, predicted, factor)
     _add_measured(figure, names, passes, factor)
-    ends = np.maximum(highs, np.array(predicted)) / factor
-    figure.add_scatter(
-        x=ends,
-        y=places,
-        mode="text",
-        showlegend=False,
-        hoverinfo="skip",
-        textposition="middle right",
-        text=[
-            f"  {seconds(median)} measured, {seconds(prediction)} predicted ({ratio(median / prediction)})"
-            if prediction
-            else ""
-            for median, prediction in zip(medians, predicted, strict=True)
-        ],
-    )
-    figure.update_xaxes(title=f"time of one pass, {unit}", range=[0, float(ends.max()) * 1.5 or 1])
+    for place, median, prediction in zip(places, medians, predicted, strict=True):
+        figure.add_annotation(
+            x=1,
+            xref="paper",
+            xanchor="left",
+            align="left",
+            y=place,
+            text=f" {seconds(median)} measured<br> {seconds(prediction)} predicted" if prediction else "",
+            showarrow=False,
+        )
+    longest = float(max(highs.max(), max(predicted))) / factor
+    figure.update_xaxes(title=f"time of one pass, {unit}", range=[0, longest * 1.02 or 1])
     figure.update_yaxes(
         tickvals=places,
         ticktext=[plain(name) for name in names],
@@ -109,7 +107,8 @@ def totals(
         zeroline=False,
     )
     height = 130 + 52 * len(names)
-    return finish(figure, title, height, top=70, barmode="overlay", legend=legend_above(height))
+    finish(figure, title, height, top=70, barmode="overlay", legend=legend_above(height))
+    return figure.update_layout(margin_r=TIMES)
 
 
 def _add_predicted(figure: go.Figure, names: Sequence[str], predicted: Sequence[float], factor: float) -> None:

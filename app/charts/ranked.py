@@ -11,6 +11,8 @@ from engine.units import TIME, digits, ratio, scale_of, seconds
 
 MOST = 20
 """Plans with a bar: the fastest, and always what is open and what is deployed."""
+TIMES = 64
+"""Pixels at the right, of the times in words."""
 ROW = 28
 """Pixels of a bar."""
 
@@ -36,7 +38,7 @@ def ranked(
     for title, colour, own in (("The open plan", TEAL, True), ("Other plans", NEUTRAL, False)):
         rows = [row for row in place if (drawn[row] == opened) is own]
         if rows:
-            _add_bars(figure, rows, [times[at] for at in drawn], factor, tips, title, colour, ink(dark))
+            _add_bars(figure, rows, [times[at] for at in drawn], factor, tips, title, colour)
     proven = [row for row in place if not math.isnan(bounds[drawn[row]])]
     figure.add_scatter(
         **strokes([bounds[drawn[row]] / factor for row in proven], proven, 0.42),
@@ -54,8 +56,18 @@ def ranked(
             line={"width": 1.5, "dash": "dot", "color": ink(dark)},
             hoverinfo="skip",
         )
+    for row, at in enumerate(drawn):  # in a column of their own, where no line crosses them
+        figure.add_annotation(
+            x=1,
+            xref="paper",
+            xanchor="left",
+            y=row,
+            text=f" {seconds(times[at])}",
+            showarrow=False,
+            font={"size": SMALLEST, "color": ink(dark)},
+        )
     longest = max(times[at] for at in drawn) / factor
-    figure.update_xaxes(title=f"time, {unit} (simulated)", range=[0, longest * 1.14 or 1])
+    figure.update_xaxes(title=f"time, {unit} (simulated)", range=[0, longest * 1.02 or 1])
     figure.update_yaxes(
         tickvals=place,
         ticktext=[_label(names[at], at == deployed, at == opened) for at in drawn],
@@ -65,18 +77,12 @@ def ranked(
     )
     height = 138 + ROW * len(drawn)
     title = _finding(names, times, order[0], deployed, len(drawn))
-    return finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height))
+    finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height))
+    return figure.update_layout(margin_r=TIMES)
 
 
 def _add_bars(
-    figure: go.Figure,
-    rows: list[int],
-    times: list[float],
-    factor: float,
-    tips: list[str],
-    title: str,
-    colour: str,
-    text_colour: str,
+    figure: go.Figure, rows: list[int], times: list[float], factor: float, tips: list[str], title: str, colour: str
 ) -> None:
     """Bars of some rows, from the top, of which times (seconds) and tips are."""
     figure.add_bar(
@@ -87,10 +93,6 @@ def _add_bars(
         name=title,
         showlegend=False,
         marker={"color": colour},
-        text=[f" {seconds(times[row])}" for row in rows],
-        textposition="outside",
-        cliponaxis=False,
-        textfont={"size": SMALLEST, "color": text_colour},
         customdata=[tips[row] for row in rows],
         hovertemplate="%{customdata}<extra></extra>",
     )

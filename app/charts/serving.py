@@ -3,7 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, finish, ink, plain, strokes
+from app.charts.theme import KIND_COLOURS, KIND_TITLES, finish, ink, legend_below, plain, strokes
 from engine.serving.figures import ServingFigures
 from engine.units import TIME, scale_of, seconds, share
 
@@ -24,6 +24,10 @@ PARTS = (
 )
 """Of `ServingFigures.parts`, in the order of a layer: key, title, colour, pattern."""
 
+TIMES, HIDDEN = 64, 96
+"""Pixels at the right of bars, of their times in words, and more where a part of the work is hidden."""
+NAMED = 0.02
+"""Share of the work from which a part has a place in the legend; what smaller ones are, their tips say."""
 SAME = 0.0005
 """Gain that people do not see."""
 
@@ -40,31 +44,24 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
         values = np.array([served.parts.get(kind, 0.0) for served in figures])
         if not values.any():
             continue
+        shares = [value / sum(served.parts.values()) for served, value in zip(figures, values, strict=True)]
         figure.add_bar(
             x=values / factor,
             y=place,
             orientation="h",
             name=title,
+            showlegend=bool(max(shares) >= NAMED),
             width=0.56,
             marker={"color": colour, "line": {"color": colour, "width": 1}, "pattern": _pattern(pattern)},
             customdata=[
-                f"{plain(name)}<br>{title}: {seconds(value)}, {share(value / sum(served.parts.values()))} of the work"
-                for name, served, value in zip(names, figures, values, strict=True)
+                f"{plain(name)}<br>{title}: {seconds(value)}, {share(part)} of the work"
+                for name, value, part in zip(names, values, shares, strict=True)
             ],
             hovertemplate="%{customdata}<extra></extra>",
         )
     _draw_lines(figure, figures, factor, ink(dark))
     _write_bound(figure, figures, factor)
-    figure.add_scatter(
-        x=[sum(served.parts.values()) / factor for served in figures],
-        y=place,
-        mode="text",
-        showlegend=False,
-        hoverinfo="skip",
-        text=[f"  {_total(served)}" for served in figures],
-        textposition="middle right",
-    )
-    figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest / factor * 1.25])
+    figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest / factor * 1.02])
     figure.update_yaxes(
         tickvals=place,
         ticktext=[plain(name) for name in names],
@@ -72,14 +69,13 @@ def parts(plans: dict[str, ServingFigures], dark: bool = False) -> go.Figure:
         showgrid=False,
         zeroline=False,
     )
-    height = 190 + 46 * len(names)
-    return finish(
-        figure,
-        _finding(plans),
-        height,
-        barmode="stack",
-        legend={"orientation": "h", "x": 0, "y": -62 / (height - 130), "yanchor": "top", "traceorder": "normal"},
-    )
+    for row, served in enumerate(figures):
+        figure.add_annotation(x=1, xref="paper", xanchor="left", y=row, text=f" {_total(served)}", showarrow=False)
+    height = 230 + 46 * len(names)
+    # On a narrow page the legend takes a line a part; the bars give way to it.
+    legend = legend_below(-62 / (height - 150)) | {"maxheight": 1}
+    finish(figure, _finding(plans), height, barmode="stack", legend=legend)
+    return figure.update_layout(margin_r=TIMES + HIDDEN * any(served.hidden for served in figures))
 
 
 def _pattern(shape: str) -> dict:

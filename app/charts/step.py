@@ -17,6 +17,7 @@ from app.charts.theme import (
     finish,
     ink,
     legend_above,
+    legend_below,
     plain,
     range_bar,
     strokes,
@@ -29,6 +30,8 @@ MOST_BARS = 5000
 """Events drawn as bars; a browser gets slow above, so a part of the step must be chosen."""
 MOST_LANES = 4
 """Groups of GPUs drawn for each plan: those that compute longest."""
+TIMES = 108
+"""Pixels at the right of bars, of their times in words and how far above their bounds they are."""
 EXPOSED = "#DC267F"
 EXPOSED_TITLE = "Exposed communication"
 PARTS = (
@@ -69,9 +72,9 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
             hovertemplate="%{customdata}<extra></extra>",
         )
     _draw_bounds(figure, [metrics.order_bound for metrics in figures], factor, dark)
-    _write_times(figure, figures, factor)
+    _write_times(figure, figures)
     longest = max(metrics.total for metrics in figures) / factor
-    figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest * 1.22])
+    figure.update_xaxes(title=f"time of one step, {unit} (simulated)", range=[0, longest * 1.02])
     figure.update_yaxes(
         tickvals=place,
         ticktext=[plain(name) for name in names],
@@ -79,19 +82,9 @@ def decomposition(plans: dict[str, Metrics], baseline: str | None = None, dark: 
         showgrid=False,
         zeroline=False,
     )
-    return finish(
-        figure,
-        _finding(plans, baseline),
-        160 + 38 * len(names),
-        barmode="stack",
-        legend={
-            "orientation": "h",
-            "x": 0,
-            "y": -62 / (80 + 38 * len(names)),
-            "yanchor": "top",
-            "traceorder": "normal",
-        },
-    )
+    legend = legend_below(-62 / (80 + 38 * len(names)))
+    finish(figure, _finding(plans, baseline), 160 + 38 * len(names), barmode="stack", legend=legend)
+    return figure.update_layout(margin_r=TIMES)
 
 
 def _draw_bounds(figure: go.Figure, bounds: list[float], factor: float, dark: bool) -> None:
@@ -109,16 +102,16 @@ def _draw_bounds(figure: go.Figure, bounds: list[float], factor: float, dark: bo
     )
 
 
-def _write_times(figure: go.Figure, figures: list[Metrics], factor: float) -> None:
-    figure.add_scatter(
-        x=[metrics.total / factor for metrics in figures],
-        y=np.arange(len(figures)),
-        mode="text",
-        showlegend=False,
-        hoverinfo="skip",
-        text=[f" {seconds(metrics.total)}, {share(metrics.order_gap)} above" for metrics in figures],
-        textposition="middle right",
-    )
+def _write_times(figure: go.Figure, figures: list[Metrics]) -> None:
+    for place, metrics in enumerate(figures):
+        figure.add_annotation(
+            x=1,
+            xref="paper",
+            xanchor="left",
+            y=place,
+            text=f" {seconds(metrics.total)}, +{share(metrics.order_gap)}",
+            showarrow=False,
+        )
 
 
 def _finding(plans: dict[str, Metrics], baseline: str | None) -> str:
@@ -271,7 +264,7 @@ def step_gantt(
             _mark(figure, bounds[name] / factor, top + TITLE, y - GAP, "dash", text)
     height = int(PIXELS * y / 0.9) + 190
     span = [0, longest / factor * 1.02 or 1]
-    figure.update_xaxes(title=f"time, {unit}", range=span, rangeslider=range_bar(span, height - 190))
+    figure.update_xaxes(ticksuffix=f" {unit}", range=span, rangeslider=range_bar(span, height - 190))
     figure.update_yaxes(
         tickvals=list(ticks),
         ticktext=list(ticks.values()),

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import NEUTRAL, SECOND, SMALLEST, TEAL, finish, plain
+from app.charts.theme import NEUTRAL, SECOND, SMALLEST, TEAL, finish, legend_below, plain
 from engine.studies.sweep import Kind, SweepPoint, best_of
 from engine.units import TIME, digits, scale_of, seconds, share
 
@@ -27,7 +27,7 @@ PARTS = {
     "idle": ("neither", "#BBBBBB", "."),
 }
 """Names, colours and patterns of what `Timeline.decomposition` tells apart."""
-LEGEND = {"orientation": "h", "x": 0, "y": -0.17, "yanchor": "top", "traceorder": "normal"}
+LEGEND = legend_below(-0.17)
 EQUAL = 1e-3
 """Times that differ by no more than this part are equally good."""
 CLOSE = 0.06

@@ -63,6 +63,8 @@ EDGE = 0.55
 """Brightness of an outline against its bar's."""
 SMALLEST = 12
 """Pixels of the smallest text."""
+TITLE_ROOM = 26
+"""Pixels of a figure's title and of the space below it."""
 DIVERGING = [[0.0, MARK], [0.5, "rgba(138,150,148,0.08)"], [1.0, TEAL]]
 """Worse, as good, better."""
 
@@ -151,6 +153,17 @@ def finish(figure: go.Figure, title: str, height: int, top: int = 44, **layout) 
     return figure
 
 
+def without_title(figure: go.Figure) -> go.Figure:
+    """The same figure without its title and the room that it has: a page writes it above, where a long one takes a second line,
+    which plotly would cut off at the figure's edge. The plot stays as large as it was."""
+    layout = figure.layout
+    height = layout.height - TITLE_ROOM
+    if layout.legend.yref == "container":
+        layout.legend.y = 1 - ((1 - layout.legend.y) * layout.height - TITLE_ROOM) / height
+    figure.update_layout(title=None, height=height, margin_t=layout.margin.t - TITLE_ROOM)
+    return figure
+
+
 def legible(figure: go.Figure, dark: bool) -> go.Figure:
     """The same figure with no text smaller than SMALLEST or with less contrast than AA asks for, of which Streamlit's template
     has both. A size or colour that a chart chose stays."""
@@ -176,8 +189,21 @@ def _fill(font: Any, usual: dict[str, Any]) -> None:
 
 
 def legend_above(height: int) -> dict[str, Any]:
-    """A legend in one row between the title and the plot of a chart of this height in pixels."""
-    return {"orientation": "h", "yref": "container", "y": 1 - 34 / height, "yanchor": "top", "x": 0, "xanchor": "left"}
+    """A legend between the title and the plot of a chart of this height in pixels, as wide as the chart."""
+    return {
+        "orientation": "h",
+        "xref": "container",
+        "x": 0,
+        "xanchor": "left",
+        "yref": "container",
+        "y": 1 - 34 / height,
+        "yanchor": "top",
+    }
+
+
+def legend_below(y: float) -> dict[str, Any]:
+    """A legend as wide as the plot. y: its top, in heights of the plot, negative as it lies below."""
+    return {"orientation": "h", "x": 0, "y": y, "yanchor": "top", "traceorder": "normal"}
 
 
 def strokes(values: Sequence[float], places: Sequence[float], half: float) -> dict[str, list[float | None]]:

@@ -14,12 +14,13 @@ MOST = 24
 
 
 def by_gpu(waits: pd.DataFrame, names: tuple[str, ...]) -> go.Figure:
-    """Stacked bars of seconds by kind, one a GPU that anybody waited for. waits: as `engine.simulate.waits`; names: of every
-    GPU."""
+    """Stacked bars of seconds by kind, one a GPU that anybody waited for; their colours are named by the chart by layer, which
+    stands beside it. waits: as `engine.simulate.waits`; names: of every GPU."""
     times = waits.groupby("gpu")["seconds"].sum().sort_values(ascending=False)
     worst, whole = int(times.index[0]), times.sum() or 1.0
     title = f"{plain(names[worst])} holds the others up for {share(times.iloc[0] / whole)} of the time"
-    return _bars(waits, "gpu", {int(gpu): plain(names[gpu]) for gpu in times.index[:MOST]}, worst, title, "")
+    figure = _bars(waits, "gpu", {int(gpu): plain(names[gpu]) for gpu in times.index[:MOST]}, worst, title, "")
+    return figure.update_layout(showlegend=False)
 
 
 def by_layer(waits: pd.DataFrame) -> go.Figure:
@@ -64,6 +65,6 @@ def _bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title
         font={"size": SMALLEST},
     )
     figure.update_yaxes(autorange="reversed", title=axis)
-    figure.update_xaxes(title=f"time that all wait for it, {unit}", rangemode="tozero")
+    figure.update_xaxes(title=f"time waited for, {unit}", rangemode="tozero")
     height = 24 * len(names) + 150
     return finish(figure, title, height, top=72, barmode="stack", bargap=0.25, legend=legend_above(height))

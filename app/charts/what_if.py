@@ -7,14 +7,25 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts.sweep import PARTS
-from app.charts.theme import KIND_COLOURS, KIND_TITLES, MARK, NEUTRAL, SECOND, TEAL, finish, plain, strokes
+from app.charts.theme import (
+    KIND_COLOURS,
+    KIND_TITLES,
+    MARK,
+    NEUTRAL,
+    SECOND,
+    TEAL,
+    finish,
+    legend_below,
+    plain,
+    strokes,
+)
 from engine.studies.what_if import Outlook
 from engine.units import TIME, ratio, scale_of, seconds, share
 
 COMPUTES, SENDS = "#E69F00", "#0072B2"
 SAME = 5e-4
 """Times that differ by no more than this part are equal."""
-LEGEND = {"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "traceorder": "normal"}
+LEGEND = legend_below(-0.24)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +75,7 @@ def totals(cases: Sequence[Case], change: str) -> go.Figure:
     figure.add_scatter(
         **strokes([outlook.bound / factor for _, outlook, _ in rows], places, 0.46),
         mode="lines",
-        name="bound of its placement",
+        name="its bound",
         line={"dash": "dash", "width": 1.5, "color": NEUTRAL},
         hoverinfo="skip",
     )
@@ -252,28 +263,30 @@ def per_kind(case: Case) -> go.Figure:
     factor, unit = scale_of(
         max(max(outlook.kinds.values()) for outlook in (shown, before) if outlook is not None), TIME
     )
-    titles = [KIND_TITLES[key].replace(" ", "<br>", 1) for key in keys]
+    titles = [KIND_TITLES[key] for key in keys]
     figure = go.Figure()
     if before is not None:
         figure.add_bar(
-            x=titles,
-            y=[before.kinds.get(key, 0.0) / factor for key in keys],
+            y=titles,
+            x=[before.kinds.get(key, 0.0) / factor for key in keys],
+            orientation="h",
             name="now",
             width=0.84,
             marker={"color": "rgba(0,0,0,0)", "line": {"color": NEUTRAL, "width": 1.5}},
-            hovertemplate=f"%{{x}}, now: %{{y:.3g}} {unit}<extra></extra>",
+            hovertemplate=f"%{{y}}, now: %{{x:.3g}} {unit}<extra></extra>",
         )
     figure.add_bar(
-        x=titles,
-        y=[shown.kinds[key] / factor for key in keys],
+        y=titles,
+        x=[shown.kinds[key] / factor for key in keys],
+        orientation="h",
         name=plain(_short(case.name)),
         width=0.56,
         marker={"color": [KIND_COLOURS[key] for key in keys]},
         showlegend=False,
-        hovertemplate=f"%{{x}}: %{{y:.3g}} {unit}<extra></extra>",
+        hovertemplate=f"%{{y}}: %{{x:.3g}} {unit}<extra></extra>",
     )
-    figure.update_xaxes(showgrid=False, tickangle=0)
-    figure.update_yaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
+    figure.update_xaxes(title=f"busy, {unit} ({_tag(shown)})", rangemode="tozero")
+    figure.update_yaxes(showgrid=False, autorange="reversed")
     longest = max(keys, key=shown.kinds.get)
     title = f"{KIND_TITLES[longest]} runs longest: {seconds(shown.kinds[longest])} of {seconds(shown.total)}"
     return finish(figure, title, 320, barmode="overlay", legend=LEGEND, showlegend=before is not None)

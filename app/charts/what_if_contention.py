@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import NEUTRAL, SECOND, TEAL, finish
+from app.charts.theme import NEUTRAL, SECOND, TEAL, finish, legend_below
 from engine.studies.contention import MODES, ContentionPoint
 from engine.units import TIME, ratio, scale_of, seconds
 
-LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
+LEGEND = legend_below(-0.2)
 STYLES = {
     "concurrent": (SECOND, "dash", "diamond"),
     "matched": (TEAL, "solid", "circle"),

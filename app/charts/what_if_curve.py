@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import NEUTRAL, SECOND, TEAL, finish, plain
+from app.charts.theme import NEUTRAL, SECOND, TEAL, finish, legend_below, plain
 from engine.studies.curve import ANEW, CurvePoint
 from engine.units import TIME, ratio, scale_of, seconds, share
 
-LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
+LEGEND = legend_below(-0.2)
 STYLES = ((TEAL, "solid", "circle"), (SECOND, "dash", "diamond"), (NEUTRAL, "dot", "square"))
 AXES = {
     "network": "network bandwidth, times that of now",

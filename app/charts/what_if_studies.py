@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SMALLEST, TEAL, finish, ink, plain
+from app.charts.theme import KIND_COLOURS, NEUTRAL, SECOND, SMALLEST, TEAL, finish, ink, legend_below, plain
 from engine.studies.capacity import CapacityPoint, smallest
 from engine.studies.imprecision import ImprecisionPoint
 from engine.studies.sensitivity import SensitivityPoint
@@ -20,7 +20,7 @@ STYLES = {
     "rga+rec": (SECOND, "dash", "diamond"),
     "rec": (KIND_COLOURS["dispatch"], "dot", "square"),
 }
-LEGEND = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
+LEGEND = legend_below(-0.2)
 
 
 def tornado(
@@ -239,7 +239,7 @@ def capacity(
             x=each * fewest.gpus,
             y=fewest.total / factor,
             text=f"<b>{fewest.gpus} GPUs</b>{_priced(fewest, price)}",
-            ay=-30,
+            ay=30,
             ax=0,
             arrowhead=0,
             standoff=7,

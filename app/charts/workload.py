@@ -73,12 +73,12 @@ def _popularity_map(load: np.ndarray, title: str) -> go.Figure:
             colorscale=SEQUENTIAL,
             zmin=0,
             zmax=load.max() or 1,
-            colorbar={"title": "token copies"},
+            colorbar={"title": "token copies", "thickness": 12},
             hovertemplate="layer %{y}, expert %{x}: %{z:,.0f} copies<extra></extra>",
         )
     )
-    figure.update_xaxes(title="expert")
-    figure.update_yaxes(title="MoE layer", autorange="reversed")
+    figure.update_xaxes(title="expert", showgrid=False)
+    figure.update_yaxes(title="MoE layer", autorange="reversed", showgrid=False)
     return finish(figure, title, 640)
 
 

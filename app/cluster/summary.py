@@ -14,7 +14,7 @@ from engine.problem import MEMORY_SHARE
 
 def totals(cluster: Cluster) -> None:
     """What the GPUs are together, the file, and whether the open models fit the memory."""
-    with st.container(horizontal=True, gap="large"):
+    with st.container(horizontal=True, gap="medium"):
         st.metric("GPUs", len(cluster.gpus))
         st.metric("Memory", f"{cluster.values('memory').sum() / 2**30:,.0f} GiB")
         st.metric("Peak, 16 bits", f"{cluster.values('flops_fp16').sum() / 1e15:.3g} PFLOP/s")

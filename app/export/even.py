@@ -35,7 +35,7 @@ def offer(plan: Plan, problem: Problem, refusal: str, key: str) -> Plan | None:
 
 def _price(projection: EvenProjection) -> None:
     before, after = projection.before, projection.after
-    with st.container(horizontal=True, gap="large"):
+    with st.container(horizontal=True, gap="medium"):
         st.metric(
             "Time, simulated",
             units.seconds(after.total),

@@ -132,13 +132,14 @@ def timelines(launch: Launched, at: int) -> tuple[Timeline, Timeline]:
 
 def _figures(run: dict[str, Any], report: dict[str, Any]) -> None:
     predicted, measured, passes = run["predicted_seconds"], run["measured_seconds"], run["pass_seconds"]
-    with st.container(horizontal=True, gap="large"):
+    with st.container(horizontal=True, gap="medium"):
         st.metric("Measured", units.seconds(measured), help="the timed pass of median length")
         st.metric("Predicted", units.seconds(predicted), help=plain(run["predicted"]["cost_source"]))
         st.metric("Measured / predicted", units.ratio(measured / predicted) if predicted else "—")
         st.metric(
             f"{len(passes)} passes",
             f"{units.seconds(min(passes))} – {units.seconds(max(passes))}",
+            width="content",  # squeezed, it would be written smaller
             help="fastest and slowest timed pass",
         )
         st.metric(

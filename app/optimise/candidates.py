@@ -24,11 +24,13 @@ def show(problem: Problem, aim: str) -> None:
             )
         return
     shown = table[table["id"] == state.plan_id()]
-    if aim != goal.STEP:  # whose chart shows what their time is made of too
+    if aim == goal.STEP:
+        plan_table.decomposition(table, problem)
+    else:
         widgets.chart(_ranked(table), "plans-ranked")
     if len(shown):
         st.markdown(f"**{plain(shown['Plan'].iloc[0])}**")
-        verdict_line.show_plan(cached.open_plan(), problem)
+        verdict_line.show_plan(cached.open_plan(), problem, narrow=True)
     on = "Simulated" if aim == goal.STEP else "Simulated on the open workload"
     st.subheader("Candidate plans", anchor=False)
     st.caption(f"{on}, what is deployed on top, then fastest first. Select a row to open its plan.")
@@ -38,7 +40,6 @@ def show(problem: Problem, aim: str) -> None:
             "Exposed communication: the network is busy and nothing computes. Memory: weights, gradients and momentum on "
             "the fullest GPU, without activations."
         )
-        plan_table.decomposition(table, problem)
     if len(shown):
         plan_table.notes(shown.iloc[0])
     st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")

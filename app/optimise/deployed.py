@@ -108,7 +108,7 @@ def show(problem: Problem) -> None:
         return
     name = LINEAR if chosen is None or problem.in_use is None else plan.name
     st.markdown(f"**Today, with {plain(name)}**")
-    with st.container(horizontal=True, gap="large"):
+    with st.container(horizontal=True, gap="medium"):
         if figures is not None:
             st.metric("Time, simulated", units.seconds(figures.total), help=f"of a pass; {figures.how_simulated}")
         st.metric("Balancedness", f"{even.balancedness:.3f}", help="mean / largest load of the GPUs; 1 is even")

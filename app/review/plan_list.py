@@ -50,7 +50,7 @@ def _filtered(plans: list[ListedPlan], workspace: str) -> list[ListedPlan]:
             "Search",
             key="review-search",
             placeholder="Name, note, author or ID",
-            width=240,
+            width=200,
             icon=":material/search:",
             label_visibility="collapsed",
         )
@@ -88,7 +88,7 @@ def _any_of(
         placeholder=f"Any {what}",
         label_visibility="collapsed",
         key=f"review-{what}-{workspace}",
-        width=200,
+        width=176,
     )
 
 

@@ -27,7 +27,7 @@ from plotly.offline import get_plotlyjs
 from app.charts import cluster as cluster_charts
 from app.charts import review as charts
 from app.charts import verdict as verdict_charts
-from app.charts.theme import CONFIG, legible
+from app.charts.theme import CONFIG, ink, legible
 from app.review import criteria
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
 from engine import units
@@ -214,10 +214,11 @@ def chart(figure: go.Figure) -> dict[str, Markup | str | int]:
         width=WIDTH,
         autosize=False,
         font={"family": TEXT_FACE},
-        title_font_family=HEADING_FACE,
+        title_font={"family": HEADING_FACE, "color": ink(dark=False)},
         paper_bgcolor="#FFFFFF",
         plot_bgcolor="#FFFFFF",
     )
+    figure.update_yaxes(ticklabelstandoff=6, title_standoff=10)
     legible(figure, dark=False)
     text = plotly.io.to_json(figure, engine="json")
     for sign in "<>&\u2028\u2029":

@@ -34,7 +34,7 @@ def choose_workspace() -> str | None:
                 list(names).index(chosen),
                 format_func=names.get,
                 key=key,
-                width=320,
+                width=240,
                 on_change=lambda: _switch(st.session_state[key]),
             )
         _new_workspace()

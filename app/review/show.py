@@ -144,7 +144,7 @@ def _figures(brief: Brief) -> None:
     own = brief.own.figures
     scored = bool(brief.risks or brief.refused) or not cached.other_recordings(brief.problem)
     verdict_line.show(brief.standing(scored), f"{own.how_simulated}; costs: {brief.own.timeline.cost_source}")
-    with st.container(horizontal=True, gap="large"):
+    with st.container(horizontal=True, gap="medium"):
         st.metric("GPU utilisation", units.share(own.utilisation), help="compute time / total, mean over GPUs")
         balance.metric(own.balance)
 
@@ -152,7 +152,7 @@ def _figures(brief: Brief) -> None:
 def _noted(saved: SavedPlan) -> None:
     """What the simulation said when the plan was saved."""
     figures = saved.figures.get("metrics") or {}
-    with st.container(horizontal=True, gap="large"):
+    with st.container(horizontal=True, gap="medium"):
         for label, name, text in (
             ("Time, simulated", "total", units.seconds),
             ("Bound", "order_bound", units.seconds),

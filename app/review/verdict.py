@@ -199,7 +199,7 @@ def _say_what_differs(job: runner.Job, decided_by: Thresholds, kind: str, wanted
 
 
 def _figures(verdict: Verdict) -> None:
-    with st.container(horizontal=True, gap="large"):
+    with st.container(horizontal=True, gap="medium"):
         if verdict.gain_held_out is not None:
             st.metric(
                 "Gain held out",

@@ -63,7 +63,6 @@ def results(problem: Problem, serving: Serving) -> None:
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
         st.stop()
-    st.subheader("The whole step", anchor=False)
     if not comparison.rows:
         st.caption("No plan for these inputs yet: this is what is deployed. Press Run for better ones.")
     if model.routing_is_assumed():
@@ -71,8 +70,10 @@ def results(problem: Problem, serving: Serving) -> None:
             ":material/balance: Balanced routing is assumed, under which placements hardly differ. Open a recording of this "
             "model to see what a plan wins."
         )
-    table.verdict(comparison.shown, comparison, problem)
     table.parts(comparison)
+    st.markdown(f"**{plain(comparison.shown.plan.name)}**")
+    table.verdict(comparison.shown, comparison, problem, narrow=True)
+    table.memory(comparison.shown)
     say_sources(serving, comparison.shown.figures)
     if comparison.rows:
         st.subheader("Candidate plans", anchor=False)

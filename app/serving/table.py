@@ -63,19 +63,23 @@ def compare(problem: Problem, serving: Serving) -> Comparison:
     return Comparison(rows, baseline, refused)
 
 
-def verdict(row: Row, comparison: Comparison, problem: Problem) -> None:
-    """How a plan stands, and whether it fits the memory."""
-    figures = row.figures
-    step, memory = figures.step, figures.memory
-    st.markdown(f"**{plain(row.plan.name)}** · {plain(step_in_words(step))}")
+def verdict(row: Row, comparison: Comparison, problem: Problem, narrow: bool = False) -> None:
+    """How a plan stands. narrow: as for `verdict_line.show`."""
     verdict_line.show(
-        standing(row, comparison, problem), f"MoE layers: {figures.sources[1]}; the rest: {figures.sources[0]}"
+        standing(row, comparison, problem),
+        f"MoE layers: {row.figures.sources[1]}; the rest: {row.figures.sources[0]}",
+        narrow,
     )
+
+
+def memory(row: Row) -> None:
+    """What the step of a plan is, and whether it fits the memory."""
+    step, memory = row.figures.step, row.figures.memory
     st.caption(
-        f"The fullest GPU holds {units.size(memory.total)}, {units.share(memory.total / memory.room)} of the "
-        f"{units.size(memory.room)} that it has room for: {units.size(memory.experts)} experts, {units.size(memory.others)} "
-        f"other weights, {units.size(memory.kv)} keys and values. A tenth of every GPU is kept for activations, buffers and "
-        "the runtime."
+        f"{plain(row.plan.name)}, {plain(step_in_words(step))}. The fullest GPU holds {units.size(memory.total)}, "
+        f"{units.share(memory.total / memory.room)} of the {units.size(memory.room)} that it has room for: "
+        f"{units.size(memory.experts)} experts, {units.size(memory.others)} other weights, {units.size(memory.kv)} keys and "
+        "values. A tenth of every GPU is kept for activations, buffers and the runtime."
     )
     if not memory.fits:
         st.warning(

@@ -7,6 +7,9 @@ from app.state.session import RemovedPlan
 from engine import store
 from engine.plan import Plan
 
+MOST_EARLIER = 8
+"""Studies that the session knows beside the newest of each kind: as many as may still run or wait."""
+
 
 def plan_jobs() -> list[str]:
     """Ids of the optimisation jobs of this session, newest first."""
@@ -23,12 +26,16 @@ def study_job(kind: str) -> str | None:
 
 
 def study_jobs() -> list[str]:
-    """Ids of the newest study of every kind."""
-    return list(st.session_state.study_jobs.values())
+    """Ids of the newest study of every kind, and of those that were started shortly before."""
+    return [*st.session_state.study_jobs.values(), *st.session_state.earlier_studies]
 
 
 def set_study_job(kind: str, id: str) -> None:
-    change(study_jobs={**st.session_state.study_jobs, kind: id})
+    """Count a study as the newest of its kind; the one before it may still run."""
+    newest, earlier = st.session_state.study_jobs, st.session_state.earlier_studies
+    if newest.get(kind) not in (id, None):
+        earlier = [newest[kind], *(known for known in earlier if known not in (id, newest[kind]))][:MOST_EARLIER]
+    change(study_jobs={**newest, kind: id}, earlier_studies=earlier)
 
 
 def launch_jobs() -> list[str]:

@@ -89,6 +89,7 @@ class Session(Frozen):
     sources: dict[str, CostOfFile] = Field({}, title="the cost sources read from files", description="by name")
     plan_jobs: list[str] = Field([], title="the optimisation jobs", description="ids, newest first")
     study_jobs: dict[str, str] = Field({}, title="the studies", description="id of the newest of each kind")
+    earlier_studies: list[str] = Field([], title="the earlier studies", description="ids, newest first")
     launch_jobs: list[str] = Field([], title="the launches", description="ids, newest first")
     taken: dict[Digest, str] = Field({}, title="the plans opened from sweeps", description="each with its job's id")
     saved: dict[Digest, int | None] = Field({}, title="the team's plans", description="each with its number there")

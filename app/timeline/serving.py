@@ -31,8 +31,10 @@ def show(shown: dict[str, Plan], problem: Problem) -> bool:
         return False
     name, plan = next(iter(shown.items()))
     figures = steps[name].figures
-    table.verdict(table.Row(plan, figures), comparison, problem)
+    row = table.Row(plan, figures)
+    table.verdict(row, comparison, problem)
     _gantt(steps)
+    table.memory(row)
     page.say_sources(serving, figures)
     return True
 
@@ -43,6 +45,7 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
     name, step = next(iter(steps.items()))
     last_layer = int(max(timeline.events["layer"].max() for timeline in timelines.values()))
     first, last = 0, last_layer
+    chart = st.container()
     if last_layer > 0:
         begin, end = state.first_layers(last_layer)
         usual = lanes.drawable(timelines, begin, end, MOST_GPUS)
@@ -53,16 +56,20 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
     share = units.share(step.timeline.total / step.figures.seconds)
     title = f"{theme.plain(name)}: {share} of the step is in these lanes"
     if drawn < len(step.timeline.resources):
-        title += f" ({drawn} of {len(step.timeline.resources)} GPUs: those that the others wait for, and the busiest)"
+        title += f" ({drawn} of {len(step.timeline.resources)} GPUs)"
     stretches = {name: part for name, (part, _) in parts.items()}
-    widgets.chart(
-        charts.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),
-        "served-gantt",
-    )
+    with chart:
+        widgets.chart(
+            charts.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),
+            "served-gantt",
+        )
     what = "MoE layers; attention and dense layers stand between them, the same for every plan"
     if step.figures.step.overlap == "two-batch":
         what = "two batches that take turns, attention among them; embedding, head and dense layers stand outside"
-    st.caption(f"Outlined bars are simulated at the tokens of the step: {what}.")
+    which = ""
+    if drawn < len(step.timeline.resources):
+        which = " Drawn are the GPUs that the others wait for, and the busiest."
+    st.caption(f"Outlined bars are simulated at the tokens of the step: {what}.{which}")
     st.download_button(
         "Perfetto file of the served step",
         lambda: write_trace(step.timeline),

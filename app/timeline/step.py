@@ -17,17 +17,17 @@ def show(shown: dict[str, Plan], problem: Problem) -> None:
     """The plans by the names to show, the open one first."""
     timelines = {name: cached.simulate(plan, problem) for name, plan in shown.items()}
     plan = next(iter(shown.values()))
-    figures = cached.metrics(plan, problem)
     verdict_line.show_plan(plan, problem)
-    _figures(plan, problem)
+    chart = st.container()
     phase, first, last = choose_part(list(timelines.values()))
     parts = {name: charts.stretch(timeline, phase, first, last) for name, timeline in timelines.items()}
-    waits = units.share(figures.decomposition["communication"] / (figures.total or 1.0))
-    title = f"{verdict_line.headline(plan, problem)}; it waits {waits} of that for the network"
+    title = verdict_line.headline(plan, problem)
     bounds = (
         {name: cached.metrics(plan, problem).order_bound for name, plan in shown.items()} if phase == "step" else None
     )
-    widgets.chart(charts.step_gantt(timelines, parts, title, bounds), "step-gantt")
+    with chart:
+        widgets.chart(charts.step_gantt(timelines, parts, title, bounds), "step-gantt")
+    _figures(plan, problem)
     groups = max(len(timeline.resources) for timeline in timelines.values())
     limit = ""
     if groups > charts.MOST_LANES:
@@ -42,7 +42,7 @@ def show(shown: dict[str, Plan], problem: Problem) -> None:
 def _figures(plan: Plan, problem: Problem) -> None:
     figures = cached.metrics(plan, problem)
     own, total = figures.decomposition["communication"], figures.total or 1.0
-    with st.container(horizontal=True, gap="large"):
+    with st.container(horizontal=True, gap="medium"):
         st.metric(
             "Bound for this placement",
             f"{units.seconds(figures.order_bound)} (+{units.share(figures.order_gap)})",

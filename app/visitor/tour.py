@@ -6,15 +6,12 @@ from app import state
 from app.text import plain
 
 STEPS = {
-    "Workload": ("workload", "This is {workload}: the bars show how unevenly the experts of each layer are used."),
+    "Workload": ("workload", "{workload}: the bars show how unevenly experts are used."),
     "Cluster": ("cluster", "{gpus}: drag one, or edit the table, and every page counts with what you drew."),
-    "Affinity": ("affinity", "Strong cells tell which expert follows which: on one GPU, their tokens need not travel."),
-    "Optimise": ("optimise", "Press Run: systems and baselines make plans, each beside a proven bound."),
-    "Timeline": (
-        "timeline",
-        "Every send and every computation of the plan above its baselines shows where time is won.",
-    ),
-    "What-if": ("what_if", "Move a slider: the plan stays, and you see what it is worth on another cluster."),
+    "Affinity": ("affinity", "Strong cells: experts that belong on one GPU."),
+    "Optimise": ("optimise", "Press Run: each plan gets a proven bound."),
+    "Timeline": ("timeline", "See where the plan wins time over its baselines."),
+    "What-if": ("what_if", "Move a slider: what is the plan worth elsewhere?"),
     "Review": ("review", "Save a plan and it gets a page: what it gains, where it fails, and what others say to it."),
     "Launch": ("launch", "Start runs the plan as a real job on this machine and lays the measured over the predicted."),
 }

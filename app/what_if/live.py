@@ -24,6 +24,8 @@ from engine.workload import RoutingTrace
 
 FASTER = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0, 16.0)
 REPLAN = "replan"
+FORM = 180
+"""Pixels of the sliders at the left of the charts."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def panel(problem: Problem) -> None:
 
     @failing.fragment
     def live() -> None:
-        left, right = st.columns([3, 10], gap="large")
+        with st.container(horizontal=True, wrap=False, gap="small"):
+            left, right = st.container(width=FORM), st.container()
         with left:
             change = choose(problem)
             beside = _choose_baseline(others)
@@ -175,14 +178,7 @@ def choose(problem: Problem) -> Change:
         factors["dtype"] = None if at["dtype"] in (AS_NOW, problem.model.dtype) else at["dtype"]
         factors["noise"] = at["noise"] / 100
     change = Change(**factors)
-    st.button(
-        "Back to how things are",
-        icon=":material/restart_alt:",
-        disabled=change.is_none,
-        on_click=_reset,
-        args=(sliders,),
-        width="stretch",
-    )
+    st.button("Back to how things are", disabled=change.is_none, on_click=_reset, args=(sliders,), width="stretch")
     return change
 
 
@@ -221,7 +217,6 @@ def _replan(problem: Problem, plan: Plan, change: Change) -> Plan | None:
     running = job is not None and not job.state.finished
     st.button(
         "Replan for this change",
-        icon=":material/route:",
         disabled=change.is_none or running,
         width="stretch",
         help=f"Runs {plain(system.title)} for what is changed and shows its plan beside the open one.",

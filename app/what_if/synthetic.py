@@ -36,7 +36,7 @@ def panel() -> None:
     model, gpus = state.model(), len(state.cluster().gpus)
     sizes = f"{len(model.moe_layers)} MoE layers, {model.experts} experts, {model.experts_per_token} a token"
     st.caption(f"A routing log that nobody recorded, for {plain(model.name)}: {sizes}.")
-    left, right = st.columns([3, 10], gap="large")
+    left, right = st.columns([3, 7], gap="medium")
     with left:
         try:
             recipe = _recipe()
@@ -136,7 +136,7 @@ def _show(trace: RoutingTrace, gpus: int, recipe: Recipe | ImbalanceRecipe) -> N
     layers, experts = trace.layers, trace.num_experts
     load = trace.load
     skew = Balance.of(load).factors
-    with st.container(horizontal=True, gap="large"):
+    with st.container(horizontal=True, gap="medium"):
         st.metric(
             "Worst skew",
             units.ratio(skew["max"]),

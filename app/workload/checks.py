@@ -18,11 +18,11 @@ LEVELS = {
 
 
 def show(workload: Workload, findings: list[Finding]) -> None:
-    """A sentence a finding, the worst first; beside it the button that mends it."""
-    order = list(LEVELS)
-    ranked = sorted(findings, key=lambda finding: -order.index(finding.severity))
+    """A sentence a finding, the worst first, with a button for what mends it. Open where there is an error, else a button."""
+    ranked = _ranked(findings)
     worst = ranked[0].severity
-    with st.expander(f"Checks: {worst}", expanded=worst == "error", icon=LEVELS[worst][1]):
+    title, icon = f"Checks: {worst}", LEVELS[worst][1]
+    with st.expander(title, expanded=True, icon=icon) if has_error(findings) else st.popover(title, icon=icon):
         named = {finding.remedy for finding in ranked} & set(REMEDIES)  # a file of a newer version may name others
         if sum(REMEDIES[name].automatic for name in named) > 1:
             st.button("Mend all of it", icon=":material/healing:", on_click=_mend_all, args=(workload, findings))
@@ -30,6 +30,17 @@ def show(workload: Workload, findings: list[Finding]) -> None:
             remedy = finding.remedy if finding.remedy in named else None
             named.discard(remedy)  # offered once
             _finding(workload, finding, remedy)
+
+
+def has_error(findings: list[Finding]) -> bool:
+    """Whether what was recorded cannot be trusted as it is."""
+    return any(finding.severity == "error" for finding in findings)
+
+
+def _ranked(findings: list[Finding]) -> list[Finding]:
+    """The worst first."""
+    order = list(LEVELS)
+    return sorted(findings, key=lambda finding: -order.index(finding.severity))
 
 
 def _finding(workload: Workload, finding: Finding, remedy: str | None) -> None:

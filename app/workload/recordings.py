@@ -1,8 +1,8 @@
-"""The recordings of the session in a table, and the models that the open one may come from."""
+"""The recordings of the session in a table, to compare and choose from."""
 
 import streamlit as st
 
-from app import cached, model_catalogue, state, tables
+from app import cached, state, tables
 from engine import units
 from engine.errors import InputError
 from engine.studies.inspection import KINDS, skew_of_layers
@@ -15,10 +15,7 @@ OPEN, REMOVE = "recordings-open", "recordings-remove"
 
 
 def show() -> None:
-    """The models that fit, where the open one does not; and the table, where there is a choice of recordings."""
-    recording = cached.workload()
-    if recording is not None:
-        model_catalogue.offer(recording)
+    """The table, where there is a choice of recordings."""
     digests = list(state.workloads())
     if len(digests) < 2:
         return

@@ -15,6 +15,7 @@ from engine.store.database import database
 from tests.app.test_launch_page import problem_of
 from tests.app.test_pages import chooser, press, visit
 from tests.app.test_step_page import said
+from tests.app.test_verdict_line import gain
 
 pytestmark = pytest.mark.slow
 
@@ -95,10 +96,9 @@ def test_a_review_names_what_is_deployed_by_its_file(app: AppTest) -> None:
     press(app, "Save")
     assert f"as {FILE}" in said(app.markdown).replace("\\", "") or FILE in said(app.markdown).replace("\\", "")
     assert "Placement in use" not in said(app.markdown)
-    gain = next(metric for metric in app.metric if metric.label.replace("\\", "") == f"Gain over {FILE}")
     problem = problem_of(app)
     wanted = simulate(deployed(), problem).total / simulate(app.plans[1], problem).total
-    assert gain.value == f"{wanted:.3g}×" and FILE in gain.help.replace("\\", "")
+    assert gain(app) == {f"Gain over {FILE}": f"{wanted:.3g}×"}
 
 
 def test_the_default_layout_of_vllm_by_word(app: AppTest) -> None:

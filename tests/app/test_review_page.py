@@ -37,6 +37,7 @@ from tests.app.test_launch_page import MAIN, problem_of
 from tests.app.test_pages import chooser, press, visit
 from tests.app.test_people import visitor
 from tests.app.test_step_page import said
+from tests.app.test_verdict_line import gain
 from tests.jobs.launched import finish, request_of
 from tests.webhook_service import Service, serving, soon
 
@@ -112,7 +113,7 @@ def test_what_is_said_of_a_plan_is_what_the_simulation_says(app: AppTest) -> Non
     problem = problem_of(app)
     ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
     figures = {metric.label: metric.value for metric in app.metric}
-    assert figures["Gain over Linear placement"] == f"{theirs / ours:.3g}×"
+    assert gain(app) == {"Gain over Linear placement": f"{theirs / ours:.3g}×"}
     assert figures["Worst other recording"] == "none open"
     assert "scored on no other recording" in said(app.markdown)
     assert app.session_state["reviewed"][1] is None and table(app)["State"].tolist() == [["no review"]]
@@ -203,8 +204,8 @@ def test_the_list_says_what_a_plan_gains_over_what_was_deployed_and_where(app: A
     app.run()
     save(app, "theirs")
     row = table(app).set_index("Plan").loc["theirs"]
-    gain = next(metric.value for metric in app.metric if metric.label.startswith("Gain over"))
-    assert (f"{row['Gain']:.3g}×", row["Over"]) == (gain.replace("1.00", "1"), app.plans[1].name)
+    (figure,) = gain(app).values()
+    assert (f"{row['Gain']:.3g}×", row["Over"]) == (figure.replace("1.00", "1"), app.plans[1].name)
     assert not app.multiselect, "all plans are of one cluster and one recording"
 
 

@@ -67,6 +67,18 @@ def test_a_job_is_shown_with_its_time_left_and_stopped_in_two_seconds(page, job,
     assert not page.get("progress") and not page.button
 
 
+def test_a_study_that_another_of_its_kind_follows_stays_in_sight(own_data_folder, job):
+    page = AppTest.from_string(
+        PAGE.replace(
+            "running.show()", f"[state.set_study_job('sweep', id) for id in ('{job.id}', 'gone')]; running.show()"
+        )
+    )
+    assert [text.split(" · ")[0] for text in texts(page.run())] == ["**count**"]
+    page.run()
+    assert page.session_state["study_jobs"] == {"sweep": "gone"}
+    assert page.session_state["earlier_studies"] == [job.id]  # told twice, kept once
+
+
 def test_a_job_that_waits_says_how_many_are_before_it(page, job, monkeypatch):
     page.session_state["plan_jobs"] = [job.id]
     with monkeypatch.context() as patch:

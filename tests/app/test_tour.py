@@ -25,12 +25,12 @@ def test_nobody_is_guided_before_the_sample_is_open_or_after_a_recording_of_thei
 
 def test_the_guide_speaks_of_what_is_open(app: AppTest) -> None:
     open_sample(app)
-    assert "This is alpha\\-code:" in guide(app)
+    assert "** alpha\\-code:" in guide(app)
     assert "8 GPUs of 4 types:" in guide(visit(app, "cluster"))
     press(app, plain("hgx-h100-8"))
     assert "8 GPUs of 1 type:" in guide(app)
     press(visit(app, "workload"), "Beta on prose")
-    assert "This is beta\\-prose:" in guide(app)
+    assert "** beta\\-prose:" in guide(app)
 
 
 def test_each_step_leads_to_the_next_and_the_end_is_kept(app: AppTest) -> None:

@@ -90,8 +90,8 @@ def test_kinds_of_a_step_are_outlined_as_they_are_now() -> None:
     now, then = outlook(kinds={"ffn": 0.5, "dispatch": 0.25}), outlook(kinds={"ffn": 0.1, "dispatch": 0.4, "dw": 0.2})
     figure = live.per_kind(Case("Lancet", now, then))
     assert figure.layout.title.text == "Dispatch all-to-all runs longest: 400 ms of 1 s"
-    assert list(figure.data[0].x) == ["Dispatch<br>all-to-all", "Expert<br>FFN", "dW,<br>gradient of weights"]
-    assert np.allclose(figure.data[0].y, [250, 500, 0]) and np.allclose(figure.data[1].y, [400, 100, 200])
+    assert list(figure.data[0].y) == ["Dispatch all-to-all", "Expert FFN", "dW, gradient of weights"]
+    assert np.allclose(figure.data[0].x, [250, 500, 0]) and np.allclose(figure.data[1].x, [400, 100, 200])
     assert len(live.per_kind(Case("Lancet", now, None)).data) == 1
 
 

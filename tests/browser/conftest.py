@@ -36,6 +36,8 @@ QUIET = [
 
 RUN = re.compile("^Run$")
 """The button of Optimise; others begin with its name."""
+TITLES = '[class*="st-key-titled-"] [data-testid="stMarkdown"]'
+"""The titles of charts, which stand above them."""
 FAULT = '[class*="st-key-failed-"], [data-testid="stException"]'
 """What a page shows of a fault of ours."""
 

@@ -81,8 +81,8 @@ class Camera:
         settle(self.page)
 
     def chart(self, title: str | re.Pattern) -> Locator:
-        """The chart whose title has these words."""
-        return self.page.locator(".js-plotly-plot").filter(has=self.page.locator(".gtitle", has_text=title)).last
+        """The chart whose title has these words, with its title."""
+        return self.page.locator('[class*="st-key-titled-"]').filter(has_text=title).last
 
 
 @contextlib.contextmanager
@@ -159,7 +159,7 @@ def plans(camera: Camera) -> None:
 
 def timeline(camera: Camera) -> None:
     camera.visit("Timeline")
-    gantt = camera.page.locator(".js-plotly-plot").first
+    gantt = camera.page.locator('[class*="st-key-titled-"]').first
     expect(gantt.get_by_text("Aurora ·").first).to_be_visible()
     camera.shoot("gantt", first=gantt, last=gantt)
     camera.shoot("timeline")
@@ -205,6 +205,7 @@ def recordings(camera: Camera) -> None:
     """Other recordings of the model, to hold plans against."""
     page = camera.page
     camera.visit("Workload")
+    page.get_by_text("Add a recording").click()
     for name in ("Alpha on prose", "Alpha on man pages", "Alpha on code"):  # the last stays open
         page.get_by_role("button", name=name).click()
         settle(page)
@@ -275,7 +276,7 @@ def training_step(camera: Camera) -> None:
     camera.shoot("training", first=page.get_by_role("heading", name="Candidate plans"))
     camera.visit("Timeline")
     expect(page.get_by_text("Exposed communication").first).to_be_visible()
-    gantt = page.locator(".js-plotly-plot").first
+    gantt = page.locator('[class*="st-key-titled-"]').first
     camera.shoot("training-timeline", first=gantt, last=gantt)
 
 

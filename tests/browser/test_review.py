@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.app.test_launch_page import session_with_plans
-from tests.browser.conftest import settle, shoot, watched_page
+from tests.browser.conftest import TITLES, settle, shoot, watched_page
 
 HOSTILE = "<img src=x onerror=alert(1)> **bold**"
 SCRIPT = "<script>alert(2)</script> why *not*?"
@@ -112,5 +112,5 @@ def test_save_discuss_and_decide_in_two_browsers(
 
     # Beside another plan.
     page.get_by_text("Compare", exact=True).click()
-    expect(page.locator(".gtitle", has_text="place every expert alike")).to_be_visible(timeout=SOON)
+    expect(page.locator(TITLES, has_text="place every expert alike")).to_be_visible(timeout=SOON)
     expect(page.locator(".js-plotly-plot")).to_have_count(2, timeout=SOON)

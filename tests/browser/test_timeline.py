@@ -12,7 +12,7 @@ from engine.simulate import simulate
 from engine.simulate.waits import waits
 from engine.units import share
 from tests.app.test_launch_page import JOB
-from tests.browser.conftest import settle, shoot
+from tests.browser.conftest import TITLES, settle, shoot
 
 
 def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_folder: Path) -> None:
@@ -24,8 +24,8 @@ def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_fo
     page.goto(f"{start_studio()}/timeline?session={planned}")
     settle(page)
     expect(page.get_by_role("heading", name="The bottleneck")).to_be_visible()
-    expect(page.locator(".gtitle").filter(has_text="holds the others up")).to_be_visible()
-    titles = [title.text_content() for title in page.locator(".gtitle").all()]
+    expect(page.locator(TITLES).filter(has_text="holds the others up")).to_be_visible()
+    titles = [title.text_content() for title in page.locator(TITLES).all()]
     assert re.search("^Linear placement takes .*; it is deployed now$", titles[0]), titles
     # On this cluster it can only be one of the slowest GPUs, which compute and send least.
     (named,) = [title for title in titles if "holds the others up" in title]

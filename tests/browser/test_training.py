@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import RUN, settle, shoot
+from tests.browser.conftest import RUN, TITLES, settle, shoot
 
 
 def choose_in_strip(page: Page, place: int, name: str) -> None:
@@ -47,7 +47,7 @@ def test_training_step_from_the_goal_to_its_exposed_communication(page: Page, st
         settle(page)
     page.get_by_role("button", name=RUN).click()
     expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
-    expect(page.locator(".gtitle").filter(has_text="of DeepSpeed's exposed communication")).to_be_visible()
+    expect(page.locator(TITLES).filter(has_text="of DeepSpeed's exposed communication")).to_be_visible()
     settle(page)
     shoot(page, "9-training-step")
 

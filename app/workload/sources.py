@@ -1,0 +1,58 @@
+"""Where a recording comes from: files that are dropped, and the samples."""
+
+import streamlit as st
+
+from app import drop_zone, model_catalogue, samples, state
+from app.workload import guide, recordings
+
+ZONE = "recordings"
+
+
+def show() -> None:
+    """In full while nothing is open and where a file could not be read; else one line, which leaves the room to the charts."""
+    known = len(state.workloads())
+    title = "Add a recording" if known else "Recordings"
+    beside = f" · {known} in this session" if known > 1 else ""
+    with st.expander(
+        f"{title}, open a sample{beside}",
+        expanded=state.workload_digest() is None or bool(state.complaints_of_zone(ZONE)),
+        icon=":material/upload_file:",
+        type="compact" if known else "default",
+        key="sources",
+    ):
+        drop, gallery = st.columns([2, 3], gap="large")
+        with drop:
+            _drop()
+        with gallery:
+            _samples()
+        recordings.show()
+
+
+def _drop() -> None:
+    drop_zone.show(
+        ZONE,
+        "Routing logs, expert loads, traffic matrices, a model's config.json",
+        "Recordings of SGLang, vLLM, TensorRT-LLM and Megatron-Core, tables, NumPy files; several files of one recording, "
+        "or an archive of them (docs/formats.md).",
+    )
+    st.caption("A red file is above 200 MB: cut it to fewer tokens, or save it as .npz or Parquet, which are smaller.")
+    guide.button()
+    model_catalogue.search("workload")
+
+
+def _samples() -> None:
+    st.caption("Real routing of two small models, recorded on held-out text; see sample_traces/README.md.")
+    with st.container(horizontal=True, gap="small"):
+        for sample in samples.RECORDINGS:
+            if st.button(sample.title, key=sample.file, help=sample.text):
+                samples.open_recording(sample)
+                st.rerun()
+    st.caption(
+        "As large as the real thing, but synthetic: drawn by a power law with some affinity, recorded by nobody."
+    )
+    if st.button(
+        "DeepSeek-R1's size", key="large", help="58 MoE layers × 256 experts, top-8, on four nodes of eight H100"
+    ):
+        with st.spinner("Drawing 4,096 tokens through 58 layers …"):
+            samples.open_large()
+        st.rerun()
