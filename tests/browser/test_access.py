@@ -73,7 +73,9 @@ def test_the_main_job_by_keyboard_and_no_grave_fault_on_any_page_in_either_theme
     settle(page)
     press(page, page.get_by_role("button", name="Open the sample"))
     press(page, page.get_by_role("link", name="Next: make a plan"))
-    page.reload()
+    expect(page.get_by_role("heading", name="Optimise", exact=True)).to_be_visible()
+    settle(page)
+    page.reload()  # to be at its top
     settle(page)
     press(page, page.get_by_role("link", name="Skip to main content"), steps=1)
     press(page, page.get_by_role("button", name=RUN), steps=9)
