@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 GPU_CHECK = $(addprefix --json=,$(GPU_JSON))
 
-.PHONY: studio test quick fuzz gpu gpu-wheels lint pictures clean
+.PHONY: studio test quick fuzz gpu gpu-wheels lint pictures journeys clean
 
 studio: $(VENV)/.studio
 	OPENBLAS_NUM_THREADS=1 $(PYTHON) -m streamlit run app/main.py --server.port $(PORT) -- --sample
@@ -55,6 +55,11 @@ lint: $(VENV)/.test
 pictures: $(VENV)/.test
 	./tests/system_packages.sh
 	$(PYTHON) -m tests.browser.pictures
+
+# Four people on their way through the studio: seconds and clicks of each step, and its pictures in tests/browser/screenshots.
+journeys: $(VENV)/.test
+	./tests/system_packages.sh
+	$(PYTHON) -m tests.browser.journeys
 
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)

@@ -239,11 +239,11 @@ def capacity(
             x=each * fewest.gpus,
             y=fewest.total / factor,
             text=f"<b>{fewest.gpus} GPUs</b>{_priced(fewest, price)}",
-            ay=30,
-            ax=0,
-            arrowhead=0,
-            standoff=7,
-            arrowcolor=NEUTRAL,
+            showarrow=False,
+            xanchor="left",  # beside the step that leads down to it
+            yanchor="bottom",
+            xshift=6,
+            yshift=4,
         )
     across = "GPUs" if price is None else f"cost of an hour, at {digits(price)} a GPU"
     figure.update_xaxes(title=across, rangemode="tozero", showgrid=False)

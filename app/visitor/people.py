@@ -128,9 +128,7 @@ def show() -> None:
     person = who()
     icon = ":material/account_circle:" if person.known else ":material/person:"
     name = plain(person.name) or "Your name"
-    with st.popover(name, icon=icon, type="tertiary", on_change="rerun", key="people") as corner:
-        if not corner.open:
-            return
+    with st.popover(name, icon=icon, type="tertiary", key="people"):
         allowed = [roles.MEANING[role] for role in roles.ORDER if roles.includes(person.role, role)]
         st.caption(f"You may {'; '.join(allowed)}.")
         _say_unreadable()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import gcd
 from typing import Any, Self
 
 from engine.cluster import Cluster, Node
@@ -55,14 +56,17 @@ class CapacityPoint:
 
 
 def parts_of(cluster: Cluster) -> dict[str, tuple[Node, ...]]:
-    """What a cluster could be made larger by, in words: every kind of node it has, and if there are several all its nodes
-    together."""
-    kinds: dict[tuple, Node] = {}
+    """What a cluster could be made larger by, in words: every kind of node it has, and if there are several the fewest of its
+    nodes in which they have the same shares."""
+    kinds: dict[tuple, list[Node]] = {}
     for node in cluster.nodes:
-        kinds.setdefault((node.gpus, node.link_bandwidth, node.link_latency), node)
-    parts = {_in_words(node): (node,) for node in kinds.values()}
+        kinds.setdefault((node.gpus, node.link_bandwidth, node.link_latency), []).append(node)
+    parts = {_in_words(alike[0]): (alike[0],) for alike in kinds.values()}
     if len(kinds) > 1:
-        parts[f"the whole cluster, {len(cluster.gpus)} GPUs"] = cluster.nodes
+        times = gcd(*map(len, kinds.values()))
+        mix = tuple(node for alike in kinds.values() for node in alike[: len(alike) // times])
+        what = "the whole cluster" if times == 1 else "the same mix"
+        parts[f"{what}, {sum(len(node.gpus) for node in mix)} GPUs"] = cluster.nodes if times == 1 else mix
     return parts
 
 

@@ -112,7 +112,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """Chromium. A page is left to come to rest before a test uses anything on it: what is about to be drawn anew would lose the
+    with chromium() as browser:
+        yield browser
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """Chromium. A page is left to come to rest before anything on it is used: what is about to be drawn anew would lose the
     click, the text or the list that was opened."""
     with sync_playwright() as playwright, pytest.MonkeyPatch.context() as patch:
         for name in HANDS:
@@ -230,6 +236,26 @@ def await_rest(page: Page) -> None:
     """`settle`, but for as long as a person waits."""
     with contextlib.suppress(TimeoutError):
         page.wait_for_function(SETTLED % (NEVER_BEGINS, AT_REST), polling=50, timeout=PATIENCE)
+
+
+class Clicks:
+    """What a person clicks, counted."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, target: Locator) -> None:
+        target.click()
+        self.count += 1
+
+
+def wear(page: Page, theme: str) -> None:
+    """Show a page as in a browser that prefers a theme, `light` or `dark`."""
+    page.emulate_media(color_scheme=theme)
+    page.wait_for_function(
+        "theme => getComputedStyle(document.querySelector('.stApp')).colorScheme === theme", arg=theme
+    )
+    settle(page)
 
 
 @contextlib.contextmanager

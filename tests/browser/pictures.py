@@ -86,12 +86,12 @@ class Camera:
 
 
 @contextlib.contextmanager
-def studio(data_folder: Path) -> Iterator[str]:
-    """A studio on the sample whose work stays in `data_folder`; its address."""
+def studio(data_folder: Path, *arguments: str) -> Iterator[str]:
+    """A studio whose work stays in `data_folder`, started as a person starts it; its address. arguments: as `--sample`"""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--", "--sample"]
+    command = [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--", *arguments]
     environment = os.environ | {"SWITCHYARD_DATA": str(data_folder)}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as server:
         try:
@@ -146,6 +146,11 @@ def affinity(camera: Camera) -> None:
 def run_systems(page: Page) -> None:
     """Press Run on Optimise and wait for the plans."""
     page.get_by_role("button", name=RUN).click()
+    wait_for_plans(page)
+
+
+def wait_for_plans(page: Page) -> None:
+    """Until the systems that run have ended and their plans are drawn."""
     expect(page.get_by_text("done · ")).to_be_visible(timeout=JOB_TIMEOUT)
     expect(page.get_by_text("Candidate plans").last).to_be_visible()
     settle(page)
@@ -303,7 +308,7 @@ def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        studio(Path(folder)) as address,
+        studio(Path(folder), "--sample") as address,
         sync_playwright() as playwright,
         contextlib.closing(playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)) as browser,
         watched_page(browser, viewport=VIEWPORT, color_scheme="light") as page,

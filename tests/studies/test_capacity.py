@@ -108,6 +108,8 @@ def test_parts_and_larger_clusters() -> None:
     crowded = cluster.model_copy(update={"efficiency": Efficiency(fabric=((1, 1.0), (4, 0.5)))})
     assert grown(crowded, crowded.nodes, 2).efficiency == crowded.efficiency and larger.efficiency is None
     assert larger.gpus[:4] == cluster.gpus and len({node.name for node in larger.nodes}) == 6
+    doubled = parts_of(larger := grown(cluster, cluster.nodes, 2))
+    assert doubled["the same mix, 4 GPUs"] == (larger.nodes[0], larger.nodes[1])
     alike = replace_nodes(cluster, [cluster.nodes[0], cluster.nodes[0].model_copy(update={"name": "same"})])
     assert len(parts_of(alike)) == 1
 

@@ -11,8 +11,10 @@ _component = st.components.v2.component(
 
 
 def leaving() -> None:
-    """Keep the address of the page; call where somebody may go to a login."""
-    _component(data={"leaving": True}, key="way-back-leaving")
+    """Keep the address of the page; call at every run where somebody may go to a login."""
+    # The browser looks at its address again only where something here is new.
+    at = {"page": st.context.url, "query": st.query_params.to_dict()}
+    _component(data={"leaving": True, "at": at}, key="way-back-leaving")
 
 
 def back(on_done: Callable[[], None]) -> None:

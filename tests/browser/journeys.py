@@ -1,0 +1,285 @@
+"""Four journeys through the studio: `make journeys` prints what each takes and photographs every step.
+
+    python -m tests.browser.journeys [newcomer] [engineer] [planner] [team]
+
+A step ends when its page has come to rest; then it is photographed as `VARIANTS` say, which counts in no time. The pictures are
+for people to look at: a newcomer's eye finds what no test asks for.
+"""
+
+import contextlib
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from app import samples
+from engine.catalogue.packaged import installed_folder
+from engine.workload import RoutingTrace
+from tests.browser.conftest import RUN, SCREENSHOTS, Clicks, chromium, settle, watched_page, wear
+from tests.browser.pictures import JOB_TIMEOUT, LAUNCH_TIMEOUT, studio, wait_for_plans
+
+PICTURES = SCREENSHOTS / "journeys"
+WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 1024, "height": 768}
+VARIANTS = ((NARROW, "dark"), (NARROW, "light"), (WIDE, "dark"), (WIDE, "light"))
+"""Window and theme of every picture; the last is how a person goes on."""
+DENSE_LAYERS = 3
+"""Of DeepSeek-R1: their rows in SGLang's statistics stay zero."""
+QUESTION = "Why does this layer wait for GPU 6?"
+VERDICTS = re.compile("Do it|Try it|Not now|Cannot say yet")
+
+
+class Journey:
+    """A person's way, in one browser or several: what it takes, and pictures of it."""
+
+    def __init__(self, browser: Browser, name: str, address: str) -> None:
+        self.browser, self.name, self.address = browser, name, address
+        self.click = Clicks()
+        self.seconds: list[float] = []
+
+    @contextlib.contextmanager
+    def person(self) -> Iterator[Page]:
+        """Somebody's browser."""
+        with watched_page(self.browser, viewport=WIDE, color_scheme="light") as page:
+            yield page
+
+    @contextlib.contextmanager
+    def step(self, page: Page, title: str, sight: Locator | None = None) -> Iterator[None]:
+        """What a person does until a page is at rest. sight: what of it they then look at, the top of the page if none"""
+        clicks, begun = self.click.count, time.monotonic()
+        yield
+        settle(page)
+        self.seconds.append(time.monotonic() - begun)
+        print(f"  {title:<40} {self.seconds[-1]:5.1f} s, {self.click.count - clicks} clicks", flush=True)
+        self._photograph(page, f"{self.name}-{len(self.seconds)}-{title.replace(' ', '-')}", sight)
+
+    def _photograph(self, page: Page, name: str, sight: Locator | None) -> None:
+        page.mouse.move(2, 2)  # away from what would show a tooltip
+        for window, theme in VARIANTS:
+            page.set_viewport_size(window)
+            wear(page, theme)
+            page.evaluate("document.activeElement.blur()")
+            page.keyboard.press("r")  # charts take the colours of the theme that a run finds
+            settle(page)
+            if sight is not None:
+                sight.scroll_into_view_if_needed()
+                settle(page)
+            page.screenshot(path=PICTURES / f"{name}-{window['width']}-{theme}.png")
+
+    def visit(self, page: Page, title: str) -> None:
+        """Go to a page by the sidebar."""
+        self.click(page.get_by_test_id("stSidebar").get_by_role("link", name=title, exact=True))
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+        settle(page)
+
+    def plan(self, page: Page) -> None:
+        """Press Run on Optimise and wait for the plans."""
+        self.click(page.get_by_role("button", name=RUN))
+        wait_for_plans(page)
+
+    def save_in_new_workspace(self, page: Page) -> None:
+        """Save the open plan on Review, where there is no workspace yet."""
+        self.click(page.get_by_role("button", name="New workspace"))
+        page.get_by_role("textbox", name="Name of the workspace").fill("Autumn")
+        self.click(page.get_by_role("button", name="Make it"))
+        self.click(page.get_by_role("button", name="Save the open plan"))
+        self.click(page.get_by_role("button", name="Save", exact=True))
+        expect(page.get_by_role("heading", name="Discussion")).to_be_visible()
+
+
+def newcomer(journey: Journey, folder: Path) -> None:
+    """From the start page to a measured launch, knowing nothing."""
+    click = journey.click
+    with journey.person() as page:
+        with journey.step(page, "start page"):
+            page.goto(journey.address)
+            expect(page.locator(".gtitle", has_text="as fast")).to_be_in_viewport(ratio=1)
+        with journey.step(page, "sample"):
+            click(page.get_by_role("button", name="Plan the sample"))
+            expect(page.get_by_role("heading", name="Optimise", exact=True)).to_be_visible()
+        with journey.step(page, "plans"):
+            journey.plan(page)
+        with journey.step(page, "Gantt"):
+            click(page.get_by_role("link", name="See why on the timeline"))
+            expect(page.locator(".js-plotly-plot").first).to_be_visible()
+        print(f"  a plan and its Gantt after {sum(journey.seconds):.1f} s and {click.count} clicks")
+        with journey.step(page, "launch"):
+            journey.visit(page, "Launch")
+            expect(page.get_by_role("button", name="Start", exact=True)).to_be_visible()
+        measured = page.get_by_text("Measured / predicted")
+        with journey.step(page, "measured", measured):
+            click(page.get_by_role("button", name="Start", exact=True))
+            expect(measured).to_be_visible(timeout=LAUNCH_TIMEOUT)
+
+
+def files_of_an_engineer(folder: Path) -> list[Path]:
+    """Two halves of a synthetic hour on DeepSeek-R1 as SGLang counts them, and its config.json."""
+    drawn = samples.LARGE.draw(samples.models()["DeepSeek-R1"].model)
+    half = drawn.tokens // 2
+    written = [folder / "synthetic-hour-1.json", folder / "synthetic-hour-2.json", folder / "config.json"]
+    for path, experts in zip(written, (drawn.experts[:half], drawn.experts[half:]), strict=False):
+        load = RoutingTrace(path.stem, experts, drawn.num_experts).load.tolist()
+        dense = [[0] * drawn.num_experts] * DENSE_LAYERS
+        path.write_text(json.dumps({"logical_count": dense + load}))
+    config = installed_folder("R1's sizes") / "model_configs" / "deepseek-ai--DeepSeek-R1_config.json"
+    written[-1].write_bytes(config.read_bytes())
+    return written
+
+
+def engineer(journey: Journey, folder: Path) -> None:
+    """From what SGLang recorded on a model of R1's size to a file that it loads, judged on another recording."""
+    click = journey.click
+    files = files_of_an_engineer(folder)
+    with journey.person() as page:
+        with journey.step(page, "start page"):
+            page.goto(journey.address)
+            click(page.get_by_role("button", name="Upload mine"))
+            expect(page.get_by_text("Your recordings")).to_be_visible()
+        with journey.step(page, "dropped"):
+            page.locator('input[type="file"]').set_input_files(files)
+            expect(page.get_by_text("58 layers × 256 experts").first).to_be_visible()
+        with journey.step(page, "cluster"):
+            journey.visit(page, "Cluster")
+            click(page.get_by_role("button", name="hgx-h100-4-nodes", exact=True))
+            expect(page.get_by_text("32 × H100").first).to_be_visible()
+        with journey.step(page, "plans"):
+            journey.visit(page, "Optimise")
+            journey.plan(page)
+        with journey.step(page, "Gantt"):
+            click(page.get_by_role("link", name="See why on the timeline"))
+            expect(page.locator(".js-plotly-plot").first).to_be_visible()
+        with journey.step(page, "saved"):
+            journey.visit(page, "Review")
+            journey.save_in_new_workspace(page)
+        verdict = page.get_by_role("heading", name=VERDICTS)
+        with journey.step(page, "verdict", verdict):
+            click(page.get_by_role("button", name="Tell the verdict"))
+            expect(verdict).to_be_visible(timeout=JOB_TIMEOUT)
+        download = page.get_by_role("button", name=re.compile("^Download .*json"))
+        with journey.step(page, "export", download):
+            click(page.get_by_text("Export to a serving engine"))
+            with page.expect_download() as file:
+                click(download)
+        content = json.loads(file.value.path().read_bytes())
+        print(
+            f"  {file.value.suggested_filename}: {', '.join(content)} of {len(content['physical_to_logical_map'])} layers"
+        )
+
+
+def planner(journey: Journey, folder: Path) -> None:
+    """From a purchase of 64 mixed GPUs, drawn, to what a target time costs and a brief for those who pay."""
+    click = journey.click
+    with journey.person() as page:
+        with journey.step(page, "sample"):
+            page.goto(journey.address)
+            click(page.get_by_role("button", name="DeepSeek-R1's size"))
+            expect(page.get_by_text("58 layers × 256 experts").first).to_be_visible()
+        with journey.step(page, "64 mixed GPUs"):
+            journey.visit(page, "Cluster")
+            click(page.get_by_role("button", name="Presets"))
+            click(page.get_by_role("button", name="hgx-h100-and-l40s", exact=True))
+            expect(page.get_by_text("16 GPUs of 2 types").first).to_be_visible()
+            nodes = page.get_by_role("application").get_by_role("button", name=re.compile("^Node "))
+            for number, modifiers in ((0, []), (1, ["Shift"])):
+                settle(page)
+                nodes.nth(number).click(position={"x": 20, "y": 14}, modifiers=modifiers)
+                click.count += 1
+            inspector = page.get_by_role("group", name="Inspector of what is selected")
+            inspector.get_by_label("How many more nodes").fill("3")
+            click(inspector.get_by_role("button", name="more nodes like this"))
+            expect(page.get_by_text("64 GPUs of 2 types").first).to_be_visible()
+        with journey.step(page, "plans"):
+            journey.visit(page, "Optimise")
+            journey.plan(page)
+        front = page.locator(".js-plotly-plot").last
+        with journey.step(page, "time against cost", front):
+            journey.visit(page, "What-if")
+            click(page.get_by_test_id("stMain").get_by_role("radio", name="How many GPUs"))
+            click(page.get_by_role("button", name="Find the number of GPUs"))
+            price = page.get_by_role("spinbutton", name="Price of a GPU-hour")
+            expect(price).to_be_visible(timeout=JOB_TIMEOUT)
+            expect(page.get_by_test_id("stMain").get_by_test_id("stProgress")).to_have_count(0, timeout=JOB_TIMEOUT)
+            price.fill("2.5")
+            page.keyboard.press("Enter")
+            expect(front.locator(".xtitle")).to_contain_text("cost of an hour")
+        with journey.step(page, "brief"):
+            journey.visit(page, "Review")
+            journey.save_in_new_workspace(page)
+        with journey.step(page, "report"):
+            click(page.get_by_role("button", name="Report", exact=True))
+            with page.expect_download() as file:
+                click(page.get_by_role("button", name="Download the report"))
+            file.value.save_as(folder / "report.html")
+        with contextlib.closing(journey.browser.new_context(viewport=WIDE, offline=True)) as context:
+            report = context.new_page()
+            report.goto((folder / "report.html").as_uri())
+            report.screenshot(path=PICTURES / "planner-report.png", full_page=True)
+            report.pdf(path=PICTURES / "planner-report.pdf", format="A4", print_background=True)
+
+
+def call_oneself(journey: Journey, page: Page, name: str) -> None:
+    """Tell the studio one's name."""
+    corner = page.locator(".st-key-people").get_by_role("button").first
+    journey.click(corner)
+    page.get_by_role("textbox", name="Your name").fill(name)
+    journey.click(page.get_by_role("button", name="That is me"))
+    expect(corner).to_contain_text(name)
+    page.keyboard.press("Escape")
+    settle(page)
+
+
+def team(journey: Journey, folder: Path) -> None:
+    """Ana asks about a plan, Ben points to a layer, Ana looks there and decides."""
+    click = journey.click
+    with journey.person() as ana, journey.person() as ben:
+        with journey.step(ana, "Ana plans"):
+            ana.goto(journey.address)
+            click(ana.get_by_role("button", name="Plan the sample"))
+            journey.plan(ana)
+        with journey.step(ana, "Ana asks"):
+            call_oneself(journey, ana, "Ana")
+            journey.visit(ana, "Review")
+            journey.save_in_new_workspace(ana)
+        with journey.step(ben, "Ben opens the link"):
+            ben.goto(ana.get_by_test_id("stCode").first.inner_text().strip())
+            expect(ben.get_by_role("heading", name="Discussion")).to_be_visible()
+        with journey.step(ben, "Ben writes", ben.get_by_role("heading", name="Discussion")):
+            call_oneself(journey, ben, "Ben")
+            ben.get_by_role("textbox", name="Your comment").fill(QUESTION)
+            click(ben.get_by_role("combobox", name="About"))
+            click(ben.get_by_role("option", name="Layer 3 on Timeline"))
+        with journey.step(ana, "Ana reads", ana.get_by_role("heading", name="Discussion")):
+            click(ben.get_by_role("button", name="Comment", exact=True))
+            expect(ana.get_by_test_id("stText").filter(has_text=QUESTION)).to_be_visible()
+        with journey.step(ana, "Ana looks there"):
+            click(ana.get_by_role("button", name="Layer 3 on Timeline"))
+            expect(ana.get_by_role("heading", name="Timeline", exact=True)).to_be_visible()
+        with journey.step(ana, "Ana answers", ana.get_by_role("heading", name="Discussion")):
+            journey.visit(ana, "Review")
+            ana.get_by_role("textbox", name="Reason").fill("It waits for the slowest card, as under any plan.")
+        with journey.step(ben, "Ana approves and Ben sees it"):
+            click(ana.get_by_role("button", name="Approve", exact=True))
+            expect(ben.get_by_role("button", name="Reopen")).to_be_visible()
+
+
+JOURNEYS = {journey.__name__: journey for journey in (newcomer, engineer, planner, team)}
+
+
+def main(names: list[str]) -> None:
+    """Go all ways, or those of some names, each in a studio of its own."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with chromium() as browser:
+        for name in names or JOURNEYS:
+            print(f"{name}: {JOURNEYS[name].__doc__}")
+            with tempfile.TemporaryDirectory() as folder, studio(Path(folder) / "data") as address:
+                journey = Journey(browser, name, address)
+                JOURNEYS[name](journey, Path(folder))
+            print(f"  {'in all':<40} {sum(journey.seconds):5.1f} s, {journey.click.count} clicks")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
