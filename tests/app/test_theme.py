@@ -1,5 +1,6 @@
 """What the pages and charts are drawn with: contrasts of WCAG AA in both themes, and fonts that are files of ours."""
 
+import colorsys
 import tomllib
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def test_texts_have_the_contrast_of_aa_on_the_page_and_on_what_lies_on_it(name):
     ):
         texts = {token: colour for token, colour in tokens.items() if token.endswith("TextColor")}
         texts |= {token: tokens[token] for token in ("textColor", "linkColor")}
-        texts["caption"] = over(tokens["textColor"], page, CAPTION)
+        for token in ("textColor", "codeTextColor"):
+            texts[f"{token} of a caption"] = over(tokens[token], page, CAPTION)
         for token, colour in texts.items():
             assert contrast(colour, page) >= TEXT, (token, page)
 
@@ -63,6 +65,16 @@ def test_the_primary_colour_is_read_on_the_page_and_white_on_it(name):
     tokens = TOKENS[name]
     assert contrast("#FFFFFF", tokens["primaryColor"]) >= TEXT
     assert contrast(tokens["primaryColor"], tokens["backgroundColor"]) >= TEXT
+
+
+def test_the_name_on_an_open_popover_of_the_dark_sidebar_is_read():
+    """Streamlit writes it in the primary colour, darker by a quarter of all lightness."""
+    hue, lightness, saturation = colorsys.rgb_to_hls(
+        *(part / 255 for part in channels(TOKENS["dark"]["sidebar"]["primaryColor"]))
+    )
+    darker = colorsys.hls_to_rgb(hue, lightness - 0.25, saturation)
+    name = "#" + "".join(f"{round(255 * part):02x}" for part in darker)
+    assert contrast(name, TOKENS["dark"]["secondaryBackgroundColor"]) >= TEXT
 
 
 def test_the_dark_page_is_as_light_as_its_primary_colour_allows():

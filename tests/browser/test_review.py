@@ -8,6 +8,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.app.test_launch_page import session_with_plans
 from tests.browser.conftest import TITLES, settle, shoot, watched_page
+from tests.browser.test_access import faults_in_either_theme
 
 HOSTILE = "<img src=x onerror=alert(1)> **bold**"
 SCRIPT = "<script>alert(2)</script> why *not*?"
@@ -109,6 +110,8 @@ def test_save_discuss_and_decide_in_two_browsers(
     report.screenshot(path=Path(__file__).parent / "screenshots" / "review-2-report.png", full_page=True)
     context.close()
     assert not faults and asked == [(tmp_path / "report.html").as_uri()], (faults, asked)
+
+    assert not (found := faults_in_either_theme(page)), "\n".join(found)
 
     # Beside another plan.
     page.get_by_text("Compare", exact=True).click()
