@@ -4,9 +4,11 @@ import numpy as np
 import streamlit as st
 
 from app import cached
+from engine import store
 from engine.placement.affinity.bounds import spectral_limits
 from engine.placement.transitions import transitions as engine_transitions
 from engine.plan import Placement
+from engine.studies.affinity import KeepLimits
 from engine.studies.affinity import kept_by_pair as engine_kept_by_pair
 from engine.studies.affinity import sorted_choices as engine_sorted_choices
 from engine.workload import RoutingTrace
@@ -36,12 +38,16 @@ def _layer_pair(digest: str, layers: tuple[int, int], first_choice: bool, _trace
 
 def keep_limits(digest: str, first_choice: bool, groups: int) -> np.ndarray:
     """float64[layer - 1]: hops that equally large groups (GPUs or nodes) can keep at most; the experts must divide."""
-    return _keep_limits(digest, first_choice, groups, transitions(digest, first_choice))
+    return _keep_limits(digest, first_choice, groups, transitions(digest, first_choice)).hops
 
 
 @st.cache_resource(max_entries=32, show_spinner="Bounding")
-def _keep_limits(digest: str, first_choice: bool, groups: int, _transitions: np.ndarray) -> np.ndarray:
-    return spectral_limits(_transitions, groups)
+def _keep_limits(digest: str, first_choice: bool, groups: int, _transitions: np.ndarray) -> KeepLimits:
+    # Spectra of 57 pairs of 256 experts take half a second.
+    choices = "first choices" if first_choice else "all choices"
+    return store.figures(
+        KeepLimits, lambda: KeepLimits(spectral_limits(_transitions, groups)), digest, choices, f"{groups} groups"
+    )
 
 
 def kept_by_pair(digest: str, first_choice: bool, placement: Placement, group_of_gpu: tuple[int, ...]) -> np.ndarray:

@@ -19,7 +19,7 @@ from engine.simulate.metrics import metrics as engine_metrics
 from engine.simulate.migration import Migration
 from engine.simulate.migration import migration as engine_migration
 from engine.simulate.waits import waits as engine_waits
-from engine.studies.utilisation import Utilisation, exclusive_and_colocated
+from engine.studies.utilisation import AloneAndTogether, exclusive_and_colocated
 from engine.timeline import Timeline
 from engine.validate import refuse_broken, refuse_broken_launch
 
@@ -110,14 +110,18 @@ def _balance(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> B
     return balance_of(_plan, _problem)
 
 
-def utilisation(plan: Plan, problem: Problem) -> tuple[Utilisation, ...]:
+def utilisation(plan: Plan, problem: Problem) -> AloneAndTogether:
     """Of the GPUs with each of two models alone, and with both."""
     return _utilisation(plan.id, key_of(problem), plan, problem)
 
 
 @st.cache_resource(max_entries=64, show_spinner="Simulating each model alone")
-def _utilisation(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> tuple[Utilisation, ...]:
-    return exclusive_and_colocated(_plan, _problem, simulate(_plan, _problem))
+def _utilisation(id: str, key: tuple[str, ...], _plan: Plan, _problem: Problem) -> AloneAndTogether:
+    return store.figures(
+        AloneAndTogether,
+        lambda: exclusive_and_colocated(_plan, _problem, simulate(_plan, _problem)),
+        simulation_digest(_plan, _problem),
+    )
 
 
 def bound(plan: Plan, problem: Problem, first: int, last: int, straight: bool = False) -> float:

@@ -6,14 +6,14 @@ import streamlit as st
 
 from app import state
 from app.cached.deployed import Deployed, deployed
-from app.cached.figures import key_of, metrics, migration, simulate
+from app.cached.figures import key_of, metrics, migration
 from app.cached.inputs import recording
 from engine import store
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
-from engine.simulate.metrics import simulation_digest
+from engine.simulate.metrics import Metrics, metrics_digests
 from engine.simulate.standing import Risk, Standing, bound_of, tokens_per_second
 from engine.studies.what_if import is_quick
 
@@ -47,7 +47,7 @@ def is_soon(plan: Plan, problem: Problem) -> bool:
     problem = _as_it_travels(plan, problem)
     if is_quick(problem):
         return True
-    return all(store.has_timeline(simulation_digest(known, problem)) for known in (plan, deployed(problem).plan))
+    return all(store.has_figures(Metrics, *metrics_digests(known, problem)) for known in (plan, deployed(problem).plan))
 
 
 def _as_it_travels(plan: Plan, problem: Problem) -> Problem:
@@ -66,8 +66,8 @@ def other_recordings(problem: Problem) -> list[str]:
 def _risks(plan: Plan, now: Deployed, problem: Problem) -> tuple[Risk, ...] | None:
     """On the other recordings that fit, where that is soon done."""
     others = other_recordings(problem)
-    own = simulate(plan, problem)
-    if others and (own.bundled or 2 * len(others) * len(own.events) > FEW_EVENTS):
+    events = metrics(plan, problem).events
+    if others and (events is None or 2 * len(others) * events > FEW_EVENTS):
         return None
     risks = []
     for digest in others:
@@ -84,6 +84,6 @@ def _seconds_on(
     """Simulated seconds of plans on a recording; None where it is of another model."""
     try:
         there = _problem.with_workload(recording(digest))
-        return tuple(simulate(plan, there).total for plan in _plans)
+        return tuple(metrics(plan, there).total for plan in _plans)
     except InputError:
         return None

@@ -15,4 +15,4 @@ def show(plan: Plan, problem: Problem) -> None:
         "What colocating is for: GPU utilisation with each model alone on all GPUs, placed as in this plan, and with both "
         "(Aurora, Figure 12). Bars are means over the GPUs, dots single ones."
     )
-    widgets.chart(charts.exclusive_and_colocated(cached.utilisation(plan, problem)), "utilisation")
+    widgets.chart(charts.exclusive_and_colocated(cached.utilisation(plan, problem).parts), "utilisation")

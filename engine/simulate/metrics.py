@@ -33,6 +33,7 @@ class Metrics:
     `decomposition` is `Timeline.decomposition`. exact, latest: of the timeline. balance: of the token
     copies that every GPU takes in a layer; of two models the layers of both. rows: that a token sends away in the dispatch of
     a layer, in the mean: to other nodes where there are several with links, else to other GPUs; None of a training step.
+    events: of the timeline; None where its sends are bundled.
     """
 
     total: float
@@ -52,6 +53,7 @@ class Metrics:
     exact: bool = True
     latest: float | None = None
     rows: float | None = None
+    events: int | None = None
 
     @property
     def balancedness(self) -> float:
@@ -115,6 +117,7 @@ def metrics(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> M
         exact=timeline.exact,
         latest=timeline.latest,
         rows=_rows_away(plan, problem),
+        events=None if timeline.bundled else len(timeline.events),
     )
 
 
@@ -188,6 +191,7 @@ def _of_step(plan: Plan, problem: Problem, timeline: Timeline) -> Metrics:
         phases=0,
         seconds=timeline.busy_of_kind(),
         decomposition=parts,
+        events=None if timeline.bundled else len(timeline.events),
     )
 
 

@@ -18,7 +18,7 @@ from engine.store.files import (
 )
 from engine.store.simulated import (
     figures,
-    has_timeline,
+    has_figures,
     is_worth_keeping,
     load_figures,
     load_timeline,
@@ -31,7 +31,7 @@ __all__ = [
     "config_path",
     "data_folder",
     "figures",
-    "has_timeline",
+    "has_figures",
     "has_workload",
     "is_worth_keeping",
     "load_document",

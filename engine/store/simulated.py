@@ -26,7 +26,7 @@ LONG, LONGEST = 20_000, 2_000_000
 """Events from which on a timeline is kept, and up to which: with fewer it is simulated in less time than it is written and
 read (that of DeepSeek-R1's size on 32 GPUs has 120,640, takes 0.05 to 0.28 s and is read in 0.02 s); with more it takes some
 20 MB. Sends are bundled long before that (`engine.simulate.events`)."""
-FIGURES = 1
+FIGURES = 2
 """Of the figures. Raise it when one means something else; those of other versions are computed again."""
 
 
@@ -68,11 +68,6 @@ def save_timeline(key: str, timeline: Timeline) -> None:
         np.savez_compressed(file, about=np.asarray(json.dumps(about)), **columns)
 
 
-def has_timeline(key: str) -> bool:
-    """Whether a timeline was kept under this digest."""
-    return _path(key, "timelines", "npz").exists()
-
-
 def load_timeline(key: str) -> Timeline | None:
     """The timeline that was kept under this digest, which counts as used now; None where there is none that can be read."""
     path = _path(key, "timelines", "npz")
@@ -105,6 +100,11 @@ def load_figures(kind: type[Kind], *depends_on: str) -> Kind | None:
         with contextlib.suppress(Exception):
             return kind.from_dict(json.loads(path.read_bytes()))
     return None
+
+
+def has_figures(kind: type[Figures], *depends_on: str) -> bool:
+    """Whether figures were kept under these digests."""
+    return _path_of_figures(kind, depends_on).exists()
 
 
 def figures(kind: type[Kind], make: Callable[[], Kind], *depends_on: str) -> Kind:

@@ -5,7 +5,7 @@ scored on the other, so that no plan is judged by tokens it has seen. The score 
 layers that stay on their GPU. All hops cost the same; nodes are ignored.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -30,6 +30,22 @@ LEAST_SECONDS, MOST_SECONDS, SECONDS_PER_ENTRY = 0.3, 10.0, 1e-5
 CLOCK = 10.0
 """Times the seconds of work that a search is given after which the clock ends it."""
 SORTED = 0.75
+
+
+@dataclass(frozen=True, eq=False)
+class KeepLimits:
+    """hops: float64[layer - 1], those between each layer and the next that equally large groups can keep at most."""
+
+    hops: NDArray[np.float64]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {"hops": self.hops.tolist()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The limits that `to_dict` described."""
+        return cls(np.array(data["hops"], dtype=np.float64))
 
 
 @dataclass(frozen=True)

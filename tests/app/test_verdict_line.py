@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from app import verdict_line
@@ -40,7 +41,9 @@ def line(app: AppTest) -> dict[str, str]:
     return gain(app) | {label: value for label, value in shown.items() if label in LINE}
 
 
-def test_every_page_shows_the_same_figures_and_they_are_those_of_the_simulation(ana: AppTest) -> None:
+def test_every_page_shows_the_same_figures_and_they_are_those_of_the_simulation(
+    ana: AppTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem, (linear, shortest) = problem_of(visit(ana, "optimise")), ana.plans
     shifted = RoutingTrace("shifted", (problem.workload.experts + 5) % 16, 16)
     ana.session_state["workloads"] = {**ana.session_state["workloads"], store.save_workload(shifted): "shifted"}
@@ -64,6 +67,10 @@ def test_every_page_shows_the_same_figures_and_they_are_those_of_the_simulation(
     visit(ana, "review")
     press(ana, "Save")
     assert line(ana) == wanted
+    # As after a restart of the studio: the figures are kept, so nothing is simulated for them.
+    st.cache_resource.clear()
+    monkeypatch.setattr("app.simulations.simulate", None)
+    assert line(visit(ana, "launch")) == wanted
 
 
 def test_the_title_of_the_timeline_compares_with_what_is_deployed_whatever_else_is_shown(ana: AppTest) -> None:

@@ -1,148 +1,183 @@
-"""How long every page takes to answer a click: `python -m tests.benchmarks.bench_pages [GPUS …]` (default 64 320).
+"""How long every page takes: `python -m tests.benchmarks.bench_pages [GPUS …]` (default 64 320).
 
-On the sample, on a routing log of 5 million (token, layer) rows and on `deepseek`'s for each number of GPUs, uploaded and with
-plans (of the default systems; for `deepseek` the linear placement and EPLB). A browser's protocol is spoken over a real
-websocket; what the browser needs to draw is not in the figures. Wall time and, since it does not depend on what else the
-machine does, the server's CPU time: of the first visit, which computes what later ones find, and the slower of two later ones.
+On the sample and on `deepseek`'s recording for each number of GPUs, uploaded and with plans (of the default systems; for
+`deepseek` the linear placement and EPLB), one of them saved for the Review page. A page is the first that a process draws
+which has everything imported and nothing computed, as after a restart of the studio; then it is drawn again, as a click does.
+A browser's protocol is spoken over a real websocket; what the browser needs to draw is not in the figures. Wall time and,
+since it does not depend on what else the machine does, the server's CPU time, each the least of some attempts.
 """
 
-import io
+import os
 import sys
 import tempfile
-import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlencode
 
-import numpy as np
 import psutil
 
 from engine.cli.text import table
-from engine.formats import read_model
 from engine.jobs import runner
+from engine.plan import Plan
+from engine.store import team
+from engine.store.database import database
 from engine.units import seconds
-from tests.benchmarks.bench_sessions import SAMPLES, Session, start
+from tests import warm
+from tests.benchmarks.bench_sessions import Session, start
 from tests.benchmarks.deepseek import MODEL, cluster_of, routing_log
 
-LAYERS, EXPERTS, ROWS = 24, 64, 5_000_000
 SIZES = (64, 320)
-UPLOAD, PLAN, VISITS = "upload, check and show", "plan (a job)", 2
 SHORT_SYSTEMS = ("Linear placement", "EPLB")
+ATTEMPTS = 3
 
 Times = tuple[float, float]
 """Wall and CPU seconds."""
 
 
-def long_log() -> bytes:
-    """A skewed log of ROWS (token, layer) rows in which two of five tokens follow the expert before, as a file."""
-    random = np.random.default_rng(0)
-    tokens = ROWS // LAYERS + 1
-    experts = np.empty((tokens, LAYERS, 1), np.int16)
-    for layer in range(LAYERS):
-        experts[:, layer, 0] = random.choice(EXPERTS, tokens, p=random.dirichlet(np.full(EXPERTS, 0.5)))
-        if layer:
-            follows = random.random(tokens) < 0.4
-            experts[follows, layer, 0] = random.permutation(EXPERTS)[experts[follows, layer - 1, 0]]
-    file = io.BytesIO()
-    np.savez_compressed(file, experts=experts, sequence=np.arange(tokens, dtype=np.int32) // 512)
-    return file.getvalue()
+@dataclass(frozen=True)
+class Case:
+    """What is opened beside the sample: files of a recording and its model, a cluster, and the systems that plan for them; with
+    nothing, the sample by its default systems."""
+
+    name: str
+    files: dict[str, bytes] | None = None
+    cluster: bytes | None = None
 
 
-def model() -> bytes:
-    sample = read_model(SAMPLES / "tiny-moe-alpha.json")
-    longer = sample.model_copy(update={"name": "long", "layers": LAYERS, "experts": EXPERTS, "dense_layers": ()})
-    return longer.to_json().encode()
+@dataclass(frozen=True)
+class Kept:
+    """A session that is stored: the address that leads to it, the plan of it that is saved, and the addresses of the pages."""
+
+    query: str
+    plan: str
+    pages: dict[str, str]
+
+    def query_of(self, page: str) -> str:
+        """Review is looked at with the saved plan open, as by a link."""
+        return f"{self.query}&{urlencode({'plan': self.plan})}" if page == "review" else self.query
 
 
-class Clock:
-    """Wall and CPU time of what a session does, by what it is."""
+def prepare(folder: Path, case: Case) -> Kept:
+    """A session with everything open, planned, and every page seen, so that what is stored is stored."""
+    with studio(folder) as (port, _), ExitStack() as open:
+        session = Session(port, 0, open)
+        session.press("", "Open the sample")
+        if case.files and case.cluster:
+            session.run("cluster")
+            session.upload("cluster", labelled(session, "A cluster file"), {"cluster.json": case.cluster})
+            session.run("")
+            session.upload("", labelled(session, "Routing logs"), case.files)
+        session.run("optimise")
+        for label, ticked in list(session.ticked.items()) if case.files else ():
+            if label.startswith("**") and ticked != any(system in label for system in SHORT_SYSTEMS):
+                session.tick("optimise", label, not ticked)
+        session.press("optimise", "Run")
+        job = runner.jobs(folder, "optimise")[0]
+        if runner.wait(job, 600) is not runner.State.DONE:
+            raise RuntimeError(job.log_tail())
+        session.run("optimise")
+        kept = Kept(session.query, save(job), dict(session.pages))
+        for page in kept.pages:
+            session.query = kept.query_of(page)
+            session.run(page)
+        refuse(session)
+    return kept
 
-    def __init__(self, session: Session, server: psutil.Process) -> None:
-        self.session, self.server = session, server
 
-    def cpu(self) -> float:
-        times = self.server.cpu_times()
-        return times.user + times.system
+def save(job: runner.Job) -> str:
+    """Save the fastest plan of a job for the team; its id."""
+    plans = [Plan.from_dict(candidate["plan"], "plan") for candidate in job.result["candidates"]]
+    plan = min(plans, key=lambda plan: plan.claim.objective)
+    inputs = {name: value for name, value in job.request.arguments.items() if name != "systems"}
+    workspace = team.add_workspace(database(), job.id, "bench")
+    return team.save_plan(database(), workspace.id, plan, "bench", inputs=inputs).plan
 
-    def visit(self) -> dict[str, list[Times]]:
-        """Every page: its first visit and the slower of two later ones."""
-        times: dict[str, list[Times]] = {}
-        for _ in range(1 + VISITS):
-            for page in self.session.pages:
-                began = self.cpu()
-                self.session.run(page)
-                times.setdefault(page or "workload", []).append((self.session.times[page], self.cpu() - began))
-        return {page: [first, max(later)] for page, (first, *later) in times.items()}
 
-    def upload(self, files: dict[str, bytes], cluster: bytes | None) -> Times:
-        """Wall and CPU seconds of the recording's upload."""
-        if cluster is not None:
-            self.session.run("cluster")
-            self.session.upload("cluster", self._labelled("Or open a cluster"), {"cluster.json": cluster})
-        self.session.run("")
-        label, began, cpu = self._labelled("Routing logs"), time.perf_counter(), self.cpu()
-        self.session.upload("", label, files)
-        return time.perf_counter() - began, self.cpu() - cpu
+def visit(folder: Path, kept: Kept, page: str) -> tuple[Times, Times]:
+    """The first visit of a page after a restart, and drawing it again."""
+    with studio(folder) as (port, server), ExitStack() as open:
+        before = cpu_of(server)
+        session = Session(port, 0, open, kept.query_of(page), page, kept.pages)
+        first = session.times[page], cpu_of(server) - before
+        before = cpu_of(server)
+        session.run(page)
+        again = session.times[page], cpu_of(server) - before
+        refuse(session)
+    return first, again
 
-    def plan(self, folder: Path, systems: tuple[str, ...] | None) -> Times:
-        """Run systems (None: the default ones) and draw Optimise again, as its watcher does; seconds of the job."""
-        self.session.run("optimise")
-        if systems is not None:
-            for label, ticked in list(self.session.ticked.items()):
-                if label.startswith("**") and ticked != any(system in label for system in systems):
-                    self.session.tick("optimise", label, not ticked)
-        began = time.perf_counter()
-        self.session.press("optimise", "Run")
-        newest = runner.jobs(folder, "optimise")[0]
-        if runner.wait(newest, 600) is not runner.State.DONE:
-            raise RuntimeError(newest.log_tail())
-        took = time.perf_counter() - began
-        self.session.run("optimise")
-        return took, 0.0
 
-    def _labelled(self, begin: str) -> str:
-        return next(label for label in self.session.widgets if label.startswith(begin))
+def refuse(session: Session) -> None:
+    if session.faults:
+        raise RuntimeError("\n".join(session.faults))
+
+
+def labelled(session: Session, begin: str) -> str:
+    return next(label for label in session.widgets if label.startswith(begin))
+
+
+@contextmanager
+def studio(folder: Path) -> Iterator[tuple[int, psutil.Process]]:
+    """A studio that has nothing to import."""
+    server, port = start(folder, str(warm.PYTHON))
+    try:
+        # The fork of the process that has everything: whoever listens on the port.
+        listening = (
+            connection.pid
+            for connection in psutil.net_connections("tcp4")
+            if connection.laddr.port == port and connection.status == psutil.CONN_LISTEN
+        )
+        yield port, psutil.Process(next(listening))
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def cpu_of(server: psutil.Process) -> float:
+    times = server.cpu_times()
+    return times.user + times.system
+
+
+def first_page_cold(folder: Path) -> float:
+    """Seconds of the first page of a process that has nothing imported, of somebody with nothing open."""
+    server, port = start(folder)
+    try:
+        with ExitStack() as open:
+            return Session(port, 0, open).times[""]
+    finally:
+        server.terminate()
+        server.wait(20)
 
 
 def main() -> int:
     sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
-    log = routing_log()
-    uploads = {"5 million rows": ({"long.npz": long_log(), "long.json": model()}, None, None)}
-    uploads |= {
-        f"R1, {gpus} GPUs": (
-            {"r1.npz": log, "r1.json": MODEL.to_json().encode()},
-            cluster_of(gpus).to_json().encode(),
-            SHORT_SYSTEMS,
-        )
-        for gpus in sizes
-    }
+    files = {"r1.npz": routing_log(), "r1.json": MODEL.to_json().encode()}
+    cases = [Case("sample"), *(Case(f"R1, {gpus} GPUs", files, cluster_of(gpus).to_json().encode()) for gpus in sizes)]
     columns: dict[str, dict[str, list[Times]]] = {}
-    faults: list[str] = []
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        server, port = start(folder)
-        try:
-            for number, case in enumerate(["sample", *uploads]):
-                with ExitStack() as open:
-                    session = Session(port, number, open)
-                    clock = Clock(session, psutil.Process(server.pid))
-                    session.press("", "Open the sample")
-                    files, cluster, systems = uploads.get(case, ({}, None, None))
-                    columns[case] = {UPLOAD: [clock.upload(files, cluster)]} if files else {}
-                    columns[case] |= {PLAN: [clock.plan(folder, systems)]} | clock.visit()
-                    faults += session.faults
-                print(f"{case}: done", file=sys.stderr, flush=True)
-        finally:
-            server.terminate()
-            server.wait(10)
-    rows = list(dict.fromkeys(row for column in columns.values() for row in column))
-    cells = [[row, *(_cell(column.get(row, [])) for column in columns.values())] for row in rows]
-    print(table(["wall (CPU), first visit; later ones", *columns], cells))
-    print("\n".join(faults) or "no errors")
-    return 1 if faults else 0
+        address = Path(name) / "warm"
+        os.environ[warm.ADDRESS] = str(address)
+        with warm.serving(address):
+            for case in cases:
+                folder = Path(name) / case.name
+                os.environ["SWITCHYARD_DATA"] = str(folder)
+                kept, columns[case.name] = prepare(folder, case), {}
+                for page in kept.pages:
+                    visits = [visit(folder, kept, page) for _ in range(ATTEMPTS)]
+                    least = [tuple(map(min, zip(*times, strict=True))) for times in zip(*visits, strict=True)]
+                    columns[case.name][page or "workload"] = least
+                    print(f"{case.name}, {page or 'workload'}: {_cell(least)}", file=sys.stderr, flush=True)
+            cold = min(first_page_cold(Path(name) / "cold") for _ in range(ATTEMPTS))
+    rows = list(dict.fromkeys(page for column in columns.values() for page in column))
+    cells = [[page, *(_cell(column[page]) for column in columns.values())] for page in rows]
+    print(table(["wall (CPU): first visit after a restart; again", *columns], cells))
+    print(f"first page of a process that imports everything, nothing open: {seconds(cold)}")
+    return 0
 
 
 def _cell(times: list[Times]) -> str:
-    return "; ".join(f"{seconds(wall)} ({seconds(cpu)})" if cpu else seconds(wall) for wall, cpu in times)
+    return "; ".join(f"{seconds(wall)} ({seconds(cpu)})" for wall, cpu in times)
 
 
 if __name__ == "__main__":

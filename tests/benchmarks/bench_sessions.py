@@ -39,22 +39,31 @@ LIMIT = 120.0
 
 
 class Session:
-    """One browser: what it was sent last for each page, and how long that took."""
+    """One browser: what it was sent last for each page, and how long that took. It begins on `page`, whose address `pages` of
+    an earlier session has where it is not the first."""
 
-    def __init__(self, port: int, number: int, open: ExitStack, query: str = "") -> None:
+    def __init__(
+        self,
+        port: int,
+        number: int,
+        open: ExitStack,
+        query: str = "",
+        page: str = "",
+        pages: dict[str, str] | None = None,
+    ) -> None:
         self.number, self.server = number, f"http://127.0.0.1:{port}"
         address = f"ws://127.0.0.1:{port}/_stcore/stream"
         self.socket = open.enter_context(
             connect(address, subprotocols=["streamlit"], max_size=None, open_timeout=LIMIT)
         )
         self.http = requests.Session()
-        self.pages: dict[str, str] = {}
+        self.pages = dict(pages or {})
         self.widgets: dict[str, str] = {}
         self.ticked: dict[str, bool] = {}
         self.known: dict[str, bytes] = {}
         self.sent: list[bytes] = []
         self.query, self.session, self.times, self.faults = query, "", {}, []
-        self.run("")
+        self.run(page)
 
     def run(self, page: str, change: Callable[[BackMsg], None] | None = None) -> None:
         """Run the script of a page, with a widget changed or without, and wait until it has finished."""
@@ -201,15 +210,15 @@ def cluster(number: int) -> bytes:
     return mixed.model_copy(update={"name": f"owncluster{number:02}"}).to_json().encode()
 
 
-def start(folder: Path) -> tuple[subprocess.Popen, int]:
-    """A studio of its own on a free port."""
+def start(folder: Path, python: str = sys.executable, **environment: str) -> tuple[subprocess.Popen, int]:
+    """A studio of its own on a free port. python: the interpreter; environment: further variables."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = subprocess.Popen(
-        [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port)],
+        [python, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port)],
         cwd=ROOT,
-        env=os.environ | {"SWITCHYARD_DATA": str(folder)},
+        env=os.environ | {"SWITCHYARD_DATA": str(folder)} | environment,
         stdout=subprocess.DEVNULL,
     )
     for _ in range(300):
