@@ -113,8 +113,8 @@ def test_a_session_is_as_it_was_stored_last_or_is_just_being_stored(
         address.begin(TOKEN, Session())
         for number in (1, 2, 3):
             latest[:] = [(latest[0][0], number)]
-            state.keep_what_if({"noise": number})
-            assert st.session_state["what_if"] == {"noise": number}
+            state.keep_choice("what-if-noise", number)
+            assert state.choice("what-if-noise") == number
             assert not state.is_overtaken()
             if state.not_stored() is None:
                 latest[:] = [(number, number)]
@@ -134,7 +134,7 @@ def test_a_session_is_as_it_was_stored_last_or_is_just_being_stored(
 def _stored() -> int:
     """The change that the data folder has."""
     text = store.load_session(TOKEN)
-    return 0 if text is None else read(text)[0].what_if["noise"]
+    return 0 if text is None else read(text)[0].choices["what-if-noise"]
 
 
 class _AtOnce:
