@@ -58,7 +58,6 @@ from app.state.moment import (
     compare_layers,
     complain,
     complaints,
-    complaints_of_zone,
     count_written,
     drawn,
     edit_round,

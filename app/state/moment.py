@@ -109,11 +109,6 @@ def complaints(file_ids: list[str]) -> list[str]:
     return list(dict.fromkeys(text for text, refused in _said(file_ids) if refused))
 
 
-def complaints_of_zone(zone: str) -> list[str]:
-    """The complaints about the files that were in a drop zone when it was drawn last."""
-    return complaints(st.session_state.get(_ZONES, {}).get(zone, []))
-
-
 def answers_of_uploads(file_ids: list[str]) -> list[str]:
     """What these files were opened as, files of one recording once."""
     return list(dict.fromkeys(text for text, refused in _said(file_ids) if not refused))

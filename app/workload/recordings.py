@@ -8,7 +8,7 @@ from engine.errors import InputError
 from engine.studies.inspection import KINDS, skew_of_layers
 from engine.workload import DECODE, RoutingTrace
 
-MOST_ROWS, ROW_HEIGHT, SCROLL_BAR = 5, 35, 12
+MOST_ROWS, ROW_HEIGHT = 5, 35
 NAME_WIDTH, CROSS_WIDTH = 150, 40
 """Pixels, as the heights: columns stay where they are, whichever recording is open."""
 OPEN, REMOVE = "recordings-open", "recordings-remove"
@@ -23,7 +23,8 @@ def show() -> None:
     tables.show(
         rows,
         hide_index=True,
-        height=ROW_HEIGHT * (min(len(rows), MOST_ROWS) + 1) + SCROLL_BAR,
+        width="content",
+        height=ROW_HEIGHT * (MOST_ROWS + 1) if len(rows) > MOST_ROWS else "auto",
         column_config={
             "Open": st.column_config.ButtonColumn(
                 "Recording",

@@ -9,13 +9,14 @@ ZONE = "recordings"
 
 
 def show() -> None:
-    """In full while nothing is open and where a file could not be read; else one line, which leaves the room to the charts."""
+    """In full while nothing is open, and while the zone has files: it says what they were opened as, or why not. Else one
+    line, which leaves the room to the charts."""
     known = len(state.workloads())
     title = "Add a recording" if known else "Recordings"
     beside = f" · {known} in this session" if known > 1 else ""
     with st.expander(
         f"{title}, open a sample{beside}",
-        expanded=state.workload_digest() is None or bool(state.complaints_of_zone(ZONE)),
+        expanded=state.workload_digest() is None or bool(st.session_state.get(ZONE)),
         icon=":material/upload_file:",
         type="compact" if known else "default",
         key="sources",

@@ -43,7 +43,7 @@ def test_each_step_leads_to_the_next_and_the_end_is_kept(app: AppTest) -> None:
         visit(app, file)
         assert app.header[0].value == title
         assert f"{number} of 8" in guide(app) and sentence.rpartition("}")[2] in guide(app)
-        links = {link.proto.label for link in app.get("page_link")} - {"Next: make a plan"}
+        links = {link.proto.label for link in app.get("page_link")}
         leads = {link for link in links if link.startswith("Next: ")}
         assert leads == {f"Next: {after}" for after, *_ in steps[number : number + 1]}
     visit(app, "timeline")

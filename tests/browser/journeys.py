@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from app import samples
 from engine.catalogue.packaged import installed_folder
 from engine.workload import RoutingTrace
-from tests.browser.conftest import RUN, SCREENSHOTS, Clicks, chromium, settle, watched_page, wear
+from tests.browser.conftest import RUN, SCREENSHOTS, TITLES, Clicks, chromium, settle, watched_page, wear
 from tests.browser.pictures import JOB_TIMEOUT, LAUNCH_TIMEOUT, studio, wait_for_plans
 
 PICTURES = SCREENSHOTS / "journeys"
@@ -97,7 +97,7 @@ def newcomer(journey: Journey, folder: Path) -> None:
     with journey.person() as page:
         with journey.step(page, "start page"):
             page.goto(journey.address)
-            expect(page.locator(".gtitle", has_text="as fast")).to_be_in_viewport(ratio=1)
+            expect(page.locator(TITLES, has_text="as fast")).to_be_in_viewport(ratio=1)
         with journey.step(page, "sample"):
             click(page.get_by_role("button", name="Plan the sample"))
             expect(page.get_by_role("heading", name="Optimise", exact=True)).to_be_visible()

@@ -72,7 +72,7 @@ def test_the_main_job_by_keyboard_and_no_grave_fault_on_any_page_in_either_theme
     page.goto(start_studio())
     settle(page)
     press(page, page.get_by_role("button", name="Open the sample"))
-    press(page, page.get_by_role("link", name="Next: make a plan"))
+    press(page, page.get_by_role("link", name="Make a plan"))
     expect(page.get_by_role("heading", name="Optimise", exact=True)).to_be_visible()
     settle(page)
     page.reload()  # to be at its top

@@ -5,7 +5,7 @@ import re
 
 from playwright.sync_api import Page, TimeoutError, expect
 
-from tests.browser.conftest import settle, shoot
+from tests.browser.conftest import TITLES, settle, shoot
 
 
 def test_group_play_and_study_the_sample(page: Page, start_studio) -> None:
@@ -13,18 +13,19 @@ def test_group_play_and_study_the_sample(page: Page, start_studio) -> None:
     settle(page)
     page.get_by_role("link", name="Affinity", exact=True).click()
     heatmap = page.locator(".js-plotly-plot").first
-    expect(heatmap.get_by_text("Expert 5 sends 59 % of its tokens to expert 6")).to_be_visible()
+    title = page.locator(TITLES).first
+    expect(title.get_by_text("Expert 5 sends 59 % of its tokens to expert 6")).to_be_visible()
     expect(page.get_by_text("On GPU")).to_be_visible()
     page.get_by_text("Grouped by GPU", exact=True).click()
     stay = re.compile(r"of tokens stay on their GPU \(layers 0 and 1\)")
-    expect(heatmap.get_by_text(stay)).to_be_visible()
+    expect(title.get_by_text(stay)).to_be_visible()
     assert heatmap.locator(".shapelayer path").count() == 8 + 2 * 7
     settle(page)
     shoot(page, "10-affinity")
 
     page.get_by_text("Play", exact=True).click()
     for layer in (2, 3):
-        expect(heatmap.get_by_text(f"(layers {layer} and {layer + 1})")).to_be_visible()
+        expect(title.get_by_text(f"(layers {layer} and {layer + 1})")).to_be_visible()
     page.get_by_text("Play", exact=True).click()
     settle(page)
 

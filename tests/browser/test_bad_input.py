@@ -59,6 +59,7 @@ CASES = {
 def studio_page(page: Page, start_studio) -> Page:
     page.goto(start_studio("--sample"))
     expect(page.get_by_text(SAMPLE)).to_be_visible(timeout=60_000)
+    page.get_by_text("Add a recording").click()
     settle(page)
     return page
 

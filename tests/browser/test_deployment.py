@@ -38,7 +38,7 @@ def test_an_sglang_recording_becomes_a_plan_that_sglang_loads(page: Page, start_
     settle(page)
     shoot(page, "deployment-1-dropped")
 
-    page.get_by_role("link", name="Next: make a plan").click()
+    page.get_by_role("link", name="Make a plan").click()
     settle(page)
     expect(page.get_by_role("combobox", name="Deployed now")).to_have_value("running.json")
     page.get_by_role("button", name=RUN).click()

@@ -4,13 +4,13 @@ import time
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import RUN, Clicks, settle, shoot
+from tests.browser.conftest import RUN, TITLES, Clicks, settle, shoot
 
 
 def test_from_the_start_page_to_a_gantt_in_three_clicks_and_a_finished_launch_in_five(page: Page, start_studio) -> None:
     page.goto(start_studio(cold=True))
     click, begun = Clicks(), time.monotonic()
-    gain = page.locator(".js-plotly-plot .gtitle")
+    gain = page.locator(TITLES)
     expect(gain).to_be_in_viewport(ratio=1)
     expect(gain).to_contain_text("as fast (simulated)")
     settle(page)
