@@ -13,7 +13,7 @@ def show(system: str, options: type[Options], name: str, default: Value | None =
     """The input widget of an option by its name, as its schema says; `system` tells systems apart, also those of one name for
     different goals. default: in place of the option's own."""
     schema = options.schemas()[name]
-    key, label = key_of(system, name), name.replace("_", " ")
+    key, label = key_of(system, name), schema["title"]
     value = schema["default"] if default is None else default
     if "enum" in schema:
         choices = schema["enum"]

@@ -39,6 +39,7 @@ from engine.simulate.metrics import input_digests
 from engine.simulate.proof import proof_of_plan
 from engine.store.team import Comment, Review, Run, SavedPlan
 from engine.studies.judge import interval
+from engine.systems.option_words import in_words
 from engine.verdict import WORDS, Verdict
 from engine.workload import RoutingTrace, Workload
 
@@ -177,12 +178,14 @@ def _model(problem: Problem) -> str:
 def provenance(brief: Brief) -> list[tuple[str, str]]:
     """Where the plan came from: enough to make it again."""
     plan, origin = brief.own.plan, brief.own.plan.provenance
-    options = ", ".join(f"{name} = {value}" for name, value in origin.options.items())
+    options = ", ".join(in_words(name, value, plan) for name, value in origin.options.items())
+    settings = " ".join(f"{name}={value}" for name, value in origin.options.items())
     versions = ", ".join(f"{name} {value}" for name, value in origin.versions.items())
     rows = [
         ("Plan", plan.id),
         ("Optimiser", origin.optimiser),
         ("Options", options or "none"),
+        *([("Options as set", settings)] if settings else []),
         ("Seed", str(origin.seed)),
         ("Made with", versions or "unknown"),
         ("Proof", proof_of_plan(plan, brief.own.figures).sentence),

@@ -43,6 +43,7 @@ class AuroraOptions(Options):
     slots: Slots = "even"
     order: Literal["best", "matched", "joint", "shared", "two-tier", "concurrent"] = Field(
         "best",
+        title="Send order",
         description="when bytes move; joint: those of two models in one schedule; two-tier: the GPUs of a node relay for each "
         "other over their links; best: the fastest",
     )

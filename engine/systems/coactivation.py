@@ -28,10 +28,18 @@ BUSIEST = "busiest GPU's tokens, against the mean"
 
 class CoactivationOptions(Options):
     cap: float = Field(
-        1.1, ge=1, le=1000, description="tokens of the most loaded GPU of a layer, at most, as a multiple of the mean"
+        1.1,
+        ge=1,
+        le=1000,
+        title="Load limit (× mean)",
+        description="tokens of the most loaded GPU of a layer, at most, as a multiple of the mean",
     )
     redundant: int = Field(
-        0, ge=0, le=64, description="spare slots per GPU and layer, filled with copies where they save rows"
+        0,
+        ge=0,
+        le=64,
+        title="Spare slots per GPU",
+        description="spare slots per GPU and layer, filled with copies where they save rows",
     )
     order: Order = "concurrent"
     time_limit: TimeLimit = Field(10.0, description="seconds for search and bound together, and as many for copies")

@@ -18,7 +18,9 @@ from engine.systems.pieces import experts_per_gpu, phased_order, to_placement
 
 class RandomColocationOptions(Options):
     gpus: Literal["in order", "random"] = Field(
-        "in order", description="the first model's experts in contiguous blocks (REC), or at random as well (RGA + REC)"
+        "in order",
+        title="Order of GPUs",
+        description="the first model's experts in contiguous blocks (REC), or at random as well (RGA + REC)",
     )
     seed: Seed = 0
 

@@ -22,12 +22,16 @@ from engine.units import digits, share
 
 
 class ReplicationOptions(Options):
-    redundant: int = Field(1, ge=0, le=64, description="spare slots per GPU and layer, filled with replicas")
+    redundant: int = Field(
+        1, ge=0, le=64, title="Spare slots per GPU", description="spare slots per GPU and layer, filled with replicas"
+    )
     algorithm: Literal["best", "eplb"] = Field(
         "best", description="best: search under the true objective; eplb: DeepSeek's greedy, to the letter"
     )
     slots: Slots = Field(
-        "even", description="slots per GPU: the same on every GPU (serving engines need this), or more on faster GPUs"
+        "even",
+        title="Slots per GPU",
+        description="slots per GPU: the same on every GPU (serving engines need this), or more on faster GPUs",
     )
     order: Order = "concurrent"
     time_limit: TimeLimit = Field(10.0, description="seconds for all layers together")

@@ -34,6 +34,7 @@ class ExFlowOptions(Options):
     execution: Execution = "context-coherent"
     hops: Literal["executed", "all", "first"] = Field(
         "executed",
+        title="Hops counted",
         description="with several experts a token: count the copies that context-coherent execution sends (where no node has "
         "links of its own, else all), hops between all of a token's experts, or between the first listed",
     )

@@ -35,12 +35,19 @@ START_SHARE = 0.4
 
 
 class JointOptions(Options):
-    weight: float = Field(0.5, ge=0, le=1, description="0: balance alone … 1: affinity alone")
+    weight: float = Field(
+        0.5, ge=0, le=1, title="Weight of affinity", description="0: balance alone … 1: affinity alone"
+    )
     over: Literal["worst", "mean"] = Field(
-        "worst", description="with several recordings: count the worst of them, or their mean"
+        "worst",
+        title="Of several recordings",
+        description="with several recordings: count the worst of them, or their mean",
     )
     max_moves: int = Field(
-        0, ge=0, description="experts that may move from the placement in use, over all layers; 0: any number"
+        0,
+        ge=0,
+        title="Most experts moved",
+        description="experts that may move from the placement in use, over all layers; 0: any number",
     )
     execution: Execution = "vanilla"
     order: Order = "best"

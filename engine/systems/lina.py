@@ -33,9 +33,19 @@ SCHEDULED = "with its scheduler, against contiguous blocks"
 
 class LinaOptions(Options):
     path_length: int = Field(
-        DEFAULT.path_length, ge=1, le=64, description="layers of a token's path that predict its next expert"
+        DEFAULT.path_length,
+        ge=1,
+        le=64,
+        title="Path length (layers)",
+        description="layers of a token's path that predict its next expert",
     )
-    top_k: int = Field(DEFAULT.top_k, ge=1, le=4096, description="likeliest next experts that an estimate keeps")
+    top_k: int = Field(
+        DEFAULT.top_k,
+        ge=1,
+        le=4096,
+        title="Next experts kept",
+        description="likeliest next experts that an estimate keeps",
+    )
     packing: Literal["lina", "best"] = Field(
         "lina", description="lina: equation 1 and first-fit decreasing; best: the largest device load least"
     )
@@ -43,16 +53,22 @@ class LinaOptions(Options):
         0,
         ge=0,
         le=4096,
+        title="Most experts per GPU",
         description="experts on one device in a layer, at most; 0: the paper's 4, or twice an even share if that is more, as "
         "far as the memory holds them",
     )
     batch_tokens: int = Field(
-        1024, ge=1, le=10**7, description="recorded tokens of one batch in the run-time simulation"
+        1024,
+        ge=1,
+        le=10**7,
+        title="Batch (recorded tokens)",
+        description="recorded tokens of one batch in the run-time simulation",
     )
     copies: float = Field(
         64.0,
         ge=1,
         le=10**6,
+        title="Tokens per recorded token",
         description="tokens of a batch that each recorded one stands for: services run larger batches",
     )
     seed: Seed = 0

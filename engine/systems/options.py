@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from engine.errors import InputError
 from engine.schema import Frozen
@@ -16,8 +16,10 @@ class Options(Frozen):
     """The options of a system, none as it stands here.
 
     A subclass has a field an option: a bool, an int or float with limits (`ge`, `le`), or a `Literal` of texts; each with a
-    default and a description for people.
+    default and a description for people; a title, with its unit, where its name does not say as much.
     """
+
+    model_config = ConfigDict(field_title_generator=lambda name, _: name.replace("_", " ").capitalize())
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> Self:
@@ -56,17 +58,21 @@ def _complaint(fault: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1, description="the same seed gives the same plan")]
 Slots = Annotated[
     Literal["even", "uneven"],
-    Field(description="experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds"),
+    Field(
+        title="Experts per GPU",
+        description="experts per GPU: the same on every GPU (serving engines need this), or as many as memory holds",
+    ),
 ]
 Order = Annotated[
     Literal["best", "matched", "shared", "two-tier", "concurrent"],
     Field(
-        description="when bytes move; two-tier: the GPUs of a node relay for each other over their links; best: the fastest"
+        title="Send order",
+        description="when bytes move; two-tier: the GPUs of a node relay for each other over their links; best: the fastest",
     ),
 ]
 Execution = Annotated[
     Literal["context-coherent", "vanilla"],
     Field(description="tokens stay where their expert was, or return after every layer"),
 ]
-TimeLimit = Annotated[float, Field(ge=0.1, le=3600)]
+TimeLimit = Annotated[float, Field(title="Time limit (s)", ge=0.1, le=3600)]
 """Seconds; of what, a system's description says."""

@@ -1,24 +1,14 @@
 """Names that tell plans apart: to a name that several have, what differs among them is added."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from engine.plan import Plan, Travel
+from engine.systems.option_words import in_words
 
 LONGEST = 120
 """Characters of a plan's name."""
 AMONG, IN_ID = " · ", 8
-_OPTIONS: dict[str, Callable[..., str]] = {
-    "slots": lambda value: f"{value} slots",
-    "order": lambda value: f"{value} order",
-    "algorithm": str,
-    "execution": str,
-    "stages": str,
-    "hops": lambda value: f"{value} hops",
-    "placement": lambda value: f"{value} placement",
-    "time_limit": lambda value: f"{value:g} s",
-}
-"""Options in words; of the others name and value."""
 
 
 def names_of(plans: Mapping[str, Plan], chosen: Mapping[str, str], inputs: Mapping[str, str]) -> dict[str, str]:
@@ -61,18 +51,9 @@ def _facets(plan: Plan, inputs: Mapping[str, str]) -> dict[str, str]:
     if "cost" in made_from:
         facets["cost"] = f"costs: {made_from['cost']}"
     for option, value in origin.options.items():
-        facets[f"option {option}"] = _option(option, value, plan)
+        facets[f"option {option}"] = in_words(option, value, plan)
     facets["travel"] = travel.in_words
     return facets
-
-
-def _option(name: str, value: str | int | float | bool, plan: Plan) -> str:
-    if name == "redundant":
-        return f"{int(value) * plan.placement.gpus} spare" if value else "no spare"
-    if name in _OPTIONS:
-        return _OPTIONS[name](value)
-    said = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{name.replace('_', ' ')} {said}"
 
 
 def _cut(name: str, longest: int = LONGEST) -> str:

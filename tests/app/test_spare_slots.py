@@ -77,11 +77,11 @@ def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(app: 
     press(app, "Use it")
     ticked = {box.label.split("**")[1]: box.value for box in app.checkbox}
     assert ticked["Replication (EPLB)"]
-    assert next(number for number in app.number_input if number.label == "redundant").value == number
+    assert next(number for number in app.number_input if number.label == "Spare slots per GPU").value == number
     # What a person types over it counts, until advice is taken again.
-    next(number for number in app.number_input if number.label == "redundant").set_value(5).run()
+    next(number for number in app.number_input if number.label == "Spare slots per GPU").set_value(5).run()
     press(app, "Use it")
-    assert next(number for number in app.number_input if number.label == "redundant").value == number
+    assert next(number for number in app.number_input if number.label == "Spare slots per GPU").value == number
 
 
 def test_loads_alone_are_judged_in_sample_and_that_is_said(app: AppTest) -> None:

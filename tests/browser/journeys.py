@@ -138,7 +138,7 @@ def engineer(journey: Journey, folder: Path) -> None:
         with journey.step(page, "start page"):
             page.goto(journey.address)
             click(page.get_by_role("button", name="Upload mine"))
-            expect(page.get_by_text("Your recordings")).to_be_visible()
+            expect(page.get_by_text("Routing logs, expert loads").first).to_be_visible()
         with journey.step(page, "dropped"):
             page.locator('input[type="file"]').set_input_files(files)
             expect(page.get_by_text("58 layers × 256 experts").first).to_be_visible()

@@ -45,7 +45,7 @@ def test_a_job_is_found_after_a_reload_stopped_and_another_one_killed(
     settle(page)
     page.get_by_role("link", name="Make a plan").click()
     page.get_by_text("Options", exact=True).click()
-    limit = page.get_by_role("spinbutton", name="time limit").first
+    limit = page.get_by_role("spinbutton", name="Time limit (s)").first
     limit.fill("3000")
     limit.press("Enter")
     settle(page)

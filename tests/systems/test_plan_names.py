@@ -4,6 +4,8 @@ import pytest
 
 from engine.plan import Placement, Plan, SendOrder, Travel
 from engine.result import Provenance
+from engine.systems import SYSTEMS
+from engine.systems.option_words import in_words
 from engine.systems.plan_names import LONGEST, names_of
 
 CODE, PROSE, SMALL, LARGE = "a" * 64, "b" * 64, "c" * 64, "d" * 64
@@ -32,13 +34,13 @@ def test_a_name_that_only_one_plan_has_stays() -> None:
     [
         ({"workload": PROSE}, ["Aurora · on Alpha code", "Aurora · on Alpha prose"]),
         ({"cluster": LARGE}, ["Aurora · 8 mixed", "Aurora · 16 mixed"]),
-        ({"redundant": 16}, ["Aurora · no spare", "Aurora · 32 spare"]),
+        ({"redundant": 16}, ["Aurora · no spare slots", "Aurora · 36 slots (32 spare)"]),
         ({"travel": Travel(unit="node")}, ["Aurora · every copy on its own", "Aurora · one row a node"]),
         ({"order": "matched"}, ["Aurora · best order", "Aurora · matched order"]),
-        ({"time_limit": 5.0}, ["Aurora · 20 s", "Aurora · 5 s"]),
+        ({"time_limit": 5.0}, ["Aurora · 20 s limit", "Aurora · 5 s limit"]),
         (
             {"workload": PROSE, "redundant": 1},
-            ["Aurora · on Alpha code · no spare", "Aurora · on Alpha prose · 2 spare"],
+            ["Aurora · on Alpha code · no spare slots", "Aurora · on Alpha prose · 6 slots (2 spare)"],
         ),
     ],
 )
@@ -68,3 +70,11 @@ def test_a_hundred_long_names_are_all_different_and_fit() -> None:
     plans = [made("x" * 120, workload, seed=seed) for seed in range(50) for workload in (CODE, PROSE)]
     told = names(*plans)
     assert len(set(told)) == 100 and max(map(len, told)) <= LONGEST
+
+
+def test_every_option_of_every_system_is_said_in_words_of_its_own() -> None:
+    for system in SYSTEMS.values():
+        for name, schema in system.options.schemas().items():
+            words = in_words(name, schema["default"], made())
+            assert ("_" not in words and words != f"{name} {schema['default']}") or name == "seed", (system.name, words)
+            assert schema["title"][0].isupper() and "_" not in schema["title"]

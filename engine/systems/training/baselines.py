@@ -19,6 +19,7 @@ from engine.systems.pieces import linear_placement
 Bucket = Annotated[
     float,
     Field(
+        title="Bucket size (MB)",
         ge=0.001,
         le=1e6,
         description="gradients are fused until they reach so many MB before they are reduced (PyTorch's default: 25)",

@@ -26,16 +26,28 @@ from engine.units import share
 
 
 class LancetOptions(Options):
-    partition: bool = Field(True, description="cut operators of the forward pass around the all-to-alls")
-    max_parts: int = Field(8, ge=2, le=MAX_PARTS, description="most parts of a range (the paper's ρ)")
-    max_range: int = Field(0, ge=0, le=100_000, description="most operators in a range (the paper's ι); 0: no limit")
+    partition: bool = Field(
+        True, title="Partition the forward pass", description="cut operators of the forward pass around the all-to-alls"
+    )
+    max_parts: int = Field(
+        8, ge=2, le=MAX_PARTS, title="Most parts of a range", description="most parts of a range (the paper's ρ)"
+    )
+    max_range: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        title="Most operators of a range",
+        description="most operators in a range (the paper's ι); 0: no limit",
+    )
     weight_gradients: Literal["best", "greedy", "none"] = Field(
         "best",
         description="which weight gradients run under which all-to-alls: best: searched and bounded; greedy: the paper's "
         "Algorithm 1; none: they stay where they are",
     )
     irregular: bool = Field(
-        True, description="all-to-alls carry only real tokens, not buffers filled up to the capacity (§6)"
+        True,
+        title="Irregular all-to-alls",
+        description="all-to-alls carry only real tokens, not buffers filled up to the capacity (§6)",
     )
     time_limit: float = Field(5.0, ge=0.05, le=3600, description="seconds for the proof of the weight gradients")
     bucket_mb: Bucket = 25.0

@@ -25,10 +25,15 @@ from engine.units import share, size
 
 class LinaOptions(Options):
     micro_op_mb: float = Field(
-        30.0, ge=0.01, le=1e6, description="MB of a micro-op of an all-to-all or all-reduce (the paper's 30)"
+        30.0,
+        ge=0.01,
+        le=1e6,
+        title="Micro-op size (MB)",
+        description="MB of a micro-op of an all-to-all or all-reduce (the paper's 30)",
     )
     policy: Literal["priority", "naive", "fixed", "fair"] = Field(
         "priority",
+        title="Priority policy",
         description="priority: Lina; naive: all-to-alls first, but nothing cut (Fig. 7b); fixed: all-reduces only between "
         "pairs of all-to-alls (Fig. 7c); fair: both share the network (Fig. 7a)",
     )

@@ -25,7 +25,7 @@ NetworkOrder = Annotated[
 
 
 class PipeMoEOptions(Options):
-    max_degree: int = Field(8, ge=1, le=MAX_PARTS, description="most parts of a layer")
+    max_degree: int = Field(8, ge=1, le=MAX_PARTS, title="Most parts of a layer", description="most parts of a layer")
     network_order: NetworkOrder = "dispatch-first"
     algorithm: Literal["exact", "printed"] = Field(
         "exact",
