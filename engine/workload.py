@@ -88,6 +88,14 @@ class RoutingTrace:
         unit = np.arange(self.tokens) if self.sequence is None else np.unique(self.sequence, return_inverse=True)[1]
         return unit % ranks
 
+    @cached_property
+    def sources(self) -> int:
+        """How many ranks it can give tokens of their own: recorded ranks, else sequences, else tokens."""
+        for known in (self.source_rank, self.sequence):
+            if known is not None:
+                return len(np.unique(known))
+        return self.tokens
+
     def demand(self, ranks: int) -> np.ndarray:
         """float64[layer, rank, expert]: token copies from every source rank for every expert. Read-only, and kept until it is
         asked for with another number of ranks: problems that differ in costs alone have it in common."""

@@ -17,7 +17,7 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.studies.capacity import CapacityPoint, grown, ladder, most_gpus, parts_of, smallest
 from engine.systems import SYSTEMS, systems_for
-from engine.workload import TrafficMatrix
+from engine.workload import RoutingTrace, TrafficMatrix
 
 
 def capacity(problem: Problem) -> None:
@@ -95,6 +95,15 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
                     "options": options,
                 },
             )
+    trace, most = problem.workload, max(sizes, default=0) * own
+    if isinstance(trace, RoutingTrace) and trace.sources < most:
+        kind = (
+            "source ranks" if trace.source_rank is not None else "sequences" if trace.sequence is not None else "tokens"
+        )
+        st.caption(
+            f"{plain(trace.name)} has {trace.sources:,} {kind}: on more than {trace.sources:,} GPUs some start with no "
+            "tokens, which makes such sizes look worse than they are under full load."
+        )
 
 
 def _show(problem: Problem, result: dict[str, Any], complete: bool) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.errors import InputError
 from engine.model import MoEModel
-from engine.studies.synthetic import MOST_TOKENS, SEQUENCE, check_choices, check_range
+from engine.studies.synthetic import MOST_TOKENS, check_choices, check_range, sequence_length
 from engine.workload import RoutingTrace
 
 MOST_STEPS = 240
@@ -117,8 +117,9 @@ class ImbalanceRecipe:
 def imbalanced(model: MoEModel, recipe: ImbalanceRecipe) -> RoutingTrace:
     """A routing log of the model's MoE layers, experts and experts per token, by the preset; the same seed, the same log.
 
-    Every token's experts in a layer are distinct and, but for W0, in random order. Sequences have up to 128 tokens of one step.
-    Raises InputError for a log that would be too large, and for W5 where half the experts are fewer than a token chooses.
+    Every token's experts in a layer are distinct and, but for W0, in random order. Sequences have up to 128 tokens of one step
+    (`sequence_length`). Raises InputError for a log that would be too large, and for W5 where half the experts are fewer than a
+    token chooses.
     """
     layers, experts, k = len(model.moe_layers), model.experts, model.experts_per_token
     check_choices(recipe.tokens, layers, k)
@@ -131,7 +132,7 @@ def imbalanced(model: MoEModel, recipe: ImbalanceRecipe) -> RoutingTrace:
             rng = np.random.default_rng([recipe.seed, int(recipe.workload[1:]), step, layer])
             chosen[first:end, layer] = _choices(recipe.workload, rng, end - first, experts, k, step)
     within = np.arange(recipe.tokens) - first_of_step[step_of]
-    sequence = (np.cumsum(within % SEQUENCE == 0) - 1).astype(np.int32)
+    sequence = (np.cumsum(within % sequence_length(recipe.tokens) == 0) - 1).astype(np.int32)
     return RoutingTrace(recipe.name, chosen, experts, sequence)
 
 

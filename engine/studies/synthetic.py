@@ -17,7 +17,9 @@ MOST_CHOICES = 50_000_000
 """Tokens × layers × experts per token: what a browser session can carry."""
 MOST_SKEW = 3.0
 SEQUENCE = 128
-"""Tokens of one sequence, which share a source rank."""
+"""Most tokens of one sequence, which share a source rank."""
+SEQUENCES = 512
+"""So many a log has as soon as it has as many tokens: tokens of its own for each GPU of a large cluster."""
 CHUNK = 8192
 
 
@@ -81,8 +83,8 @@ def synthetic(model: MoEModel, recipe: Recipe) -> RoutingTrace:
 
     Every token's experts in a layer are distinct. In the first layer they are drawn by popularity, one after another without
     the ones taken; further on a token follows its experts with probability `affinity` and else draws again, so that the
-    popularity of ranks is the same in every layer whatever the affinity. Sequences have 128 tokens. Raises InputError for a
-    log that would be too large.
+    popularity of ranks is the same in every layer whatever the affinity. Sequences have at most 128 tokens, see
+    `sequence_length`. Raises InputError for a log that would be too large.
     """
     layers, experts, k = len(model.moe_layers), model.experts, model.experts_per_token
     check_choices(recipe.tokens, layers, k)
@@ -95,8 +97,13 @@ def synthetic(model: MoEModel, recipe: Recipe) -> RoutingTrace:
             again = rng.random(recipe.tokens) >= recipe.affinity
             ranks[again] = _draw(rng, share, int(again.sum()), k)
         chosen[:, layer] = names[layer, ranks]
-    sequence = (np.arange(recipe.tokens) // SEQUENCE).astype(np.int32)
+    sequence = (np.arange(recipe.tokens) // sequence_length(recipe.tokens)).astype(np.int32)
     return RoutingTrace(recipe.name, chosen, experts, sequence)
+
+
+def sequence_length(tokens: int) -> int:
+    """Tokens of a sequence in a log of so many: few enough for `SEQUENCES` of them, and 1 … `SEQUENCE`."""
+    return min(max(tokens // SEQUENCES, 1), SEQUENCE)
 
 
 def _draw(rng: np.random.Generator, share: np.ndarray, tokens: int, k: int) -> np.ndarray:

@@ -131,8 +131,8 @@ def test_subsets_are_equally_likely_in_any_order():
 
 
 def test_sequences_end_with_their_step():
-    trace = imbalanced(make_model(1, 8, 1), ImbalanceRecipe("w6", 600, 3))
-    assert np.bincount(trace.sequence).tolist() == [128, 72] * 3
+    trace = imbalanced(make_model(1, 8, 1), ImbalanceRecipe("w6", 6000, 3))
+    assert np.bincount(trace.sequence).tolist() == ([11] * 181 + [9]) * 3
 
 
 @pytest.mark.parametrize("workload", RANDOM)

@@ -90,3 +90,10 @@ def test_recipes_that_cannot_be(recipe, said: str) -> None:
 def test_a_log_that_is_too_large_is_refused() -> None:
     with pytest.raises(InputError, match="ask for at most 104,166 tokens"):
         synthetic(make_model(60, 64, 8), Recipe(200_000, 1, 0))
+
+
+@pytest.mark.parametrize(("tokens", "length"), [(1, 1), (300, 1), (4096, 8), (65_536, 128), (200_000, 128)])
+def test_a_log_has_sequences_for_the_gpus_of_a_large_cluster(tokens, length):
+    trace = synthetic(make_model(1, 8, 1), Recipe(tokens, 0.0, 0.0))
+    assert np.bincount(trace.sequence).max() == length and trace.sources >= min(tokens, 512)
+    assert (np.bincount(trace.rank_of_token(320), minlength=320) > 0).sum() == min(tokens, 320)

@@ -9,7 +9,7 @@ from engine.workload import RoutingTrace
 
 
 def check_ranks(trace: RoutingTrace) -> Iterator[Finding]:
-    """Ranks without tokens, and recordings that would all start on one GPU."""
+    """Ranks without tokens, and how many GPUs the sequences of a recording go round."""
     if trace.source_rank is not None:
         present = np.unique(trace.source_rank)
         ranks = int(present[-1]) + 1
@@ -30,4 +30,13 @@ def check_ranks(trace: RoutingTrace) -> Iterator[Finding]:
             severity="warning",
             code="one-sequence",
             message="All tokens belong to one sequence, so they would all start on one GPU; record several requests.",
+        )
+    elif trace.sequence is not None:
+        yield Finding(
+            severity="ok",
+            code="sequences",
+            message=(
+                f"{trace.sources:,} sequences are dealt out to the GPUs; on a cluster of more than {trace.sources:,} GPUs some "
+                "would start with no tokens."
+            ),
         )

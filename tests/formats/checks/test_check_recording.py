@@ -83,6 +83,13 @@ def test_one_sequence():
     assert "one sequence" in texts(trace(GOOD, sequence=np.zeros(12, np.int32)), "warning")[0]
 
 
+def test_how_many_gpus_the_sequences_go_round():
+    found = texts(trace(GOOD, sequence=np.repeat(np.arange(4, dtype=np.int32), 3)), "ok")
+    assert any(
+        text.startswith("4 sequences are dealt out to the GPUs; on a cluster of more than 4 GPUs") for text in found
+    )
+
+
 def test_loads():
     load = ExpertLoad("l", np.array([[5.0, 5.0], [5.0, 5.0], [1.0, 3.0]]), (0, 1, 2))
     assert "Layer 2 counted 4" in texts(load, "warning")[0]
