@@ -28,7 +28,12 @@ def gain(before: float, after: float, bound: float, system: str) -> go.Figure:
     figure.add_vline(
         bound,
         line={"color": NEUTRAL, "width": 2, "dash": "dash"},
-        annotation={"text": f"proven bound {seconds(bound)}", "font": {"size": 12}, "yanchor": "bottom"},
+        annotation={
+            "text": f"proven bound {seconds(bound)}",
+            "font": {"size": 12},
+            "xanchor": "right" if bound > before / 2 else "left",
+            "yanchor": "bottom",
+        },
         annotation_position="top",
     )
     figure.update_xaxes(visible=False, range=[0, before * 1.02])
