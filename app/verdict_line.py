@@ -115,7 +115,7 @@ def worst_in_words(risks: tuple[Risk, ...] | None) -> tuple[str, str, str]:
     if risks is None:
         return "not scored", "", "Scoring the other open recordings takes a while: the Review page does it when asked."
     if not risks:
-        return "none open", "", "No other recording of this model is open: what the plan gains elsewhere is not known."
+        return "unknown", "", "No other recording of this model is open, so what the plan gains elsewhere is unknown."
     worst = risks[0]
     return (
         units.ratio(worst.gain),

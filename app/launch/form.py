@@ -33,7 +33,7 @@ WHERE = {
     "slurm": ":material/dns: Slurm",
     "kubernetes": ":material/sailing: Kubernetes",
 }
-USUAL_LIMIT, USUAL = 900, "as usual"
+USUAL_LIMIT, USUAL = 900, "automatic"
 
 
 def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
@@ -216,11 +216,11 @@ def _passes() -> tuple[int, float]:
 def _dtype() -> str | None:
     """What is computed in; None: the usual."""
     dtype = kept.selectbox(
-        "Numbers",
+        "Number format",
         [USUAL, "fp32", "bf16"],
         width=130,
         key="launch-dtype",
-        help="what is computed in; as usual: on GPUs the model's own, on CPUs fp32",
+        help="of weights and activations; automatic: the model's own on GPUs, fp32 on CPUs",
     )
     return None if dtype == USUAL else dtype
 

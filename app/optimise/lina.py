@@ -56,13 +56,15 @@ def _form(problem: Problem, usual_slots: int) -> None:
             format_func=lambda digest: "first half (serve the second)" if digest is None else recordings[digest],
         )
         lengths = kept.multiselect("Path lengths", [1, 2, 3, 4, 5, 6], [1, 3, 6], width=220, key="lina-lengths")
-        batch = kept.number_input("Recorded tokens a batch", 16, 10**6, 1024, width=190, key="lina-batch")
+        batch = kept.number_input("Recorded tokens per batch", 16, 10**6, 1024, width=190, key="lina-batch")
         copies = kept.number_input("Tokens for each recorded one", 1.0, 1e6, 64.0, width=220, key="lina-copies")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         schedule = kept.number_input(
             "Scheduling, ms", 0.0, 1e4, default.schedule_seconds * 1e3, width=150, key="lina-scheduling"
         )
-        check = kept.number_input("Check, ms", 0.0, 1e4, default.check_seconds * 1e3, width=130, key="lina-check")
+        check = kept.number_input(
+            "Popularity check, ms", 0.0, 1e4, default.check_seconds * 1e3, width=130, key="lina-check"
+        )
         other = kept.number_input(
             "Rest of a layer, ms",
             0.0,
@@ -76,7 +78,7 @@ def _form(problem: Problem, usual_slots: int) -> None:
             "Host link, GB/s", 0.1, 1e3, default.host_bandwidth / 1e9, width=150, key="lina-host-link"
         )
         slots = kept.number_input(
-            "Experts a device",
+            "Experts per device",
             0,
             4096,
             0,

@@ -136,7 +136,7 @@ def _show_front(problem: Problem, beside: str | None, where: str, result: dict[s
 def _front_form(problem: Problem) -> None:
     """How the front is searched, and the button that starts it."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        points = kept.number_input("Points", 2, 25, 9, width=110, key="front-points")
+        points = kept.number_input("Points on the front", 2, 25, 9, width=110, key="front-points")
         over = kept.selectbox(
             "Over several recordings", ["worst", "mean"], width=180, disabled=not problem.others, key="front-over"
         )
@@ -149,7 +149,7 @@ def _front_form(problem: Problem) -> None:
             key="front-moves",
             help="from the placement deployed now, over all layers; 0: any number",
         )
-        limit = kept.number_input("Seconds", 1, 3600, 20, width=110, key="front-limit")
+        limit = kept.number_input("Time limit, s", 1, 3600, 20, width=110, key="front-limit")
         if st.button("Find the front", icon=":material/play_arrow:", type="primary"):
             run("front", problem, {"points": points, "over": over, "max_moves": moves, "time_limit": limit})
 

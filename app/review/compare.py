@@ -1,5 +1,6 @@
 """Two plans beside each other: figures, what sits elsewhere, and both timelines on one axis."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
@@ -34,18 +35,16 @@ def show(workspace: str) -> None:
     if len(plans) < 2:
         st.info("There is nothing to compare yet: save a second plan, or make one.", icon=":material/info:")
         return
-    left, right = st.columns(2)
+    left, right, names = *st.columns(2), _names(plans)
     number, _ = state.reviewed() or (None, None)
     looked_at = list(plans).index(f"saved-{number}") if f"saved-{number}" in plans else 0
     with left:
-        first = kept.selectbox(
-            "Plan", list(plans), looked_at, lambda id: _label(plans[id]), key=f"compare-a-{workspace}"
-        )
+        first = kept.selectbox("Plan", list(plans), looked_at, names.__getitem__, key=f"compare-a-{workspace}")
     # Those made from the same recording come first: others may be for another cluster and model.
     own = _recording(plans[first])
     rest = sorted((id for id in plans if id != first), key=lambda id: _recording(plans[id]) != own)
     with right:
-        second = kept.selectbox("Beside", rest, 0, lambda id: _label(plans[id]), key=f"compare-b-{workspace}")
+        second = kept.selectbox("Compare with", rest, 0, names.__getitem__, key=f"compare-b-{workspace}")
     try:
         _compare(_read(plans[first]), _read(plans[second]))
     except InputError as error:
@@ -60,10 +59,15 @@ def _read(plan: ListedPlan | Plan) -> SavedPlan | Plan:
     return plan if isinstance(plan, Plan) else team.find_saved(store.db(), plan.number)
 
 
-def _label(plan: ListedPlan | Plan) -> str:
-    if isinstance(plan, Plan):
-        return f"{plan.name} · {plan.id[:8]} · {SESSION}"
-    return f"{plan.name} · {plan.plan[:8]} · {SAVED} by {plan.by}"
+def _names(plans: dict[str, ListedPlan | Plan]) -> dict[str, str]:
+    """What each is called in the choice: its name and where it is, and its id where that is not enough to tell them apart."""
+    names = {
+        key: f"{plan.name} · {SESSION if isinstance(plan, Plan) else f'{SAVED} by {plan.by}'}"
+        for key, plan in plans.items()
+    }
+    often = Counter(names.values())
+    ids = {key: plan.id if isinstance(plan, Plan) else plan.plan for key, plan in plans.items()}
+    return {key: f"{name} · {ids[key][:8]}" if often[name] > 1 else name for key, name in names.items()}
 
 
 def _recording(plan: ListedPlan | Plan) -> str | None:

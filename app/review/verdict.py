@@ -49,7 +49,7 @@ def show(brief: Brief) -> None:
     kind = _kind(plan)
     _adopt(kind, plan)
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button("Tell the verdict", icon=":material/gavel:", disabled=_runs(kind), key=f"judge-{plan.id[:16]}"):
+        if st.button("Judge this plan", icon=":material/gavel:", disabled=_runs(kind), key=f"judge-{plan.id[:16]}"):
             _start(kind, brief, wanted)
         thresholds.popover(partial(_decide_again, kind))
     studies.watch(kind, lambda result: _answer(result, kind, wanted), EMPTY)
@@ -157,7 +157,7 @@ def _answer(result: dict[str, Any], kind: str, wanted: dict[str, Any]) -> None:
     if (job := _newest(kind)) is None:
         return
     if (judgement := _judgement(result)) is None:
-        st.info("This verdict is of an older version: press Tell the verdict again.", icon=":material/history:")
+        st.info("This verdict is of an older version: judge the plan again.", icon=":material/history:")
         return
     verdict = judgement.verdict
     st.title(f"{ICONS[verdict.verdict]} {WORDS[verdict.verdict].capitalize()}", anchor=False)
@@ -228,7 +228,7 @@ def _figures(verdict: Verdict) -> None:
 
 def _beside(verdict: Verdict) -> dict[str, list[str]]:
     return {
-        "Beside": [row.name for row in verdict.beside],
+        "Compared with": [row.name for row in verdict.beside],
         "Gain held out": ["unknown" if row.gain is None else signed(row.gain) for row in verdict.beside],
         "Memory of replicas": [units.size(row.replica_bytes) for row in verdict.beside],
     }

@@ -44,7 +44,7 @@ def capacity(problem: Problem) -> None:
         problem,
         {},
         partial(_show, problem),
-        "Nothing run yet. A plan for every size takes up to the seconds that it is given.",
+        "Nothing run yet. Each size gets a plan of its own, within the time per plan.",
     )
 
 
@@ -75,7 +75,7 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
         system = kept.selectbox(
             "Planned by", list(systems), 0, lambda name: systems[name].title, width=210, key="what-if-system"
         )
-        limit = kept.number_input("Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
+        limit = kept.number_input("Time per plan, s", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
         if st.button(
             "Find the number of GPUs",
             icon=":material/play_arrow:",
@@ -113,7 +113,7 @@ def _show(problem: Problem, result: dict[str, Any], complete: bool) -> None:
         return
     target = result["target"]
     price = kept.number_input(
-        "Price of a GPU-hour",
+        "Price per GPU-hour",
         0.01,
         None,
         None,

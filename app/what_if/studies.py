@@ -186,12 +186,12 @@ def imprecision(problem: Problem) -> None:
         text = kept.text_input(
             "Noise, %", ", ".join(f"{100 * level:g}" for level in LEVELS), width=230, key="what-if-levels"
         )
-        seeds = kept.number_input("Draws at each", 1, MOST_SEEDS, 3, width=130, key="what-if-seeds")
+        seeds = kept.number_input("Draws per noise level", 1, MOST_SEEDS, 3, width=130, key="what-if-seeds")
         noise = kept.selectbox(
             "Noise is", list(NOISES)[0 if several else 1 :], format_func=NOISES.get, width=330, key="what-if-noise-kind"
         )
         limit = kept.number_input(
-            "Seconds a plan", 0.1, 600.0, 5.0, width=140, key="what-if-limit", help="time limit of Aurora's placement"
+            "Time per plan, s", 0.1, 600.0, 5.0, width=140, key="what-if-limit", help="time limit of Aurora's placement"
         )
         try:
             levels = levels_of(text)

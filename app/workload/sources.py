@@ -12,10 +12,10 @@ def show() -> None:
     """In full while nothing is open, and while the zone has files: it says what they were opened as, or why not. Else one
     line, which leaves the room to the charts."""
     known = len(state.workloads())
-    title = "Add a recording" if known else "Recordings"
+    title = "Add a recording or open a sample" if known else "Open a recording or a sample"
     beside = f" · {known} in this session" if known > 1 else ""
     with st.expander(
-        f"{title}, open a sample{beside}",
+        f"{title}{beside}",
         expanded=state.workload_digest() is None or bool(st.session_state.get(ZONE)),
         icon=":material/upload_file:",
         type="compact" if known else "default",
@@ -48,9 +48,7 @@ def _samples() -> None:
             if st.button(sample.title, key=sample.file, help=sample.text):
                 samples.open_recording(sample)
                 st.rerun()
-    st.caption(
-        "As large as the real thing, but synthetic: drawn by a power law with some affinity, recorded by nobody."
-    )
+    st.caption("Production size, but synthetic: drawn from a power law with some affinity, not recorded from a model.")
     if st.button(
         "DeepSeek-R1's size", key="large", help="58 MoE layers × 256 experts, top-8, on four nodes of eight H100"
     ):

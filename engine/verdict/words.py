@@ -115,6 +115,8 @@ def _beside(evidence: Evidence, limits: Thresholds) -> list[str]:
     if evidence.linear is not None:
         sentences.append(
             f"With no plan at all, experts in contiguous blocks, the gain would be {signed(evidence.linear)}."
+            if round(evidence.linear, 3)
+            else "No plan at all, experts in contiguous blocks, is as fast as what is deployed."
         )
     if not evidence.replica_bytes:
         return [*sentences, "The plan has no replicas and takes no memory for them."]

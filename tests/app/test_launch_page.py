@@ -150,7 +150,7 @@ def test_what_is_chosen_is_what_is_started(app: AppTest):
         "Tokens to replay": 100,
         "Timed passes": 5,
         "Time limit, s": 77,
-        "Numbers": "bf16",
+        "Number format": "bf16",
     }.items():
         enter(app, label, value)
     assert "100 of the recording, 5 timed passes of each of 2 plans" in said(app.markdown)

@@ -111,8 +111,8 @@ def test_the_front_fills_in_and_its_plans_can_be_opened(app: AppTest, unit: str)
     choose(app, "How tokens travel", unit)
     choose(app, "Show", "Balance against affinity")
     assert any("No front yet" in info.value for info in app.info)
-    next(number for number in app.number_input if number.label == "Points").set_value(3)
-    next(number for number in app.number_input if number.label == "Seconds").set_value(3)
+    next(number for number in app.number_input if number.label == "Points on the front").set_value(3)
+    next(number for number in app.number_input if number.label == "Time limit, s").set_value(3)
     app.run()
     press(app, "Find the front")
     candidates = finished("front").result["candidates"]
@@ -149,7 +149,7 @@ def test_plan_on_a_score_on_b(app: AppTest) -> None:
 def test_lina_at_run_time(app: AppTest) -> None:
     visit(app, "optimise")
     choose(app, "Show", "Lina at run time")
-    next(number for number in app.number_input if number.label == "Experts a device").set_value(3)
+    next(number for number in app.number_input if number.label == "Experts per device").set_value(3)
     press(app, "Simulate")
     result = finished("lina").result
     assert all(run["options"]["max_experts_per_device"] == 3 for run in result["runs"])

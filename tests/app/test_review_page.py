@@ -114,7 +114,7 @@ def test_what_is_said_of_a_plan_is_what_the_simulation_says(app: AppTest) -> Non
     ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
     figures = {metric.label: metric.value for metric in app.metric}
     assert gain(app) == {"Gain over Linear placement": f"{theirs / ours:.3g}×"}
-    assert figures["Worst other recording"] == "none open"
+    assert figures["Worst other recording"] == "unknown"
     assert "scored on no other recording" in said(app.markdown)
     assert app.session_state["reviewed"][1] is None and table(app)["State"].tolist() == [["no review"]]
     other = RoutingTrace("shifted *it*", (problem.workload.experts + 3) % 16, 16)
@@ -551,7 +551,7 @@ def test_two_plans_are_compared(app: AppTest) -> None:
     app.segmented_control(key="review-view").set_value("Compare")
     app.run()
     assert not app.exception and not app.error
-    assert [box.label for box in app.selectbox if box.label in ("Plan", "Beside")] == ["Plan", "Beside"]
+    assert [box.label for box in app.selectbox if box.label in ("Plan", "Compare with")] == ["Plan", "Compare with"]
     figures = table(app).set_index("")
     problem = problem_of(app)
     ours, theirs = simulate(app.plans[1], problem).total, simulate(app.plans[0], problem).total
@@ -571,7 +571,7 @@ def test_what_cannot_be_compared_is_said(app: AppTest) -> None:
     team.save_plan(database(), saved.workspace, other, "Ben")
     app.segmented_control(key="review-view").set_value("Compare")
     app.run()
-    beside = next(selectbox for selectbox in app.selectbox if selectbox.label == "Beside")
+    beside = next(selectbox for selectbox in app.selectbox if selectbox.label == "Compare with")
     assert "a small one" in beside.options[-1] and not app.error, "those of other inputs come last"
     beside.select_index(len(beside.options) - 1)
     app.run()

@@ -128,7 +128,7 @@ def test_a_training_step_is_held_against_deepspeed() -> None:
 
 
 def test_other_recordings_in_words() -> None:
-    assert verdict_line.worst_in_words(())[0] == "none open" and verdict_line.worst_in_words(None)[0] == "not scored"
+    assert verdict_line.worst_in_words(())[0] == "unknown" and verdict_line.worst_in_words(None)[0] == "not scored"
     value, name, text = verdict_line.worst_in_words((Risk("prose", 2.0, 1.0), Risk("code", 1.0, 1.0)))
     assert (value, name) == ("0.5×", "prose") and "the least gain on 2 other open recordings" in text
 

@@ -39,7 +39,7 @@ def app(ana: AppTest) -> AppTest:
 
 
 def tell(app: AppTest) -> Job:
-    press(app, "Tell the verdict")
+    press(app, "Judge this plan")
     job = runner.jobs(store.data_folder(), "verdict")[0]
     assert runner.wait(job, 60) is State.DONE, job.log_tail()
     app.run()
@@ -67,9 +67,9 @@ def test_a_verdict_is_told_once_it_is_asked_for_and_seen_by_others(app: AppTest)
     (rows,) = tables(app, "Threshold")
     assert len(rows) == len(wanted.criteria) and rows["Threshold"].iloc[0] == "at least 5.0 %"
     assert (rows[""] == "✓ passed").tolist() == [criterion.passed for criterion in wanted.criteria]
-    (beside,) = tables(app, "Beside")
-    assert beside["Beside"].tolist() == [row.name for row in wanted.beside]
-    assert any(name.startswith("no plan: experts in contiguous blocks") for name in beside["Beside"])
+    (beside,) = tables(app, "Compared with")
+    assert beside["Compared with"].tolist() == [row.name for row in wanted.beside]
+    assert any(name.startswith("no plan: experts in contiguous blocks") for name in beside["Compared with"])
     labels = {metric.label for metric in app.metric}
     assert {"Gain held out", "Break-even", "That is", "Persistence", "Memory of replicas"} <= labels
     others = link(plan=app.saved.plan)
@@ -187,7 +187,7 @@ def test_who_may_only_look_is_told_why(app: AppTest, monkeypatch: pytest.MonkeyP
         raise InputError("only planners may plan")
 
     monkeypatch.setattr("app.visitor.people.allow", refuse)
-    press(app, "Tell the verdict")
+    press(app, "Judge this plan")
     assert "only planners may plan" in said(app.error) and not runner.jobs(store.data_folder(), "verdict")
 
 

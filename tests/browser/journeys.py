@@ -157,7 +157,7 @@ def engineer(journey: Journey, folder: Path) -> None:
             journey.save_in_new_workspace(page)
         verdict = page.get_by_role("heading", name=VERDICTS)
         with journey.step(page, "verdict", verdict):
-            click(page.get_by_role("button", name="Tell the verdict"))
+            click(page.get_by_role("button", name="Judge this plan"))
             expect(verdict).to_be_visible(timeout=JOB_TIMEOUT)
         download = page.get_by_role("button", name=re.compile("^Download .*json"))
         with journey.step(page, "export", download):
@@ -200,7 +200,7 @@ def planner(journey: Journey, folder: Path) -> None:
             journey.visit(page, "What-if")
             click(page.get_by_test_id("stMain").get_by_role("radio", name="How many GPUs"))
             click(page.get_by_role("button", name="Find the number of GPUs"))
-            price = page.get_by_role("spinbutton", name="Price of a GPU-hour")
+            price = page.get_by_role("spinbutton", name="Price per GPU-hour")
             expect(price).to_be_visible(timeout=JOB_TIMEOUT)
             expect(page.get_by_test_id("stMain").get_by_test_id("stProgress")).to_have_count(0, timeout=JOB_TIMEOUT)
             price.fill("2.5")

@@ -240,7 +240,7 @@ def review(camera: Camera) -> None:
     expect(page.get_by_role("heading", name="Aurora on the mixed eight")).to_be_visible()
     expect(page.locator(".js-plotly-plot")).to_have_count(2)
     camera.shoot("review", last=page.locator(".js-plotly-plot").last)
-    page.get_by_role("button", name="Tell the verdict").click()
+    page.get_by_role("button", name="Judge this plan").click()
     words = re.compile("Do it|Try it|Not now|Cannot say yet")
     expect(page.get_by_role("heading", name=words)).to_be_visible(timeout=JOB_TIMEOUT)
     settle(page)

@@ -52,7 +52,7 @@ def test_an_sglang_recording_becomes_a_plan_that_sglang_loads(page: Page, start_
     page.get_by_role("button", name="Save the open plan").click()
     page.get_by_role("button", name="Save", exact=True).click()
     settle(page)
-    page.get_by_role("button", name="Tell the verdict").click()
+    page.get_by_role("button", name="Judge this plan").click()
     expect(page.get_by_role("heading", name=re.compile("Do it|Try it|Not now|Cannot say yet"))).to_be_visible(
         timeout=120_000
     )

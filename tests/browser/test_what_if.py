@@ -55,7 +55,7 @@ def test_slide_study_reload_and_open_a_synthetic_recording(page: Page, start_stu
     type_values(page, "Noise, %", "0, 150")
     expect(page.get_by_text("1.5 is not between 0 and 1")).to_be_visible()
     type_values(page, "Noise, %", "0, 20, 40, 60, 75")
-    type_values(page, "Draws at each", "20")
+    type_values(page, "Draws per noise level", "20")
     page.get_by_role("button", name="Run the imprecision study").click()
     until(lambda: has_points_with_noise(data_folder), timeout=60)
     with held(living_worker(runner.jobs(data_folder, "imprecision")[0].folder)):

@@ -99,7 +99,7 @@ def test_it_is_told_in_words():
     ]
     preference = prefer(runs)
     first, *others, ranked = preference.lines
-    assert first == "measured, quick comes first, which is not decided"
+    assert first == "measured, quick has the lowest time, but not by a significant margin"
     assert "like quick takes 1.01× as long" in others[0] and others[0].endswith("within the noise")
     assert (
         "slow takes 2× as long (1.99× to 2.02× at 95 % confidence)" in others[1]

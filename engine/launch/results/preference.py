@@ -89,12 +89,12 @@ class Preference:
         first = (
             f"measured, {best} is the fastest"
             if self.decided
-            else f"measured, {best} comes first, which is not decided"
+            else f"measured, {best} has the lowest time, but not by a significant margin"
         )
         wrong = [pair for pair in self.pairs if pair.as_predicted is False]
         apart = f"differ by more than {share(APART - 1)}"
         if self.ranked_alike is None:
-            ranked = f"no two predictions {apart}"
+            ranked = f"no two predictions {apart}, so there is no ranking to check"
         elif self.ranked_alike:
             ranked = f"wherever predictions {apart}, the measurement ranks the plans the same way"
         else:
