@@ -77,7 +77,7 @@ def problem_or_advice() -> Problem | None:
         return cached.problem()
     except InputError as error:
         st.error(plain(str(error)), icon=":material/error:")
-        st.caption("Choose parts that fit each other at the left.")
+        st.caption("Choose parts that fit each other in the sidebar.")
         if state.second() and st.button("Close the second model", icon=":material/close:"):
             state.open_second(None)
             st.rerun()

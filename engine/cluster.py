@@ -103,7 +103,7 @@ class Cluster(Frozen):
     def reached_in_words(self) -> str:
         """What ports reach where several sends meet, for people."""
         if self.efficiency is None:
-            return "ports reach their whole rate however many sends meet there (assumed)"
+            return "ports keep their full rate however many sends share them (assumed)"
         return self.efficiency.in_words
 
     def part(self, gpus: list[int]) -> "Cluster":

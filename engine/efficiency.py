@@ -69,5 +69,5 @@ def lost(contention: float, most: int) -> tuple[Point, ...]:
 def _said(points: tuple[Point, ...]) -> str:
     (first, alone), (last, crowded) = points[0], points[-1]
     if alone == crowded:
-        return "their whole rate" if alone == 1 else f"{alone:.0%} of their rate"
+        return "their full rate" if alone == 1 else f"{alone:.0%} of their rate"
     return f"{alone:.0%} of their rate with {first} send{'s' if first > 1 else ''}, {crowded:.0%} with {last}"

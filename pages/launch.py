@@ -14,7 +14,7 @@ past = history.launches()
 problem = widgets.problem_or_advice()
 plan = cached.open_plan()
 if problem is not None and plan is None:
-    st.info("Open a plan first: choose one at the left or make one.", icon=":material/info:")
+    st.info("Open a plan first: choose one in the sidebar or make one.", icon=":material/info:")
     st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
 if problem is not None and plan is not None:
     widgets.say_inference_only()

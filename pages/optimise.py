@@ -63,8 +63,8 @@ with form:
             page.say_how_planned(problem)
         else:
             st.caption(
-                f"Costs: {plain(problem.source_of_times(problem.travel))}. {orders.in_words(problem.network)}Simulated is the "
-                "MoE part of every layer; attention and dense layers are the same for every plan."
+                f"Costs: {plain(problem.source_of_times(problem.travel))}. {orders.in_words(problem.network)}Only the "
+                "MoE part of each layer is simulated; attention and dense layers are the same for every plan."
             )
 
 with actions:

@@ -21,7 +21,7 @@ def page() -> None:
     workspace = saved.choose_workspace()
     if workspace is None:
         st.info(
-            "Make a workspace to keep plans in: a name for what they are for, such as a cluster or a quarter.",
+            "Create a workspace to keep plans in, named for what they are for, such as a cluster or a quarter.",
             icon=":material/info:",
         )
         return

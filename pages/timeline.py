@@ -15,7 +15,7 @@ from engine.goal import Goal
 GPUS = "GPUs"
 """What has a lane: every GPU, unless there are more than a person can read."""
 
-actions = header.show("Timeline", "Why is it that fast? Each GPU's network above its compute.")
+actions = header.show("Timeline", "Where does the time go? Each GPU's network above its compute.")
 problem = widgets.needed_problem()
 
 fitting = {
@@ -24,7 +24,7 @@ fitting = {
 plan = fitting.get(state.plan_id() or "")
 if plan is None:
     reason = widgets.why_not(cached.open_plan(), problem)
-    st.info(f"{plain(reason)}. Choose a plan at the left or make one.", icon=":material/info:")
+    st.info(f"{plain(reason)}. Choose a plan in the sidebar or make one.", icon=":material/info:")
     st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
     st.stop()
 

@@ -17,8 +17,8 @@ def totals(cluster: Cluster) -> None:
     with st.container(horizontal=True, gap="medium"):
         st.metric("GPUs", len(cluster.gpus))
         st.metric("Memory", f"{cluster.values('memory').sum() / 2**30:,.0f} GiB")
-        st.metric("Peak, 16 bits", f"{cluster.values('flops_fp16').sum() / 1e15:.3g} PFLOP/s")
-        st.metric("To the fabric", units.bandwidth(float(cluster.values("send_bandwidth").sum())))
+        st.metric("Peak, 16-bit", f"{cluster.values('flops_fp16').sum() / 1e15:.3g} PFLOP/s")
+        st.metric("Fabric bandwidth", units.bandwidth(float(cluster.values("send_bandwidth").sum())))
         st.space("stretch")
         # Written when asked for: a file that is ready may be gone before the browser looks, when edits follow each other.
         st.download_button(
@@ -58,8 +58,8 @@ def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool
         slot = model.bytes_per_expert * len(model.moe_layers)
         needed, slots = slot * model.experts, room // slot
         text = (
-            f"{model.name}: experts take {units.size(needed)} of the {units.size(float(room.sum()))} that this cluster "
-            f"has for weights ({units.share(MEMORY_SHARE)} of memory)"
+            f"{model.name}: experts take {units.size(needed)}, {units.share(needed / room.sum())} of what this cluster has "
+            f"for weights ({units.share(MEMORY_SHARE)} of its memory)"
         )
         even = -(-model.experts // len(room))
         small = np.flatnonzero(slots < even)
@@ -74,6 +74,9 @@ def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool
     if len(models) > 1:
         needed = sum(model.bytes_per_expert * len(model.moe_layers) * model.experts for model in models)
         lines.append(
-            (f"Both together: {units.size(needed)} of {units.size(float(room.sum()))}", bool(needed <= room.sum()))
+            (
+                f"Both together: {units.size(needed)}, {units.share(needed / room.sum())} of it",
+                bool(needed <= room.sum()),
+            )
         )
     return lines

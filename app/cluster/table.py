@@ -100,7 +100,7 @@ def _types() -> list[str]:
 
 
 def to_frame(cluster: Cluster) -> pd.DataFrame:
-    """One row a GPU, in rank order."""
+    """One row per GPU, in rank order."""
     types = every_gpu_type()
     rows = []
     for node in cluster.nodes:

@@ -18,7 +18,7 @@ def show() -> None:
         "Predictions beside public measurements of real machines. What is fitted is fitted to every second point; errors are "
         "those of the others."
     )
-    if not kept.toggle("Hold predictions against measurements", key="trust-shown"):
+    if not kept.toggle("Compare predictions with measurements", key="trust-shown"):
         return
     try:
         sections = _sections()

@@ -108,7 +108,7 @@ def _choose_others(fitting: dict[str, str]) -> list[str]:
     """Digests of the recordings that a plan must serve as well; fitting: the name of each that may be chosen."""
     if not fitting:
         st.caption(
-            "Must also serve: nothing else. Open another recording of this model on the Workload page, and a plan can "
+            "Must also serve: nothing else. Open another recording of this model on the Workload page and a plan can "
             "be made for the worse of the two."
         )
         return []

@@ -9,6 +9,6 @@ def in_words(network: Network) -> str:
         return ""
     relays = "" if network.direct else ", relays inside nodes aside"
     return (
-        f"So all sends at once take hardly longer than the best order{relays}; What-if shows from which contention on ordering "
-        "pays. "
+        f"Sending everything at once is then nearly as fast as the best order{relays}; What-if shows how much contention "
+        "makes ordering pay. "
     )

@@ -271,6 +271,6 @@ def assumptions(problem: Problem) -> str:
             "plan sends real tokens only"
         )
     return (
-        "Simulated is the whole step, one program on every GPU: forward, backward, all-reduces of the gradients, update. A "
+        "The whole step is simulated, one program on every GPU: forward, backward, all-reduces of the gradients, update. A "
         f"collective ends for all GPUs at once. Assumed: {routing}; {capacity}. Costs: {plain(problem.cost_source)}."
     )

@@ -9,12 +9,12 @@ from engine.plan import Travel
 from engine.plan.travel import Dtype, Replicas
 from engine.problem import Problem
 
-UNITS = {"copies": "Every copy on its own", "gpu": "One row a GPU", "node": "One row a node"}
+UNITS = {"copies": "One row per token copy", "gpu": "One row per GPU", "node": "One row per node"}
 HELP = (
-    "What an engine sends for a token. Every copy: each (token, expert) pair, as the papers have it and DeepEP's low-latency "
-    "kernels do. One row a GPU: once to each GPU with one of its experts (NCCL paths). One row a node: once over the fabric to "
-    "each node, and from there over the node's links (DeepEP's normal kernels). With the last two, experts that fire together "
-    "belong together."
+    "What an engine sends for a token. One row per token copy: each (token, expert) pair, as the papers have it and DeepEP's "
+    "low-latency kernels do. One row per GPU: once to each GPU with one of its experts (NCCL paths). One row per node: once "
+    "over the fabric to each node, and from there over the node's links (DeepEP's normal kernels). With the last two, experts "
+    "that fire together belong together."
 )
 
 
@@ -46,7 +46,7 @@ def choose(problem: Problem) -> None:
     )
     formats: dict[str, Dtype | None] = {}
     own = f"the model's {problem.model.dtype}"
-    for way, title in (("dispatch", "Dispatch in"), ("combine", "Combine in")):
+    for way, title in (("dispatch", "Dispatch format"), ("combine", "Combine format")):
         options = [own, *get_args(Dtype)]
         dtype = st.selectbox(
             title,

@@ -32,7 +32,9 @@ def show(workspace: str) -> None:
     """The plans with their states; a selected row is looked at."""
     plans = team_list.listed_plans(store.db(), workspace, reader=people.reader())
     if not plans:
-        st.info("Nothing is saved here yet. Open a plan at the left, then save it with a note.", icon=":material/info:")
+        st.info(
+            "Nothing is saved here yet. Open a plan in the sidebar, then save it with a note.", icon=":material/info:"
+        )
         return
     listed = _filtered(plans, workspace)
     if not listed:

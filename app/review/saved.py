@@ -68,7 +68,7 @@ def _new_workspace() -> None:
             max_chars=120,
             placeholder="Cluster for autumn",
         )
-        if st.form_submit_button("Make it", icon=":material/check:"):
+        if st.form_submit_button("Create", icon=":material/check:"):
             attempt(lambda: store.add_workspace(name))
 
 

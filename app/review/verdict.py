@@ -180,7 +180,7 @@ def _say_what_differs(job: runner.Job, decided_by: Thresholds, kind: str, wanted
     judged_on = {name: job.request.arguments.get(name) for name in ("recordings", "serving")}
     if judged_on != {"serving": None} | {name: value for name, value in wanted.items() if name in judged_on}:
         st.info(
-            f"Told {widgets.describe_time(job.started)} with other recordings or another step than are chosen now. Tell it "
+            f"Judged {widgets.describe_time(job.started)} with other recordings or another step than are chosen now. Judge it "
             "again.",
             icon=":material/history:",
         )

@@ -79,6 +79,6 @@ def say(model: MoEModel, beside: ModelBeside) -> None:
         return
     st.info(
         f"The sizes of {plain(model.name)} beside its experts are {plain(beside.origin)}. Upload its Hugging Face "
-        "config.json on the Workload page, or choose a model of the catalogue under its name at the left.",
+        "config.json on the Workload page, or choose a model of the catalogue under its name in the sidebar.",
         icon=":material/info:",
     )

@@ -7,13 +7,19 @@ from app.text import plain
 
 STEPS = {
     "Workload": ("workload", "{workload}: the bars show how unevenly experts are used."),
-    "Cluster": ("cluster", "{gpus}: drag one, or edit the table, and every page counts with what you drew."),
+    "Cluster": ("cluster", "{gpus}: drag one, or edit the table, and every page uses what you drew."),
     "Affinity": ("affinity", "Strong cells: experts that belong on one GPU."),
     "Optimise": ("optimise", "Press Run: each plan gets a proven bound."),
     "Timeline": ("timeline", "See where the plan wins time over its baselines."),
-    "What-if": ("what_if", "Move a slider: what is the plan worth elsewhere?"),
-    "Review": ("review", "Save a plan and it gets a page: what it gains, where it fails, and what others say to it."),
-    "Launch": ("launch", "Start runs the plan as a real job on this machine and lays the measured over the predicted."),
+    "What-if": ("what_if", "Move a slider to see what the plan is worth under other conditions."),
+    "Review": (
+        "review",
+        "Save a plan and it gets a page: what it gains, where it fails, and what others say about it.",
+    ),
+    "Launch": (
+        "launch",
+        "Start runs the plan as a real job on this machine and shows measured times over the predicted ones.",
+    ),
 }
 """By the title of its page: the page's file, and one sentence on what is open."""
 

@@ -44,5 +44,5 @@ def contention(problem: Problem) -> None:
 
 def _saved(problem: Problem, result: dict[str, Any]) -> str:
     """What orders can save as things are, at the most."""
-    now = "As things are" if problem.network.contended else "With ports that reach their whole rate, as now,"
+    now = "As things are" if problem.network.contended else "With ports that keep their full rate, as now,"
     return f"{now} no order of this placement can save more than {units.share(result['most_saved'])} of all at once (bound)."

@@ -178,7 +178,7 @@ def choose(problem: Problem) -> Change:
         factors["dtype"] = None if at["dtype"] in (AS_NOW, problem.model.dtype) else at["dtype"]
         factors["noise"] = at["noise"] / 100
     change = Change(**factors)
-    st.button("Back to how things are", disabled=change.is_none, on_click=_reset, args=(sliders,), width="stretch")
+    st.button("Reset all sliders", disabled=change.is_none, on_click=_reset, args=(sliders,), width="stretch")
     return change
 
 
@@ -298,7 +298,7 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
 def _said(problem: Problem, is_open: bool, change: Change) -> str:
     parts = [] if is_open else ["No plan is open: this is what is deployed."]
     if is_quick(problem):
-        parts.append("Simulated: placement and order of sends stay as they are, only what is slid changes.")
+        parts.append("Simulated: placement and order of sends stay as they are, only what the sliders say changes.")
     else:
         parts.append(
             "Too large to simulate every send while a slider moves: each all-to-all takes what its busiest port "

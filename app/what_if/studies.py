@@ -94,7 +94,7 @@ def curve(problem: Problem) -> None:
         )
         name, options = system_for(problem, plan)
         anew = kept.checkbox(
-            f"Plan anew at every value, by {plain(systems_for(problem)[name].title)}", True, key="what-if-anew"
+            f"Replan at every value with {plain(systems_for(problem)[name].title)}", True, key="what-if-anew"
         )
         plans = [plan, *([others[beside]] if beside else [])]
         if st.button("Run the sweep", icon=":material/play_arrow:", type="primary", disabled=jobs.running("curve")):
@@ -116,7 +116,7 @@ def curve(problem: Problem) -> None:
         problem,
         {},
         _show_curve,
-        "Nothing swept yet. On the sample it takes half a minute, without new plans seconds.",
+        "No sweep yet. On the sample it takes half a minute, or a few seconds without replanning.",
     )
 
 

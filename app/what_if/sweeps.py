@@ -76,7 +76,7 @@ def panel(problem: Problem) -> None:
     studies.watch(
         _key(kind),
         lambda result: _show(kind, job, result),
-        "Nothing swept yet: press Run the sweep. It takes a few seconds.",
+        "No sweep yet: press Run the sweep. It takes a few seconds.",
     )
 
 

@@ -60,7 +60,7 @@ def test_a_look_at_the_pages_chooses_nothing(ana: AppTest) -> None:
 def test_back_to_how_things_are_is_kept_as_well(ana: AppTest) -> None:
     visit(ana.run(), "what_if")
     widget(ana, "what-if-compute").set_value(2).run()
-    next(button for button in ana.button if button.label == "Back to how things are").click().run()
+    next(button for button in ana.button if button.label == "Reset all sliders").click().run()
     assert widget(ana, "what-if-compute").value == 1 and "what-if-compute" not in ana.session_state["choices"]
 
 

@@ -145,7 +145,7 @@ def test_a_plan_for_another_cluster_is_not_shown_as_if_it_fitted(app: AppTest) -
     visit(app, "optimise")
     assert not app.dataframe
     visit(app, "timeline")
-    assert any("Choose a plan at the left" in info.value for info in app.info)
+    assert any("Choose a plan in the sidebar" in info.value for info in app.info)
 
 
 @pytest.mark.usefixtures("warm_python")

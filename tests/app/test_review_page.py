@@ -222,10 +222,10 @@ def test_plans_are_found_by_cluster_and_recording(app: AppTest) -> None:
 
 
 def test_a_workspace_needs_a_name(app: AppTest) -> None:
-    press(app, "Make it")
+    press(app, "Create")
     assert "name of the workspace" in said(app.error)
     enter(app, "Name of the workspace", "Spring")
-    press(app, "Make it")
+    press(app, "Create")
     assert chooser(app, "Workspace").options == ["Autumn <b>x</b>", "Spring"] and "Nothing is saved here yet" in said(
         app.info
     )

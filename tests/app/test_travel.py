@@ -21,7 +21,7 @@ def app(warm_python) -> AppTest:
 def test_a_choice_is_kept_and_plans_are_made_with_it(app: AppTest) -> None:
     visit(app, "optimise")
     choose(app, "How tokens travel", "gpu")
-    choose(app, "Dispatch in", "fp8")
+    choose(app, "Dispatch format", "fp8")
     assert app.session_state.travel == Travel(unit="gpu", dispatch="fp8")
     plan_the_sample(app)
     visit(app, "timeline")

@@ -99,7 +99,7 @@ def test_recordings_that_are_held_out_are_those_that_fit(app: AppTest) -> None:
     parts = Judgement.from_dict(job.result, "verdict").evidence.parts
     assert [part.by for part in parts] == ["time", "recording"] and parts[1].part == "another hour"
     next(box for box in app.multiselect if box.label == "Held-out recordings").set_value([]).run()
-    assert "Tell it again" in said(app.info), "what it was told with is no longer what is chosen"
+    assert "Judge it again" in said(app.info), "what it was told with is no longer what is chosen"
 
 
 def set_threshold(app: AppTest, name: str, value: float) -> None:
@@ -123,7 +123,7 @@ def test_a_changed_threshold_decides_again_at_once_and_for_everybody(app: AppTes
     set_threshold(app, "Tokens per expert", 1e8)
     assert runner.jobs(store.data_folder(), "verdict") == [job], "no job was started"
     assert before != word(app) == "Cannot say yet" and "Record at least" in text(app)
-    assert not any("Tell it again" in info.value for info in app.info) and "other thresholds" not in text(app)
+    assert not any("Judge it again" in info.value for info in app.info) and "other thresholds" not in text(app)
     (rows,) = tables(app, "Threshold")
     assert "at least 100,000,000" in rows["Threshold"].tolist()
     kept = Judgement.from_dict(job.result, "verdict")

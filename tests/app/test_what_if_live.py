@@ -56,7 +56,7 @@ def test_the_sample_without_a_plan(app: AppTest) -> None:
     visit(app, "what_if")
     assert len(titles(app, "what-if")) == 3 and titles(app, "what-if-totals")[0].startswith("Linear placement takes")
     assert any("No plan is open" in caption.value for caption in app.caption)
-    assert button(app, "Back to how things are").disabled and button(app, "Replan for this change").disabled
+    assert button(app, "Reset all sliders").disabled and button(app, "Replan for this change").disabled
 
 
 def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
@@ -84,7 +84,7 @@ def test_a_slider_shows_what_the_engine_says(page: AppTest) -> None:
     visit(later.run(), "what_if")
     for studio in (page, later):
         assert titles(studio, "what-if-totals") == [f"Linear placement takes {seconds(then)} instead of {seconds(now)}"]
-        button(studio, "Back to how things are").click()
+        button(studio, "Reset all sliders").click()
         studio.run()
         assert titles(studio, "what-if-totals") == [f"Linear placement takes {seconds(now)}"]
         visit(studio, "timeline")
@@ -122,7 +122,7 @@ def test_contention_is_slid_swept_and_studied(page: AppTest) -> None:
     then = simulate(plan, changed(problem, Change(contention=0.5))).total
     assert then > simulate(plan, problem).total
     assert f"takes {seconds(then)} instead of" in titles(page, "what-if-totals")[0]
-    button(page, "Back to how things are").click()
+    button(page, "Reset all sliders").click()
     page.run()
     assert page.select_slider(key="what-if-contention").value == 0
     page.selectbox(key="what-if-field").set_value("contention").run()
@@ -137,7 +137,7 @@ def test_contention_is_slid_swept_and_studied(page: AppTest) -> None:
 
 
 def test_a_sweep_of_one_slider_beside_plans_made_anew(page: AppTest) -> None:
-    assert "Nothing swept yet" in page.info[0].value
+    assert "No sweep yet" in page.info[0].value
     page.selectbox(key="what-if-field").set_value("latency").run()
     job = finish(page, "curve", "Run the sweep")
     assert len(job.result["points"]) == job.result["of"] == 8 * 2

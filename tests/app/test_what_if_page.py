@@ -77,7 +77,7 @@ def test_a_step_that_does_not_fit_is_answered(app: AppTest) -> None:
 
 
 def test_before_anything_was_swept(training: AppTest) -> None:
-    assert "Nothing swept yet" in training.info[0].value and not training.error
+    assert "No sweep yet" in training.info[0].value and not training.error
     assert training.text_input[0].value.startswith("1, 2, 5, 10")
     choose(training, "sweep-kind", "degree")
     assert training.text_input[0].value == "1-16"

@@ -85,7 +85,7 @@ class Journey:
         """Save the open plan on Review, where there is no workspace yet."""
         self.click(page.get_by_role("button", name="New workspace"))
         page.get_by_role("textbox", name="Name of the workspace").fill("Autumn")
-        self.click(page.get_by_role("button", name="Make it"))
+        self.click(page.get_by_role("button", name="Create"))
         self.click(page.get_by_role("button", name="Save the open plan"))
         self.click(page.get_by_role("button", name="Save", exact=True))
         expect(page.get_by_role("heading", name="Discussion")).to_be_visible()

@@ -232,7 +232,7 @@ def review(camera: Camera) -> None:
     camera.visit("Review")
     page.get_by_role("button", name="New workspace").click()
     page.get_by_role("textbox", name="Name of the workspace").fill("Autumn cluster")
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Create").click()
     page.get_by_role("button", name="Save the open plan").click()
     page.get_by_role("textbox", name="Name of the plan").fill("Aurora on the mixed eight")
     page.get_by_role("textbox", name="Note").fill("For the nodes that arrive in October")

@@ -48,7 +48,7 @@ def test_an_sglang_recording_becomes_a_plan_that_sglang_loads(page: Page, start_
     page.get_by_role("link", name="Review", exact=True).click()
     page.get_by_role("button", name="New workspace").click()
     page.get_by_role("textbox", name="Name of the workspace").fill("Autumn")
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Create").click()
     page.get_by_role("button", name="Save the open plan").click()
     page.get_by_role("button", name="Save", exact=True).click()
     settle(page)

@@ -30,9 +30,9 @@ def test_two_models_then_the_front_of_one(page: Page, start_studio) -> None:
     page.get_by_role("button", name="Inference latency of one model").click()
     settle(page)
     page.get_by_text("Balance against affinity").click()
-    page.get_by_role("spinbutton", name="Points").fill("3")
-    page.get_by_role("spinbutton", name="Seconds").fill("4")
-    page.get_by_role("spinbutton", name="Seconds").press("Tab")
+    page.get_by_role("spinbutton", name="Points on the front").fill("3")
+    page.get_by_role("spinbutton", name="Time limit, s").fill("4")
+    page.get_by_role("spinbutton", name="Time limit, s").press("Tab")
     settle(page)
     page.get_by_role("button", name="Find the front").click()
     opened = page.get_by_role("button", name="Open this plan").last  # the one that it replaces may still be there

@@ -49,7 +49,7 @@ def test_save_discuss_and_decide_in_two_browsers(
     call_oneself(page, "Ana")
     page.get_by_role("button", name="New workspace").click()
     page.get_by_role("textbox", name="Name of the workspace").fill(f"Autumn {HOSTILE}")
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Create").click()
     expect(page.get_by_text("Nothing is saved here yet")).to_be_visible()
     page.get_by_role("button", name="Save the open plan").click()
     page.get_by_role("textbox", name="Name of the plan").fill(HOSTILE)

@@ -43,7 +43,7 @@ def test_sessions_jobs_and_links_work_from_each(
     settle(page)
     page.get_by_role("button", name="New workspace").click()
     page.get_by_role("textbox", name="Name of the workspace").fill("Autumn")
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Create").click()
     page.get_by_role("button", name="Save the open plan").click()
     page.get_by_role("textbox", name="Name of the plan").fill("The one")
     page.get_by_role("button", name="Save", exact=True).click()

@@ -47,7 +47,7 @@ def test_slide_study_reload_and_open_a_synthetic_recording(page: Page, start_stu
     expect(page.get_by_text("Linear placement, changed")).to_be_visible()
     slide(page, "Imprecise traffic", "ArrowRight", 6)
     expect(page.locator(".xtitle").filter(has_text="changed: network 2×, 30 % imprecise traffic")).to_be_visible()
-    page.get_by_role("button", name="Back to how things are").click()
+    page.get_by_role("button", name="Reset all sliders").click()
     expect(title_of(page, re.compile(r"^Linear placement takes 1\.69 ms$"))).to_be_visible()
 
     page.get_by_test_id("stMain").get_by_role("radio", name="Imprecise traffic").click()
@@ -88,7 +88,7 @@ def test_sweep_open_and_stop(page: Page, start_studio) -> None:
     page.mouse.move(0, 0)  # the button's help lies over the links until then
     settle(page)
     page.get_by_role("link", name="What-if", exact=True).click()
-    expect(page.get_by_text("Nothing swept yet")).to_be_visible()
+    expect(page.get_by_text("No sweep yet")).to_be_visible()
 
     start = page.get_by_role("button", name="Run the sweep")
     type_values(page, "Micro-op sizes, MB", "30, zero")

@@ -41,7 +41,7 @@ def test_rows_agree_with_a_reading_token_by_token(case, unit):
 @settings(max_examples=200, deadline=None)
 @given(placed())
 def test_what_is_saved_and_what_is_not(case):
-    """One row a GPU is never more than one a copy; one a node never crosses the fabric more often; and every GPU gets at
+    """One row per GPU is never more than one a copy; one a node never crosses the fabric more often; and every GPU gets at
     least the rows that it wants, however they enter its node."""
     problem, placement = case
     domain = Network.of(problem.cluster).domain

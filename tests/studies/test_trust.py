@@ -43,9 +43,7 @@ def test_deepep_over_two_to_eight_nodes_is_met_within_the_promise(held):
     for row in rows:
         assert row.mean <= 0.15 and row.worst <= 0.30 and row.points >= 11, row
         before = next(
-            old
-            for old in summaries(held)
-            if old.of == f"{row.of}, every copy at whole rates" and old.nodes == row.nodes
+            old for old in summaries(held) if old.of == f"{row.of}, every copy at full rate" and old.nodes == row.nodes
         )
         assert before.mean > 5 * row.mean
 

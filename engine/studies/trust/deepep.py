@@ -24,7 +24,7 @@ from engine.simulate.flows import all_to_all
 from engine.studies.trust.prediction import Prediction
 
 KERNELS: dict[TravelUnit, str] = {"node": "DeepEP normal", "copies": "DeepEP low latency"}
-OLD_PRICING = "every copy at whole rates"
+OLD_PRICING = "every copy at full rate"
 HARDWARE = "H100, H200"
 """The package has the same rows for both: one measurement."""
 NODE_TYPE = "hgx-h100"
