@@ -1,4 +1,4 @@
-# Two commands: `make studio` opens the studio on the sample, `make test` runs every test.
+# Two commands: `make studio` opens the studio, `make test` runs every test.
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -15,7 +15,7 @@ GPU_CHECK = $(addprefix --json=,$(GPU_JSON))
 .PHONY: studio test quick fuzz gpu gpu-wheels lint pictures journeys clean
 
 studio: $(VENV)/.studio
-	OPENBLAS_NUM_THREADS=1 $(PYTHON) -m streamlit run app/main.py --server.port $(PORT) -- --sample
+	OPENBLAS_NUM_THREADS=1 $(PYTHON) -m streamlit run app/main.py --server.port $(PORT)
 
 # Half as many processes again as there are processors: browsers, ranks and schedulers let theirs wait as long as they let it work.
 test: $(VENV)/.test $(COMPILED)

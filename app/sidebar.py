@@ -86,7 +86,7 @@ def _workload() -> None:
     figure, figures = "", ""
     if step:
         how = "assumed" if balanced else "routed as recorded"
-        figure = f"{step.batch:,} × {step.sequence_length:,} tokens a GPU"
+        figure = f"{step.batch:,} × {step.sequence_length:,} tokens per GPU"
         figures = f"training step: {step.batch:,} × {step.sequence_length:,} tokens on each GPU, {how}"
     elif assumed:
         figure, figures = "assumed", "assumed: no recording of this model is open"

@@ -62,7 +62,7 @@ def show(standing: Standing, how: str, narrow: bool = False) -> None:
             f"{TIMES[standing.span]}, simulated", units.seconds(standing.seconds), width="content", help=_sentence(how)
         )
         st.metric(
-            "Tokens/s a GPU", units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span]
+            "Tokens/s per GPU", units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span]
         )
         st.metric("Above the bound", units.share(standing.gap), width="content", help=plain(standing.bound_covers))
         if standing.move is not None:

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from engine.schema import Frozen
+from engine.units import share
 
 Point = tuple[Annotated[int, Field(ge=1, le=1_000_000)], Annotated[float, Field(gt=0, le=1)]]
 """(sends that meet at a port, share of its rate that they reach together)."""
@@ -69,5 +70,5 @@ def lost(contention: float, most: int) -> tuple[Point, ...]:
 def _said(points: tuple[Point, ...]) -> str:
     (first, alone), (last, crowded) = points[0], points[-1]
     if alone == crowded:
-        return "their full rate" if alone == 1 else f"{alone:.0%} of their rate"
-    return f"{alone:.0%} of their rate with {first} send{'s' if first > 1 else ''}, {crowded:.0%} with {last}"
+        return "their full rate" if alone == 1 else f"{share(alone)} of their rate"
+    return f"{share(alone)} of their rate with {first} send{'s' if first > 1 else ''}, {share(crowded)} with {last}"

@@ -72,7 +72,7 @@ class Problem:
     token_gpus: the GPU on which the tokens of each rank start, an entry a rank, where a plan moves them; None: on their rank
     graph: the step's operators where they are known better than from the model (an import); None: those of a transformer
     runs_attention: whether attention runs beside the MoE layers; in a launch it does not
-    travel: how tokens are to travel under new plans; None: every copy on its own. A plan keeps its own
+    travel: how tokens are to travel under new plans; None: one row per token copy. A plan keeps its own
     """
 
     workload: Workload
@@ -115,7 +115,7 @@ class Problem:
 
     def _check_second(self, second: "Problem") -> None:
         for what, mine, theirs in (
-            ("experts a layer", self.workload.num_experts, second.workload.num_experts),
+            ("experts per layer", self.workload.num_experts, second.workload.num_experts),
             ("MoE layers", self.workload.layers, second.workload.layers),
         ):
             if mine != theirs:
@@ -190,7 +190,7 @@ class Problem:
         """float64[layer, src, dst], read-only: bytes of the dispatch all-to-all; the diagonal is what stays. Combine is its
         transpose (Aurora §2.2), in the number format of its own. With `node` travel every hop is an entry, see
         `engine.communication.travel`; of a recording without tokens rows are an estimate, see `engine.communication.chance`.
-        travel: None: every copy on its own, as plain all-to-all implementations send them."""
+        travel: None: one row per token copy, as plain all-to-all implementations send them."""
         # Simulation, bound and metrics of a plan all ask for it, at 320 GPUs for 48 MB and 0.1 s; so that of the last
         # placement is kept.
         travel, known = travel or Travel(), self._known(placement)

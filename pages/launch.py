@@ -6,10 +6,11 @@ from app import cached, header, verdict_line, widgets
 from app.export import panel as export
 from app.launch import form, history, report, watch
 
-header.show(
+actions = header.show(
     "Launch",
     "Do it: plans as a torch.distributed job, on attached devices or emulated links, measured beside predicted.",
 )
+watch.watch()
 past = history.launches()
 problem = widgets.problem_or_advice()
 plan = cached.open_plan()
@@ -20,9 +21,8 @@ if problem is not None and plan is not None:
     widgets.say_inference_only()
     if not widgets.why_not(plan, problem):
         verdict_line.show_plan_if_soon(plan, problem)
-    form.form(problem, plan, past)
+    form.form(problem, plan, past, actions)
     export.show(plan, problem, "launch")
-watch.watch()
 watch.others(past)
 if past:
     chosen = history.choose(past)

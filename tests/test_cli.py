@@ -543,7 +543,7 @@ def test_efficiency_is_fitted_to_nccl_tests_and_kept_by_the_cluster(engine, tmp_
     cluster = Cluster.from_json(fitted.read_text(), "fitted")
     assert cluster.model_copy(update={"efficiency": None}) == Cluster.from_json(CLUSTER.read_text(), "drawn")
     said = engine.text("efficiency", "--cluster", fitted)
-    assert "100% of their rate with 1 send, 50% with 7" in said and "bench.log" in said
+    assert "100 % of their rate with 1 send, 50 % with 7" in said and "bench.log" in said
     plan = tmp_path / "plan.json"
     inputs = ["--workload", RECORDING, "--cluster", fitted, "--model", MODEL]
     engine.text("plan", *inputs, "--system", "linear", "-o", plan)

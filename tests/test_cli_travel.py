@@ -17,7 +17,7 @@ def engine(capsys) -> CommandLine:
 
 @pytest.fixture
 def inputs(tmp_path) -> list:
-    """Two layers of the sample with two experts a token."""
+    """Two layers of the sample with two experts per token."""
     with np.load(SAMPLES / "tiny-moe" / "beta-code.npz") as recorded:
         np.savez(tmp_path / "beta.npz", experts=recorded["experts"][::16, :2], sequence=recorded["sequence"][::16])
     model = json.loads((SAMPLES / "tiny-moe-beta.json").read_text()) | {"layers": 2}
@@ -30,7 +30,7 @@ def test_a_plan_keeps_how_its_tokens_travel(engine, inputs, tmp_path):
     engine.json("plan", *inputs, "--system", "linear", "--travel", "node:fp8:bf16", "-o", path)
     assert read_plan(path).travel == Travel(unit="node", dispatch="fp8", combine="bf16")
     simulated = engine.json("simulate", path)
-    assert "one row a node, fp8 out, bf16 back" in simulated["cost_source"]
+    assert "one row per node, fp8 out, bf16 back" in simulated["cost_source"]
     copies = engine.json("simulate", path, "--travel", "copies")
     assert copies["metrics"]["total"] > simulated["metrics"]["total"] and copies["id"] != simulated["id"]
     assert "row" not in copies["cost_source"]

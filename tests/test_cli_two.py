@@ -136,7 +136,7 @@ def test_what_two_models_cannot_be(engine, files, tmp_path):
     assert "3 models on one cluster: a GPU is shared by two models at most" in refused(
         *files.second, "--workload-b", files.recording("alpha-prose")
     )
-    assert "16 experts a layer" in refused(*fewer_experts(files, tmp_path))
+    assert "16 experts per layer" in refused(*fewer_experts(files, tmp_path))
     assert "choose a second model with 16 experts" in refused(*fewer_experts(files, tmp_path))
     assert "--model-b needs the second model's recording too (--workload-b)" in refused(
         "--model-b", files.folder / "beta.json"

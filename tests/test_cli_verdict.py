@@ -109,7 +109,7 @@ def test_the_gain_of_a_whole_step(engine, plan, tmp_path):
     answer = engine.json(
         "verdict", files["eplb"], "--workload", PROSE, "--serving", files["step"], "--config", files["config"]
     )
-    assert answer["unit"] == "a whole decode step of 32 sequences a GPU"
+    assert answer["unit"] == "a whole decode step of 32 sequences per GPU"
     assert abs(answer["gain_held_out"]) < abs(
         engine.json("verdict", files["eplb"], "--workload", PROSE)["gain_held_out"]
     )

@@ -62,5 +62,5 @@ def test_a_network_has_the_rates_of_one_send_and_shares_of_those():
 
 def test_it_says_what_it_is():
     assert Efficiency(fabric=((1, 0.9), (8, 0.5)), origin="by hand").in_words == (
-        "ports reach 90% of their rate with 1 send, 50% with 8; links reach their full rate (by hand)"
+        "ports reach 90 % of their rate with 1 send, 50 % with 8; links reach their full rate (by hand)"
     )

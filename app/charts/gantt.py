@@ -61,7 +61,9 @@ def gantt(
         shared_xaxes=True,
         vertical_spacing=TITLE / plot,
         subplot_titles=[
-            f"{plain(name)} · {seconds(parts[name]['end'].max())}" if len(parts[name]) else plain(name)
+            f"{plain(name)} · {_length(parts[name]['end'].max(), timelines[name].total)}"
+            if len(parts[name])
+            else plain(name)
             for name in parts
         ],
     )
@@ -77,6 +79,11 @@ def gantt(
         annotation.update(x=0, xanchor="left", font_size=13)
     height = int(above + plot + BELOW)
     return finish(figure, title, height, barmode="overlay", bargap=0.1, top=above, legend=legend_above(height))
+
+
+def _length(shown: float, whole: float) -> str:
+    """`359 µs of 1.44 ms` of a stretch, `1.44 ms` of a whole timeline."""
+    return seconds(whole) if seconds(shown) == seconds(whole) else f"{seconds(shown)} of {seconds(whole)}"
 
 
 def _stretch(timeline: Timeline, first: int, last: int) -> pd.DataFrame:

@@ -36,7 +36,7 @@ class Across(NamedTuple):
 
 
 HOPS = Across("kept_share", 100, "hops kept on their GPU, %", "% kept", share, "kept", 1)
-ROWS = Across("rows", 1, "rows a token sends in a layer", "rows a token", digits, "rows a token", -1)
+ROWS = Across("rows", 1, "rows a token sends in a layer", "rows per token", digits, "rows per token", -1)
 
 
 def front(
@@ -46,7 +46,7 @@ def front(
     where: str = "",
     across: Across = HOPS,
 ) -> go.Figure:
-    """Kept share, or rows a token with few to the right, across, balancedness up; the better corner is at the top right.
+    """Kept share, or rows per token with few to the right, across, balancedness up; the better corner is at the top right.
 
     points: kept_share or rows, balancedness, weight, seconds and perhaps overload (`Balance.factors`, on the open recording)
     of every placement of the front; others: (kept share or rows, balancedness) of other plans by name; elsewhere: the front's

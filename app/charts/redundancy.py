@@ -59,7 +59,7 @@ def spare_slots(points: Sequence[RedundancyPoint], advised: Knee | None, held_ou
             )
     figure.add_hline(0, line={"color": NEUTRAL, "width": 1})
     figure.update_xaxes(
-        title=f"spare slots a GPU (engines give every GPU as many), and their memory on all GPUs in {unit}",
+        title=f"spare slots per GPU (engines give every GPU as many), and their memory on all GPUs in {unit}",
         tickvals=places,
         ticktext=[f"+{point.slots_of_gpu - fewest}<br>{digits(point.memory_bytes / factor)}" for point in points],
         showgrid=False,
@@ -88,5 +88,5 @@ def _finding(points: Sequence[RedundancyPoint], advised: Knee | None) -> str:
     if point is fewest:
         return "No number of spare slots is worth its memory here"
     each = point.slots_of_gpu - fewest.slots_of_gpu
-    slots = "1 spare slot a GPU brings" if each == 1 else f"{each} spare slots a GPU bring"
+    slots = "1 spare slot per GPU brings" if each == 1 else f"{each} spare slots per GPU bring"
     return f"{slots} {share(point.gain)} for {size(point.memory_bytes)} on all GPUs"

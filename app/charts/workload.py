@@ -142,7 +142,7 @@ def traffic(matrix: np.ndarray, names: tuple[str, ...]) -> go.Figure:
 def _add_sums(
     figure: go.Figure, values: np.ndarray, names: list[str], factor: float, row: int, col: int, worst: int | None
 ) -> None:
-    """Bars beside the matrix: upright above it, else across. values: bytes a GPU; worst: the GPU that is marked."""
+    """Bars beside the matrix: upright above it, else across. values: bytes per GPU; worst: the GPU that is marked."""
     colours = [MARK if gpu == worst else TEAL for gpu in range(len(values))]
     across = {"x": names, "y": values / factor} if row == 1 else {"x": values / factor, "y": names, "orientation": "h"}
     figure.add_bar(

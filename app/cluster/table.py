@@ -1,4 +1,4 @@
-"""The cluster as an editable table: one row a GPU. Cells that say what the datasheet says are left empty, so that
+"""The cluster as an editable table: one row per GPU. Cells that say what the datasheet says are left empty, so that
 changing a GPU's type changes its numbers."""
 
 import numpy as np

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import balance, cached, kept, widgets
 from app.charts import launch as charts
@@ -36,8 +37,8 @@ WHERE = {
 USUAL_LIMIT, USUAL = 900, "automatic"
 
 
-def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
-    """Everything from the choice of the place to the button that starts."""
+def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGenerator) -> None:
+    """Everything from the choice of the place to the button that starts, which goes into `actions`, at the top."""
     place = kept.segments(
         "Where to run", list(WHERE), default="local", required=True, format_func=WHERE.get, key="launch-place"
     )
@@ -72,7 +73,8 @@ def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
     with left:
         _preflight(prepared)
         _balances(balances)
-        _start(launch, refused, fault or (None if on_cluster else start.why_not_now(past)), prepared.ready)
+        not_now = fault or (None if on_cluster else start.why_not_now(past))
+        _start(launch, refused, not_now, prepared.ready, actions)
     with right:
         if on_cluster:
             st.subheader("What is submitted", anchor=False)
@@ -81,13 +83,13 @@ def form(problem: Problem, plan: Plan, past: list[Launched]) -> None:
             _command(prepared)
 
 
-def _start(launch: Launch, refused: str | None, not_now: str | None, ready: bool) -> None:
+def _start(launch: Launch, refused: str | None, not_now: str | None, ready: bool, actions: DeltaGenerator) -> None:
     if refused:
         st.warning(refused, icon=":material/lock:")
     elif not_now:
         st.caption(plain(not_now))
     label = "Start" if launch.destination is None else "Submit"
-    if st.button(
+    if actions.button(
         label, type="primary", icon=":material/rocket_launch:", disabled=bool(refused or not_now) or not ready
     ):
         try:
@@ -100,7 +102,7 @@ def _start(launch: Launch, refused: str | None, not_now: str | None, ready: bool
 
 
 def _attached(devices: Devices) -> None:
-    st.markdown(f":material/memory: **Attached:** {plain(devices.summary)}")
+    st.markdown(f":material/memory: **Devices:** {plain(devices.summary)}")
     if devices.notes:
         st.caption(" · ".join(plain(note) for note in devices.notes))
 
@@ -184,8 +186,8 @@ def _tokens(place: On, training: bool) -> int | None:
         width=190,
         disabled=training,
         key=f"launch-tokens-{place}",
-        placeholder="the step's own" if training else "what takes seconds",
-        help="evenly spaced over the recording; a training step has its own",
+        placeholder="the step's own" if training else "automatic",
+        help="evenly spaced over the recording; automatic: as many as take a few seconds. A training step has its own",
     )
 
 

@@ -10,7 +10,6 @@ from app.optimise import goal
 from app.optimise import table as plan_table
 from app.text import plain
 from engine.problem import Problem
-from engine.systems import proposed_for
 
 
 def show(problem: Problem, aim: str) -> None:
@@ -18,10 +17,7 @@ def show(problem: Problem, aim: str) -> None:
     table = plan_table.rows(problem)
     if table.empty:
         if all(job.state.finished for job in cached.jobs(state.plan_jobs())):  # else its row says how far a job is
-            st.info(
-                f"No plan for these inputs yet: press Run. {proposed_for(problem).title} takes a few seconds on the sample.",
-                icon=":material/info:",
-            )
+            st.info("No plan for these inputs yet: choose systems and press Run.", icon=":material/info:")
         return
     shown = table[table["id"] == state.plan_id()]
     if aim == goal.STEP:

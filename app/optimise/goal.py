@@ -14,7 +14,7 @@ GOALS = {
     ONE: "One model has the GPUs to itself: place its experts and order its all-to-alls.",
     TWO: "Two models share every GPU: while one computes, the other communicates (Aurora §6, §7).",
     STEP: "Forward, backward and update of one model: hide its all-to-alls and all-reduces under computation.",
-    SERVE: "One decode or prefill step of a serving engine, attention and all: milliseconds a token and tokens/s a GPU.",
+    SERVE: "One decode or prefill step of a serving engine, attention and all: milliseconds per token and tokens/s per GPU.",
 }
 
 

@@ -133,6 +133,6 @@ def as_text(points: list[RedundancyPoint]) -> pd.DataFrame:
             "Balancedness": [f"{point.balancedness:.3f}" for point in points],
             "As planned": [f"{point.planned_balancedness:.3f}" for point in points],
             "Memory of spare": [units.size(point.memory_bytes) for point in points],
-            "Experts a GPU": [units.size(point.gpu_bytes) for point in points],
+            "Experts per GPU": [units.size(point.gpu_bytes) for point in points],
         }
     )

@@ -68,7 +68,7 @@ def watch(kind: str, show: Callable[[dict[str, Any]], None], empty: str) -> None
 def front(problem: Problem) -> None:
     """Balance against affinity: a front of plans."""
     st.caption(
-        "Every point is a placement that no other beats in both. With several experts a token, hops are counted "
+        "Every point is a placement that no other beats in both. With several experts per token, hops are counted "
         "between all of them; where tokens share rows, rows count in place of hops. The search is a heuristic, so a better "
         "point may exist."
     )
@@ -171,7 +171,7 @@ def _other_plans(problem: Problem, score: Callable[..., list], single: bool) -> 
 
 
 def _row_scores(problem: Problem, plans: list, digest: str) -> list[tuple[float, float]]:
-    """(rows a token, balancedness) of plans with one copy of every expert on a recording; none where it does not fit."""
+    """(rows per token, balancedness) of plans with one copy of every expert on a recording; none where it does not fit."""
     workload = cached.recording(digest)
     fitting = (workload.layers, workload.num_experts, len(problem.cluster.gpus))
     if not plans or any(plan.placement.share.shape != fitting for plan in plans):

@@ -127,7 +127,7 @@ def as_text(table: pd.DataFrame) -> pd.DataFrame:
         "Balancedness": table["Balancedness"].map(units.digits),
         balance.COLUMN: table["Overload"].map(balance.cell),
         "Kept local": table["Kept local"].map(units.share),
-        **({"Rows a token": table["Rows"].map(units.digits)} if table["Rows"].notna().any() else {}),
+        **({"Rows per token": table["Rows"].map(units.digits)} if table["Rows"].notna().any() else {}),
         "Utilisation": table["Utilisation"].map(units.share),
         f"Experts per GPU, {memory_unit}": (table["Experts"] / memory).map(units.digits),
     }

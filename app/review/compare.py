@@ -129,7 +129,7 @@ def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
         ("GPU utilisation", "utilisation", units.share),
         ("Balancedness", "balancedness", units.digits),
         ("Kept local", "kept_local", units.share),
-        ("Rows a token", "rows", units.digits),
+        ("Rows per token", "rows", units.digits),
         ("Fullest GPU", "memory", units.size),
     ):
         ours, theirs = (getattr(figure, name) for figure in figures)

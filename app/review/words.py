@@ -51,7 +51,7 @@ def words(plan: Plan, move: Migration | None) -> list[str]:
     if plan.reaction is not None:
         sentences.append(
             f"Is a start: at run time Lina predicts the next experts from the last {plan.reaction.path_length} of a token's "
-            f"path and places up to {plan.reaction.max_experts_per_device} experts a device anew."
+            f"path and places up to {plan.reaction.max_experts_per_device} experts per device anew."
         )
     if plan.goal is Goal.TRAINING:
         sentences += [*_pipeline(plan.pipeline), *_overlap(plan.overlap), _priority(plan.priority)]

@@ -107,18 +107,18 @@ def standing(row: Row, comparison: Comparison, problem: Problem) -> Standing:
 
 
 def step_in_words(step: ServingStep) -> str:
-    """`decode of 64 sequences a GPU, 2,000 tokens in, 1,000 out`."""
+    """`decode of 64 sequences per GPU, 2,000 tokens in, 1,000 out`."""
     if step.phase == "prefill":
         words = f"prefill of {step.sequences:,} prompts a GPU, {step.context:,} tokens each"
     else:
-        words = f"decode of {step.sequences:,} sequences a GPU, {step.context:,} tokens in, {step.output:,} out"
+        words = f"decode of {step.sequences:,} sequences per GPU, {step.context:,} tokens in, {step.output:,} out"
     return words + (", two batches" if step.overlap == "two-batch" else "")
 
 
 def _most(sequences: int) -> str:
     if not sequences:
         return "Not even one sequence does: add GPUs or take larger ones."
-    return f"At most {sequences:,} sequences a GPU do."
+    return f"At most {sequences:,} sequences per GPU do."
 
 
 def show(comparison: Comparison) -> None:

@@ -183,7 +183,7 @@ def open_graph(graph: OperatorGraph | None) -> None:
 
 
 def travel() -> Travel | None:
-    """How tokens are to travel under new plans; None: every copy on its own."""
+    """How tokens are to travel under new plans; None: one row per token copy."""
     return st.session_state.travel
 
 

@@ -84,7 +84,7 @@ class Session(Frozen):
     servings: dict[Digest, ServingStep] = Field({}, title="the serving steps of other models", description="by model")
     configs: dict[Digest, Config] = Field({}, title="the config.json files of models", description="by model")
     graph: Digest | None = Field(None, title="the imported operator graph")
-    travel: Travel | None = Field(None, title="how tokens travel", description="None: every copy on its own")
+    travel: Travel | None = Field(None, title="how tokens travel", description="None: one row per token copy")
     cost: Cost = Field(DATASHEET, title="the cost source")
     sources: dict[str, CostOfFile] = Field({}, title="the cost sources read from files", description="by name")
     plan_jobs: list[str] = Field([], title="the optimisation jobs", description="ids, newest first")

@@ -312,7 +312,7 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
     if problem.goal is Goal.TRAINING:
         parts.append("Width and numbers of a training step are set on the Optimise page.")
     if change.tokens != 1 and isinstance(problem.workload, RoutingTrace) and problem.goal is not Goal.TRAINING:
-        parts.append(f"{problem.workload.tokens * change.tokens:,.0f} tokens a pass.")
+        parts.append(f"{problem.workload.tokens * change.tokens:,.0f} tokens per pass.")
     return " ".join([*parts, f"Costs: {plain(problem.cost_source)}."])
 
 

@@ -31,7 +31,7 @@ def show(inspection: Inspection) -> None:
             )
         if inspection.predicted is not None and len(inspection.predicted):
             st.metric(
-                "Affinity",
+                "Predictability",
                 units.share(float(inspection.predicted.mean())),
                 help=f"how often the likeliest next expert is right, given the present one; by chance "
                 f"{units.share(1 / inspection.experts)} (ExFlow §III)",

@@ -81,7 +81,7 @@ def add_travel(command: argparse.ArgumentParser, default: str) -> None:
     command.add_argument(
         "--travel",
         metavar="UNIT[:OUT[:BACK[:fewest]]]",
-        help="how tokens travel: copies (every token-expert pair), gpu (one row a GPU) or node (one row a node), and the "
+        help="how tokens travel: copies (every token-expert pair), gpu (one row per GPU) or node (one row per node), and the "
         "number formats of dispatch and combine, as in node:fp8:bf16; fewest: each token to the copies of its experts that "
         f"touch fewest GPUs or nodes, as in node:fp8:bf16:fewest or gpu:::fewest (default: {default})",
     )

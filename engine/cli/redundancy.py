@@ -105,7 +105,7 @@ def _as_text(content: dict[str, Any]) -> str:
         interval,
         "worst",
         "memory of spare",
-        "experts a GPU",
+        "experts per GPU",
     ]
     where = "" if content["held_out"] else ", which was not held out: give another recording"
     lines = [

@@ -14,6 +14,7 @@ from engine.model import MoEModel
 from engine.network import Network
 from engine.ranges import StartUp
 from engine.schema import Frozen
+from engine.units import share
 
 
 class Line(Frozen):
@@ -107,7 +108,7 @@ class AlphaBeta(CostModel):
         worst = max(line.error for line in self.profile.lines)
         rest = [] if self.profile.memory or not self.profile.gemm else ["memory by the datasheet"]
         rest += [] if self.profile.network else ["network as drawn"]
-        fitted = f"α–β profile {self.profile.name} ({self.profile.origin}); fit error up to {worst:.0%}"
+        fitted = f"α–β profile {self.profile.name} ({self.profile.origin}); fit error up to {share(worst)}"
         return "; ".join([fitted, *rest])
 
     def lacks_computation(self, cluster: Cluster) -> str | None:

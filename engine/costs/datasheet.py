@@ -6,6 +6,7 @@ import numpy as np
 
 from engine.cluster import BITS_PER_DTYPE, Gpu
 from engine.costs.base import CostModel
+from engine.units import share
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Datasheet(CostModel):
     @property
     def source(self) -> str:
         return (
-            f"datasheet roofline: {self.compute_efficiency:.0%} of peak FLOP/s, {self.memory_efficiency:.0%} of memory "
+            f"datasheet roofline: {share(self.compute_efficiency)} of peak FLOP/s, {share(self.memory_efficiency)} of memory "
             f"bandwidth, {self.launch * 1e6:g} µs per kernel (assumed)"
         )
 

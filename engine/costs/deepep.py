@@ -37,8 +37,8 @@ class ExchangeCurves:
         own = {series.nodes: series for series in self.series if (series.unit, series.kind) == (unit, exchange)}
         if not own:
             raise InputError(
-                f"DeepEP's {exchange} was measured with one row a node and with every copy on its own, not with one row a GPU; "
-                "choose how tokens travel accordingly, or another source of the network"
+                f"DeepEP's {exchange} was measured with one row per node and with one row per token copy, not with one row "
+                "per GPU; choose how tokens travel accordingly, or another source of the network"
             )
         if domains > 1:  # what starts up is in the times of the fabric
             return _share(own, domains, fabric, PORT), float((own[1].size / own[1].seconds).max() / LINK)
@@ -61,8 +61,8 @@ def _seconds(series: Exchange, size: float) -> float:
 
 @dataclass(frozen=True)
 class DeepEP(CostModel):
-    """Costs of the network from DeepEP's tables: with one row a node its normal kernels, with every copy on its own those for
-    low latency. Collectives of training are not in the tables: they take the drawn rates and start-ups."""
+    """Costs of the network from DeepEP's tables: with one row per node its normal kernels, with one row per token copy those
+    for low latency. Collectives of training are not in the tables: they take the drawn rates and start-ups."""
 
     @property
     def source(self) -> str:

@@ -1,10 +1,10 @@
 """DeepEP's exchanges as they were measured, from the package aiconfigurator-core, by the bytes of their busiest port.
 
 What is known of the tables (`wideep_deepep_normal_perf`, `wideep_deepep_ll_perf` of SGLang 0.5.6): nodes of eight GPUs;
-tokens a GPU; times in µs, of the normal kernels for several numbers of SMs (the best counts) and apart from "notify", in which
-GPUs wait for each other. Those of H100 and H200 are the same numbers: one measurement. Rows are not recorded, but how DeepEP's
-own benchmark routes is public (tests/test_internode.py and test_low_latency.py): random scores, 8 of 256 experts; with the
-normal kernels of at most four nodes, those with the highest scores.
+tokens per GPU; times in µs, of the normal kernels for several numbers of SMs (the best counts) and apart from "notify", in
+which GPUs wait for each other. Those of H100 and H200 are the same numbers: one measurement. Rows are not recorded, but how
+DeepEP's own benchmark routes is public (tests/test_internode.py and test_low_latency.py): random scores, 8 of 256 experts; with
+the normal kernels of at most four nodes, those with the highest scores.
 """
 
 from functools import lru_cache

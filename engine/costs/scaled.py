@@ -20,7 +20,7 @@ NEXT_TO_NOTHING = 1.0
 class Scaled(CostModel):
     """What if the same hardware were so many times faster? Works on any source, measured ones too.
 
-    compute: every computation takes its time / compute; network: all ports and links carry as many times the bytes a second;
+    compute: every computation takes its time / compute; network: all ports and links carry as many times the bytes per second;
     latency: a send's start-up time takes as many times as long; tokens: every recorded token stands for so many, which
     gives experts, gate and aggregation as many times the rows, and every send as many times the bytes (a GEMM of a
     training step is not asked for by tokens and stays); gpu_type: compute and network change on these GPUs alone; contention:

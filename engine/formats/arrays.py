@@ -95,7 +95,7 @@ def _experts_of(source: Source, experts: np.ndarray, recorded: int | None, place
     if wanted is not None and recorded is not None and wanted != recorded:
         raise source.fault(f"recorded with {recorded} experts, but the model has {wanted}")
     if recorded is not None and recorded > MAX_EXPERTS:
-        raise source.fault(f"num_experts is {recorded}; at most {MAX_EXPERTS} experts a layer are possible")
+        raise source.fault(f"num_experts is {recorded}; at most {MAX_EXPERTS} experts per layer are possible")
     known = wanted if wanted is not None else recorded
     lowest, highest = int(experts.min()), int(experts.max())
     if lowest < -1:

@@ -37,7 +37,7 @@ class _Batch:
 
 
 def read_batches(sources: Sequence[Source]) -> RoutingTrace:
-    """A trace, a sequence a batch; with source ranks where every batch says which row held its tokens.
+    """A trace, a sequence per batch; with source ranks where every batch says which row held its tokens.
 
     Raises InputError where a batch lacks a layer, or has other tokens in one.
     """

@@ -104,7 +104,7 @@ def _check_shape(shape: tuple[int, ...]) -> None:
         raise InputError(f"routed_experts: must be [tokens, layers, k] with at least one of each, not {list(shape)}")
     if shape[1] > MAX_LAYERS or shape[2] > MAX_K:
         raise InputError(
-            f"routed_experts: is {list(shape)}; at most {MAX_LAYERS} layers and {MAX_K} experts a token are possible"
+            f"routed_experts: is {list(shape)}; at most {MAX_LAYERS} layers and {MAX_K} experts per token are possible"
         )
 
 

@@ -4,7 +4,7 @@ Told apart by the column names (any order, further columns are ignored):
 
 * `token, layer, expert`, optionally `rank_in_topk`, `sequence`, `source_rank`: a routing log in long form
 * `src, dst, bytes`, optionally `layer`: traffic in long form
-* `expert_0, expert_1, …` or `0, 1, …`, optionally `layer`: expert loads, one row a layer
+* `expert_0, expert_1, …` or `0, 1, …`, optionally `layer`: expert loads, one row per layer
 * numbers alone, from the first line on: n rows of n are traffic of one layer in bytes, others expert
   loads, but for n ± 1 rows of n, a matrix that may have lost a line
 
@@ -179,8 +179,8 @@ def read_csv(source: Source) -> Workload:
     rows, columns = amounts.shape
     if abs(rows - columns) == 1:  # a matrix that lost a line must not pass for loads
         raise source.fault(
-            f"has {rows} rows of {columns} numbers: a traffic matrix must be square; if they are expert loads, a row a layer, "
-            "head the columns expert_0, expert_1, …"
+            f"has {rows} rows of {columns} numbers: a traffic matrix must be square; if they are expert loads, a row per "
+            "layer, head the columns expert_0, expert_1, …"
         )
     return loads_of_table(source, amounts, "csv", lambda index: f"{bare.place(index[0])}, column {index[1] + 1}")
 
@@ -228,7 +228,7 @@ def _by_columns(table: Table) -> Workload:
 
 
 def _loads(table: Table, numbered: list[tuple[int, int]], layer: int | None) -> Workload:
-    """Expert loads, one row a layer. numbered: every expert with the position of its column."""
+    """Expert loads, one row per layer. numbered: every expert with the position of its column."""
     source, experts = table.source, dict(numbered)
     if len(experts) < len(numbered):
         raise source.fault("two columns are for the same expert")

@@ -27,7 +27,7 @@ from engine.workload import RoutingTrace
 def affinity_study(arguments: dict[str, Any], context: Context) -> dict[str, Any]:
     """How many tokens an affinity plan needs, and whether it holds on other recordings.
 
-    arguments: workload (digest), others (digests), gpus, first_choice; optional sizes, seeds, time_limit (seconds a plan).
+    arguments: workload (digest), others (digests), gpus, first_choice; optional sizes, seeds, time_limit (seconds per plan).
     Result: {"tokens": TokensEnough or None, "others": OutOfDistribution or None}, as far as they got, each by `to_dict`.
     """
     traces = [_trace(digest) for digest in (arguments["workload"], *arguments["others"])]

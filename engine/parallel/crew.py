@@ -37,7 +37,7 @@ class Crew(Protocol):
         """Have a point done; points begin in the order in which they are submitted."""
 
     def check(self) -> None:
-        """Raise InputError when nobody is left to do the points; asked several times a second."""
+        """Raise InputError when nobody is left to do the points; asked several times per second."""
 
     def ask_to_stop(self) -> None:
         """Make the `Stop` of all points at work true, and let no others begin. Harmless to repeat."""

@@ -21,7 +21,7 @@ def even_slots(
     """bool[layer, expert, gpu] with `slots` experts on every GPU in every layer, each on one GPU at least.
 
     held: bool[layer, expert, gpu], the placement now, every expert on one GPU at least; load: float64[layer, expert], tokens,
-    which replicas share equally; speed: float64[gpu], tokens a second in any unit. Raises InputError where the slots can not
+    which replicas share equally; speed: float64[gpu], tokens per second in any unit. Raises InputError where the slots can not
     hold every expert, or a GPU would need an expert twice.
     """
     _, experts, gpus = held.shape

@@ -1,6 +1,6 @@
 """Which experts a batch will choose in the next layer, predicted from the experts its tokens chose in the last ones.
 
-Lina section 5.2. A path is the experts of a token in `path_length` consecutive layers, one expert a layer (of several
+Lina section 5.2. A path is the experts of a token in `path_length` consecutive layers, one expert per layer (of several
 choices the first). The profile holds, for every path of a recording, how often each expert followed it. Of that
 distribution a token counts the `top_k` likeliest experts only, with their probabilities as they are: the paper does not
 scale them to 1, so the estimates of a batch sum to less than 1 unless top_k is the number of experts. What the paper

@@ -65,7 +65,7 @@ class Plan(Kept):
     execution: Execution = "vanilla"
     travel: Travel | None = Field(
         default=None,
-        description="how tokens travel, of both models; absent: every copy on its own, in the model's format",
+        description="how tokens travel, of both models; absent: one row per token copy, in the model's format",
     )
     placement_b: Placement | None = Field(default=None, description="of a second model on the same GPUs")
     send_order_b: SendOrder | None = None

@@ -52,8 +52,8 @@ class Travel(Frozen):
 
     @property
     def in_words(self) -> str:
-        """`one row a node, fp8 out, bf16 back`."""
-        unit = {"copies": "every copy on its own", "gpu": "one row a GPU", "node": "one row a node"}[self.unit]
+        """`one row per node, fp8 out, bf16 back`."""
+        unit = {"copies": "one row per token copy", "gpu": "one row per GPU", "node": "one row per node"}[self.unit]
         formats = [f"{dtype} {way}" for dtype, way in ((self.dispatch, "out"), (self.combine, "back")) if dtype]
         chosen = (
             [f"each token to the copies that touch fewest {self.unit.replace('gpu', 'GPU')}s"] if self.replicas else []

@@ -93,7 +93,7 @@ with RoutingRecorder(model) as recorder:
 recorder.save("my-text.npz")""",
             gives="""\
 An `.npz` with the choices of every token in every MoE layer, and which sequence it belongs to.""",
-            size="Tokens × MoE layers × k × 2 bytes before compression: 928 bytes a token of DeepSeek-R1.",
+            size="Tokens × MoE layers × k × 2 bytes before compression: 928 bytes per token of DeepSeek-R1.",
             traps=(
                 "Routers are found by what they return. Where that fails the recorder says so; name them with "
                 "`routers=`.",

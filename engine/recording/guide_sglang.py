@@ -85,7 +85,7 @@ python -m engine record --sglang http://localhost:30000 --seconds 20 --from-fold
 One file a rank with the choices of every token in every layer, positions, whether a pass was prefill or decode,
 and under DeepEP (normal mode) how many tokens went to which rank: a real traffic matrix.""",
             size="""\
-Tokens × layers × 8 × 4 bytes (1952 bytes a token of DeepSeek-R1), and the counts of `per_pass`. Seconds of traffic
+Tokens × layers × 8 × 4 bytes (1952 bytes per token of DeepSeek-R1), and the counts of `per_pass`. Seconds of traffic
 are enough; it is held in main memory until the dump.""",
             traps=(
                 "It has 8 places a token: models with a smaller k are padded with −1, those with a larger one cannot "
@@ -112,7 +112,7 @@ choices of every token but the last, which was never computed with. `record` gat
 a prompt.""",
             size="""\
 Tokens × decoder layers × k × 4 bytes × 4/3 over the network, 2.6 kB a token of DeepSeek-R1; in the `.npz` MoE
-layers alone and 2 bytes, 928 bytes a token before compression.""",
+layers alone and 2 bytes, 928 bytes per token before compression.""",
             traps=(
                 "The text has no shape in it: layers and k have to be the model's. `record` holds the number of rows "
                 "against the answer's tokens.",

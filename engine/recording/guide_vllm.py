@@ -24,7 +24,7 @@ python -m engine record --vllm http://localhost:8000 --prompts prompts.txt --max
 the prompt first. From 0.14 to 0.21 lists instead: `prompt_routed_experts` beside the choices, and the completion's
 in each choice. `record` takes both and gathers them as one `.npz` with a sequence a prompt.""",
             size="""\
-Tokens × MoE layers × k × 1 byte (2 with more than 256 experts) × 4/3 over the network: 619 bytes a token of
+Tokens × MoE layers × k × 1 byte (2 with more than 256 experts) × 4/3 over the network: 619 bytes per token of
 DeepSeek-R1. In the `.npz` 2 bytes a choice before compression.""",
             traps=(
                 "It needs Model Runner V2 (`VLLM_USE_V2_MODEL_RUNNER=1` where vLLM would take the first) and prefix "
@@ -62,7 +62,7 @@ curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' \\
 python -m engine record --vllm http://localhost:8000 --prompts prompts.txt --max-tokens 64 -o recording.npz""",
             gives="The same as with vLLM.",
             size="""\
-Tokens × MoE layers × k × 1 byte (2 with more than 256 experts) × 4/3 over the network: 619 bytes a token of
+Tokens × MoE layers × k × 1 byte (2 with more than 256 experts) × 4/3 over the network: 619 bytes per token of
 DeepSeek-R1. In the `.npz` 2 bytes a choice before compression.""",
             traps=(
                 "Before vllm-ascend #13882 captures were zero, or of slots.",

@@ -76,7 +76,7 @@ class ServingFigures:
         return saved if saved > ROUND_OFF * self.seconds else 0.0
 
     def gain_over(self, other: "ServingFigures") -> float:
-        """How many more tokens a second than another plan, as a share: 0.1 is 10 % more."""
+        """How many more tokens per second than another plan, as a share: 0.1 is 10 % more."""
         return other.seconds / self.seconds - 1
 
     def fields(self) -> dict[str, Any]:

@@ -101,4 +101,4 @@ def recording_of_step(workload: Workload, step: ServingStep, model: MoEModel, gp
 
 
 def _name(workload: Workload, step: ServingStep) -> str:
-    return f"{workload.name}, at {step.tokens} tokens a GPU"[:200]
+    return f"{workload.name}, at {step.tokens} tokens per GPU"[:200]

@@ -13,7 +13,7 @@ SEQUENCES: dict[Phase, int] = {"decode": 64, "prefill": 4}
 
 
 def usual_serving(phase: Phase = "decode") -> ServingStep:
-    """A step of a chat with 2000 tokens in and 1000 out: one token of 64 sequences a GPU, or the prompts of 4."""
+    """A step of a chat with 2000 tokens in and 1000 out: one token of 64 sequences per GPU, or the prompts of 4."""
     return ServingStep(phase=phase, sequences=SEQUENCES[phase], context=2000, output=1000)
 
 

@@ -11,7 +11,7 @@ but its hosting of experts may change from batch to batch:
   has the check in it) and for the weights that are on no device yet that needs them.
 
 Every device keeps the weights of its experts of the linear placement; all others come from host memory when a hosting
-asks for them, over a link of the device's own, and are forgotten after the layer. A token has one expert a layer: of
+asks for them, over a link of the device's own, and are forgotten after the layer. A token has one expert per layer: of
 a recording with several choices the first counts, which is the likeliest where the recorder kept the router's order.
 """
 
@@ -105,8 +105,8 @@ def device_slots(problem: Problem, wanted: int = 0) -> int:
     tight = int(fits.argmin())
     if fits[tight] < even_share:
         raise InputError(
-            f"{experts} experts a layer do not fit: {problem.cluster.gpu_names[tight]} has memory for {fits[tight]} per layer, "
-            f"all GPUs together for {fits.sum()}; add GPUs or memory, or use a smaller dtype"
+            f"{experts} experts per layer do not fit: {problem.cluster.gpu_names[tight]} has memory for {fits[tight]} per "
+            f"layer, all GPUs together for {fits.sum()}; add GPUs or memory, or use a smaller dtype"
         )
     return min(wanted or max(PAPER_SLOTS, 2 * even_share), int(fits[tight]))
 

@@ -122,7 +122,7 @@ def carriers(trace: RoutingTrace, placement: Placement, ranks: int) -> np.ndarra
 
 
 def _context_coherent(placement: Placement, problem: Problem, travel: Travel) -> Work:
-    """Tokens hop from carrier to carrier; with more than one expert a token the others' outputs are combined there.
+    """Tokens hop from carrier to carrier; with more than one expert per token the others' outputs are combined there.
 
     Top-1 has no second all-to-all at all. Before the first layer every GPU gives the tokens of its prompts to all others, and
     after the last one those that it carries (ExFlow §IV-A; Table I counts the second, G·N tokens to G GPUs).

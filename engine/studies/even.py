@@ -65,7 +65,7 @@ def _slots_of_each(placement: Placement, problem: Problem) -> int:
     if most < least:
         tight = problem.cluster.gpu_names[int(problem.expert_slots_of_gpu().argmin())]
         raise InputError(
-            f"an even plan needs {least} experts a layer on every GPU, but {tight} has memory for {most}; leave it out of "
+            f"an even plan needs {least} experts per layer on every GPU, but {tight} has memory for {most}; leave it out of "
             "the cluster, or use a smaller dtype"
         )
     return min(wanted, most)

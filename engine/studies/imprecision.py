@@ -22,6 +22,7 @@ from engine.studies.noise import Noise, noisy
 from engine.systems import SYSTEMS, run
 from engine.systems.base import Report, silent
 from engine.systems.options import Value
+from engine.units import share
 
 PAPER_LEVELS = (0.0, 0.25, 0.5, 0.75)
 LEVELS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75)
@@ -113,7 +114,9 @@ def imprecision(
 
     def begun(finished: int, index: int) -> None:
         level, _, name = trials[index]
-        report(0.5 + 0.5 * finished / len(trials), f"{contenders[name].title} on traffic that is {level:.0%} imprecise")
+        report(
+            0.5 + 0.5 * finished / len(trials), f"{contenders[name].title} on traffic that is {share(level)} imprecise"
+        )
 
     for _, point in in_order(_point_of_trial, (problem, noise, trials, plans), len(trials), stop, begun):
         if point is not None:

@@ -52,7 +52,7 @@ class Judge:
             ports = "" if is_quick(self.problem) else ", every all-to-all at its busiest port"
             return f"one pass of the recording through the MoE layers, without attention and dense layers{ports}"
         step = self.serving.step
-        return f"a whole {step.phase} step of {step.sequences} sequences a GPU"
+        return f"a whole {step.phase} step of {step.sequences} sequences per GPU"
 
     def seconds(self, plan: Plan, recording: Workload, stop: Stop = never) -> float:
         """Of a step or pass; raises InputError when the plan does not fit. A pass on very many GPUs is not simulated send by

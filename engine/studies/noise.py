@@ -12,6 +12,7 @@ import numpy as np
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.problem import Problem
+from engine.units import share
 from engine.workload import TrafficMatrix
 
 Noise = Literal["layers", "experts"]
@@ -61,5 +62,5 @@ def _noisy_model(problem: Problem, level: float, rng: np.random.Generator, kind:
     # A rank that sends nothing in the other layers goes on sending as recorded.
     scaled = np.where(elsewhere > 0, noise * sent / np.where(elsewhere > 0, elsewhere, 1.0), demand)
     mixed, size = (1 - level) * demand + level * scaled, problem.model.bytes_per_token
-    name = f"{problem.workload.name}, {level:.0%} imprecise"
+    name = f"{problem.workload.name}, {share(level)} imprecise"
     return replace(problem, workload=TrafficMatrix(name, mixed * size, size), others=())

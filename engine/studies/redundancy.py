@@ -24,7 +24,7 @@ from engine.units import size
 from engine.workload import Workload
 
 SPARE = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Spare slots a GPU and layer that are tried, as far as memory goes: every small number, then ever larger steps."""
+"""Spare slots per GPU and layer that are tried, as far as memory goes: every small number, then ever larger steps."""
 SECONDS_A_COUNT = 2.0
 """Of search for replicas, at most."""
 
@@ -103,7 +103,7 @@ def most_slots(judge: Judge) -> tuple[int, str]:
     tight, needed = int(fits.argmin()), -(-experts // len(fits))
     whose = f"{problem.cluster.gpu_names[tight]} has {size(max(room[tight], 0.0))} for experts, {size(per_slot)} a slot"
     if fits[tight] < needed:
-        raise InputError(f"{needed} slots a layer are needed for {experts} experts, but {whose}; add GPUs or memory")
+        raise InputError(f"{needed} slots per layer are needed for {experts} experts, but {whose}; add GPUs or memory")
     if fits[tight] >= experts:
         return experts, f"a GPU needs no more than one slot for each of {experts} experts"
     return int(fits[tight]), whose
@@ -133,7 +133,7 @@ def redundancy(
     counts = counts_of(judge)
 
     def begun(finished: int, index: int) -> None:
-        report(finished / len(counts), f"{counts[index]} slots a GPU", None, None)
+        report(finished / len(counts), f"{counts[index]} slots per GPU", None, None)
 
     sampled = tuple((recording, redrawn_loads(recording, turn, stop)) for turn, recording in enumerate(judged))
     common, first = (judge, planned, sampled, replication or Replication(), counts), None

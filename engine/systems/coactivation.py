@@ -75,8 +75,8 @@ def instance_of(problem: Problem, cap: float | None) -> CoactivationInstance:
     trace, travel = problem.workload, problem.travel
     if travel is None or travel.unit == "copies":
         raise InputError(
-            "every copy of a token travels on its own, so experts gain nothing by being together; choose one row a GPU or one "
-            "a node as how tokens travel"
+            "every copy of a token travels on its own, so experts gain nothing by being together; choose one row per GPU or "
+            "one per node as how tokens travel"
         )
     if not isinstance(trace, RoutingTrace):
         raise InputError(f"which experts fire together is seen in tokens, but {trace.name} has none; use a routing log")

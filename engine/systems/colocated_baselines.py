@@ -56,7 +56,7 @@ def same_model_packing(problem: Problem, options: Options, stop: Stop, report: R
         fits = model_problem.expert_slots_of_gpu()[mine]
         if np.any(fits < each):
             raise InputError(
-                f"{each} experts a layer of {model_problem.model.name} on each of {len(mine)} GPUs do not fit a memory for "
+                f"{each} experts per layer of {model_problem.model.name} on each of {len(mine)} GPUs do not fit a memory for "
                 f"{fits.min()}; add GPUs or memory, or use a smaller dtype"
             )
         rows = []

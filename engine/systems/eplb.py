@@ -70,7 +70,7 @@ def eplb(problem: Problem, options: ReplicationOptions, stop: Stop, report: Repo
             )
         ),
         "replicas": Note(
-            f"{instance.slots - loads.shape[2]} spare slots a layer, "
+            f"{instance.slots - loads.shape[2]} spare slots per layer, "
             f"{(instance.slots - loads.shape[2]) * loads.shape[1] * problem.model.bytes_per_expert / 1e9:.3g} GB "
             "of memory in all"
         ),
@@ -98,7 +98,7 @@ def slots_per_gpu(problem: Problem, redundant: int, kind: str) -> np.ndarray:
             spread = "slots=uneven, " if fits.sum() >= experts else ""
             advice = f"choose redundant={most}" if most >= 0 else f"use {spread}more GPUs or memory, or a smaller dtype"
             raise InputError(
-                f"{base + redundant} slots a layer do not fit {problem.cluster.gpu_names[tight]}, which has memory for "
+                f"{base + redundant} slots per layer do not fit {problem.cluster.gpu_names[tight]}, which has memory for "
                 f"{fits[tight]}; {advice}"
             )
         return np.full(gpus, base + redundant)
@@ -106,7 +106,7 @@ def slots_per_gpu(problem: Problem, redundant: int, kind: str) -> np.ndarray:
     if fits.sum() < total:
         most = (int(fits.sum()) - experts) // gpus
         advice = f"choose redundant={most}" if most >= 0 else "add GPUs or memory, or use a smaller dtype"
-        raise InputError(f"{total} slots a layer do not fit: all GPUs together have room for {fits.sum()}; {advice}")
+        raise InputError(f"{total} slots per layer do not fit: all GPUs together have room for {fits.sum()}; {advice}")
     return _in_proportion(speed_of_gpu(problem), total, fits)
 
 

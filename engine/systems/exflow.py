@@ -35,7 +35,7 @@ class ExFlowOptions(Options):
     hops: Literal["executed", "all", "first"] = Field(
         "executed",
         title="Hops counted",
-        description="with several experts a token: count the copies that context-coherent execution sends (where no node has "
+        description="with several experts per token: count the copies that context-coherent execution sends (where no node has "
         "links of its own, else all), hops between all of a token's experts, or between the first listed",
     )
     time_limit: TimeLimit = Field(10.0, description="seconds for search and bound together")
@@ -67,8 +67,8 @@ def exflow(problem: Problem, options: ExFlowOptions, stop: Stop, report: Report)
 
 
 def _counts_executed(problem: Problem, instance: AffinityInstance, options: ExFlowOptions) -> bool:
-    """Whether the copies of the execution are what is minimised: with one expert a token they are all hops that there are, and
-    where hops have two prices the search knows only hops between layers."""
+    """Whether the copies of the execution are what is minimised: with one expert per token they are all hops that there are,
+    and where hops have two prices the search knows only hops between layers."""
     several = problem.workload.k is not None and problem.workload.k > 1
     return options.hops == "executed" and options.execution == "context-coherent" and several and instance.nodes == 1
 
@@ -122,7 +122,7 @@ def instance_of(problem: Problem, counts: np.ndarray, stages: str) -> AffinityIn
     if experts % gpus == 0 and fits.min() < experts // gpus:
         tight = int(fits.argmin())
         raise InputError(
-            f"{experts // gpus} experts a layer do not fit {cluster.gpu_names[tight]}, which has memory for {fits[tight]}; "
+            f"{experts // gpus} experts per layer do not fit {cluster.gpu_names[tight]}, which has memory for {fits[tight]}; "
             "add GPUs or memory, or use a smaller dtype"
         )
     sizes = {len(node.gpus) for node in cluster.nodes}

@@ -41,7 +41,7 @@ def slots_of_gpu(problem: Problem, kind: str) -> np.ndarray:
     if np.any(slots > fits) or slots.sum() < experts:
         tight = int(fits.argmin())
         raise InputError(
-            f"{experts} experts a layer do not fit: {problem.cluster.gpu_names[tight]} has memory for {fits[tight]} per "
+            f"{experts} experts per layer do not fit: {problem.cluster.gpu_names[tight]} has memory for {fits[tight]} per "
             f"layer, all GPUs together for {fits.sum()}; add GPUs or memory, use a smaller dtype"
             + ("" if kind == "uneven" or fits.sum() < experts else ", or set slots=uneven")
         )

@@ -30,7 +30,7 @@ def app(ana: AppTest) -> AppTest:
 
 
 def rows() -> list[list[int]]:
-    """Three slots a GPU: every expert once, and experts 0 to 7 twice, on GPUs that have them not yet."""
+    """Three slots per GPU: every expert once, and experts 0 to 7 twice, on GPUs that have them not yet."""
     row = [slot for gpu in range(GPUS) for slot in (2 * gpu, 2 * gpu + 1, (gpu + 4) % 8)]
     return [row] * LAYERS
 

@@ -141,7 +141,7 @@ def metrics(app: AppTest) -> dict[str, str]:
 
 
 def test_what_is_chosen_is_what_is_started(app: AppTest):
-    assert said(app.markdown).count("check_circle") == 7 and "Attached" in said(app.markdown)
+    assert said(app.markdown).count("check_circle") == 7 and "Devices" in said(app.markdown)
     assert "torchrun picks a free one" in said(app.markdown) and "torch.distributed.run" in app.code[0].value
     chosen = app.multiselect[0]
     assert chosen.label == "Compare with" and chosen.value == [app.plans[1].id]  # the baseline
@@ -237,7 +237,7 @@ def test_a_two_tier_plan_of_many_nodes_says_how_many_ranks_it_takes(app: AppTest
 
 def test_a_plan_of_one_row_a_node_says_so_or_why_it_is_refused(app: AppTest):
     open_on_pairs(app, 6, "concurrent", Travel(unit="node", dispatch="fp8"))
-    assert not app.error and "one row a node, fp8 out" in said(app.markdown) and not button(app, "Start").disabled
+    assert not app.error and "one row per node, fp8 out" in said(app.markdown) and not button(app, "Start").disabled
     enter(app, "Ranks", 5)
     assert "whose GPUs pass it on to each other; on 5 ranks one would stand for" in said(app.error)
 

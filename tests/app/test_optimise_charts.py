@@ -28,7 +28,7 @@ def test_a_front_of_rows_has_few_rows_to_the_right():
     front, others = figure.data
     assert list(front.x) == [3, 2] and list(others.x) == [3.543]
     assert figure.layout.xaxis.autorange == "reversed" and "rows" in figure.layout.xaxis.title.text
-    assert figure.layout.title.text == "From 3 rows a token at balancedness 0.9 to 2 at 0.6"
+    assert figure.layout.title.text == "From 3 rows per token at balancedness 0.9 to 2 at 0.6"
 
 
 def test_plans_at_one_place_share_a_label():

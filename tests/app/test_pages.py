@@ -122,7 +122,7 @@ def test_a_cluster_without_room_for_the_experts_is_answered(app: AppTest, page: 
     app.session_state["cluster"] = app.session_state["cluster"].model_copy(update={"nodes": tuple(nodes)})
     visit(app, page)
     faults = {"cluster": "only 8 of the 16 experts"} | dict.fromkeys(
-        ("affinity", "what_if"), "16 experts a layer do not fit"
+        ("affinity", "what_if"), "16 experts per layer do not fit"
     )
     assert not app.error if page not in faults else faults[page] in app.error[0].value
 

@@ -128,7 +128,7 @@ def test_the_chart_marks_the_advised_number() -> None:
     assert band.y == pytest.approx([0, 7.04, 8.04, 11.96, 10.96, 0], abs=0.01) and band.x == (0, 1, 2, 2, 1, 0)
     assert "95 % interval +7.0 % to +11.0 %" in curve.hovertext[1]
     assert curve.y == pytest.approx([0, 9, 10]) and advised.x == (1,) and advised.text == ("advised",)
-    assert figure.layout.title.text == "1 spare slot a GPU brings 9.0 % for 8 MB on all GPUs"
+    assert figure.layout.title.text == "1 spare slot per GPU brings 9.0 % for 8 MB on all GPUs"
     assert figure.layout.xaxis.ticktext == ("+0<br>0", "+1<br>8", "+2<br>16")
     assert "held out" in figure.layout.yaxis.title.text
 

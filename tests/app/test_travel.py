@@ -25,7 +25,7 @@ def test_a_choice_is_kept_and_plans_are_made_with_it(app: AppTest) -> None:
     assert app.session_state.travel == Travel(unit="gpu", dispatch="fp8")
     plan_the_sample(app)
     visit(app, "timeline")
-    assert any("one row a GPU, fp8 out" in (metric.help or "") for metric in app.metric)
+    assert any("one row per GPU, fp8 out" in (metric.help or "") for metric in app.metric)
     (candidate, *_) = runner.jobs(store.data_folder(), "optimise")[0].result["candidates"]
     plan = Plan.from_dict(candidate["plan"], "plan")
     said = " ".join(words(plan, None))
@@ -69,9 +69,9 @@ def test_co_activation_says_what_it_needs(app: AppTest) -> None:
 def test_only_plans_of_the_chosen_way_are_compared(app: AppTest) -> None:
     plan_the_sample(app)
     visit(app, "optimise")
-    assert len(app.dataframe) == 1 and "Rows a token" not in app.dataframe[0].value
+    assert len(app.dataframe) == 1 and "Rows per token" not in app.dataframe[0].value
     choose(app, "How tokens travel", "gpu")
     assert not len(app.dataframe)
     plan_the_sample(app)
     visit(app, "optimise")
-    assert "Rows a token" in app.dataframe[0].value
+    assert "Rows per token" in app.dataframe[0].value

@@ -91,7 +91,7 @@ def compare(label: str, experts: np.ndarray, shape: tuple, outside: bool, port_w
     )
     if port_weight:
         rows, busiest, load = saved_with_copies(plan_on, score_on, result.solution)
-        print(f"{'  with one spare slot a GPU':45} {rows:11.1%} {busiest:8.1%} {load:6.2f}", flush=True)
+        print(f"{'  with one spare slot per GPU':45} {rows:11.1%} {busiest:8.1%} {load:6.2f}", flush=True)
 
 
 def saved_with_copies(

@@ -1,6 +1,6 @@
 """Lina's hostings, estimates and two-phase scheduling, in the paper's tables: `python -m tests.benchmarks.bench_lina`.
 
-The recordings are the sample ones: 8 layers of 16 experts, one expert a token. They stand in for the paper's models on
+The recordings are the sample ones: 8 layers of 16 experts, one expert per token. They stand in for the paper's models on
 the paper's testbed: hidden and inner width 512 and 2048 (they give the 419 M parameters of its 12 layers with 16
 experts), 64 copies of every recorded token (a batch of 131 072 tokens, whose two all-to-alls take about as long as in
 its table 1), and 17 ms a layer outside the experts' part (what that table leaves for all but all-to-all, taken to be the

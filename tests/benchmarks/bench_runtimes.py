@@ -34,7 +34,7 @@ SIZES = {
 }
 """MoE layers, experts and GPUs."""
 OF_ROWS = ((4, 16, 16), (16, 16, 16), (4, 64, 16), (16, 64, 32), (16, 256, 32), (58, 256, 32))
-"""The same for inference with one row a node."""
+"""The same for inference with one row per node."""
 AGAIN = 3
 
 

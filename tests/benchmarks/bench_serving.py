@@ -1,6 +1,6 @@
 """A whole step of serving beside aiconfigurator's: `python -m tests.benchmarks.bench_serving [--workload FILE]`.
 
-DeepSeek-V3 on 32 H200, decode of 64 sequences a GPU (2000 tokens in, 1000 out) and prefill of two prompts of 4096. First with
+DeepSeek-V3 on 32 H200, decode of 64 sequences per GPU (2000 tokens in, 1000 out) and prefill of two prompts of 4096. First with
 balanced routing, every kind of operator beside those of aiconfigurator's own graph for wide expert parallelism; then with the
 skew of a recording, and what plans win back; last the fused kernels on the tables' power-law rows. aiconfigurator counts all
 61 layers as MoE layers, the down-projection of latent attention twice, and leaves head, router and one normalisation out.
@@ -169,7 +169,7 @@ def won_back(workload: Workload, source: OperatorSource) -> None:
 def beside_a_server(workload: Workload) -> None:
     """SGLang's report on nodes of eight H100 (lmsys.org/blog/2025-05-05-large-scale-ep): with prompts of 2000 tokens 52.3
     thousand of them a second and node, and 22.3 thousand generated ones; two batches won 27 to 35 % in prefill."""
-    print("\nDeepSeek-V3 on nodes of eight H100, EPLB: thousand tokens a second and node")
+    print("\nDeepSeek-V3 on nodes of eight H100, EPLB: thousand tokens per second and node")
     kind, config = node_types()["hgx-h100"], packaged_config(CHECKPOINT)
     source = AiconfiguratorOperators(config, DEEPSEEK, read_sizes(config), kind.gpu)
     for phase, nodes, sequences, reported in (("prefill", 4, 8, 52.3), ("decode", 9, 256, 22.3)):

@@ -5,8 +5,8 @@ Eight ranks whose links have the rates of Aurora's heterogeneous cluster (`sampl
 shortest-first orders, everything at once, matched and shared phases. All five run in turn in one job; RUNS jobs (default 3)
 of PASSES timed passes (default 5). Then, with experts in contiguous blocks, two nodes of two H100 with links nine times as fast
 as their ports (400 and 44.4 Mbit/s): everything at once, matched phases, and a two-tier order; and there everything at once
-again, by how the tokens of `beta-code` (two experts each) travel: every copy on its own, a row a GPU, a row a node, and that
-with fp8 there and bf16 back. Needs root. Nothing else should run on the machine: the load is printed with every job.
+again, by how the tokens of `beta-code` (two experts each) travel: one row per token copy, a row per GPU, a row per node, and
+that with fp8 there and bf16 back. Needs root. Nothing else should run on the machine: the load is printed with every job.
 """
 
 import sys

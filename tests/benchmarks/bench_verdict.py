@@ -148,7 +148,7 @@ def main() -> None:
     for redundant in (0, 1):
         for members in (("intent",), ("intent", "summary")):
             verdict = lite(redundant, *members)
-            print(f"\nV2-Lite, {redundant} spare slots a GPU, {' and '.join(members)}: {WORDS[verdict.verdict]}")
+            print(f"\nV2-Lite, {redundant} spare slots per GPU, {' and '.join(members)}: {WORDS[verdict.verdict]}")
             print("\n".join(verdict.reasons))
 
 

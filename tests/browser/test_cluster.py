@@ -120,7 +120,7 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
     board.edit("Send, Gb/s a GPU", "40")
     expect(board.item("Links of node 2 to the fabric, 80 Gb/s out, 400 Gb/s in together")).to_be_visible()
     board.item("Node node 1").click(position={"x": 20, "y": 14})
-    expect(board.field("Links inside, GB/s a GPU")).to_have_value("450")  # H100 come with it
+    expect(board.field("Links inside, GB/s per GPU")).to_have_value("450")  # H100 come with it
     board.edit("Name", "fast")
     board.item("GPU 7,").click()
     board.edit("Memory, GiB", "-1")

@@ -87,7 +87,7 @@ def test_a_row_enters_a_smaller_node_at_a_gpu_that_it_has(cluster):
 @settings(max_examples=60, deadline=None)
 @given(placed(layers=(1, 1)), st.sampled_from(("gpu", "node")))
 def test_by_chance_is_certain_where_it_is(case, unit):
-    """With one expert a token, what it touches is known: rows by chance are then the rows of the tokens in the mean."""
+    """With one expert per token, what it touches is known: rows by chance are then the rows of the tokens in the mean."""
     problem, placement = case
     trace = problem.workload
     first = RoutingTrace("first", trace.experts[:, :, :1], trace.num_experts, source_rank=trace.source_rank)

@@ -31,7 +31,7 @@ from engine.costs.silicon_tables import (
 from engine.model import MoEModel
 
 GATED = (2, 8)
-"""Experts a token of the MoE layers compared: those of families whose experts have three matrices."""
+"""Experts per token of the MoE layers compared: those of families whose experts have three matrices."""
 
 COLUMNS = ["gpu", "operation", "source", "mean", "worst", "points"]
 

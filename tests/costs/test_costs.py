@@ -66,7 +66,7 @@ def test_eight_bits_count_double_only_where_there_are_eight_bit_units():
 
 
 def test_sources_say_what_was_assumed():
-    assert "60% of peak" in Datasheet().source
+    assert "60 % of peak" in Datasheet().source
     assert "a test" in AlphaBeta(profile()).source
     assert Datasheet(launch=1e-6).source != Datasheet().source
 

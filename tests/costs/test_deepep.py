@@ -73,7 +73,9 @@ def test_a_whole_plan_takes_what_was_measured(nodes):
             assert seconds == pytest.approx(exchange.seconds[exchange.tokens == tokens][0], rel=0.05), kind
     assert check_plan(plan, problem) == pytest.approx(timeline.total, rel=1e-9)
     assert bound_of_plan(plan, problem) <= timeline.total * (1 + 1e-9)
-    assert "DeepEP's exchanges, measured" in timeline.cost_source and "one row a node, fp8 out" in timeline.cost_source
+    assert (
+        "DeepEP's exchanges, measured" in timeline.cost_source and "one row per node, fp8 out" in timeline.cost_source
+    )
 
 
 def test_rows_of_the_benchmark():
@@ -140,7 +142,7 @@ def test_what_was_not_measured_is_refused_or_called_an_estimate():
     slow = cluster.nodes[0].model_copy(update={"link_bandwidth": 300e9})
     assert "links inside nodes of 450 GB/s" in lacks(Cluster(name="c", nodes=(slow,)))
     plan, problem = benchmark_plan(2, 8)
-    with pytest.raises(InputError, match="not with one row a GPU"):
+    with pytest.raises(InputError, match="not with one row per GPU"):
         simulate(plan.model_copy(update={"travel": Travel(unit="gpu")}), problem)
     with pytest.raises(InputError, match="no times of computation"):
         DeepEP().gemm(cluster.gpus[0], np.ones(1), 8, 8, "bf16")

@@ -62,7 +62,7 @@ def test_a_verdict_in_a_whole_step(problem: Problem, tmp_path: Path) -> None:
         make_problem(problem.workload, cluster_presets()["hgx-h100-8"].cluster, problem.model, Datasheet())
     )
     told = judgements.verdict(verdict_arguments(problem) | h100 | {"serving": serving}, Context(tmp_path))
-    assert told["evidence"]["unit"] == "a whole decode step of 8 sequences a GPU"
+    assert told["evidence"]["unit"] == "a whole decode step of 8 sequences per GPU"
     assert TransformerSizes.from_dict(serving["sizes"], "sizes") == sizes
 
 

@@ -79,7 +79,7 @@ def test_folders_are_listed_unread_newest_first(tmp_path):
 
 @pytest.fixture
 def on_slurm(tmp_path, monkeypatch):
-    """A launch for a stand-in of Slurm, asked twenty times a second; returns launch, destination, and what Slurm says."""
+    """A launch for a stand-in of Slurm, asked twenty times per second; returns launch, destination, and what Slurm says."""
     state = install_slurm(tmp_path, monkeypatch)
     (state / "queue").write_text("PENDING Resources")
     (shared := tmp_path / "shared").mkdir()

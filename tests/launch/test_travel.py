@@ -107,13 +107,13 @@ def test_what_no_rank_carries_out_is_refused_in_one_line():
     for unit in ("gpu", "node"):
         refused(
             travelling(coherent, unit),
-            "one row .* context-coherent launch sends every copy on its own .* --travel copies",
+            "one row .* context-coherent launch sends one row per token copy .* --travel copies",
         )
     refused(travelling(coherent, "copies", "fp8"), "fp8 out, but a context-coherent launch")
     matched = travelling(plan_for(TRACE, "matched"), "node")
     refused(
         matched,
-        "one row a node, .* all at once, not in a matched order; plan with a concurrent order, or with --travel gpu",
+        "one row per node, .* all at once, not in a matched order; plan with a concurrent order, or with --travel gpu",
     )
     assert prepared(travelling(plan_for(TRACE, "matched"), "gpu"), cluster=None).ready
     both = travelling(beside(CONCURRENT, plan_for(recording_b(), "matched", UNEVEN, OTHER)), "node")
@@ -145,8 +145,8 @@ def test_the_check_says_how_tokens_travel():
     def said(*plans: Plan) -> list[str]:
         return [check.text for check in prepared(*plans).checks if check.name == "Rows"]
 
-    assert not said(CONCURRENT) and said(BY_NODE) == ["one row a node, fp8 out, bf16 back"]
-    assert said(CONCURRENT, travelling(CONCURRENT, "gpu")) == ["of concurrent one row a GPU one row a GPU"]
+    assert not said(CONCURRENT) and said(BY_NODE) == ["one row per node, fp8 out, bf16 back"]
+    assert said(CONCURRENT, travelling(CONCURRENT, "gpu")) == ["of concurrent one row per GPU one row per GPU"]
 
 
 def on_links(launch: PreparedLaunch, port: float, link: float) -> PreparedLaunch:
@@ -302,4 +302,4 @@ def test_the_command_line_takes_the_nodes_from_the_cluster(tmp_path, capsys, own
     assert error.startswith("error: ") and "say which nodes there are (--cluster)" in error and "\n" not in error
     assert main([*command, f"--cluster={tmp_path}/cluster.json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert run["difference"] < 1e-2 and "one row a node, fp8 out, bf16 back" in run["predicted"]["cost_source"]
+    assert run["difference"] < 1e-2 and "one row per node, fp8 out, bf16 back" in run["predicted"]["cost_source"]

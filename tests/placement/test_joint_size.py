@@ -1,4 +1,4 @@
-"""Joint placement of 256 experts a layer: a fair start, an answer in seconds, a bound that says much."""
+"""Joint placement of 256 experts per layer: a fair start, an answer in seconds, a bound that says much."""
 
 import numpy as np
 import pytest

@@ -72,7 +72,7 @@ def test_a_routing_log_to_plan_for_has_the_tokens_of_the_step(recorded):
     log = RoutingTrace("log", chosen, 8, source_rank=np.zeros(recorded, dtype=np.int32))
     step = ServingStep(phase="decode", sequences=4, context=10)
     trace = recording_of_step(log, step, model, gpus=4)
-    assert trace.experts.shape == (16, 2, 2) and trace.name == "log, at 4 tokens a GPU"
+    assert trace.experts.shape == (16, 2, 2) and trace.name == "log, at 4 tokens per GPU"
     assert {row.tobytes() for row in trace.experts} <= {row.tobytes() for row in chosen}
     assert len({row.tobytes() for row in trace.experts}) == len({row.tobytes() for row in chosen[:16]})
     assert np.bincount(trace.rank_of_token(4)).tolist() == [4, 4, 4, 4]  # not all on the first GPU

@@ -392,7 +392,7 @@ def test_recordings_that_do_not_fit_are_named():
 
 @pytest.mark.parametrize(("experts", "gpus"), [(10, 2), (64, 8)])
 def test_more_than_four_experts_a_device_need_no_option(experts, gpus):
-    """The paper's limit of four is for one expert a device; by default a device hosts up to twice an even share."""
+    """The paper's limit of four is for one expert per device; by default a device hosts up to twice an even share."""
     trace = skewed(0, 200, 3, experts)
     result = two_phase(problem_of(trace, gpus), trace, TwoPhaseOptions(path_length=1, batch_tokens=40))
     assert result.options.max_experts_per_device == 2 * experts // gpus

@@ -60,7 +60,7 @@ def test_the_smallest_memory_limits_the_slots():
     projection = project_evenly(plan_of([[2, 0, 1], [3, 0]], [[0, 1, 2], [3, 2]]), problem)
     assert projection.slots == 2
     assert projection.dropped == 2 and projection.added == 0
-    with pytest.raises(InputError, match=r"needs 2 experts a layer on every GPU, but .* has memory for 1;"):
+    with pytest.raises(InputError, match=r"needs 2 experts per layer on every GPU, but .* has memory for 1;"):
         project_evenly(
             plan_of([[2, 0, 1], [3]], [[0, 1, 2], [3]]), problem_with(6.5 * expert / 0.9, 2.5 * expert / 0.9)
         )

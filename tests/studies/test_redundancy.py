@@ -41,7 +41,7 @@ def curve(problem, *recordings, **options) -> list[RedundancyPoint]:
 
 def test_a_curve_by_hand():
     """Of a, expert 0 outweighs all others, so that it stands beside 1, and of b both GPUs have 6000 tokens. With a slot more a
-    GPU, 0 and 1 are on both, 2 and 3 on one each: of a, 3500 + 500 + 2000 tokens a GPU, and of b 6000 again."""
+    GPU, 0 and 1 are on both, 2 and 3 on one each: of a, 3500 + 500 + 2000 tokens per GPU, and of b 6000 again."""
     points = curve(problem_of(A), A, B)
     assert [(at.slots, at.spare, at.slots_of_gpu) for at in points] == [(4, 0, 2), (6, 2, 3), (8, 4, 4)]
     assert [at.planned_balancedness for at in points] == pytest.approx([6000 / 8000, 1, 1])
@@ -100,7 +100,7 @@ def test_the_smallest_gpu_limits_all():
 def test_experts_that_do_not_fit_are_refused():
     model = make_model(1, 4)
     tight = problem_of(A, memory=1e9)
-    with pytest.raises(InputError, match="2 slots a layer are needed for 4 experts, but GPU 0"):
+    with pytest.raises(InputError, match="2 slots per layer are needed for 4 experts, but GPU 0"):
         small = cluster_of(*[make_gpu(memory=model.bytes_per_expert * 1.5)] * 2)
         list(redundancy(Judge(replace(tight, cluster=small)), A, [B]))
 

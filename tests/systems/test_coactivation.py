@@ -123,7 +123,7 @@ def test_copies_need_memory():
     nodes = tuple(node.model_copy(update={"gpus": (make_gpu(memory=room),) * 2}) for node in problem.cluster.nodes)
     tight = replace(problem, cluster=problem.cluster.model_copy(update={"nodes": nodes}))
     assert run(SYSTEMS["coactivation"], tight, SETTINGS | {"redundant": 1}).result.solution
-    with pytest.raises(InputError, match=r"6 slots a layer do not fit .* choose redundant=1"):
+    with pytest.raises(InputError, match=r"6 slots per layer do not fit .* choose redundant=1"):
         run(SYSTEMS["coactivation"], tight, SETTINGS | {"redundant": 2})
 
 

@@ -190,7 +190,7 @@ def test_two_models_that_do_not_fit_the_memory_together():
 
 
 def test_uneven_slots_share_the_memory_between_both_models():
-    """Fast GPUs with room for six experts a layer, slow ones for four: what fits together is planned, not refused."""
+    """Fast GPUs with room for six experts per layer, slow ones for four: what fits together is planned, not refused."""
     model = make_model(2, 8)
     cards = [
         make_gpu(send=rate * 1e9, memory=2 * room * model.bytes_per_expert * 1.01 / 0.9)

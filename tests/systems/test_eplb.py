@@ -65,7 +65,7 @@ def test_the_note_has_the_validators_balancedness(slots, cluster):
     assert said(outcome).startswith(f"{digits(worst)} in the worst layer of the worst recording; at most ")
     most = float(re.search(r"at most ([\d.]+) is possible \(proven\)", said(outcome))[1])
     assert worst <= most * 1.005 and most <= 1
-    assert outcome.notes["replicas"].value.startswith("8 spare slots a layer, ")
+    assert outcome.notes["replicas"].value.startswith("8 spare slots per layer, ")
     assert (plan.placement.slots == 3).all() == (slots == "even" or cluster == "equal")
     assert plan.placement.slots.sum(axis=1).tolist() == [24] * 4
     assert check_plan(plan, problem) == pytest.approx(outcome.result.objective, rel=1e-9)
@@ -188,7 +188,7 @@ def test_the_memory_of_a_plan_counts_its_replicas():
         held.append(metrics(plan, problem, simulate(plan, problem)).memory)
         spare = 8 * redundant * problem.workload.layers * problem.model.bytes_per_expert
         assert outcome.notes["replicas"].value == (
-            f"{8 * redundant} spare slots a layer, {spare / 1e9:.3g} GB of memory in all"
+            f"{8 * redundant} spare slots per layer, {spare / 1e9:.3g} GB of memory in all"
         )
     layer = problem.workload.layers * problem.model.bytes_per_expert
     assert held == [2 * layer, 4 * layer]
@@ -228,7 +228,7 @@ def test_no_gpu_gets_more_slots_than_there_are_experts(slots, redundant):
     placement = outcome.result.solution.placement
     assert placement.slots.tolist() == [[6] * 3] * 2
     assert balancedness_of(placement, problem).min() == pytest.approx(1)
-    assert outcome.notes["replicas"].value.startswith("12 spare slots a layer")
+    assert outcome.notes["replicas"].value.startswith("12 spare slots per layer")
 
 
 def test_a_small_gpu_beside_a_huge_one():

@@ -323,7 +323,7 @@ def test_experts_that_do_not_divide_by_the_gpus_say_how_many_would():
 def test_experts_that_do_not_fit_say_what_would_help():
     trace = chained(0, 50, 2, 6, 0.5)
     with pytest.raises(
-        InputError, match=r"3 experts a layer do not fit GPU 1 · type-0, .* memory for 2; add GPUs or memory"
+        InputError, match=r"3 experts per layer do not fit GPU 1 · type-0, .* memory for 2; add GPUs or memory"
     ):
         exflow(problem_of(trace, with_room_for([4, 2], 2, 6)))
     tight = problem_of(trace, with_room_for([3, 3], 2, 6))

@@ -1,4 +1,4 @@
-"""ExFlow with several experts a token: what is minimised is what context-coherent execution sends."""
+"""ExFlow with several experts per token: what is minimised is what context-coherent execution sends."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def routed(seed: int, tokens: int, layers: int, experts: int, k: int, skew: float = 0.4) -> RoutingTrace:
-    """Tokens with k different experts a layer, of which a few groups are popular together."""
+    """Tokens with k different experts per layer, of which a few groups are popular together."""
     rng = np.random.default_rng(seed)
     popular = rng.dirichlet(np.full(experts, skew), size=(layers, 3))
     topic = rng.integers(3, size=tokens)

@@ -35,7 +35,7 @@ def test_a_name_that_only_one_plan_has_stays() -> None:
         ({"workload": PROSE}, ["Aurora · on Alpha code", "Aurora · on Alpha prose"]),
         ({"cluster": LARGE}, ["Aurora · 8 mixed", "Aurora · 16 mixed"]),
         ({"redundant": 16}, ["Aurora · no spare slots", "Aurora · 36 slots (32 spare)"]),
-        ({"travel": Travel(unit="node")}, ["Aurora · every copy on its own", "Aurora · one row a node"]),
+        ({"travel": Travel(unit="node")}, ["Aurora · one row per token copy", "Aurora · one row per node"]),
         ({"order": "matched"}, ["Aurora · best order", "Aurora · matched order"]),
         ({"time_limit": 5.0}, ["Aurora · 20 s limit", "Aurora · 5 s limit"]),
         (

@@ -33,7 +33,7 @@ def loads(name: str, *layers: list[float]) -> ExpertLoad:
 
 
 def log(name: str, *tokens: list[int], experts: int = 4) -> RoutingTrace:
-    """Top-1 paths, a list of experts a token."""
+    """Top-1 paths, a list of experts per token."""
     return RoutingTrace(name, np.array(tokens, dtype=np.int16)[:, :, None], experts)
 
 

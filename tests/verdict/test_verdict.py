@@ -212,7 +212,7 @@ def test_recordings_are_known_by_their_digests():
 
 def test_a_recording_at_the_tokens_of_a_step_is_its_whole_one():
     whole = RoutingTrace("chat", A.load.astype(np.int16).reshape(-1, 1, 1) % 4, 4)
-    step = loads("chat, at 64 tokens a GPU", [30.0, 30.0, 10.0, 10.0])
+    step = loads("chat, at 64 tokens per GPU", [30.0, 30.0, 10.0, 10.0])
     judge, plan = Judge(problem_of(step)), plan_of("plan", APART, made_from=step)
     assert split_by_origin(plan, [step, whole, B], judge) == ((whole,), (B,))
     assert split_by_origin(plan, [step, B], judge) == ((step,), (B,))

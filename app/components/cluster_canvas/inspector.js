@@ -62,8 +62,8 @@ class Inspector {
     return [
       html("h3", { textContent: "Nothing selected" }),
       html("p", {
-        textContent: "Click a GPU, a node, a link or the knot of the fabric to edit it. Shift and click selects several, Shift " +
-          "and drag an area.",
+        textContent: "Click a GPU, a node, a link or the fabric's hub to edit it. Shift-click selects several, Shift-" +
+          "drag an area.",
       }),
     ];
   }
@@ -109,7 +109,7 @@ class Inspector {
         const memory = Number((together(gpus, "memory") / GIB).toPrecision(4)).toLocaleString("en");
         return `${plural(gpus.length, "GPU")}, ${memory} GiB, ${bandwidthText(together(gpus, "send_bandwidth"))} to the fabric`;
       }),
-      this.number("Links inside, GB/s a GPU", () => nodes().map((node) => node.link_bandwidth ?? null), GIGA, { empty: true },
+      this.number("Links inside, GB/s per GPU", () => nodes().map((node) => node.link_bandwidth ?? null), GIGA, { empty: true },
         (value) => board.setNodes(ids(), { link_bandwidth: value })),
       this.number("Start-up inside, µs", () => nodes().map((node) => node.link_latency ?? 0), 1e-6, { zero: true },
         (value) => board.setNodes(ids(), { link_latency: value })),

@@ -22,7 +22,7 @@ def check_groups(trace: RoutingTrace) -> Iterator[Finding]:
             code="limited-groups",
             message=(
                 f"No token's experts lie in more than {most} of {groups} groups of {trace.num_experts // groups}: the gate is "
-                f"limited to groups. With a group to a node and one row a node, a token goes to at most {most} nodes."
+                f"limited to groups. With a group to a node and one row per node, a token goes to at most {most} nodes."
             ),
         )
 

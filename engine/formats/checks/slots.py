@@ -18,7 +18,7 @@ def check_slots(workload: RoutingTrace | ExpertLoad, model: MoEModel | None) -> 
         severity="error",
         code="slot-ids",
         message=(
-            f"The recording counts {workload.num_experts} experts a layer, {model.name} has {model.experts}: these "
+            f"The recording counts {workload.num_experts} experts per layer, {model.name} has {model.experts}: these "
             f"are physical slots, {spare} of them redundant, as engines with a load balancer count them ({units.share(share)} "
             f"of the token copies went to ids from {model.experts} on). Loads of slots look sound but are not those "
             "of experts: fold them with the plan that ran."

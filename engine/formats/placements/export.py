@@ -39,7 +39,7 @@ def check_model(placement: Placement, model: MoEModel) -> None:
     """Raise InputError unless the placement is of this model's own MoE layers and experts."""
     for what, mine, theirs in (
         ("MoE layers", placement.layers, len(model.moe_layers)),
-        ("experts a layer", placement.experts, model.experts),
+        ("experts per layer", placement.experts, model.experts),
     ):
         if mine != theirs:
             raise InputError(f"the plan places {mine} {what}, but the model {model.name} has {theirs}")

@@ -49,7 +49,7 @@ def read_responses(sources: Sequence[Source]) -> RoutingTrace:
     model = sources[0].model
     if model is None:
         raise sources[0].fault(
-            "holds expert ids without the number of layers and of experts a token; open the model first, or give --model"
+            "holds expert ids without the number of layers and of experts per token; open the model first, or give --model"
         )
     if sum(source.path.stat().st_size for source in sources) > MAX_FILE_BYTES:
         raise sources[0].fault(f"is over {MAX_FILE_BYTES // 1024**2} MB with the other files; give fewer requests")

@@ -35,7 +35,7 @@ def slots_counted(source: Source, ids: int) -> Slots | None:
     if source.deployed is not None:
         slots = _read(source, source.deployed)
         if slots.expert.shape[1] != ids:
-            raise fault(source.deployed, f"has {slots.expert.shape[1]} slots a layer, but {ids} ids were counted")
+            raise fault(source.deployed, f"has {slots.expert.shape[1]} slots per layer, but {ids} ids were counted")
         return slots
     if experts is None:
         return None

@@ -60,7 +60,7 @@ def _write_routing(trace: RoutingTrace, path: Path, save: _Save) -> tuple[str, .
 def write_loads(
     workload: RoutingTrace | ExpertLoad, path: Path, model: MoEModel | None, save: _Save
 ) -> tuple[str, ...]:
-    """Only loads, also of routing: one row a layer with the layer of the model, one column an expert."""
+    """Only loads, also of routing: one row per layer with the layer of the model, one column an expert."""
     loads, lost = loads_of(workload, model)
     names = ["layer", *(f"expert_{expert}" for expert in range(loads.num_experts))]
     columns = [np.asarray(loads.model_layers, np.int64), *loads.load.T]

@@ -105,7 +105,7 @@ def _check_travel(plan: Plan) -> None:
     travels = f"in the plan {plan.name} tokens travel {plan.travel.in_words}"
     if plan.execution != "vanilla":
         raise InputError(
-            f"{travels}, but a context-coherent launch sends every copy on its own in the model's format; launch a plan with "
+            f"{travels}, but a context-coherent launch sends one row per token copy in the model's format; launch a plan with "
             "--travel copies or with vanilla execution"
         )
     orders = [order for order in (plan.send_order, plan.send_order_b) if order is not None]

@@ -94,8 +94,13 @@ def testbed_fault() -> str | None:
 def slots_check(launch: PreparedLaunch) -> Check:
     """How many experts every rank holds, of the layer where it holds most."""
     slots = np.max([plan.placement.slots.max(axis=0) for plan in launch.instructions.plans], axis=0)
-    each = ", ".join(map(str, slots)) if len(slots) <= LISTED else f"{slots.min()} to {slots.max()}"
-    return Check("Slots", True, f"{each} of {launch.instructions.model.experts} experts in a layer on each rank")
+    if slots.min() == slots.max():
+        each = f"{slots[0]} on every rank"
+    elif len(slots) <= LISTED:
+        each = f"{', '.join(map(str, slots))} on ranks 0 to {len(slots) - 1}"
+    else:
+        each = f"{slots.min()} to {slots.max()} on each rank"
+    return Check("Slots", True, f"of a layer's {launch.instructions.model.experts} experts, {each}")
 
 
 def port_check() -> Check:

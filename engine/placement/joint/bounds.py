@@ -96,7 +96,7 @@ def _least_hops(share: NDArray[np.float64], instance: JointInstance, stop: Stop)
 
 
 def _most_kept(share: NDArray[np.float64], slots: NDArray[np.int64], stop: Stop) -> NDArray[np.float64]:
-    """Upper limit of the share kept in groups of `slots` experts a layer, float64[workload]; the least of three a layer
+    """Upper limit of the share kept in groups of `slots` experts per layer, float64[workload]; the least of three a layer
     pair: an expert keeps at most its heaviest successors, or predecessors, that fit its group; and the trace of the
     product with the same-group matrix, whose singular values are the group sizes (von Neumann). With equal groups one of
     them belongs to the constant vector on both sides, which splits the mean off.

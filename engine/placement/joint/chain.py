@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from engine.placement.joint.state import EVENNESS, TOLERANCE, JointState
 
 MOST_EXCHANGES = 4096
-"""Exchanges of two experts against two are left out where there would be more: at over 11 experts a GPU."""
+"""Exchanges of two experts against two are left out where there would be more: at over 11 experts per GPU."""
 MOST_CELLS = 2**15
 """Exchanges times layers of one chain: some ten milliseconds."""
 CHOICES = 16

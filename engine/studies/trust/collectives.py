@@ -46,7 +46,7 @@ def nccl() -> Iterator[Prediction]:
 
 
 def nvlink_exchanges() -> Iterator[Prediction]:
-    """Dispatch and combine over NVLink: one row a GPU, by a start-up and a rate that are fitted to every second number of
+    """Dispatch and combine over NVLink: one row per GPU, by a start-up and a rate that are fitted to every second number of
     tokens, for every number of GPUs that meet."""
     row_bytes = dict(zip(("dispatch", "combine"), TRAVEL.row_bytes(benchmark_model()), strict=True))
     for (kind, ranks), table in nvlink_table(NVLINK_MACHINE).groupby(["kind", "ranks"]):

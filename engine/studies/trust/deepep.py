@@ -60,7 +60,7 @@ def _predicted(
         traffic = (a_token.T if exchange.kind == "combine" else a_token) * tokens
         at_work = reaching(network, series).carrying(exchange.kind, unit, traffic) if series else network
         predicted = all_to_all("concurrent", None, traffic, at_work).seconds
-        setting = f"{tokens:,.0f} tokens a GPU"
+        setting = f"{tokens:,.0f} tokens per GPU"
         yield Prediction(of, HARDWARE, exchange.nodes, setting, float(seconds), predicted, fitted and place % 2 == 0)
 
 

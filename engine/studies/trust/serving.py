@@ -30,7 +30,7 @@ TRAVELS = {
 
 
 class Published(NamedTuple):
-    """A figure of somebody else's. rate: tokens a second and GPU; by: who says so, and where"""
+    """A figure of somebody else's. rate: tokens/s per GPU; by: who says so, and where"""
 
     by: str
     node_type: str
@@ -89,7 +89,7 @@ def serving() -> Iterator[Prediction]:
             f"DeepSeek-V3 {step.phase} step, {published.by}",
             kind.gpu,
             published.nodes,
-            f"{step.sequences} sequences a GPU, {step.context} tokens in",
+            f"{step.sequences} sequences per GPU, {step.context} tokens in",
             step.tokens / published.rate,
             figures.seconds,
             False,

@@ -74,7 +74,9 @@ def test_replicas_where_there_are_none(target):
 @pytest.mark.parametrize("target", [target for target in TARGETS if target not in SINGLE])
 def test_another_model(target):
     assert line_of(target, EVEN, model_of(4, (0,), 4)) == "the plan places 2 MoE layers, but the model tiny has 3"
-    assert line_of(target, EVEN, model_of(3, (0,), 5)) == "the plan places 4 experts a layer, but the model tiny has 5"
+    assert (
+        line_of(target, EVEN, model_of(3, (0,), 5)) == "the plan places 4 experts per layer, but the model tiny has 5"
+    )
     assert line_of(target, EVEN, model_of(3, (1,), 4)) == (
         "layer 0 of the plan is model layer 1, of the model tiny it is 0"
     )
@@ -135,7 +137,7 @@ def test_what_no_engine_can_carry_is_said():
         provenance=Provenance(optimiser="t"),
     )
     left = [note for note in write_placement("sglang", plan, TINY).notes if note.startswith("not carried: ")]
-    assert left == ["not carried: how tokens travel (one row a node): the engine's own dispatch decides"]
+    assert left == ["not carried: how tokens travel (one row per node): the engine's own dispatch decides"]
     coherent = Plan(
         name="p",
         placement=placed([[0, 1], [2, 3]], [[0, 1], [2, 3]]),

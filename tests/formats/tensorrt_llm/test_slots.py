@@ -47,7 +47,7 @@ def test_a_plan_of_other_slots_is_none_that_ran(tmp_path):
     folder = slots(tmp_path / "run", PLAN.replace("6\n", "8\n", 1).replace("]", ", 0, 1]"))
     with pytest.raises(InputError, match=r"counts 6 ids, but the model has 4 experts: .* give the plan that ran"):
         read_workload(folder, model=MODEL)
-    with pytest.raises(InputError, match=r"moe\.yaml: has 8 slots a layer, but 6 ids were counted"):
+    with pytest.raises(InputError, match=r"moe\.yaml: has 8 slots per layer, but 6 ids were counted"):
         read_workload(folder, model=MODEL, deployed=folder / "moe.yaml")
 
 
