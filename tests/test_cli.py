@@ -534,7 +534,7 @@ def test_efficiency_is_fitted_to_nccl_tests_and_kept_by_the_cluster(engine, tmp_
         printed("sendrecv_perf", gpus=8, rows=[(size, 20 + size / 50e3) for size in sizes])
         + printed("alltoall_perf", gpus=8, rows=[(size, 20 + 2 * size * 7 / 8 / 50e3) for size in sizes])
     )
-    assert "however many sends meet" in engine.text("efficiency", "--cluster", CLUSTER)
+    assert "however many sends share them" in engine.text("efficiency", "--cluster", CLUSTER)
     fitted = tmp_path / "fitted.json"
     answer = engine.json("efficiency", "--cluster", CLUSTER, "--measured", log, "--relative", "-o", fitted)
     (one, alone), (seven, crowded) = answer["efficiency"]["fabric"]

@@ -155,7 +155,7 @@ def _figures(run: dict[str, Any], report: dict[str, Any]) -> None:
         )
         st.metric(
             "Clocks agree to",
-            units.seconds(report["clock_error"]) if report["clock_error"] else "one clock",
+            units.seconds(report["clock_error"]) if report["clock_error"] else "same clock",
             help="by how much the clocks of two ranks may differ; ranks on one machine share its clock",
         )
         st.metric("Tokens", f"{report['tokens']:,}")

@@ -6,7 +6,7 @@ from app import state
 from app.text import plain
 
 STEPS = {
-    "Workload": ("workload", "{workload}: the bars show how unevenly experts are used."),
+    "Workload": ("workload", "{workload}: the chart shows how unevenly experts are used."),
     "Cluster": ("cluster", "{gpus}: drag one, or edit the table, and every page uses what you drew."),
     "Affinity": ("affinity", "Strong cells: experts that belong on one GPU."),
     "Optimise": ("optimise", "Press Run: each plan gets a proven bound."),

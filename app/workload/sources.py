@@ -36,7 +36,7 @@ def _drop() -> None:
         "Recordings of SGLang, vLLM, TensorRT-LLM and Megatron-Core, tables, NumPy files; several files of one recording, "
         "or an archive of them (docs/formats.md).",
     )
-    st.caption("A red file is above 200 MB: cut it to fewer tokens, or save it as .npz or Parquet, which are smaller.")
+    st.caption("Up to 200 MB per file. For more, record fewer tokens, or save as .npz or Parquet, which are smaller.")
     guide.button()
     model_catalogue.search("workload")
 
@@ -50,7 +50,7 @@ def _samples() -> None:
                 st.rerun()
     st.caption("Production size, but synthetic: drawn from a power law with some affinity, not recorded from a model.")
     if st.button(
-        "DeepSeek-R1's size", key="large", help="58 MoE layers × 256 experts, top-8, on four nodes of eight H100"
+        "DeepSeek-R1 size (synthetic)", key="large", help="58 MoE layers × 256 experts, top-8, on four nodes of eight H100"
     ):
         with st.spinner("Drawing 4,096 tokens through 58 layers …"):
             samples.open_large()

@@ -59,7 +59,7 @@ def test_who_brings_a_recording_is_left_alone(app: AppTest):
 
 
 def test_a_sample_of_real_size_is_called_synthetic(app: AppTest):
-    press(app, "DeepSeek-R1's size")
+    press(app, "DeepSeek-R1 size (synthetic)")
     texts = [popover.proto.popover.label for popover in app.get("popover")]
     assert any(text.startswith("synthetic") for text in texts) and plain("DeepSeek-R1") in texts
     assert not welcomes(app)

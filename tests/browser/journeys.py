@@ -176,7 +176,7 @@ def planner(journey: Journey, folder: Path) -> None:
     with journey.person() as page:
         with journey.step(page, "sample"):
             page.goto(journey.address)
-            click(page.get_by_role("button", name="DeepSeek-R1's size"))
+            click(page.get_by_role("button", name="DeepSeek-R1 size (synthetic)"))
             expect(page.get_by_text("58 layers × 256 experts").first).to_be_visible()
         with journey.step(page, "64 mixed GPUs"):
             journey.visit(page, "Cluster")

@@ -102,7 +102,7 @@ def test_it_is_told_in_words():
     assert first == "measured, quick has the lowest time, but not by a significant margin"
     assert "like quick takes 1.01× as long" in others[0] and others[0].endswith("within the noise")
     assert (
-        "slow takes 2× as long (1.99× to 2.02× at 95 % confidence)" in others[1]
+        "pass by pass, slow takes 2× as long (1.99× to 2.02× at 95 % confidence)" in others[1]
         and "longer in 3 of 3 passes (by chance alone: 25 %)" in others[1]
     )
     assert ranked == "slow was predicted to be faster than like quick (1.36×), but is slower"

@@ -125,7 +125,7 @@ def test_contention_is_that_of_a_cluster_that_has_it(system: str) -> None:
     assert simulate(plan, mine).total == pytest.approx(simulate(plan, by_hand).total, rel=1e-12)
     assert bound_of_plan(plan, mine) == bound_of_plan(plan, problem)
     assert "contention 0.2" in mine.cost_source and "ports reach 100 % of their rate with 1 send" in by_hand.cost_source
-    assert "however many sends meet there (assumed)" in problem.cost_source
+    assert "however many sends share them (assumed)" in problem.cost_source
     assert least(plan, mine).total <= simulate(plan, mine).total * (1 + 1e-9)
     assert (least(plan, mine).total > least(plan, problem).total) == (plan.send_order.mode == "concurrent")
 

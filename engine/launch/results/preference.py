@@ -81,7 +81,7 @@ class Preference:
         for pair in self.pairs:
             if pair.faster != self.order[0]:
                 continue
-            about = f"{self.names[pair.slower]} takes {ratio(pair.times)} as long"
+            about = f"pass by pass, {self.names[pair.slower]} takes {ratio(pair.times)} as long"
             if pair.low is not None:
                 about += f" ({ratio(pair.low)} to {ratio(pair.high)} at {share(CONFIDENCE)} confidence)"
             about += f", longer in {pair.agreeing} of {pair.passes} passes (by chance alone: {share(pair.chance)})"
