@@ -250,7 +250,7 @@ def job_row(job: runner.Job, grace: float = runner.GRACE) -> None:
         if progress.incumbent is not None:
             parts.append(f"best so far {units.seconds(progress.incumbent)}")
     with st.container(border=True):
-        left, middle, right = st.columns([7, 2, 1], vertical_alignment="center")
+        left, middle, right = st.columns([12, 4, 3], vertical_alignment="center")
         with left:
             if standing.finished:
                 st.markdown(" · ".join([*parts, describe_time(job.started)]))

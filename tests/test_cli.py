@@ -547,7 +547,7 @@ def test_efficiency_is_fitted_to_nccl_tests_and_kept_by_the_cluster(engine, tmp_
     plan = tmp_path / "plan.json"
     inputs = ["--workload", RECORDING, "--cluster", fitted, "--model", MODEL]
     engine.text("plan", *inputs, "--system", "linear", "-o", plan)
-    assert "50% with 7" in engine.json("simulate", plan)["cost_source"]
+    assert "50 % with 7" in engine.json("simulate", plan)["cost_source"]
 
 
 def test_efficiency_without_measurements_fits_nothing(engine, tmp_path):

@@ -16,6 +16,7 @@ from engine.problem import Problem
 from engine.simulate.metrics import Metrics, metrics_digests
 from engine.simulate.standing import Risk, Standing, bound_of, tokens_per_second
 from engine.studies.what_if import is_quick
+from engine.workload import Workload
 
 FEW_EVENTS = 20_000
 """About a second of simulation: on so many the other recordings are scored without being asked for."""
@@ -60,7 +61,18 @@ def other_recordings(problem: Problem) -> list[str]:
     if problem.goal is Goal.TWO_MODELS or (problem.goal is Goal.TRAINING and problem.step.routing == "balanced"):
         return []
     made_from = {other.digest for other in (problem.workload, *problem.others)}
-    return [workload for workload in state.workloads() if workload not in made_from and store.has_workload(workload)]
+    return [
+        workload
+        for workload in state.workloads()
+        if workload not in made_from
+        and store.has_workload(workload)
+        and _size(recording(workload)) == _size(problem.workload)
+    ]
+
+
+def _size(workload: Workload) -> tuple[int, int | None]:
+    """Layers and experts, the latter None of a traffic matrix."""
+    return workload.layers, getattr(workload, "num_experts", None)
 
 
 def _risks(plan: Plan, now: Deployed, problem: Problem) -> tuple[Risk, ...] | None:

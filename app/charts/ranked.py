@@ -24,10 +24,12 @@ def ranked(
     deployed: int | None = None,
     opened: int | None = None,
     dark: bool = False,
+    so_far: bool = False,
 ) -> go.Figure:
     """A bar a plan, the fastest on top, with a tick at its bound and a line at the time of what is deployed.
 
-    times, bounds: seconds, NaN where a plan has no bound; deployed, opened: places in them; dark: of the page.
+    times, bounds: seconds, NaN where a plan has no bound; deployed, opened: places in them; dark: of the page;
+    so_far: more plans are on their way.
     """
     order = sorted(range(len(names)), key=lambda at: times[at])
     drawn = [at for rank, at in enumerate(order) if rank < MOST or at in (deployed, opened)]
@@ -76,7 +78,7 @@ def ranked(
         zeroline=False,
     )
     height = 138 + ROW * len(drawn)
-    title = _finding(names, times, order[0], deployed, len(drawn))
+    title = _finding(names, times, order[0], deployed, len(drawn), so_far)
     finish(figure, title, height, top=76, barmode="overlay", legend=legend_above(height))
     return figure.update_layout(margin_r=TIMES)
 
@@ -111,8 +113,10 @@ def _tip(name: str, time: float, bound: float) -> str:
     return f"{plain(name)}<br>{seconds(time)}, {above}"
 
 
-def _finding(names: Sequence[str], times: Sequence[float], best: int, deployed: int | None, drawn: int) -> str:
-    part = "" if drawn == len(names) else f" ({drawn} of {len(names)} plans)"
+def _finding(
+    names: Sequence[str], times: Sequence[float], best: int, deployed: int | None, drawn: int, so_far: bool
+) -> str:
+    part = " so far" * so_far + ("" if drawn == len(names) else f" ({drawn} of {len(names)} plans)")
     if deployed is None or not times[best]:
         return f"{plain(names[best])} is fastest: {seconds(times[best])}{part}"
     if times[best] == times[deployed]:

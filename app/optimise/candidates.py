@@ -15,15 +15,16 @@ from engine.problem import Problem
 def show(problem: Problem, aim: str) -> None:
     """The table, what is known of the open plan, and the way on. aim: of `goal`"""
     table = plan_table.rows(problem)
+    running = any(not job.state.finished for job in cached.jobs(state.plan_jobs()))
     if table.empty:
-        if all(job.state.finished for job in cached.jobs(state.plan_jobs())):  # else its row says how far a job is
+        if not running:  # else its row says how far a job is
             st.info("No plan for these inputs yet: choose systems and press Run.", icon=":material/info:")
         return
     shown = table[table["id"] == state.plan_id()]
     if aim == goal.STEP:
         plan_table.decomposition(table, problem)
     else:
-        widgets.chart(_ranked(table), "plans-ranked")
+        widgets.chart(_ranked(table, running), "plans-ranked")
     if len(shown):
         st.markdown(f"**{plain(shown['Plan'].iloc[0])}**")
         verdict_line.show_plan(cached.open_plan(), problem, narrow=True)
@@ -41,7 +42,7 @@ def show(problem: Problem, aim: str) -> None:
     st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
 
 
-def _ranked(table: pd.DataFrame) -> go.Figure:
+def _ranked(table: pd.DataFrame, running: bool) -> go.Figure:
     deployed, opened = (next(iter(table.index[table[which]]), None) for which in ("deployed", "open"))
     columns = (table[name].astype(float).tolist() for name in ("Time", "Bound"))
-    return charts.ranked(table["Plan"].tolist(), *columns, deployed, opened, st.context.theme.type == "dark")
+    return charts.ranked(table["Plan"].tolist(), *columns, deployed, opened, st.context.theme.type == "dark", running)

@@ -103,6 +103,7 @@ def show(table: pd.DataFrame) -> None:
         state.open_plan,
         "candidates",
         column_config={
+            "": st.column_config.TextColumn(width=90),
             balance.COLUMN: st.column_config.TextColumn(help=balance.COLUMN_HELP),
             "Proof": st.column_config.TextColumn(
                 help="Which choices no other could better, in simulated time. Of the order of sends this is proven here, "

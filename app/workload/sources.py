@@ -50,7 +50,9 @@ def _samples() -> None:
                 st.rerun()
     st.caption("Production size, but synthetic: drawn from a power law with some affinity, not recorded from a model.")
     if st.button(
-        "DeepSeek-R1 size (synthetic)", key="large", help="58 MoE layers × 256 experts, top-8, on four nodes of eight H100"
+        "DeepSeek-R1 size (synthetic)",
+        key="large",
+        help="58 MoE layers × 256 experts, top-8, on four nodes of eight H100",
     ):
         with st.spinner("Drawing 4,096 tokens through 58 layers …"):
             samples.open_large()

@@ -160,7 +160,9 @@ def check_beginning(path: Path, extension: str) -> None:
         head = file.read(4096)
     actual = next((kind for kind, (magic, _) in MAGIC.items() if head.startswith(magic)), None)
     if extension in MAGIC and actual != extension:
-        is_instead = f"it is {MAGIC[actual][1]}" if actual else "text?" if b"\0" not in head else "an unknown binary format"
+        is_instead = (
+            f"it is {MAGIC[actual][1]}" if actual else "text?" if b"\0" not in head else "an unknown binary format"
+        )
         raise fault(path, f"is not {MAGIC[extension][1]} although it is named {extension} ({is_instead})")
     if extension not in MAGIC:
         if actual:

@@ -35,6 +35,10 @@ STEEPEST = 3.0
 """Of the power law: no system is cubic in anything, and points that lie badly shall not claim so."""
 NEAREST = 3
 """Runs of this machine that count, the ones nearest in size."""
+ALIKE = 1.0
+"""How far a quick run may lie from a size that it says something of: three times as large in one number."""
+QUICK = 1.0
+"""Seconds under which a run is mostly start-up, which says nothing of larger sizes."""
 
 
 class Run(Frozen):
@@ -116,6 +120,7 @@ def estimate(problem: Problem, system: System, options: Mapping[str, Any]) -> fl
         near = [run for run in near if _apart(run, wanted) == 0]
         return float(np.median([run.seconds for run in near])) if near else None
     usual = _usual_limit(system)
+    near = [run for run in near if _apart(run, wanted) <= ALIKE or law.seconds(run, usual) >= QUICK]
     factors = [run.seconds / law.seconds(run, usual) for run in near]
     return law.seconds(wanted, usual) * (float(np.median(factors)) if factors else 1.0)
 

@@ -42,6 +42,7 @@ def test_every_proven_bound_has_a_tick_on_its_bar_and_what_is_deployed_a_line_th
 )
 def test_the_title_is_against_what_is_deployed(deployed, title):
     assert charts.ranked(NAMES, TIMES, BOUNDS, deployed).layout.title.text == title
+    assert charts.ranked(NAMES, TIMES, BOUNDS, deployed, so_far=True).layout.title.text == f"{title} so far"
 
 
 def test_of_a_hundred_plans_the_fastest_are_drawn_and_what_is_deployed_and_open():

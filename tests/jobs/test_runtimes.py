@@ -92,6 +92,16 @@ def test_runs_of_this_machine_say_how_fast_it_is(problem):
     assert estimate(larger, aurora, {}) > 3 * before
 
 
+def test_a_quick_run_that_started_slowly_says_nothing_of_a_large_problem(problem):
+    """The first run of a studio loads libraries: seconds in place of milliseconds."""
+    aurora, large = SYSTEMS["aurora"], bench_runtimes.problem_of(Goal.INFERENCE, 58, 256, 32)
+    usual = estimate(large, aurora, {})
+    note(run_of(problem, aurora, {}, 8.0))
+    assert estimate(problem, aurora, {}) == pytest.approx(8.0) and estimate(large, aurora, {}) == usual
+    note(run_of(large, aurora, {}, 2 * usual))
+    assert estimate(large, aurora, {}) == pytest.approx(2 * usual)
+
+
 def test_runs_of_other_machines_and_torn_lines_do_not_count(problem, own_data_folder):
     linear = SYSTEMS["linear"]
     before = estimate(problem, linear, {})
