@@ -39,8 +39,9 @@ def quantity(value: str | float, unit: str) -> str:
 
 
 def bandwidth(value: float) -> str:
-    """Bytes/s as `100 Gb/s`."""
-    return f"{digits(value * 8 / 1e9)} Gb/s"
+    """Bytes/s as `100 Gb/s`, `3.6 Tb/s`."""
+    factor, name = (1e12, "Tb/s") if value * 8 >= 0.9995e12 else (1e9, "Gb/s")
+    return f"{digits(value * 8 / factor)} {name}"
 
 
 def share(value: float) -> str:

@@ -98,7 +98,7 @@ def test_a_share_with_its_sign(value, text):
 
 def test_bandwidth_is_read_in_bits():
     assert units.bandwidth(12.5e9) == "100 Gb/s"
-    assert units.bandwidth(0.0) == "0 Gb/s"
+    assert units.bandwidth(0.0) == "0 Gb/s" and units.bandwidth(450e9) == "3.6 Tb/s"
 
 
 @pytest.mark.parametrize(("value", "text"), [(1.0, "1×"), (1.384, "1.38×"), (0.0123, "0.0123×"), (1234.5, "1,234×")])

@@ -57,7 +57,7 @@ def _overlay(cluster: Cluster | None) -> Overlay | None:
         return None
     with st.container(horizontal=True, vertical_alignment="center", gap="large"):
         shows_plan = kept.toggle(
-            "Lay the open plan over the drawing",
+            "Overlay the open plan",
             key="overlay",
             help="experts and tokens of every GPU, and the port that is busy longest",
         )

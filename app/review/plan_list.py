@@ -20,11 +20,11 @@ ICONS = {
     "rejected": ":material/cancel:",
     NO_REVIEW: ":material/remove:",
 }
-APPROVALS = {"by somebody else": "green", "self-approved": "orange", "not checked: no login": "gray"}
+APPROVALS = {"by somebody else": "green", "self-approved": "orange", "unverified: no login": "gray"}
 APPROVAL_ICONS = {
     "by somebody else": ":material/group:",
     "self-approved": ":material/person_alert:",
-    "not checked: no login": ":material/no_accounts:",
+    "unverified: no login": ":material/no_accounts:",
 }
 
 

@@ -28,7 +28,7 @@ from app.charts import cluster as cluster_charts
 from app.charts import review as charts
 from app.charts import verdict as verdict_charts
 from app.charts.theme import CONFIG, ink, legible
-from app.review import criteria
+from app.review import criteria, place
 from app.review.brief import Brief, bound_in_words, cost_in_words, headline, named_pair, risk_in_words
 from engine import units
 from engine.balance import over_layers
@@ -80,7 +80,7 @@ def html(dossier: Dossier) -> str:
         review=dossier.review,
         brief=dossier.brief,
         standing=dossier.brief.standing(),
-        said=said(dossier.review),
+        said=said(dossier.review, dossier.brief.problem),
         runs=dossier.runs,
         headline=headline(dossier.brief),
         bounds=bound_in_words(dossier.brief),
@@ -120,7 +120,7 @@ def judged(dossier: Dossier) -> dict[str, Any] | None:
     }
 
 
-def said(review: Review | None) -> list[dict[str, str]]:
+def said(review: Review | None, problem: Problem) -> list[dict[str, str]]:
     """Comments and decisions, oldest first: who, when, what they did, and their words."""
     if review is None:
         return []
@@ -128,11 +128,15 @@ def said(review: Review | None) -> list[dict[str, str]]:
         {
             "by": entry.by,
             "at": moment(entry.at),
-            "did": "" if isinstance(entry, Comment) else DECISIONS[entry.verdict],
+            "did": _about(entry, problem) if isinstance(entry, Comment) else DECISIONS[entry.verdict],
             "text": entry.text if isinstance(entry, Comment) else entry.reason,
         }
         for entry in sorted((*review.comments, *review.decisions), key=lambda entry: entry.at)
     ]
+
+
+def _about(comment: Comment, problem: Problem) -> str:
+    return "" if comment.place is None else f"about {place.title(comment.place, problem)}"
 
 
 def moment(at: float) -> str:

@@ -91,8 +91,8 @@ def _move(move: Migration) -> str:
     if not move.copies:
         return "Moves no expert: every one stays where it is."
     return (
-        f"Moves {_count(move.copies, 'expert')} to another GPU: {size(move.bytes)} of weights, {seconds(move.seconds)} "
-        f"through the busiest port."
+        f"Moves {move.copies:,} expert {'copy' if move.copies == 1 else 'copies'} to another GPU: {size(move.bytes)} of "
+        f"weights, {seconds(move.seconds)} through the busiest port."
     )
 
 

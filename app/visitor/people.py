@@ -133,7 +133,7 @@ def show() -> None:
         st.caption(f"You may {'; '.join(allowed)}.")
         _say_unreadable()
         if guard.may_operate(st.context, st.user):
-            st.page_link("../pages/operate.py", label="Look after the studio", icon=":material/monitor_heart:")
+            st.page_link("../pages/operate.py", label="Administration", icon=":material/monitor_heart:")
         if person.known:
             st.button("Log out", icon=":material/logout:", on_click=_log_out)
             return
@@ -164,7 +164,7 @@ def _rename(person: Person) -> None:
         name = st.text_input(
             "Your name", person.name, max_chars=120, help="stands beside what you save, say and decide"
         )
-        if st.form_submit_button("That is me", icon=":material/check:"):
+        if st.form_submit_button("Set name", icon=":material/check:"):
             try:
                 state.set_person(checked(name))
             except InputError as error:

@@ -6,7 +6,7 @@ from typing import Literal
 from engine.errors import InputError
 
 SETTING, ALLOWED, FORBIDDEN = "SWITCHYARD_SELF_APPROVAL", "allowed", "forbidden"
-Approval = Literal["by somebody else", "self-approved", "not checked: no login"]
+Approval = Literal["by somebody else", "self-approved", "unverified: no login"]
 
 
 def approval_of(behind: tuple[str | None, ...], approver: str | None) -> Approval:
@@ -14,7 +14,7 @@ def approval_of(behind: tuple[str | None, ...], approver: str | None) -> Approva
     None: there was no login."""
     if approver is not None and approver in behind:
         return "self-approved"
-    return "not checked: no login" if None in (*behind, approver) else "by somebody else"
+    return "unverified: no login" if None in (*behind, approver) else "by somebody else"
 
 
 def is_forbidden() -> bool:

@@ -224,7 +224,7 @@ def test_without_tokens_nothing_is_busy() -> None:
 
 def laid_over(app: AppTest) -> list:
     """The toggle that lays the open plan over the drawing, where there is one."""
-    return [toggle for toggle in app.toggle if toggle.label.startswith("Lay the open plan")]
+    return [toggle for toggle in app.toggle if toggle.label.startswith("Overlay the open plan")]
 
 
 def test_the_open_plan_is_offered_for_its_own_cluster_only(warm_python) -> None:

@@ -180,7 +180,7 @@ def test_what_cannot_run_is_said_before_the_start(app: AppTest, monkeypatch: pyt
     small = replace(cached.attached(), host_memory=1e6)
     monkeypatch.setattr(cached, "attached", lambda: small)
     app.run()
-    assert "replay fewer tokens or use fewer ranks" in said(app.markdown) and button(app, "Start").disabled
+    assert "launch it on a larger machine" in said(app.markdown) and button(app, "Start").disabled
     app.session_state["model"] = model_presets()["Mixtral-8x7B"].model
     app.run()
     assert "does not fit the recording" in said(app.error) and not any(button.label == "Start" for button in app.button)

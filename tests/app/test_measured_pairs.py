@@ -54,7 +54,7 @@ def test_a_set_is_drawn_on_any_page_and_shown_beside_its_cluster(app):
     assert gpus(app) == "4" and shows_pairs(app)
     assert any("Mean difference 0 %" in text.value or "Mean difference < 0.1 %" in text.value for text in app.caption)
     (worst,) = [table.value for table in app.dataframe if "Pair" in table.value]
-    assert list(worst["Measured"]).count("320 Gb/s") == 4 and list(worst["Measured"]).count("2,400 Gb/s") == 2
+    assert list(worst["Measured"]).count("320 Gb/s") == 4 and list(worst["Measured"]).count("2.4 Tb/s") == 2
     app.button(key="preset-mixed-8").click().run()
     assert gpus(app) == "8" and not shows_pairs(app), "they are of other hosts"
 

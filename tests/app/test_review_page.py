@@ -152,8 +152,8 @@ def test_without_a_login_nobody_can_tell_who_approved(app: AppTest) -> None:
     save(app)
     assert "Approval" not in table(app)
     press(app, "Approve")
-    assert table(app)["Approval"].tolist() == [["not checked: no login"]]
-    assert "not checked: no login" in said(app.markdown)
+    assert table(app)["Approval"].tolist() == [["unverified: no login"]]
+    assert "unverified: no login" in said(app.markdown)
 
 
 def test_who_approves_what_they_asked_for_is_marked_and_can_be_stopped(app: AppTest, monkeypatch) -> None:

@@ -226,7 +226,7 @@ def call_oneself(journey: Journey, page: Page, name: str) -> None:
     corner = page.locator(".st-key-people").get_by_role("button").first
     journey.click(corner)
     page.get_by_role("textbox", name="Your name").fill(name)
-    journey.click(page.get_by_role("button", name="That is me"))
+    journey.click(page.get_by_role("button", name="Set name"))
     expect(corner).to_contain_text(name)
     page.keyboard.press("Escape")
     settle(page)

@@ -120,7 +120,7 @@ def begin(page: Page, address: str) -> None:
     page.get_by_role("button", name="End guide").click()
     page.locator(".st-key-people").get_by_role("button").first.click()
     page.get_by_role("textbox", name="Your name").fill("Ana")
-    page.get_by_role("button", name="That is me").click()
+    page.get_by_role("button", name="Set name").click()
     expect(page.locator(".st-key-people").get_by_role("button").first).to_contain_text("Ana")
     page.keyboard.press("Escape")
     settle(page)
@@ -174,14 +174,14 @@ def board(camera: Camera) -> None:
     """The drawing board with the open plan laid over it, and a node in the inspector."""
     page = camera.page
     camera.visit("Cluster")
-    page.get_by_text("Lay the open plan over the drawing").click()
+    page.get_by_text("Overlay the open plan").click()
     expect(page.get_by_text("Bars: tokens of a GPU")).to_be_visible()
     settle(page)
     page.get_by_role("application").get_by_role("button", name=re.compile("^Node aurora-80g-0")).click(
         position={"x": 20, "y": 14}
     )
     camera.shoot(
-        "board", first=page.get_by_text("MoE layer", exact=True), last=page.get_by_text("Links, as thick as fast")
+        "board", first=page.get_by_text("MoE layer", exact=True), last=page.get_by_text("Line width is bandwidth")
     )
 
 

@@ -190,7 +190,7 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
     expect(page.get_by_test_id("stDataFrame")).to_be_visible()
     page.get_by_test_id("stSidebar").get_by_role("link", name="Cluster").click()
     settle(page)
-    page.get_by_text("Lay the open plan over the drawing").click()
+    page.get_by_text("Overlay the open plan").click()
     expect(page.get_by_text(re.compile(r"^Bars: .* busy longest, sending, .* \(simulated"))).to_be_visible()
     expect(board.item(re.compile("^GPU .* experts, .* of the tokens"))).to_have_count(8)
     expect(board.item(re.compile("^GPU .* busy longest, sending"))).to_have_count(1)

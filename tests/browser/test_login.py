@@ -118,7 +118,7 @@ def test_the_whole_way_of_a_login(page: Page, studio: str, data_folder: Path) ->
     assert f"plan={saved.plan}" in page.url and "/review" in page.url
     corner(page, EVE)
     expect(page.get_by_text("You may look at plans, reviews and reports.")).to_be_visible()
-    expect(page.get_by_role("link", name="Look after the studio")).to_have_count(0)
+    expect(page.get_by_role("link", name="Administration")).to_have_count(0)
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_role("heading", name="End Session")).to_be_visible()  # the provider asks whether one means it
     page.get_by_role("button").press("Enter")
@@ -128,7 +128,7 @@ def test_the_whole_way_of_a_login(page: Page, studio: str, data_folder: Path) ->
     choose(page, ANA)
     expect(page.get_by_role("heading", name="Workload", exact=True)).to_be_visible()
     corner(page, ANA)
-    page.get_by_role("link", name="Look after the studio").click()
+    page.get_by_role("link", name="Administration").click()
     expect(page.get_by_role("heading", name="Operate")).to_be_visible()
     settle(page)
     expect(page.get_by_text("well: ")).to_be_visible()

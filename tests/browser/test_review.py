@@ -33,7 +33,7 @@ def other(browser: Browser, start_studio) -> Iterator[Page]:
 def call_oneself(page: Page, name: str) -> None:
     page.locator(".st-key-people").get_by_role("button").first.click()
     page.get_by_role("textbox", name="Your name").fill(name)
-    page.get_by_role("button", name="That is me").click()
+    page.get_by_role("button", name="Set name").click()
     expect(page.locator(".st-key-people").get_by_role("button").first).to_contain_text(name)
     page.keyboard.press("Escape")
     settle(page)

@@ -196,7 +196,7 @@ def test_sizes_that_do_not_fit_are_refused():
 
 
 def test_too_little_memory_fails_the_check_and_the_launch(tmp_path):
-    launch = prepare(devices=replace(HOST, host_memory=100_000.0))
+    launch = prepare(devices=replace(HOST, host_memory=1e6))
     (failed,) = [check for check in launch.checks if not check.passed]
     assert failed.name == "Memory" and "fewer" in failed.text and not launch.ready
     with pytest.raises(InputError, match="pre-flight: memory"):

@@ -71,6 +71,12 @@ def test_only_gpus_that_ranks_compute_on_are_looked_at():
     assert not check(forward(gpus(80.0, 0.1, 80.0), ranks=2)).passed
 
 
+def test_where_one_layer_is_too_large_fewer_tokens_are_not_advised():
+    small = check(forward(gpus(1e-6)))
+    assert not small.passed and "the experts of one layer alone take" in small.text and "fewer" not in small.text
+    assert "replay fewer tokens or use fewer ranks" in check(forward(gpus(1.0))).text
+
+
 def test_communicators_have_buffers_on_gpus():
     """Eight H100 had 4 GB more each after their first all-to-all (github.com/NVIDIA/nccl/issues/1685)."""
     kernels = ALL_KERNELS / GIB

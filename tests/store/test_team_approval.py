@@ -31,10 +31,10 @@ def review_of(db, saver: str | None, asker: str | None) -> team.Review:
         ((ANA, BEN), BEN, "self-approved"),
         ((ANA, BEN), ANA, "self-approved"),
         ((None, ANA), ANA, "self-approved"),
-        ((ANA, ANA), None, "not checked: no login"),
-        ((None, ANA), BEN, "not checked: no login"),
-        ((ANA, None), BEN, "not checked: no login"),
-        ((None, None), None, "not checked: no login"),
+        ((ANA, ANA), None, "unverified: no login"),
+        ((None, ANA), BEN, "unverified: no login"),
+        ((ANA, None), BEN, "unverified: no login"),
+        ((None, None), None, "unverified: no login"),
     ],
 )
 def test_approvals_are_told_by_logins(db, behind, approver, approval, monkeypatch):

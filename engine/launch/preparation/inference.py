@@ -29,6 +29,7 @@ from engine.launch.rank.tiers import Tiers, uses_nodes
 from engine.model import MoEModel
 from engine.network import Network
 from engine.plan import Plan
+from engine.units import size
 from engine.workload import RoutingTrace, Workload
 
 FLOP_BUDGET = 1e12
@@ -200,13 +201,24 @@ def _check_pair(plans: Sequence[Plan], recordings: Sequence[Workload]) -> None:
         )
 
 
+def _advice(instructions: RankInstructions, devices: Devices) -> str:
+    """What to do where memory is short."""
+    models = [model for model in (instructions.model, instructions.model_b) if model is not None]
+    layer = sum(model.bytes_per_expert * model.experts for model in models)
+    if layer < (sum(devices.memory[: instructions.gpus]) if instructions.gpus else devices.host_memory):
+        return "replay fewer tokens or use fewer ranks"
+    return (
+        f"the experts of one layer alone take {size(layer)}; launch it on a larger machine, by Slurm or on Kubernetes"
+    )
+
+
 def _checks(
     instructions: RankInstructions, traces: Sequence[RoutingTrace], devices: Devices, gpus: int
 ) -> Iterator[Check]:
     yield rank_check(instructions, gpus)
     yield backend_check(instructions, devices)
     needed = forward_memory(instructions, traces)
-    yield from memory_checks(instructions, devices, needed, "replay fewer tokens or use fewer ranks")
+    yield from memory_checks(instructions, devices, needed, _advice(instructions, devices))
     each = f" of each of {len(instructions.plans)} plans in turn" if len(instructions.plans) > 1 else ""
     replayed = " and ".join(f"{trace.tokens:,}" for trace in traces)
     whose = "the recording" if len(traces) == 1 else "the two recordings"

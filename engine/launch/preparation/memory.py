@@ -85,6 +85,6 @@ def communicators(instructions: RankInstructions) -> int:
 
 
 def _check(name: str, rank_bytes: float, need: float, room: float, advice: str) -> Check:
-    text = f"{rank_bytes / GIB:.2f} GiB per rank, {need / GIB:.2f} of {room / GIB:.1f} GiB"
+    text = f"{rank_bytes / GIB:.2f} GiB per rank, {need / GIB:.2f} of {room / GIB:.2f} GiB"
     fits = need < USABLE * room
     return Check(name, fits, text if fits else f"{text}: {advice}")
