@@ -27,7 +27,7 @@ from engine.jobs.protocol import Context, latest_progress
 from engine.jobs.runner import State
 from engine.launch.places.testbed import Testbed
 from engine.launch.preparation.prepared import PreparedLaunch
-from engine.launch.rank.instructions import MACHINE_TIMES, REPORT, writing
+from engine.launch.rank.instructions import INSTRUCTIONS, MACHINE_TIMES, REPORT, writing
 from engine.launch.rank.recorder import Recorder
 from engine.launch.running import local, processes
 from engine.launch.running.local import run_here
@@ -208,12 +208,12 @@ def test_a_full_disk_ends_a_launch_from_the_command_line(command, disk, monkeypa
 
     def act() -> None:
         with contextlib.suppress(AssertionError):
-            until(lambda: list(data.glob(f"run-*/{MACHINE_TIMES}")), 60)
+            until(lambda: list(data.glob(f"run-*/{INSTRUCTIONS}")), 60)  # the ranks start; nothing of theirs is written
             fill(data)
 
     watcher = threading.Thread(target=act)
     watcher.start()
-    assert main([*command, "--on=testbed", "--ranks=1", "--repeats=100"]) == 2
+    assert main([*command, "--on=testbed", "--ranks=1"]) == 2
     watcher.join()
     last = capfd.readouterr().err.splitlines()[-1]
     assert last.startswith(f"error: the launch failed: the folder {data}/run-") and "(No space left on device)" in last

@@ -66,7 +66,7 @@ def test_numbers_reach_the_launch():
 
 def test_slots_are_those_of_the_fullest_layer_and_plan():
     launch = prepare(asked(ranks=4), HOST)
-    assert check(launch, "Slots").text.startswith("4, 2, 2, 2 of 8 experts")
+    assert check(launch, "Slots").text.startswith("of a layer's 8 experts, 4, 2, 2, 2 on ranks")
 
 
 def test_a_port_of_this_machine_is_tried(monkeypatch):
