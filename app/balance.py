@@ -27,7 +27,7 @@ def cell(factors: dict[str, float]) -> str:
 def explanation(balance: Balance) -> str:
     """What the factor is, all figures over layers, and what other engines call it."""
     return (
-        f"load of the fullest GPU over the mean, in the mean of layers (Megatron-LM). Over layers: "
+        f"load of the fullest GPU over the mean, on average over layers (Megatron-LM). Over layers: "
         f"{over_layers(balance.factors)}. The same as imbalance ratio {units.digits(balance.imbalance_ratio)} "
         f"(TensorRT-LLM) and balancedness {units.digits(balance.balancedness)} (EPLB, vLLM, SGLang)"
     )
@@ -35,7 +35,7 @@ def explanation(balance: Balance) -> str:
 
 def sentence(factors: dict[str, float]) -> str:
     """All figures in a line. factors: `Balance.factors`."""
-    return f"{units.ratio(factors['mean'])} in the mean of layers; {over_layers(factors)}"
+    return f"{units.ratio(factors['mean'])} on average over layers; {over_layers(factors)}"
 
 
 def noted(figures: dict[str, Any]) -> None:

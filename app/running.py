@@ -17,7 +17,7 @@ TITLES = {
     "sensitivity": "Sensitivity",
     "curve": "Curve of a change",
     "contention": "Contention study",
-    "imprecision": "Imprecise traffic",
+    "imprecision": "Traffic noise",
     "capacity": "How many GPUs",
     "replan": "Plan after a change",
     "front": "Balance against affinity",

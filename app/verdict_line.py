@@ -11,7 +11,12 @@ from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.standing import Risk, Span, Standing
 
-TIMES: dict[Span, str] = {"pass": "A pass", "step": "A step", "token": "A token", "prompt": "First token"}
+TIMES: dict[Span, str] = {
+    "pass": "Time per pass",
+    "step": "Time per step",
+    "token": "Time per token",
+    "prompt": "Time to first token",
+}
 LARGE = "###### {}"
 RATES: dict[Span, str] = {
     "pass": "Through the MoE layers alone: attention and dense layers take the same under every plan.",
@@ -101,7 +106,7 @@ def _move(standing: Standing) -> None:
         pays = "never pays" if move.steps == float("inf") else f"pays after {move.steps:,.0f} passes"
         through = f"{units.seconds(move.seconds)} through the busiest port"
         text = f"{move.copies:,} expert copies go to other GPUs: {through}; {pays}."
-    st.metric("To move", value, width="content", help=text)
+    st.metric("Moves", value, width="content", help=text)
 
 
 def _elsewhere(standing: Standing) -> None:

@@ -73,7 +73,7 @@ def test_balance_of_a_training_step(engine):
 def test_skew_over_layers(engine):
     recording = engine.json("inspect", RECORDING)
     assert recording["skew"] == pytest.approx(factors_of(counted()))
-    assert "2.02× in the mean of layers; p50 1.94×, p75 2.13×, p90 2.32×, p95 2.43×, worst 2.55×" in engine.text(
+    assert "2.02× on average over layers; p50 1.94×, p75 2.13×, p90 2.32×, p95 2.43×, worst 2.55×" in engine.text(
         "inspect", RECORDING
     )
 

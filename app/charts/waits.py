@@ -28,7 +28,7 @@ def by_layer(waits: pd.DataFrame) -> go.Figure:
     times = waits.groupby("layer")["seconds"].sum()
     worst, mean = int(times.idxmax()), times.mean() or 1.0
     longest = times.sort_values(ascending=False).index[:MOST]
-    title = f"Layer {worst} is longest: {seconds(times[worst])}, {times[worst] / mean:.2f}× mean"
+    title = f"Layer {worst} is slowest: {seconds(times[worst])}, {times[worst] / mean:.2f}× mean"
     names = {int(layer): f"layer {layer}" for layer in sorted(longest)}
     return _bars(waits, "layer", names, worst, title, "MoE layer")
 

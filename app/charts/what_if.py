@@ -252,7 +252,7 @@ def per_layer(cases: Sequence[Case]) -> go.Figure:
     figure.update_yaxes(title=f"time, {unit} ({_tag(first.shown)})", rangemode="tozero")
     longest = int(shown.argmax())
     mean = shown.mean() or 1.0
-    title = f"Layer {longest} is longest: {seconds(shown[longest])}, {ratio(shown[longest] / mean)} mean"
+    title = f"Layer {longest} is slowest: {seconds(shown[longest])}, {ratio(shown[longest] / mean)} mean"
     return finish(figure, title, 320, barmode="overlay", legend=LEGEND)
 
 

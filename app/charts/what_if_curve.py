@@ -18,7 +18,7 @@ AXES = {
     "contention": "contention: how much longer a byte takes for every further send at a port",
     "tokens": "tokens, times those of now",
     "width": "model width, times that of now",
-    "noise": "share of imprecise traffic",
+    "noise": "share of traffic that is noise",
 }
 
 SHARES = ("contention", "noise")

@@ -1,4 +1,4 @@
-"""Charts of the what-if studies: a tornado, imprecise traffic, and how many GPUs."""
+"""Charts of the what-if studies: a tornado, traffic noise, and how many GPUs."""
 
 import math
 from collections.abc import Sequence

@@ -145,7 +145,7 @@ def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:
 
 
 def _overload(pair: list[Balance]) -> list[list[str]]:
-    """Rows of the overload factors of both plans: in the mean of layers, and over them."""
+    """Rows of the overload factors of both plans: on average over layers, and over them."""
     ours, theirs = (balance.factors for balance in pair)
     over = list(pair[0].percentiles)
     texts = [" · ".join(units.digits(factors[name]) for name in over) for factors in (ours, theirs)]

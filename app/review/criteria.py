@@ -20,7 +20,7 @@ def as_text(criteria: Sequence[Criterion]) -> pd.DataFrame:
                 f"{'at least' if criterion.at_least else 'at most'} {_quantity(criterion.threshold, criterion.unit)}"
                 for criterion in criteria
             ],
-            "What it asks": [Thresholds.schemas()[criterion.name]["description"] for criterion in criteria],
+            "Criterion": [Thresholds.schemas()[criterion.name]["description"] for criterion in criteria],
         }
     )
 

@@ -19,7 +19,7 @@ from engine.serving.figures import ServingFigures
 from engine.serving.step import ServingStep
 from engine.simulate.standing import Standing
 
-TIMES = {"decode": "A token", "prefill": "First token"}
+TIMES = {"decode": "Time per token", "prefill": "Time to first token"}
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
             key=f"what-if-target-{plan.id[:8]}",
             help=f"of all MoE layers; the plan shown above takes {units.seconds(now)}",
         )
-        part = kept.selectbox("Made of", list(parts), len(parts) - 1, width=300, key="what-if-part")
+        part = kept.selectbox("Built from", list(parts), len(parts) - 1, width=300, key="what-if-part")
         own = sum(len(node.gpus) for node in parts[part])
         sizes = kept.multiselect(
             "Sizes, GPUs",
@@ -73,7 +73,7 @@ def _form(problem: Problem, plan: Plan, now: float) -> None:
             key=f"what-if-sizes-{own}-{len(problem.cluster.gpus)}",
         )
         system = kept.selectbox(
-            "Planned by", list(systems), 0, lambda name: systems[name].title, width=210, key="what-if-system"
+            "System", list(systems), 0, lambda name: systems[name].title, width=210, key="what-if-system"
         )
         limit = kept.number_input("Time per plan, s", 0.1, 600.0, 5.0, width=140, key="what-if-capacity-limit")
         if st.button(

@@ -165,7 +165,7 @@ def choose(problem: Problem) -> Change:
             help="what experts compute with and tokens are sent as",
         )
         at["noise"] = kept.slider(
-            "Imprecise traffic",
+            "Traffic noise",
             0,
             MOST_NOISE,
             0,

@@ -35,7 +35,7 @@ KINDS = {
     "curve": ":material/show_chart: Sweep",
     "sensitivity": ":material/tornado: Sensitivity",
     "contention": ":material/call_merge: Contention",
-    "imprecision": ":material/blur_on: Imprecise traffic",
+    "imprecision": ":material/blur_on: Traffic noise",
     "capacity": ":material/dns: How many GPUs",
     "synthetic": ":material/casino: Synthetic workload",
 }
@@ -82,7 +82,7 @@ def curve(problem: Problem) -> None:
             [*sliders, "noise"],
             width=220,
             key="what-if-field",
-            format_func=lambda field: sliders[field].label if field in sliders else "Imprecise traffic",
+            format_func=lambda field: sliders[field].label if field in sliders else "Traffic noise",
         )
         beside = kept.selectbox(
             "Compare with",

@@ -176,6 +176,6 @@ def _show_steps(trace: RoutingTrace, recipe: ImbalanceRecipe) -> None:
     st.metric(
         "Skew of a step",
         f"{units.ratio(min(of_step))} – {units.ratio(max(of_step))}",
-        help="busiest expert / mean expert in the mean of layers, in the evenest and the least even step; the lower chart "
+        help="busiest expert / mean expert on average over layers, in the evenest and the least even step; the lower chart "
         "sums all steps up",
     )

@@ -11,7 +11,7 @@ def show() -> None:
     """Until something is the visitor's own, or they have said that they bring something."""
     words, figure = st.columns([2, 3], gap="large", vertical_alignment="center")
     with words:
-        st.header("Plan a Mixture-of-Experts before you deploy it", anchor=False)
+        st.header("Plan a Mixture-of-Experts model before you deploy it", anchor=False)
         st.write(
             "Switchyard decides which experts share a GPU, which of them get copies and in what order tokens are sent, for "
             "serving and for training. From your own routing logs, on your own cluster, with a proof of how far from the best "

@@ -43,7 +43,7 @@ def _recording(recording: dict[str, Any]) -> str:
         f"{recording['tokens']:,} tokens × {sizes}, top-{recording['k']}" if recording["tokens"] is not None else sizes
     )
     lines = [f"{recording['name']}: {recording['title']}, {sizes}"]
-    lines.append(f"  skew (busiest expert / mean): {ratio(skew['mean'])} in the mean of layers; {over_layers(skew)}")
+    lines.append(f"  skew (busiest expert / mean): {ratio(skew['mean'])} on average over layers; {over_layers(skew)}")
     if recording["foretold_share"]:
         mean = sum(recording["foretold_share"]) / len(recording["foretold_share"])
         lines.append(

@@ -100,7 +100,7 @@ def _point(point: FrontPoint, instance: JointInstance, problem: Problem, argumen
 
 
 def _rows_a_token(point: FrontPoint, instance: JointInstance, over: str) -> float | None:
-    """Of the recording that sends most, or in the mean of those with tokens; None where hops count."""
+    """Of the recording that sends most, or on average over those with tokens; None where hops count."""
     if not isinstance(instance, RowsInstance):
         return None
     rows = instance.rows_a_token(point.gpu_of_expert)[instance.tokens > 0]

@@ -75,7 +75,7 @@ def gain_in_words(gain: float, baseline: str) -> str:
 
 
 def tokens_per_second(problem: Problem, total: float) -> float:
-    """Tokens that a GPU gets through in a second, in the mean of the GPUs, where a pass or step of the problem takes `total`
+    """Tokens that a GPU gets through in a second, on average over the GPUs, where a pass or step of the problem takes `total`
     seconds; of two models those of both. Of a pass through MoE layers alone, which is all that inference simulates."""
     gpus = len(problem.cluster.gpus)
     if problem.step is not None:

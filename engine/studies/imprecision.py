@@ -71,7 +71,7 @@ class ImprecisionPoint:
 def contenders_of(problem: Problem) -> dict[str, Contender]:
     """Aurora, then its baselines for as many models as are open. Raises InputError for a training step."""
     if problem.goal is Goal.TRAINING:
-        raise InputError("imprecise traffic is studied for inference; what is open is a training step")
+        raise InputError("traffic noise is studied for inference; what is open is a training step")
     return {"aurora": Contender(SYSTEMS["aurora"].title, "aurora", {}), **BASELINES[problem.goal]}
 
 

@@ -58,7 +58,7 @@ class Change(Frozen):
 
     @property
     def in_words(self) -> str:
-        """`network 2×, 30 % imprecise traffic`."""
+        """`network 2×, 30 % traffic noise`."""
         where = f" of {self.gpu_type}" if self.gpu_type else ""
         factors = {
             f"network{where}": self.network,
@@ -69,7 +69,7 @@ class Change(Frozen):
         }
         said = [f"{name} {factor:.3g}×" for name, factor in factors.items() if factor != 1]
         said += [self.dtype] if self.dtype else []
-        said += [f"{100 * self.noise:.0f} % imprecise traffic"] if self.noise else []
+        said += [f"{100 * self.noise:.0f} % traffic noise"] if self.noise else []
         said += [f"{100 * self.contention:.3g} % contention"] if self.contention else []
         return ", ".join(said) or "nothing changed"
 

@@ -112,7 +112,7 @@ def notes_of(result: Result, instance: CoactivationInstance, problem: Problem) -
 
 def _busiest(load: np.ndarray) -> Note:
     """load: float64[layer]"""
-    return Note(f"{digits(float(load.mean()))} in the mean of the layers, {digits(float(load.max()))} in the worst")
+    return Note(f"{digits(float(load.mean()))} on average over layers, {digits(float(load.max()))} in the worst")
 
 
 def notes_of_copies(

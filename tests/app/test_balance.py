@@ -58,10 +58,10 @@ def test_on_every_page_of_a_plan(app: AppTest) -> None:
     visit(app, "optimise")
     table = app.dataframe[0].value
     assert set(table["Overload factor"]) == {f"{mean} · p95 {ratio(np.percentile(of_layer, 95))}"}
-    assert f"Overload factor: {mean} in the mean of layers; {over}" in said(app.markdown)
+    assert f"Overload factor: {mean} on average over layers; {over}" in said(app.markdown)
 
     visit(app, "launch")
-    assert not app.exception and f"Linear placement: {mean} in the mean of layers; {over}" in said(app.caption)
+    assert not app.exception and f"Linear placement: {mean} on average over layers; {over}" in said(app.caption)
 
     visit(app, "review")
     save(app, "ours")

@@ -231,7 +231,7 @@ def criterion(**more) -> Criterion:
 )
 def test_a_criterion_in_words(shown: Criterion, value: str, threshold: str) -> None:
     row = criteria.as_text([shown]).iloc[0]
-    assert (row["Value"], row["Threshold"]) == (value, threshold) and row["What it asks"]
+    assert (row["Value"], row["Threshold"]) == (value, threshold) and row["Criterion"]
 
 
 @pytest.fixture(scope="module")

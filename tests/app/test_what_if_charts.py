@@ -97,7 +97,7 @@ def test_kinds_of_a_step_are_outlined_as_they_are_now() -> None:
 
 def test_layers_name_the_longest() -> None:
     figure = live.per_layer([Case("Aurora", outlook(), outlook(0.5)), Case("Rival", outlook(2), outlook(1))])
-    assert figure.layout.title.text.startswith("Layer 1 is longest: 375 ms, 1.5× mean")
+    assert figure.layout.title.text.startswith("Layer 1 is slowest: 375 ms, 1.5× mean")
     assert [trace.name for trace in figure.data] == ["now", "Aurora", "Rival"]
 
 

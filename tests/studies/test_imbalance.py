@@ -16,7 +16,7 @@ RANDOM = [key for key in PRESETS if key != "w0"]
 
 
 def load_of(workload: str, k: int = 2, experts: int = EXPERTS) -> np.ndarray:
-    """float64[expert]: the share of a layer's tokens that choose each expert, in the mean of layers."""
+    """float64[expert]: the share of a layer's tokens that choose each expert, on average over layers."""
     trace = imbalanced(make_model(3, experts, k), ImbalanceRecipe(workload, TOKENS))
     return trace.load.mean(axis=0) / TOKENS
 

@@ -1,4 +1,4 @@
-"""Imprecise traffic in the paper's direction: every point is a plan from the recorded traffic timed on a mixture with noise."""
+"""Traffic noise in the paper's direction: every point is a plan from the recorded traffic timed on a mixture with noise."""
 
 import numpy as np
 import pytest

@@ -110,7 +110,7 @@ def test_no_change_is_no_change(system: str) -> None:
     assert simulate(plan, changed(problem, Change())).total == simulate(plan, problem).total
     assert Change().is_none and not Change(noise=0.1).is_none
     assert Change().in_words == "nothing changed"
-    assert Change(network=2, noise=0.3, dtype="fp8").in_words == "network 2×, fp8, 30 % imprecise traffic"
+    assert Change(network=2, noise=0.3, dtype="fp8").in_words == "network 2×, fp8, 30 % traffic noise"
     assert Change(contention=0.05).in_words == "5 % contention"
 
 

@@ -20,7 +20,7 @@ def check_phases(trace: RoutingTrace) -> Iterator[Finding]:
     distance, chance = distance_of_phases(trace)
     mixed = (
         f"Prefill ({units.share(share)} of the tokens) and decode are mixed. Their loads differ by "
-        f"{units.share(distance)} of the token copies (total variation in the mean of layers; so few tokens differ by "
+        f"{units.share(distance)} of the token copies (total variation on average over layers; so few tokens differ by "
         f"{units.share(chance)} by chance alone)"
     )
     if distance - chance <= APART:
@@ -41,7 +41,7 @@ def check_phases(trace: RoutingTrace) -> Iterator[Finding]:
 
 
 def distance_of_phases(trace: RoutingTrace) -> tuple[float, float]:
-    """Total variation between the experts' shares of prefill and of decode in the mean of layers with both, and what it
+    """Total variation between the experts' shares of prefill and of decode on average over layers with both, and what it
     would be in the mean if both phases drew from the same shares."""
     rarer = trace.part(trace.phase == (PREFILL if 2 * (trace.phase == PREFILL).sum() < trace.tokens else DECODE))
     counts = np.stack([rarer.load, trace.load - rarer.load], axis=1)  # float64[layer, phase, expert]

@@ -9,6 +9,6 @@ def name_of(what: str, numbers: np.ndarray) -> str:
 
 
 def skew_of(load: np.ndarray) -> float:
-    """Busiest expert / mean expert in the mean of the layers with tokens; 1 without any. load: float64[layer, expert]"""
+    """Busiest expert / mean expert on average over layers with tokens; 1 without any. load: float64[layer, expert]"""
     load = load[load.any(axis=1)]
     return float((load.max(axis=1) / load.mean(axis=1)).mean()) if len(load) else 1.0
