@@ -148,7 +148,7 @@ def _plan() -> None:
     with _popover(plan.name if plan else "No plan", ":material/route:", "plan", plan and plan.id):
         if plan and plan.claim:
             time = units.seconds(plan.claim.objective)
-            st.caption(f"{time} simulated · {gap} above its bound, by its optimiser's account")
+            st.caption(f"{time} simulated · {gap} above the bound that its optimiser claims")
         plan_chooser.choose()
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
     if plan and plan.claim:

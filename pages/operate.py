@@ -72,7 +72,7 @@ def kept() -> None:
             st.subheader("What would go", anchor=False)
             st.error(plain(str(error)), icon=":material/error:")
             return
-        st.subheader(f"What would go · {units.size(sum(going.size for going in cleaning.going))}", anchor=False)
+        st.subheader(f"What would be removed · {units.size(sum(going.size for going in cleaning.going))}", anchor=False)
         st.caption(
             f"Unused for {cleaning.days} days or more, and nothing that stays refers to it. This page removes nothing:"
         )

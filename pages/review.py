@@ -49,7 +49,7 @@ try:
 except LostError:  # said below
     pass
 except InputError as error:
-    fault = f"The link leads nowhere: {error}."
+    fault = f"This link does not work: {error}."
 header.show("Review", "Shall we do it? Plans that the team saved, what was said about them, and what was decided.")
 if fault:
     st.error(plain(fault), icon=":material/link_off:")

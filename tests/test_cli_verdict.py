@@ -63,9 +63,9 @@ def test_a_verdict_on_two_other_recordings(engine, plan):
 
 
 def paid(text: str) -> str:
-    """The value of until the move has paid, in the table of criteria."""
-    (line,) = (line for line in text.splitlines() if line.startswith("until the move has paid"))
-    return line.removeprefix("until the move has paid").split("at most")[0].strip()
+    """The value of until the move pays off, in the table of criteria."""
+    (line,) = (line for line in text.splitlines() if line.startswith("until the move pays off"))
+    return line.removeprefix("until the move pays off").split("at most")[0].strip()
 
 
 def test_a_move_that_loses_never_pays(engine, plan):

@@ -19,7 +19,7 @@ KIND, CHOSEN = "affinity", "affinity-others"
 VIEWS = {
     "share": ("Share kept", "The share of hops that stay on their GPU."),
     "own": (
-        "Against the own plan",
+        "Against its own plan",
         "Each column as a ratio to the plan made for that recording: what is lost by planning on another one.",
     ),
     "row": (
@@ -123,7 +123,7 @@ def _watch(job: runner.Job, wanted: dict[str, Any]) -> None:
         about = {name: job.request.arguments.get(name) for name in wanted}
         if about != wanted:
             st.info(
-                "This study was about another recording, number of GPUs or choice of hops; run it again for what is open.",
+                "This study is for another recording, number of GPUs or choice of hops: run it again for what is open.",
                 icon=":material/info:",
             )
         else:

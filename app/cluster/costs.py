@@ -85,7 +85,7 @@ def _use(costs: dict, now: dict, cluster: Cluster, model: MoEModel | None) -> No
                 args=(state.DATASHEET,),
             )
         else:
-            st.error(f"Refused: {plain(reason)}. In use stays: {plain(choice.short(now))}.", icon=":material/error:")
+            st.error(f"Refused: {plain(reason)}. Still in use: {plain(choice.short(now))}.", icon=":material/error:")
     elif costs != now:
         state.open_cost(costs)
         st.rerun()

@@ -23,7 +23,7 @@ def show() -> None:
         "cluster-file",
         "A cluster file, nvidia-smi topo -m, or nccl-tests of pairs",
         "`nvidia-smi -L > topo.txt; nvidia-smi topo -m >> topo.txt` also names the GPUs. Logs of `sendrecv_perf` between two "
-        "GPUs each, dropped together, are drawn as the cluster that meets them best.",
+        "GPUs each, dropped together, are drawn as the cluster that fits them best.",
         kind,
     )
     detect = st.button(

@@ -26,7 +26,7 @@ def show() -> None:
         widgets.chart(charts.pair_rates(pairs, st.context.theme.type == "dark"), "measured-pairs")
     else:
         st.caption(f"Matrices of more than {charts.MOST_GPUS} GPUs are not drawn.")
-    with st.expander("The pairs that are met worst"):
+    with st.expander("Pairs with the largest error"):
         tables.show(_worst(pairs), hide_index=True)
 
 

@@ -32,7 +32,7 @@ def show() -> None:
     old = [point for points in sections.values() for point in points if point.of.endswith(OLD_PRICING)]
     errors = [abs(point.error) for points in held_out.values() for point in points]
     title = (
-        f"{len(errors):,} held-out predictions are {units.share(sum(errors) / len(errors))} off in the mean; without knowing "
+        f"{len(errors):,} held-out predictions are {units.share(sum(errors) / len(errors))} off on average; without knowing "
         f"how tokens travel DeepEP's would be {units.share(sum(abs(point.error) for point in old) / len(old))} off"
     )
     widgets.chart(charts.predicted_measured(held_out, old, title), "trust")

@@ -55,7 +55,7 @@ def form(problem: Problem, plan: Plan, past: list[Launched], actions: DeltaGener
         )
         if not refused and (fault := cached.testbed_fault()):
             here = fault.replace("launch with --on local", "choose this machine above")
-            st.warning(f"There can be no testbed here: {plain(here)}.", icon=":material/block:")
+            st.warning(f"A testbed cannot be built here: {plain(here)}.", icon=":material/block:")
     launch = _chosen(place, destination, problem, plan, devices)
     if on_cluster and destination is None:
         return

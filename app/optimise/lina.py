@@ -141,9 +141,9 @@ def _as_text(runs: list[dict[str, Any]], what: str) -> pd.DataFrame:
         [
             {
                 "Path length": run["options"]["path_length"],
-                "Right (set)": units.share(run["accuracy"]),
-                "Right (in order)": units.share(run["accuracy_in_order"]),
-                "Tuned again": units.share(run["fine_tuning_rate"]),
+                "Correct, any order": units.share(run["accuracy"]),
+                "Correct, in order": units.share(run["accuracy_in_order"]),
+                "Re-tuned": units.share(run["fine_tuning_rate"]),
                 **{
                     f"{title}, {end}": f"{run['figures'][scheme][f'{key}_{what}']:.3g}×"
                     for scheme, (title, _, _) in charts.SCHEMES.items()

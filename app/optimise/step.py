@@ -51,7 +51,7 @@ def form() -> None:
         values = inputs.batch_and_experts() | inputs.dense_layers()
         if step.model_copy(update={"routing": "balanced"}) != usual:
             st.button(
-                f"Usual values for {plain(model.name)}",
+                f"Defaults for {plain(model.name)}",
                 icon=":material/restart_alt:",
                 on_click=_reset,
                 args=(usual, inputs.keys),

@@ -107,7 +107,7 @@ def show(table: pd.DataFrame) -> None:
             balance.COLUMN: st.column_config.TextColumn(help=balance.COLUMN_HELP),
             "Proof": st.column_config.TextColumn(
                 help="Which choices no other could better, in simulated time. Of the order of sends this is proven here, "
-                "whoever made the plan; of the placement it is its optimiser's account"
+                "whoever made the plan; of the placement its optimiser claims it"
             ),
         },
     )

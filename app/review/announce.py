@@ -16,7 +16,7 @@ LONGEST = 500
 
 def requested(review: Review) -> None:
     """A plan was put up for decision."""
-    _send("review.requested", "A decision on a plan is asked for", review, review.by)
+    _send("review.requested", "A decision on a plan is requested", review, review.by)
 
 
 def decided(review: Review, verdict: Verdict, reason: str, by: str) -> None:

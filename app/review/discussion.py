@@ -120,7 +120,7 @@ def _way_to(where: Place, review: Review, problem: Problem | None, key: str) -> 
 
 
 def _ask(saved: SavedPlan) -> None:
-    st.caption("This plan is saved, but not up for decision.")
+    st.caption("This plan is saved; nobody has asked for a decision.")
     refused = people.why_not("plan")
     with st.form(f"ask-{saved.number}"):
         question = typed(st.text_input, "Question to the team", f"ask-{saved.number}", QUESTION)

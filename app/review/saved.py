@@ -103,7 +103,7 @@ def _save_open_plan(workspace: str) -> None:
                 "Question to the team",
                 f"{key}-question",
                 QUESTION,
-                help="puts it up for decision; empty: only saved",
+                help="requests a decision; leave it empty to just save",
             )
             if st.form_submit_button("Save", icon=":material/check:"):
                 attempt(lambda: store.save(workspace, plan, problem, name, note, question))

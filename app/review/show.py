@@ -195,7 +195,7 @@ def runs_as_text(runs: list[Run]) -> pd.DataFrame:
         {
             "When": [widgets.describe_time(run.at) for run in runs],
             "Where": [PLACES.get(run.place, run.place) for run in runs],
-            "Predicted for there": [units.seconds(run.predicted) if run.predicted is not None else "—" for run in runs],
+            "Predicted there": [units.seconds(run.predicted) if run.predicted is not None else "—" for run in runs],
             "Measured": [units.seconds(run.measured) if run.measured is not None else "—" for run in runs],
             "Ratio": [
                 units.ratio(run.measured / run.predicted) if run.measured and run.predicted else "—" for run in runs

@@ -171,8 +171,8 @@ def _answer(result: dict[str, Any], kind: str, wanted: dict[str, Any]) -> None:
     with right:
         if verdict.parts:
             widgets.chart(charts.gains(verdict), f"{kind}-gains")
-    tables.show(criteria.as_text(verdict.criteria), hide_index=True, alt="What the verdict hangs on")
-    tables.show(_beside(verdict), hide_index=True, alt="The plan beside no plan and no replicas")
+    tables.show(criteria.as_text(verdict.criteria), hide_index=True, alt="What the verdict depends on")
+    tables.show(_beside(verdict), hide_index=True, alt="The plan beside no plan and a plan without replicas")
 
 
 def _say_what_differs(job: runner.Job, decided_by: Thresholds, kind: str, wanted: dict[str, Any]) -> None:
@@ -188,8 +188,8 @@ def _say_what_differs(job: runner.Job, decided_by: Thresholds, kind: str, wanted
         return
     with st.container(horizontal=True, vertical_alignment="center"):
         others = thresholds.differences(decided_by, state.thresholds())
-        st.markdown(f":material/tune: Decided by other thresholds than this session has: {others}.")
-        if st.button("Decide by this session's", key=f"decide-{kind}"):
+        st.markdown(f":material/tune: Decided with other thresholds than this session's: {others}.")
+        if st.button("Apply this session's", key=f"decide-{kind}"):
             try:
                 _decide_again(kind, state.thresholds())
             except InputError as error:

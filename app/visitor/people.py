@@ -77,7 +77,7 @@ def why_not(needed: Role) -> str | None:
     if not roles.includes(person.role, needed):
         return f"Your role here is {person.role}: you may {roles.MEANING[person.role]}, not {roles.MEANING[needed]}."
     if not person.name:
-        return "Say who you are first: your name is at the bottom left."
+        return "Set your name first, at the bottom left."
     return None
 
 

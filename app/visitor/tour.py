@@ -44,5 +44,5 @@ def sentence(page: str) -> str:
     types = len({gpu.type for gpu in cluster.gpus}) if cluster else 0
     return STEPS[page][1].format(
         workload=plain(workload) if workload else "what was recorded",
-        gpus=f"{len(cluster.gpus)} GPUs of {types} type{'s' * (types > 1)}" if cluster else "Nothing is drawn yet",
+        gpus=f"{len(cluster.gpus)} GPUs of {types} type{'s' * (types > 1)}" if cluster else "Nothing drawn yet",
     )

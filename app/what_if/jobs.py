@@ -31,7 +31,7 @@ def watch(
         about = problem_arguments(problem) | wanted
         if {name: job.request.arguments.get(name) for name in about} != about:
             st.info(
-                "The last study was about another plan, recording, cluster, model or cost source: run it again for what is "
+                "The last study is for another plan, recording, cluster, model or cost source: run it again for what is "
                 "open.",
                 icon=":material/info:",
             )

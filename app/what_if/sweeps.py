@@ -41,7 +41,7 @@ KINDS: dict[Kind, tuple[str, str]] = {
         "nothing is cut; 4: only dispatch, experts and combine.",
     ),
 }
-FIELDS = {"micro_op": "Micro-op sizes, MB", "degree": "Degrees", "range": "Most operators in a range"}
+FIELDS = {"micro_op": "Micro-op sizes, MB", "degree": "Degrees", "range": "Maximum operators per range"}
 MICRO_OPS = "1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100, 150, 200"
 RANGES = (0, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
 SPLIT = (11, 9)
@@ -69,7 +69,7 @@ def panel(problem: Problem) -> None:
         _start(kind, problem, wanted)
     if job is not None and not _is_about(job, problem):
         st.info(
-            "The last sweep was about another training step, model, cluster or cost source: run it again for what is open.",
+            "The last sweep is for another training step, model, cluster or cost source: run it again for what is open.",
             icon=":material/info:",
         )
         return
@@ -151,7 +151,7 @@ def _wanted(kind: Kind, problem: Problem) -> dict[str, Any] | None:
         else:
             settings = {
                 "parts": sorted(
-                    kept.multiselect("Most parts of a range", PARTS, USUAL_PARTS, width=240, key="sweep-parts")
+                    kept.multiselect("Maximum parts per range", PARTS, USUAL_PARTS, width=240, key="sweep-parts")
                 )
             }
             names = ("weight_gradients", "irregular")

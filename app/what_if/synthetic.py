@@ -150,12 +150,12 @@ def _show(trace: RoutingTrace, gpus: int, recipe: Recipe | ImbalanceRecipe) -> N
             blocks = kept_local([linear_assignment(experts, even)] * layers, hops)
             planted = kept_local(planted_placement(layers, experts, gpus, recipe.seed), hops)
             st.metric(
-                "Kept on the GPU, blocks",
+                "Kept on the GPU, in blocks",
                 units.share(blocks),
                 help="share of hops between first choices that stay when experts lie in contiguous blocks",
             )
             st.metric(
-                "Kept, followers together",
+                "Kept, with followers together",
                 units.share(planted),
                 help="the same when experts that follow each other share a GPU: the placement that was hidden in it, "
                 "which an affinity optimiser should find",
@@ -176,6 +176,6 @@ def _show_steps(trace: RoutingTrace, recipe: ImbalanceRecipe) -> None:
     st.metric(
         "Skew of a step",
         f"{units.ratio(min(of_step))} – {units.ratio(max(of_step))}",
-        help="busiest expert / mean expert on average over layers, in the evenest and the least even step; the lower chart "
+        help="busiest expert / mean expert on average over layers, in the most and the least even step; the lower chart "
         "sums all steps up",
     )

@@ -25,7 +25,7 @@ def show(workload: Workload, findings: list[Finding]) -> None:
     with st.expander(title, expanded=True, icon=icon) if has_error(findings) else st.popover(title, icon=icon):
         named = {finding.remedy for finding in ranked} & set(REMEDIES)  # a file of a newer version may name others
         if sum(REMEDIES[name].automatic for name in named) > 1:
-            st.button("Mend all of it", icon=":material/healing:", on_click=_mend_all, args=(workload, findings))
+            st.button("Fix all of it", icon=":material/healing:", on_click=_mend_all, args=(workload, findings))
         for finding in ranked:
             remedy = finding.remedy if finding.remedy in named else None
             named.discard(remedy)  # offered once

@@ -18,7 +18,7 @@ def show(inspection: Inspection) -> None:
         st.metric(
             "Worst skew",
             units.ratio(skew["max"]),
-            help=f"busiest expert / mean expert of a layer; over layers {units.ratio(skew['mean'])} in the mean, "
+            help=f"busiest expert / mean expert of a layer; over layers {units.ratio(skew['mean'])} on average, "
             f"{over_layers(skew)}",
         )
         if inspection.layers > 1:
@@ -33,6 +33,6 @@ def show(inspection: Inspection) -> None:
             st.metric(
                 "Predictability",
                 units.share(float(inspection.predicted.mean())),
-                help=f"how often the likeliest next expert is right, given the present one; by chance "
+                help=f"how often the likeliest next expert is right, given the current one; by chance "
                 f"{units.share(1 / inspection.experts)} (ExFlow §III)",
             )

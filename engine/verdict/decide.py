@@ -93,8 +93,8 @@ def _criteria(evidence: Evidence, thresholds: Thresholds) -> tuple[Criterion, ..
         criterion("try_gain", "gain held out, to try it", evidence.gain),
         criterion("worst_gain", "gain on the worst part", worst),
         criterion("persistence", "persistence", evidence.persistence),
-        criterion("replica_gain", "what replicas add", replicas),
-        criterion("break_even_minutes", "until the move has paid", minutes, "minutes", at_least=False),
+        criterion("replica_gain", "gain from replicas", replicas),
+        criterion("break_even_minutes", "until the move pays off", minutes, "minutes", at_least=False),
         criterion("memory", "memory of the fullest GPU", evidence.memory, at_least=False),
         criterion("tokens_per_expert", "tokens per expert", evidence.tokens_per_expert, "count"),
     )

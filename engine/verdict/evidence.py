@@ -36,7 +36,7 @@ class Evidence(Frozen):
     bare_system: the system that planned without replicas, None where the plan has none
     replica_bytes, deployed_bytes: of slots beyond one for every expert, on all GPUs, of the plan and of the deployed one
     added_bytes: most that a GPU holds more than under the deployed plan; memory: share of its memory that the fullest has taken
-    move: None where nothing is held out; minutes: its steps until it has paid, at the plan's pace
+    move: None where nothing is held out; minutes: its steps until it pays off, at the plan's pace
     """
 
     plan: str
@@ -82,7 +82,7 @@ class Evidence(Frozen):
 
     @property
     def minutes(self) -> float:
-        """Until the move has paid; infinite where it never does."""
+        """Until the move pays off; infinite where it never does."""
         if self.move is None or self.move.steps is None:
             return inf
         return self.move.steps * self.seconds[1] / 60

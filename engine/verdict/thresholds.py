@@ -31,7 +31,7 @@ class Thresholds(Options):
     replica_gain: float = Field(
         0.01, ge=0, le=10, description="do it: least that replicas add to the plan without them"
     )
-    break_even_minutes: float = Field(10.0, ge=0, le=1e6, description="longest until the move has paid, in minutes")
+    break_even_minutes: float = Field(10.0, ge=0, le=1e6, description="longest until the move pays off, in minutes")
     memory: float = Field(MEMORY_SHARE, gt=0, le=1, description="most of the fullest GPU's memory that may be taken")
-    tokens_per_expert: float = Field(25.0, ge=0, le=1e9, description="fewest token copies of an expert in the mean")
+    tokens_per_expert: float = Field(25.0, ge=0, le=1e9, description="fewest token copies per expert on average")
     confidence: float = Field(CONFIDENCE, ge=0.5, le=0.9999, description="that the gain lies in its interval")

@@ -61,7 +61,7 @@ def _few_tokens(evidence: Evidence, limits: Thresholds) -> str:
     tokens, needed = (count * evidence.tokens_for_each for count in (copies, limits.tokens_per_expert))
     shares = ", or give the counts if these are shares" if copies < 1 else ""
     return (
-        f"{evidence.scarcest} has {digits(tokens)} tokens, {digits(copies)} for an expert in the mean, so that chance alone "
+        f"{evidence.scarcest} has {digits(tokens)} tokens, {digits(copies)} per expert on average, so that chance alone "
         f"moves its load by {_chance(copies)}. Record at least {_tokens(needed)} tokens{shares}."
     )
 
@@ -134,7 +134,7 @@ def _beside(evidence: Evidence, limits: Thresholds) -> list[str]:
 
 
 def _enough(added: float, limits: Thresholds) -> str:
-    """Whether what replicas add is worth their memory."""
+    """Whether what replicas gain is worth their memory."""
     if added >= limits.replica_gain:
         return ""
     return f"{', too little for that memory' if added >= 0 else ''}: plan without spare slots"
@@ -148,7 +148,7 @@ def _move(evidence: Evidence) -> str:
     if move.steps is None:
         return f"{cost}, which is never won back."
     steps = "the first step" if move.steps <= 1 else f"{digits(ceil(move.steps))} steps"
-    return f"{cost}; that has paid after {steps}, or {seconds(evidence.minutes * 60)}."
+    return f"{cost}; that pays off after {steps}, or {seconds(evidence.minutes * 60)}."
 
 
 def gains(value: float) -> str:

@@ -281,7 +281,7 @@ def test_a_reload_does_not_open_the_plan_again_over_what_was_changed_since(app: 
 @pytest.mark.parametrize("plan", ["0" * 64, "x'; drop table plan; --", "<script>alert(1)</script>"])
 def test_a_link_that_leads_nowhere_is_said(app: AppTest, plan: str) -> None:
     visitor = link(plan=plan)
-    assert "leads nowhere" in said(visitor.error) and "<script>" not in visitor.error[0].value
+    assert "does not work" in said(visitor.error) and "<script>" not in visitor.error[0].value
     assert visitor.session_state["plan"] is None and visitor.info
 
 
@@ -364,7 +364,7 @@ def test_a_webhook_is_told_of_requests_and_decisions(app: AppTest, service: Serv
     assert (asked["event"], asked["verdict"], asked["question"]) == ("review.requested", None, "Shall <!channel> we?")
     assert (asked["by"], asked["workspace"], asked["review"]) == ("Ana", "Autumn <b>x</b>", review.id)
     assert asked["plan"] == {"id": saved.plan, "name": HOSTILE} and asked["link"].endswith(f"review={review.id}")
-    assert asked["text"] == f"A decision on a plan is asked for: {asked['link']}"
+    assert asked["text"] == f"A decision on a plan is requested: {asked['link']}"
     assert (decided["event"], decided["verdict"]) == ("review.decided", "rejected")
     assert len(decided["reason"]) == 500 and "x" * 9 not in decided["text"]
 

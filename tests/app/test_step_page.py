@@ -187,7 +187,7 @@ def test_every_field_reaches_the_step_and_what_cannot_be_is_answered(app: AppTes
         "capacity_factor": 1.25,
     }
     assert "experts are chosen as in alpha-code" in said(app.caption)
-    press(app, "Usual values for tiny\\-moe\\-alpha")
+    press(app, "Defaults for tiny\\-moe\\-alpha")
     assert app.session_state["step"] == usual_step(app.session_state["model"], 8)
     assert field(app, "Dense d_ff").value == app.session_state["step"].dense_d_ff
 
@@ -301,7 +301,7 @@ needs_tables = pytest.mark.skipif(not silicon_there(), reason="aiconfigurator-co
 def test_costs_that_do_not_know_the_cluster_are_refused_and_the_last_ones_stay(app: AppTest) -> None:
     visit(open_sample(app), "cluster")
     enter(app, "Computation", costs.SILICON)
-    assert "Refused: silicon has no tables of V100-32" in said(app.error) and "In use stays: datasheet" in said(
+    assert "Refused: silicon has no tables of V100-32" in said(app.error) and "Still in use: datasheet" in said(
         app.error
     )
     assert app.session_state["cost"] == {"source": "datasheet"}

@@ -130,8 +130,8 @@ def test_a_changed_threshold_decides_again_at_once_and_for_everybody(app: AppTes
     assert job.result["evidence"] == evidence and kept.thresholds == Thresholds(tokens_per_expert=1e8)
     others.run()
     assert word(others) == "Cannot say yet"
-    assert "Decided by other thresholds than this session has: tokens per expert 100,000,000 (here 25)." in text(others)
-    press(others, "Decide by this session's")
+    assert "Decided with other thresholds than this session's: tokens per expert 100,000,000 (here 25)." in text(others)
+    press(others, "Apply this session's")
     assert word(others) == before and "other thresholds" not in text(others)
     app.run()
     assert word(app) == before and "tokens per expert 25 (here 100,000,000)" in text(app)
@@ -160,7 +160,7 @@ def test_who_may_only_look_does_not_decide_for_others(app: AppTest, monkeypatch:
     set_threshold(app, "Gain held out, to try it, %", 50.0)
     assert "only planners may plan" in said(app.error) and job.result == before
     app.run()
-    press(app, "Decide by this session's")
+    press(app, "Apply this session's")
     assert "only planners may plan" in said(app.error) and job.result == before
 
 

@@ -190,7 +190,7 @@ def test_a_synthetic_workload_is_previewed_opened_and_called_synthetic(page: App
     page.slider(key="synthetic-affinity").set_value(100).run()
     steep = {metric.label: metric.value for metric in page.metric}
     assert float(steep["Worst skew"].removesuffix("×")) > flat
-    assert steep["Kept, followers together"] == "100 %"
+    assert steep["Kept, with followers together"] == "100 %"
     button(page, "Open it").click()
     page.run()
     assert not page.exception and not page.error

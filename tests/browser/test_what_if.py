@@ -114,7 +114,7 @@ def test_sweep_open_and_stop(page: Page, start_studio) -> None:
     page.get_by_text("Partition range", exact=True).click()
     settle(page)
     # Long enough that it still runs when Stop is pressed, on any machine.
-    type_values(page, "Most operators in a range", "8-71")
+    type_values(page, "Maximum operators per range", "8-71")
     start.click()
     expect(title_of(page, "So far")).to_be_visible(timeout=60_000)
     page.get_by_test_id("stMain").get_by_role("button", name="Stop", exact=True).click()

@@ -30,7 +30,7 @@ class LancetOptions(Options):
         True, title="Partition the forward pass", description="cut operators of the forward pass around the all-to-alls"
     )
     max_parts: int = Field(
-        8, ge=2, le=MAX_PARTS, title="Most parts of a range", description="most parts of a range (the paper's ρ)"
+        8, ge=2, le=MAX_PARTS, title="Maximum parts per range", description="maximum parts per range (the paper's ρ)"
     )
     max_range: int = Field(
         0,
