@@ -11,6 +11,7 @@ import streamlit as st
 
 from app import cached, samples, state
 from app.charts.theme import CONFIG, legible, without_title
+from app.components import dim_others
 from app.text import plain
 from app.visitor import people
 from engine import store, units
@@ -45,6 +46,12 @@ def chart(figure: go.Figure, key: str) -> None:
     with st.container(gap=None, key=f"titled-{key}"):
         st.markdown(f"**{plain(title)}**")
         st.plotly_chart(without_title(figure), key=key, config=CONFIG | {"toImageButtonOptions": picture}, alt=title)
+
+
+def gantt(figure: go.Figure, key: str) -> None:
+    """`chart`, where the bar under the pointer stands out."""
+    chart(figure, key)
+    dim_others.on_hover(key)
 
 
 def needed_problem() -> Problem:

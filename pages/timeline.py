@@ -111,7 +111,7 @@ if drawn < whole_of:
 stretches = {name: part for name, (part, _) in parts.items()}
 dark = st.context.theme.type == "dark"
 with chart:
-    widgets.chart(charts.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
+    widgets.gantt(charts.gantt(stretches, first, last, title, lines, drawn, dark=dark), "gantt")
 with st.container(horizontal=True, gap="medium"):
     bounds.show(plan, problem, figures)
     st.metric(
@@ -128,7 +128,7 @@ with st.container(horizontal=True, gap="medium"):
 longest = max(figures.seconds, key=figures.seconds.get)
 share = units.share(figures.seconds[longest] / whole)
 most = "" if plan.goal is Goal.TWO_MODELS else f"Most of the time goes to {charts.KIND_TITLES[longest]} ({share}). "
-bar, how = "a send; hover tells its receiver", figures.how_simulated
+bar, how = "a send", figures.how_simulated
 if timelines[name_of(plan.id)].bundled:
     bar = "the time in which a GPU sends or receives without a gap: there are too many sends to draw"
 if drawn_by != GPUS:
@@ -136,7 +136,8 @@ if drawn_by != GPUS:
 which = " Drawn are those that the others wait for, and the busiest." if drawn < whole_of else ""
 st.caption(
     f"{most}Outlined bars are {how}.{which} A bar on a network lane is {bar}. The thin line runs through what all GPUs "
-    "wait for. Drag the range below the chart to zoom; double-click a kind in the legend to see it alone."
+    "wait for. Hover over a bar to see that work on every GPU; drag the range below the chart to zoom; double-click a kind in "
+    "the legend to see it alone."
 )
 if timelines[name_of(plan.id)].bundled:
     sends.show(plan, problem)

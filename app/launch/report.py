@@ -178,7 +178,7 @@ def _gantt_of_layers(pair: dict[str, Timeline], key: str) -> None:
             f"Showing layers {first} to {last}: more than {gantt_charts.MOST_BARS:,} bars would stall the browser.",
             icon=":material/warning:",
         )
-    widgets.chart(
+    widgets.gantt(
         gantt_charts.gantt(
             pair, first, last, "Predicted (outlined) and measured", dark=st.context.theme.type == "dark"
         ),
@@ -190,7 +190,7 @@ def _gantt_of_step(pair: dict[str, Timeline], total: tuple[float, float]) -> Non
     phase, first, last = step.choose_part(list(pair.values()))
     parts = {name: step_charts.stretch(timeline, phase, first, last) for name, timeline in pair.items()}
     title = f"The step took {units.seconds(total[1])}, predicted were {units.seconds(total[0])}"
-    widgets.chart(step_charts.step_gantt(pair, parts, title), "launch-step-gantt")
+    widgets.gantt(step_charts.step_gantt(pair, parts, title), "launch-step-gantt")
 
 
 def _sources(run: dict[str, Any], report: dict[str, Any]) -> None:

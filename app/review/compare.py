@@ -114,7 +114,7 @@ def _compare(first: SavedPlan | Plan, second: SavedPlan | Plan) -> None:
             layers = charts.drawable(shown, *kept.slider("MoE layers", 0, last, layers, key=f"compare-layers-{last}"))
         bounds = {name: cached.bound(plan, problem, *layers) for name, plan in zip(names, plans, strict=True)}
     dark = st.context.theme.type == "dark"
-    widgets.chart(charts.timelines(shown, layers, bounds, dark), f"compare-gantt-{key}")
+    widgets.gantt(charts.timelines(shown, layers, bounds, dark), f"compare-gantt-{key}")
 
 
 def as_text(names: list[str], figures: list[Metrics]) -> pd.DataFrame:

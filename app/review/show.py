@@ -175,7 +175,7 @@ def _charts(brief: Brief) -> None:
     key = digest_of(plan.id, str(layers))[:16]
     place.mark("timelines")
     dark = st.context.theme.type == "dark"
-    widgets.chart(charts.timelines(pair, layers, bounds, dark), f"review-gantt-{key}")
+    widgets.gantt(charts.timelines(pair, layers, bounds, dark), f"review-gantt-{key}")
     marked = place.mark("load", problem)
     gpu = marked.number if marked is not None and marked.kind == "gpu" else None
     widgets.chart(charts.placement(plan, problem, gpu), f"review-placement-{key}-{gpu}")

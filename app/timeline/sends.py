@@ -39,7 +39,7 @@ def show(plan: Plan, problem: Problem) -> None:
         return
     part, count = lanes.only(whole, sorted(chosen))
     title = f"Layer {layer} of {charts.plain(plan.name)}, send by send, on {count} of {len(gpus)} GPUs"
-    widgets.chart(
+    widgets.gantt(
         charts.gantt({plan.name: part}, layer, layer, title, lanes=count, dark=st.context.theme.type == "dark"),
         f"sends-{plan.id[:16]}",
     )

@@ -59,7 +59,7 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
         title += f" ({drawn} of {len(step.timeline.resources)} GPUs)"
     stretches = {name: part for name, (part, _) in parts.items()}
     with chart:
-        widgets.chart(
+        widgets.gantt(
             charts.gantt(stretches, first, last, title, None, drawn, ", second batch", st.context.theme.type == "dark"),
             "served-gantt",
         )

@@ -26,7 +26,7 @@ def show(shown: dict[str, Plan], problem: Problem) -> None:
         {name: cached.metrics(plan, problem).order_bound for name, plan in shown.items()} if phase == "step" else None
     )
     with chart:
-        widgets.chart(charts.step_gantt(timelines, parts, title, bounds), "step-gantt")
+        widgets.gantt(charts.step_gantt(timelines, parts, title, bounds), "step-gantt")
     _figures(plan, problem)
     groups = max(len(timeline.resources) for timeline in timelines.values())
     limit = ""

@@ -142,8 +142,10 @@ def _how(result: dict[str, Any]) -> str:
 
 
 def sensitivity(problem: Problem) -> None:
-    """What the plan's time hangs on, as a tornado."""
-    st.caption("What the plan's time depends on: one quantity at a time is lowered and raised by a share, with the plan unchanged.")
+    """What the plan's time depends on, as a tornado."""
+    st.caption(
+        "What the plan's time depends on: one quantity at a time is lowered and raised by a share, with the plan unchanged."
+    )
     try:
         plan, _ = plan_to_study(problem)
     except InputError as error:

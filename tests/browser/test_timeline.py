@@ -53,3 +53,31 @@ def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_fo
         page.get_by_role("button", name="Perfetto file of the open plan").click()
     written = json.loads(Path(saved.value.path()).read_text())
     assert sum(traceEvent["ph"] == "X" for traceEvent in written["traceEvents"]) >= len(events)
+
+
+def test_the_work_under_the_pointer_stands_out(page: Page, start_studio, planned: str) -> None:
+    """Hovering over a bar dims what is another kind of work or of another layer, in both plans; leaving brings all back."""
+    page.goto(f"{start_studio()}/timeline?session={planned}")
+    settle(page)
+    chart = page.locator(".js-plotly-plot").first
+    bars = chart.locator(".cartesianlayer .barlayer .point")
+    opacity = "bars => bars.map(bar => bar.style.opacity)"
+    assert bars.count() and not any(bars.evaluate_all(opacity))
+
+    work = bars.evaluate_all(
+        """bars => bars.map(bar => {
+            const { trace } = bar.closest(".trace").__data__[0];
+            return trace.customdata[bar.__data__.i].split("<br>")[0];
+        })"""
+    )
+    place = bars.first.bounding_box()
+    page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+    expect(chart.locator(".hoverlayer .hovertext")).to_have_count(1)
+    (shown,) = {name for name, shade in zip(work, bars.evaluate_all(opacity), strict=True) if not shade}
+    assert shown in chart.locator(".hoverlayer .hovertext").first.text_content()
+    assert work.count(shown) > 8, "the same work of both plans on all GPUs"
+    shoot(page, "timeline-hover")
+
+    page.mouse.move(2, 2)
+    expect(chart.locator(".hoverlayer .hovertext")).to_have_count(0)
+    assert not any(bars.evaluate_all(opacity))
