@@ -15,7 +15,7 @@ if str(ROOT) not in sys.path:
 if __name__ == "__main__":
     import streamlit as st
 
-    from app import cached, collector, failing, samples, sidebar, state
+    from app import cached, collector, failing, samples, sidebar, state, warm_up
     from app.visitor import guard, people, presence
     from engine import logs
     from engine.errors import InputError
@@ -24,6 +24,7 @@ if __name__ == "__main__":
     st.set_page_config(page_title="Switchyard", page_icon=icon, layout="wide", initial_sidebar_state=SIDEBAR)
     st.logo(str(ROOT / "app" / "wordmark.svg"), size="large")
     logs.configure()
+    warm_up.begin()
     collector.spare()
     with contextlib.suppress(InputError, OSError):  # said by whatever needs the data folder
         cached.resume_jobs()

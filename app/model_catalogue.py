@@ -22,7 +22,7 @@ def search(place: str) -> None:
     if package_folder() is None:
         st.caption(f"Some seventy more models come with the package {PACKAGE} (Linux x86-64), which is not installed.")
         return
-    models = _models()
+    models = packaged_models()
     now = state.model()
     chosen = st.selectbox(
         "Catalogue of models",
@@ -36,11 +36,6 @@ def search(place: str) -> None:
         state.open_model(models[chosen])
         state.remember_config(models[chosen], chosen)
         st.rerun()
-
-
-@st.cache_resource(show_spinner="Reading the catalogue of models")
-def _models() -> dict[str, MoEModel]:
-    return packaged_models()
 
 
 def open_only_fit(recording: Workload) -> MoEModel | None:
@@ -108,4 +103,4 @@ def _open(names: Sequence[str]) -> MoEModel:
 def _every_model() -> dict[str, MoEModel]:
     """The presets by name, then the packaged models by checkpoint."""
     presets = {name: preset.model for name, preset in samples.models().items()}
-    return presets | (_models() if package_folder() else {})
+    return presets | (packaged_models() if package_folder() else {})

@@ -7,6 +7,7 @@ for processes start theirs cold, as a person does: `warm_python` stands for its 
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import json
 import os
@@ -37,13 +38,6 @@ IMPORTED = (
     "engine.launch.step.measure_machine",
     "torch.distributed.run",
     "streamlit.web.cli",
-    "app.cached",
-    "app.launch.form",
-    "app.launch.report",
-    "app.review.saved",
-    "app.what_if.live",
-    "app.what_if.studies",
-    "app.affinity.study",
 )
 
 
@@ -63,12 +57,22 @@ def serve(listener: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who is forked here is waited for by nobody
     while select.select([listener, sys.stdin], [], [])[0] == [listener]:
         asking, _ = listener.accept()
-        for module in IMPORTED:  # not before somebody asks: most runs of a few tests start nothing
-            importlib.import_module(module)
+        _load()  # not before somebody asks: most runs of a few tests start nothing
         with asking:
             if os.fork() == 0:
                 listener.close()
                 os._exit(_keep(asking))
+
+
+@functools.cache
+def _load() -> None:
+    """What a fork would import, the compiled simulation, and what a studio loads with its first page."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    from app import collector, warm_up
+
+    warm_up.begin().join()
+    collector.spare()
 
 
 def _keep(asking: socket.socket) -> int:

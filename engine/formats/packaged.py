@@ -1,5 +1,6 @@
 """Models whose `config.json` the package aiconfigurator-core brings along, by their names on the Hugging Face Hub."""
 
+import functools
 from pathlib import Path
 
 from engine.catalogue.packaged import package_folder, packaged_configs
@@ -14,6 +15,7 @@ def is_packaged(checkpoint: str) -> bool:
     return package_folder() is not None and checkpoint in packaged_configs()
 
 
+@functools.cache
 def packaged_models() -> dict[str, MoEModel]:
     """Every packaged MoE model, by checkpoint; dense models are left out. Raises InputError without the package."""
     models = {}

@@ -59,6 +59,12 @@ class Kept:
         return f"{self.query}&{urlencode({'plan': self.plan})}" if page == "review" else self.query
 
 
+def cases_of(sizes: list[int]) -> list[Case]:
+    """The sample, and `deepseek`'s recording on clusters of so many GPUs."""
+    files = {"r1.npz": routing_log(), "r1.json": MODEL.to_json().encode()}
+    return [Case("sample"), *(Case(f"R1, {gpus} GPUs", files, cluster_of(gpus).to_json().encode()) for gpus in sizes)]
+
+
 def prepare(folder: Path, case: Case) -> Kept:
     """A session with everything open, planned, and every page seen, so that what is stored is stored."""
     with studio(folder) as (port, _), ExitStack() as open:
@@ -152,14 +158,12 @@ def first_page_cold(folder: Path) -> float:
 
 def main() -> int:
     sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
-    files = {"r1.npz": routing_log(), "r1.json": MODEL.to_json().encode()}
-    cases = [Case("sample"), *(Case(f"R1, {gpus} GPUs", files, cluster_of(gpus).to_json().encode()) for gpus in sizes)]
     columns: dict[str, dict[str, list[Times]]] = {}
     with tempfile.TemporaryDirectory() as name:
         address = Path(name) / "warm"
         os.environ[warm.ADDRESS] = str(address)
         with warm.serving(address):
-            for case in cases:
+            for case in cases_of(sizes):
                 folder = Path(name) / case.name
                 os.environ["SWITCHYARD_DATA"] = str(folder)
                 kept, columns[case.name] = prepare(folder, case), {}

@@ -1,0 +1,73 @@
+"""How long a person waits for every page: `python -m tests.benchmarks.bench_browser [GPUS …]` (default 64 320).
+
+On what `bench_pages` opens and plans, in headless Chromium at 1440 × 900: seconds from a click on a page in the sidebar until
+the last thing is drawn, on the first visit in a studio that was restarted and has drawn its start page, and again. Without a
+graphics card the browser draws with the same processors as the studio.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from app.sidebar import SECTIONS
+from engine.cli.text import table
+from engine.units import seconds
+from tests import warm
+from tests.benchmarks.bench_pages import ATTEMPTS, SIZES, Kept, cases_of, prepare, studio
+from tests.browser.conftest import chromium, settle, watched_page
+
+PAGES = {entry.file.replace("_", "-"): entry.title for section in SECTIONS.values() for entry in section}
+FIRST = "workload"
+ELSEWHERE = "operate"
+"""A page that shows nothing of what is open."""
+
+
+def waits(folder: Path, kept: Kept, page: Page, name: str) -> tuple[float, float]:
+    """Seconds of the first visit of a page after a restart, and of going there again."""
+    with studio(folder) as (port, _):
+        start = ELSEWHERE if name == FIRST else ""
+        page.goto(f"http://127.0.0.1:{port}/{start}?{kept.query_of(name)}")
+        settle(page)
+        first = _wait(page, PAGES[name])
+        _wait(page, PAGES[FIRST if name != FIRST else "launch"])
+        again = _wait(page, PAGES[name])
+        page.goto("about:blank")  # before the studio is gone
+    return first, again
+
+
+def _wait(page: Page, title: str) -> float:
+    """Click a page in the sidebar; seconds until it is drawn."""
+    link = page.get_by_test_id("stSidebar").get_by_role("link", name=title, exact=True)
+    begun = link.evaluate("link => { const now = performance.now(); link.click(); return now; }")
+    expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+    settle(page)
+    return (page.evaluate("Math.max(window.answered, window.drawn)") - begun) / 1000
+
+
+def main() -> int:
+    sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
+    columns: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as name, chromium() as browser:
+        address = Path(name) / "warm"
+        os.environ[warm.ADDRESS] = str(address)
+        with warm.serving(address), watched_page(browser, viewport={"width": 1440, "height": 900}) as page:
+            for case in cases_of(sizes):
+                folder = Path(name) / case.name
+                os.environ["SWITCHYARD_DATA"] = str(folder)
+                kept, columns[case.name] = prepare(folder, case), {}
+                for page_name in PAGES:
+                    visits = [waits(folder, kept, page, page_name) for _ in range(ATTEMPTS)]
+                    columns[case.name][page_name] = [min(times) for times in zip(*visits, strict=True)]
+                    print(
+                        case.name, page_name, *map(seconds, columns[case.name][page_name]), file=sys.stderr, flush=True
+                    )
+    cells = [[page, *("; ".join(map(seconds, column[page])) for column in columns.values())] for page in PAGES]
+    print(table(["in Chromium: first visit after a restart; again", *columns], cells))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
