@@ -1,4 +1,4 @@
-"""What pages need that takes a while to load, loaded with the first page of a process instead of with each one's first visit."""
+"""What pages need that takes a while to load: loaded with the first page of a process, not with each one's first visit."""
 
 import contextlib
 import functools
