@@ -12,10 +12,10 @@ from engine.problem import Problem
 from engine.simulate.standing import Risk, Span, Standing
 
 TIMES: dict[Span, str] = {
-    "pass": "Time per pass",
-    "step": "Time per step",
-    "token": "Time per token",
-    "prompt": "Time to first token",
+    "pass": "Simulated pass",
+    "step": "Simulated step",
+    "token": "Simulated time per token",
+    "prompt": "Simulated time to first token",
 }
 LARGE = "###### {}"
 RATES: dict[Span, str] = {
@@ -63,9 +63,7 @@ def show(standing: Standing, how: str, narrow: bool = False) -> None:
     with line.container(gap=None, width="content"):
         _gain(standing)
     with line if narrow else line.container(horizontal=True, gap="small", vertical_alignment="center"):
-        st.metric(
-            f"{TIMES[standing.span]}, simulated", units.seconds(standing.seconds), width="content", help=_sentence(how)
-        )
+        st.metric(TIMES[standing.span], units.seconds(standing.seconds), width="content", help=_sentence(how))
         st.metric(
             "Tokens/s per GPU", units.digits(standing.tokens_per_second), width="content", help=RATES[standing.span]
         )

@@ -251,7 +251,7 @@ def test_a_link_opens_the_plan_and_everything_that_it_was_made_from(app: AppTest
         assert theirs[key] == session[key], key
     assert "to be shared" in said(visitor.subheader)
     visit(visitor, "timeline")
-    assert not visitor.error and any(metric.label == "Time per pass, simulated" for metric in visitor.metric)
+    assert not visitor.error and any(metric.label == "Simulated pass" for metric in visitor.metric)
     visit(visitor, "optimise")
     listed = visitor.dataframe[0].value.set_index("Plan")
     assert "to be shared" in listed.index and listed.loc["Linear placement", "Copies to move"].startswith("0 ")

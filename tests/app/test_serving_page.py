@@ -65,7 +65,7 @@ def test_a_mixed_cluster_is_answered_with_clusters_that_can_serve(app: AppTest) 
     assert not app.metric and not any(button.label == "Run" for button in app.button)
     press(app, "hgx-h200-8")
     assert app.session_state["serving"] == usual_serving()
-    assert metrics(app).keys() >= {"Time per token, simulated", "Tokens/s per GPU", "Above the bound"}
+    assert metrics(app).keys() >= {"Simulated time per token", "Tokens/s per GPU", "Above the bound"}
     assert gain(app) == {"Deployed now": "1×"}
 
 
@@ -104,12 +104,12 @@ def test_the_figures_of_the_table_are_those_of_serve(app: AppTest) -> None:
     assert float(gain(app)["Gain over Random order (RCS)"].rstrip("×")) > 1
     visit(app, "timeline")
     best = serve(plans["Aurora"], problem, step, source, sizes).figures
-    assert metrics(app)["Time per token, simulated"] == seconds(best.seconds)
+    assert metrics(app)["Simulated time per token"] == seconds(best.seconds)
     assert "MoE layers" in said(app.caption) and not app.error
     for page in ("what_if", "launch"):
         assert "this page shows the plan's MoE layers as inference" in said(visit(app, page).caption)
     press(visit(app, "optimise"), "Inference latency of one model")
-    assert app.dataframe[0].value["Plan"].iloc[1] == "Aurora" and "Time per token, simulated" not in metrics(app)
+    assert app.dataframe[0].value["Plan"].iloc[1] == "Aurora" and "Simulated time per token" not in metrics(app)
     press(app, SERVE)
     assert len(app.dataframe[0].value) == 4
 
@@ -143,7 +143,7 @@ def test_prefill_has_prompts_and_a_time_to_the_first_token(app: AppTest) -> None
     serving(app)
     enter(app, "Step", "prefill")
     assert app.session_state["serving"] == usual_serving("prefill")
-    assert "Time to first token, simulated" in metrics(app) and not any(
+    assert "Simulated time to first token" in metrics(app) and not any(
         box.label == "Output, tokens" for box in app.number_input
     )
 
@@ -162,7 +162,7 @@ def test_every_model_has_a_step_of_its_own(app: AppTest) -> None:
 def test_an_uploaded_config_tells_the_sizes(app: AppTest) -> None:
     serving(app)
     assert "beside its experts are assumed" in said(app.info)
-    assumed = metrics(app)["Time per token, simulated"]
+    assumed = metrics(app)["Simulated time per token"]
     visit(app, "workload")
     config = json.dumps(ALPHA).encode()
     app.file_uploader[0].set_value([("alpha.json", config, "application/json")])
@@ -170,7 +170,7 @@ def test_an_uploaded_config_tells_the_sizes(app: AppTest) -> None:
     assert not app.error, said(app.error)
     visit(app, "optimise")
     assert not app.info or "assumed" not in said(app.info)
-    assert metrics(app)["Time per token, simulated"] != assumed
+    assert metrics(app)["Simulated time per token"] != assumed
     assert "sizes: the uploaded config.json" in said(app.caption)
     digest = next(iter(app.session_state["configs"].values()))
     path = store.config_path(digest)
@@ -187,7 +187,7 @@ def test_a_config_of_another_model_than_the_recordings_may_be_uploaded(app: AppT
     app.run()
     assert not app.error and app.session_state["model"].experts == 32
     visit(app, "optimise")
-    assert "Balanced routing is assumed" in said(app.caption) and "Time per token, simulated" in metrics(app)
+    assert "Balanced routing is assumed" in said(app.caption) and "Simulated time per token" in metrics(app)
 
 
 @needs_tables
@@ -219,7 +219,7 @@ def test_a_session_without_serving_opens_as_before(app: AppTest) -> None:
     assert not older.exception and not older.toast
     press(visit(older, "optimise"), SERVE)
     press(older, "hgx-h100-8")
-    assert "Time per token, simulated" in metrics(older)  # with balanced routing, since no recording is open
+    assert "Simulated time per token" in metrics(older)  # with balanced routing, since no recording is open
 
 
 def test_the_chart_has_every_second_of_the_step() -> None:
