@@ -15,11 +15,15 @@ def is_packaged(checkpoint: str) -> bool:
     return package_folder() is not None and checkpoint in packaged_configs()
 
 
-@functools.cache
 def packaged_models() -> dict[str, MoEModel]:
     """Every packaged MoE model, by checkpoint; dense models are left out. Raises InputError without the package."""
+    return dict(_read(tuple(packaged_configs().items())))
+
+
+@functools.cache
+def _read(configs: tuple[tuple[str, Path], ...]) -> dict[str, MoEModel]:
     models = {}
-    for checkpoint, path in packaged_configs().items():
+    for checkpoint, path in configs:
         try:
             models[checkpoint] = _model(checkpoint, path)
         except InputError:

@@ -164,7 +164,7 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     visitor(monkeypatch)
     assert people.who() == people.Person("operator", "launch", False)
     visitor(monkeypatch, "192.0.2.7")
-    assert people.who().name == "" and "Say who you are" in people.why_not("plan")
+    assert people.who().name == "" and "Set your name" in people.why_not("plan")
     typed(monkeypatch, "Ben")
     assert people.who().name == "Ben" and people.why_not("plan") is None
     visitor(monkeypatch, is_logged_in=True, email="ana@example.org", name="Ana\nK")
