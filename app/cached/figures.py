@@ -10,6 +10,7 @@ from engine.balance import Balance
 from engine.errors import InputError
 from engine.goal import Goal
 from engine.launch.preparation.launch import Launch
+from engine.network import Network
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate import bound_of_plan as engine_bound
@@ -81,12 +82,12 @@ def _fault_of_launch(plans: tuple[str, ...], key: tuple[str, ...], _launch: Laun
 
 def waits(plan: Plan, problem: Problem) -> pd.DataFrame:
     """What all GPUs wait for in an inference plan, step by step."""
-    return _waits(plan.id, key_of(problem), simulate(plan, problem))
+    return _waits(plan.id, key_of(problem), simulate(plan, problem), problem.network)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _waits(id: str, key: tuple[str, ...], _timeline: Timeline) -> pd.DataFrame:
-    return engine_waits(_timeline)
+def _waits(id: str, key: tuple[str, ...], _timeline: Timeline, _network: Network) -> pd.DataFrame:
+    return engine_waits(_timeline, _network)
 
 
 def metrics(plan: Plan, problem: Problem) -> Metrics:

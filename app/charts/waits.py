@@ -11,6 +11,8 @@ from engine.units import TIME, scale_of, seconds, share
 
 MOST = 24
 """GPUs and layers that are drawn, those that are waited for longest."""
+EVEN = 1.02
+"""Times the mean: a slowest layer below it is not worth a finding."""
 
 
 def by_gpu(waits: pd.DataFrame, names: tuple[str, ...]) -> go.Figure:
@@ -19,6 +21,8 @@ def by_gpu(waits: pd.DataFrame, names: tuple[str, ...]) -> go.Figure:
     times = waits.groupby("gpu")["seconds"].sum().sort_values(ascending=False)
     worst, whole = int(times.index[0]), times.sum() or 1.0
     title = f"{plain(names[worst])} holds the others up for {share(times.iloc[0] / whole)} of the time"
+    if len(times) > MOST:
+        title += f" ({MOST} of {len(times)} GPUs)"
     figure = _bars(waits, "gpu", {int(gpu): plain(names[gpu]) for gpu in times.index[:MOST]}, worst, title, "")
     return figure.update_layout(showlegend=False)
 
@@ -28,7 +32,12 @@ def by_layer(waits: pd.DataFrame) -> go.Figure:
     times = waits.groupby("layer")["seconds"].sum()
     worst, mean = int(times.idxmax()), times.mean() or 1.0
     longest = times.sort_values(ascending=False).index[:MOST]
-    title = f"Layer {worst} is slowest: {seconds(times[worst])}, {times[worst] / mean:.2f}× mean"
+    above = times[worst] / mean
+    title = f"Layer {worst} is slowest: {seconds(times[worst])}, {above:.2f}× mean"
+    if above < EVEN:
+        title = f"All layers take about as long: {seconds(mean)}"
+    if len(times) > MOST:
+        title += f" (the {MOST} slowest of {len(times)})"
     names = {int(layer): f"layer {layer}" for layer in sorted(longest)}
     return _bars(waits, "layer", names, worst, title, "MoE layer")
 
@@ -65,6 +74,6 @@ def _bars(waits: pd.DataFrame, by: str, names: dict[int, str], worst: int, title
         font={"size": SMALLEST},
     )
     figure.update_yaxes(autorange="reversed", title=axis)
-    figure.update_xaxes(title=f"time waited for, {unit}", rangemode="tozero")
+    figure.update_xaxes(title=f"time others wait, {unit}", rangemode="tozero")
     height = 24 * len(names) + 150
     return finish(figure, title, height, top=72, barmode="stack", bargap=0.25, legend=legend_above(height))

@@ -42,7 +42,7 @@ def simulate_colocated(
     nothing before it (default: all-to-alls that meet overlap)"""
     works = works_of(plan, problem)
     orders = plan.send_order, plan.send_order_b
-    log = EventLog(too_many(*(traffic for work in works for traffic in (work.dispatch, work.combine))))
+    log = EventLog(problem.network, too_many(*(traffic for work in works for traffic in (work.dispatch, work.combine))))
     watched = {"stop": stop, "advance": advance}
     colocated_timeline(*_compute_and_traffic(*works), *orders, problem.network, log, in_turn=in_turn, **watched)
     return log.timeline(problem, plan.travel)

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from engine.network import Network
 from engine.plan import Travel
 from engine.problem import Problem
 from engine.simulate.flows import Flows
@@ -37,12 +38,14 @@ def too_many(*traffic: NDArray[np.float64]) -> bool:
 class EventLog:
     """Collects events; every method returns when its step is over on all GPUs.
 
-    bundled: fold the sends; exact: whether all sends so far were simulated exactly; slack: seconds by which the last end is
-    earlier than an exact one could be at the latest, None where that is not proven.
+    network: what the sends go over, which bundles ask; bundled: fold the sends; exact: whether all sends so far were simulated
+    exactly; slack: seconds by which the last end is earlier than an exact one could be at the latest, None where that is not
+    proven.
     """
 
-    def __init__(self, bundled: bool = False) -> None:
+    def __init__(self, network: Network | None = None, bundled: bool = False) -> None:
         self.bundled, self.exact = bundled, True
+        self._network = network
         self.slack: float | None = 0.0
         self._parts: list[dict[str, np.ndarray]] = []
 
@@ -60,7 +63,7 @@ class EventLog:
         """The sends of an all-to-all, on the lane of their sender; the times of the flows count from `start`."""
         sends = Flows(flows.src, flows.dst, flows.bytes, start + flows.start, start + flows.end)
         if self.bundled and len(sends.src):
-            self._add("network", kind, layer, model, *_bundles(sends))
+            self._add("network", kind, layer, model, *_bundles(sends, self._network))
         else:
             self._add("network", kind, layer, model, sends.src, sends.start, sends.end, sends.dst, sends.bytes)
         self.exact = self.exact and flows.exact
@@ -89,7 +92,7 @@ class EventLog:
         return pd.DataFrame(columns)
 
 
-def _bundles(sends: Flows) -> tuple[np.ndarray, ...]:
+def _bundles(sends: Flows, network: Network) -> tuple[np.ndarray, ...]:
     """resource, start, end, peer and bytes of the bundles, by GPU and time; but the one that ends last on the GPU that all
     others wait for stands first."""
     count, spans, both = len(sends.src), np.column_stack([sends.start, sends.end]), np.append(sends.src, sends.dst)
@@ -103,7 +106,7 @@ def _bundles(sends: Flows) -> tuple[np.ndarray, ...]:
     size = np.bincount(place[:count], sends.bytes, len(gpu))
     last = sends.end.argmax()
     pair = sends.src[last], sends.dst[last]
-    awaited = waited_for(sends.src, sends.dst, sends.end - sends.start, pair)
+    awaited = waited_for(sends.src, sends.dst, sends.bytes, pair, network)
     first = place[last] if awaited == pair[0] else place[count + last]
     order = np.append(first, np.delete(np.arange(len(gpu)), first))
     start, end = stretches[order].T

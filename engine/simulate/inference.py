@@ -25,7 +25,7 @@ from engine.timeline import Timeline
 def simulate_inference(plan: Plan, problem: Problem, stop: Stop = never, advance: Advance = unwatched) -> Timeline:
     """The predicted timeline of a plan for one model, which must fit the problem."""
     (work,) = works_of(plan, problem)
-    log = EventLog(too_many(work.dispatch, work.combine))
+    log = EventLog(problem.network, too_many(work.dispatch, work.combine))
     log_model(log, work, plan.send_order, problem.network, range(len(work.dispatch)), stop=stop, advance=advance)
     return log.timeline(problem, plan.travel)
 

@@ -52,7 +52,7 @@ def serve(
     batches = 2 if step.overlap == "two-batch" else 1
     batch = step.half() if batches == 2 else step
     operators, work = source.operators(batch), work_of_step(plan, problem, batch)
-    log = EventLog(too_many(*(work.dispatch, work.combine) * batches))
+    log = EventLog(problem.network, too_many(*(work.dispatch, work.combine) * batches))
     if batches == 2:
         operators, work = _beside_exchanges(operators, work)
         inside = _seconds_a_layer(operators, problem)

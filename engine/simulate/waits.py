@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from engine.network import Network
 from engine.timeline import NETWORK_KINDS, Timeline
 
 STEP = ["model", "layer", "kind"]
@@ -16,18 +17,22 @@ def last_of_steps(events: pd.DataFrame) -> pd.DataFrame:
     return last.assign(seconds=np.diff(last["end"].to_numpy(), prepend=begin))
 
 
-def waited_for(src: np.ndarray, dst: np.ndarray, length: np.ndarray, last: tuple[int, int]) -> int:
-    """The GPU that all others wait for in an all-to-all that ends with a send of the pair `last`: the end whose sends, or
-    receipts, lasted longer, all lengths added (a port that others queue for or share); the sender where both lasted alike.
+def waited_for(src: np.ndarray, dst: np.ndarray, size: np.ndarray, last: tuple[int, int], network: Network) -> int:
+    """The GPU that all others wait for in an all-to-all that ends with a send of the pair `last`: the end whose port needs
+    longer for all that goes through it at its full rate; the sender where both need as long.
 
-    src, dst: int64[send]; length: float64[send] seconds
+    How long sends last says nothing of it: a fast port that sends to many slow ones at once is as long at work as they are.
+
+    src, dst: int64[send]; size: float64[send] bytes
     """
-    # A link has two directions, so what a GPU sends and what it receives count apart.
-    sent, received = length[src == last[0]].sum(), length[dst == last[1]].sum()
+    out, into = network.ports(src, dst)
+    leaves, arrives = (int(port[0]) for port in network.ports(np.array(last[:1]), np.array(last[1:])))
+    sent = size[out == leaves].sum() / network.capacity[leaves]
+    received = size[into == arrives].sum() / network.capacity[arrives]
     return int(last[1] if received > sent else last[0])
 
 
-def waits(timeline: Timeline) -> pd.DataFrame:
+def waits(timeline: Timeline, network: Network) -> pd.DataFrame:
     """One row a step of a forward pass: `model`, `layer`, `kind`, `gpu` (which all others wait for) and `seconds`, which add
     up to the timeline's total. Of a send that ends last, see `waited_for`; bundles have that GPU first."""
     events = timeline.events
@@ -39,6 +44,6 @@ def waits(timeline: Timeline) -> pd.DataFrame:
         if event.peer < 0:
             continue
         step = steps[event.model, event.layer, event.kind]
-        src, dst, start, end = (step[name].to_numpy() for name in ("resource", "peer", "start", "end"))
-        gpu[row] = waited_for(src, dst, end - start, (event.resource, event.peer))
+        src, dst, size = (step[name].to_numpy() for name in ("resource", "peer", "bytes"))
+        gpu[row] = waited_for(src, dst, size, (event.resource, event.peer), network)
     return last.assign(gpu=gpu)[[*STEP, "gpu", "seconds"]].reset_index(drop=True)

@@ -30,7 +30,7 @@ def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_fo
     # On this cluster it can only be one of the slowest GPUs, which compute and send least.
     (named,) = [title for title in titles if "holds the others up" in title]
     gpu = timeline.resources.index(named.split(" holds")[0])
-    times = waits(timeline).groupby("gpu")["seconds"].sum()
+    times = waits(timeline, problem.network).groupby("gpu")["seconds"].sum()
     assert problem.cluster.gpus[gpu].type == "RTX 2080 Ti" and times.idxmax() == gpu
     assert f"for {share(times[gpu] / timeline.total)} of the time" in named
     shoot(page, "timeline-1")

@@ -32,7 +32,7 @@ def concurrent(problem: Problem) -> Plan:
 def test_the_waits_add_up_to_the_time_step_by_step(system) -> None:
     problem = problem_with(*(make_gpu(kind, 1e6 / (kind + 1)) for kind in range(GPUS)))
     timeline = simulate(run(SYSTEMS[system], problem, {}).result.solution, problem)
-    waiting = waits(timeline)
+    waiting = waits(timeline, problem.network)
     assert waiting["seconds"].sum() == pytest.approx(timeline.total) and (waiting["seconds"] >= 0).all()
     events = timeline.events
     assert len(waiting) == len({(itertuple.layer, itertuple.kind) for itertuple in events.itertuples()})
@@ -47,14 +47,22 @@ def test_the_gpu_with_the_slow_port_is_waited_for(way) -> None:
     slow = {"send": 1e6, "receive": 1e6} | {way: 1e5}
     cards = [make_gpu(0, 1e6) for _ in range(GPUS)]
     cards[2] = make_gpu(1, **slow)
-    waiting = waits(simulate(concurrent(problem := problem_with(*cards)), problem))
+    waiting = waits(simulate(concurrent(problem := problem_with(*cards)), problem), problem.network)
     networked = waiting[waiting["kind"].isin(NETWORK_KINDS)]
     assert len(networked) == 2 * LAYERS and set(networked["gpu"]) == {2}
+
+
+def test_the_slow_half_is_waited_for_however_long_the_fast_half_sends_to_it() -> None:
+    """A fast port that sends to several slow ones at once is at work as long as they are, but not what limits them."""
+    cards = [make_gpu(0, 1e6), make_gpu(0, 1e6), make_gpu(1, 1e5), make_gpu(1, 1e5)]
+    waiting = waits(simulate(concurrent(problem := problem_with(*cards)), problem), problem.network)
+    networked = waiting[waiting["kind"].isin(NETWORK_KINDS)]
+    assert len(networked) == 2 * LAYERS and set(networked["gpu"]) <= {2, 3}
 
 
 def test_the_gpu_that_computes_slowly_is_waited_for() -> None:
     cards = [make_gpu(0, flops=2e9) for _ in range(GPUS)]
     cards[1] = make_gpu(1, flops=2e8)
-    waiting = waits(simulate(concurrent(problem := problem_with(*cards)), problem))
+    waiting = waits(simulate(concurrent(problem := problem_with(*cards)), problem), problem.network)
     assert set(waiting.loc[waiting["kind"] == "ffn", "gpu"]) == {1}
     assert waiting.groupby("gpu")["seconds"].sum().idxmax() == 1
