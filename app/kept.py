@@ -15,11 +15,11 @@ _NEVER = object()
 
 
 def checkbox(label: str, value: bool = False, *, key: str, **more: Any) -> bool:
-    return st.checkbox(label, _flag(key, value), key=key, **_keeping(key, more))
+    return st.checkbox(label, _flag(key, value), **_keeping(key, more))
 
 
 def toggle(label: str, value: bool = False, *, key: str, **more: Any) -> bool:
-    return st.toggle(label, _flag(key, value), key=key, **_keeping(key, more))
+    return st.toggle(label, _flag(key, value), **_keeping(key, more))
 
 
 def selectbox(
@@ -27,7 +27,7 @@ def selectbox(
 ) -> Any:
     options = list(options)
     index = _place(key, options, index)
-    return st.selectbox(label, options, index, format_func, key=key, **_keeping(key, more))
+    return st.selectbox(label, options, index, format_func, **_keeping(key, more))
 
 
 def radio(
@@ -35,7 +35,7 @@ def radio(
 ) -> Any:
     options = list(options)
     index = _place(key, options, index)
-    return st.radio(label, options, index, format_func, key=key, **_keeping(key, more))
+    return st.radio(label, options, index, format_func, **_keeping(key, more))
 
 
 def multiselect(
@@ -43,14 +43,14 @@ def multiselect(
 ) -> list:
     options = list(options)
     default = _several(key, options, default)
-    return st.multiselect(label, options, default, format_func, key=key, **_keeping(key, more))
+    return st.multiselect(label, options, default, format_func, **_keeping(key, more))
 
 
 def pills(label: str, options: Iterable, *, key: str, default: Any = None, **more: Any) -> list:
     """Of which several may be chosen."""
     options = list(options)
     default = _several(key, options, default)
-    return st.pills(label, options, selection_mode="multi", default=default, key=key, **_keeping(key, more))
+    return st.pills(label, options, selection_mode="multi", default=default, **_keeping(key, more))
 
 
 def segments(
@@ -66,7 +66,7 @@ def segments(
     options = list(options)
     place = _place(key, options, options.index(default) if default in options else None)
     default = None if place is None else options[place]
-    return widgets.segments(label, options, format_func, default=default, key=key, **_keeping(key, more))
+    return widgets.segments(label, options, format_func, default=default, **_keeping(key, more))
 
 
 def number_input(
@@ -75,7 +75,7 @@ def number_input(
     """low, high: limits, None where there is none."""
     kind = type(next((number for number in (value, low, high) if isinstance(number, int | float)), 0.0))
     value = _number(state.choice(key), kind, low, high, value)
-    return st.number_input(label, low, high, value, key=key, **_keeping(key, more))
+    return st.number_input(label, low, high, value, **_keeping(key, more))
 
 
 def slider(label: str, low: float, high: float, value: Any, *, key: str, **more: Any) -> Any:
@@ -87,7 +87,7 @@ def slider(label: str, low: float, high: float, value: Any, *, key: str, **more:
         value = fitting if list(fitting) == sorted(fitting) else value
     else:
         value = _number(chosen, type(low), low, high, value)
-    return st.slider(label, low, high, value, key=key, **_keeping(key, more))
+    return st.slider(label, low, high, value, **_keeping(key, more))
 
 
 def select_slider(
@@ -95,12 +95,12 @@ def select_slider(
 ) -> Any:
     options = list(options)
     place = _place(key, options, options.index(value))
-    return st.select_slider(label, options, options[place], format_func, key=key, **_keeping(key, more))
+    return st.select_slider(label, options, options[place], format_func, **_keeping(key, more))
 
 
 def text_input(label: str, value: str = "", *, key: str, **more: Any) -> str:
     chosen = state.choice(key)
-    return st.text_input(label, chosen if isinstance(chosen, str) else value, key=key, **_keeping(key, more))
+    return st.text_input(label, chosen if isinstance(chosen, str) else value, **_keeping(key, more))
 
 
 def _flag(key: str, default: bool) -> bool:
@@ -132,12 +132,14 @@ def _number(chosen: Any, kind: type, low: float | None, high: float | None, defa
 
 
 def _keeping(key: str, more: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a widget, whose value is kept before anything else is done about its change."""
+    """Arguments of a widget with its key, whose value is kept before anything else is done about its change."""
     then, args, kwargs = more.pop("on_change", None), more.pop("args", ()), more.pop("kwargs", {})
 
+    drawn_as = state.widget_key(key)
+
     def keep() -> None:
-        state.keep_choice(key, st.session_state[key])
+        state.keep_choice(key, st.session_state[drawn_as])
         if then is not None:
             then(*args, **kwargs)
 
-    return more | {"on_change": keep}
+    return more | {"key": drawn_as, "on_change": keep}

@@ -57,7 +57,9 @@ def ids_in(order: str, candidates: dict[str, cached.Candidate]) -> list[str]:
 
 
 def _open() -> None:
-    state.open_plan(st.session_state[KEY])
+    """Open what was chosen. A list that is left with Escape has chosen nothing, and closes no plan."""
+    if st.session_state[KEY] is not None:
+        state.open_plan(st.session_state[KEY])
 
 
 def _change(candidate: cached.Candidate) -> None:

@@ -61,6 +61,7 @@ def show(title: str) -> None:
         with st.container(horizontal=True, gap="small"):
             glossary.popover(title)
             people.show()
+        people.remember()
 
 
 def _popover(name: str, icon: str, what: str, digest: str | None) -> DeltaGenerator:

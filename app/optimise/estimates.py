@@ -18,7 +18,7 @@ def beside(problem: Problem, system: System, key: str) -> str:
     measured. key: of its options, as `option_inputs.show` takes it."""
     options: dict[str, Any] = {}
     limit_key = option_inputs.key_of(key, LIMIT)
-    if (limit := st.session_state.get(limit_key, state.choice(limit_key))) is not None:
+    if (limit := st.session_state.get(state.widget_key(limit_key), state.choice(limit_key))) is not None:
         options[LIMIT] = limit
     seconds = runtimes.estimate(problem, system, options)
     if seconds is None:

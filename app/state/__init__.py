@@ -82,6 +82,7 @@ from app.state.moment import (
     notice,
     point_at,
     pointed,
+    recall_person,
     refuse,
     reviewed,
     run_folder,
@@ -93,6 +94,7 @@ from app.state.moment import (
     visit,
     want_two,
     wants_two,
+    widget_key,
     written,
 )
 from app.state.plans import (

@@ -61,9 +61,9 @@ def begin_anew() -> None:
 
 def begin(token: str, session: Session) -> None:
     """Open a session under its token, every field under its name in `st.session_state`. Nothing is stored until it changes."""
+    if _TOKEN in st.session_state:  # a browser that shows another session's
+        moment.draw_anew({*st.session_state["choices"], *session.choices})
     st.session_state[_TOKEN] = token
-    for key in {*st.session_state.get("choices", {}), *session.choices}:  # widgets of these show what is kept
-        st.session_state.pop(key, None)
     for name in Session.model_fields:
         st.session_state[name] = getattr(session, name)
     st.session_state[_SEEN], st.session_state[_TRIED] = _written(), set()

@@ -6,6 +6,7 @@ import streamlit as st
 from pydantic import ValidationError
 
 from app.state.address import change
+from app.state.moment import draw_anew
 from app.state.session import MOST_CHOICES, Session
 
 
@@ -17,8 +18,7 @@ def choice(key: str, default: Any = None) -> Any:
 def forget_choices(*keys: str) -> None:
     """Let widgets show their defaults again."""
     kept = {key: chosen for key, chosen in st.session_state.choices.items() if key not in keys}
-    for key in keys:
-        st.session_state.pop(key, None)
+    draw_anew(keys)
     if kept != st.session_state.choices:
         change(choices=kept)
 

@@ -1,5 +1,6 @@
 """What is only of the moment: it ends with the browser tab and is not kept."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 import streamlit as st
@@ -11,12 +12,36 @@ _WANTS_TWO, _EDIT_ROUND, _TABLE_BASE, _DRAWN = "wants_two", "edit_round", "table
 _UPLOADS, _ZONES, _WATCHED, _LAYERS = "uploads", "zones", "watched", "layers_compared"
 _SHOWN, _RUN_FOLDERS, _RESULTS = "launch_shown", "run_folders", "results_seen"
 _REVIEWED, _REFUSED, _WRITTEN, _POINTED = "reviewed", "refused", "written", "pointed"
-_VISIT = "visit"
+_VISIT, _TURNS, _RECALLED = "visit", "widget_turns", "recalled_person"
 _ADVISED_SPARE, _BRINGS_OWN = "advised_spare", "brings_own"
 _NOTICE, _LEFT_OUT, _BACK, _GONE = "notice", "left_out", "back", "gone"
 _OVERTAKEN, _NOT_STORED = "overtaken", "not_stored"
 TYPED = "typed-"
 """How the keys of text fields begin whose text `keep_typed` keeps."""
+
+
+def recalled_person() -> str | None:
+    """The name that a person once typed in this browser."""
+    return st.session_state.get(_RECALLED)
+
+
+def recall_person(name: str) -> None:
+    st.session_state[_RECALLED] = name
+
+
+def widget_key(key: str) -> str:
+    """The key of the widget that shows what is kept under a key."""
+    turn = st.session_state.get(_TURNS, {}).get(key, 0)
+    return f"{key}-{turn}" if turn else key
+
+
+def draw_anew(keys: Iterable[str]) -> None:
+    """Have widgets show what is kept under these keys, or their defaults. A browser shows in a widget of the same key what it
+    last showed there, so that they get others."""
+    turns = st.session_state.setdefault(_TURNS, {})
+    for key in keys:
+        st.session_state.pop(widget_key(key), None)
+        turns[key] = turns.get(key, 0) + 1
 
 
 def brings_own() -> bool:

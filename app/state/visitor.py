@@ -3,12 +3,13 @@
 import streamlit as st
 
 from app.state.address import change
+from app.state.moment import recalled_person
 from engine.verdict import Thresholds
 
 
 def person() -> str | None:
-    """The name that a person typed."""
-    return st.session_state.person
+    """The name that a person typed, in this session or, as their browser recalls it, in another."""
+    return st.session_state.person or recalled_person()
 
 
 def set_person(name: str) -> None:

@@ -1,5 +1,6 @@
 """Who is looking: whoever logged in where the operator configured a login (OIDC), else a name that a person typed."""
 
+import contextlib
 import getpass
 import os
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ import streamlit as st
 from streamlit.errors import Error as StreamlitError
 
 from app import state
-from app.components import way_back
+from app.components import own_name, way_back
 from app.text import plain
 from app.visitor import guard, roles
 from app.visitor.roles import Role
@@ -139,6 +140,21 @@ def show() -> None:
             return
         _rename(person)
         _login()
+
+
+def remember() -> None:
+    """Have the browser keep the name that was typed, or tell the one that it keeps."""
+    if who().known:
+        return
+    if name := state.person():
+        own_name.keep(name)
+    else:
+        own_name.recall(_recall)
+
+
+def _recall(name: str) -> None:
+    with contextlib.suppress(InputError):  # it cannot be typed any more
+        state.recall_person(checked(name))
 
 
 def _log_out() -> None:

@@ -61,7 +61,7 @@ def test_back_to_how_things_are_is_kept_as_well(ana: AppTest) -> None:
     visit(ana.run(), "what_if")
     widget(ana, "what-if-compute").set_value(2).run()
     next(button for button in ana.button if button.label == "Reset all sliders").click().run()
-    assert widget(ana, "what-if-compute").value == 1 and "what-if-compute" not in ana.session_state["choices"]
+    assert widget(ana, "what-if-compute-1").value == 1 and "what-if-compute" not in ana.session_state["choices"]
 
 
 @pytest.mark.usefixtures("empty_session")

@@ -49,6 +49,8 @@ def test_slide_study_reload_and_open_a_synthetic_recording(page: Page, start_stu
     expect(page.locator(".xtitle").filter(has_text="changed: network 2×, 30 % traffic noise")).to_be_visible()
     page.get_by_role("button", name="Reset all sliders").click()
     expect(title_of(page, re.compile(r"^Linear placement takes 1\.69 ms$"))).to_be_visible()
+    for label, usual in (("Network bandwidth", "1×"), ("Traffic noise", "0 %")):
+        expect(page.get_by_role("slider", name=label).first).to_have_attribute("aria-valuetext", usual)
 
     page.get_by_test_id("stMain").get_by_role("radio", name="Traffic noise").click()
     settle(page)

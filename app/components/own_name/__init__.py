@@ -1,0 +1,26 @@
+"""The name that a person typed, kept in their browser: every link to a plan begins a session, which knows nobody."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import streamlit as st
+
+KEY = "own-name"
+_component = st.components.v2.component(
+    "own_name", js=(Path(__file__).parent / "own_name.js").read_text(encoding="utf-8")
+)
+
+
+def keep(name: str) -> None:
+    """Keep a name in the browser."""
+    _component(data={"name": name}, key=KEY, default={"name": ""}, on_name_change=lambda: None)
+
+
+def recall(then: Callable[[str], None]) -> None:
+    """Call back with the name that the browser keeps, if it does, at the run that comes then."""
+    _component(
+        data={"name": ""},
+        key=KEY,
+        default={"name": ""},
+        on_name_change=lambda: then((st.session_state.get(KEY) or {}).get("name") or ""),
+    )

@@ -1,0 +1,11 @@
+// The name that a person typed, in what their browser keeps for the studio.
+const KEY = "switchyard-own-name";
+
+export default function ({ data, setStateValue }) {
+  if (data.name) {
+    localStorage.setItem(KEY, data.name);
+    return;
+  }
+  const kept = localStorage.getItem(KEY);
+  if (kept) setStateValue("name", kept);
+}

@@ -1,0 +1,48 @@
+"""Who comes back: the name that a person typed is known in their browser, and the open plan stays open until another is chosen."""
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import settle
+
+PERSON = ".st-key-people"
+
+
+def test_a_typed_name_is_known_in_another_session_of_the_browser(page: Page, start_studio) -> None:
+    address = start_studio()
+    page.goto(address)
+    settle(page)
+    page.locator(PERSON).get_by_role("button").first.click()
+    page.get_by_role("textbox", name="Your name").fill("Ben")
+    page.get_by_role("button", name="Set name").click()
+    expect(page.locator(PERSON).get_by_role("button").first).to_contain_text("Ben")
+    settle(page)
+    page.goto(f"{address}/review")  # without the session
+    expect(page.locator(PERSON).get_by_role("button").first).to_contain_text("Ben")
+    settle(page)
+    assert "session=" not in page.url, "who only looks has no session of their own"
+
+
+def test_a_list_of_plans_that_is_left_closes_no_plan(page: Page, start_studio, planned: str) -> None:
+    page.goto(f"{start_studio()}/timeline?session={planned}")
+    settle(page)
+    plan = page.get_by_test_id("stSidebar").get_by_role("button", name="Linear placement")
+    plan.click()
+    chosen = page.get_by_role("combobox", name="Open plan")
+    chosen.click()
+    page.keyboard.press("Escape")
+    settle(page)
+    page.keyboard.press("Escape")
+    settle(page)
+    expect(plan).to_be_visible()
+
+    # Removed and brought back, it is open on other pages too.
+    if not page.get_by_role("button", name="Remove from the list").is_visible():
+        plan.click()
+    page.get_by_role("button", name="Remove from the list").click()
+    page.get_by_test_id("stSidebar").get_by_role("button", name="No plan").click()
+    page.get_by_role("button", name="Bring back").click()
+    expect(plan).to_be_visible()
+    settle(page)
+    page.get_by_role("link", name="What-if", exact=True).click()
+    settle(page)
+    expect(plan).to_be_visible()
