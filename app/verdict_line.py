@@ -101,9 +101,8 @@ def _move(standing: Standing) -> None:
         value, text = "nothing", "Every expert stays where it is."
     else:
         value = units.size(move.bytes)
-        pays = "never pays" if move.steps == float("inf") else f"pays after {move.steps:,.0f} passes"
         through = f"{units.seconds(move.seconds)} through the busiest port"
-        text = f"{move.copies:,} expert copies go to other GPUs: {through}; {pays}."
+        text = f"{move.copies:,} expert copies go to other GPUs: {through}. This {move.pays_off}."
     st.metric("Moves", value, width="content", help=text)
 
 

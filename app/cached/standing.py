@@ -14,7 +14,7 @@ from engine.goal import Goal
 from engine.plan import Plan
 from engine.problem import Problem
 from engine.simulate.metrics import Metrics, metrics_digests
-from engine.simulate.standing import Risk, Standing, bound_of, tokens_per_second
+from engine.simulate.standing import Risk, Standing, bound_sentence, tokens_per_second
 from engine.studies.what_if import is_quick
 from engine.workload import Workload
 
@@ -27,7 +27,6 @@ def standing(plan: Plan, problem: Problem) -> Standing:
     problem = _as_it_travels(plan, problem)
     now, own = deployed(problem), metrics(plan, problem)
     base = metrics(now.plan, problem)
-    bound, covers = bound_of(plan, own)
     return Standing(
         plan=plan.name,
         deployed=now.plan.name,
@@ -36,8 +35,8 @@ def standing(plan: Plan, problem: Problem) -> Standing:
         seconds=own.total,
         deployed_seconds=base.total,
         tokens_per_second=tokens_per_second(problem, own.total),
-        bound=bound,
-        bound_covers=covers,
+        bound=own.order_bound,
+        bound_covers=bound_sentence(plan, own),
         move=migration(plan, problem),
         risks=_risks(plan, now, problem),
     )

@@ -145,7 +145,7 @@ def _ceiling(figures: Metrics, problem: Problem) -> None:
     label, bound = "Ceiling by order alone", figures.order_bound
     covers = "no order of sends of this placement is faster than {}. Another placement may be: Aurora proves how fast"
     if (everywhere := _bound_of_placements(problem)) is not None:
-        label, bound = "Ceiling", everywhere
+        label, bound = "Ceiling without replicas", everywhere
         covers = (
             "no placement without replicas is faster than {} with as many slots per GPU as the plan below whose optimiser "
             "says so"

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
 
 from app.review.words import words
 from engine.errors import InputError
@@ -14,7 +13,14 @@ from engine.simulate import simulate
 from engine.simulate.metrics import Metrics, metrics, speedup
 from engine.simulate.migration import Migration, migration
 from engine.simulate.proof import proof_of_plan
-from engine.simulate.standing import Risk, Standing, bound_of, gain_in_words, tokens_per_second
+from engine.simulate.standing import (
+    Risk,
+    Standing,
+    bound_sentence,
+    gain_in_words,
+    gap_over_placements,
+    tokens_per_second,
+)
 from engine.systems import baseline_for, usual_plan
 from engine.systems.pieces import linear_placement
 from engine.timeline import Timeline
@@ -60,7 +66,6 @@ class Brief:
 
     def standing(self, scored: bool = True) -> Standing:
         """How the plan stands; scored: whether it was scored on all other recordings."""
-        bound, covers = bound_of(self.own.plan, self.own.figures)
         return Standing(
             plan=self.own.plan.name,
             deployed=self.baseline.plan.name,
@@ -69,8 +74,8 @@ class Brief:
             seconds=self.own.figures.total,
             deployed_seconds=self.baseline.figures.total,
             tokens_per_second=tokens_per_second(self.problem, self.own.figures.total),
-            bound=bound,
-            bound_covers=covers,
+            bound=self.own.figures.order_bound,
+            bound_covers=bound_sentence(self.own.plan, self.own.figures),
             move=self.move,
             risks=self.risks if scored else None,
         )
@@ -130,7 +135,7 @@ def named_pair(brief: Brief) -> dict[str, Timeline]:
 def headline(brief: Brief) -> str:
     """What is to be decided, in a sentence."""
     own, name = brief.own.figures, brief.baseline.plan.name
-    time = f"{seconds(own.total)} a {'step' if brief.problem.goal is Goal.TRAINING else 'pass'}"
+    time = f"{seconds(own.total)} per {'step' if brief.problem.goal is Goal.TRAINING else 'pass'}"
     return f"{time}, {gain_in_words(brief.gain, name)}"
 
 
@@ -141,14 +146,17 @@ def bound_in_words(brief: Brief) -> list[str]:
     sentences = [
         f"No {what} of this placement is faster than {seconds(figures.order_bound)}: {_above(figures.order_gap)}."
     ]
-    if figures.bound is not None and claim.scope == "placement and order":
+    if (gap := gap_over_placements(brief.own.plan, figures)) is not None:
         sentences.append(
-            f"Its optimiser claims, which is not computed again here, that no other placement with as many slots per GPU and "
-            f"no replicas is faster than {seconds(figures.bound)}: {_above(figures.gap)}."
+            "According to its optimiser (not rechecked here), no other placement with as many slots per GPU and no replicas is "
+            f"faster than {seconds(figures.bound)}: {_above(gap)}."
         )
     elif figures.bound is None and claim is not None:
-        sentences.append("What its optimiser claims is for other inputs, or not true, and says nothing here.")
-    return [*sentences, proof_of_plan(brief.own.plan, figures).sentence]
+        sentences.append(
+            "Its optimiser's own bound was computed for other inputs, or cannot be true, and is not used here."
+        )
+    proof = proof_of_plan(brief.own.plan, figures)
+    return [*sentences, f"Proven optimal: {proof.in_words}."]
 
 
 def _above(gap: float) -> str:
@@ -162,11 +170,9 @@ def cost_in_words(brief: Brief) -> str:
     move = brief.move
     if not move.copies:
         return "Nothing has to move."
-    sentence = f"{move.copies:,} expert copies, {size(move.bytes)}, {seconds(move.seconds)} of moving"
-    if move.steps == float("inf"):
-        return f"{sentence}; it is never won back, as the plan is no faster."
-    won_back = "in the first pass" if move.steps <= 1 else f"after {ceil(move.steps):,} passes"
-    return f"{sentence}; won back {won_back}."
+    return (
+        f"{move.copies:,} expert copies, {size(move.bytes)}, {seconds(move.seconds)} of moving, which {move.pays_off}."
+    )
 
 
 def risk_in_words(brief: Brief) -> str:

@@ -1,5 +1,6 @@
 """What moving from the placement in use to a plan costs, and after how many steps it has paid."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -20,6 +21,13 @@ class Migration:
     seconds: float
     bound: float
     steps: float
+
+    @property
+    def pays_off(self) -> str:
+        """`pays off after 13 passes`, by whole passes."""
+        if math.isinf(self.steps):
+            return "never pays off, as the plan is no faster"
+        return "pays off in the first pass" if self.steps <= 1 else f"pays off after {math.ceil(self.steps):,} passes"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON but for an infinite number of steps."""

@@ -14,37 +14,51 @@ from engine.units import share
 
 Proven = Literal["placement and order", "placement", "order", "schedule", "nothing"]
 SENTENCES: dict[Proven, str] = {
-    "placement and order": "no other placement without replicas and with as many slots per GPU is faster in any order, by its "
-    "optimiser's account",
-    "placement": "no other placement without replicas and with as many slots per GPU is faster than this one's own bound, by "
-    "its optimiser's account; a faster order may exist",
-    "order": "no order of sends makes this placement faster; a faster placement may exist",
-    "schedule": "no schedule of this placement is faster; a faster placement may exist",
-    "nothing": "a faster order of sends may exist, and a faster placement",
+    "placement and order": "No other placement without replicas and with as many slots per GPU is faster in any order, "
+    "{claimed}",
+    "placement": "No other placement without replicas and with as many slots per GPU has a lower bound, {claimed}; the plan is "
+    "{order_gap} above it",
+    "order": "No order of sends makes this placement faster; another placement may be faster{open}",
+    "schedule": "No schedule makes this placement faster; another placement may be faster",
+    "nothing": "Not proven optimal: the plan is {order_gap} above the bound of its placement, and another placement may be "
+    "faster{open}",
 }
+CLAIMED = "according to its optimiser (not rechecked here)"
+NEARLY = 1e-3
+"""Relative: an order so close to its bound is proven but for this."""
 STOPPED = {Status.CANCELLED: "stopped early", Status.TIME_LIMIT: "time ran out"}
 
 
 @dataclass(frozen=True)
 class Proof:
-    """proven: of which choices no better one exists; gap: what is open, above the bound that holds; stopped: why the
+    """proven: of which choices no better one exists; order_gap: how far the plan is above what no order of its sends, or no
+    schedule, can beat; gap: above what no placement can beat, as far as its optimiser claims that, else None; stopped: why the
     optimiser ended before it was done, else empty."""
 
     proven: Proven
-    gap: float
+    order_gap: float
+    gap: float | None
     stopped: str = ""
 
     @property
     def in_words(self) -> str:
-        """`order`, or `nothing (stopped early)`, for a table."""
-        return f"{self.proven} ({self.stopped})" if self.stopped else self.proven
+        """`order`, `order within 0.1 %`, or `nothing (stopped early)`, for a table."""
+        proven: str = self.proven
+        if self.proven == "nothing" and self.order_gap <= NEARLY:
+            proven = f"order within {share(NEARLY)}"
+        return f"{proven} ({self.stopped})" if self.stopped else proven
 
     @property
     def sentence(self) -> str:
         """What is proven, and how much faster a plan could still be."""
-        open_share = f"; the plan is {share(self.gap)} above its bound" if self.gap > CLAIM_ROUND_OFF else ""
+        above = (
+            f": the plan is {share(self.gap)} above what no placement can beat, {CLAIMED}"
+            if self.gap is not None
+            else ""
+        )
+        text = SENTENCES[self.proven].format(claimed=CLAIMED, order_gap=share(self.order_gap), open=above)
         stopped = f" (its optimiser: {self.stopped})" if self.stopped else ""
-        return f"Proven: {self.proven}. {_capital(SENTENCES[self.proven])}{open_share}{stopped}."
+        return f"{text}{stopped}."
 
 
 def proof_of_plan(plan: Plan, figures: Metrics) -> Proof:
@@ -60,14 +74,10 @@ def proof_of_plan(plan: Plan, figures: Metrics) -> Proof:
         proven = "schedule" if training else "order"
     else:
         proven = "placement" if placement else "nothing"
-    gap = figures.order_gap if over_placements is None else figures.gap
+    gap = None if over_placements is None else figures.gap
     stopped = "" if plan.claim is None or proven == "placement and order" else STOPPED.get(plan.claim.status, "")
-    return Proof(proven, gap, stopped)
+    return Proof(proven, figures.order_gap, gap, stopped)
 
 
 def _meets(seconds: float, bound: float) -> bool:
     return seconds <= bound * (1 + CLAIM_ROUND_OFF)
-
-
-def _capital(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]

@@ -1,4 +1,4 @@
-"""Who comes back: the name that a person typed is known in their browser, and the open plan stays open until another is chosen."""
+"""Who comes back: a typed name is known in its browser, and the open plan stays open until another is chosen."""
 
 from playwright.sync_api import Page, expect
 

@@ -10,6 +10,7 @@ from engine.result import Status
 from engine.simulate.metrics import Metrics, metrics
 from engine.simulate.proof import proof_of_plan
 from engine.systems import SYSTEMS, run
+from engine.units import share
 from tests.strategies import cluster_of, make_gpu
 from tests.systems.samples import chained, problem_of
 
@@ -58,10 +59,21 @@ def test_of_the_choices_whose_bound_is_met(linear, scope, total, order_bound, bo
         gap=None if bound is None else total / bound - 1,
     )
     proof = proof_of_plan(claimed(plan, scope), own)
-    assert proof.proven == proof.in_words == proven and proof.sentence.startswith(f"Proven: {proven}. ")
-    over = bound if scope == ANY and bound is not None else order_bound
-    assert proof.gap == pytest.approx(total / over - 1)
-    assert ("above its bound" in proof.sentence) is (total / over > 1 + 1e-6)
+    assert proof.proven == proof.in_words == proven
+    assert proof.order_gap == pytest.approx(total / order_bound - 1)
+    assert proof.gap == (own.gap if scope == ANY else None)
+    assert ("Not proven optimal" in proof.sentence) is (proven == "nothing")
+    assert ("above what no placement can beat" in proof.sentence) is (
+        proof.gap is not None and proven in ("order", "nothing")
+    )
+    assert (share(proof.order_gap) in proof.sentence) is (proven in ("placement", "nothing"))
+
+
+def test_an_order_that_nearly_meets_its_bound_is_proven_but_for_that(linear) -> None:
+    plan, figures = linear
+    for gap, words in ((5e-4, "order within 0.1 %"), (2e-3, "nothing")):
+        near = replace(figures, total=1 + gap, order_bound=1.0, order_gap=gap, bound=None, gap=None)
+        assert proof_of_plan(plan, near).proven == "nothing" and proof_of_plan(plan, near).in_words == words
 
 
 def test_without_a_claim_the_order_is_proven_all_the_same(linear) -> None:
@@ -96,4 +108,5 @@ def test_the_fewest_hops_prove_nothing_of_the_time(problem) -> None:
     plan = outcome.result.solution
     figures = metrics(plan, problem)
     assert proof_of_plan(plan, figures).proven in ("order", "nothing")
-    assert np.isclose(proof_of_plan(plan, figures).gap, figures.order_gap)
+    assert proof_of_plan(plan, figures).gap is None
+    assert np.isclose(proof_of_plan(plan, figures).order_gap, figures.order_gap)
