@@ -11,7 +11,6 @@ from app.text import plain
 from app.visitor import glossary, people
 from engine import units
 from engine.costs import choice
-from engine.result import relative_gap
 from engine.workload import RoutingTrace
 
 
@@ -141,16 +140,13 @@ def _model() -> None:
 
 def _plan() -> None:
     plan = cached.open_plan()
-    gap = (
-        units.share(relative_gap(plan.claim.objective, plan.claim.bound))
-        if plan and plan.claim and plan.claim.bound
-        else "—"
-    )
+    time = units.seconds(plan.claim.objective) if plan and plan.claim else ""
     with _popover(plan.name if plan else "No plan", ":material/route:", "plan", plan and plan.id):
-        if plan and plan.claim:
-            time = units.seconds(plan.claim.objective)
-            st.caption(f"{time} simulated · {gap} above the bound that its optimiser claims")
+        if time:
+            st.caption(f"{time}, simulated on what it was made for")
         plan_chooser.choose()
         st.page_link("../pages/optimise.py", label="Make a plan", icon=":material/play_arrow:")
-    if plan and plan.claim:
-        st.caption(f"{units.seconds(plan.claim.objective)}, {gap} above bound")
+    if time:
+        made_on = plan.provenance.inputs.get("workload")
+        elsewhere = made_on in state.workloads() and made_on != state.workload_digest()
+        st.caption(f"{time} on another recording" if elsewhere else time)

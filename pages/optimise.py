@@ -68,7 +68,8 @@ with form:
             )
 
 with actions:
-    if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted):
+    pressed = st.button("Run", type="primary", icon=":material/play_arrow:", disabled=not wanted)
+    if pressed or (state.take_run() and wanted):
         chosen = deployed.planned_first(problem, wanted, options)
         try:
             state.add_plan_job(widgets.start_job_on(problem, "optimise", {"systems": chosen}).id)

@@ -15,11 +15,16 @@ from engine.jobs import runner
 from engine.jobs.protocol import RESULT
 from engine.model import MoEModel
 from engine.plan import Plan
+from engine.problem import Problem
 from engine.result import Status
+from engine.simulate.metrics import input_digests
 from engine.store import team
 from engine.store.database import LostError, database
 from engine.systems.plan_names import names_of
 from engine.training import TrainingStep
+
+ROLES = {"workload": "recording", "cluster": "cluster", "model": "model"}
+"""Inputs of a plan that have names, and what people call them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +66,16 @@ def candidates() -> dict[str, Candidate]:
         id: candidate if candidate.plan.name == names[id] else _named(id, names[id], candidate.runtime, candidate)
         for id, candidate in by_id.items()
     }
+
+
+def made_for(plan: Plan, problem: Problem) -> str:
+    """What a plan was made for where that is not what is open: the names of its recording, cluster or model; else empty."""
+    described = dict(state.workloads())
+    for job in jobs(state.plan_jobs()):
+        described |= _inputs_of(job.id, job)
+    open_now, inputs = input_digests(problem), plan.provenance.inputs
+    others = {role: inputs[role] for role in ROLES if inputs.get(role) not in (None, open_now.get(role))}
+    return ", ".join(described.get(digest, f"another {ROLES[role]}") for role, digest in others.items())
 
 
 def _further() -> dict[str, Candidate]:

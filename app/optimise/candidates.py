@@ -38,7 +38,7 @@ def show(problem: Problem, aim: str) -> None:
             "the fullest GPU, without activations."
         )
     if len(shown):
-        plan_table.notes(shown.iloc[0])
+        plan_table.notes(shown.iloc[0], cached.made_for(cached.open_plan(), problem))
     st.page_link("../pages/timeline.py", label="See why on the timeline", icon=":material/view_timeline:")
 
 

@@ -211,10 +211,12 @@ def _steps(steps: float) -> str:
     return "at once" if steps <= 0 else f"{math.ceil(steps):,} pass{'es' * (steps > 1)}"
 
 
-def notes(row: pd.Series) -> None:
-    """What the optimiser found out about the open plan."""
+def notes(row: pd.Series, made_for: str) -> None:
+    """What the optimiser found out about the open plan. made_for: see `cached.made_for`"""
     lines = [f"**{plain(row['Plan'])}** · plan `{row['id'][:12]}`"]
     lines.append(f"- {plain(row['proof'])}")
     lines.append(f"- {balance.COLUMN}: {balance.sentence(row['Overload'])}")
+    if row["notes"] and made_for:
+        lines.append(f"- What its optimiser noted, all of it for {plain(made_for)}:")
     lines += [f"- {plain(about)}: {plain(units.quantity(**note))}" for about, note in row["notes"].items()]
     st.markdown("\n".join(lines))

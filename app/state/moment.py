@@ -15,7 +15,7 @@ _REVIEWED, _REFUSED, _WRITTEN, _POINTED = "reviewed", "refused", "written", "poi
 _VISIT, _TURNS, _RECALLED = "visit", "widget_turns", "recalled_person"
 _ADVISED_SPARE, _BRINGS_OWN = "advised_spare", "brings_own"
 _NOTICE, _LEFT_OUT, _BACK, _GONE = "notice", "left_out", "back", "gone"
-_OVERTAKEN, _NOT_STORED = "overtaken", "not_stored"
+_OVERTAKEN, _NOT_STORED, _RUN = "overtaken", "not_stored", "run"
 TYPED = "typed-"
 """How the keys of text fields begin whose text `keep_typed` keeps."""
 
@@ -284,6 +284,15 @@ def notice(text: str) -> None:
 
 def take_notice() -> str | None:
     return st.session_state.pop(_NOTICE, None)
+
+
+def ask_for_run() -> None:
+    """Have Optimise run what it has ticked as soon as it is drawn."""
+    st.session_state[_RUN] = True
+
+
+def take_run() -> bool:
+    return st.session_state.pop(_RUN, False)
 
 
 def say_left_out(text: str) -> None:

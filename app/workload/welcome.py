@@ -20,6 +20,7 @@ def show() -> None:
         with st.container(horizontal=True):
             if st.button("Plan the sample", type="primary", icon=":material/play_arrow:"):
                 samples.open_sample()
+                state.ask_for_run()
                 st.switch_page("../pages/optimise.py")
             st.button("Upload mine", icon=":material/upload:", on_click=state.bring_own)
             if st.button("Open the sample", type="tertiary", icon=":material/science:"):

@@ -19,6 +19,7 @@ from engine.store.database import database
 from engine.systems import SYSTEMS, TRAINING, run
 from engine.training import usual_step
 from engine.workload import RoutingTrace
+from tests.app.test_disks import said
 from tests.app.test_launch_page import ANOTHER, JOB, plan, problem_of
 from tests.app.test_pages import press, visit
 from tests.systems.samples import sample_problem
@@ -144,3 +145,17 @@ def test_other_recordings_in_words() -> None:
 )
 def test_gains_in_words(gain: float, words: str) -> None:
     assert gain_in_words(gain, "it") == words
+
+
+def test_a_plan_that_was_made_for_another_recording_says_so_wherever_it_stands(ana: AppTest) -> None:
+    """The figures are those of what is open; the plan's own time, in the sidebar, is of what it was made for."""
+    visit(ana, "optimise")
+    assert "Made for" not in said(ana.caption)
+    shifted = RoutingTrace("shifted", (problem_of(ana).workload.experts + 5) % 16, 16)
+    digest = store.save_workload(shifted)
+    ana.session_state["workloads"] = {**ana.session_state["workloads"], digest: "shifted"}
+    ana.session_state["workload"] = digest
+    for page in ("optimise", "timeline", "what_if"):
+        visit(ana, page)
+        assert "Made for alpha-code; the figures are for what is open now" in said(ana.caption), page
+        assert "on another recording" in said(ana.caption), page

@@ -8,8 +8,9 @@ from streamlit.testing.v1 import AppTest
 from app import samples
 from app.charts.welcome import gain
 from app.text import plain
-from engine import formats
+from engine import formats, store
 from engine.costs import Datasheet
+from engine.jobs import runner
 from engine.problem import make_problem
 from engine.systems import SYSTEMS, run
 from tests.app.test_pages import ROOT, press, visit
@@ -48,6 +49,9 @@ def test_a_newcomer_plans_the_sample_with_one_click(app: AppTest):
     assert welcomes(app) and any("before you deploy it" in header.value for header in app.header)
     press(app, "Plan the sample")
     assert app.header[0].value == "Optimise" and any(button.label == "Run" for button in app.button)
+    (job,) = app.session_state["plan_jobs"]
+    runner.wait(runner.find(job, store.data_folder()), 60)
+    assert len(app.run().dataframe[0].value) == 4 and app.session_state["plan_jobs"] == [job], "it runs once"
     assert not welcomes(visit(app, "workload"))
 
 

@@ -98,11 +98,9 @@ def newcomer(journey: Journey, folder: Path) -> None:
         with journey.step(page, "start page"):
             page.goto(journey.address)
             expect(page.locator(TITLES, has_text="as fast")).to_be_in_viewport(ratio=1)
-        with journey.step(page, "sample"):
-            click(page.get_by_role("button", name="Plan the sample"))
-            expect(page.get_by_role("heading", name="Optimise", exact=True)).to_be_visible()
         with journey.step(page, "plans"):
-            journey.plan(page)
+            click(page.get_by_role("button", name="Plan the sample"))
+            wait_for_plans(page)
         with journey.step(page, "Gantt"):
             click(page.get_by_role("link", name="See why on the timeline"))
             expect(page.locator(".js-plotly-plot").first).to_be_visible()
@@ -239,7 +237,7 @@ def team(journey: Journey, folder: Path) -> None:
         with journey.step(ana, "Ana plans"):
             ana.goto(journey.address)
             click(ana.get_by_role("button", name="Plan the sample"))
-            journey.plan(ana)
+            wait_for_plans(ana)
         with journey.step(ana, "Ana asks"):
             call_oneself(journey, ana, "Ana")
             journey.visit(ana, "Review")

@@ -4,10 +4,10 @@ import time
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import RUN, TITLES, Clicks, settle, shoot
+from tests.browser.conftest import TITLES, Clicks, settle, shoot
 
 
-def test_from_the_start_page_to_a_gantt_in_three_clicks_and_a_finished_launch_in_five(page: Page, start_studio) -> None:
+def test_from_the_start_page_to_a_gantt_in_two_clicks_and_a_finished_launch_in_four(page: Page, start_studio) -> None:
     page.goto(start_studio(cold=True))
     click, begun = Clicks(), time.monotonic()
     gain = page.locator(TITLES)
@@ -18,13 +18,9 @@ def test_from_the_start_page_to_a_gantt_in_three_clicks_and_a_finished_launch_in
 
     click(page.get_by_role("button", name="Plan the sample"))
     expect(page.get_by_text("8 layers × 16 experts")).to_be_visible(timeout=60_000)
-    settle(page)
-    shoot(page, "2-sample")
-
-    click(page.get_by_role("button", name=RUN))
     expect(page.get_by_text("done · ")).to_be_visible(timeout=120_000)
     settle(page)
-    shoot(page, "3-optimise")
+    shoot(page, "2-optimise")
 
     click(page.get_by_role("link", name="See why on the timeline"))
     gantt = page.locator(".js-plotly-plot").first
@@ -33,8 +29,8 @@ def test_from_the_start_page_to_a_gantt_in_three_clicks_and_a_finished_launch_in
     for name in ("Aurora ·", "Random order (RCS) ·", "Shortest job first (SJF) ·"):
         expect(gantt.get_by_text(name).first).to_be_visible()
     print(f"a plan and its Gantt after {time.monotonic() - begun:.1f} s")
-    assert click.count == 3
-    shoot(page, "4-timeline")
+    assert click.count == 2
+    shoot(page, "3-timeline")
 
     click(page.get_by_role("link", name="Launch", exact=True))
     expect(page.get_by_role("spinbutton", name="Ranks")).to_have_value("4", timeout=60_000)
@@ -42,5 +38,5 @@ def test_from_the_start_page_to_a_gantt_in_three_clicks_and_a_finished_launch_in
     expect(page.get_by_text("Measured / predicted")).to_be_visible(timeout=180_000)
     settle(page)
     expect(page.get_by_text("Output differs by")).to_be_visible()
-    shoot(page, "5-launch")
-    assert click.count == 5
+    shoot(page, "4-launch")
+    assert click.count == 4
