@@ -6,12 +6,13 @@ from app import opening, state
 from app.text import plain
 
 
-def show(key: str, label: str, help: str, gpu_type: str | None = None) -> None:
+def show(key: str, label: str, help: str, gpu_type: str | None = None, tells: bool = True) -> None:
     """A drop zone, and below it what its files were opened as, or why they were not.
 
     key: of its widget; label: what this page hopes for; help: which files those are; gpu_type: of machines whose files do not
-    name it. Files of one recording may be dropped one after another: those still in the zone are read with them. One that was
-    refused is read again once another model or cluster is open, or a file beside it leaves: it may have been for that.
+    name it; tells: say what files were opened as, else the page does. Files of one recording may be dropped one after another:
+    those still in the zone are read with them. One that was refused is read again once another model or cluster is open, or a
+    file beside it leaves: it may have been for that.
     """
     files = st.file_uploader(
         label, accept_multiple_files=True, key=key, help=f"{help} Any other file finds its place too."
@@ -31,7 +32,7 @@ def show(key: str, label: str, help: str, gpu_type: str | None = None) -> None:
                 (state.complain if answer.refused else state.answer_upload)(id, answer.text)
         if any(answer is not None and not answer.refused for answer in answers):
             st.rerun()
-    for text in state.answers_of_uploads(ids):
+    for text in state.answers_of_uploads(ids) if tells else []:
         st.caption(f":material/check: {plain(text)}")
     for complaint in state.complaints(ids):
         st.error(plain(complaint), icon=":material/error:")

@@ -175,6 +175,8 @@ def segments(label: str, options: Iterable, format_func: Callable[[Any], str] = 
         icon, text = re.fullmatch(r"(:material/\w+: )?(.*)", format_func(option), re.DOTALL).groups("")
         return f"{icon}:gray[{text}]"
 
+    # What is chosen is not unchosen by a second press, which would leave nothing lit and yet show something.
+    arguments.setdefault("required", arguments.get("default") is not None)
     return st.segmented_control(label, options, format_func=gray, **arguments)
 
 

@@ -5,7 +5,7 @@ import streamlit as st
 
 from app import cached, header, kept, model_catalogue, state, tables, widgets
 from app.charts import workload as charts
-from app.workload import checks, figures, save, sources, welcome
+from app.workload import checks, figures, recordings, save, sources, welcome
 from engine.workload import RoutingTrace
 
 ROWS_SHOWN = 1000
@@ -24,6 +24,7 @@ if workload is None:
     else:
         st.info("Drop a recording, open one of the samples, or take everything at once:", icon=":material/info:")
         widgets.sample_button()
+    recordings.show()
     st.stop()
 
 inspection = cached.inspection()
@@ -62,3 +63,4 @@ elif isinstance(workload, RoutingTrace):
     tables.show(pd.DataFrame(columns).rename_axis("token"))
 else:
     tables.show(pd.DataFrame(workload.load).rename_axis("layer"))
+recordings.show()

@@ -205,27 +205,28 @@ def capacity(
     """Time against cost: the front of the sizes that are faster than every smaller one, the bound below it, the target as a
     line, and the smallest size that meets it.
 
-    price: of a GPU-hour in the person's own currency, for cost an hour in place of the number of GPUs; dark: of the page.
+    price: of a part for an hour in the person's own currency, for cost per hour in place of the number of GPUs; dark: of the
+    page.
     """
     planned = sorted((point for point in points if point.total is not None), key=lambda point: point.gpus)
     factor, unit = scale_of(max([target, *(point.total for point in planned)]), TIME)
-    each, fewest = price or 1.0, smallest(points, target)
+    fewest = smallest(points, target)
     best = np.minimum.accumulate([math.inf, *(point.total for point in planned)])
     front = [point for point, before in zip(planned, best, strict=False) if point.total < before]
     behind = [point for point in planned if point not in front]
     figure = go.Figure()
     _add_sizes(figure, "front: no smaller size is as fast", front, target, price, factor, TEAL, "lines+markers")
     _add_sizes(figure, "slower than a smaller size", behind, target, price, factor, NEUTRAL, "markers")
-    _add_bound(figure, planned, factor, unit, each)
-    refused = [point.gpus for point in points if point.total is None]
+    _add_bound(figure, planned, factor, unit, price)
+    refused = [point for point in points if point.total is None]
     if refused:
         figure.add_scatter(
-            x=[each * gpus for gpus in refused],
+            x=[_across(point, price) for point in refused],
             y=[target / factor] * len(refused),
             mode="markers",
             name="cannot be planned",
             marker={"symbol": "x", "size": 10, "color": SECOND},
-            text=[f"{gpus} GPUs: cannot be planned" for gpus in refused],
+            text=[f"{point.gpus} GPUs: cannot be planned" for point in refused],
             hovertemplate="%{text}<extra></extra>",
         )
     figure.add_hline(
@@ -236,7 +237,7 @@ def capacity(
     )
     if fewest is not None:
         figure.add_annotation(
-            x=each * fewest.gpus,
+            x=_across(fewest, price),
             y=fewest.total / factor,
             text=f"<b>{fewest.gpus} GPUs</b>{_priced(fewest, price)}",
             showarrow=False,
@@ -245,10 +246,10 @@ def capacity(
             xshift=6,
             yshift=4,
         )
-    across = "GPUs" if price is None else f"cost of an hour, at {digits(price)} a GPU"
+    across = "GPUs" if price is None else "cost per hour"
     figure.update_xaxes(title=across, rangemode="tozero", showgrid=False)
     figure.update_yaxes(title=f"time, {unit} (simulated)", rangemode="tozero")
-    return finish(figure, _answer(points, fewest, target, complete), 420, legend=LEGEND)
+    return finish(figure, _answer(points, fewest, target, complete, price), 420, legend=LEGEND)
 
 
 def _add_sizes(
@@ -263,7 +264,7 @@ def _add_sizes(
 ) -> None:
     """Planned sizes, those that meet the target filled. factor: seconds of the time axis's unit; mode: of `go.Scatter`."""
     figure.add_scatter(
-        x=[(price or 1.0) * point.gpus for point in sizes],
+        x=[_across(point, price) for point in sizes],
         y=[point.total / factor for point in sizes],
         mode=mode,
         name=name,
@@ -283,26 +284,39 @@ def _add_sizes(
 
 
 def _priced(point: CapacityPoint, price: float | None) -> str:
-    return "" if price is None else f", {digits(price * point.gpus)} an hour"
+    return "" if price is None else f", {digits(price * point.parts)} per hour"
 
 
-def _add_bound(figure: go.Figure, planned: Sequence[CapacityPoint], factor: float, unit: str, each: float) -> None:
+def _across(point: CapacityPoint, price: float | None) -> float:
+    """Where a size stands: at its cost per hour, or its GPUs where nobody said what a part costs."""
+    return float(point.gpus) if price is None else price * point.parts
+
+
+def _add_bound(
+    figure: go.Figure, planned: Sequence[CapacityPoint], factor: float, unit: str, price: float | None
+) -> None:
     """What no placement of the kind can beat, at the sizes where that is proven."""
     proven = [point for point in planned if point.scope == "placement and order"]
     figure.add_scatter(
-        x=[each * point.gpus for point in proven],
+        x=[_across(point, price) for point in proven],
         y=[point.bound / factor for point in proven],
         customdata=[point.gpus for point in proven],
         mode="lines",
-        name="bound: any such placement, any order",
+        name="lower bound (any placement, any order)",
         line={"color": NEUTRAL, "width": 1, "dash": "dash"},
         hovertemplate=f"%{{customdata}} GPUs: bound %{{y:.3g}} {unit}<extra></extra>",
     )
 
 
-def _answer(points: Sequence[CapacityPoint], fewest: CapacityPoint | None, target: float, complete: bool) -> str:
+def _answer(
+    points: Sequence[CapacityPoint],
+    fewest: CapacityPoint | None,
+    target: float,
+    complete: bool,
+    price: float | None = None,
+) -> str:
     if fewest is not None:
-        return f"{fewest.gpus} GPUs are enough for {seconds(target)}: {seconds(fewest.total)}"
+        return f"{fewest.gpus} GPUs are enough for {seconds(target)}: {seconds(fewest.total)}{_priced(fewest, price)}"
     planned = [point for point in points if point.total is not None]
     if not complete:
         return f"So far: up to {points[-1].gpus} GPUs miss the target" if points else "No points yet"

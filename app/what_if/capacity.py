@@ -1,12 +1,13 @@
 """The What-if page's search for the number of GPUs that a target time takes."""
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from app import kept, state, tables, widgets
+from app import cached, kept, state, tables, widgets
 from app.charts import what_if_studies as charts
 from app.text import plain
 from app.what_if import jobs
@@ -15,6 +16,7 @@ from engine import units
 from engine.errors import InputError
 from engine.plan import Plan
 from engine.problem import Problem
+from engine.store.problems import problem_arguments
 from engine.studies.capacity import CapacityPoint, grown, ladder, most_gpus, parts_of, smallest
 from engine.systems import SYSTEMS, systems_for
 from engine.workload import RoutingTrace, TrafficMatrix
@@ -23,8 +25,8 @@ from engine.workload import RoutingTrace, TrafficMatrix
 def capacity(problem: Problem) -> None:
     """How many GPUs for a target time."""
     st.caption(
-        "The smallest cluster of equal parts whose plan meets a target time. Sizes around the open cluster are planned for "
-        "from scratch, then all between the smallest that meets the target and the next below it."
+        "Finds the smallest cluster of equal parts that meets a target time. Every size gets a plan of its own: first sizes "
+        "around the open cluster, then all between the smallest that meets the target and the next one below it."
     )
     if isinstance(problem.workload, TrafficMatrix):
         st.info(
@@ -112,28 +114,60 @@ def _show(problem: Problem, result: dict[str, Any], complete: bool) -> None:
     if not points:
         return
     target = result["target"]
-    price = kept.number_input(
-        "Price per GPU-hour",
-        0.01,
-        None,
-        None,
-        width=180,
-        key="what-if-price",
-        placeholder="optional",
-        help="what you pay for one GPU, in any currency; the chart then shows what an hour of each size costs",
-    )
+    nodes = parts_of(problem.cluster).get(result["title"])
+    price = _price(Counter(gpu.type for node in nodes for gpu in node.gpus)) if nodes else None
     dark = st.context.theme.type == "dark"
     widgets.chart(charts.capacity(points, target, complete, price, dark), "what-if-capacity")
     st.caption(honestly(points, target, result, complete))
-    tables.show(as_text(points, target), hide_index=True)
+    for sentence in _answers_of_other_parts(problem, result):
+        st.markdown(plain(sentence))
+    tables.show(as_text(points, target, price), hide_index=True)
     fewest = smallest(points, target)
     with st.container(horizontal=True, vertical_alignment="center"):
-        if fewest and st.button(f"Open the cluster of {fewest.gpus} GPUs", icon=":material/dns:", key="what-if-grown"):
-            nodes = parts_of(problem.cluster).get(result["title"])
-            if nodes is not None:
-                state.open_cluster(grown(problem.cluster, nodes, fewest.parts))
-                st.rerun(scope="app")
+        opens = f"Open the cluster of {fewest.gpus} GPUs" if fewest else ""
+        if opens and nodes and st.button(opens, icon=":material/dns:", key="what-if-grown"):
+            state.open_cluster(grown(problem.cluster, nodes, fewest.parts))
+            st.rerun(scope="app")
         jobs.download(points, "capacity")
+
+
+def _price(counts: Counter[str]) -> float | None:
+    """What a part costs per hour, once a person has said what each GPU of it costs. counts: of its GPUs, by type."""
+    with st.container(horizontal=True):
+        prices = {
+            kind: kept.number_input(
+                f"Price per {plain(kind)}-hour",
+                0.01,
+                None,
+                None,
+                width=180,
+                key=f"what-if-price-{kind}",
+                placeholder="optional",
+                help="What you pay for one GPU, in any currency. The chart then shows what each size costs per hour.",
+            )
+            for kind in counts
+        }
+    if None in prices.values():
+        return None
+    return sum(prices[kind] * count for kind, count in counts.items())
+
+
+def _answers_of_other_parts(problem: Problem, result: dict[str, Any]) -> list[str]:
+    """What earlier searches of this session found for the same target with clusters of other parts."""
+    about, sentences = problem_arguments(problem), {}
+    for job in cached.jobs(state.study_jobs()):
+        asked = job.request.arguments
+        same = job.request.kind == "capacity" and {name: asked.get(name) for name in about} == about
+        if not same or asked["target"] != result["target"] or asked["title"] in (result["title"], *sentences):
+            continue
+        found = cached.result_of(job) or {"points": []}
+        fewest = smallest([CapacityPoint.from_dict(point) for point in found["points"]], asked["target"])
+        if fewest is not None:
+            sentences[asked["title"]] = (
+                f"Searched before, built from {asked['title']}: {fewest.gpus} GPUs meet the same target, with "
+                f"{units.seconds(fewest.total)}."
+            )
+    return list(sentences.values())
 
 
 def honestly(points: list[CapacityPoint], target: float, result: dict[str, Any], complete: bool) -> str:
@@ -172,8 +206,8 @@ def _untried(points: list[CapacityPoint], fewest: CapacityPoint) -> list[int]:
     return [parts * own for parts in range(1, fewest.parts) if parts not in tried]
 
 
-def as_text(points: list[CapacityPoint], target: float) -> pd.DataFrame:
-    """The sizes tried, as text with units."""
+def as_text(points: list[CapacityPoint], target: float, price: float | None = None) -> pd.DataFrame:
+    """The sizes tried, as text with units. price: of a part for an hour"""
     factor, unit = units.scale_of(max([target, *(point.total or 0.0 for point in points)]), units.TIME)
 
     def state_of(point: CapacityPoint) -> str:
@@ -188,6 +222,7 @@ def as_text(points: list[CapacityPoint], target: float) -> pd.DataFrame:
             "GPUs": [str(point.gpus) for point in points],
             f"Time, {unit}": ["—" if point.total is None else units.digits(point.total / factor) for point in points],
             f"Bound, {unit}": ["—" if point.bound is None else units.digits(point.bound / factor) for point in points],
+            **({} if price is None else {"Cost per hour": [units.digits(price * point.parts) for point in points]}),
             "": [state_of(point) for point in points],
         }
     )

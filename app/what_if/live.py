@@ -157,7 +157,7 @@ def choose(problem: Problem) -> Change:
     factors = dict(at)
     if problem.goal is not Goal.TRAINING:
         at["dtype"] = kept.selectbox(
-            "Numbers",
+            "Number format",
             DTYPES,
             DTYPES.index(AS_NOW),
             lambda dtype: f"{dtype} ({problem.model.dtype})" if dtype == AS_NOW else dtype,
@@ -298,7 +298,7 @@ def _show(problem: Problem, plans: dict[str, Plan | None], change: Change, is_op
 def _said(problem: Problem, is_open: bool, change: Change) -> str:
     parts = [] if is_open else ["No plan is open: this is what is deployed."]
     if is_quick(problem):
-        parts.append("Simulated: placement and order of sends stay as they are, only what the sliders say changes.")
+        parts.append("Simulated: placement and order of sends stay as they are, only what the sliders set changes.")
     else:
         parts.append(
             "Too large to simulate every send while a slider moves: each all-to-all takes what its busiest port "
@@ -313,7 +313,10 @@ def _said(problem: Problem, is_open: bool, change: Change) -> str:
         parts.append("Width and numbers of a training step are set on the Optimise page.")
     if change.tokens != 1 and isinstance(problem.workload, RoutingTrace) and problem.goal is not Goal.TRAINING:
         parts.append(f"{problem.workload.tokens * change.tokens:,.0f} tokens per pass.")
-    return " ".join([*parts, f"Costs: {plain(problem.cost_source)}."])
+    costs = f"Costs: {plain(problem.cost_source)}"
+    if change.contention:
+        costs += f", but every further send at a port makes bytes there take {units.share(change.contention)} longer"
+    return " ".join([*parts, f"{costs}."])
 
 
 NO_CHANGE = Change()

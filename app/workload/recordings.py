@@ -9,7 +9,7 @@ from engine.studies.inspection import KINDS, skew_of_layers
 from engine.workload import DECODE, RoutingTrace
 
 MOST_ROWS, ROW_HEIGHT = 5, 35
-NAME_WIDTH, CROSS_WIDTH = 150, 40
+NAME_WIDTH, CROSS_WIDTH = 230, 40
 """Pixels, as the heights: columns stay where they are, whichever recording is open."""
 OPEN, REMOVE = "recordings-open", "recordings-remove"
 
@@ -19,6 +19,7 @@ def show() -> None:
     digests = list(state.workloads())
     if len(digests) < 2:
         return
+    st.subheader("Recordings of this session", anchor=False)
     rows = [_row(digest) for digest in digests]
     tables.show(
         rows,

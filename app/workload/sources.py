@@ -3,38 +3,43 @@
 import streamlit as st
 
 from app import drop_zone, model_catalogue, samples, state
-from app.workload import guide, recordings
+from app.text import plain
+from app.workload import guide
 
 ZONE = "recordings"
 
 
 def show() -> None:
-    """In full while nothing is open, and while the zone has files: it says what they were opened as, or why not. Else one
-    line, which leaves the room to the charts."""
+    """In full while nothing is open, and where a dropped file was refused. Else one line, and below it what the files in the
+    zone were opened as, which leaves the room to the charts."""
     known = len(state.workloads())
+    dropped = [file.file_id for file in st.session_state.get(ZONE) or []]
+    folded = state.workload_digest() is not None and not state.complaints(dropped)
     title = "Add a recording or open a sample" if known else "Open a recording or a sample"
     beside = f" · {known} in this session" if known > 1 else ""
     with st.expander(
         f"{title}{beside}",
-        expanded=state.workload_digest() is None or bool(st.session_state.get(ZONE)),
+        expanded=not folded,
         icon=":material/upload_file:",
         type="compact" if known else "default",
         key="sources",
     ):
         drop, gallery = st.columns([2, 3], gap="large")
         with drop:
-            _drop()
+            _drop(tells=not folded)
         with gallery:
             _samples()
-        recordings.show()
+    if folded and (answers := state.answers_of_uploads(dropped)):
+        st.caption(f":material/check: {plain('; '.join(answers))}")
 
 
-def _drop() -> None:
+def _drop(tells: bool) -> None:
     drop_zone.show(
         ZONE,
         "Routing logs, expert loads, traffic matrices, a model's config.json",
         "Recordings of SGLang, vLLM, TensorRT-LLM and Megatron-Core, tables, NumPy files; several files of one recording, "
         "or an archive of them (docs/formats.md).",
+        tells=tells,
     )
     st.caption("Up to 200 MB per file. For more, record fewer tokens, or save as .npz or Parquet, which are smaller.")
     guide.button()

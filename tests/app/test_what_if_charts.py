@@ -11,6 +11,7 @@ from app.charts import what_if_synthetic as synthetic
 from app.charts.what_if import Case
 from app.charts.what_if_contention import contention as contention_chart
 from app.charts.what_if_curve import curve as curve_chart
+from app.what_if import capacity
 from engine.studies.capacity import CapacityPoint
 from engine.studies.contention import ContentionPoint
 from engine.studies.curve import ANEW, CurvePoint
@@ -160,7 +161,7 @@ def test_capacity_marks_the_smallest_that_meets_the_target() -> None:
     assert figure.layout.title.text == "12 GPUs are enough for 1.5 s: 1 s"
     assert list(figure.data[0].marker.symbol) == ["circle-open", "circle"]
     assert next(trace for trace in figure.data if trace.name == "cannot be planned").x == (4,)
-    assert next(trace for trace in figure.data if trace.name.startswith("bound")).x == (8, 12)
+    assert next(trace for trace in figure.data if trace.name.startswith("lower bound")).x == (8, 12)
     assert charts.capacity(points[:2], 1.5, False).layout.title.text == "So far: up to 8 GPUs miss the target"
     assert "the best, 8 GPUs" in charts.capacity(points[:2], 1.5).layout.title.text
     assert charts.capacity(points[:1], 1.5).layout.title.text == "No size could be planned for"
@@ -172,9 +173,15 @@ def test_time_against_cost_is_a_front_of_sizes_that_pay() -> None:
     front, off = charts.capacity(points, 1.5).data[:2]
     assert list(front.x) == [4, 8, 16] and list(front.y) == [3, 2, 1] and front.line.shape == "hv"
     assert list(off.x) == [12]
-    priced = charts.capacity(points, 1.5, price=2.5)
-    assert list(priced.data[0].x) == [10, 20, 40] and "40 an hour" in priced.data[0].customdata[-1]
-    assert priced.layout.xaxis.title.text == "cost of an hour, at 2.5 a GPU"
+    priced = charts.capacity(points, 1.5, price=10.0)  # of a part, four GPUs of any mix
+    assert list(priced.data[0].x) == [10, 20, 40] and "40 per hour" in priced.data[0].customdata[-1]
+    assert priced.layout.xaxis.title.text == "cost per hour" and priced.layout.title.text.endswith("1 s, 40 per hour")
+    assert capacity.as_text(sorted(points, key=lambda point: point.parts), 1.5, 10.0)["Cost per hour"].tolist() == [
+        "10",
+        "20",
+        "30",
+        "40",
+    ]
 
 
 def test_popularity_is_by_rank_or_by_expert() -> None:

@@ -198,12 +198,14 @@ def planner(journey: Journey, folder: Path) -> None:
             journey.visit(page, "What-if")
             click(page.get_by_test_id("stMain").get_by_role("radio", name="How many GPUs"))
             click(page.get_by_role("button", name="Find the number of GPUs"))
-            price = page.get_by_role("spinbutton", name="Price per GPU-hour")
-            expect(price).to_be_visible(timeout=JOB_TIMEOUT)
+            prices = {kind: page.get_by_role("spinbutton", name=f"Price per {kind}-hour") for kind in ("H100", "L40S")}
+            expect(prices["H100"]).to_be_visible(timeout=JOB_TIMEOUT)
             expect(page.get_by_test_id("stMain").get_by_test_id("stProgress")).to_have_count(0, timeout=JOB_TIMEOUT)
-            price.fill("2.5")
-            page.keyboard.press("Enter")
-            expect(front.locator(".xtitle")).to_contain_text("cost of an hour")
+            for kind, price in (("H100", "2.5"), ("L40S", "0.9")):
+                prices[kind].fill(price)
+                page.keyboard.press("Enter")
+                settle(page)
+            expect(front.locator(".xtitle")).to_contain_text("cost per hour")
         with journey.step(page, "brief"):
             journey.visit(page, "Review")
             journey.save_in_new_workspace(page)

@@ -8,6 +8,8 @@ from playwright.sync_api import Locator, Page, expect
 from app.workload.recordings import CROSS_WIDTH, NAME_WIDTH, ROW_HEIGHT
 from tests.browser.conftest import settle
 
+ON_NAME = 40
+"""Pixels from the left: on every name."""
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 
@@ -33,7 +35,7 @@ def test_a_click_opens_a_recording_and_the_cross_removes_it(page: Page, start_st
     table = page.get_by_test_id("stDataFrame").first
     expect(names(table)).to_have_text(["alpha-code", "alpha-prose", "traffic-8 (open)"])
     settle(page)
-    click(page, table, 1, NAME_WIDTH / 2)
+    click(page, table, 1, ON_NAME)
     expect(names(table)).to_have_text(["alpha-code", "alpha-prose (open)", "traffic-8"])
     click(page, table, 1, NAME_WIDTH + CROSS_WIDTH / 2)
     expect(names(table)).to_have_text([re.compile("alpha-code"), "traffic-8 (open)"])
