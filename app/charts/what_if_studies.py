@@ -245,7 +245,7 @@ def capacity(
             xshift=6,
             yshift=4,
         )
-    across = "GPUs" if price is None else f"cost of an hour, at {digits(price)} a GPU"
+    across = "GPUs" if price is None else f"cost per hour, at {digits(price)} per GPU"
     figure.update_xaxes(title=across, rangemode="tozero", showgrid=False)
     figure.update_yaxes(title=f"time, {unit} (simulated)", rangemode="tozero")
     return finish(figure, _answer(points, fewest, target, complete), 420, legend=LEGEND)
@@ -283,7 +283,7 @@ def _add_sizes(
 
 
 def _priced(point: CapacityPoint, price: float | None) -> str:
-    return "" if price is None else f", {digits(price * point.gpus)} an hour"
+    return "" if price is None else f", {digits(price * point.gpus)} per hour"
 
 
 def _add_bound(figure: go.Figure, planned: Sequence[CapacityPoint], factor: float, unit: str, each: float) -> None:

@@ -48,10 +48,10 @@ def test_totals_before_and_after() -> None:
     text = next(trace for trace in figure.data if trace.type == "scatter" and trace.mode == "text").text
     assert list(text) == [
         " 1 s",
-        " 500 ms · 0.5× of now",
+        " 500 ms, 0.5× today's",
         " 2 s",
-        " 1 s · 0.5× of now",
-        " 250 ms · 0.5× of Aurora, changed",
+        " 1 s, 0.5× today's",
+        " 250 ms, 0.5× that of Aurora, changed",
     ]
     assert "changed: network 2×" in figure.layout.xaxis.title.text
 
@@ -173,8 +173,8 @@ def test_time_against_cost_is_a_front_of_sizes_that_pay() -> None:
     assert list(front.x) == [4, 8, 16] and list(front.y) == [3, 2, 1] and front.line.shape == "hv"
     assert list(off.x) == [12]
     priced = charts.capacity(points, 1.5, price=2.5)
-    assert list(priced.data[0].x) == [10, 20, 40] and "40 an hour" in priced.data[0].customdata[-1]
-    assert priced.layout.xaxis.title.text == "cost of an hour, at 2.5 a GPU"
+    assert list(priced.data[0].x) == [10, 20, 40] and "40 per hour" in priced.data[0].customdata[-1]
+    assert priced.layout.xaxis.title.text == "cost per hour, at 2.5 per GPU"
 
 
 def test_popularity_is_by_rank_or_by_expert() -> None:
