@@ -15,7 +15,10 @@ def show(key: str, label: str, help: str, gpu_type: str | None = None, tells: bo
     file beside it leaves: it may have been for that.
     """
     files = st.file_uploader(
-        label, accept_multiple_files=True, key=key, help=f"{help} Any other file finds its place too."
+        label,
+        accept_multiple_files=True,
+        key=key,
+        help=f"{help} Cluster, model, plan and measurement files are recognised as well.",
     )
     ids = [file.file_id for file in files]
     state.look_again(key, ids)

@@ -35,11 +35,11 @@ def _say_what_is_not_kept() -> None:
     if state.is_overtaken():
         with st.container(horizontal=True, vertical_alignment="center", key="overtaken"):
             st.warning(
-                "This session was changed in another tab. What is changed in this one is not kept until you choose.",
+                "This session was changed in another tab. Changes in this tab are not saved until you choose.",
                 icon=":material/tab:",
             )
-            st.button("Open what the other tab has", icon=":material/sync:", on_click=state.open_newer)
-            st.button("Keep what this tab has", icon=":material/save:", on_click=state.keep_older)
+            st.button("Load the other tab's version", icon=":material/sync:", on_click=state.open_newer)
+            st.button("Keep this tab's version", icon=":material/save:", on_click=state.keep_older)
     elif reason := state.not_stored():
         with st.container(horizontal=True, vertical_alignment="center", key="not-stored"):
             st.error(f"What you change stays in this tab only: {plain(reason)}.", icon=":material/error:")

@@ -247,7 +247,7 @@ def _plan(part: formats.Part, _: Known) -> str:
     file, model, cluster = open_plan_file(path), state.model(), state.cluster()
     if model is None or cluster is None:
         missing = " and ".join(what for what, there in (("model", model), ("cluster", cluster)) if there is None)
-        raise InputError(f"{path.name}: is {part.format.title}; open its {missing} first")
+        raise InputError(f"{path.name}: is {part.format.title}, not a recording: open its {missing} first")
     deployed = file.deployed(model, len(cluster.gpus))
     plan = file.plan or plan_of(deployed, path.name)
     try:

@@ -35,7 +35,8 @@ class Frozen(BaseModel):
         try:
             data = from_json(text if isinstance(text, str) else text.decode(json.detect_encoding(text)))
         except ValueError as error:  # also bytes that are no text, and nesting beyond what the parser takes
-            raise InputError(f"{where}: not valid JSON ({error})") from None
+            cut_off = "; it may be cut off" if str(error).startswith("EOF") else ""
+            raise InputError(f"{where}: not valid JSON ({error}){cut_off}") from None
         return cls.from_dict(data, where)
 
     def __eq__(self, other: object) -> bool:

@@ -9,7 +9,7 @@ from app.charts import affinity as charts
 from app.text import plain
 from engine import units
 from engine.studies.affinity import kept_by_pair
-from engine.workload import RoutingTrace
+from engine.workload import RoutingTrace, TrafficMatrix
 
 PACE = 1.5
 """Seconds between two steps of the play button."""
@@ -21,9 +21,10 @@ actions = header.show(
 problem = widgets.needed_problem()
 trace, digest = problem.workload, state.workload_digest()
 if not isinstance(trace, RoutingTrace):
+    kind = "traffic" if isinstance(trace, TrafficMatrix) else "loads"
     st.info(
-        f"{plain(trace.name)} says how much every expert or GPU got, but not where a token went next. Open a routing log, "
-        "such as one of the samples of Alpha or Beta.",
+        f"{plain(trace.name)} contains {kind} only, not the path of each token. Record a routing log, or open one of the "
+        "samples of Alpha or Beta.",
         icon=":material/info:",
     )
     st.page_link("../pages/workload.py", label="Open a routing log", icon=":material/upload:")
@@ -50,8 +51,8 @@ if trace.k > 1:
             label_visibility="collapsed",
         )
     said.append(
-        "Hops lead from the first choice of a layer to that of the next, one a token, or from every choice to every choice, "
-        "k × k pairs a token."
+        "Hops lead from the first choice of a layer to that of the next, one per token, or from every choice to every choice, "
+        "k × k pairs per token."
     )
     first_choice = hops == "First choices" if hops else not by_id
     if by_id:

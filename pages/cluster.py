@@ -45,7 +45,7 @@ with between:
     summary.speeds(cluster)
     pairs.show()
 with times:
-    st.caption("Every simulated time counts with these costs; each page names them.")
+    st.caption("Every simulated time uses these costs; each page names them.")
     costs.choose(cluster, state.model())
     measuring.show(cluster, state.model())
 with trusted:

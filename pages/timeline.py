@@ -55,7 +55,7 @@ except InputError as error:  # sizes that the chosen costs were not measured for
 
 def download() -> None:
     st.download_button(
-        "Perfetto file of the open plan",
+        "Download Perfetto trace",
         lambda: write_trace(timelines[name_of(plan.id)]),
         "timeline.json",
         "application/json",
@@ -79,7 +79,11 @@ drawn_by = GPUS
 if len(problem.cluster.gpus) > lanes.MOST_LANES:
     folds = lanes.folds(problem.cluster)
     drawn_by = kept.segments(
-        "A lane for each of the", [*folds, GPUS], default=next(iter(folds)), key="timeline-lanes"
+        "One lane per",
+        [*folds, GPUS],
+        lambda name: name.removesuffix("s"),
+        default=next(iter(folds)),
+        key="timeline-lanes",
     ) or next(iter(folds))
 drawable = timelines
 if drawn_by != GPUS:

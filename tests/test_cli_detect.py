@@ -98,8 +98,6 @@ def test_inspect_says_that_logs_of_pairs_are_a_set(engine, tmp_path):
     answer = engine.json("inspect", tmp_path)
     assert (answer["kind"], answer["format"], answer["checks"][0]["severity"]) == ("pairs", "nccl-pairs", "ok")
     text = engine.text("inspect", *sorted(tmp_path.glob("*.out")))
-    assert (
-        "a set of nccl-tests of pairs of GPUs; open all of it at once on the Cluster page, or give it to detect" in text
-    )
+    assert "pairwise nccl-tests output; open all of it at once on the Cluster page, or give it to detect" in text
     alone = engine.json("inspect", tmp_path / "0.out")
     assert alone["kind"] == "measurements" and "detect --pairs" in alone["checks"][0]["message"]

@@ -65,5 +65,7 @@ class Hops:
         about = f"share of hops that stay on their {what}, all layers"
         places[0].metric(f"On {what}", units.share(self._whole(kept)), help=about)
         if limit is not None:
-            places[1].metric("At most", units.share(self._whole(limit)), help=covers)
-        places[2].metric("By chance", units.share(self._whole(chance)), help="if the next expert were any, at random")
+            places[1].metric("Upper bound", units.share(self._whole(limit)), help=covers)
+        places[2].metric(
+            "Random placement", units.share(self._whole(chance)), help="if the next expert were chosen at random"
+        )

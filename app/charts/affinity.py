@@ -275,14 +275,14 @@ def kept_by_pair(kept: np.ndarray, limit: np.ndarray | None, chance: float, unit
             y=np.repeat(100 * limit, 3),
             mode="lines",
             line={"color": NEUTRAL, "width": 1.5, "dash": "dash"},
-            name="at most (proven)",
-            hovertemplate="at most %{y:.1f} % (proven)<extra></extra>",
+            name="upper bound (proven)",
+            hovertemplate="upper bound %{y:.1f} % (proven)<extra></extra>",
         )
     figure.add_scatter(
         x=[-0.5, len(kept) - 0.5],
         y=[100 * chance] * 2,
         mode="lines",
-        name=f"by chance, {share(chance)}",
+        name=f"random placement, {share(chance)}",
         line={"color": NEUTRAL, "width": 1.5, "dash": "dot"},
         hoverinfo="skip",
     )

@@ -65,7 +65,7 @@ def front(
             "size": 14,
             "color": [point["seconds"] / factor for point in points],
             "colorscale": SEQUENTIAL,
-            "colorbar": {"title": f"{unit} a pass"},
+            "colorbar": {"title": f"{unit} per pass"},
             "line": {"color": TEAL, "width": 1.5},
         },
         text=[

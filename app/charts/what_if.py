@@ -126,8 +126,8 @@ def _besides(cases: Sequence[Case]) -> list[str]:
         if case.before is not None:
             labels.append("")
         if case.after is not None:
-            what = "of now" if case.before is not None else f"of {plain(_short(cases[0].name))}, changed"
-            labels.append(f" · {ratio(case.after.total / beside.total)} {what}" if beside.total else "")
+            whose = "today's" if case.before is not None else f"that of {plain(_short(cases[0].name))}, changed"
+            labels.append(f", {ratio(case.after.total / beside.total)} {whose}" if beside.total else "")
     return labels
 
 

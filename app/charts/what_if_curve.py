@@ -12,12 +12,12 @@ from engine.units import TIME, ratio, scale_of, seconds, share
 LEGEND = legend_below(-0.2)
 STYLES = ((TEAL, "solid", "circle"), (SECOND, "dash", "diamond"), (NEUTRAL, "dot", "square"))
 AXES = {
-    "network": "network bandwidth, times that of now",
-    "compute": "computation speed, times that of now",
-    "latency": "latency, times that of now",
+    "network": "network bandwidth, × today's",
+    "compute": "computation speed, × today's",
+    "latency": "latency, × today's",
     "contention": "contention: how much longer a byte takes for every further send at a port",
-    "tokens": "tokens, times those of now",
-    "width": "model width, times that of now",
+    "tokens": "tokens, × today's",
+    "width": "model width, × today's",
     "noise": "share of traffic that is noise",
 }
 

@@ -77,7 +77,7 @@ def _finding(overlay: Overlay, layer: int | None) -> str:
     if overlay.bottleneck is None:
         return "Nothing is sent between GPUs."
     seconds, covers = units.seconds(overlay.bottleneck.seconds), "all layers" if layer is None else "this layer"
-    return f"Orange: {overlay.bottleneck.text}, {seconds} for dispatch and combine of {covers} (simulated, without start-ups)."
+    return f"Orange: {overlay.bottleneck.text}, {seconds} for dispatch and combine of {covers} (simulated, without latency)."
 
 
 def overlay_of(plan: Plan, problem: Problem, layer: int | None = None) -> Overlay:

@@ -21,7 +21,7 @@ def show() -> None:
     )
     drop_zone.show(
         "cluster-file",
-        "A cluster file, nvidia-smi topo -m, or nccl-tests of pairs",
+        "A cluster file, nvidia-smi topo -m, or pairwise nccl-tests output",
         "`nvidia-smi -L > topo.txt; nvidia-smi topo -m >> topo.txt` also names the GPUs. Logs of `sendrecv_perf` between two "
         "GPUs each, dropped together, are drawn as the cluster that fits them best.",
         kind,

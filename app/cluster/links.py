@@ -35,4 +35,4 @@ def _rate(links: NodeLinks) -> str:
 
 def _add(cluster: Cluster) -> None:
     state.open_cluster(with_usual_links(cluster))
-    state.notice("NVLink added; its start-up of 5 µs is assumed until calibrated")
+    state.notice("NVLink added; its latency of 5 µs is assumed until calibrated")

@@ -58,8 +58,8 @@ def memory_fit(cluster: Cluster, models: list[MoEModel]) -> list[tuple[str, bool
         slot = model.bytes_per_expert * len(model.moe_layers)
         needed, slots = slot * model.experts, room // slot
         text = (
-            f"{model.name}: experts take {units.size(needed)}, {units.share(needed / room.sum())} of what this cluster has "
-            f"for weights ({units.share(MEMORY_SHARE)} of its memory)"
+            f"{model.name}: experts need {units.size(needed)}, {units.share(needed / room.sum())} of the memory available "
+            f"for weights ({units.share(MEMORY_SHARE)} of the total)"
         )
         even = -(-model.experts // len(room))
         small = np.flatnonzero(slots < even)

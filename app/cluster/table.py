@@ -19,7 +19,7 @@ _NUMBERS = {
     "send": ("send_bandwidth", _GBIT, "Send, Gb/s"),
     "receive": ("receive_bandwidth", _GBIT, "Receive, Gb/s"),
     "memory": ("memory", _GIB, "Memory, GiB"),
-    "memory_bandwidth": ("memory_bandwidth", _GIGA, "Memory, GB/s"),
+    "memory_bandwidth": ("memory_bandwidth", _GIGA, "Memory bandwidth, GB/s"),
     "flops_fp16": ("flops_fp16", _TERA, "16-bit, TFLOP/s"),
     "flops_fp32": ("flops_fp32", _TERA, "32-bit, TFLOP/s"),
     "flops_fp8": ("flops_fp8", _TERA, "8-bit, TFLOP/s"),
@@ -28,9 +28,9 @@ _ALWAYS_SHOWN = ("send", "receive")
 
 
 def show(cluster: Cluster) -> None:
-    """The table with the start-up of a send; an edit becomes the open cluster, or is refused with its reason."""
+    """The table with the latency per send; an edit becomes the open cluster, or is refused with its reason."""
     st.caption(
-        "An empty number is the datasheet's. Links connect the GPUs of one node; without them they meet on the fabric."
+        "Empty cells use the datasheet value. Without links inside a node, its GPUs communicate over the fabric."
     )
     edited = st.data_editor(
         base_frame(),
@@ -41,7 +41,7 @@ def show(cluster: Cluster) -> None:
         column_config=columns(),
     )
     latency = st.number_input(
-        "Start-up of one send over the fabric, µs",
+        "Latency per send over the fabric, µs",
         0.0,
         1e6,
         base_latency(),

@@ -15,8 +15,8 @@ from engine.studies.trust.deepep import OLD_PRICING
 def show() -> None:
     """A chart and a table, once they are asked for: they take some seconds."""
     st.caption(
-        "Predictions beside public measurements of real machines. What is fitted is fitted to every second point; errors are "
-        "those of the others."
+        "Predictions beside public measurements of real machines. Fitted models use every other point; errors are on "
+        "the rest."
     )
     if not kept.toggle("Compare predictions with measurements", key="trust-shown"):
         return

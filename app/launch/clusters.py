@@ -106,7 +106,7 @@ def _text(place: str, label: str, placeholder: str, help: str) -> str:
 
 def _destination(kind: str, fields: dict[str, Any], needed: dict[str, str]) -> Destination | None:
     if missing := [text for name, text in needed.items() if not fields[name]]:
-        st.info(f"Say {' and '.join(missing)} to see what would be submitted.", icon=":material/info:")
+        st.info(f"Enter {' and '.join(missing)} to preview what would be submitted.", icon=":material/info:")
         return None
     try:
         return SCHEDULERS[kind].from_dict({name: value for name, value in fields.items() if value != ""}, kind)

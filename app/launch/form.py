@@ -187,7 +187,7 @@ def _tokens(place: On, training: bool) -> int | None:
         disabled=training,
         key=f"launch-tokens-{place}",
         placeholder="the step's own" if training else "automatic",
-        help="evenly spaced over the recording; automatic: as many as take a few seconds. A training step has its own",
+        help="evenly spaced over the recording; automatic: as many as take a few seconds. Training steps set their own",
     )
 
 

@@ -97,7 +97,7 @@ def choose_context(problem: Problem) -> None:
     fitting.pop(state.workload_digest(), None)
     chosen = _choose_others(fitting)
     is_another = deployed.choose(problem)
-    with st.expander("Its plan file", icon=":material/upload_file:"):
+    with st.expander("Plan file of what is deployed", icon=":material/upload_file:"):
         deployed.receive()
     if is_another or chosen != state.others():
         state.set_others(chosen)
@@ -108,12 +108,12 @@ def _choose_others(fitting: dict[str, str]) -> list[str]:
     """Digests of the recordings that a plan must serve as well; fitting: the name of each that may be chosen."""
     if not fitting:
         st.caption(
-            "Must also serve: nothing else. Open another recording of this model on the Workload page and a plan can "
+            "Also plan for: no other recording. Open another one of this model on the Workload page, and a plan can "
             "be made for the worse of the two."
         )
         return []
     return st.multiselect(
-        "Must also serve",
+        "Also plan for",
         list(fitting),
         [other for other in state.others() if other in fitting],
         format_func=lambda digest: fitting[digest],

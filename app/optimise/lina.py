@@ -21,7 +21,7 @@ from engine.workload import RoutingTrace
 def panel(problem: Problem) -> None:
     """Lina's two-phase scheduling, batch by batch."""
     st.caption(
-        "Simulated batch by batch: what the scheduler predicts, how often it must put itself right, and what that "
+        "Simulated batch by batch: what the scheduler predicts, how often it has to correct itself, and what that "
         "costs. Scheduling takes what the paper measured on its testbed unless you say otherwise."
     )
     if not isinstance(problem.workload, RoutingTrace):

@@ -42,7 +42,7 @@ def default_of(system: str, option: str) -> tuple[str, Value | None]:
 def panel(problem: Problem) -> None:
     """Gain against spare slots and memory, with the number that is advised."""
     st.caption(
-        "Spare slots hold second copies of popular experts, and take memory that keys and values could have. Planned with "
+        "Spare slots hold second copies of popular experts, and use memory that the KV cache could have. Planned with "
         "Replication (EPLB) on the open recording, for every number of slots that engines accept, as many on every GPU; judged "
         "on other recordings, or on its later half."
     )
@@ -102,14 +102,14 @@ def _advice(advised: Knee, points: list[RedundancyPoint]) -> None:
     slots_of_gpu = next(point.slots_of_gpu for point in points if point.slots == advised.slots)
     spare = slots_of_gpu - points[0].slots_of_gpu
     with st.container(horizontal=True, vertical_alignment="center"):
-        number = f"{spare} spare slot{'s' * (spare > 1)} a GPU" if spare else "No spare slots"
+        number = f"{spare} spare slot{'s' * (spare > 1)} per GPU" if spare else "No spare slots"
         st.markdown(f"**{number}**: {advised.reason}.")
         if st.button(
             "Use it", icon=":material/check:", help="sets the spare slots of Replication (EPLB) in the options above"
         ):
             state.advise_spare(spare)
             state.notice(
-                f"Replication (EPLB) plans with {spare or 'no'} spare slot{'s' * (spare != 1)} a GPU: press Run."
+                f"Replication (EPLB) plans with {spare or 'no'} spare slot{'s' * (spare != 1)} per GPU: press Run."
             )
             st.rerun(scope="app")
 
@@ -124,8 +124,8 @@ def as_text(points: list[RedundancyPoint]) -> pd.DataFrame:
     fewest = points[0].slots_of_gpu
     return pd.DataFrame(
         {
-            "Spare a GPU": [f"+{point.slots_of_gpu - fewest}" for point in points],
-            "Slots a layer": [f"{point.slots:,}" for point in points],
+            "Spare per GPU": [f"+{point.slots_of_gpu - fewest}" for point in points],
+            "Slots per layer": [f"{point.slots:,}" for point in points],
             "Gain": [units.signed(point.gain) for point in points],
             f"{units.share(CONFIDENCE)} interval": ["", *(_interval(point) for point in points[1:])],
             "Worst": [units.signed(point.gain_worst) for point in points],

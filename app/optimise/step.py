@@ -191,7 +191,7 @@ def summary(problem: Problem) -> None:
     if shares.max() > MEMORY_SHARE:
         st.warning(
             f"Weights, gradients and momentum alone take {units.share(shares.max())} of a GPU's memory: add GPUs or "
-            "take larger ones. The times below hold as if they fitted.",
+            "take larger ones. The times below assume that they fit.",
             icon=":material/memory:",
         )
     with st.expander("Operator graph", icon=":material/schema:"):

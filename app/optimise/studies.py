@@ -206,8 +206,8 @@ def _scores(plans: list, digest: str) -> list[tuple[float, float]]:
 def matrix(problem: Problem, options: dict[str, dict]) -> None:
     """The cross-workload score: a plan from every recording, scored on every recording."""
     st.caption(
-        "A plan from every recording, scored on every recording. What counts is off the diagonal: how a plan does on traffic "
-        "that it was not made from."
+        "One plan per recording, scored on every recording. Look off the diagonal: there a plan meets traffic that it was not "
+        "made from."
     )
     names = widgets.fitting_recordings(problem)
     if len(names) < 2:

@@ -45,14 +45,14 @@ def choose(problem: Problem) -> None:
         "How tokens travel", list(UNITS), UNITS.__getitem__, default=now.unit, help=HELP, key="travel-unit"
     )
     formats: dict[str, Dtype | None] = {}
-    own = f"the model's {problem.model.dtype}"
+    own = f"same as the model ({problem.model.dtype})"
     for way, title in (("dispatch", "Dispatch format"), ("combine", "Combine format")):
         options = [own, *get_args(Dtype)]
         dtype = st.selectbox(
             title,
             options,
             options.index(getattr(now, way) or own),
-            width=160,
+            width=240,
             key=f"travel-{way}",
             help="DeepSeek's engines send fp8 out, with a scale for every 128 numbers, and bf16 back.",
         )

@@ -148,7 +148,7 @@ def inputs(problem: Problem) -> list[tuple[str, str, str]]:
     """Role, name with its figures, and digest of everything that the plan was made from."""
     digests = input_digests(problem)
     rows = [("Workload", _recording(problem.workload), digests["workload"])]
-    rows += [("Must also serve", _recording(other), other.digest) for other in problem.others]
+    rows += [("Also planned for", _recording(other), other.digest) for other in problem.others]
     types = [gpu.type for gpu in problem.cluster.gpus]
     gpus = ", ".join(f"{types.count(gpu_type)} × {gpu_type}" for gpu_type in dict.fromkeys(types))
     rows.append(

@@ -32,15 +32,15 @@ def popover(decide: Callable[[Thresholds], None]) -> None:
     now = state.thresholds()
     others = "" if now == Thresholds() else ", changed"
     with st.popover(f"Thresholds{others}", icon=":material/tune:", key=f"thresholds-{now.digest[:12]}"):
-        st.caption("Kept for this session; a verdict that is there is decided again by them at once.")
+        st.caption("Saved for this session. An existing verdict is re-evaluated immediately.")
         with st.form(f"thresholds-form-{now.digest[:12]}", border=False):
             values, places = {}, st.columns(2)
             for turn, name in enumerate(Thresholds.model_fields):
                 with places[turn % 2]:
                     values[name] = _field(name, getattr(now, name))
             with st.container(horizontal=True):
-                kept = st.form_submit_button("Keep these", icon=":material/check:", type="primary")
-                usual = st.form_submit_button("The usual ones", icon=":material/restart_alt:")
+                kept = st.form_submit_button("Apply", icon=":material/check:", type="primary")
+                usual = st.form_submit_button("Restore defaults", icon=":material/restart_alt:")
         if kept or usual:
             try:
                 chosen = Thresholds() if usual else Thresholds.from_values(values)

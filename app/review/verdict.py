@@ -42,7 +42,7 @@ def show(brief: Brief) -> None:
     place.mark("verdict")
     st.subheader("Worth it?", anchor=False)
     if brief.problem.goal is not Goal.INFERENCE:
-        st.caption("A verdict is told on plans for inference of one model.")
+        st.caption("Only inference plans for a single model can be judged.")
         return
     plan, problem = brief.own.plan, brief.problem
     wanted = _chosen(plan, problem)
@@ -92,8 +92,8 @@ def _chosen(plan: Plan, problem: Problem) -> dict[str, Any]:
         )
     else:
         st.caption(
-            "Held out is the later half of the plan's own recordings, where they can be cut in time. Open other recordings of "
-            "this model on the Workload page to judge it on those too."
+            "Held out is the later half of the plan's own recordings, where they have an order in time. Open other recordings "
+            "of this model on the Workload page to judge it on those too."
         )
     serving = judging.arguments(problem)
     if serving and not kept.toggle("Judge it in the open serving step", True, key="whole-step"):
@@ -205,7 +205,8 @@ def _figures(verdict: Verdict) -> None:
                 "Gain held out",
                 signed(verdict.gain_held_out),
                 help=f"{units.share(verdict.confidence)} interval {signed(verdict.gain_low)} to "
-                f"{signed(verdict.gain_high)}, over {plain(verdict.deployed)}",
+                f"{signed(verdict.gain_high)}, over {plain(verdict.deployed)}. The interval covers only the sampling of "
+                "tokens within these recordings, not the spread between workloads and not errors of the simulated times",
             )
         if verdict.parts:
             paid = verdict.break_even_steps is not None
@@ -215,7 +216,9 @@ def _figures(verdict: Verdict) -> None:
                 help="until the time of moving experts is won back",
             )
             st.metric(
-                "That is", criteria.minutes(verdict.break_even_minutes) if paid else "—", help="at the plan's own pace"
+                "Break-even time",
+                criteria.minutes(verdict.break_even_minutes) if paid else "—",
+                help="at the plan's own pace",
             )
         st.metric("Memory of replicas", units.size(verdict.memory_bytes), help="on all GPUs")
         kept = verdict.persistence

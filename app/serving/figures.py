@@ -92,6 +92,6 @@ def check_cluster(problem: Problem) -> None:
     kinds = list(dict.fromkeys(gpu.type for gpu in problem.cluster.gpus))
     if len(kinds) > 1:
         raise InputError(
-            f"a serving step is timed on GPUs of one type, because attention is the same on all of them; the open cluster has "
+            f"a serving step needs GPUs of one type, because attention is timed for one GPU type; the open cluster has "
             f"{', '.join(kinds)}"
         )

@@ -109,7 +109,7 @@ def standing(row: Row, comparison: Comparison, problem: Problem) -> Standing:
 def step_in_words(step: ServingStep) -> str:
     """`decode of 64 sequences per GPU, 2,000 tokens in, 1,000 out`."""
     if step.phase == "prefill":
-        words = f"prefill of {step.sequences:,} prompts a GPU, {step.context:,} tokens each"
+        words = f"prefill of {step.sequences:,} prompts per GPU, {step.context:,} tokens each"
     else:
         words = f"decode of {step.sequences:,} sequences per GPU, {step.context:,} tokens in, {step.output:,} out"
     return words + (", two batches" if step.overlap == "two-batch" else "")

@@ -44,7 +44,7 @@ def show(plan: Plan, problem: Problem) -> None:
         f"sends-{plan.id[:16]}",
     )
     st.download_button(
-        "Perfetto file of these sends",
+        "Download Perfetto trace of these sends",
         lambda: write_trace(replace(whole, events=whole.events[whole.events["resource"].isin(chosen)])),
         f"timeline-layer-{layer}.json",
         "application/json",

@@ -54,7 +54,8 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
     parts = {name: lanes.fewer_lanes(timeline, first, last, MOST_GPUS) for name, timeline in timelines.items()}
     drawn = max(count for _, count in parts.values())
     share = units.share(step.timeline.total / step.figures.seconds)
-    title = f"{theme.plain(name)}: {share} of the step is in these lanes"
+    layers = "MoE layers, attention included," if step.figures.step.overlap == "two-batch" else "MoE layers"
+    title = f"{theme.plain(name)}: {layers} are {share} of the step"
     if drawn < len(step.timeline.resources):
         title += f" ({drawn} of {len(step.timeline.resources)} GPUs)"
     stretches = {name: part for name, (part, _) in parts.items()}
@@ -71,7 +72,7 @@ def _gantt(steps: dict[str, ServedStep]) -> None:
         which = " Drawn are the GPUs that the others wait for, and the busiest."
     st.caption(f"Outlined bars are simulated at the tokens of the step: {what}.{which}")
     st.download_button(
-        "Perfetto file of the served step",
+        "Download Perfetto trace of the served step",
         lambda: write_trace(step.timeline),
         "served-step.json",
         "application/json",

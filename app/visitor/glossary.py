@@ -28,8 +28,8 @@ TERMS = {
     ),
     "all-gather": Term(
         "Every GPU gets what every other one has. In context-coherent execution one of the prompts before the first layer and "
-        "one of the tokens after the last replace the way back of every layer. Each token crosses the fabric once a node, and "
-        "the node's links spread it.",
+        "one of the tokens after the last replace the way back of every layer. Each token crosses the fabric once per node, "
+        "and the node's links spread it.",
         "ExFlow §IV-A",
     ),
     "all-reduce": Term(
@@ -43,7 +43,7 @@ TERMS = {
         ("all-to-alls",),
     ),
     "α–β cost": Term(
-        "Time as a start-up α plus β for every byte or operation, fitted to measurements.", "PipeMoE §IV-A", ("α–β",)
+        "Time as a latency α plus β for every byte or operation, fitted to measurements.", "PipeMoE §IV-A", ("α–β",)
     ),
     "balancedness": Term(
         "The mean load of the GPUs divided by the largest: 1 when all have as much to do, a half when the fullest has twice "
@@ -67,8 +67,8 @@ TERMS = {
         "Aurora §2.1; PipeMoE §II-B",
     ),
     "contention": Term(
-        "What a port loses while several sends meet there: with every further one a byte takes longer. Where many send to one, "
-        "network engineers call it incast.",
+        "What a port loses while several sends meet there: with every further one a byte takes longer. "
+        "Many-to-one contention is known as incast.",
         "What-if's slider; `engine/efficiency.py`",
     ),
     "context-coherent": Term(

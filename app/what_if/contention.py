@@ -18,8 +18,8 @@ from engine.studies.contention import ContentionPoint
 def contention(problem: Problem) -> None:
     """A plan's placement with all sends at once and with its sends in order, over the range of the slider."""
     st.caption(
-        "From which contention on ordering pays: the plan's placement with all sends at once, and with orders in which few or "
-        "none meet at a port."
+        "At what contention ordering starts to pay: the plan's placement with all sends at once, and with orders in which few "
+        "or none meet at a port."
     )
     try:
         plan, _ = plan_to_study(problem)

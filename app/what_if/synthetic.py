@@ -34,8 +34,8 @@ def panel() -> None:
     """The choice of a recipe, what it makes for the open model, and a button that opens it. Needs a model and a cluster, no
     recording."""
     model, gpus = state.model(), len(state.cluster().gpus)
-    sizes = f"{len(model.moe_layers)} MoE layers, {model.experts} experts, {model.experts_per_token} a token"
-    st.caption(f"A routing log that nobody recorded, for {plain(model.name)}: {sizes}.")
+    sizes = f"{len(model.moe_layers)} MoE layers, {model.experts} experts, {model.experts_per_token} per token"
+    st.caption(f"A synthetic routing log, drawn and not recorded, for {plain(model.name)}: {sizes}.")
     left, right = st.columns([3, 7], gap="medium")
     with left:
         try:

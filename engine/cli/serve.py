@@ -81,7 +81,7 @@ def _as_text(content: dict[str, Any]) -> str:
 def _room(memory: dict[str, Any]) -> str:
     room = f"room for {memory['most_sequences']:,} sequences" if memory["fits"] else "it does not fit"
     return (
-        f"{size(memory['total'])} of {size(memory['room'])} a GPU: {size(memory['experts'])} experts, "
+        f"{size(memory['total'])} of {size(memory['room'])} per GPU: {size(memory['experts'])} experts, "
         f"{size(memory['others'])} other weights, {size(memory['kv'])} keys and values; {room}"
     )
 

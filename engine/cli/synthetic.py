@@ -22,7 +22,7 @@ USUAL_SKEW, USUAL_AFFINITY = 1.0, 0.5
 
 def add(commands: Commands) -> None:
     """The commands of this group."""
-    command = add_command(commands, "synthetic", _synthetic, "a routing log that nobody recorded, for a model")
+    command = add_command(commands, "synthetic", _synthetic, "a synthetic routing log, not recorded, for a model")
     command.add_argument(
         "--model",
         required=True,

@@ -201,7 +201,7 @@ def _about(fitted: PairCluster, smallest: float) -> list[str]:
     )
     if smallest > SMALL:
         notes.append(
-            f"start-ups are read off sizes of {smallest / 2**20:.0f} MiB and more, where they hardly show; measure from "
+            f"latencies are read off sizes of {smallest / 2**20:.0f} MiB and more, where they hardly show; measure from "
             "1 KiB up"
         )
     notes.append("only GPUs that a pair names are drawn, with the catalogue's memory and computing rates")

@@ -109,7 +109,7 @@ def the_recording(paths: Iterable[Path], scratch: Path | None = None) -> Part:
     recordings = [part for part in recognised if part.format.is_recording]
     if not recordings:
         other = recognised[0]
-        raise fault(other.paths[0], f"is {other.format.title}, no recording; {BELONGS[other.format.kind]}")
+        raise fault(other.paths[0], f"is {other.format.title}, not a recording; {BELONGS[other.format.kind]}")
     if len(recordings) > 1:
         names = one_line(" and ".join(part.name for part in recordings[:3]))
         raise InputError(
@@ -141,9 +141,10 @@ def _unknown(glance: Glance) -> InputError:
         content = read_json(path) if glance.json is None else glance.json  # raises where it is none
         keys = ", ".join(quoted(key) for key in list(content)[:6]) if isinstance(content, dict) else "a list"
         return fault(
-            path, f"is JSON that nothing here reads ({keys or 'an empty object'}); docs/formats.md lists what is read"
+            path,
+            f"is JSON that Switchyard does not recognise ({keys or 'an empty object'}); docs/formats.md lists what is read",
         )
     if glance.head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return fault(path, "is text in UTF-16; save it as UTF-8")
-    what = "text" if glance.is_text else "binary data"
-    return fault(path, f"is {what} that nothing here reads; docs/formats.md lists what is read")
+    what = "text" if glance.is_text else "binary"
+    return fault(path, f"is a {what} file that Switchyard cannot read; docs/formats.md lists what is read")

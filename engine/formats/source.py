@@ -199,7 +199,11 @@ def read_json(path: Path, most: int = MAX_JSON_BYTES, arrays: bool = False) -> o
     try:
         return json.loads(content)
     except json.JSONDecodeError as error:
-        raise fault(path, f"not valid JSON ({error.msg})", f"line {error.lineno}, column {error.colno}") from None
+        ends_early = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+        cut_off = "; the file may be cut off" if ends_early else ""
+        raise fault(
+            path, f"not valid JSON ({error.msg}){cut_off}", f"line {error.lineno}, column {error.colno}"
+        ) from None
     except UnicodeDecodeError:
         raise fault(path, "is not UTF-8 text; save it as UTF-8") from None
 

@@ -60,7 +60,7 @@ def table_of(profile: DeviceProfile) -> list[dict[str, str]]:
     return [
         {
             "operation": " ".join(filter(None, (NAMES[fit.operation], fit.dtype, fit.gpu))),
-            "start-up α": seconds(fit.line.alpha),
+            "latency α": seconds(fit.line.alpha),
             "rate 1/β": "" if fit.rate is None else f"{digits(fit.rate / 1e9)} {_giga(fit)}",
             "line's error": share(fit.line.error),
             "spread": share(fit.spread),

@@ -51,10 +51,10 @@ ways that number layers differently: note which one you took.""",
 # in inference with CUDA graphs
 --moe-routing-trace-path /shared/trace --moe-routing-trace-max-inference-steps 200 --moe-enable-routing-replay""",
             gives="""\
-`router_trace_rankR.jsonl` of every rank, one line a step and layer with `top_indices` of its tokens. The folder is
+`router_trace_rankR.jsonl` of every rank, one line per step and layer with `top_indices` of its tokens. The folder is
 the recording.""",
             size="""\
-Tokens × MoE layers × k × digits as text: some 2.2 kB a token of DeepSeek-R1. A training step of a million tokens
+Tokens × MoE layers × k × digits as text: some 2.2 kB per token of DeepSeek-R1. A training step of a million tokens
 is 2 GB: take few steps.""",
             traps=(
                 "Hooks count layers from 0 and **within the pipeline stage**; with `--moe-enable-routing-replay` they "

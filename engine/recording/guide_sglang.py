@@ -6,7 +6,7 @@ SGLANG = EngineGuide(
     name="SGLang",
     advice="""\
 For a balanced plan, the recorder's counts (`stat`) of real traffic are enough, and small: a minute, several times a
-day, so that one recording can be held against another. To place experts by which ones follow each other, or to see
+day, so that recordings can be compared. To place experts by which ones follow each other, or to see
 which GPU sends to which, record tokens: with the answers (`return_routed_experts`) for prompts of your own, with the
 recorder's `per_token` for live traffic.""",
     ways=(
@@ -33,9 +33,9 @@ layers, experts]. Loads, so plans that balance; no tokens, so nothing about affi
 Steps × layers × experts × 4 bytes, whatever the tokens: 62 MB for 1000 steps of DeepSeek-R1.""",
             traps=(
                 "With a buffer size above 0 (1000 unless told otherwise) it is a ring: the last steps only, out of "
-                "order, unused rows zero. `-1` keeps all in order, and grows in every GPU's memory by as much a step "
+                "order, unused rows zero. `-1` keeps all in order, and grows in every GPU's memory by as much per step "
                 "as in the file: record a minute, not an hour.",
-                "Counts are folded from slots to experts with the map of the moment of the dump. A balancer that "
+                "Counts are folded from slots to experts using the expert map at the time of the dump. A balancer that "
                 "moved experts meanwhile makes them wrong: record without `--enable-eplb`.",
                 "A server without a recorder does not refuse: its scheduler raises and the server goes down. `record` "
                 "asks `/server_info` first.",
@@ -44,8 +44,8 @@ Steps × layers × experts × 4 bytes, whatever the tokens: 62 MB for 1000 steps
                 "#19812).",
                 "Prefill and decode are counted together. Record each server of a disaggregated deployment by itself, "
                 "otherwise record at a time of one kind of traffic.",
-                "Without the variable the file goes to `/tmp` of the server's machine, or container. HTTP does not "
-                "give it out.",
+                "Without the variable the file goes to `/tmp` of the server's machine, or container. It cannot be "
+                "downloaded over HTTP.",
             ),
             source="""\
 SGLang, srt/eplb/expert_distribution.py at 02295fe and dd780ab; srt/entrypoints/http_server.py; server_args.py""",
@@ -63,7 +63,7 @@ python -m engine record --sglang http://localhost:30000 --seconds 60 --from-fold
             gives="""\
 One file a rank, `expert_distribution_recorder_TIME_RANK.pt`: slots' counts of every forward pass, and the map from
 slots to experts as it was at the end.""",
-            size="Passes × ranks × layers × slots × 4 bytes: 62 MB a rank for 1000 passes of DeepSeek-R1.",
+            size="Passes × ranks × layers × slots × 4 bytes: 62 MB per rank for 1000 passes of DeepSeek-R1.",
             traps=(
                 "All ranks' files are one recording: with DeepEP in its low-latency mode a rank counts its own slots "
                 "only, so one file alone says nothing.",
@@ -88,7 +88,7 @@ and under DeepEP (normal mode) how many tokens went to which rank: a real traffi
 Tokens × layers × 8 × 4 bytes (1952 bytes per token of DeepSeek-R1), and the counts of `per_pass`. Seconds of traffic
 are enough; it is held in main memory until the dump.""",
             traps=(
-                "It has 8 places a token: models with a smaller k are padded with −1, those with a larger one cannot "
+                "It has 8 places per token: models with a smaller k are padded with −1, those with a larger one cannot "
                 "be recorded so.",
                 "Not with `--enable-two-batch-overlap`, and wrong with shared experts fused into the routed ones.",
                 "It slows the server down: every pass waits for its copy.",
@@ -111,7 +111,7 @@ python -m engine record --sglang http://localhost:30000 --prompts prompts.txt --
 choices of every token but the last, which was never computed with. `record` gathers them as one `.npz` with a sequence
 a prompt.""",
             size="""\
-Tokens × decoder layers × k × 4 bytes × 4/3 over the network, 2.6 kB a token of DeepSeek-R1; in the `.npz` MoE
+Tokens × decoder layers × k × 4 bytes × 4/3 over the network, 2.6 kB per token of DeepSeek-R1; in the `.npz` MoE
 layers alone and 2 bytes, 928 bytes per token before compression.""",
             traps=(
                 "The text has no shape in it: layers and k have to be the model's. `record` holds the number of rows "

@@ -48,7 +48,7 @@ def serve(
             "layer"
         )
     if len({gpu.type for gpu in problem.cluster.gpus}) > 1:
-        raise InputError("serving is timed on GPUs of one type, because attention is the same on all of them")
+        raise InputError("a serving step needs GPUs of one type, because attention is timed for one GPU type")
     batches = 2 if step.overlap == "two-batch" else 1
     batch = step.half() if batches == 2 else step
     operators, work = source.operators(batch), work_of_step(plan, problem, batch)

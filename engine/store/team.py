@@ -274,10 +274,12 @@ def decide(
     seen: how many decisions whoever decides knew of, where that is known. Raises InputError when there are more by now, and
     where the operator forbids that people approve what they saved or asked for.
     """
+    if verdict == "rejected" and not reason.strip():
+        raise InputError("give a reason before rejecting")
     row = {
         "review": review,
         "verdict": verdict,
-        "reason": _text(reason, "the reason", empty=verdict != "rejected"),
+        "reason": _text(reason, "the reason", empty=True),
         "by": clean_name(by, "you"),
         "at": time.time(),
         "login": login,

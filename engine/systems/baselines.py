@@ -121,7 +121,7 @@ SYSTEMS = (
     System(
         name="round-robin",
         title="Round-robin placement",
-        summary="experts dealt to the GPUs one by one, a plain all-to-all",
+        summary="experts assigned to the GPUs one by one, a plain all-to-all",
         paper="common practice",
         recipe=round_robin,
         options=SlotOptions,

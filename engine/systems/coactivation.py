@@ -85,7 +85,7 @@ def instance_of(problem: Problem, cap: float | None) -> CoactivationInstance:
         raise InputError(f"{trace.num_experts} experts do not divide equally over {gpus} GPUs")
     sizes = set(problem.stops.sizes.tolist())
     if travel.unit == "node" and len(sizes) > 1:
-        raise InputError("one row a node needs nodes of equal size here; the cluster's have " + _sizes(sizes))
+        raise InputError("one row per node needs nodes of equal size here; the cluster's have " + _sizes(sizes))
     experts = np.ascontiguousarray(trace.experts.transpose(1, 0, 2))
     # Of a cluster in one node all rows stay inside it: what counts are GPUs.
     unit = "gpu" if problem.stops.count == 1 else travel.unit
@@ -102,7 +102,7 @@ def notes_of(result: Result, instance: CoactivationInstance, problem: Problem) -
     before, rows = float(instance.rows(linear).sum()), result.objective
     where = {"gpu": "GPUs", "node": "nodes"}[instance.travel]
     tokens = float((instance.experts >= 0).any(axis=2).sum()) or 1.0
-    text = f"{digits(rows / tokens)} a token to other {where}, {digits(before / tokens)} with contiguous blocks"
+    text = f"{digits(rows / tokens)} per token to other {where}, {digits(before / tokens)} with contiguous blocks"
     if before:
         most = 1 - min(result.bound, before) / before
         text += f" ({share(1 - rows / before)} saved; at most {share(most)} is possible, proven)"
@@ -127,7 +127,7 @@ def notes_of_copies(
         rows = sum(served(instance, layer, of_layer)[1] for layer, of_layer in enumerate(holds))
         tokens = float((instance.experts >= 0).any(axis=2).sum()) or 1.0
         where = {"gpu": "GPUs", "node": "nodes"}[instance.travel]
-        text += f"; with them {digits(rows / tokens)} a token to other {where}"
+        text += f"; with them {digits(rows / tokens)} per token to other {where}"
     load = problem.served(placement, problem.travel).sum(axis=1)
     return {"copies": Note(text), BUSIEST: _busiest(1 / balancedness(load))}
 

@@ -170,8 +170,8 @@ def compare_executions(placement: Placement, problem: Problem) -> Notes:
     known = "" if model.kv_numbers else " at full width"
     exchanges = layers if problem.workload.k == 1 else 2 * layers
     return {
-        "all-to-alls a pass": Note(f"{exchanges} context-coherent and two all-gathers, {2 * layers} vanilla"),
-        "bytes between GPUs a pass": Note(
+        "all-to-alls per pass": Note(f"{exchanges} context-coherent and two all-gathers, {2 * layers} vanilla"),
+        "bytes between GPUs per pass": Note(
             f"{size(crossing['context-coherent'])} context-coherent (of it {size(float(gathered.sum()))} in the all-gathers, "
             f"{size(float(gathered[~problem.network.linked].sum()))} of that over the fabric), "
             f"{size(crossing['vanilla'])} vanilla"

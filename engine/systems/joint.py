@@ -215,7 +215,7 @@ SYSTEMS = (
     System(
         name="joint",
         title="Balance and affinity",
-        summary="one placement for both aims and for several recordings, near the one in use",
+        summary="one placement that balances load and affinity over several recordings, staying close to the deployed one",
         paper="ExFlow §IV with EPLB's aim",
         recipe=joint,
         options=JointOptions,

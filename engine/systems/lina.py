@@ -1,5 +1,5 @@
 """Lina at inference (Li et al., 2023, §5): experts on as many devices as their popularity asks for, predicted from the
-experts that a batch's tokens have just been to, and put right where the forecast was wrong.
+experts that a batch's tokens have just been to, and corrected where the forecast was wrong.
 
 The plan holds the hosting for the recording as a whole, which is where the run-time scheduler starts from, and the
 scheduler's settings; what the scheduler does batch by batch is simulated by `engine.simulate.two_phase`.
@@ -172,7 +172,7 @@ SYSTEMS = (
     System(
         name="lina",
         title="Lina (inference)",
-        summary="popular experts on several GPUs, predicted from each token's path and put right after the gate",
+        summary="replicates popular experts, predicted from token paths and corrected after the gate",
         paper="Lina §5",
         recipe=lina,
         options=LinaOptions,

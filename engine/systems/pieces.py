@@ -146,7 +146,7 @@ def fastest_plan(
         begin, half = 0.8 + 0.2 * step / len(modes), 0.1 / len(modes)
         report(begin, f"ordering sends: {mode}", fastest, None)
         if fastest is not None and (least := least_seconds(works, problem.network, mode)) > fastest * (1 + TIE):
-            notes[mode] = Note(f"{seconds(least)} at the least (proven), so it was not simulated")
+            notes[mode] = Note(f"skipped, at least {seconds(least)} (proven)")
             continue
         give_up = stop if timelines else never
         ordering = partial(_advance, report, begin, half, f"ordering sends: {mode}", fastest, give_up)
@@ -165,7 +165,7 @@ def fastest_plan(
             continue
         notes[mode] = Note(timelines[mode].total, "s")
     best = min((mode for mode in modes if mode in timelines), key=lambda mode: timelines[mode].total)
-    in_turn = {f"with {mode} order": notes[mode] for mode in modes if mode in notes}
+    in_turn = {f"{mode} order": notes[mode] for mode in modes if mode in notes}
     return Ordered(plans[best], timelines[best], in_turn)
 
 

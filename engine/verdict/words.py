@@ -48,8 +48,10 @@ def reasons(evidence: Evidence, decision: Decision, limits: Thresholds) -> tuple
     """The rule that decided, then everything else that is known, a sentence or two each."""
     sentences = [RULES[decision.rule](evidence, limits)]
     if decision.rule == "some":
-        missed = [criterion.title for criterion in decision.criteria if not criterion.passed]
-        sentences.append(f"Short of their thresholds: {', '.join(missed)}.")
+        missed = [criterion for criterion in decision.criteria if not criterion.passed]
+        for text, unknown in (("Below threshold", False), ("Not known", True)):
+            if titles := [criterion.title for criterion in missed if (criterion.value is None) == unknown]:
+                sentences.append(f"{text}: {', '.join(titles)}.")
     if evidence.parts:
         sentences += [*_worst(evidence, limits), _persistence(evidence, limits), *_beside(evidence, limits)]
         sentences += [_move(evidence), *_reach(evidence), f"Times are of {evidence.unit}."]
@@ -69,9 +71,10 @@ def _few_tokens(evidence: Evidence, limits: Thresholds) -> str:
 def _gain(evidence: Evidence, limits: Thresholds) -> str:
     low, high = evidence.interval(limits.confidence)
     parts = len(evidence.parts)
-    where = f"{parts} parts" if parts > 1 else evidence.parts[0].part
+    where = f"{parts} held-out parts" if parts > 1 else f"{evidence.parts[0].part}, held out,"
+    than = "over" if evidence.gain >= 0 else "against"
     return (
-        f"On {where}, which it was not planned on, it {gains(evidence.gain)} against what is deployed "
+        f"On {where} it {gains(evidence.gain)} {than} what is deployed "
         f"({share(limits.confidence)} interval {signed(low)} to {signed(high)})."
     )
 

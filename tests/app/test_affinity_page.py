@@ -66,11 +66,11 @@ def test_the_sample_under_the_linear_placement(app: AppTest) -> None:
     visit(app, "affinity")
     assert metrics(app) == [
         ("On GPU", "11 %"),
-        ("At most", "45 %"),
-        ("By chance", "12 %"),
+        ("Upper bound", "45 %"),
+        ("Random placement", "12 %"),
         ("On node", "23 %"),
-        ("At most", "67 %"),
-        ("By chance", "25 %"),
+        ("Upper bound", "67 %"),
+        ("Random placement", "25 %"),
     ]
     assert any("a linear placement" in caption.value for caption in app.caption)
     assert titles(app)[0] == "Expert 5 sends 59 % of its tokens to expert 6"
@@ -111,7 +111,7 @@ def test_a_plan_that_does_not_fit_gives_way_to_the_linear_placement(app: AppTest
     visit(app, "affinity")
     text = next(caption.value.replace("\\", "") for caption in app.caption if "Grouped and scored" in caption.value)
     assert "a linear placement: " in text and "is for 8 GPUs, but there are 16" in text
-    assert metrics(app)[2] == ("By chance", "6.2 %")
+    assert metrics(app)[2] == ("Random placement", "6.2 %")
 
 
 def test_a_plan_with_replicas_is_scored_by_expectation(app: AppTest) -> None:
@@ -128,10 +128,10 @@ def test_a_plan_with_replicas_is_scored_by_expectation(app: AppTest) -> None:
 def test_a_recording_without_tokens_says_what_to_open(app: AppTest) -> None:
     press(app, "Traffic 8 × 8")
     visit(app, "affinity")
-    assert "not where a token went next" in app.info[0].value and not titles(app)
+    assert "not the path of each token" in app.info[0].value and not titles(app)
     open_recording(app, ExpertLoad("loads", np.ones((4, 16)), (0, 1, 2, 3)))
     visit(app, "affinity")
-    assert "not where a token went next" in app.info[0].value
+    assert "not the path of each token" in app.info[0].value
 
 
 def test_one_layer_and_padding_have_no_hops(app: AppTest) -> None:
@@ -173,7 +173,7 @@ def test_choices_sorted_by_id_all_count_unless_a_person_insists(app: AppTest) ->
 def test_experts_that_do_not_divide_have_no_bound_and_no_study(app: AppTest) -> None:
     app.session_state["cluster"] = cluster_presets()["hgx-h100-4-nodes"].cluster
     visit(app, "affinity")
-    assert ("At most", "45 %") not in metrics(app)
+    assert ("Upper bound", "45 %") not in metrics(app)
     assert any("16 experts do not divide by 32 GPUs" in info.value for info in app.info)
     assert not any(button.label == "Run the study" for button in app.button)
 

@@ -82,7 +82,7 @@ def test_what_is_changed_on_a_full_disk_stays_in_the_tab_and_is_kept_once_there_
     assert read(store.load_session(TOKEN))[0].choices["what-if-noise"] == 30
 
 
-@pytest.mark.parametrize("choice", ["Open what the other tab has", "Keep what this tab has"])
+@pytest.mark.parametrize("choice", ["Load the other tab's version", "Keep this tab's version"])
 def test_the_older_of_two_tabs_is_told_and_overwrites_nothing_by_itself(choice: str) -> None:
     older = open_sample(studio())
     newer = choose(studio(), ANOTHER)
@@ -92,7 +92,7 @@ def test_the_older_of_two_tabs_is_told_and_overwrites_nothing_by_itself(choice: 
     assert stored_cluster() == ANOTHER and older.session_state["cluster"].name == THIRD
     press(older, choice)
     assert "another tab" not in said(older.warning)
-    wanted = ANOTHER if choice.startswith("Open") else THIRD
+    wanted = ANOTHER if choice.startswith("Load") else THIRD
     assert stored_cluster() == older.session_state["cluster"].name == wanted
     assert ("another tab" in said(newer.run().warning)) == (wanted != ANOTHER)
     choose(older, "mixed-8")

@@ -63,7 +63,7 @@ def test_everything_at_once_in_any_order(app: AppTest) -> None:
         "opened trace",
     ]
     assert complaints(app) == [
-        "nonsense.bin: is binary data that nothing here reads; docs/formats.md lists what is read"
+        "nonsense.bin: is a binary file that Switchyard cannot read; docs/formats.md lists what is read"
     ]
     deployed = app.session_state["in_use"]
     assert list(app.session_state["imported"]) == [deployed]
@@ -73,7 +73,9 @@ def test_everything_at_once_in_any_order(app: AppTest) -> None:
 
 def test_a_plan_needs_its_model_and_cluster(app: AppTest) -> None:
     drop(app, deployed__json=sglang_plan(8, 16))
-    assert complaints(app) == ["deployed.json: is a plan of a serving engine; open its model and cluster first"]
+    assert complaints(app) == [
+        "deployed.json: is a plan of a serving engine, not a recording: open its model and cluster first"
+    ]
     open_sample(app)  # the file is still in the zone
     assert not complaints(app) and answers(app) == ["deployed.json counts as deployed now: SGLang expert locations"]
 

@@ -288,7 +288,7 @@ def test_without_root_a_testbed_is_refused_before_the_start(app: AppTest, monkey
 def test_slurm_from_the_form_to_the_submission(app: AppTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install_slurm(tmp_path, monkeypatch)
     place(app, "slurm")
-    assert "Say the shared folder" in said(app.info) and not app.code
+    assert "Enter the shared folder" in said(app.info) and not app.code
     assert [field(app, name).value for name in ("Nodes", "GPUs per node", "Ranks per node")] == [4, 2, 2]
     (shared := tmp_path / "shared").mkdir()
     for label, value in {"Shared folder": str(shared), "Partition": "gpu; rm"}.items():

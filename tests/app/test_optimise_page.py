@@ -184,7 +184,7 @@ def test_studies_of_loads_say_what_they_need(app: AppTest) -> None:
 def test_a_robust_plan_serves_the_chosen_recordings(app: AppTest) -> None:
     open_samples(app, "Alpha on prose", "Alpha on code")
     visit(app, "optimise")
-    choose(app, "Must also serve", [_other(app)])
+    choose(app, "Also plan for", [_other(app)])
     assert app.session_state["others"] == [_other(app)]
     for box in app.checkbox:
         box.set_value(box.label.startswith("**Replication"))

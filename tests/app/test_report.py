@@ -201,7 +201,7 @@ def test_a_verdict_that_held_nothing_out(dossier: Dossier) -> None:
 
 
 def test_no_verdict_is_one_line(page: Page) -> None:
-    assert "No verdict has been told on this plan." in page.text
+    assert "This plan has not been judged yet." in page.text
 
 
 def test_only_two_scripts_run_and_the_page_names_them_and_forbids_every_request(page: Page) -> None:

@@ -95,7 +95,7 @@ def test_a_plan_is_saved_discussed_and_decided(app: AppTest) -> None:
     enter(app, "Your comment", HOSTILE)
     press(app, "Comment")
     press(app, "Reject")
-    assert "reason is empty" in said(app.error)
+    assert "give a reason before rejecting" in said(app.error)
     enter(app, "Reason", "slow on <i>prose</i>")
     press(app, "Reject")
     assert table(app)["State"].tolist() == [["rejected"]] and table(app)["Comments"].tolist() == [1]

@@ -73,7 +73,7 @@ def test_advice_is_planned_on_the_open_recording_judged_held_out_and_taken(app: 
     assert f"**{number} spare slot" in said(app.markdown) and result["knee"]["reason"] in said(app.markdown)
     assert "lop-sided, earlier half" in said(app.caption).replace("\\", "")
     table = app.dataframe[0].value
-    assert len(table) == len(result["points"]) and table["Spare a GPU"].iloc[0] == "+0"
+    assert len(table) == len(result["points"]) and table["Spare per GPU"].iloc[0] == "+0"
     press(app, "Use it")
     ticked = {box.label.split("**")[1]: box.value for box in app.checkbox}
     assert ticked["Replication (EPLB)"]
@@ -144,5 +144,5 @@ def test_the_chart_while_it_runs_and_where_nothing_is_gained() -> None:
 
 def test_the_table_in_words() -> None:
     row = spare.as_text(points(0.0, 0.09)).iloc[1]
-    assert row["Gain"] == "+9.0 %" and row["Slots a layer"] == "24" and row["Memory of spare"] == "8 MB"
+    assert row["Gain"] == "+9.0 %" and row["Slots per layer"] == "24" and row["Memory of spare"] == "8 MB"
     assert (row["95 % interval"], row["Worst"]) == ("+7.0 % to +11.0 %", "+9.0 %")

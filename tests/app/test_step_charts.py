@@ -42,7 +42,7 @@ LABELS = (
 @pytest.fixture
 def timeline() -> Timeline:
     events = pd.DataFrame(EVENTS, columns=list(COLUMNS))
-    return Timeline(events, ("GPU 0 · <i>A</i> and 3 alike", "GPU 4 · B"), "simulated", "test", LABELS)
+    return Timeline(events, ("GPU 0 · <i>A</i> and 3 like it", "GPU 4 · B"), "simulated", "test", LABELS)
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ def test_what_means_harm_is_answered_in_a_line_and_leaves_nothing(app: AppTest, 
         "infinite.json": (model(d_model=1e400).replace(b"Infinity", b"1e999"), "finite"),
         "ranks.csv": (b"src,dst,bytes\n0,99999999,1\n", "ranks"),
         "picture.parquet": (b"\x89PNG\r\n\x1a\n" + bytes(99), "is not a Parquet file"),
-        "program.json": (b"\x7fELF" + bytes(99), "binary data that nothing here reads"),
+        "program.json": (b"\x7fELF" + bytes(99), "binary file that Switchyard cannot read"),
     }
     for name, (content, reason) in cases.items():
         upload(app, name, content)

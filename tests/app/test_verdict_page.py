@@ -71,7 +71,7 @@ def test_a_verdict_is_told_once_it_is_asked_for_and_seen_by_others(app: AppTest)
     assert beside["Compared with"].tolist() == [row.name for row in wanted.beside]
     assert any(name.startswith("no plan: experts in contiguous blocks") for name in beside["Compared with"])
     labels = {metric.label for metric in app.metric}
-    assert {"Gain held out", "Break-even", "That is", "Persistence", "Memory of replicas"} <= labels
+    assert {"Gain held out", "Break-even", "Break-even time", "Persistence", "Memory of replicas"} <= labels
     others = link(plan=app.saved.plan)
     assert others.title[0].value == app.title[0].value and not others.error
     job = runner.jobs(store.data_folder(), "verdict")[0]
@@ -104,7 +104,7 @@ def test_recordings_that_are_held_out_are_those_that_fit(app: AppTest) -> None:
 
 def set_threshold(app: AppTest, name: str, value: float) -> None:
     next(number for number in app.number_input if number.label == name).set_value(value)
-    press(app, "Keep these")
+    press(app, "Apply")
     assert not app.exception, app.exception
 
 
@@ -135,7 +135,7 @@ def test_a_changed_threshold_decides_again_at_once_and_for_everybody(app: AppTes
     assert word(others) == before and "other thresholds" not in text(others)
     app.run()
     assert word(app) == before and "tokens per expert 25 (here 100,000,000)" in text(app)
-    press(app, "The usual ones")
+    press(app, "Restore defaults")
     assert app.session_state["thresholds"] == Thresholds() and "other thresholds" not in text(app)
 
 

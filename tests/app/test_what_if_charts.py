@@ -49,10 +49,10 @@ def test_totals_before_and_after() -> None:
     text = next(trace for trace in figure.data if trace.type == "scatter" and trace.mode == "text").text
     assert list(text) == [
         " 1 s",
-        " 500 ms · 0.5× of now",
+        " 500 ms, 0.5× today's",
         " 2 s",
-        " 1 s · 0.5× of now",
-        " 250 ms · 0.5× of Aurora, changed",
+        " 1 s, 0.5× today's",
+        " 250 ms, 0.5× that of Aurora, changed",
     ]
     assert "changed: network 2×" in figure.layout.xaxis.title.text
 

@@ -117,7 +117,7 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
     board.inspector.get_by_role("button", name="more GPUs like this").click()
     expect(page.get_by_text("8 GPUs in 4 nodes")).to_be_visible()
     board.item("Links of node 2 to").click()
-    board.edit("Send, Gb/s a GPU", "40")
+    board.edit("Send, Gb/s per GPU", "40")
     expect(board.item("Links of node 2 to the fabric, 80 Gb/s out, 400 Gb/s in together")).to_be_visible()
     board.item("Node node 1").click(position={"x": 20, "y": 14})
     expect(board.field("Links inside, GB/s per GPU")).to_have_value("450")  # H100 come with it
@@ -165,11 +165,11 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
 
     # The table, and the field below it, are followed by the board.
     expect(cells(page, NODE)).to_have_text(["fast", "fast", *nodes])
-    latency = page.get_by_label("Start-up of one send over the fabric")
+    latency = page.get_by_label("Latency per send over the fabric")
     expect(latency).to_have_count(1)  # every edit of the board brings a new one
     latency.fill("7")
     keys.press("Enter")
-    expect(board.item("Fabric of my cluster, start-up 7 µs")).to_be_visible()
+    expect(board.item("Fabric of my cluster, latency 7 µs")).to_be_visible()
     settle(page)  # the table is drawn anew after the board
     table = page.get_by_test_id("stDataFrame").first
     table.scroll_into_view_if_needed()
@@ -177,7 +177,7 @@ def test_a_mixed_cluster_is_drawn_from_nothing_and_planned_on(board: Board) -> N
     keys.press("Enter")
     page.locator("#portal textarea").fill("first")
     keys.press("Enter")
-    expect(board.item("Node first, 1 GPU, links 3.6 Tb/s a GPU")).to_be_visible()
+    expect(board.item("Node first, 1 GPU, links 3.6 Tb/s per GPU")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
     settle(page)
     expect(board.item("Node first")).to_have_count(0)

@@ -50,7 +50,7 @@ def test_the_bottleneck_is_found(page: Page, start_studio, planned: str, data_fo
     ), drawn
 
     with page.expect_download() as saved:
-        page.get_by_role("button", name="Perfetto file of the open plan").click()
+        page.get_by_role("button", name="Download Perfetto trace").click()
     written = json.loads(Path(saved.value.path()).read_text())
     assert sum(traceEvent["ph"] == "X" for traceEvent in written["traceEvents"]) >= len(events)
 

@@ -57,4 +57,4 @@ def test_low_counts_are_no_placement(tmp_path):
 
 
 def test_a_list_of_numbers_alone_is_nothing_that_is_read(tmp_path):
-    refused(saved(tmp_path, [1, 2, 3]), "JSON that nothing here reads")
+    refused(saved(tmp_path, [1, 2, 3]), "JSON that Switchyard does not recognise")

@@ -85,12 +85,12 @@ def test_every_kind_belongs_somewhere_and_every_format_has_its_own_name():
     ("content", "words"),
     [
         (b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00", "never loaded"),
-        (b"\0\1\2\3", "binary data"),
-        ("hello world", "text that nothing here reads"),
-        ("notes, not tensors", "text that nothing here reads"),
+        (b"\0\1\2\3", "binary file"),
+        ("hello world", "text file that Switchyard cannot read"),
+        ("notes, not tensors", "text file that Switchyard cannot read"),
         ({"a": 1, "b": 2}, "'a', 'b'"),
-        ('{"a": ', "not valid JSON"),
-        ("\ufeffhello", "text that"),
+        ('{"a": ', r"not valid JSON \(Expecting value\); the file may be cut off"),
+        ("\ufeffhello", "text file that"),
     ],
 )
 def test_what_nothing_reads_is_named(tmp_path, content, words):
@@ -102,7 +102,7 @@ def test_what_nothing_reads_is_named(tmp_path, content, words):
 
 def test_what_is_no_recording_is_named_with_where_it_belongs(tmp_path):
     path = written(tmp_path / "cluster.json", {"nodes": []})
-    with pytest.raises(InputError, match=r"is a cluster of the studio, no recording; open it on the Cluster page"):
+    with pytest.raises(InputError, match=r"is a cluster of the studio, not a recording; open it on the Cluster page"):
         read_workload(path)
 
 

@@ -41,7 +41,7 @@ def test_it_is_named_with_what_to_do(tmp_path, name):
     with pytest.raises(InputError) as refused:
         read_workload(path)
     said = str(refused.value)
-    assert said.startswith(f"{name}: is ") and named in said and "nothing here reads" not in said
+    assert said.startswith(f"{name}: is ") and named in said and "Switchyard" not in said
     assert "; " in said and "\n" not in said and len(said) < 300
 
 
@@ -54,7 +54,7 @@ def test_a_placement_of_exflow_is_named(tmp_path):
     path = tmp_path / "solution.csv"
     path.write_text("Expert,Node\n0,0\n1,1\n")
     with pytest.raises(
-        InputError, match=r"is a placement of ExFlow .*no routing.*Optimise page as what is deployed now"
+        InputError, match=r"is an ExFlow placement, not a recording; .*Optimise page as what is deployed now"
     ):
         read_workload(path)
     assert identify(path).kind == "plan"

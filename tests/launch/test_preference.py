@@ -103,7 +103,7 @@ def test_it_is_told_in_words():
     assert "like quick takes 1.01× as long" in others[0] and others[0].endswith("within the noise")
     assert (
         "pass by pass, slow takes 2× as long (1.99× to 2.02× at 95 % confidence)" in others[1]
-        and "longer in 3 of 3 passes (by chance alone: 25 %)" in others[1]
+        and "longer in 3 of 3 passes (p = 0.25)" in others[1]
     )
     assert ranked == "slow was predicted to be faster than like quick (1.36×), but is slower"
     assert prefer(runs[:2]).lines[0] == "measured, quick is the fastest"

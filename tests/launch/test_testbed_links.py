@@ -72,7 +72,7 @@ def test_links_that_are_too_fast_to_be_seen_are_given_no_rate():
     assert "Mbit/s" not in links.text and "too high to be seen" in links.text
     assert links.start_up == pytest.approx(1e-3, rel=1e-3)
     measured["network"] = [[size, 1e-3 + size / 1e9] for size in sizes]
-    assert links_of(prepare().instructions, measured).text.startswith("links of 8,000 Mbit/s, a start-up of")
+    assert links_of(prepare().instructions, measured).text.startswith("links of 8,000 Mbit/s, a latency of")
 
 
 def test_a_node_alone_is_as_slow_as_its_links():

@@ -138,7 +138,9 @@ def test_what_is_allowed_goes_by_the_coarsest_format():
     launch = prepared(CONCURRENT, BY_NODE, travelling(CONCURRENT, "gpu", "fp16"))
     formats = [coarsest(launch.instructions.model, plan) for plan in launch.instructions.plans]
     assert formats == ["fp32", "fp8", "fp16"]
-    assert "to 0.05 of its largest number" in next(check.text for check in launch.checks if check.name == "Numbers")
+    assert "to a relative tolerance of 0.05 of the largest number" in next(
+        check.text for check in launch.checks if check.name == "Numbers"
+    )
 
 
 def test_the_check_says_how_tokens_travel():

@@ -154,7 +154,7 @@ def test_dispatch_and_combine_travel_in_formats_of_their_own():
     ("change", "message"),
     [
         ({"second": problem_of()}, "is for one model, but two are open"),
-        ({"cluster": cluster_of(*[make_gpu()] * 3, make_gpu(1))}, "serving is timed on GPUs of one type"),
+        ({"cluster": cluster_of(*[make_gpu()] * 3, make_gpu(1))}, "a serving step needs GPUs of one type"),
     ],
 )
 def test_what_is_not_served_is_refused(change, message):

@@ -209,7 +209,7 @@ def test_alike_gpus_share_a_lane_and_slow_ones_have_their_own():
     cards = [make_gpu(0), make_gpu(1, flops=1e9), make_gpu(0), make_gpu(0)]
     problem = problem_of(cluster_of(*cards))
     timeline = simulate(plan_of(problem), problem)
-    assert timeline.resources == ("GPU 0 · type-0 and 2 alike", "GPU 1 · type-1")
+    assert timeline.resources == ("GPU 0 · type-0 and 2 like it", "GPU 1 · type-1")
 
 
 def test_only_real_tokens_are_cheaper_than_full_buffers():

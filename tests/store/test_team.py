@@ -194,7 +194,7 @@ def test_runs_are_kept_once(db):
         (lambda db, saved: team.add_comment(db, "nowhere", "x", "Ana"), "review is not"),
         (lambda db, saved: team.add_comment(db, "nowhere", "x\x00y", "Ana"), "NUL"),
         (lambda db, saved: team.add_comment(db, "nowhere", "x" * 20_001, "Ana"), "20,001 characters"),
-        (lambda db, saved: team.decide(db, "nowhere", "rejected", "", "Ana"), "reason is empty"),
+        (lambda db, saved: team.decide(db, "nowhere", "rejected", "", "Ana"), "give a reason before rejecting"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_in_a_line_and_leaves_nothing(db, saved, do, says):

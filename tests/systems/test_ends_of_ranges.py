@@ -115,7 +115,7 @@ def test_an_order_that_fits_no_memory_is_passed_over(monkeypatch):
     problem = mixed_problem()
     outcome = run(SYSTEMS["aurora"], problem, {"time_limit": 0.2})
     refuse_broken(outcome.result.solution, problem)
-    said = outcome.notes["with two-tier order"].value
+    said = outcome.notes["two-tier order"].value
     assert "proven" in said or said.startswith("not possible: an order in two tiers")
     with pytest.raises(InputError, match="an order in two tiers"):
         run(SYSTEMS["aurora"], problem, {"time_limit": 0.2, "order": "two-tier"})

@@ -227,7 +227,7 @@ def test_the_notes_on_executions_are_counted_again_token_by_token(name):
     gathers = 2 * 7 * trace.tokens
     wide = model.bytes_per_token
     notes = outcome.notes
-    assert notes["bytes between GPUs a pass"].value == (
+    assert notes["bytes between GPUs per pass"].value == (
         f"{size((hops + back + gathers) * wide)} context-coherent (of it {size(gathers * wide)} in the all-gathers, "
         f"{size(gathers * wide)} of that over the fabric), "
         f"{size(vanilla * wide)} vanilla"
@@ -237,7 +237,7 @@ def test_the_notes_on_executions_are_counted_again_token_by_token(name):
         f"{size(contexts)} for keys and values of all tokens at full width, instead of {size(contexts / 8)}"
     )
     exchanges = 4 if name.startswith("alpha") else 8
-    assert notes["all-to-alls a pass"].value == f"{exchanges} context-coherent and two all-gathers, 8 vanilla"
+    assert notes["all-to-alls per pass"].value == f"{exchanges} context-coherent and two all-gathers, 8 vanilla"
 
 
 @pytest.mark.parametrize(("name", "part"), [("alpha-code", 0.5), ("beta-code", 1.0)])

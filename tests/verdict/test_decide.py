@@ -152,7 +152,20 @@ def test_scarce_tokens_say_how_many_are_needed():
 def test_what_is_short_of_its_threshold_is_named():
     case = evidence(persistence=0.2, parts=(part(0.03),))
     said = reasons(case, decide(case, LIMITS), LIMITS)
-    assert said[1] == "Short of their thresholds: gain held out, persistence."
+    assert said[1] == "Below threshold: gain held out, persistence."
+
+
+def test_what_is_not_known_is_not_said_to_be_below_its_threshold():
+    case = evidence(persistence=None, parts=(part(0.03),))
+    said = reasons(case, decide(case, LIMITS), LIMITS)
+    assert said[1:3] == ("Below threshold: gain held out.", "Not known: persistence.")
+
+
+def test_held_out_parts_are_named_in_the_first_sentence():
+    one, two = (evidence(parts=(part(0.2),) * count) for count in (1, 2))
+    first, second = (reasons(case, decide(case, LIMITS), LIMITS)[0] for case in (one, two))
+    assert f"On {one.parts[0].part}, held out, it gains 20 % over what is deployed" in first
+    assert "On 2 held-out parts it gains 20 % over what is deployed" in second
 
 
 @pytest.mark.parametrize(

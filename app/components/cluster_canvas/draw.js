@@ -98,7 +98,7 @@ function draw(layer, drawing, types, overlay, aspect) {
     const narrow = overlay?.bottleneck?.fabric && overlay.bottleneck.rank >= rank - node.gpus.length && overlay.bottleneck.rank < rank;
     links.push(keep(linkItem(node, box, rows.find((row) => row.y > box.y).y, narrow)));
   });
-  const latency = drawing.latency ? `start-up ${Number((drawing.latency * 1e6).toPrecision(3))} µs` : "no start-up";
+  const latency = drawing.latency ? `latency ${Number((drawing.latency * 1e6).toPrecision(3))} µs` : "no latency";
   links.push(keep(item("fabric", "fabric", `Fabric of ${drawing.name}, ${latency}`, [
     element("rect", { class: "hit", x: -14, y: first - 14, width: 28, height: last - first + 28 }),
     element("circle", { class: "knot", cx: 0, cy: first, r: 9 }),
@@ -115,7 +115,7 @@ function draw(layer, drawing, types, overlay, aspect) {
 }
 
 function nodeItem(node, box) {
-  const inside = node.link_bandwidth ? `links ${bandwidthText(node.link_bandwidth)} a GPU` : "no links of its own";
+  const inside = node.link_bandwidth ? `links ${bandwidthText(node.link_bandwidth)} per GPU` : "no links of its own";
   box.title = element("text", { class: "name", x: box.x + PAD, y: box.y + 20 });
   const parts = [
     element("rect", { class: "box", x: box.x, y: box.y, width: box.width, height: box.height, rx: 6 }),

@@ -4,7 +4,7 @@
 const GBIT = 1e9 / 8, GIB = 2 ** 30, GIGA = 1e9, TERA = 1e12;
 const GPU_FIELDS = [
   ["send_bandwidth", "Send, Gb/s", GBIT, false], ["receive_bandwidth", "Receive, Gb/s", GBIT, false],
-  ["memory", "Memory, GiB", GIB, false], ["memory_bandwidth", "Memory, GB/s", GIGA, false],
+  ["memory", "Memory, GiB", GIB, false], ["memory_bandwidth", "Memory bandwidth, GB/s", GIGA, false],
   ["flops_fp16", "16-bit, TFLOP/s", TERA, false], ["flops_fp32", "32-bit, TFLOP/s", TERA, false],
   ["flops_fp8", "8-bit, TFLOP/s", TERA, true],
 ];
@@ -111,7 +111,7 @@ class Inspector {
       }),
       this.number("Links inside, GB/s per GPU", () => nodes().map((node) => node.link_bandwidth ?? null), GIGA, { empty: true },
         (value) => board.setNodes(ids(), { link_bandwidth: value })),
-      this.number("Start-up inside, µs", () => nodes().map((node) => node.link_latency ?? 0), 1e-6, { zero: true },
+      this.number("Latency inside, µs", () => nodes().map((node) => node.link_latency ?? 0), 1e-6, { zero: true },
         (value) => board.setNodes(ids(), { link_latency: value })),
     ];
   }
@@ -129,7 +129,7 @@ class Inspector {
       this.following("h3", () =>
         nodes().length === 1 ? `Links of ${nodes()[0].name} to the fabric` : `Links of ${nodes().length} nodes to the fabric`),
       ...GPU_FIELDS.slice(0, 2).map(([field, name, unit]) =>
-        this.number(`${name} a GPU`, () => gpus().map((gpu) => gpu[field]), unit, {}, (value) =>
+        this.number(`${name} per GPU`, () => gpus().map((gpu) => gpu[field]), unit, {}, (value) =>
           board.setGpus(gpus().map((gpu) => gpu.id), { [field]: value }))),
     ];
   }
@@ -139,7 +139,7 @@ class Inspector {
     return [
       html("h3", { textContent: "Cluster and fabric" }),
       this.text("Name", 80, () => board.drawing.name, (name) => board.edit((drawing) => { drawing.name = name; })),
-      this.number("Start-up of a send, µs", () => [board.drawing.latency ?? 0], 1e-6, { zero: true }, (value) =>
+      this.number("Latency per send, µs", () => [board.drawing.latency ?? 0], 1e-6, { zero: true }, (value) =>
         board.edit((drawing) => { drawing.latency = value; })),
     ];
   }

@@ -27,7 +27,7 @@ class Studio {
     if (data.answered >= this.serial) {
       this.serial = data.answered;
       if (data.refused) this.board.refuse(data.cluster);
-      else if (this.board.replace(data.cluster)) this.say("The drawing follows what was opened or edited beside it.");
+      else if (this.board.replace(data.cluster)) this.say("Drawing updated from the preset, file or table.");
     }
     this.overlay = data.overlay;
     if (this.picture !== this.drawn) this.draw();

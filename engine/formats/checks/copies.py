@@ -135,7 +135,7 @@ def _ranks(alike: list[list[int]], does: str) -> Finding:
         code="copies",
         message=(
             f"Ranks {ranks} {does} ({len(alike)} such groups, of up to {len(largest)} ranks), as tensor-parallel "
-            f"ranks do: loads read up to {len(largest)} times too high. Keep one copy of each, its tokens dealt to "
+            f"ranks do: loads read up to {len(largest)} times too high. Keep one copy of each, its tokens distributed over "
             "these ranks in turn."
         ),
         remedy="drop-copies",

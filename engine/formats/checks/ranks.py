@@ -36,7 +36,7 @@ def check_ranks(trace: RoutingTrace) -> Iterator[Finding]:
             severity="ok",
             code="sequences",
             message=(
-                f"{trace.sources:,} sequences are dealt out to the GPUs; on a cluster of more than {trace.sources:,} GPUs some "
-                "would start with no tokens."
+                f"{trace.sources:,} sequences are distributed over the GPUs; on a cluster of more than {trace.sources:,} GPUs "
+                "some would start with no tokens."
             ),
         )

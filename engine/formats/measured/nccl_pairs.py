@@ -80,7 +80,7 @@ def _choose(paths: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(path for path, pairs in pairs_of.items() if pairs) if len(covered) > 1 else ()
 
 
-SET = FileSet(Format("nccl-pairs", "a set of nccl-tests of pairs of GPUs", "pairs", lambda _: False), _choose)
+SET = FileSet(Format("nccl-pairs", "pairwise nccl-tests output", "pairs", lambda _: False), _choose)
 
 
 def findings_of_pairs(paths: Sequence[Path]) -> list[Finding]:

@@ -33,11 +33,6 @@ def _is_permutation(glance: Glance) -> bool:
 
 
 FORMATS = (
-    Format(
-        "exflow-plan",
-        "a placement of ExFlow (the GPU of each expert, no routing)",
-        "plan",
-        lambda glance: exflow.is_table(glance.first_line),
-    ),
+    Format("exflow-plan", "an ExFlow placement", "plan", lambda glance: exflow.is_table(glance.first_line)),
     Format("engine-plan", "a plan of a serving engine", "plan", _tells),
 )

@@ -34,7 +34,8 @@ def parse_json(path: Path, data: bytes, place: str = "", most_bytes: int = MAX_J
     try:
         return from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise fault(path, f"not valid JSON ({error})", place) from None
+        cut_off = "; the file may be cut off" if str(error).startswith("EOF") else ""
+        raise fault(path, f"not valid JSON ({error}){cut_off}", place) from None
 
 
 @dataclass(frozen=True)

@@ -232,5 +232,5 @@ def _checks(
         "Numbers",
         True,
         f"{dtype}, random weights, routing replayed; attention is not run. What comes out is compared with "
-        f"an unplanned computation{in_words(dtype, rounded, 'its largest number')}",
+        f"an unplanned computation{in_words(dtype, rounded, 'the largest number')}",
     )

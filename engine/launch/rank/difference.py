@@ -56,7 +56,7 @@ def in_words(dtype: str, number_format: str, of: str) -> str:
     number_format: see `coarsest`; of: what figures are relative to"""
     least = f"{ALWAYS[number_format]:.2g} of {of}"
     if dtype == "fp32":
-        return f", to {least}"
+        return f", to a relative tolerance of {least}"
     return f" in fp32: it may be {TIMES:g} times as far from that as an unplanned one in {dtype} is, or {least}"
 
 

@@ -45,7 +45,7 @@ class Links:
         said = f"links of {_range(self.rates)}"
         if self.near is not None and self.near.any():
             said += f" (inside nodes {_range(self.near[self.near > 0])})"
-        return f"{said}, a start-up of {seconds(self.start_up)} for every send"
+        return f"{said}, a latency of {seconds(self.start_up)} per send"
 
 
 def _range(rates: np.ndarray) -> str:

@@ -84,7 +84,7 @@ class Preference:
             about = f"pass by pass, {self.names[pair.slower]} takes {ratio(pair.times)} as long"
             if pair.low is not None:
                 about += f" ({ratio(pair.low)} to {ratio(pair.high)} at {share(CONFIDENCE)} confidence)"
-            about += f", longer in {pair.agreeing} of {pair.passes} passes (by chance alone: {share(pair.chance)})"
+            about += f", longer in {pair.agreeing} of {pair.passes} passes (p = {pair.chance:.2g})"
             comparisons.append(about if pair.decided else f"{about}: within the noise")
         first = (
             f"measured, {best} is the fastest"

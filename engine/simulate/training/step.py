@@ -92,4 +92,4 @@ def event_kind(operator: Operator) -> str:
 def _lane(names: tuple[str, ...], members: tuple[int, ...]) -> str:
     """`GPU 0 · A100-80`, with how many others do the same."""
     alike = len(members) - 1
-    return names[members[0]] + (f" and {alike} alike" if alike else "")
+    return names[members[0]] + (f" and {alike} like it" if alike else "")

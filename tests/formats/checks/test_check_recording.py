@@ -86,7 +86,7 @@ def test_one_sequence():
 def test_how_many_gpus_the_sequences_go_round():
     found = texts(trace(GOOD, sequence=np.repeat(np.arange(4, dtype=np.int32), 3)), "ok")
     assert any(
-        text.startswith("4 sequences are dealt out to the GPUs; on a cluster of more than 4 GPUs") for text in found
+        text.startswith("4 sequences are distributed over the GPUs; on a cluster of more than 4 GPUs") for text in found
     )
 
 

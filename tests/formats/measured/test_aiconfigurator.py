@@ -121,7 +121,7 @@ def test_other_tables_are_named_with_where_they_are_used(tmp_path, columns, name
     path = saved(tmp_path, **{column: [1.0] for column in columns})
     assert identify(path).name == f"aiconfigurator-{name}"
     refused_by(path, "is a table of", says, read=read_costs)
-    refused_by(path, "no recording; use it as costs on the Cluster page", read=read_workload)
+    refused_by(path, "not a recording; use it as costs on the Cluster page", read=read_workload)
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_a_cost_model_and_a_profile_come_of_it(tmp_path):
         (printed(rows=()), ("test from line 2", "no rows")),
         (printed(gpus=1), ("one GPU talks to nobody",)),
         (printed().replace("Rank  1", "Rank  0"), ("4 processes", "MPI=1")),
-        ("just a story\nof two lines\n", ("text that nothing here reads",)),
+        ("just a story\nof two lines\n", ("text file that Switchyard cannot read",)),
         (printed().split("#        (B)")[1], ("line 2", "keep the whole output")),
         (printed().replace("   10.00", "     nan"), ("the time is 'nan'",)),
         (printed().replace("   10.00", "   -1.00"), ("the time is '-1.00'",)),
@@ -209,7 +209,7 @@ def test_rows_without_ranks_are_refused(tmp_path):
 def test_binary_and_empty_files_are_refused(tmp_path):
     path = tmp_path / "x.txt"
     path.write_bytes(b"\0\1\2")
-    refused(path, "binary data")
+    refused(path, "binary file")
     path.write_bytes(b"")
     refused(path, "empty")
     path.write_bytes(b"# Rank 0 \xff on h device 0 [0] x\n" * 3)

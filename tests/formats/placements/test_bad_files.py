@@ -34,7 +34,7 @@ def line_of(content: str | bytes, gpus: int = 2, model=TINY) -> str:
         ("", "the file is empty"),
         ("hello", "is no plan that is known here"),
         ('{"a": 1}', "is no plan that is known here"),
-        ('{"a": ', "not valid JSON"),
+        ('{"a": ', "; the file may be cut off"),
         (b"\xff\xfe\x00x", "not UTF-8"),
         (pickle.dumps([1]), "is a pickle, which is never unpickled"),
         (b"\x93NUMPY\x01\x00", "is a NumPy .npy array, not a plan"),
