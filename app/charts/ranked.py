@@ -15,6 +15,8 @@ TIMES = 64
 """Pixels at the right, of the times in words."""
 ROW = 28
 """Pixels of a bar."""
+LABEL = 28
+"""Characters beside a bar: more leave no room for it at a window of 1024."""
 
 
 def ranked(
@@ -101,8 +103,9 @@ def _add_bars(
 
 
 def _label(name: str, deployed: bool, opened: bool) -> str:
-    """As much of a name as fits beside a bar; the open plan's has the mark that it has in the table."""
-    short = name if len(name) <= 30 else f"{name[:29]}…"
+    """As much of a name as fits beside a bar, its end too, where names of one system differ; the open plan's has the mark that
+    it has in the table."""
+    short = name if len(name) <= LABEL else f"{name[: LABEL // 2]}…{name[-(LABEL // 2 - 1) :]}"
     return ("▸ " if opened else "") + plain(short) + (" (deployed)" if deployed and "deployed" not in name else "")
 
 
