@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.charts.theme import NEUTRAL, SEQUENTIAL, TEAL, finish
-from engine.units import share
+from engine.units import digits, share
 
 HEATMAP_HEIGHT = 640
 """Pixels, at which cells are about square on a wide page; on a narrow one they are slim rather than the whole picture small."""
@@ -16,6 +16,8 @@ MOST_LINKS, LABELLED_NODE = 48, 0.04
 """Paths in a Sankey at most; a node carries its name if it has this part of its layer's hops."""
 RARE = 0.1
 """An expert with less than this part of the mean expert's hops is no finding, however surely it predicts the next."""
+OUTLIER = 2
+"""A largest cell so many times the 99.5th percentile of all is drawn like that."""
 TOKENS, PAIRS = "tokens", "pairs of choices"
 """What a hop is: a token where only first choices count, else a pair of its choices."""
 
@@ -44,13 +46,14 @@ def heatmap(
     hover = np.dstack(
         [*np.broadcast_arrays(rows[:, None], columns), *(table[np.ix_(rows, columns)] for table in (counts, chance))]
     ).astype(np.float32)
+    most, cut = _end_of_scale(value)
     figure = go.Figure(
         go.Heatmap(
             z=value,
             customdata=hover,
             colorscale=SEQUENTIAL,
             zmin=0,
-            zmax=np.nanmax(value, initial=0) or 1,
+            zmax=most,
             hovertemplate=f"expert %{{customdata[0]}} of layer {first} → expert %{{customdata[1]}} of layer {last}<br>"
             f"%{{customdata[2]:,.0f}} {unit}, %{{customdata[3]:.1%}} of the former's<extra></extra>",
             colorbar={
@@ -63,7 +66,7 @@ def heatmap(
                 "title": {
                     "side": "top",
                     "font": {"size": 12},
-                    "text": f"% of the row's {unit}" if probability else unit,
+                    "text": (f"% of the row's {unit}" if probability else unit) + cut,
                 },
             },
         )
@@ -75,6 +78,14 @@ def heatmap(
     if gpus is not None:
         _draw_blocks(figure, *gpus)
     return finish(figure, _heatmap_title(counts, chance, layers, probability, unit, kept), HEATMAP_HEIGHT)
+
+
+def _end_of_scale(value: np.ndarray) -> tuple[float, str]:
+    """Where the colours of a heatmap end, and how its bar says that more is drawn alike: one cell far above all others, such as
+    all of the few tokens of a rare expert, would leave nothing else to see."""
+    most = float(np.nanmax(value, initial=0))
+    usual = float(np.quantile(seen, 0.995)) if len(seen := value[value > 0]) else 0.0
+    return (usual, f", {digits(usual)} and more alike") if most > OUTLIER * usual > 0 else (most or 1.0, "")
 
 
 def _axis(update, title: str, order: np.ndarray, gpu: np.ndarray | None) -> None:

@@ -156,3 +156,11 @@ def test_numbers_can_be_read_on_either_theme() -> None:
     assert theme.readable((0, 137, 123, 1.0), dark=False) == theme.readable((0, 137, 123, 1.0), dark=True)
     pale = study_charts.out_of_distribution(moved(((0.4, 0.02), (0.03, 0.4))), dark=True).data[1].textfont.color
     assert pale[1] == "#FFFFFF"
+
+
+def test_one_cell_far_above_the_others_does_not_hide_them() -> None:
+    counts = np.random.default_rng(0).integers(90, 110, (64, 64)).astype(float)
+    assert charts.heatmap(counts, (0, 1), False).data[0].zmax == counts.max()
+    counts[3, 5] = 1e5
+    (heatmap,) = charts.heatmap(counts, (0, 1), False).data
+    assert heatmap.zmax < 110 and heatmap.z.max() == 1e5 and heatmap.colorbar.title.text == "tokens, 109 and more alike"
