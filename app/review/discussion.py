@@ -8,7 +8,7 @@ import streamlit as st
 from app import failing, state, widgets
 from app.review import news, place, store, thresholds
 from app.review.address import link_to
-from app.review.plan_list import APPROVAL_ICONS, APPROVALS, ICONS, NO_REVIEW, STATES
+from app.review.plan_list import ICONS, NO_REVIEW, STATES, WHOSE, WHOSE_ICONS
 from app.review.saved import QUESTION, attempt, typed
 from app.text import plain
 from app.visitor import people
@@ -16,7 +16,7 @@ from engine.errors import InputError
 from engine.problem import Problem
 from engine.store import team
 from engine.store.team import Comment, Decision, Review, SavedPlan, ThresholdChange
-from engine.store.team_approval import approval_of, why_not
+from engine.store.team_approval import why_not
 from engine.store.team_place import Place
 
 EVERY = 3
@@ -35,12 +35,11 @@ BUTTONS = {
 
 
 def badge(review: Review | None) -> None:
-    """What was decided last, and whether somebody else approved."""
+    """What was decided last, and whose decision it is."""
     now = NO_REVIEW if review is None else review.state
     st.badge(now, icon=ICONS[now], color=STATES[now])
-    if now == "approved":
-        approval = approval_of(review.behind, review.decisions[-1].login)
-        st.badge(approval, icon=APPROVAL_ICONS[approval], color=APPROVALS[approval])
+    if review is not None and review.decisions and (whose := review.whose(review.decisions[-1])):
+        st.badge(whose, icon=WHOSE_ICONS[WHOSE[whose]], color=WHOSE[whose])
 
 
 def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> None:
@@ -101,8 +100,8 @@ def _entry(entry: Comment | Decision | ThresholdChange, review: Review, problem:
         if isinstance(entry, ThresholdChange):
             st.markdown(f":material/tune: changed the **thresholds**: {thresholds.changes(entry.before, entry.after)}")
             return
-        whose = f" · {approval_of(review.behind, entry.login)}" if entry.verdict == "approved" else ""
-        st.markdown(f"{DID_ICON[entry.verdict]} {DID[entry.verdict]}{whose}")
+        whose = review.whose(entry)
+        st.markdown(f"{DID_ICON[entry.verdict]} {DID[entry.verdict]}" + (f" · {whose}" if whose else ""))
         if entry.reason:
             st.text(entry.reason)
 
@@ -166,7 +165,8 @@ def _comment(review: Review, problem: Problem | None) -> None:
 def _decide(review: Review) -> None:
     form, may_not = f"decide-{review.id}", people.why_not("plan")
     with st.form(form):
-        typed(st.text_area, "Reason", form, placeholder="needed to reject", height=98, max_chars=team.LONGEST_TEXT)
+        why = "needed to reject" if review.state == "open" else None
+        typed(st.text_area, "Reason", form, placeholder=why, height=98, max_chars=team.LONGEST_TEXT)
         with st.container(horizontal=True):
             for verdict in ("approved", "rejected") if review.state == "open" else ("reopened",):
                 label, icon = BUTTONS[verdict]

@@ -1,6 +1,7 @@
 """The list of a workspace's saved plans: what each gains and where, and how its review stands; searched, filtered, sorted."""
 
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import pandas as pd
 import streamlit as st
@@ -10,6 +11,7 @@ from app.review import news, store
 from app.visitor import people
 from engine import units
 from engine.store import team_list
+from engine.store.team_approval import Whose
 from engine.store.team_list import ListedPlan
 
 NO_REVIEW = "no review"
@@ -20,12 +22,13 @@ ICONS = {
     "rejected": ":material/cancel:",
     NO_REVIEW: ":material/remove:",
 }
-APPROVALS = {"by somebody else": "green", "self-approved": "orange", "unverified: no login": "gray"}
-APPROVAL_ICONS = {
-    "by somebody else": ":material/group:",
-    "self-approved": ":material/person_alert:",
-    "unverified: no login": ":material/no_accounts:",
+WHOSE = {
+    name: "green" if name == "by somebody else" else "orange" if name.startswith("self-") else "gray"
+    for name in get_args(Whose)
 }
+WHOSE_ICONS = {"green": ":material/group:", "orange": ":material/person_alert:", "gray": ":material/no_accounts:"}
+"""By the colour of `WHOSE`."""
+
 
 
 def show(workspace: str) -> None:
@@ -112,10 +115,11 @@ def _table(listed: list[ListedPlan]) -> None:
         column_config={
             "": column.TextColumn(width=30),
             "State": column.MultiselectColumn(options=list(STATES), color=list(STATES.values()), width=110),
-            "Approval": column.MultiselectColumn(
-                options=list(APPROVALS),
-                color=list(APPROVALS.values()),
-                help="whether whoever approved is somebody else than who saved the plan or asked, by their logins",
+            "Decided": column.MultiselectColumn(
+                options=list(WHOSE),
+                color=list(WHOSE.values()),
+                help="whether whoever decided is somebody else than who saved the plan or asked: by their logins, and by "
+                "typed names where nobody is logged in",
             ),
             "Plan": column.TextColumn(width="medium"),
             "New": column.TextColumn(help="what others have added since you last looked at the review"),
@@ -150,10 +154,7 @@ def as_table(listed: Sequence[ListedPlan], looked_at: int | None) -> pd.DataFram
     )
     if any(plan.news for plan in listed):
         table.insert(1, "New", [news.in_words(plan.news) for plan in listed])
-    if any(plan.approval for plan in listed):
-        table.insert(
-            table.columns.get_loc("State") + 1,
-            "Approval",
-            [[plan.approval] if plan.approval else [] for plan in listed],
-        )
+    if any(plan.whose for plan in listed):
+        whose = [[plan.whose] if plan.whose else [] for plan in listed]
+        table.insert(table.columns.get_loc("State") + 1, "Decided", whose)
     return table
