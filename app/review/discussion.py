@@ -16,11 +16,13 @@ from engine.errors import InputError
 from engine.problem import Problem
 from engine.store import team
 from engine.store.team import Comment, Decision, Review, SavedPlan, ThresholdChange
-from engine.store.team_approval import why_not
+from engine.store.team_approval import Whose, why_not
 from engine.store.team_place import Place
 
 EVERY = 3
 """Seconds after which what others said is looked for."""
+ANCHOR = "discussion"
+"""Of its heading in the page's address."""
 DID = {"approved": "**approved** it", "rejected": "**rejected** it", "reopened": "**reopened** it"}
 DID_ICON = {
     "approved": ":green[:material/check_circle:]",
@@ -38,14 +40,40 @@ def badge(review: Review | None) -> None:
     """What was decided last, and whose decision it is."""
     now = NO_REVIEW if review is None else review.state
     st.badge(now, icon=ICONS[now], color=STATES[now])
-    if review is not None and review.decisions and (whose := review.whose(review.decisions[-1])):
+    if whose := _whose_last(review):
         st.badge(whose, icon=WHOSE_ICONS[WHOSE[whose]], color=WHOSE[whose])
+
+
+def _whose_last(review: Review | None) -> Whose | None:
+    return review.whose(review.decisions[-1]) if review is not None and review.decisions else None
+
+
+def standing(saved: SavedPlan, review: Review | None) -> None:
+    """The same in few words, with who did that and when: who decided, else who asked, else who saved the plan."""
+    now = NO_REVIEW if review is None else review.state
+    whose = _whose_last(review)
+    did, last = ("asked", review) if review is not None else ("saved", saved)
+    if whose is not None:
+        did, last = now, review.decisions[-1]
+    if whose is None or WHOSE[whose] == "green":
+        st.badge(now, icon=ICONS[now], color=STATES[now])
+    else:
+        label = whose.partition(" (")[0] if whose.startswith("self-") else f"{now}, unverified"
+        st.badge(label, icon=WHOSE_ICONS[WHOSE[whose]], color=WHOSE[whose], help=whose)
+    st.caption(f"{did} by {plain(last.by)}, {widgets.describe_time(last.at)}", width="content")
+
+
+def way(review: Review | None) -> None:
+    """A link down to the discussion and its forms, which says what is to do there and what is new."""
+    what = "Ask for a decision" if review is None else "Decide" if review.state == "open" else "Discuss"
+    st.markdown(f":material/forum: [{what}](#{ANCHOR})", width="content")
+    news.show(review, ANCHOR)
 
 
 def show(saved: SavedPlan, review: Review | None, problem: Problem | None) -> None:
     """The discussion with its forms; without a review, the form that begins one. problem: what the plan was saved for, None
     where that is not here."""
-    st.subheader("Discussion", anchor=False)
+    st.subheader("Discussion", anchor=ANCHOR)
     if review is None:
         _ask(saved)
         return

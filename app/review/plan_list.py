@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from app import kept, state, tables, widgets
-from app.review import news, store
+from app.review import news, saved, store
 from app.visitor import people
 from engine import units
 from engine.store import team_list
@@ -30,7 +30,6 @@ WHOSE_ICONS = {"green": ":material/group:", "orange": ":material/person_alert:",
 """By the colour of `WHOSE`."""
 
 
-
 def show(workspace: str) -> None:
     """The plans with their states; a selected row is looked at."""
     plans = team_list.listed_plans(store.db(), workspace, reader=people.reader())
@@ -39,13 +38,40 @@ def show(workspace: str) -> None:
             "Nothing is saved here yet. Open a plan in the sidebar, then save it with a note.", icon=":material/info:"
         )
         return
-    listed = _filtered(plans, workspace)
-    if not listed:
+    _list(plans, workspace)
+    st.caption("Select a row to see what the plan does, what was said about it, and to decide.")
+
+
+def fold(names: dict[str, str], workspace: str) -> None:
+    """The same behind a button that says how many there are, with the choice of another workspace. names: of these, by id."""
+    plans = team_list.listed_plans(store.db(), workspace, reader=people.reader())
+    news = sum(bool(plan.news) for plan in plans)
+    # Another key is another popover, which is closed: so it closes once another plan is looked at.
+    with st.popover(
+        f"Plans · {len(plans)}" + (f" · {news} new" if news else ""),
+        icon=":material/list:",
+        key=f"plans-{_looked_at()}",
+    ):
+        saved.choose_workspace(names, workspace)
+        _list(plans, workspace)
+        st.button("Show the list alone", icon=":material/list:", on_click=_leave)
+
+
+def _looked_at() -> int | None:
+    """The number of the saved plan that is looked at."""
+    return (state.reviewed() or (None, None))[0]
+
+
+def _leave() -> None:
+    state.look_at(None)
+    state.write_link("", "")
+
+
+def _list(plans: list[ListedPlan], workspace: str) -> None:
+    if listed := _filtered(plans, workspace):
+        _table(listed)
+    else:
         st.caption("No saved plan fits this search and these filters.")
-        return
-    _table(listed)
-    if state.reviewed() is None:
-        st.caption("Select a row to see what the plan does, what was said about it, and to decide.")
 
 
 def _filtered(plans: list[ListedPlan], workspace: str) -> list[ListedPlan]:
@@ -103,13 +129,13 @@ def _state(plan: ListedPlan) -> str:
 
 def _table(listed: list[ListedPlan]) -> None:
     numbers = [plan.number for plan in listed]
-    table = as_table(listed, (state.reviewed() or (None, None))[0])
+    table = as_table(listed, _looked_at())
     column = st.column_config
     tables.choose_row(
         table,
         numbers,
         state.look_at,
-        "saved",
+        f"saved-{_looked_at()}",  # where a plan is looked at, its row can be selected again
         height=tables.low(len(listed)),
         alt="Saved plans, newest first",
         column_config={
