@@ -131,7 +131,9 @@ def other_inputs(plan: Plan, problem: Problem) -> str:
     parts = {"workload": problem.workload, "cluster": problem.cluster, "model": problem.model}
     before, now = plan.provenance.inputs, input_digests(problem)
     opened = [part.name for role, part in parts.items() if before.get(role) not in (None, now.get(role))]
-    return f"Made for {made_for}; saved and simulated on {', '.join(opened)}, which {'are' if opened[1:] else 'is'} open."
+    return (
+        f"Made for {made_for}; saved and simulated on {', '.join(opened)}, which {'are' if opened[1:] else 'is'} open."
+    )
 
 
 def _open_problem(plan: Plan | None) -> tuple[Problem | None, str]:

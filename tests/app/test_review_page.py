@@ -13,7 +13,6 @@ from streamlit.testing.v1 import AppTest
 from app.charts import review as charts
 from app.charts.lanes import fewer_lanes
 from app.launch import notes
-from app.review import saved as saved_page
 from app.review import store as review_store
 from app.review.brief import brief_of, risk_in_words, with_risks
 from app.review.words import words
@@ -263,8 +262,6 @@ def test_a_plan_that_was_made_for_something_else_says_so_before_it_is_saved(app:
     app.session_state["cluster"] = cluster_presets()["hgx-h100-8"].cluster
     app.run()
     assert "Made for mixed-8; saved and simulated on hgx-h100-8, which is open." in said(app.warning).replace("\\", "")
-    unknown = app.plans[1].model_copy(update={"provenance": Provenance(optimiser="of a file")})
-    assert saved_page.other_inputs(unknown, problem_of(app)) == ""
 
 
 def test_a_workspace_needs_a_name(app: AppTest) -> None:
