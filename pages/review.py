@@ -34,7 +34,7 @@ def page(actions: DeltaGenerator) -> None:
             plan_list.fold(names, workspace)
         saved.save_open_plan(workspace)
     if brief is not None:
-        show.show(*brief, _compare)
+        show.show(*brief)
         return
     with st.container(horizontal=True, vertical_alignment="center"):
         view = kept.segments(
@@ -54,16 +54,10 @@ def page(actions: DeltaGenerator) -> None:
         plan_list.show(workspace)
 
 
-def _compare() -> None:
-    """Compare plans, beginning with the one that is looked at."""
-    state.forget_choices(saved.VIEW)
-    state.keep_choice(saved.VIEW, "Compare")
-
-
 fault = None
 try:
     if state.asked_link() is not None:
-        state.forget_choices(saved.VIEW)  # it leads to a plan, whatever was looked at here before
+        saved.look_at_plans()  # it leads to one, whatever was looked at here before
     if (followed := link.follow()) is not None:
         fault = place.go(*followed)
 except LostError:  # said below

@@ -27,15 +27,16 @@ HERE = {"local": "this machine", "testbed": "the emulated links"}
 
 def show(launch: Launched, past: list[Launched]) -> None:
     """The report of a launch that has ended, with a button that runs the same again."""
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.subheader(_title(launch), anchor=False)
-        _relaunch(launch, past)
     brief = launch.brief
     ranks = "" if brief.ranks is None else f" · {brief.ranks} ranks"
     tokens = "" if brief.tokens is None else f" · {brief.tokens:,} tokens"
     started = f"Started {widgets.describe_time(launch.started)} on {PLACES[brief.on]}"
     ended = f"ended after {units.seconds(launch.job.elapsed)}"
-    st.caption(f"{_what_for(launch)}{started}{ranks}{tokens} · {ended}")
+    with st.container(gap="xsmall"):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.subheader(_title(launch), anchor=False)
+            _relaunch(launch, past)
+        st.caption(f"{_what_for(launch)}{started}{ranks}{tokens} · {ended}")
     if launch.state is State.DONE:
         notes.note(launch)
         with failing.saying():

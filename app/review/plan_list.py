@@ -63,6 +63,7 @@ def _looked_at() -> int | None:
 
 
 def _leave() -> None:
+    saved.leave_brief()
     state.look_at(None)
     state.write_link("", "")
 

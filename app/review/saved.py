@@ -120,7 +120,21 @@ def save_open_plan(workspace: str) -> None:
 
 def _save(workspace: str, plan: Plan, problem: Problem, name: str, note: str, question: str) -> None:
     store.save(workspace, plan, problem, name, note, question)
-    state.forget_choices(VIEW)  # what was saved is looked at
+    look_at_plans()  # at what was saved
+
+
+def look_at_plans() -> None:
+    """Leave a comparison."""
+    if state.choice(VIEW, "Plans") != "Plans":
+        state.keep_choice(VIEW, "Plans")
+
+
+def leave_brief(view: str = "Plans") -> None:
+    """Let another view take its place, with its choice of views as it is then."""
+    state.forget_choices(
+        VIEW
+    )  # a brief is shown without it, so that the browser would bring back what it last had there
+    state.keep_choice(VIEW, view)
 
 
 def other_inputs(plan: Plan, problem: Problem) -> str:

@@ -1,9 +1,8 @@
 """One saved plan on one page: decision, what it does, gain, cost, risk, bound, charts, runs, discussion."""
 
-from collections.abc import Callable
-
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import balance, cached, kept, state, tables, verdict_line, widgets
 from app.charts import review as charts
@@ -12,6 +11,7 @@ from app.review import discussion, link, place, report, store, verdict
 from app.review.address import link_to
 from app.review.brief import Brief, bound_in_words, cost_in_words, named_pair, risk_in_words
 from app.review.report import Dossier
+from app.review.saved import leave_brief
 from app.text import plain
 from engine import units
 from engine.errors import InputError
@@ -27,14 +27,15 @@ AT_ONCE = 200_000
 """Events that are simulated without being asked for; more takes seconds."""
 
 
-def show(saved: SavedPlan, review: Review | None, compare: Callable[[], None]) -> None:
-    """The brief. Where its inputs are not here: what was noted when it was saved, and the discussion. compare: called when a
-    person wants to see it beside another plan."""
+def show(saved: SavedPlan, review: Review | None) -> None:
+    """The brief. Where its inputs are not here: what was noted when it was saved, and the discussion."""
     plan = store.plan_of(saved)
     state.write_link(saved.plan, review.id if review else "", place.here())
     brief, fault = _brief_or_fault(saved)
     runs = team.runs(store.db(), saved.plan)
-    _head(saved, review, brief, runs, compare)
+    with st.container(gap="xsmall"):
+        _head(saved, review, brief, runs)
+        line = st.container()
     if brief is None:
         st.warning(
             f"It cannot be simulated here: {plain(fault)}. Below stands what was noted when it was saved.",
@@ -43,7 +44,7 @@ def show(saved: SavedPlan, review: Review | None, compare: Callable[[], None]) -
         _note(saved)
         _noted(saved)
     else:
-        _brief(saved, brief)
+        _brief(saved, brief, line)
         export.show(brief.own.plan, brief.problem, "review")
     _runs(runs)
     discussion.show(saved, review, brief.problem if brief else None)
@@ -51,9 +52,8 @@ def show(saved: SavedPlan, review: Review | None, compare: Callable[[], None]) -
     st.caption(f"Plan `{plan.id[:12]}`, made by {plain(plan.provenance.optimiser)}, seed {plan.provenance.seed}")
 
 
-def _brief(saved: SavedPlan, brief: Brief) -> None:
-    """What the figures say, first in one line and a chart, then in words."""
-    line = st.container()
+def _brief(saved: SavedPlan, brief: Brief, line: DeltaGenerator) -> None:
+    """What the figures say, first in one line, which stands above, and a chart, then in words."""
     _timelines(brief)
     _note(saved)
     left, right = st.columns(2, gap="large")
@@ -105,9 +105,7 @@ def _on_others(brief: Brief) -> Brief:
     return store.with_risks(brief, others)
 
 
-def _head(
-    saved: SavedPlan, review: Review | None, brief: Brief | None, runs: list[Run], compare: Callable[[], None]
-) -> None:
+def _head(saved: SavedPlan, review: Review | None, brief: Brief | None, runs: list[Run]) -> None:
     """What it is, how its decision stands, and what can be done with it, in a line."""
     with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
         st.subheader(plain(saved.name), anchor=False, width="content")
@@ -115,10 +113,10 @@ def _head(
         discussion.way(review)
         if saved.plan not in state.saved() or state.plan_id() != saved.plan:
             _open_button(saved)
-        st.button("Compare", icon=":material/compare:", type="tertiary", on_click=compare)
+        st.button("Compare", icon=":material/compare:", on_click=leave_brief, args=("Compare",))
         if brief is not None:
             _report(saved, review, brief, runs)
-        with st.popover("Link", icon=":material/link:", type="tertiary", key="link"):
+        with st.popover("Link", icon=":material/link:", key="link"):
             st.code(link_to(saved, review.id if review else None), language=None, wrap_lines=True)
 
 
@@ -134,7 +132,6 @@ def _open_button(saved: SavedPlan) -> None:
     if st.button(
         "Open in this session",
         icon=":material/route:",
-        type="tertiary",
         help="with everything that it was made from, for Timeline, What-if and Launch",
     ):
         if fault := link.open_in_session(saved):
@@ -146,7 +143,7 @@ def _open_button(saved: SavedPlan) -> None:
 def _report(saved: SavedPlan, review: Review | None, brief: Brief, runs: list[Run]) -> None:
     """The report, made when it is asked for. Not when the button is pressed: Streamlit then forgets the file after the next
     two runs of any session, which on a page that looks for news may be before the browser has fetched it."""
-    with st.popover("Report", icon=":material/description:", type="tertiary", on_change="rerun", key="report") as asked:
+    with st.popover("Report", icon=":material/description:", on_change="rerun", key="report") as asked:
         if not asked.open:
             return
         st.caption("One HTML file with everything on this page, that needs neither this studio nor a network.")
